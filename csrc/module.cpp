@@ -1,0 +1,10 @@
+// The extension's entry point: it calls the bind functions and does nothing else.
+#include <pybind11/pybind11.h>
+
+#include "bind.hpp"
+
+PYBIND11_MODULE(_C, module) {
+    module.doc() = "The C++ core of pykern: plans, their checks and simulation, and their execution.";
+    pykern::bind_plan(module);
+    pykern::bind_exec(module);
+}

@@ -1,0 +1,38 @@
+// Timeline: what ran when. The simulator predicts one, a trace measures one; everything else is shared.
+#pragma once
+
+#include <vector>
+
+#include "plan/action.hpp"
+
+namespace pykern {
+
+struct Span {
+    Action action;
+    double start_ns = 0;
+    double end_ns = 0;
+
+    friend bool operator==(const Span&, const Span&) = default;
+};
+
+// One row per device, spans in order of start. Times count from the start of the step.
+class Timeline {
+   public:
+    explicit Timeline(std::vector<std::vector<Span>> rows);
+
+    const std::vector<std::vector<Span>>& rows() const { return rows_; }
+    int num_devices() const { return static_cast<int>(rows_.size()); }
+    // From the first start to the last end over all devices.
+    double makespan_ns() const;
+    // Time in which the device computes.
+    double busy_ns(int device) const;
+    // Idle device time divided by makespan, averaged over the devices: 0...1.
+    double bubble_ratio() const;
+    // Most microbatches held at once on the device, in chunks: from the start of F to the end of B.
+    int peak_in_flight(int device) const;
+
+   private:
+    std::vector<std::vector<Span>> rows_;
+};
+
+}  // namespace pykern

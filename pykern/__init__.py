@@ -1,0 +1,1 @@
+"""Pipeline-parallel runtime for PyTorch in one process."""
