@@ -1,0 +1,226 @@
+"""Cuts a chain of layers into stages of nearly equal cost.
+
+It decides where to cut and nothing else: it does not copy, move or wrap a layer.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from .profile import layer_times_ns
+
+if TYPE_CHECKING:
+    from typing import Any
+
+Balance: TypeAlias = Literal["parameters", "layers", "time"] | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Which layers form each stage, and what each stage costs.
+
+    Attributes:
+        stages: One range of layer indices per stage, in order; together they cover every layer.
+        costs: One cost per stage: a number of parameters or layers, or nanoseconds.
+        parameters: One parameter count per stage.
+        layer_names: One name per layer of the whole model.
+        balance: What a cost counts: "parameters", "layers" or "time".
+    """
+
+    stages: tuple[range, ...]
+    costs: tuple[int, ...]
+    parameters: tuple[int, ...]
+    layer_names: tuple[str, ...]
+    balance: str
+
+    @property
+    def num_stages(self) -> int:
+        """Number of stages."""
+        return len(self.stages)
+
+    def __str__(self) -> str:
+        """The cut as a table: stage, layers, parameters and share of the whole cost."""
+        total = sum(self.costs)
+        rows = [("stage", "layers", "parameters", f"share of {self.balance}")]
+        for stage, (layers, parameters, cost) in enumerate(
+            zip(self.stages, self.parameters, self.costs, strict=True)
+        ):
+            share = f"{cost / total:.1%}" if total else "-"
+            rows.append((str(stage), self._describe(layers), f"{parameters:,}", share))
+        widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        return "\n".join(
+            f"{stage:>{widths[0]}}  {layers:<{widths[1]}}  {parameters:>{widths[2]}}"
+            f"  {share:>{widths[3]}}"
+            for stage, layers, parameters, share in rows
+        )
+
+    def _describe(self, layers: range) -> str:
+        """Layer indices and names, the middle of a long stage left out."""
+        names = [self.layer_names[layer] for layer in layers]
+        if len(names) > 3:
+            names = [names[0], "...", names[-1]]
+        first, last = layers[0], layers[-1]
+        indices = str(first) if first == last else f"{first}-{last}"
+        return f"{indices} {', '.join(names)}"
+
+
+def partition(
+    layers: nn.Sequential | Sequence[nn.Module],
+    num_stages: int,
+    balance: Balance = "parameters",
+    sample: Any = None,
+) -> Partition:
+    """Cut a chain of layers into contiguous, non-empty stages.
+
+    The costliest stage is as cheap as any cut can make it. Among such cuts the stages are as equal
+    as possible in cost, then in number of layers (least sum of squares); what is still tied keeps
+    the first stages short, because they hold the most microbatches in flight.
+
+    Args:
+        layers: The model as a chain: each layer takes the output of the one before.
+        num_stages: How many stages to make; at least 1, at most the number of layers.
+        balance: What makes stages equal: "parameters", "layers", "time" (forward and backward,
+            measured on `sample`), or the number of layers of each stage, given as a list.
+        sample: An input of the first layer; needed for, and only for, balance "time".
+
+    Returns:
+        The stages with their costs; a given list reports its cost in parameters.
+
+    Raises:
+        TypeError: If `layers` is not a chain of modules or a count is not an integer.
+        ValueError: If there are fewer layers than stages, the balance is unknown or does not fit
+            the model, a parameter has no shape yet, or `sample` is missing or superfluous.
+    """
+    chain = _as_chain(layers)
+    _check_num_stages(num_stages, len(chain))
+    parameters = [_count_parameters(name, layer) for name, layer in chain]
+    if isinstance(balance, str):
+        measure, costs = _costs(balance, [layer for _, layer in chain], parameters, sample)
+        ends = _balanced_ends(costs, num_stages)
+    else:
+        measure, costs = "parameters", parameters
+        ends = _given_ends(balance, num_stages, len(chain))
+    stages = tuple(range(start, end) for start, end in pairwise([0, *ends]))
+    return Partition(
+        stages=stages,
+        costs=tuple(sum(costs[layer] for layer in stage) for stage in stages),
+        parameters=tuple(sum(parameters[layer] for layer in stage) for stage in stages),
+        layer_names=tuple(name for name, _ in chain),
+        balance=measure,
+    )
+
+
+def _as_chain(layers: nn.Sequential | Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
+    """Each layer with the name a reader knows it by: its own, or its type where it has a number."""
+    if isinstance(layers, nn.Sequential):
+        named = list(layers.named_children())
+    elif isinstance(layers, Sequence | nn.ModuleList):
+        named = [(str(index), layer) for index, layer in enumerate(layers)]
+    else:
+        raise TypeError(
+            f"the model is a {type(layers).__name__}; "
+            "it must be an nn.Sequential or a list of modules, one per layer"
+        )
+    for name, layer in named:
+        if not isinstance(layer, nn.Module):
+            raise TypeError(f"layer {name} is a {type(layer).__name__}; it must be an nn.Module")
+    return [(type(layer).__name__ if name.isdigit() else name, layer) for name, layer in named]
+
+
+def _check_num_stages(num_stages: int, num_layers: int) -> None:
+    if not isinstance(num_stages, int) or isinstance(num_stages, bool):
+        raise TypeError(f"num_stages is {num_stages!r}; it must be an integer")
+    if num_stages < 1:
+        raise ValueError(f"num_stages is {num_stages}; it must be at least 1")
+    if num_layers < num_stages:
+        raise ValueError(
+            f"{num_layers} layers cannot fill {num_stages} stages; split the model into at least "
+            f"{num_stages} layers, or use fewer devices, chunks or waves"
+        )
+
+
+def _count_parameters(name: str, layer: nn.Module) -> int:
+    parameters = list(layer.parameters())
+    if any(is_lazy(parameter) for parameter in parameters):
+        raise ValueError(
+            f"layer {name} has parameters without a shape yet; run the model once before cutting it"
+        )
+    return sum(parameter.numel() for parameter in parameters)
+
+
+def _costs(
+    balance: str, layers: list[nn.Module], parameters: list[int], sample: Any
+) -> tuple[str, list[int]]:
+    """What a cost counts, and the cost of every layer. Integers, so that the cut is exact."""
+    if balance not in ("parameters", "layers", "time"):
+        raise ValueError(
+            f'balance is "{balance}"; use "parameters", "layers", "time" or a list of layer counts'
+        )
+    if (balance == "time") != (sample is not None):
+        raise ValueError(
+            f'balance is "{balance}" and sample is {"missing" if sample is None else "given"}; '
+            'a sample input is needed for, and only for, balance "time"'
+        )
+    if balance == "time":
+        return "time", layer_times_ns(layers, sample)
+    return balance, parameters if balance == "parameters" else [1] * len(layers)
+
+
+def _given_ends(counts: Sequence[int], num_stages: int, num_layers: int) -> list[int]:
+    counts = list(counts)
+    if any(not isinstance(count, int) or isinstance(count, bool) for count in counts):
+        raise TypeError(f"balance is {counts}; it must hold integers: the layers of each stage")
+    if len(counts) != num_stages or sum(counts) != num_layers or min(counts) < 1:
+        raise ValueError(
+            f"balance is {counts}; it must hold {num_stages} counts of at least 1, one per stage, "
+            f"that sum to {num_layers}, the number of layers"
+        )
+    return list(accumulate(counts))
+
+
+def _balanced_ends(costs: Sequence[int], num_stages: int) -> list[int]:
+    """The end of every stage, by the rule that `partition` documents."""
+    total = [0, *accumulate(costs)]
+    limit = _least_bottleneck(costs, num_stages)
+    # ends of the best cut of layers[:end] into as many stages as rounds passed, behind its badness
+    best: dict[int, tuple[int, int, tuple[int, ...]]] = {0: (0, 0, ())}
+    for _ in range(num_stages):
+        longer: dict[int, tuple[int, int, tuple[int, ...]]] = {}
+        for start, (cost_squares, count_squares, ends) in best.items():
+            for end in range(start + 1, len(costs) + 1):
+                cost = total[end] - total[start]
+                if cost > limit:
+                    break
+                candidate = (
+                    cost_squares + cost**2,
+                    count_squares + (end - start) ** 2,
+                    (*ends, end),
+                )
+                longer[end] = min(longer.get(end, candidate), candidate)
+        best = longer
+    return list(best[len(costs)][2])
+
+
+def _least_bottleneck(costs: Sequence[int], num_stages: int) -> int:
+    """The smallest limit under which greedy filling needs at most `num_stages` stages.
+
+    Fewer stages than asked for are enough: splitting one further never makes a stage costlier.
+    """
+
+    def fits(limit: int) -> bool:
+        stages, filled = 1, 0
+        for cost in costs:
+            if filled + cost > limit:
+                stages, filled = stages + 1, 0
+            filled += cost
+        return stages <= num_stages
+
+    low, high = max(costs), sum(costs)
+    return low + bisect_left(range(low, high), True, key=fits)
