@@ -45,7 +45,8 @@ if not pykern._C.__file__.startswith(sys.argv[1]):
     sys.exit(f"not the sanitized build: {pykern._C.__file__}")
 EOF
 status=0
-"${run[@]}" -m pytest --capture=sys -p no:cacheprovider "$@" || status=$?
+# The project's pytest setting for pythonpath would put the checkout, which has no extension, first.
+"${run[@]}" -m pytest -o pythonpath= --capture=sys -p no:cacheprovider "$@" || status=$?
 for report in "$build"/report.*; do
     [ -e "$report" ] || continue
     cat "$report" >&2
