@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from itertools import groupby
 from operator import itemgetter
+from typing import NamedTuple
 
 from rich.text import Text
 
@@ -22,10 +23,19 @@ FILLS = {Kind.F: "-", Kind.B: "="}
 FEWEST_COLUMNS = 16
 
 
+class Cell(NamedTuple):
+    """An action in the columns [first, last) of its device's line."""
+
+    action: Action
+    first: int
+    last: int
+
+
 def as_text(timelines: Mapping[str, Timeline], width: int = 100) -> Text:
     """Draws timelines one under another on one time scale.
 
-    A cell shows as much of "2F0" (stage, forward, microbatch) as fits: all, "F0", or "F".
+    A cell shows "2F0" (stage, forward, microbatch) where all cells of its timeline can, else "F0"
+    or "F", so that every cell starts with a letter or every one with a number.
 
     Args:
         timelines: By label. A label may hold anything.
@@ -54,31 +64,34 @@ def as_text(timelines: Mapping[str, Timeline], width: int = 100) -> Text:
 def lines_of(timeline: Timeline, columns: int, columns_per_ns: float) -> list[Text]:
     """Each device's cells, without its name."""
     origin_ns = first_start_ns(timeline)
+
+    def cell_of(span: Span) -> Cell:
+        first = min(int((span.start_ns - origin_ns) * columns_per_ns), columns - 1)
+        last = int((span.end_ns - origin_ns) * columns_per_ns)
+        return Cell(span.action, first, min(max(last, first + 1), columns))
+
+    rows = [[cell_of(span) for span in row] for row in timeline.rows]
+    with_stage = all(len(str(cell.action)) < cell.last - cell.first for row in rows for cell in row)
     chunks = chunk_of_stage(timeline)
     num_chunks = max(chunks.values(), default=0) + 1
 
-    def line_of(row: tuple[Span, ...]) -> Text:
-        cells = [(" ", "")] * columns  # letter and style of each column
-        for span in row:
-            first = min(int((span.start_ns - origin_ns) * columns_per_ns), columns - 1)
-            last = max(int((span.end_ns - origin_ns) * columns_per_ns), first + 1)
-            fill, ink = colours_of(span.action.kind, chunks[span.action.stage], num_chunks)
-            letters = cell_text(span.action, last - first)
-            cells[first:last] = [(letter, f"{ink} on {fill}") for letter in letters]
-        runs = groupby(cells[:columns], key=itemgetter(1))
+    def line_of(row: list[Cell]) -> Text:
+        styled = [(" ", "")] * columns
+        for cell in row:
+            fill, ink = colours_of(cell.action.kind, chunks[cell.action.stage], num_chunks)
+            letters = cell_text(cell.action, cell.last - cell.first, with_stage)
+            styled[cell.first : cell.last] = [(letter, f"{ink} on {fill}") for letter in letters]
+        runs = groupby(styled, key=itemgetter(1))
         return Text.assemble(
             *(("".join(letter for letter, _ in run), style) for style, run in runs)
         )
 
-    return [line_of(row) for row in timeline.rows]
+    return [line_of(row) for row in rows]
 
 
-def cell_text(action: Action, width: int) -> str:
-    """What fits of the action, filled up to the width.
-
-    "2F0" leaves a column before the next cell, whose number would run into its own otherwise.
-    """
+def cell_text(action: Action, width: int, with_stage: bool) -> str:
+    """The action, or what fits of it without its stage, filled up to the width."""
     kind = action.kind.name
     short = f"{kind}{action.microbatch}"
-    text = str(action) if len(str(action)) < width else short if len(short) <= width else kind[0]
+    text = str(action) if with_stage else short if len(short) <= width else kind[0]
     return text.ljust(width, FILLS.get(action.kind, "~"))
