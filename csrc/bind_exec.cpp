@@ -1,7 +1,274 @@
+// Python's side of the executor: the interpreter lock, callables, exceptions and contexts.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <unistd.h>
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
 #include "bind.hpp"
+#include "exec/workers.hpp"
+
+namespace py = pybind11;
 
 namespace pykern {
 
-void bind_exec(pybind11::module_&) {}
+namespace {
+
+// An exception of user code, and the action that raised it; none for an interrupt from outside.
+struct Failure {
+    std::optional<Action> action;
+    int device;
+    py::object exception;
+};
+
+py::object fetch_exception() { return py::error_already_set().value(); }
+
+// Runs the actions of a step as Python calls. Every member is guarded by the interpreter lock.
+class Callbacks final : public Client {
+   public:
+    explicit Callbacks(int num_workers) : workers_(static_cast<std::size_t>(num_workers)) {}
+
+    void begin(const Program& program, std::vector<py::object> forward,
+               std::vector<py::object> backward, py::object carry) {
+        program_ = &program;
+        calls_[static_cast<std::size_t>(Kind::F)] = std::move(forward);
+        calls_[static_cast<std::size_t>(Kind::B)] = std::move(backward);
+        carry_ = std::move(carry);
+        context_ = py::reinterpret_steal<py::object>(PyContext_CopyCurrent());
+        if (!context_) throw py::error_already_set();
+    }
+
+    // Forgets the step, so that nothing of the user's outlives it; returns what went wrong.
+    std::vector<Failure> end() {
+        program_ = nullptr;
+        for (auto& calls : calls_) calls.clear();
+        carry_ = py::object();
+        context_ = py::object();
+        interrupted_ = false;
+        return std::exchange(failures_, {});
+    }
+
+    // Lets Python handle its signals on the calling thread. An exception from there ends the step, and
+    // is raised in the actions under way too, so that a long one does not hold up the user's Ctrl-C.
+    bool check_signals() {
+        const py::gil_scoped_acquire gil;
+        if (PyErr_CheckSignals() == 0) return interrupted_;
+        failures_.push_back({std::nullopt, -1, fetch_exception()});
+        interrupted_ = true;
+        for (const Worker& worker : workers_) {
+            if (worker.acting) PyThreadState_SetAsyncExc(worker.thread_id, PyExc_KeyboardInterrupt);
+        }
+        return true;
+    }
+
+    void attach(int worker) noexcept override {
+        // One thread state for the life of the thread: a fresh one per call would cost 60 times as much.
+        gil_state_of(worker) = PyGILState_Ensure();
+        workers_[static_cast<std::size_t>(worker)].thread_id = PyThread_get_thread_ident();
+        suspend(worker);
+    }
+
+    void detach(int worker) noexcept override {
+        resume(worker);
+        PyGILState_Release(gil_state_of(worker));
+    }
+
+    void resume(int worker) noexcept override {
+        PyEval_RestoreThread(workers_[static_cast<std::size_t>(worker)].state);
+    }
+
+    void suspend(int worker) noexcept override {
+        workers_[static_cast<std::size_t>(worker)].state = PyEval_SaveThread();
+    }
+
+    bool enter(int worker) noexcept override {
+        Worker& self = workers_[static_cast<std::size_t>(worker)];
+        // A context is entered by one thread at a time, so each worker has a copy of the caller's.
+        self.context = py::reinterpret_steal<py::object>(PyContext_Copy(context_.ptr()));
+        if (!self.context || PyContext_Enter(self.context.ptr()) != 0) {
+            self.context = py::object();
+            return fail(std::nullopt, worker);
+        }
+        if (carry_.is_none()) return true;
+        self.leave = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(carry_.ptr()));
+        return self.leave ? true : fail(std::nullopt, worker);
+    }
+
+    void leave(int worker) noexcept override {
+        Worker& self = workers_[static_cast<std::size_t>(worker)];
+        if (self.leave) {
+            const auto result =
+                py::reinterpret_steal<py::object>(PyObject_CallNoArgs(self.leave.ptr()));
+            if (!result) fail(std::nullopt, worker);
+        }
+        self.leave = py::object();
+        if (self.context && PyContext_Exit(self.context.ptr()) != 0) fail(std::nullopt, worker);
+        self.context = py::object();
+    }
+
+    bool run(int worker, Position position) noexcept override {
+        Worker& self = workers_[static_cast<std::size_t>(worker)];
+        const Action action = program_->action(position);
+        const py::object& call = calls_[static_cast<std::size_t>(action.kind)][action.stage];
+        const auto microbatch =
+            py::reinterpret_steal<py::object>(PyLong_FromUnsignedLong(action.microbatch));
+        self.acting = true;
+        const auto result =
+            py::reinterpret_steal<py::object>(PyObject_CallOneArg(call.ptr(), microbatch.ptr()));
+        self.acting = false;
+        // An interrupt meant for the action that just ended must not hit what this thread does next.
+        if (interrupted_) PyThreadState_SetAsyncExc(self.thread_id, nullptr);
+        return result ? true : fail(action, program_->device_of(position));
+    }
+
+   private:
+    struct Worker {
+        PyGILState_STATE gil_state{};
+        PyThreadState* state = nullptr;
+        unsigned long thread_id = 0;
+        bool acting = false;
+        py::object context;
+        py::object leave;
+    };
+
+    PyGILState_STATE& gil_state_of(int worker) {
+        return workers_[static_cast<std::size_t>(worker)].gil_state;
+    }
+
+    bool fail(std::optional<Action> action, int device) {
+        py::object exception = fetch_exception();
+        // Once interrupted, what actions raise is the interrupt's echo.
+        if (!interrupted_) failures_.push_back({action, device, std::move(exception)});
+        return false;
+    }
+
+    std::vector<Worker> workers_;
+    const Program* program_ = nullptr;
+    std::array<std::vector<py::object>, kNumKinds> calls_;
+    py::object carry_;
+    py::object context_;
+    bool interrupted_ = false;
+    std::vector<Failure> failures_;
+};
+
+// The executor as Python sees it: a set of workers with their callbacks, bound to one process.
+class Executor {
+   public:
+    explicit Executor(int num_workers) : num_workers_(num_workers) {
+        if (num_workers < 1) {
+            throw std::invalid_argument("an executor needs at least 1 worker, got " +
+                                        std::to_string(num_workers));
+        }
+        callbacks_ = std::make_unique<Callbacks>(num_workers);
+        workers_ = std::make_unique<Workers>(num_workers, *callbacks_);
+    }
+
+    Executor(const Executor&) = delete;
+    Executor& operator=(const Executor&) = delete;
+
+    ~Executor() {
+        if (is_fork()) {
+            // The threads stayed in the parent: there is nothing to join, and their locks may be held.
+            static_cast<void>(workers_.release());
+            static_cast<void>(callbacks_.release());
+            return;
+        }
+        const py::gil_scoped_release no_gil;
+        workers_.reset();
+    }
+
+    std::vector<Failure> run(Job& job, std::vector<py::object> forward,
+                             std::vector<py::object> backward, py::object carry) {
+        refuse_misuse(job, forward, backward);
+        busy_ = true;
+        struct Finally {
+            bool& busy;
+            ~Finally() { busy = false; }
+        } finally{busy_};
+        callbacks_->begin(job.program, std::move(forward), std::move(backward), std::move(carry));
+        {
+            const py::gil_scoped_release no_gil;
+            workers_->run(job, [this] { return callbacks_->check_signals(); });
+        }
+        std::vector<Failure> failures = callbacks_->end();
+        if (failures.empty() && workers_->closed()) {
+            throw std::runtime_error("the pipeline was closed while it ran a step");
+        }
+        return failures;
+    }
+
+    void close() {
+        if (is_fork()) return;
+        if (workers_->is_worker()) {
+            throw std::runtime_error("a stage cannot close the pipeline that runs it");
+        }
+        const py::gil_scoped_release no_gil;
+        workers_->close();
+    }
+
+   private:
+    bool is_fork() const { return getpid() != process_; }
+
+    void refuse_misuse(const Job& job, const std::vector<py::object>& forward,
+                       const std::vector<py::object>& backward) const {
+        if (is_fork()) {
+            throw std::runtime_error(
+                "this pipeline was made in another process: its workers do not survive a fork; make "
+                "a new one in the child");
+        }
+        if (workers_->closed()) throw std::runtime_error("the pipeline is closed");
+        if (busy_) {
+            throw std::runtime_error(
+                "the pipeline is already running a step: a stage, a hook or another thread called it "
+                "again");
+        }
+        if (job.program.num_devices() > num_workers_) {
+            throw std::invalid_argument("the program needs " +
+                                        std::to_string(job.program.num_devices()) +
+                                        " workers, the executor has " +
+                                        std::to_string(num_workers_));
+        }
+        const auto num_stages = static_cast<std::size_t>(job.program.num_stages());
+        if (forward.size() != num_stages || backward.size() != num_stages) {
+            throw std::invalid_argument("the program has " + std::to_string(num_stages) +
+                                        " stages and needs one forward and one backward for each");
+        }
+    }
+
+    int num_workers_;
+    pid_t process_ = getpid();
+    bool busy_ = false;  // guarded by the interpreter lock
+    std::unique_ptr<Callbacks> callbacks_;
+    std::unique_ptr<Workers> workers_;  // after callbacks_, which its threads use
+};
+
+}  // namespace
+
+void bind_exec(py::module_& module) {
+    py::class_<Failure>(module, "Failure", "An exception raised during a step, and where.")
+        .def_readonly("action", &Failure::action, "The action that raised it; None for an interrupt.")
+        .def_readonly("device", &Failure::device, "The device of the action; -1 for an interrupt.")
+        .def_readonly("exception", &Failure::exception, "The exception object itself.");
+
+    py::class_<Job>(module, "Program", "A checked plan, ready to run, with the trace of its last steps.")
+        .def(py::init<const Plan&>(), py::arg("plan"))
+        .def_property_readonly_static("kept_steps", [](const py::object&) { return Trace::kSteps; })
+        .def_property_readonly("num_traced", [](const Job& job) { return job.trace.size(); })
+        .def(
+            "timeline",
+            [](const Job& job, std::size_t ago) { return job.trace.timeline(job.program, ago); },
+            py::arg("ago") = 0);
+
+    py::class_<Executor>(module, "Executor", "Worker threads that run programs, one device each.")
+        .def(py::init<int>(), py::arg("num_workers"))
+        .def("run", &Executor::run, py::arg("program"), py::arg("forward"), py::arg("backward"),
+             py::arg("carry") = py::none())
+        .def("close", &Executor::close);
+}
 
 }  // namespace pykern

@@ -21,4 +21,7 @@ struct Action {
     friend constexpr auto operator<=>(const Action&, const Action&) = default;
 };
 
+// The action of these numbers, or std::invalid_argument where one does not fit.
+Action make_action(Kind kind, std::int64_t stage, std::int64_t microbatch);
+
 }  // namespace pykern

@@ -4,23 +4,27 @@
 #include <string>
 #include <utility>
 
+#include "plan/require.hpp"
+
 namespace pykern {
 
 namespace {
 
-void require_positive(const char* name, int value) {
-    if (value < 1) {
-        throw std::invalid_argument(std::string(name) + " must be at least 1, got " +
-                                    std::to_string(value));
-    }
+// How many stages `chunks` passes over the devices make; refused before anything is allocated.
+int count_stages(int num_devices, const char* chunks_name, int chunks, int stages_per_chunk) {
+    require_range("num_devices", num_devices, 1, kMaxStages);
+    require_range(chunks_name, chunks, 1, kMaxStages);
+    const std::int64_t stages = std::int64_t{num_devices} * chunks * stages_per_chunk;
+    require_range("num_stages", stages, 1, kMaxStages);
+    return static_cast<int>(stages);
 }
 
 }  // namespace
 
 Placement::Placement(int num_devices, std::vector<int> device_of_stage)
     : num_devices_(num_devices), device_of_stage_(std::move(device_of_stage)) {
-    require_positive("num_devices", num_devices_);
-    require_positive("num_stages", num_stages());
+    require_range("num_devices", num_devices_, 1, kMaxStages);
+    require_range("num_stages", static_cast<std::int64_t>(device_of_stage_.size()), 1, kMaxStages);
     for (int stage = 0; stage < num_stages(); ++stage) {
         const int device = device_of(stage);
         if (device < 0 || device >= num_devices_) {
@@ -34,20 +38,16 @@ Placement::Placement(int num_devices, std::vector<int> device_of_stage)
 Placement Placement::linear(int num_devices) { return looped(num_devices, 1); }
 
 Placement Placement::looped(int num_devices, int num_chunks) {
-    require_positive("num_devices", num_devices);
-    require_positive("num_chunks", num_chunks);
+    const int num_stages = count_stages(num_devices, "num_chunks", num_chunks, 1);
     std::vector<int> devices;
-    for (int stage = 0; stage < num_devices * num_chunks; ++stage) {
-        devices.push_back(stage % num_devices);
-    }
+    for (int stage = 0; stage < num_stages; ++stage) devices.push_back(stage % num_devices);
     return {num_devices, std::move(devices)};
 }
 
 Placement Placement::wave(int num_devices, int waves) {
-    require_positive("num_devices", num_devices);
-    require_positive("waves", waves);
+    const int num_stages = count_stages(num_devices, "waves", waves, 2);
     std::vector<int> devices;
-    for (int stage = 0; stage < 2 * waves * num_devices; ++stage) {
+    for (int stage = 0; stage < num_stages; ++stage) {
         const int offset = stage % num_devices;
         const bool down = (stage / num_devices) % 2 == 0;
         devices.push_back(down ? offset : num_devices - 1 - offset);

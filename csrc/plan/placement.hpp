@@ -6,7 +6,11 @@
 
 namespace pykern {
 
-// Invariant: at least one device and one stage, every stage on a device in [0, num_devices).
+// What an Action's stage number can hold.
+inline constexpr int kMaxStages = 65536;
+
+// Invariant: at least one device and one stage, every stage on a device in [0, num_devices), at
+// most kMaxStages of either.
 class Placement {
    public:
     Placement(int num_devices, std::vector<int> device_of_stage);

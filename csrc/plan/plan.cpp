@@ -4,14 +4,19 @@
 #include <string>
 #include <utility>
 
+#include "plan/require.hpp"
+
 namespace pykern {
+
+void require_plan_size(int num_stages, int num_microbatches) {
+    require_range("num_microbatches", num_microbatches, 1, kMaxCells);
+    require_range("num_stages * num_microbatches", std::int64_t{num_stages} * num_microbatches, 1,
+                  kMaxCells);
+}
 
 Plan::Plan(Placement placement, int num_microbatches, std::vector<Row> rows)
     : placement_(std::move(placement)), num_microbatches_(num_microbatches), rows_(std::move(rows)) {
-    if (num_microbatches_ < 1) {
-        throw std::invalid_argument("num_microbatches must be at least 1, got " +
-                                    std::to_string(num_microbatches_));
-    }
+    require_plan_size(num_stages(), num_microbatches_);
     if (rows_.size() != static_cast<std::size_t>(num_devices())) {
         throw std::invalid_argument("a plan for " + std::to_string(num_devices()) +
                                     " devices needs as many rows, got " +

@@ -11,6 +11,12 @@ namespace pykern {
 
 using Row = std::vector<Action>;
 
+// Most (stage, microbatch) pairs of one plan: it bounds the memory that a plan from a stranger takes.
+inline constexpr int kMaxCells = 1 << 24;
+
+// Throws std::invalid_argument where a plan of this size would be empty or larger than that.
+void require_plan_size(int num_stages, int num_microbatches);
+
 // An immutable value. A Plan may be wrong; `check` (check.hpp) says whether it can run.
 class Plan {
    public:

@@ -1,12 +1,39 @@
 #include "plan/timeline.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
+#include <stdexcept>
+#include <string>
 #include <utility>
+
+#include "plan/text.hpp"
 
 namespace pykern {
 
-Timeline::Timeline(std::vector<std::vector<Span>> rows) : rows_(std::move(rows)) {}
+namespace {
+
+void require_order(int device, const std::vector<Span>& row) {
+    double previous = -std::numeric_limits<double>::infinity();
+    for (const Span& span : row) {
+        const bool finite = std::isfinite(span.start_ns) && std::isfinite(span.end_ns);
+        if (!finite || span.end_ns < span.start_ns || span.start_ns < previous) {
+            throw std::invalid_argument(
+                "device " + std::to_string(device) + ": " + to_text(span.action) + " runs from " +
+                std::to_string(span.start_ns) + " to " + std::to_string(span.end_ns) +
+                " ns, but times must be finite, ends not before starts, starts ascending");
+        }
+        previous = span.start_ns;
+    }
+}
+
+}  // namespace
+
+Timeline::Timeline(std::vector<std::vector<Span>> rows) : rows_(std::move(rows)) {
+    for (int device = 0; device < num_devices(); ++device) {
+        require_order(device, rows_[static_cast<std::size_t>(device)]);
+    }
+}
 
 double Timeline::makespan_ns() const {
     double first = std::numeric_limits<double>::infinity();
@@ -33,7 +60,7 @@ double Timeline::bubble_ratio() const {
     if (available <= 0) return 0;
     double busy = 0;
     for (int device = 0; device < num_devices(); ++device) busy += busy_ns(device);
-    return 1 - busy / available;
+    return std::max(0.0, 1 - busy / available);  // the sum may round past the product
 }
 
 int Timeline::peak_in_flight(int device) const {

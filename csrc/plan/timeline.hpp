@@ -15,7 +15,8 @@ struct Span {
     friend bool operator==(const Span&, const Span&) = default;
 };
 
-// One row per device, spans in order of start. Times count from the start of the step.
+// Invariant: one row per device, spans in order of start, times finite. Times count from the start
+// of the step.
 class Timeline {
    public:
     explicit Timeline(std::vector<std::vector<Span>> rows);

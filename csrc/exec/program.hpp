@@ -1,0 +1,49 @@
+// Program: a checked plan as the executor wants it, with what each action waits for and releases.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "plan/plan.hpp"
+
+namespace pykern {
+
+// Position of an action in a program: rows one after another, each in its order.
+using Position = std::uint32_t;
+
+// Immutable. An action waits for its inputs and for the action before it in its row. Counting the row
+// as an input is what keeps a device serial without a lock: an action becomes ready exactly once, when
+// its last input is done, and by then its device is free.
+class Program {
+   public:
+    // Throws PlanError when the plan cannot run.
+    explicit Program(const Plan& plan);
+
+    int num_devices() const { return static_cast<int>(row_begin_.size()) - 1; }
+    int num_stages() const { return num_stages_; }
+    std::size_t num_actions() const { return actions_.size(); }
+
+    const Action& action(Position position) const { return actions_[position]; }
+    int device_of(Position position) const { return device_[position]; }
+    // First position of the row; row_begin(num_devices()) is the number of actions.
+    Position row_begin(int device) const { return row_begin_[static_cast<std::size_t>(device)]; }
+
+    int num_inputs(Position position) const { return num_inputs_[position]; }
+    std::span<const Position> releases(Position position) const {
+        return {releases_.data() + release_begin_[position],
+                releases_.data() + release_begin_[position + 1]};
+    }
+
+   private:
+    int num_stages_;
+    std::vector<Action> actions_;
+    std::vector<int> device_;
+    std::vector<Position> row_begin_;
+    std::vector<int> num_inputs_;
+    std::vector<std::size_t> release_begin_;
+    std::vector<Position> releases_;
+};
+
+}  // namespace pykern

@@ -1,0 +1,237 @@
+#include "exec/workers.hpp"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+
+namespace pykern {
+
+namespace {
+
+// An action expected to take less runs on the thread that released it. Waking another thread and sharing
+// the interpreter with it costs tens of microseconds, so nothing shorter gains from a second thread.
+constexpr std::int64_t kWorthWakingNs = 150'000;
+
+constexpr std::chrono::milliseconds kInterruptTick{20};
+
+void name_this_thread(int worker) {
+    const std::string name = "pykern dev" + std::to_string(worker);
+    pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
+}
+
+}  // namespace
+
+// Actions that this thread will run itself. Last in first out, so that it follows the data; its own row
+// waits until the short actions of others, which may free further devices, are done. At most one entry
+// per device, so it never grows.
+class Workers::Ready {
+   public:
+    explicit Ready(std::size_t num_devices) { positions_.reserve(num_devices); }
+    void push(Position position) { positions_.push_back(position); }
+    void push_last(Position position) { positions_.insert(positions_.begin(), position); }
+    bool empty() const { return positions_.empty(); }
+    Position pop() {
+        const Position position = positions_.back();
+        positions_.pop_back();
+        return position;
+    }
+
+   private:
+    std::vector<Position> positions_;
+};
+
+Workers::Workers(int num_workers, Client& client)
+    : client_(client), entered_(static_cast<std::size_t>(num_workers), 0) {
+    for (int worker = 0; worker < num_workers; ++worker) {
+        mailboxes_.push_back(std::make_unique<Mailbox>());
+    }
+    for (int worker = 0; worker < num_workers; ++worker) {
+        threads_.emplace_back([this, worker] { loop(worker); });
+    }
+}
+
+bool Workers::is_worker() const {
+    return std::any_of(threads_.begin(), threads_.end(), [](const std::thread& thread) {
+        return thread.get_id() == std::this_thread::get_id();
+    });
+}
+
+void Workers::run(Job& job, const std::function<bool()>& interrupted) {
+    const std::lock_guard running(run_mutex_);
+    if (closing_.load(std::memory_order_relaxed)) return;
+    job_ = &job;
+    job.trace.begin();
+    const Program& program = job.program;
+    if (waiting_for_.size() < program.num_actions()) {
+        waiting_for_ = std::vector<std::atomic<int>>(program.num_actions());
+    }
+    std::vector<Position> first;
+    for (Position position = 0; position < program.num_actions(); ++position) {
+        // Relaxed: the mailbox mutex, taken by post, publishes these to the workers.
+        waiting_for_[position].store(program.num_inputs(position), std::memory_order_relaxed);
+        if (program.num_inputs(position) == 0) first.push_back(position);
+    }
+    if (first.empty()) return;
+    unfinished_.store(static_cast<int>(first.size()), std::memory_order_relaxed);
+    stopped_.store(false, std::memory_order_relaxed);
+    finished_ = false;
+    for (const Position position : first) post(position);
+    wait_for_step(interrupted);
+    call_out();
+}
+
+void Workers::wait_for_step(const std::function<bool()>& interrupted) {
+    std::unique_lock lock(done_mutex_);
+    while (!done_.wait_for(lock, kInterruptTick, [this] { return finished_; })) {
+        lock.unlock();
+        if (interrupted()) stopped_.store(true, std::memory_order_relaxed);
+        lock.lock();
+    }
+}
+
+// Has every worker that entered the step leave it.
+void Workers::call_out() {
+    {
+        const std::lock_guard lock(done_mutex_);
+        num_inside_ = static_cast<int>(std::count(entered_.begin(), entered_.end(), 1));
+    }
+    for (std::size_t worker = 0; worker < entered_.size(); ++worker) {
+        // A worker clears its flag before it counts itself out, and none enters between steps.
+        if (entered_[worker] == 0) continue;
+        Mailbox& mailbox = *mailboxes_[worker];
+        const std::lock_guard lock(mailbox.mutex);
+        mailbox.leave = true;
+        mailbox.filled.notify_one();
+    }
+    std::unique_lock lock(done_mutex_);
+    done_.wait(lock, [this] { return num_inside_ == 0; });
+}
+
+void Workers::close() {
+    // Relaxed: ordered before the next run by run_mutex_; a running step may see it late.
+    closing_.store(true, std::memory_order_relaxed);
+    const std::lock_guard running(run_mutex_);
+    for (auto& mailbox : mailboxes_) {
+        const std::lock_guard lock(mailbox->mutex);
+        mailbox->close = true;
+        mailbox->filled.notify_one();
+    }
+    for (std::thread& thread : threads_) {
+        if (thread.joinable()) thread.join();
+    }
+}
+
+void Workers::loop(int worker) {
+    name_this_thread(worker);
+    client_.attach(worker);
+    Mailbox& mailbox = *mailboxes_[static_cast<std::size_t>(worker)];
+    for (;;) {
+        std::unique_lock lock(mailbox.mutex);
+        mailbox.filled.wait(
+            lock, [&] { return mailbox.posted.has_value() || mailbox.leave || mailbox.close; });
+        if (mailbox.posted) {
+            const Position position = *mailbox.posted;
+            mailbox.posted.reset();
+            lock.unlock();
+            run_ready(worker, position);
+        } else if (mailbox.leave) {
+            mailbox.leave = false;
+            lock.unlock();
+            leave(worker);
+            const std::lock_guard done_lock(done_mutex_);
+            --num_inside_;
+            done_.notify_all();
+        } else {
+            break;
+        }
+    }
+    client_.detach(worker);
+}
+
+void Workers::run_ready(int worker, Position first) {
+    Ready ready(mailboxes_.size());
+    ready.push(first);
+    while (!ready.empty()) {
+        const Position position = ready.pop();
+        if (run_action(worker, position)) release(worker, position, ready);
+        // acq_rel: the last one out has seen every write of the others, and passes all of it to the
+        // caller through done_mutex_. After finish the step may be gone, so nothing of it is touched;
+        // `ready` is empty then, because its entries count as unfinished.
+        if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) finish(worker);
+    }
+}
+
+// True when the action ran and its successors may run too.
+bool Workers::run_action(int worker, Position position) {
+    // Relaxed: these only keep further actions from starting; nothing is read through them.
+    if (stopped_.load(std::memory_order_relaxed) || closing_.load(std::memory_order_relaxed)) {
+        return false;
+    }
+    client_.resume(worker);
+    auto& entered = entered_[static_cast<std::size_t>(worker)];
+    bool ok = true;
+    if (entered == 0) {
+        entered = 1;
+        ok = client_.enter(worker);
+    }
+    if (ok) {
+        const std::int64_t start = now_ns();
+        ok = client_.run(worker, position);
+        const std::int64_t end = now_ns();
+        job_->trace.record(position, start, end);
+        job_->pace.observe(job_->program.action(position), end - start);
+    }
+    client_.suspend(worker);
+    if (!ok) stopped_.store(true, std::memory_order_relaxed);
+    return ok;
+}
+
+//   F(s, m) ──► F(s, m+1)   the next in the row
+//      └──────► F(s+1, m)   an action of another device, waiting for its own row as well
+// Two workers may take inputs of one action away at the same time. acq_rel on the counter makes the one
+// that reaches zero see what the other wrote before, and only that one touches the action afterwards.
+void Workers::release(int worker, Position position, Ready& ready) {
+    const Program& program = job_->program;
+    const auto is_ready = [this](Position next) {
+        return waiting_for_[next].fetch_sub(1, std::memory_order_acq_rel) == 1;
+    };
+    for (const Position next : program.releases(position)) {
+        if (!is_ready(next)) continue;
+        // Relaxed: this action is itself unfinished until its releases are counted.
+        unfinished_.fetch_add(1, std::memory_order_relaxed);
+        if (program.device_of(next) == worker) {
+            ready.push_last(next);
+        } else if (job_->pace.expected_ns(program.action(next)) < kWorthWakingNs) {
+            ready.push(next);
+        } else {
+            post(next);
+        }
+    }
+}
+
+void Workers::post(Position position) {
+    const auto device = static_cast<std::size_t>(job_->program.device_of(position));
+    Mailbox& mailbox = *mailboxes_[device];
+    const std::lock_guard lock(mailbox.mutex);
+    mailbox.posted = position;
+    mailbox.filled.notify_one();
+}
+
+void Workers::leave(int worker) {
+    entered_[static_cast<std::size_t>(worker)] = 0;
+    client_.resume(worker);
+    client_.leave(worker);
+    client_.suspend(worker);
+}
+
+// Called by the worker that dealt with the last action. It leaves at once, which saves a round trip.
+void Workers::finish(int worker) {
+    if (entered_[static_cast<std::size_t>(worker)] != 0) leave(worker);
+    const std::lock_guard lock(done_mutex_);
+    finished_ = true;
+    done_.notify_all();
+}
+
+}  // namespace pykern

@@ -1,0 +1,117 @@
+// Workers: the CPU driver. One thread per device runs the actions of a program as they become ready.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "exec/pace.hpp"
+#include "exec/program.hpp"
+#include "exec/trace.hpp"
+
+namespace pykern {
+
+// What the workers do for whom. Called on the worker's own thread, in the order
+//   attach  ( enter  ( resume run suspend )*  leave )*  detach
+// where leave is surrounded by resume and suspend as well, and enter follows the first resume of a step.
+class Client {
+   public:
+    Client() = default;
+    Client(const Client&) = delete;
+    Client& operator=(const Client&) = delete;
+    virtual ~Client() = default;
+
+    virtual void attach(int worker) noexcept = 0;
+    virtual void detach(int worker) noexcept = 0;
+    // Takes and gives back what actions must hold while they run: the interpreter lock.
+    virtual void resume(int worker) noexcept = 0;
+    virtual void suspend(int worker) noexcept = 0;
+    // Before the first and after the last action of a step on this worker. False from enter fails the step.
+    virtual bool enter(int worker) noexcept = 0;
+    virtual void leave(int worker) noexcept = 0;
+    // Performs the action. False fails the step: no further action starts.
+    virtual bool run(int worker, Position position) noexcept = 0;
+};
+
+// A program with what is remembered of its steps.
+struct Job {
+    explicit Job(const Plan& plan)
+        : program(plan), trace(program.num_actions()), pace(program.num_stages()) {}
+
+    Program program;
+    Trace trace;
+    Pace pace;
+};
+
+// A step is a wave of ready actions. Each has a join counter of inputs that are not done; whoever takes
+// the last one away makes the action run: on its own thread when the device is its own, or when the
+// action is too short to be worth waking the device's thread; else by posting it to that thread. A row is
+// a chain, so a device has at most one ready action and a mailbox needs one place.
+//
+// Threads: run and close by any thread, run by one at a time; everything else by the workers.
+class Workers {
+   public:
+    Workers(int num_workers, Client& client);
+    Workers(const Workers&) = delete;
+    Workers& operator=(const Workers&) = delete;
+    ~Workers() { close(); }
+
+    // Runs every action of the job, or until one fails or `interrupted` (asked every 20 ms) says true.
+    // On return no worker is inside the client. The caller must not hold what `resume` takes.
+    void run(Job& job, const std::function<bool()>& interrupted);
+
+    // Stops a running step and joins the threads; run does nothing from then on. Not from a worker.
+    void close();
+    bool closed() const { return closing_.load(std::memory_order_relaxed); }
+
+    // Whether the calling thread is one of these workers.
+    bool is_worker() const;
+
+   private:
+    // Guarded by its mutex. Served in the order of the members.
+    struct Mailbox {
+        std::mutex mutex;
+        std::condition_variable filled;
+        std::optional<Position> posted;
+        bool leave = false;
+        bool close = false;
+    };
+    class Ready;
+
+    void loop(int worker);
+    void run_ready(int worker, Position first);
+    bool run_action(int worker, Position position);
+    void release(int worker, Position position, Ready& ready);
+    void post(Position position);
+    void leave(int worker);
+    void finish(int worker);
+    void wait_for_step(const std::function<bool()>& interrupted);
+    void call_out();
+
+    Client& client_;
+    std::vector<std::unique_ptr<Mailbox>> mailboxes_;
+    std::vector<std::thread> threads_;
+
+    std::mutex run_mutex_;  // held by run for the length of a step
+    std::atomic<bool> closing_{false};
+
+    // The step in progress. Written by run before anything is posted.
+    Job* job_ = nullptr;
+    std::vector<std::atomic<int>> waiting_for_;  // join counter of each action
+    std::vector<char> entered_;                  // per worker; its own until the step is over
+    std::atomic<int> unfinished_{0};             // actions handed to a worker and not yet dealt with
+    std::atomic<bool> stopped_{false};
+
+    std::mutex done_mutex_;
+    std::condition_variable done_;
+    bool finished_ = false;  // guarded by done_mutex_
+    int num_inside_ = 0;     // workers that entered and must leave; guarded by done_mutex_
+};
+
+}  // namespace pykern

@@ -1,0 +1,15 @@
+#include "plan/action.hpp"
+
+#include <limits>
+
+#include "plan/require.hpp"
+
+namespace pykern {
+
+Action make_action(Kind kind, std::int64_t stage, std::int64_t microbatch) {
+    require_range("stage", stage, 0, std::numeric_limits<std::uint16_t>::max());
+    require_range("microbatch", microbatch, 0, std::numeric_limits<std::uint32_t>::max());
+    return {static_cast<std::uint32_t>(microbatch), static_cast<std::uint16_t>(stage), kind};
+}
+
+}  // namespace pykern

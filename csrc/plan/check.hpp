@@ -1,0 +1,49 @@
+// Check: the proof that a plan can run. Every plan passes it, whoever made it.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <stdexcept>
+#include <string>
+
+#include "plan/plan.hpp"
+
+namespace pykern {
+
+struct Rule {
+    const char* id;
+    const char* name;
+};
+
+// In the order in which they are checked; ids are stable. docs/plan-rules.md explains each.
+inline constexpr Rule kInRange{"P001", "numbers in range"};
+inline constexpr Rule kCanRun{"P002", "kinds that can run"};
+inline constexpr Rule kOnce{"P003", "every action once"};
+inline constexpr Rule kPlaced{"P004", "on the stage's device"};
+inline constexpr Rule kComplete{"P005", "complete"};
+inline constexpr Rule kOrdered{"P006", "ordered on each device"};
+inline constexpr Rule kNoDeadlock{"P007", "free of deadlock"};
+inline constexpr std::array kRules{kInRange,  kCanRun,  kOnce,      kPlaced,
+                                   kComplete, kOrdered, kNoDeadlock};
+
+// A plan that breaks a rule, and where. The message holds the table with an arrow at the place.
+class PlanError : public std::runtime_error {
+   public:
+    PlanError(Rule rule, const Plan& plan, int device, std::size_t position,
+              const std::string& what);
+
+    const char* rule() const { return rule_; }
+    int device() const { return device_; }
+    // Index in the device's row; the row's length where something is missing.
+    std::size_t position() const { return position_; }
+
+   private:
+    const char* rule_;
+    int device_;
+    std::size_t position_;
+};
+
+// Throws PlanError at the first rule that the plan breaks. Linear in the number of actions.
+void check(const Plan& plan);
+
+}  // namespace pykern

@@ -1,0 +1,120 @@
+#include "plan/generate.hpp"
+
+#include <algorithm>
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "plan/check.hpp"
+#include "plan/require.hpp"
+
+namespace pykern {
+
+namespace {
+
+struct Slotted {
+    std::int64_t slot;
+    Action action;
+
+    friend auto operator<=>(const Slotted&, const Slotted&) = default;
+};
+
+Plan checked(Plan plan) {
+    check(plan);
+    return plan;
+}
+
+// Where each group starts, and behind them the end. The larger groups come first.
+std::vector<int> group_starts(int num_microbatches, int group) {
+    const int num_groups = (num_microbatches - 1) / group + 1;
+    const int size = num_microbatches / num_groups;
+    const int num_larger = num_microbatches % num_groups;
+    std::vector<int> starts;
+    for (int i = 0; i <= num_groups; ++i) starts.push_back(i * size + std::min(i, num_larger));
+    return starts;
+}
+
+// All of one device's actions of one kind: group by group, and in each group stage by stage.
+Row queue(Kind kind, const std::vector<int>& stages, const std::vector<int>& starts) {
+    Row actions;
+    for (std::size_t i = 0; i + 1 < starts.size(); ++i) {
+        for (const int stage : stages) {
+            for (int microbatch = starts[i]; microbatch < starts[i + 1]; ++microbatch) {
+                actions.push_back(make_action(kind, stage, microbatch));
+            }
+        }
+    }
+    return actions;
+}
+
+Row interleave(const Row& forwards, const Row& backwards, std::size_t warmup) {
+    Row row(forwards.begin(), forwards.begin() + static_cast<std::ptrdiff_t>(warmup));
+    row.reserve(forwards.size() + backwards.size());
+    for (std::size_t i = 0; i < backwards.size(); ++i) {
+        if (warmup + i < forwards.size()) row.push_back(forwards[warmup + i]);
+        row.push_back(backwards[i]);
+    }
+    return row;
+}
+
+std::vector<std::vector<int>> stages_of_devices(const Placement& placement) {
+    std::vector<std::vector<int>> stages(static_cast<std::size_t>(placement.num_devices()));
+    for (int stage = 0; stage < placement.num_stages(); ++stage) {
+        stages[static_cast<std::size_t>(placement.device_of(stage))].push_back(stage);
+    }
+    return stages;
+}
+
+}  // namespace
+
+Plan by_slots(const Placement& placement, int num_microbatches, int group, int group_offset) {
+    require_plan_size(placement.num_stages(), num_microbatches);
+    require_range("group", group, 1, kMaxCells);
+    // Smaller ones would let a microbatch overtake an earlier one.
+    require_range("group_offset", group_offset, 2 * group, INT32_MAX);
+    std::vector<std::vector<Slotted>> devices(static_cast<std::size_t>(placement.num_devices()));
+    for (int stage = 0; stage < placement.num_stages(); ++stage) {
+        auto& device = devices[static_cast<std::size_t>(placement.device_of(stage))];
+        for (int microbatch = 0; microbatch < num_microbatches; ++microbatch) {
+            const std::int64_t offset =
+                2 * (microbatch % group) + std::int64_t{group_offset} * (microbatch / group);
+            const int turn = 2 * placement.num_stages() - 1;
+            device.push_back({stage + offset, make_action(Kind::F, stage, microbatch)});
+            device.push_back({turn - stage + offset, make_action(Kind::B, stage, microbatch)});
+        }
+    }
+    std::vector<Row> rows;
+    for (auto& device : devices) {
+        std::ranges::sort(device);
+        Row& row = rows.emplace_back();
+        for (const Slotted& slotted : device) row.push_back(slotted.action);
+    }
+    return checked({placement, num_microbatches, std::move(rows)});
+}
+
+Plan by_phases(const Placement& placement, int num_microbatches, const std::vector<int>& warmup,
+               int group) {
+    require_plan_size(placement.num_stages(), num_microbatches);
+    require_range("group", group, 1, kMaxCells);
+    if (warmup.size() != static_cast<std::size_t>(placement.num_devices())) {
+        throw std::invalid_argument("warmup must hold one number for each of " +
+                                    std::to_string(placement.num_devices()) + " devices, got " +
+                                    std::to_string(warmup.size()));
+    }
+    const std::vector<int> starts = group_starts(num_microbatches, group);
+    std::vector<Row> rows;
+    for (std::vector<int>& stages : stages_of_devices(placement)) {
+        const Row forwards = queue(Kind::F, stages, starts);
+        const int warmup_here = warmup[rows.size()];
+        require_range("warm-up", warmup_here, 0, static_cast<std::int64_t>(forwards.size()));
+        std::ranges::reverse(stages);
+        const Row backwards = queue(Kind::B, stages, starts);
+        rows.push_back(interleave(forwards, backwards, static_cast<std::size_t>(warmup_here)));
+    }
+    return checked({placement, num_microbatches, std::move(rows)});
+}
+
+}  // namespace pykern

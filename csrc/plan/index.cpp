@@ -1,0 +1,21 @@
+#include "plan/index.hpp"
+
+namespace pykern {
+
+Index::Index(const Plan& plan)
+    : num_microbatches_(static_cast<std::size_t>(plan.num_microbatches())) {
+    const std::size_t num_cells = static_cast<std::size_t>(plan.num_stages()) * num_microbatches_;
+    int position = 0;
+    for (const Row& row : plan.rows()) {
+        row_starts_.push_back(position);
+        for (const Action& action : row) {
+            std::vector<std::int32_t>& positions = positions_[kind_of(action)];
+            if (positions.empty()) positions.assign(num_cells, -1);
+            std::int32_t& entry = positions[cell_of(action)];
+            if (entry < 0) entry = position;
+            ++position;
+        }
+    }
+}
+
+}  // namespace pykern

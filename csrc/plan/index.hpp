@@ -1,0 +1,40 @@
+// Index: where in its plan an action stands.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "plan/action.hpp"
+#include "plan/plan.hpp"
+
+namespace pykern {
+
+// Positions count through all rows of the plan, one row after the other. A dense array per kind that
+// occurs, so that a look-up is one load. Every action's numbers must be in the plan's range.
+class Index {
+   public:
+    explicit Index(const Plan& plan);
+
+    // Position of the action, the first where it stands twice, or -1 where it is absent.
+    int at(Action action) const {
+        const std::vector<std::int32_t>& positions = positions_[kind_of(action)];
+        return positions.empty() ? -1 : positions[cell_of(action)];
+    }
+    bool has(Kind kind) const { return !positions_[static_cast<std::size_t>(kind)].empty(); }
+    // Position of the first action of a device's row.
+    int row_start(int device) const { return row_starts_[static_cast<std::size_t>(device)]; }
+
+   private:
+    static std::size_t kind_of(Action action) { return static_cast<std::size_t>(action.kind); }
+    std::size_t cell_of(Action action) const {
+        return action.stage * num_microbatches_ + action.microbatch;
+    }
+
+    std::size_t num_microbatches_;
+    std::array<std::vector<std::int32_t>, kNumKinds> positions_;
+    std::vector<int> row_starts_;
+};
+
+}  // namespace pykern

@@ -1,0 +1,175 @@
+"""Pipeline: a model cut into stages, a plan for them, and the workers that run it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from . import _C, schedules
+from .devices import Devices, parse_devices
+from .partition import Balance, Partition, partition
+from .plan import Costs, Kind, Plan, Timeline, simulate
+from .runtime import microbatch
+from .runtime.executor import Executor
+from .runtime.stage import Stage
+
+Schedule = str | Plan | Callable[..., Plan]
+Loss = Callable[..., Tensor]
+
+
+class Pipeline(nn.Module):
+    """A model that trains and predicts on several devices at once.
+
+    It is an `nn.Module` with the parameters, buffers, `state_dict` names and modes of the model it
+    was made from; the layers are shared, not copied.
+
+    Args:
+        model: an `nn.Sequential` or a list of modules, called one after another. The first may take
+            several arguments, every other takes the output of the one before.
+        devices: "cpu:4" for four CPU workers, or a list with one name per device.
+        schedule: a name or function of `pykern.schedules`, or a `Plan`.
+        microbatches: how many parts each batch is cut into; may be left out with a `Plan`.
+        loss_fn: called with (output, target) of a microbatch, or (output) when `step` gets no target;
+            returns a tensor without dimensions.
+        reduction: how `loss_fn` combines the rows it is given. With "mean" each microbatch counts by
+            its rows, so that the loss and the gradients are those of the mean over the full batch;
+            with "sum" they are added.
+        balance: how layers are shared out, see `pykern.partition`.
+        sample: an input for `balance="time"`.
+        **options: for the schedule, e.g. `waves=2`.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; nothing has been started.
+        PlanError: the plan cannot run.
+    """
+
+    def __init__(
+        self,
+        model: nn.Sequential | Sequence[nn.Module],
+        *,
+        devices: Devices,
+        schedule: Schedule = "one_f_one_b",
+        microbatches: int | None = None,
+        loss_fn: Loss | None = None,
+        reduction: Literal["mean", "sum"] = "mean",
+        balance: Balance = "parameters",
+        sample: Any = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        if reduction not in ("mean", "sum"):
+            raise ValueError(f"reduction is 'mean' or 'sum', got {reduction!r}")
+        lanes = parse_devices(devices)
+        layers = _named_layers(model)
+        plan = _make_plan(schedule, len(lanes), microbatches, options)
+        _refuse_foreign_devices(layers)
+        cut = partition(list(layers.values()), plan.num_stages, balance=balance, sample=sample)
+        _refuse_shared_parameters(layers, cut)
+        train, predict = _C.Program(plan), _C.Program(plan.forward_only())
+
+        for name, layer in layers.items():
+            if hasattr(self, name):
+                raise ValueError(f"a layer cannot be named {name!r}: Pipeline uses that name itself")
+            self.add_module(name, layer)
+        self.plan = plan
+        self.partition = cut
+        self._loss_fn = loss_fn
+        self._reduction = reduction
+        self._train_program, self._predict_program = train, predict
+        modules = list(layers.values())
+        stages = [
+            Stage(index, modules[span.start : span.stop]) for index, span in enumerate(cut.stages)
+        ]
+        self._executor = Executor(stages, plan.num_devices)
+        self._last_program = None
+
+    def step(self, *inputs: Any, target: Any = None) -> Tensor:
+        """Forward and backward of one batch on all devices.
+
+        Adds to every parameter's `.grad` what the plain model's backward would add, and never
+        rescales what is there. Microbatches add up in ascending order.
+
+        Args:
+            *inputs: arguments of the first layer; tensors anywhere in them have one row per sample in
+                dimension 0, everything else is given to every microbatch. The number of rows may
+                change from step to step and need not be a multiple of the microbatches.
+            target: second argument of the loss function, cut in the same way.
+
+        Returns:
+            The loss of the full batch, detached, without dimensions.
+
+        Raises:
+            SplitError: the batch cannot be cut.
+            RuntimeError: there is no loss function, gradients are off, or a step is running.
+            BaseException: the first exception of a stage, the same object, with a note of where. The
+                gradients of that step are then undefined; the next step is not affected.
+        """
+        if self._loss_fn is None:
+            raise RuntimeError("step needs a loss: Pipeline(..., loss_fn=...)")
+        if not torch.is_grad_enabled():
+            raise RuntimeError("step computes gradients, but they are off here (torch.no_grad?)")
+        rows = microbatch.sizes(
+            microbatch.batch_size((inputs, target)), self.plan.num_microbatches
+        )
+        losses = _Losses(self._loss_fn, microbatch.split(target, rows), target is not None)
+        weights = self._weights(rows)
+        self._run(self._train_program, inputs, rows, losses, weights)
+        return losses.total(weights)
+
+    def forward(self, *inputs: Any) -> Any:
+        """Forward only, without gradients: the model's output for the whole batch.
+
+        Args:
+            *inputs: as for `step`.
+
+        Returns:
+            What the last layer returns, its tensors joined along dimension 0.
+        """
+        rows = microbatch.sizes(microbatch.batch_size(inputs), self.plan.num_microbatches)
+        outputs: list[Any] = [None] * len(rows)
+
+        def keep(index: int, output: Any) -> None:
+            outputs[index] = output
+
+        with torch.no_grad():
+            self._run(self._predict_program, inputs, rows, keep)
+            return microbatch.merge([output for output, n in zip(outputs, rows, strict=True) if n])
+
+    def timeline(self) -> Timeline:
+        """What ran when in the last step or forward.
+
+        Raises:
+            RuntimeError: nothing has run yet.
+        """
+        if self._last_program is None:
+            raise RuntimeError("there is no timeline yet: call step or the pipeline itself first")
+        return self._last_program.timeline()
+
+    def prediction(self) -> Timeline:
+        """The simulator's timeline for the last step, from its mean cost per stage and kind."""
+        measured = self.timeline()
+        forward_only = self._last_program is self._predict_program
+        plan = self.plan.forward_only() if forward_only else self.plan
+        return simulate(plan, _mean_costs(measured, plan.num_stages))
+
+    def close(self) -> None:
+        """Ends the worker threads; the layers stay usable. Happens by itself at exit."""
+        self._executor.close()
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _weights(self, rows: Sequence[int]) -> list[float]:
+        total = sum(rows) if self._reduction == "mean" else 1
+        return [n / total if self._reduction == "mean" else 1.0 for n in rows]
+
+    def _run(self, program: _C.Program, inputs: tuple[Any, ...], rows: Sequence[int], finish, gradients=()):
+        parts = microbatch.split(inputs, rows)
+        self._executor.run(program, [part if n else None for part, n in zip(parts, rows, strict=True)], finish, gradients)
+        self._last_program = program

@@ -1,0 +1,70 @@
+"""Carries what torch keeps per thread from the caller of a step into the workers that run it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.overrides import _pop_mode as _pop_function_mode
+from torch.overrides import _push_mode as _push_function_mode
+from torch.utils._python_dispatch import (
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
+
+_AUTOCAST_DEVICES = ("cpu", "cuda")
+
+
+class CallerState:
+    """A snapshot of the calling thread. Calling it on a worker applies it and returns the undoing.
+
+    Carried are grad mode, inference mode, autocast, the top pair of saved-tensor hooks, function modes
+    (`torch.device` as a context is one) and dispatch modes; contextvars travel with the C++ executor.
+    The intra-op threads of torch are shared out: each worker gets its part, at least one.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self.num_threads = max(1, torch.get_num_threads() // num_workers)
+        self.changed_threads = False
+        self.grad = torch.is_grad_enabled()
+        self.inference = torch.is_inference_mode_enabled()
+        self.autocast = [
+            (device, torch.get_autocast_dtype(device), torch.is_autocast_cache_enabled())
+            for device in _AUTOCAST_DEVICES
+            if torch.is_autocast_enabled(device)
+        ]
+        self.saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        self.saved_tensors_disabled = (
+            torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
+        )
+        self.function_modes = _get_current_function_mode_stack()
+        self.dispatch_modes = _get_current_dispatch_mode_stack()
+
+    def __call__(self) -> Callable[[], None]:
+        if torch.get_num_threads() != self.num_threads:
+            torch.set_num_threads(self.num_threads)
+            self.changed_threads = True
+        with ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(self.grad))
+            if self.inference:
+                stack.enter_context(torch.inference_mode())
+            for device, dtype, cache in self.autocast:
+                stack.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=cache))
+            if self.saved_tensors_hooks is not None:
+                hooks = torch.autograd.graph.saved_tensors_hooks(*self.saved_tensors_hooks)
+                stack.enter_context(hooks)
+            if self.saved_tensors_disabled is not None:
+                message = self.saved_tensors_disabled
+                stack.enter_context(torch.autograd.graph.disable_saved_tensors_hooks(message))
+            # Pushed bare: entering the object again would change the caller's own mode.
+            for mode in self.function_modes:
+                _push_function_mode(mode)
+                stack.callback(_pop_function_mode)
+            for mode in self.dispatch_modes:
+                _push_mode(mode)
+                stack.callback(_pop_mode)
+            undo = stack.pop_all()
+        return undo.close

@@ -1,0 +1,109 @@
+"""Runs plans over stages: one step in, its results out, or the first error that happened in it."""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _C
+from .carry import CallerState
+from .random import StepSeed
+from .stage import Finish, Stage
+
+_open: weakref.WeakSet[Executor] = weakref.WeakSet()
+
+
+class Executor:
+    """The stages of a model with the threads that run them, one per device.
+
+    A step ends in one of two ways: everything ran, or the first exception is raised, the same object
+    that user code raised, with a note of where. Either way no worker runs user code any more, no
+    tensor of the step is held, and the next step starts fresh.
+    """
+
+    def __init__(self, stages: Sequence[Stage], num_devices: int) -> None:
+        self._stages = stages
+        for stage, following in zip(stages[:-1], stages[1:], strict=True):
+            stage.next, following.previous = following, stage
+        self._forward: list[Callable[[int], None]] = [stage.forward for stage in stages]
+        self._backward: list[Callable[[int], None]] = [stage.backward for stage in stages]
+        self._num_devices = num_devices
+        self._workers = _C.Executor(num_devices)
+        _open.add(self)
+
+    def run(
+        self,
+        program: _C.Program,
+        arguments: Sequence[tuple[Any, ...] | None],
+        finish: Finish,
+        gradients: Sequence[Tensor] = (),
+    ) -> None:
+        """Runs one step.
+
+        Args:
+            program: a plan over these stages.
+            arguments: what the first layer is called with, per microbatch; None skips a microbatch.
+            finish: called in the last stage with each microbatch and its output; returns the loss.
+            gradients: the weight of each microbatch's loss, where backward starts; none for a
+                forward-only program.
+
+        Raises:
+            BaseException: the first exception that a stage raised, unchanged but for a note.
+        """
+        caller = CallerState(self._num_devices)
+        seed = StepSeed()
+        for stage in self._stages:
+            stage.begin(len(arguments), seed, finish)
+        self._stages[0].arguments = list(arguments)
+        if gradients:
+            self._stages[-1].gradients = [(gradient,) for gradient in gradients]
+        threads = torch.get_num_threads()
+        try:
+            failures = self._workers.run(program, self._forward, self._backward, caller)
+        finally:
+            for stage in self._stages:
+                stage.end()
+            # A worker that takes its share of threads also changes a setting that MKL keeps per
+            # process; this puts it back.
+            if caller.changed_threads:
+                torch.set_num_threads(threads)
+        if failures:
+            raise _first(failures)
+
+    def close(self) -> None:
+        """Ends the threads. A step in progress in another thread is stopped first."""
+        self._workers.close()
+
+
+def _first(failures: Sequence[_C.Failure]) -> BaseException:
+    """The exception that happened first, with notes of where and of what happened after it."""
+    first, *later = failures
+    if first.action is not None:
+        first.exception.add_note(f"pykern: raised in {_where(first)}")
+    for failure in later:
+        first.exception.add_note(
+            f"pykern: {_where(failure)} failed as well: {failure.exception!r}"
+        )
+    return first.exception
+
+
+def _where(failure: _C.Failure) -> str:
+    action = failure.action
+    if action is None:
+        return f"the worker of device {failure.device}, outside its actions"
+    return (
+        f"stage {action.stage}, microbatch {action.microbatch}, action {action}, "
+        f"device {failure.device}"
+    )
+
+
+@atexit.register
+def _close_all() -> None:
+    # Threads that reach for the interpreter while it goes down would abort the process.
+    for executor in list(_open):
+        executor.close()

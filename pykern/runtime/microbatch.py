@@ -1,0 +1,89 @@
+"""Cuts a batch into microbatches and puts results together again. It computes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+
+class SplitError(ValueError):
+    """The batch, or the results of its microbatches, cannot be cut or joined along dimension 0."""
+
+
+def sizes(batch_size: int, num_microbatches: int) -> list[int]:
+    """Rows of each microbatch: as even as possible, larger ones first, empty ones last.
+
+    A batch of 5 in 8 microbatches gives five of 1 row and three of 0 rows, which are not run.
+    """
+    rows, larger = divmod(batch_size, num_microbatches)
+    return [rows + 1] * larger + [rows] * (num_microbatches - larger)
+
+
+def batch_size(tree: Any) -> int:
+    """Size of dimension 0, on which all tensors of the tree that have one must agree.
+
+    Raises:
+        SplitError: there is no such tensor, they differ, or the batch is empty.
+    """
+    found: int | None = None
+    for path, leaf in pytree.tree_flatten_with_path(tree)[0]:
+        if not isinstance(leaf, Tensor) or leaf.dim() == 0:
+            continue
+        if found is not None and leaf.size(0) != found:
+            raise SplitError(
+                f"tensor {pytree.keystr(path)} of the batch has {leaf.size(0)} rows (shape "
+                f"{tuple(leaf.shape)}), but those before it have {found}: every tensor is cut "
+                "along dimension 0, so all must have the same number of rows there"
+            )
+        found = leaf.size(0)
+    if found is None:
+        raise SplitError("the batch holds no tensor with a dimension 0 to cut into microbatches")
+    if found == 0:
+        raise SplitError("the batch has 0 rows; a step needs at least 1")
+    return found
+
+
+def split(tree: Any, rows: Sequence[int]) -> list[Any]:
+    """One tree per microbatch: tensors cut along dimension 0, everything else given to all."""
+    leaves, spec = pytree.tree_flatten(tree)
+    columns = [
+        leaf.split(list(rows)) if isinstance(leaf, Tensor) and leaf.dim() > 0 else [leaf] * len(rows)
+        for leaf in leaves
+    ]
+    return [pytree.tree_unflatten(list(parts), spec) for parts in zip(*columns, strict=True)]
+
+
+def merge(parts: Sequence[Any]) -> Any:
+    """The inverse of `split`: tensors joined along dimension 0, equal other values kept.
+
+    Raises:
+        SplitError: the parts have different structures, a tensor has no dimension 0, or a value
+            that is not a tensor differs from microbatch to microbatch.
+    """
+    flat = [pytree.tree_flatten(part) for part in parts]
+    spec = flat[0][1]
+    if any(other != spec for _, other in flat):
+        raise SplitError("the outputs of the microbatches have different structures")
+    columns = zip(*(leaves for leaves, _ in flat), strict=True)
+    return pytree.tree_unflatten([_join(column) for column in columns], spec)
+
+
+def _join(column: Sequence[Any]) -> Any:
+    first = column[0]
+    if isinstance(first, Tensor):
+        if first.dim() == 0:
+            raise SplitError(
+                "the model returns a tensor without dimensions for each microbatch, which cannot "
+                "be joined along dimension 0; return it with one row per sample"
+            )
+        return torch.cat(tuple(column))
+    if any(value != first for value in column):
+        raise SplitError(
+            f"the model returns a {type(first).__name__} that differs from microbatch to "
+            f"microbatch ({first!r} and others); only tensors can be joined"
+        )
+    return first

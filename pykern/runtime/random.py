@@ -1,0 +1,139 @@
+"""Random numbers of concurrent stages, reproducible whatever the threads do.
+
+torch has one default generator on the CPU, and stages that run at the same time would draw from it in the
+order in which they happen to arrive. So every forward action draws from a state of its own, keyed by
+(step, stage, microbatch); the key of the step is one number drawn from the caller's default generator
+by the first action that needs it. The plain model draws the same numbers when
+`torch.manual_seed(action_seed(step_seed, stage, microbatch))` precedes each stage of each microbatch.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# Held while the default generator lends its place to an action's state.
+_default_generator = threading.RLock()
+
+_MASK = (1 << 64) - 1
+
+
+def action_seed(step_seed: int, stage: int, microbatch: int) -> int:
+    """Seed of a forward action: 64 bits, mixed by SplitMix64 (Steele, Lea, Flood, OOPSLA 2014)."""
+    mixed = step_seed & _MASK
+    for value in (stage, microbatch):
+        mixed = (mixed + 0x9E3779B97F4A7C15 * (value + 1)) & _MASK
+        mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+        mixed ^= mixed >> 31
+    return mixed
+
+
+class StepSeed:
+    """The random number of one step, drawn from torch's default generator when first asked for.
+
+    A model that draws nothing thus leaves the caller's generator alone.
+    """
+
+    def __init__(self) -> None:
+        self._value: int | None = None
+
+    def value(self) -> int:
+        with _default_generator:
+            if self._value is None:
+                draw = torch.empty((), dtype=torch.int64, device="cpu").random_()
+                self._value = int(draw.item())
+            return self._value
+
+
+class Draws:
+    """Whether the forward actions of a stage draw random numbers, and which.
+
+    `possible` is true until an action has been watched and drew nothing, so that a stage without
+    dropout pays for watching once. Changing the stage between train and eval mode asks again.
+    """
+
+    def __init__(self, stage: int) -> None:
+        self.possible = True
+        self._stage = stage
+        self._mode: object = None
+        self._backward_is_safe = False
+
+    def begin(self, seed: StepSeed, mode: object) -> None:
+        """Starts a step. `mode` is any value that changes when other layers may draw."""
+        self._seed = seed
+        if mode != self._mode:
+            self._mode = mode
+            self.possible = True
+            self._backward_is_safe = False
+
+    def forward(self, microbatch: int) -> _OwnState:
+        """The mode to run a forward action in."""
+        return _OwnState(self, self._seed, self._stage, microbatch)
+
+    def backward(self, microbatch: int) -> _RefuseInBackward | None:
+        """The mode to run a backward action in; None once one has been seen to draw nothing."""
+        if not self.possible or self._backward_is_safe:
+            return None
+        self._backward_is_safe = True
+        return _RefuseInBackward(self._stage, microbatch)
+
+
+def _is_random(func: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in func.tags
+
+
+class _OwnState(TorchDispatchMode):
+    """Gives every random operation the generator state of this action."""
+
+    def __init__(self, draws: Draws, seed: StepSeed, stage: int, microbatch: int) -> None:
+        super().__init__()
+        self._draws = draws
+        self._seed = seed
+        self._key = (stage, microbatch)
+        self._state: Tensor | None = None
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if not _is_random(func):
+            return func(*args, **(kwargs or {}))
+        default = torch.default_generator
+        with _default_generator:
+            if self._state is None:
+                seed = action_seed(self._seed.value(), *self._key)
+                self._state = torch.Generator().manual_seed(seed).get_state()
+            callers = default.get_state()
+            default.set_state(self._state)
+            try:
+                return func(*args, **(kwargs or {}))
+            finally:
+                self._state = default.get_state()
+                default.set_state(callers)
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)
+        self._draws.possible = self._state is not None
+
+
+class _RefuseInBackward(TorchDispatchMode):
+    """Finds recomputation that would draw other numbers than the forward it repeats."""
+
+    def __init__(self, stage: int, microbatch: int) -> None:
+        super().__init__()
+        self._where = f"stage {stage}, microbatch {microbatch}"
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if _is_random(func):
+            raise RuntimeError(
+                f"{func} draws random numbers in a backward ({self._where}): activation "
+                "checkpointing of a layer with dropout cannot repeat the numbers of its forward "
+                "here; checkpoint without dropout, or use dropout without checkpointing"
+            )
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,125 @@
+"""What F and B do to the tensors of one stage. A stage knows its neighbours, never its schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from .random import Draws, StepSeed
+
+# Gets (microbatch, output of the last stage); returns the loss to start backward from, if there is one.
+Finish = Callable[[int, Any], Tensor | None]
+
+
+class Stage:
+    """Consecutive layers of the model, run forward and backward one microbatch at a time.
+
+    Between two stages the autograd graph is cut: the next stage gets detached leaves, and their
+    gradients are where this stage's backward starts. Parameters collect gradients in `.grad` as autograd
+    does, in the order of the stage's backward actions in the plan.
+
+    Only the worker of the stage's device calls `forward` and `backward`; the plan's dependencies order
+    what neighbours hand over. Attributes that are lists hold one entry per microbatch.
+    """
+
+    def __init__(self, index: int, layers: Sequence[nn.Module]) -> None:
+        self.layers = list(layers)
+        self.next: Stage | None = None
+        self.previous: Stage | None = None
+        modules = [module for layer in layers for module in layer.modules()]
+        # An in-place layer may not write into a leaf that requires grad, nor into what the previous
+        # stage has saved for its backward, so it gets a copy.
+        self.copies_input = any(getattr(module, "inplace", False) for module in modules)
+        self._modules = modules
+        self._draws = Draws(index)
+        self.end()
+
+    def begin(self, num_microbatches: int, seed: StepSeed, finish: Finish) -> None:
+        """Makes room for a step."""
+        self._finish = finish
+        self._draws.begin(seed, tuple(module.training for module in self._modules))
+        self._make_room(num_microbatches)
+
+    def end(self) -> None:
+        """Lets go of everything that belongs to the step."""
+        self._finish: Finish | None = None
+        self._make_room(0)
+
+    def _make_room(self, num_microbatches: int) -> None:
+        # What the first layer is called with; None for a microbatch without rows.
+        self.arguments: list[tuple[Any, ...] | None] = [None] * num_microbatches
+        # The tensors among them whose gradient the previous stage waits for.
+        self.leaves: list[Sequence[Tensor]] = [()] * num_microbatches
+        # The tensors that backward starts from, and the gradients that the next stage gives for them.
+        self.outputs: list[Sequence[Tensor]] = [()] * num_microbatches
+        self.gradients: list[Sequence[Tensor | None]] = [()] * num_microbatches
+
+    def forward(self, microbatch: int) -> None:
+        """F: computes the layers and hands the output over to the next stage."""
+        arguments = self.arguments[microbatch]
+        if arguments is None:
+            return
+        self.arguments[microbatch] = None
+        if self._draws.possible:
+            with self._draws.forward(microbatch):
+                output = self._compute(arguments)
+        else:
+            output = self._compute(arguments)
+        if self.next is not None:
+            self.outputs[microbatch] = self._hand_over(microbatch, output, self.next)
+        else:
+            assert self._finish is not None
+            loss = self._finish(microbatch, output)
+            self.outputs[microbatch] = () if loss is None else (loss,)
+
+    def backward(self, microbatch: int) -> None:
+        """B: adds to the parameters' `.grad` and hands input gradients to the previous stage."""
+        outputs, gradients = self.outputs[microbatch], self.gradients[microbatch]
+        self.outputs[microbatch] = self.gradients[microbatch] = ()
+        if any(gradient is None for gradient in gradients):
+            used = [pair for pair in zip(outputs, gradients, strict=True) if pair[1] is not None]
+            outputs, gradients = [pair[0] for pair in used], [pair[1] for pair in used]
+        if outputs:
+            mode = self._draws.backward(microbatch)
+            if mode is None:
+                torch.autograd.backward(outputs, gradients)
+            else:
+                with mode:
+                    torch.autograd.backward(outputs, gradients)
+        if self.previous is not None:
+            leaves = self.leaves[microbatch]
+            self.leaves[microbatch] = ()
+            self.previous.gradients[microbatch] = [leaf.grad for leaf in leaves]
+
+    def _compute(self, arguments: tuple[Any, ...]) -> Any:
+        first, *others = self.layers
+        value = first(*arguments)
+        for layer in others:
+            value = layer(value)
+        return value
+
+    def _hand_over(self, microbatch: int, output: Any, receiver: Stage) -> Sequence[Tensor]:
+        """Gives the receiver detached leaves; returns the tensors whose gradients come back."""
+        if isinstance(output, Tensor):
+            leaf = output.detach()
+            if output.requires_grad:
+                receiver.leaves[microbatch] = (leaf.requires_grad_(),)
+            receiver.arguments[microbatch] = (leaf.clone() if receiver.copies_input else leaf,)
+            return (output,) if output.requires_grad else ()
+        values, spec = pytree.tree_flatten(output)
+        sent = [value for value in values if isinstance(value, Tensor) and value.requires_grad]
+        leaves: list[Tensor] = []
+        for position, value in enumerate(values):
+            if not isinstance(value, Tensor):
+                continue
+            leaf = value.detach()
+            if value.requires_grad:
+                leaves.append(leaf.requires_grad_())
+            values[position] = leaf.clone() if receiver.copies_input else leaf
+        receiver.leaves[microbatch] = leaves
+        receiver.arguments[microbatch] = (pytree.tree_unflatten(values, spec),)
+        return sent
