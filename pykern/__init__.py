@@ -1,1 +1,33 @@
-"""Pipeline-parallel runtime for PyTorch in one process."""
+"""Pipeline-parallel runtime for PyTorch in one process.
+
+`pykern.plan` and `pykern.schedules` need no torch, so the names that do are imported when first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .pipeline import Pipeline
+    from .plan import Plan, PlanError
+    from .runtime.microbatch import SplitError
+
+__version__ = "0.1.0"
+
+__all__ = ["Pipeline", "Plan", "PlanError", "SplitError"]
+
+_HOME = {
+    "Pipeline": ".pipeline",
+    "Plan": ".plan",
+    "PlanError": ".plan",
+    "SplitError": ".runtime.microbatch",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'pykern' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name], __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

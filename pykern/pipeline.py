@@ -14,10 +14,10 @@ from .partition import Balance, Partition, partition
 from .plan import Costs, Kind, Plan, Timeline, simulate
 from .runtime import microbatch
 from .runtime.executor import Executor
-from .runtime.stage import Stage
+from .runtime.loss import Loss, Losses
+from .runtime.stage import Finish, Stage
 
 Schedule = str | Plan | Callable[..., Plan]
-Loss = Callable[..., Tensor]
 
 
 class Pipeline(nn.Module):
@@ -84,7 +84,7 @@ class Pipeline(nn.Module):
             Stage(index, modules[span.start : span.stop]) for index, span in enumerate(cut.stages)
         ]
         self._executor = Executor(stages, plan.num_devices)
-        self._last_program = None
+        self._last_program: _C.Program | None = None
 
     def step(self, *inputs: Any, target: Any = None) -> Tensor:
         """Forward and backward of one batch on all devices.
@@ -111,13 +111,11 @@ class Pipeline(nn.Module):
             raise RuntimeError("step needs a loss: Pipeline(..., loss_fn=...)")
         if not torch.is_grad_enabled():
             raise RuntimeError("step computes gradients, but they are off here (torch.no_grad?)")
-        rows = microbatch.sizes(
-            microbatch.batch_size((inputs, target)), self.plan.num_microbatches
-        )
-        losses = _Losses(self._loss_fn, microbatch.split(target, rows), target is not None)
-        weights = self._weights(rows)
-        self._run(self._train_program, inputs, rows, losses, weights)
-        return losses.total(weights)
+        rows = self._rows((inputs, target))
+        targets = None if target is None else microbatch.split(target, rows)
+        losses = Losses(self._loss_fn, targets, self._weights(rows))
+        self._run(self._train_program, inputs, rows, losses.finish)
+        return losses.total()
 
     def forward(self, *inputs: Any) -> Any:
         """Forward only, without gradients: the model's output for the whole batch.
@@ -128,15 +126,16 @@ class Pipeline(nn.Module):
         Returns:
             What the last layer returns, its tensors joined along dimension 0.
         """
-        rows = microbatch.sizes(microbatch.batch_size(inputs), self.plan.num_microbatches)
-        outputs: list[Any] = [None] * len(rows)
+        rows = self._rows(inputs)
+        outputs: dict[int, Any] = {}
 
-        def keep(index: int, output: Any) -> None:
+        def keep(index: int, output: Any) -> tuple[tuple[()], tuple[()]]:
             outputs[index] = output
+            return (), ()
 
         with torch.no_grad():
             self._run(self._predict_program, inputs, rows, keep)
-            return microbatch.merge([output for output, n in zip(outputs, rows, strict=True) if n])
+            return microbatch.merge([outputs[index] for index in sorted(outputs)])
 
     def timeline(self) -> Timeline:
         """What ran when in the last step or forward.
@@ -165,11 +164,104 @@ class Pipeline(nn.Module):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _weights(self, rows: Sequence[int]) -> list[float]:
-        total = sum(rows) if self._reduction == "mean" else 1
-        return [n / total if self._reduction == "mean" else 1.0 for n in rows]
+    def _rows(self, batch: Any) -> list[int]:
+        return microbatch.sizes(microbatch.batch_size(batch), self.plan.num_microbatches)
 
-    def _run(self, program: _C.Program, inputs: tuple[Any, ...], rows: Sequence[int], finish, gradients=()):
+    def _weights(self, rows: Sequence[int]) -> list[float]:
+        if self._reduction == "sum":
+            return [1.0] * len(rows)
+        total = sum(rows)
+        return [n / total for n in rows]
+
+    def _run(
+        self, program: _C.Program, inputs: tuple[Any, ...], rows: Sequence[int], finish: Finish
+    ) -> None:
         parts = microbatch.split(inputs, rows)
-        self._executor.run(program, [part if n else None for part, n in zip(parts, rows, strict=True)], finish, gradients)
+        arguments = [part if n else None for part, n in zip(parts, rows, strict=True)]
         self._last_program = program
+        self._executor.run(program, arguments, finish)
+
+
+def _named_layers(model: nn.Sequential | Sequence[nn.Module]) -> dict[str, nn.Module]:
+    if isinstance(model, nn.Sequential):
+        if type(model).forward is not nn.Sequential.forward:
+            raise TypeError(
+                f"{type(model).__name__} has a forward of its own, which cutting would lose; give "
+                "its layers as an nn.Sequential or a list"
+            )
+        return dict(model._modules.items())  # type: ignore[arg-type]
+    if isinstance(model, nn.Module) and not isinstance(model, nn.ModuleList):
+        raise TypeError(
+            f"cannot cut a {type(model).__name__}: give an nn.Sequential or a list of modules"
+        )
+    layers = {str(index): layer for index, layer in enumerate(model)}
+    for name, layer in layers.items():
+        if not isinstance(layer, nn.Module):
+            raise TypeError(f"layer {name} is a {type(layer).__name__}, not an nn.Module")
+    return layers
+
+
+def _make_plan(
+    schedule: Schedule, num_devices: int, microbatches: int | None, options: dict[str, Any]
+) -> Plan:
+    if isinstance(schedule, Plan):
+        if options:
+            raise TypeError(f"a Plan takes no schedule options, got {', '.join(sorted(options))}")
+        if schedule.num_devices != num_devices:
+            raise ValueError(
+                f"the plan is for {schedule.num_devices} devices, but there are {num_devices}"
+            )
+        if microbatches not in (None, schedule.num_microbatches):
+            raise ValueError(
+                f"microbatches={microbatches}, but the plan is for {schedule.num_microbatches}"
+            )
+        return schedule
+    if microbatches is None:
+        raise TypeError("Pipeline needs microbatches=N: how many parts a batch is cut into")
+    if isinstance(schedule, str):
+        if schedule not in schedules.by_name:
+            known = ", ".join(sorted(schedules.by_name))
+            raise ValueError(f"schedule {schedule!r} is unknown; there are {known}")
+        schedule = schedules.by_name[schedule]
+    return schedule(num_devices, microbatches, **options)
+
+
+def _refuse_foreign_devices(layers: dict[str, nn.Module]) -> None:
+    for name, layer in layers.items():
+        for parameter_name, tensor in (*layer.named_parameters(), *layer.named_buffers()):
+            if tensor.device.type != "cpu":
+                raise ValueError(
+                    f"{name}.{parameter_name} is on {tensor.device}, but the pipeline's devices are "
+                    "CPU workers; move the model to the CPU first"
+                )
+
+
+def _refuse_shared_parameters(layers: dict[str, nn.Module], cut: Partition) -> None:
+    """A parameter in two stages would be written by two workers, in no fixed order."""
+    names = list(layers)
+    owner: dict[int, tuple[int, str]] = {}
+    for stage, span in enumerate(cut.stages):
+        for name in names[span.start : span.stop]:
+            for parameter_name, parameter in layers[name].named_parameters():
+                here = f"{name}.{parameter_name}"
+                first, there = owner.setdefault(id(parameter), (stage, here))
+                if first != stage:
+                    raise ValueError(
+                        f"{there} (stage {first}) and {here} (stage {stage}) are one parameter; "
+                        "parameters shared between stages are not supported yet: cut so that they "
+                        "share a stage (balance=[...]), or untie them"
+                    )
+
+
+def _mean_costs(timeline: Timeline, num_stages: int) -> Costs:
+    total = {kind: [0.0] * num_stages for kind in (Kind.F, Kind.B)}
+    count = {kind: [0] * num_stages for kind in (Kind.F, Kind.B)}
+    for row in timeline.rows:
+        for span in row:
+            total[span.action.kind][span.action.stage] += span.end_ns - span.start_ns
+            count[span.action.kind][span.action.stage] += 1
+    mean = {
+        kind: [t / max(n, 1) for t, n in zip(total[kind], count[kind], strict=True)]
+        for kind in total
+    }
+    return Costs(forward_ns=mean[Kind.F], backward_ns=mean[Kind.B])

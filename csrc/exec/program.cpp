@@ -32,11 +32,11 @@ Program::Program(const Plan& plan) : num_stages_(plan.num_stages()) {
     std::vector<Edge> edges;
     for (Position to = 0; to < actions_.size(); ++to) {
         const bool first_in_row = to == row_begin(device_[to]);
-        if (!first_in_row) edges.push_back({to - 1, to});
+        if (!first_in_row) edges.push_back({.from = to - 1, .to = to});
         for (const Action& input : inputs_of(actions_[to], num_stages_)) {
-            const auto from = static_cast<Position>(index.position(input));
+            const auto from = static_cast<Position>(index.at(input));
             const bool is_row_edge = !first_in_row && from == to - 1;
-            if (!is_row_edge) edges.push_back({from, to});
+            if (!is_row_edge) edges.push_back({.from = from, .to = to});
         }
     }
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from .. import _C
 from .carry import CallerState
@@ -41,16 +40,14 @@ class Executor:
         program: _C.Program,
         arguments: Sequence[tuple[Any, ...] | None],
         finish: Finish,
-        gradients: Sequence[Tensor] = (),
     ) -> None:
         """Runs one step.
 
         Args:
             program: a plan over these stages.
             arguments: what the first layer is called with, per microbatch; None skips a microbatch.
-            finish: called in the last stage with each microbatch and its output; returns the loss.
-            gradients: the weight of each microbatch's loss, where backward starts; none for a
-                forward-only program.
+            finish: called in the last stage with each microbatch and its output; returns where
+                backward starts.
 
         Raises:
             BaseException: the first exception that a stage raised, unchanged but for a note.
@@ -60,8 +57,6 @@ class Executor:
         for stage in self._stages:
             stage.begin(len(arguments), seed, finish)
         self._stages[0].arguments = list(arguments)
-        if gradients:
-            self._stages[-1].gradients = [(gradient,) for gradient in gradients]
         threads = torch.get_num_threads()
         try:
             failures = self._workers.run(program, self._forward, self._backward, caller)

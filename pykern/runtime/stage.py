@@ -11,8 +11,9 @@ from torch.utils import _pytree as pytree
 
 from .random import Draws, StepSeed
 
-# Gets (microbatch, output of the last stage); returns the loss to start backward from, if there is one.
-Finish = Callable[[int, Any], Tensor | None]
+# Gets (microbatch, output of the last stage); returns the tensors that backward starts from and their
+# gradients, both empty when there is no backward.
+Finish = Callable[[int, Any], tuple[Sequence[Tensor], Sequence[Tensor]]]
 
 
 class Stage:
@@ -73,8 +74,8 @@ class Stage:
             self.outputs[microbatch] = self._hand_over(microbatch, output, self.next)
         else:
             assert self._finish is not None
-            loss = self._finish(microbatch, output)
-            self.outputs[microbatch] = () if loss is None else (loss,)
+            ends = self._finish(microbatch, output)
+            self.outputs[microbatch], self.gradients[microbatch] = ends
 
     def backward(self, microbatch: int) -> None:
         """B: adds to the parameters' `.grad` and hands input gradients to the previous stage."""

@@ -1,0 +1,60 @@
+"""The loss of a step: one per microbatch, weighted so that together they are the full batch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Loss = Callable[..., Tensor]
+
+
+class Losses:
+    """Computes the loss of each microbatch, and where its backward starts.
+
+    Backward starts from the loss with the microbatch's weight as gradient, which gives the same bits as
+    the backward of loss * weight.
+
+    Args:
+        loss_fn: called with (output, target), or (output) without targets.
+        targets: one per microbatch, or None.
+        weights: share of each microbatch in the loss of the batch.
+    """
+
+    def __init__(
+        self, loss_fn: Loss, targets: Sequence[Any] | None, weights: Sequence[float]
+    ) -> None:
+        self._loss_fn = loss_fn
+        self._targets = targets
+        self._weights = weights
+        self._losses: list[Tensor | None] = [None] * len(weights)
+        self._gradients: dict[float, Tensor] = {}
+
+    def finish(self, microbatch: int, output: Any) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """The last stage's output becomes a loss, which is returned with its gradient."""
+        if self._targets is None:
+            loss = self._loss_fn(output)
+        else:
+            loss = self._loss_fn(output, self._targets[microbatch])
+        if not isinstance(loss, Tensor) or loss.dim() != 0:
+            found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            raise ValueError(
+                f"loss_fn must return a tensor without dimensions for each microbatch, got {found}"
+            )
+        self._losses[microbatch] = loss.detach()
+        weight = self._weights[microbatch]
+        gradient = self._gradients.get(weight)
+        if gradient is None or gradient.dtype != loss.dtype:
+            gradient = self._gradients[weight] = torch.full_like(loss, weight, requires_grad=False)
+        return (loss,), (gradient,)
+
+    def total(self) -> Tensor:
+        """The loss of the batch: weighted losses added in ascending order of microbatches."""
+        total: Tensor | None = None
+        for loss, weight in zip(self._losses, self._weights, strict=True):
+            if loss is not None:
+                total = loss * weight if total is None else total + loss * weight
+        assert total is not None
+        return total
