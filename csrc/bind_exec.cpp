@@ -182,14 +182,27 @@ class Executor {
         workers_.reset();
     }
 
+    // Takes the executor for one step, before the caller touches anything that a step uses.
+    void claim() {
+        if (is_fork()) {
+            throw std::runtime_error(
+                "this pipeline was made in another process: its workers do not survive a fork; make "
+                "a new one in the child");
+        }
+        if (workers_->closed()) throw std::runtime_error("the pipeline is closed");
+        if (claimed_) {
+            throw std::runtime_error(
+                "the pipeline is already running a step: a stage, a hook or another thread called it "
+                "again");
+        }
+        claimed_ = true;
+    }
+
+    void release() { claimed_ = false; }
+
     std::vector<Failure> run(Job& job, std::vector<py::object> forward,
                              std::vector<py::object> backward, py::object carry) {
-        refuse_misuse(job, forward, backward);
-        busy_ = true;
-        struct Finally {
-            bool& busy;
-            ~Finally() { busy = false; }
-        } finally{busy_};
+        refuse_misfit(job, forward, backward);
         callbacks_->begin(job.program, std::move(forward), std::move(backward), std::move(carry));
         {
             const py::gil_scoped_release no_gil;
@@ -214,19 +227,9 @@ class Executor {
    private:
     bool is_fork() const { return getpid() != process_; }
 
-    void refuse_misuse(const Job& job, const std::vector<py::object>& forward,
+    void refuse_misfit(const Job& job, const std::vector<py::object>& forward,
                        const std::vector<py::object>& backward) const {
-        if (is_fork()) {
-            throw std::runtime_error(
-                "this pipeline was made in another process: its workers do not survive a fork; make "
-                "a new one in the child");
-        }
-        if (workers_->closed()) throw std::runtime_error("the pipeline is closed");
-        if (busy_) {
-            throw std::runtime_error(
-                "the pipeline is already running a step: a stage, a hook or another thread called it "
-                "again");
-        }
+        if (!claimed_) throw std::logic_error("run needs a claim");
         if (job.program.num_devices() > num_workers_) {
             throw std::invalid_argument("the program needs " +
                                         std::to_string(job.program.num_devices()) +
@@ -242,7 +245,7 @@ class Executor {
 
     int num_workers_;
     pid_t process_ = getpid();
-    bool busy_ = false;  // guarded by the interpreter lock
+    bool claimed_ = false;  // guarded by the interpreter lock
     std::unique_ptr<Callbacks> callbacks_;
     std::unique_ptr<Workers> workers_;  // after callbacks_, which its threads use
 };
@@ -266,6 +269,8 @@ void bind_exec(py::module_& module) {
 
     py::class_<Executor>(module, "Executor", "Worker threads that run programs, one device each.")
         .def(py::init<int>(), py::arg("num_workers"))
+        .def("claim", &Executor::claim)
+        .def("release", &Executor::release)
         .def("run", &Executor::run, py::arg("program"), py::arg("forward"), py::arg("backward"),
              py::arg("carry") = py::none())
         .def("close", &Executor::close);

@@ -178,8 +178,8 @@ class Pipeline(nn.Module):
     ) -> None:
         parts = microbatch.split(inputs, rows)
         arguments = [part if n else None for part, n in zip(parts, rows, strict=True)]
-        self._last_program = program
         self._executor.run(program, arguments, finish)
+        self._last_program = program
 
 
 def _named_layers(model: nn.Sequential | Sequence[nn.Module]) -> dict[str, nn.Module]:

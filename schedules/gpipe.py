@@ -41,5 +41,6 @@ def gpipe(num_devices: int, num_microbatches: int) -> Plan:
         ValueError: A count is below 1, or the plan too large.
     """
     require_counts(num_devices=num_devices, num_microbatches=num_microbatches)
+    placement = Placement.linear(num_devices)
     warmup = [num_microbatches] * num_devices
-    return by_phases(Placement.linear(num_devices), num_microbatches, warmup, num_microbatches)
+    return by_phases(placement, num_microbatches, warmup, group=num_microbatches)

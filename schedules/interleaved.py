@@ -1,4 +1,4 @@
-"""Interleaved 1F1B: several chunks on every device, so that the bubble shrinks with their number."""
+"""Interleaved 1F1B: several chunks on every device; the bubble shrinks with their number."""
 
 from ..plan import Placement, Plan, by_phases, require_counts
 
@@ -47,6 +47,7 @@ def interleaved(num_devices: int, num_microbatches: int, num_chunks: int = 2) ->
     require_counts(
         num_devices=num_devices, num_microbatches=num_microbatches, num_chunks=num_chunks
     )
+    placement = Placement.looped(num_devices, num_chunks)
     num_groups = max(1, num_microbatches // num_devices)
     group = -(-num_microbatches // num_groups)
     num_forwards = num_chunks * num_microbatches
@@ -54,5 +55,4 @@ def interleaved(num_devices: int, num_microbatches: int, num_chunks: int = 2) ->
         min(2 * (num_devices - 1 - device) + (num_chunks - 1) * group, num_forwards)
         for device in range(num_devices)
     ]
-    placement = Placement.looped(num_devices, num_chunks)
     return by_phases(placement, num_microbatches, warmup, group)

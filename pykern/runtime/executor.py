@@ -50,25 +50,31 @@ class Executor:
                 backward starts.
 
         Raises:
+            RuntimeError: the executor is closed, running, or from before a fork.
             BaseException: the first exception that a stage raised, unchanged but for a note.
         """
         caller = CallerState(self._num_devices)
-        seed = StepSeed()
-        for stage in self._stages:
-            stage.begin(len(arguments), seed, finish)
-        self._stages[0].arguments = list(arguments)
         threads = torch.get_num_threads()
+        self._workers.claim()
         try:
+            self._begin(arguments, finish)
             failures = self._workers.run(program, self._forward, self._backward, caller)
         finally:
             for stage in self._stages:
                 stage.end()
+            self._workers.release()
             # A worker that takes its share of threads also changes a setting that MKL keeps per
             # process; this puts it back.
             if caller.changed_threads:
                 torch.set_num_threads(threads)
         if failures:
             raise _first(failures)
+
+    def _begin(self, arguments: Sequence[tuple[Any, ...] | None], finish: Finish) -> None:
+        seed = StepSeed()
+        for stage in self._stages:
+            stage.begin(len(arguments), seed, finish)
+        self._stages[0].arguments = list(arguments)
 
     def close(self) -> None:
         """Ends the threads. A step in progress in another thread is stopped first."""

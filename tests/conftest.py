@@ -1,0 +1,16 @@
+"""What every test shares. It does not import torch: the tests of the planner run without it."""
+
+import pytest
+from hypothesis import settings
+
+# The same examples on every run, and no deadline: another process on the machine is no failure.
+settings.register_profile("pykern", derandomize=True, deadline=None)
+settings.load_profile("pykern")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") is not None:
+        import torch  # noqa: PLC0415
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")

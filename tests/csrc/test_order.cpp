@@ -1,0 +1,49 @@
+#include <doctest/doctest.h>
+
+#include <vector>
+
+#include "plan/generate.hpp"
+#include "plan/index.hpp"
+#include "plan/inputs.hpp"
+#include "plan/order.hpp"
+#include "plans.hpp"
+
+using namespace pykern;
+
+TEST_CASE("the index finds every action and nothing else") {
+    const Plan plan = plan_of(Placement::linear(2), 2, {"0F1 0F0", "1F0 1F1"});
+    const Index index(plan);
+    CHECK(index.at({1, 0, Kind::F}) == 0);
+    CHECK(index.at({0, 0, Kind::F}) == 1);
+    CHECK(index.at({1, 1, Kind::F}) == 3);
+    CHECK(index.at({1, 1, Kind::B}) == -1);
+    CHECK(index.row_start(1) == 2);
+    CHECK(index.has(Kind::F));
+    CHECK_FALSE(index.has(Kind::B));
+}
+
+TEST_CASE("the order keeps rows and puts inputs first") {
+    for (const int num_devices : {1, 2, 3, 5}) {
+        const Plan plan =
+            by_slots(Placement::wave(num_devices, 2), 6, num_devices, 8 * num_devices);
+        const Index index(plan);
+        const std::vector<Action> order = run_order(plan, index);
+        REQUIRE(order.size() == plan.num_actions());
+        std::vector<bool> ran(order.size(), false);
+        std::vector<int> next;
+        for (int device = 0; device < num_devices; ++device) next.push_back(index.row_start(device));
+        for (const Action& action : order) {
+            for (const Action& input : inputs_of(action, plan.num_stages())) {
+                CHECK(ran[static_cast<std::size_t>(index.at(input))]);
+            }
+            const int device = plan.placement().device_of(action.stage);
+            CHECK(index.at(action) == next[static_cast<std::size_t>(device)]++);
+            ran[static_cast<std::size_t>(index.at(action))] = true;
+        }
+    }
+}
+
+TEST_CASE("a deadlock ends the order where each row stops") {
+    const Plan plan = plan_of(Placement(2, {0, 1, 0}), 1, {"2F0 0F0", "1F0"});
+    CHECK(run_order(plan, Index(plan)).empty());
+}

@@ -1,0 +1,64 @@
+"""A plan is an immutable value with a text form."""
+
+import pickle
+
+import pytest
+from pykern.plan import Action, Kind, Placement, Plan, by_slots, check
+
+
+def small_plan() -> Plan:
+    return by_slots(Placement.linear(2), num_microbatches=2, group=1, group_offset=2)
+
+
+def test_counts_rows_and_text() -> None:
+    plan = small_plan()
+    counts = (plan.num_devices, plan.num_stages, plan.num_microbatches, plan.num_actions)
+    assert counts == (2, 2, 2, 8)
+    assert [[str(action) for action in row] for row in plan.rows] == [
+        ["0F0", "0F1", "0B0", "0B1"],
+        ["1F0", "1B0", "1F1", "1B1"],
+    ]
+    assert str(plan) == "device 0 | 0F0 0F1 0B0 0B1\ndevice 1 | 1F0 1B0 1F1 1B1"
+    assert len(repr(plan)) < 100
+
+
+def test_equality_and_pickle() -> None:
+    plan = small_plan()
+    assert pickle.loads(pickle.dumps(plan)) == plan == Plan(plan.placement, 2, plan.rows)
+    assert plan != Plan(plan.placement, 3, plan.rows)
+    assert plan != Plan(plan.placement, 2, plan.rows[::-1])
+
+
+def test_a_plan_cannot_be_changed() -> None:
+    plan = small_plan()
+    assert isinstance(plan.rows, tuple)
+    assert isinstance(plan.rows[0], tuple)
+    with pytest.raises(AttributeError):
+        plan.rows = ()  # type: ignore[misc]
+
+
+def test_forward_only_keeps_the_forwards_in_order() -> None:
+    plan = small_plan().forward_only()
+    check(plan)
+    assert {action.kind for row in plan.rows for action in row} == {Kind.F}
+    assert [str(action) for action in plan.rows[1]] == ["1F0", "1F1"]
+
+
+@pytest.mark.parametrize(
+    ("num_stages", "num_microbatches", "num_rows", "message"),
+    [
+        (2, 0, 2, "num_microbatches must be 1 to 16777216, got 0"),
+        (2, 2, 3, "a plan for 2 devices needs as many rows, got 3"),
+        (1000, 20000, 1000, r"num_stages \* num_microbatches must be 1 to 16777216, got 20000000"),
+    ],
+)
+def test_bad_sizes_are_refused(
+    num_stages: int, num_microbatches: int, num_rows: int, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Plan(Placement.linear(num_stages), num_microbatches, [[]] * num_rows)
+
+
+def test_wide_actions_keep_the_table_aligned() -> None:
+    rows = [[Action(Kind.F, 0, 0), Action(Kind.F, 0, 10), Action(Kind.F, 0, 1)]]
+    assert str(Plan(Placement.linear(1), 11, rows)) == "device 0 | 0F0  0F10 0F1"

@@ -1,0 +1,65 @@
+"""What a timeline says about its spans, and which spans it refuses."""
+
+import pytest
+from pykern.plan import Action, Costs, Placement, Span, Timeline, by_slots, simulate
+
+
+def span(text: str, start_ns: float, end_ns: float) -> Span:
+    return Span(Action.parse(text), start_ns, end_ns)
+
+
+def test_measures_of_a_small_one() -> None:
+    timeline = Timeline(
+        [
+            [span("0F0", 100, 110), span("0F1", 110, 120), span("0B0", 140, 160)],
+            [span("1F0", 110, 120), span("1B0", 120, 140)],
+        ]
+    )
+    assert timeline.num_devices == 2
+    assert timeline.makespan_ns == 60
+    assert [timeline.busy_ns(device) for device in range(2)] == [40, 30]
+    assert timeline.bubble_ratio == 1 - 70 / 120
+    assert [timeline.peak_in_flight(device) for device in range(2)] == [2, 1]
+    assert timeline.rows[1][0] == span("1F0", 110, 120)
+
+
+def test_nothing_ran() -> None:
+    timeline = Timeline([[], []])
+    assert (timeline.makespan_ns, timeline.bubble_ratio, timeline.busy_ns(1)) == (0, 0, 0)
+    assert timeline.peak_in_flight(0) == 0
+
+
+def test_a_simulated_one_can_be_made_again_from_its_rows() -> None:
+    plan = by_slots(Placement.wave(2, 1), 4, group=2, group_offset=8)
+    predicted = simulate(plan, Costs(0.1, 0.2))
+    again = Timeline(predicted.rows)
+    assert again.rows == predicted.rows
+    assert again.makespan_ns == predicted.makespan_ns
+
+
+def test_a_busy_device_has_no_bubble_whatever_the_rounding() -> None:
+    row = [span(f"0F{i}", i * 0.1, (i + 1) * 0.1) for i in range(1000)]
+    assert 0 <= Timeline([row]).bubble_ratio < 1e-12
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        [span("0F0", 2, 1)],
+        [span("0F0", 5, 6), span("0F1", 4, 7)],
+        [span("0F0", float("nan"), 1)],
+        [span("0F0", 0, float("inf"))],
+    ],
+)
+def test_spans_out_of_order_are_refused(row: list[Span]) -> None:
+    with pytest.raises(ValueError, match="device 1: 0F. runs from .* but times must be finite"):
+        Timeline([[], row])
+
+
+@pytest.mark.parametrize("device", [-1, 2])
+def test_a_device_that_is_not_there_has_no_figures(device: int) -> None:
+    timeline = Timeline([[], []])
+    with pytest.raises(IndexError, match="device must be 0 to 1"):
+        timeline.busy_ns(device)
+    with pytest.raises(IndexError, match="device must be 0 to 1"):
+        timeline.peak_in_flight(device)

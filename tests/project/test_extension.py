@@ -1,0 +1,77 @@
+"""The face of the extension: what linters of Python sources cannot see."""
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+
+import pykern._C
+
+# pybind11 gives its classes a metaclass of their own and its enums a marker; no stub can name them.
+UNAVOIDABLE = (
+    "is inconsistent, metaclass differs",
+    ".__pybind11_native_enum__ is not present in stub",
+)
+# pybind11 begins a docstring with such a line.
+SIGNATURE = re.compile(r"^\w+(\(.*\) -> .*)$", re.MULTILINE)
+
+
+def public_members(owner: object, path: str) -> Iterator[tuple[str, object]]:
+    """Classes, functions, methods and properties under their full names."""
+    for name in vars(owner):
+        value = inspect.getattr_static(owner, name)
+        documentable = inspect.isroutine(value) or isinstance(value, type | property)
+        if documentable and (name == "__init__" or not name.startswith("_")):
+            yield f"{path}.{name}", getattr(owner, name)
+            if isinstance(value, type):
+                yield from public_members(value, f"{path}.{name}")
+
+
+def defined(body: list[ast.stmt], path: str) -> Iterator[tuple[str, ast.FunctionDef]]:
+    for node in body:
+        if isinstance(node, ast.ClassDef):
+            yield from defined(node.body, f"{path}.{node.name}")
+        elif isinstance(node, ast.FunctionDef):
+            yield f"{path}.{node.name}", node
+
+
+def parameters(function: ast.FunctionDef) -> tuple[list[str], list[str]]:
+    """Names of the parameters, and the defaults of the last of them."""
+    arguments = function.args
+    names = [argument.arg for argument in arguments.posonlyargs + arguments.args]
+    return names, [ast.unparse(default) for default in arguments.defaults]
+
+
+def built_parameters(signature: str) -> tuple[list[str], list[str]]:
+    (function,) = ast.parse(f"def f{signature}: ...").body
+    assert isinstance(function, ast.FunctionDef)
+    return parameters(function)
+
+
+MEMBERS = dict(public_members(pykern._C, "pykern._C"))
+DOCS = {path: inspect.getdoc(value) or "" for path, value in MEMBERS.items()}
+
+
+def test_the_stub_names_what_was_built(python):
+    output = python("-m", "mypy.stubtest", "--concise", "pykern._C").stdout
+    differences = [line for line in output.splitlines() if not line.endswith(UNAVOIDABLE)]
+    assert differences == []
+
+
+def test_the_stub_has_the_parameters_of_what_was_built(root):
+    # stubtest cannot see them: pybind11 tells them in docstrings only.
+    stub = dict(defined(ast.parse((root / "pykern/_C.pyi").read_text()).body, "pykern._C"))
+    built = {path: SIGNATURE.match(doc) for path, doc in DOCS.items()}
+    signatures = {path: match[1] for path, match in built.items() if match and path in stub}
+    assert "pykern._C.Plan.__init__" in signatures
+    written = {path: parameters(stub[path]) for path in signatures}
+    assert written == {path: built_parameters(text) for path, text in signatures.items()}
+
+
+def test_every_public_name_says_what_it_is():
+    undocumented = [
+        path
+        for path, doc in DOCS.items()
+        if not path.endswith("__init__") and not SIGNATURE.sub("", doc).strip()
+    ]
+    assert undocumented == []

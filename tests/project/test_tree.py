@@ -1,0 +1,36 @@
+"""What must not be in the tree: it is read on other machines than the one it was written on."""
+
+import re
+import subprocess
+
+import pytest
+
+# Home folders and mounts of one machine, and packages installed from a local file.
+MACHINE_PATH = re.compile(r"(?<![\w.~}])/(?:home|root|work|opt|mnt|Users)/\w|file:/{3}")
+
+
+@pytest.fixture
+def tracked(root):
+    # The owner of a checkout on a build machine is often another user, which git would refuse.
+    listed = subprocess.run(
+        ["git", "-c", "safe.directory=*", "ls-files", "-z"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listed.returncode != 0:
+        pytest.skip(f"not a git checkout: {listed.stderr.strip()}")
+    paths = [root / name for name in listed.stdout.split("\0") if name]
+    return [path for path in paths if path.is_file()]
+
+
+def test_no_path_of_one_machine(root, tracked):
+    found = [
+        f"{path.relative_to(root)}:{number} {line}"
+        for path in tracked
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1)
+        if MACHINE_PATH.search(line)
+    ]
+    assert len(tracked) > 1
+    assert found == []

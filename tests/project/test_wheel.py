@@ -1,0 +1,30 @@
+"""What a user installs."""
+
+import zipfile
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+
+def test_the_link_to_the_schedules_is_relative(root):
+    link = root / "pykern" / "schedules"
+    assert link.is_symlink()
+    assert link.readlink() == Path("../schedules")
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(root, python, tmp_path):
+    built = python("-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path)
+    assert built.returncode == 0, built.stdout
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+
+    package = root / "pykern"
+    sources = [*package.rglob("*.py"), package / "_C.pyi", package / "py.typed"]
+    schedules = (root / "schedules").glob("*.py")
+    expected = {path.relative_to(root).as_posix() for path in sources}
+    expected |= {f"pykern/schedules/{path.name}" for path in schedules}
+    expected |= {f"pykern/_C{EXTENSION_SUFFIXES[0]}"}
+    info = wheel.name.partition("-cp")[0] + ".dist-info"
+    for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE"):
+        expected.add(f"{info}/{name}")
+    assert sorted(names) == sorted(expected)

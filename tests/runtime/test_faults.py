@@ -1,0 +1,190 @@
+"""A fault in any action: the same object with a note, everything drained, the next step right."""
+
+import copy
+import gc
+import threading
+import weakref
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import pykern
+from pykern import schedules
+from pykern.plan import Action, Kind
+from tests.runtime.reference import assert_same_state, plain_step
+
+NUM_DEVICES = 4
+NUM_MICROBATCHES = 8
+
+
+class _Pass(torch.autograd.Function):
+    """The identity, which tells its fuse when it is passed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, fuse: "Fuse") -> Tensor:
+        ctx.fuse = fuse
+        fuse.passed(Kind.F)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        ctx.fuse.passed(Kind.B)
+        return gradients[0], None
+
+
+class Fuse(nn.Module):
+    """A linear layer that raises `error` in the n-th call of a kind, and remembers its activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.arm(None, 0, None)
+        self.alive: weakref.WeakSet[Tensor] = weakref.WeakSet()
+
+    def arm(self, kind: Kind | None, microbatch: int, error: BaseException | None) -> None:
+        self.kind, self.error = kind, error
+        self.left = {Kind.F: microbatch, Kind.B: microbatch}
+
+    def passed(self, kind: Kind) -> None:
+        if kind == self.kind:
+            if self.left[kind] == 0:
+                assert self.error is not None
+                raise self.error
+            self.left[kind] -= 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = _Pass.apply(torch.tanh(self.linear(x)), self)  # type: ignore[no-untyped-call]
+        self.alive.add(y)
+        return y
+
+
+@pytest.mark.parametrize("error_type", [ArithmeticError, KeyboardInterrupt])
+@pytest.mark.parametrize("schedule", sorted(schedules.by_name))
+def test_every_action_may_fail(schedule: str, error_type: type[BaseException]) -> None:
+    layers = nn.Sequential(*(Fuse() for _ in range(8)))
+    plain = copy.deepcopy(layers)
+    x, y = torch.randn(12, 6), torch.randn(12, 6)
+    expected = plain_step(plain, x, y, F.mse_loss, NUM_MICROBATCHES)
+    threads = threading.active_count()
+    with pykern.Pipeline(
+        layers,
+        devices=f"cpu:{NUM_DEVICES}",
+        schedule=schedule,
+        microbatches=NUM_MICROBATCHES,
+        loss_fn=F.mse_loss,
+    ) as pipe:
+        actions = [action for row in pipe.plan.rows for action in row]
+        assert len(actions) == 2 * pipe.plan.num_stages * NUM_MICROBATCHES
+        for action in actions:
+            fail_once(pipe, layers, action, error_type(f"planted in {action}"), (x, y))
+            pipe.zero_grad()
+            assert torch.equal(pipe.step(x, target=y), expected)
+            assert_same_state(pipe, plain)
+        # The workers show up as dummy threads once; no fault adds one.
+        assert threading.active_count() <= threads + NUM_DEVICES
+
+
+def fail_once(
+    pipe: pykern.Pipeline,
+    layers: nn.Sequential,
+    action: Action,
+    error: BaseException,
+    batch: tuple[Tensor, Tensor],
+) -> None:
+    """Runs a step whose `action` raises `error`, and looks at what is left."""
+    fuse = layers[pipe.partition.stages[action.stage][0]]
+    assert isinstance(fuse, Fuse)
+    fuse.arm(action.kind, action.microbatch, error)
+    with pytest.raises(type(error)) as caught:
+        pipe.step(batch[0], target=batch[1])
+    fuse.arm(None, 0, None)
+    assert caught.value is error
+    device = pipe.plan.placement.device_of(action.stage)
+    assert error.__notes__ == [
+        f"pykern: raised in stage {action.stage}, microbatch {action.microbatch}, "
+        f"action {action}, device {device}"
+    ]
+    # The traceback holds the frames that hold the tensors of the failed action; nothing else does.
+    error.__traceback__ = None
+    del caught
+    left = sum(len(layer.alive) for layer in layers if isinstance(layer, Fuse))
+    if left:
+        gc.collect()
+        left = sum(len(layer.alive) for layer in layers if isinstance(layer, Fuse))
+    assert left == 0
+
+
+def test_two_faults_raise_the_first_and_mention_the_other() -> None:
+    """Both stages are inside an action when the first one fails."""
+    inside = threading.Barrier(2, timeout=10)
+    first = ValueError("first")
+
+    class Both(nn.Module):
+        def __init__(self, stage: int) -> None:
+            super().__init__()
+            self.linear = nn.Linear(2, 2)
+            self.stage = stage
+            self.calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            if self.calls + self.stage == 2:
+                inside.wait()
+                if self.stage == 0:
+                    raise first
+                # The other has surely raised by the time this one does: its step is being stopped.
+                failed.wait(timeout=10)
+                raise KeyError("second")
+            y: Tensor = self.linear(x)
+            return y
+
+    failed = threading.Event()
+
+    class Noticed(Both):
+        def forward(self, x: Tensor) -> Tensor:
+            try:
+                return super().forward(x)
+            except ValueError:
+                threading.Timer(0.2, failed.set).start()
+                raise
+
+    layers = [Noticed(0), Both(1)]
+    with pykern.Pipeline(
+        layers, devices="cpu:2", schedule="gpipe", microbatches=4, loss_fn=F.mse_loss
+    ) as pipe:
+        with pytest.raises(ValueError, match="first") as caught:
+            pipe.step(torch.randn(4, 2), target=torch.randn(4, 2))
+        assert caught.value is first
+        assert "action 0F1, device 0" in first.__notes__[0]
+        assert "action 1F0, device 1 failed as well: KeyError('second')" in first.__notes__[1]
+
+
+@pytest.mark.parametrize(
+    "error", [StopIteration(), GeneratorExit(), SystemExit(3), torch.OutOfMemoryError("planted")]
+)
+def test_odd_exceptions_arrive_as_they_are(error: BaseException) -> None:
+    layers = nn.Sequential(Fuse(), Fuse())
+    with pykern.Pipeline(layers, devices="cpu:2", microbatches=2, loss_fn=F.mse_loss) as pipe:
+        for layer in layers:
+            assert isinstance(layer, Fuse)
+            layer.arm(Kind.F, 1, error)
+            with pytest.raises(type(error)) as caught:
+                pipe.step(torch.randn(4, 6), target=torch.randn(4, 6))
+            assert caught.value is error
+            layer.arm(None, 0, None)
+
+
+def test_a_failing_loss_names_the_last_stage() -> None:
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        raise ZeroDivisionError(f"{output.shape} {target.shape}")
+
+    layers = [nn.Linear(2, 2), nn.Linear(2, 2)]
+    with pykern.Pipeline(layers, devices="cpu:2", microbatches=2, loss_fn=loss) as pipe:
+        with pytest.raises(ZeroDivisionError) as caught:
+            pipe.step(torch.randn(4, 2), target=torch.randn(4, 2))
+        assert caught.value.__notes__ == [
+            "pykern: raised in stage 1, microbatch 0, action 1F0, device 1"
+        ]

@@ -1,0 +1,20 @@
+"""Every schedule of the catalogue with each of its options."""
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+from pykern import schedules
+from pykern.plan import Plan
+
+VARIANTS: dict[str, Callable[[int, int], Plan]] = {
+    "gpipe": schedules.gpipe,
+    "one_f_one_b": schedules.one_f_one_b,
+    **{f"interleaved-{v}": partial(schedules.interleaved, num_chunks=v) for v in (1, 2, 3, 4)},
+    **{f"hanayo-{w}": partial(schedules.hanayo, waves=w) for w in (1, 2, 3, 4)},
+}
+
+
+@pytest.fixture(params=VARIANTS)
+def schedule(request: pytest.FixtureRequest) -> Callable[[int, int], Plan]:
+    return VARIANTS[request.param]

@@ -1,0 +1,71 @@
+"""The orders of torch.distributed.pipelining, where it has the same schedule."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pykern import schedules
+from pykern.plan import Plan
+
+torch = pytest.importorskip("torch")
+pipelining = pytest.importorskip("torch.distributed.pipelining")
+
+NUM_DEVICES = 4
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[Any]:
+    """A process group of four in which nobody is there: enough to have torch make its plans."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    distributed = torch.distributed
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=NUM_DEVICES)
+    yield distributed.group.WORLD
+    distributed.destroy_process_group()
+
+
+def torch_rows(schedule: Any) -> list[list[str]]:
+    """Forwards and backwards of every rank, without bubbles and gradient reduction."""
+    rows = [schedule.pipeline_order[rank] for rank in range(NUM_DEVICES)]
+    return [[str(a) for a in row if a is not None and "REDUCE" not in str(a)] for row in rows]
+
+
+def our_rows(plan: Plan) -> list[list[str]]:
+    return [[str(action) for action in row] for row in plan.rows]
+
+
+def stage(index: int, num_stages: int, group: Any) -> Any:
+    module = torch.nn.Linear(1, 1)
+    return pipelining.PipelineStage(module, index, num_stages, torch.device("cpu"), group=group)
+
+
+def loss(output: Any, target: Any) -> Any:
+    return (output - target).sum()
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 3, 4, 8, 9])
+def test_gpipe(group: Any, num_microbatches: int) -> None:
+    theirs = pipelining.ScheduleGPipe(stage(0, 4, group), num_microbatches, loss_fn=loss)
+    assert our_rows(schedules.gpipe(NUM_DEVICES, num_microbatches)) == torch_rows(theirs)
+
+
+@pytest.mark.parametrize("num_microbatches", [4, 5, 8, 13])
+def test_one_f_one_b(group: Any, num_microbatches: int) -> None:
+    theirs = torch_rows(
+        pipelining.Schedule1F1B(stage(0, 4, group), num_microbatches, loss_fn=loss)
+    )
+    ours = our_rows(schedules.one_f_one_b(NUM_DEVICES, num_microbatches))
+    assert ours[:-1] == theirs[:-1]
+    # torch's table counts the last rank's forwards from 1 although it runs them from 0.
+    assert ours[-1][::2] == [f"3F{m}" for m in range(num_microbatches)]
+    assert ours[-1][1::2] == theirs[-1][1::2]
+
+
+@pytest.mark.parametrize("num_chunks", [2, 3])
+@pytest.mark.parametrize("num_microbatches", [2, 4, 5, 6, 7, 8, 10, 12, 15])
+def test_interleaved(group: Any, num_microbatches: int, num_chunks: int) -> None:
+    num_stages = num_chunks * NUM_DEVICES
+    stages = [stage(index, num_stages, group) for index in range(0, num_stages, NUM_DEVICES)]
+    theirs = pipelining.ScheduleInterleaved1F1B(stages, num_microbatches, loss_fn=loss)
+    ours = schedules.interleaved(NUM_DEVICES, num_microbatches, num_chunks)
+    assert our_rows(ours) == torch_rows(theirs)

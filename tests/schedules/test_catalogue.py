@@ -1,0 +1,78 @@
+"""What every schedule promises: any counts run, microbatches ascend, bad input is refused."""
+
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pykern import schedules
+from pykern.plan import Plan, check
+
+Schedule = Callable[[int, int], Plan]
+
+CATALOGUE = Path(__file__).parents[2] / "schedules"
+
+
+def test_any_counts_give_a_plan_that_runs(schedule: Schedule) -> None:
+    for num_devices in range(1, 9):
+        for num_microbatches in range(1, 33):
+            plan = schedule(num_devices, num_microbatches)
+            check(plan)
+            check(plan.forward_only())
+            assert (plan.num_devices, plan.num_microbatches) == (num_devices, num_microbatches)
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 2, 4, 5, 8, 11])
+def test_microbatches_ascend_in_every_stage_and_kind(
+    schedule: Schedule, num_microbatches: int
+) -> None:
+    plan = schedule(4, num_microbatches)
+    for row in plan.rows:
+        for stage, kind in {(action.stage, action.kind) for action in row}:
+            order = [a.microbatch for a in row if (a.stage, a.kind) == (stage, kind)]
+            assert order == list(range(num_microbatches))
+
+
+def counts_of(schedule: Callable[..., Plan]) -> list[str]:
+    return list(inspect.signature(schedule).parameters)
+
+
+@pytest.mark.parametrize("name", schedules.by_name)
+@pytest.mark.parametrize(
+    ("bad", "error", "message"),
+    [
+        (0, ValueError, "{} must be 1 to 16777216, got 0"),
+        (-3, ValueError, "{} must be 1 to 16777216, got -3"),
+        (2**70, ValueError, "{} must be 1 to 16777216, got 1180591620717411303424"),
+        (True, TypeError, "{} must be an int, got True"),
+        (2.0, TypeError, "{} must be an int, got 2.0"),
+        ("2", TypeError, "{} must be an int, got '2'"),
+        (None, TypeError, "{} must be an int, got None"),
+    ],
+)
+def test_bad_counts_are_refused(name: str, bad: Any, error: type, message: str) -> None:
+    schedule = schedules.by_name[name]
+    for parameter in counts_of(schedule):
+        counts = dict.fromkeys(counts_of(schedule), 2) | {parameter: bad}
+        with pytest.raises(error, match=re.escape(message.format(parameter))):
+            schedule(**counts)
+
+
+@pytest.mark.parametrize("name", schedules.by_name)
+def test_unknown_options_and_plans_too_large_are_refused(name: str) -> None:
+    schedule = schedules.by_name[name]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'wavez'"):
+        schedule(2, 2, wavez=2)
+    with pytest.raises(ValueError, match="must be 1 to"):
+        schedule(2**10, 2**20)
+
+
+def test_the_catalogue_names_every_file() -> None:
+    files = {path.stem for path in CATALOGUE.glob("*.py")} - {"__init__"}
+    table = (CATALOGUE / "README.md").read_text()
+    listed = re.findall(r"^\| \[`(\w+)`\]\((\w+)\.py\) \|", table, re.MULTILINE)
+    assert files == set(schedules.by_name)
+    assert sorted(listed) == sorted((name, name) for name in files)
+    assert all(function.__name__ == name for name, function in schedules.by_name.items())

@@ -1,0 +1,109 @@
+"""Each schedule's docstring says what it does: its table and its closed forms are compared."""
+
+import inspect
+import re
+from collections.abc import Callable
+from fractions import Fraction
+
+import pytest
+from pykern import schedules
+from pykern.plan import Costs, Plan, simulate
+
+NAMES = list(schedules.by_name)
+
+
+def docstring(name: str) -> str:
+    return inspect.getdoc(schedules.by_name[name]) or ""
+
+
+def drawn(plan: Plan) -> list[str]:
+    """The timetable where F and B take one slot each; an idle slot is a dot."""
+    timeline = simulate(plan, Costs(1, 1))
+    width = max(len(str(action)) for row in plan.rows for action in row)
+    lines = []
+    for device, row in enumerate(timeline.rows):
+        slots = ["."] * round(timeline.makespan_ns)
+        for span in row:
+            slots[round(span.start_ns)] = str(span.action)
+        lines.append(f"device {device} | " + " ".join(slot.ljust(width) for slot in slots).rstrip())
+    return lines
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_table_is_the_plans(name: str) -> None:
+    call = re.search(rf"^{name}\((.*)\), where F and B take one slot each:$", docstring(name), re.M)
+    assert call is not None
+    counts = dict(item.split("=") for item in call[1].split(", "))
+    plan = schedules.by_name[name](**{key: int(value) for key, value in counts.items()})
+    table = re.findall(r"^ +(device .*)$", docstring(name), re.M)
+    assert table == drawn(plan)
+
+
+def closed_form(name: str, measure: str, **letters: int | Fraction) -> Fraction:
+    form = re.search(rf"^ +{measure} += (.*)$", docstring(name), re.M)
+    assert form is not None
+    return Fraction(eval(form[1], {"min": min}, letters))
+
+
+# Option, its letter in the formulas, and the values to try.
+OPTIONS: dict[str, tuple[str, str, list[int]] | None] = {
+    "gpipe": None,
+    "one_f_one_b": None,
+    "interleaved": ("num_chunks", "v", [1, 2, 4]),
+    "hanayo": ("waves", "W", [1, 2, 4]),
+}
+
+
+def variants(name: str) -> list[tuple[Callable[[int, int], Plan], dict[str, int]]]:
+    option = OPTIONS[name]
+    schedule = schedules.by_name[name]
+    if option is None:
+        return [(schedule, {})]
+    keyword, letter, values = option
+    return [(lambda p, m, x=x: schedule(p, m, **{keyword: x}), {letter: x}) for x in values]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("num_devices", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("multiple", [1, 2, 3, 5])
+def test_the_closed_forms_are_the_simulators(name: str, num_devices: int, multiple: int) -> None:
+    assert_closed_forms(name, num_devices, multiple * num_devices)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "one_f_one_b"])
+@pytest.mark.parametrize("num_microbatches", [1, 2, 5, 7])
+def test_the_closed_forms_without_constraint_hold_for_any_count(
+    name: str, num_microbatches: int
+) -> None:
+    for num_devices in (1, 2, 3, 4, 8):
+        assert_closed_forms(name, num_devices, num_microbatches)
+
+
+def assert_closed_forms(name: str, num_devices: int, num_microbatches: int) -> None:
+    for schedule, option in variants(name):
+        plan = schedule(num_devices, num_microbatches)
+        num_chunks = plan.num_stages // num_devices
+        letters: dict[str, int | Fraction] = {
+            "P": num_devices,
+            "M": Fraction(num_microbatches),
+            **option,
+        }
+        for forward, backward in [(1, 1), (1, 2), (2, 3)]:
+            timeline = simulate(plan, Costs(forward, backward))
+            shares = {"T_F": Fraction(forward * num_chunks), "T_B": Fraction(backward * num_chunks)}
+            assert timeline.makespan_ns == closed_form(name, "makespan", **letters, **shares)
+        ratio = simulate(plan, Costs(1, 1)).bubble_ratio
+        expected = closed_form(name, "bubble ratio", **letters)
+        assert ratio == pytest.approx(float(expected), rel=1e-12, abs=1e-15)
+        for device in range(num_devices):
+            peak = closed_form(name, "peak in flight", **letters, d=device)
+            assert timeline.peak_in_flight(device) == peak
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_parts_stand_in_order(name: str) -> None:
+    parts = ["device 0 |", "Closed forms", "Constraints:", "Paper:", "Where we differ:", "Args:"]
+    places = [docstring(name).find(part) for part in parts]
+    assert -1 not in places
+    assert places == sorted(places)
+    assert re.search(r"Paper: [^:]+:.*?\d{4}, arXiv \d{4}\.\d{4,5}", docstring(name), re.S)
