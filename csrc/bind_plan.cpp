@@ -88,8 +88,8 @@ void bind_action(py::module_& module) {
         .def(py::self == py::self)
         .def("__hash__",
              [](const Action& self) {
-                 return py::hash(py::make_tuple(static_cast<int>(self.kind), self.stage,
-                                                self.microbatch));
+                 return py::hash(
+                     py::make_tuple(static_cast<int>(self.kind), self.stage, self.microbatch));
              })
         .def("__str__", &to_text)
         .def("__repr__", [](const Action& self) { return "Action(" + to_text(self) + ")"; })
@@ -145,14 +145,16 @@ void bind_plan_class(py::module_& module) {
         .def_property_readonly("num_stages", &Plan::num_stages)
         .def_property_readonly("num_microbatches", &Plan::num_microbatches)
         .def_property_readonly("num_actions", &Plan::num_actions)
-        .def_property_readonly("rows", [](const Plan& self) { return tuple_of_tuples(self.rows()); })
+        .def_property_readonly("rows",
+                               [](const Plan& self) { return tuple_of_tuples(self.rows()); })
         .def("forward_only", &Plan::forward_only, "The same plan with its forward actions only.")
         .def(py::self == py::self)
         .def("__str__", &table)
         .def("__repr__",
              [](const Plan& self) {
-                 return py::str("<Plan num_devices={} num_stages={} num_microbatches={} "
-                                "num_actions={}>")
+                 return py::str(
+                            "<Plan num_devices={} num_stages={} num_microbatches={} "
+                            "num_actions={}>")
                      .format(self.num_devices(), self.num_stages(), self.num_microbatches(),
                              self.num_actions());
              })

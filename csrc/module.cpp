@@ -4,7 +4,8 @@
 #include "bind.hpp"
 
 PYBIND11_MODULE(_C, module) {
-    module.doc() = "The C++ core of pykern: plans, their checks and simulation, and their execution.";
+    module.doc() =
+        "The C++ core of pykern: plans, their checks and simulation, and their execution.";
     pykern::bind_plan(module);
     pykern::bind_exec(module);
 }

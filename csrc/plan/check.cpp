@@ -122,8 +122,8 @@ void require_no_deadlock(const Plan& plan, const Index& index) {
         if (position == row.size()) continue;
         for (const Action& input : inputs_of(row[position], plan.num_stages())) {
             const auto owner = static_cast<std::size_t>(plan.placement().device_of(input.stage));
-            const int stop = index.row_start(static_cast<int>(owner)) +
-                             static_cast<int>(reached[owner]);
+            const int stop =
+                index.row_start(static_cast<int>(owner)) + static_cast<int>(reached[owner]);
             if (index.at(input) < stop) continue;
             throw PlanError(kNoDeadlock, plan, device, position,
                             to_text(row[position]) + " waits for " + to_text(input) +

@@ -11,8 +11,8 @@
 
 namespace pykern {
 
-// Positions count through all rows of the plan, one row after the other. A dense array per kind that
-// occurs, so that a look-up is one load. Every action's numbers must be in the plan's range.
+// Positions count through all rows of the plan, one row after the other. A dense array per kind
+// that occurs, so that a look-up is one load. Every action's numbers must be in the plan's range.
 class Index {
    public:
     explicit Index(const Plan& plan);

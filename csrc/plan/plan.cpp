@@ -15,7 +15,9 @@ void require_plan_size(int num_stages, int num_microbatches) {
 }
 
 Plan::Plan(Placement placement, int num_microbatches, std::vector<Row> rows)
-    : placement_(std::move(placement)), num_microbatches_(num_microbatches), rows_(std::move(rows)) {
+    : placement_(std::move(placement)),
+      num_microbatches_(num_microbatches),
+      rows_(std::move(rows)) {
     require_plan_size(num_stages(), num_microbatches_);
     if (rows_.size() != static_cast<std::size_t>(num_devices())) {
         throw std::invalid_argument("a plan for " + std::to_string(num_devices()) +

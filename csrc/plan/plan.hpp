@@ -11,7 +11,8 @@ namespace pykern {
 
 using Row = std::vector<Action>;
 
-// Most (stage, microbatch) pairs of one plan: it bounds the memory that a plan from a stranger takes.
+// Most (stage, microbatch) pairs of one plan: it bounds the memory that a plan from a stranger
+// takes.
 inline constexpr int kMaxCells = 1 << 24;
 
 // Throws std::invalid_argument where a plan of this size would be empty or larger than that.

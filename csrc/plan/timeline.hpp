@@ -1,4 +1,5 @@
-// Timeline: what ran when. The simulator predicts one, a trace measures one; everything else is shared.
+// Timeline: what ran when. The simulator predicts one, a trace measures one; everything else is
+// shared.
 #pragma once
 
 #include <vector>

@@ -31,7 +31,8 @@ TEST_CASE("the order keeps rows and puts inputs first") {
         REQUIRE(order.size() == plan.num_actions());
         std::vector<bool> ran(order.size(), false);
         std::vector<int> next;
-        for (int device = 0; device < num_devices; ++device) next.push_back(index.row_start(device));
+        for (int device = 0; device < num_devices; ++device)
+            next.push_back(index.row_start(device));
         for (const Action& action : order) {
             for (const Action& input : inputs_of(action, plan.num_stages())) {
                 CHECK(ran[static_cast<std::size_t>(index.at(input))]);

@@ -26,7 +26,8 @@ TEST_CASE("transfers delay the reader and block nobody") {
 
 TEST_CASE("each stage has its own times") {
     const Plan plan = plan_of(Placement(1, {0, 0}), 1, {"0F0 1F0 1B0 0B0"});
-    const Timeline timeline = simulate(plan, Costs(std::vector<double>{1, 2}, std::vector<double>{4, 8}));
+    const Timeline timeline =
+        simulate(plan, Costs(std::vector<double>{1, 2}, std::vector<double>{4, 8}));
     CHECK(timeline.makespan_ns() == 15);
     CHECK(timeline.bubble_ratio() == 0);
     CHECK_THROWS_AS(simulate(plan, Costs(std::vector<double>{1}, 1.0)), std::invalid_argument);

@@ -18,8 +18,9 @@ TEST_CASE("every kind writes and reads the same") {
 }
 
 TEST_CASE("only the whole, canonical text is an action") {
-    for (const char* text : {"", "F", "2F", "F0", "02F0", "2F00", "2f0", "2F0 ", "2F-1", "2",
-                             "2F0F1", "2FF0", "65536F0", "0F4294967296", "99999999999999999999F0"}) {
+    for (const char* text :
+         {"", "F", "2F", "F0", "02F0", "2F00", "2f0", "2F0 ", "2F-1", "2", "2F0F1", "2FF0",
+          "65536F0", "0F4294967296", "99999999999999999999F0"}) {
         CAPTURE(text);
         CHECK_THROWS_AS(parse_action(text), std::invalid_argument);
     }

@@ -5,6 +5,7 @@ import pickle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from pykern.plan import Action, Kind
 
 actions = st.builds(
@@ -26,8 +27,10 @@ def test_text_is_stage_kind_microbatch() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "F", "2F", "F0", "2 F0", " 2F0", "2F0\n", "02F0", "2F00", "2f0", "2X0", "2F-1", "-2F0"]
-    + ["2F0F1", "2FB0", "+2F0", "2F0x", "٢F0", "2F1.0", "2F0\x00", "9" * 40 + "F0", "2"],
+    [
+        *["", "F", "2F", "F0", "2 F0", " 2F0", "2F0\n", "02F0", "2F00", "2f0", "2X0", "2F-1", "2"],
+        *["2F0F1", "2FB0", "+2F0", "2F0x", "٢F0", "2F1.0", "2F0\x00", "9" * 40 + "F0", "-2F0"],
+    ],
 )
 def test_any_other_text_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="an action is stage, kind, microbatch"):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+
 from pykern.plan import Action, Kind, Placement, Plan, PlanError, by_slots, check
 
 ROOT = Path(__file__).parents[2]

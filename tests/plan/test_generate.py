@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from pykern.plan import Placement, Plan, PlanError, by_phases, by_slots
 
 placements = st.integers(1, 4).flatmap(

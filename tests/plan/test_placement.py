@@ -3,6 +3,7 @@
 import pickle
 
 import pytest
+
 from pykern.plan import Placement
 
 

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from pykern.plan import Action, Costs, Kind, Placement, Plan, PlanError, by_slots, simulate
 
 
@@ -13,7 +15,7 @@ def ends_by_recursion(
     plan: Plan, forward: list[int], backward: list[int], transfer: int
 ) -> dict[Action, int]:
     """Oracle: an action ends its time after the latest of what the chain and its device require."""
-    before = {b: a for row in plan.rows for a, b in zip(row, row[1:], strict=False)}
+    before = {b: a for row in plan.rows for a, b in pairwise(row)}
     last_stage = plan.num_stages - 1
 
     @cache

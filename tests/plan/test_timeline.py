@@ -1,6 +1,7 @@
 """What a timeline says about its spans, and which spans it refuses."""
 
 import pytest
+
 from pykern.plan import Action, Costs, Placement, Span, Timeline, by_slots, simulate
 
 
@@ -52,7 +53,7 @@ def test_a_busy_device_has_no_bubble_whatever_the_rounding() -> None:
     ],
 )
 def test_spans_out_of_order_are_refused(row: list[Span]) -> None:
-    with pytest.raises(ValueError, match="device 1: 0F. runs from .* but times must be finite"):
+    with pytest.raises(ValueError, match=r"device 1: 0F. runs from .* but times must be finite"):
         Timeline([[], row])
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
 from pykern import schedules
 from pykern.plan import Plan
 
@@ -16,10 +17,9 @@ NUM_DEVICES = 4
 @pytest.fixture(scope="module")
 def group() -> Iterator[Any]:
     """A process group of four in which nobody is there: enough to have torch make its plans."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
+    fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
     distributed = torch.distributed
-    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=NUM_DEVICES)
+    distributed.init_process_group("fake", store=fake.FakeStore(), rank=0, world_size=NUM_DEVICES)
     yield distributed.group.WORLD
     distributed.destroy_process_group()
 
@@ -51,9 +51,7 @@ def test_gpipe(group: Any, num_microbatches: int) -> None:
 
 @pytest.mark.parametrize("num_microbatches", [4, 5, 8, 13])
 def test_one_f_one_b(group: Any, num_microbatches: int) -> None:
-    theirs = torch_rows(
-        pipelining.Schedule1F1B(stage(0, 4, group), num_microbatches, loss_fn=loss)
-    )
+    theirs = torch_rows(pipelining.Schedule1F1B(stage(0, 4, group), num_microbatches, loss_fn=loss))
     ours = our_rows(schedules.one_f_one_b(NUM_DEVICES, num_microbatches))
     assert ours[:-1] == theirs[:-1]
     # torch's table counts the last rank's forwards from 1 although it runs them from 0.

@@ -1,4 +1,4 @@
-"""The simulator against the closed forms, exactly: every time is a small multiple of a power of two.
+"""The simulator against the closed forms, exactly: the times are integers and so are all sums.
 
 The forms are those of the schedules as drawn. Hanayo's printed equation (1) is none of them: it
 disagrees with its own figures (schedules/hanayo.py says where).
@@ -7,6 +7,7 @@ disagrees with its own figures (schedules/hanayo.py says where).
 from collections.abc import Callable
 
 import pytest
+
 from pykern import schedules
 from pykern.plan import Costs, Plan, Timeline, simulate
 
@@ -56,12 +57,12 @@ def extra_one_f_one_b(num_devices: int, groups: int) -> int:
     return 2 * (groups + 1) * (num_devices - 1) - 2
 
 
-def extra_gpipe(num_devices: int, groups: int) -> int:
+def extra_gpipe(num_devices: int, _: int) -> int:
     return 2 * (num_devices - 1)
 
 
 def extra_interleaved(num_chunks: int) -> Callable[[int, int], int]:
-    return lambda num_devices, groups: 2 * (num_chunks * num_devices - 1)
+    return lambda num_devices, _: 2 * (num_chunks * num_devices - 1)
 
 
 def extra_hanayo(waves: int) -> Callable[[int, int], int]:
@@ -85,9 +86,7 @@ TRANSFERS = {
 @pytest.mark.parametrize("name", TRANSFERS)
 @pytest.mark.parametrize("groups", [1, 2, 3, 4, 6])
 @pytest.mark.parametrize("transfer", [1, T_F // 1024])
-def test_small_transfers_add_up_on_the_critical_path(
-    name: str, groups: int, transfer: int
-) -> None:
+def test_small_transfers_add_up_on_the_critical_path(name: str, groups: int, transfer: int) -> None:
     schedule, options, sizes, extra = TRANSFERS[name]
     for num_devices in sizes:
         plan = schedule(num_devices, groups * num_devices, **options)

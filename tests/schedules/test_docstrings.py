@@ -6,6 +6,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 import pytest
+
 from pykern import schedules
 from pykern.plan import Costs, Plan, simulate
 

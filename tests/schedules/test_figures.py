@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+
 from pykern import schedules
 from pykern.plan import Action, Costs, Kind, Placement, Plan, simulate
 
