@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,20 +18,25 @@ import typer
 from typer.core import TyperGroup
 
 from . import __version__
+from .plan import Costs, Plan, simulate
+from .schedules import by_name
 
 if TYPE_CHECKING:
-    from .plan import Plan
+    from .plan import Timeline
 
 NEXT_STEPS = """\
 pykern trains a PyTorch model as a pipeline, in one process. Four next steps:
 
-  pykern demo                                train a small GPT on four CPU workers, a minute
-  pykern plan hanayo -p 4 -m 8 --waves 2     draw a schedule in the terminal
-  pykern plan one_f_one_b --out plan.svg     draw one to a picture
-  pykern --help                              every command and option"""
+  pykern demo                               train a small GPT on four CPU workers
+  pykern plan hanayo -p 4 -m 8 --waves 2    draw a schedule in the terminal
+  pykern plan one_f_one_b --out plan.svg    draw one to a picture
+  pykern --help                             every command and option"""
 
 # The command line's names of the schedules' own options.
 FLAGS = {"waves": "--waves", "num_chunks": "--chunks"}
+
+
+CATALOGUE = f"One of {', '.join(by_name)}."
 
 
 class BadInput(typer.TyperException):
@@ -71,14 +77,12 @@ def _bad_input() -> Iterator[None]:
         yield
     except OSError as error:
         raise BadInput(f"{error.filename}: {error.strerror}") from error
-    except (TypeError, ValueError) as error:
+    except (ImportError, ValueError) as error:
         raise BadInput(str(error)) from error
 
 
 def _scheduled(name: str, num_devices: int, num_microbatches: int, **options: int | None) -> Plan:
     """The plan of a schedule of the catalogue, refusing options that it does not have."""
-    from .schedules import by_name
-
     if name not in by_name:
         raise ValueError(f"schedule '{name}' is unknown; there are {', '.join(by_name)}")
     given = {option: value for option, value in options.items() if value is not None}
@@ -97,16 +101,40 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-Waves = Annotated[
-    int | None, typer.Option(help="Times that hanayo runs down the devices and back up.")
-]
-Chunks = Annotated[int | None, typer.Option(help="Stages per device, for interleaved.")]
+def _count(given: object) -> int:
+    """What is given on the command line, or a default, which is a number already."""
+    text = str(given)
+    if not text.isdecimal() or int(text) < 1:
+        raise typer.BadParameter(f"'{text}' is not a whole number of at least 1")
+    return int(text)
+
+
+def _milliseconds(given: object) -> float:
+    try:
+        milliseconds = float(str(given))
+    except ValueError:
+        milliseconds = math.nan
+    if not 0 <= milliseconds < math.inf:
+        raise typer.BadParameter(f"'{given}' is not a time of at least 0")
+    return milliseconds
+
+
+def _number(*names: str, about: str) -> Any:
+    return typer.Option(*names, help=about, parser=_count, metavar="N")
+
+
+def _time(about: str) -> Any:
+    return typer.Option(help=about, parser=_milliseconds, metavar="MS")
+
+
+Waves = Annotated[int | None, _number(about="Times that hanayo runs down the devices and back up.")]
+Chunks = Annotated[int | None, _number(about="Stages per device, for interleaved.")]
 
 
 @app.callback(epilog="Example: pykern plan hanayo -p 4 -m 8 --waves 2")
 def root(
     context: typer.Context,
-    version: Annotated[
+    _version: Annotated[
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
     ] = False,
@@ -118,12 +146,12 @@ def root(
 
 @app.command(epilog="Example: pykern demo --schedule interleaved --chunks 2 --steps 100")
 def demo(
-    schedule: Annotated[str, typer.Option(help="A schedule of the catalogue.")] = "hanayo",
+    schedule: Annotated[str, typer.Option(help=CATALOGUE)] = "hanayo",
     devices: Annotated[str, typer.Option(help='Workers: "cpu:4" is four.')] = "cpu:4",
-    microbatches: Annotated[int, typer.Option(help="Parts of each batch.")] = 8,
+    microbatches: Annotated[int, _number(about="Parts of each batch.")] = 8,
     waves: Waves = None,
     chunks: Chunks = None,
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 400,
+    steps: Annotated[int, _number(about="Optimizer steps.")] = 400,
     data: Annotated[
         Path | None, typer.Option(help="Text to train on.", show_default="Python's own source")
     ] = None,
@@ -134,36 +162,80 @@ def demo(
         from rich.console import Console
 
         from .demo.report import make_folder
-        from .demo.run import Size, run
+        from .demo.run import Settings, run
         from .demo.text import standard_library, text_file
         from .devices import parse_devices
 
         num_devices = len(parse_devices(devices))
         plan = _scheduled(schedule, num_devices, microbatches, waves=waves, num_chunks=chunks)
-        window = Size().window
-        corpus = standard_library(window) if data is None else text_file(data, window)
+        settings = Settings(steps=steps)
+        corpus = text_file(data, settings.window) if data else standard_library(settings.window)
         make_folder(out)
-    run(plan, devices, corpus, out, steps, Console(highlight=False))
+    run(plan, devices, corpus, out, Console(highlight=False), settings)
 
 
 @app.command(epilog="Example: pykern plan hanayo -p 4 -m 8 --waves 2 --out hanayo.svg")
 def plan(
-    schedule: Annotated[str, typer.Argument(metavar="NAME", help="A schedule of the catalogue.")],
-    devices: Annotated[int, typer.Option("-p", "--devices", help="Number of devices.")] = 4,
+    schedule: Annotated[str, typer.Argument(metavar="NAME", help=CATALOGUE)],
+    devices: Annotated[int, _number("-p", "--devices", about="Number of devices.")] = 4,
     microbatches: Annotated[
-        int, typer.Option("-m", "--microbatches", help="Number of microbatches.")
+        int, _number("-m", "--microbatches", about="Number of microbatches.")
     ] = 8,
     waves: Waves = None,
     chunks: Chunks = None,
-    backward: Annotated[float, typer.Option(help="Cost of a backward, in forwards.")] = 2.0,
-    transfer: Annotated[
-        float, typer.Option(help="Latency of a transfer between devices, in forwards.")
-    ] = 0.0,
+    backward: Annotated[float, _time("A device's backward of one microbatch, in ms.")] = 2.0,
+    transfer: Annotated[float, _time("Latency of a transfer between devices, in ms.")] = 0.0,
     out: Annotated[
-        Path | None, typer.Option(help="File to write: .png, .svg, .json (trace) or .txt.")
+        Path | None,
+        typer.Option(help="File to write: .png, .svg, .json (a trace) or .txt (the table)."),
     ] = None,
 ) -> None:
-    """Draw a schedule, with its makespan, bubble ratio and peak in flight.
+    """Draw a schedule of the catalogue, with its makespan, bubble ratio and peak in flight.
 
-    The unit of time is the forward of one microbatch through one device's share of the model.
+    A device's forward of one microbatch, through its whole share of the model, takes 1 ms.
     """
+    with _bad_input():
+        from rich.console import Console
+        from rich.text import Text
+
+        from .plan.drawing import as_text
+
+        made = _scheduled(schedule, devices, microbatches, waves=waves, num_chunks=chunks)
+        timeline = simulate(made, _costs(made, backward, transfer))
+        label = f"{schedule}, {made.num_stages} stages, {microbatches} microbatches"
+        if out is not None:
+            _save(out, made, {label: timeline})
+    console = Console(highlight=False)
+    console.print(as_text({label: timeline}, console.width))
+    peaks = " ".join(str(timeline.peak_in_flight(device)) for device in range(devices))
+    console.print(f"peak in flight, in chunks, from device 0 on: {peaks}")
+    if out is not None:
+        console.print(Text(f"written: {out}"), soft_wrap=True)
+
+
+def _costs(plan: Plan, backward_ms: float, transfer_ms: float) -> Costs:
+    """What each stage costs when a device's share of the model takes 1 ms forward."""
+    share_ns = 1e6 * plan.num_devices / plan.num_stages
+    return Costs(share_ns, backward_ms * share_ns, transfer_ns=1e6 * transfer_ms)
+
+
+def _save(out: Path, plan: Plan, drawn: dict[str, Timeline]) -> None:
+    """Write the plan's table or the drawing of its timeline, as the file's name asks for."""
+    from .plan.drawing import save_chrome_trace, save_picture
+
+    if not out.parent.is_dir():
+        raise ValueError(f"{out.parent} is not a folder; --out needs a file in one that exists")
+    match out.suffix.lower():
+        case ".png" | ".svg":
+            save_picture(drawn, out)
+        case ".json":
+            save_chrome_trace(drawn, out)
+        case ".txt":
+            out.write_text(f"{plan}\n", encoding="utf-8")
+        case _:
+            raise ValueError(f"--out is {out}; its name must end in .png, .svg, .json or .txt")
+
+
+def main() -> None:
+    """What the installed command `pykern` runs."""
+    app()

@@ -46,5 +46,7 @@ def _lines(console: Console, losses: Iterable[float], steps: int) -> Iterator[fl
     for step, loss in enumerate(losses, start=1):
         if step == 1 or step % every == 0 or step == steps:
             elapsed = time.perf_counter() - start
-            console.print(f"step {step:>{len(str(steps))}}/{steps}  loss {loss:.3f}  {elapsed:.1f} s")
+            console.print(
+                f"step {step:>{len(str(steps))}}/{steps}  loss {loss:.3f}  {elapsed:.1f} s"
+            )
         yield loss

@@ -26,10 +26,11 @@ SEED = 0
 
 
 @dataclass(frozen=True)
-class Size:
+class Settings:
     """How big the demo is; the default takes about a minute on two cores.
 
     Attributes:
+        steps: Optimizer steps.
         blocks: Fewest transformer blocks; a plan with many stages gets more, half a block a stage.
         width: Width of the model.
         heads: Attention heads.
@@ -40,6 +41,7 @@ class Size:
         sample_bytes: Bytes to generate.
     """
 
+    steps: int = 400
     blocks: int = 4
     width: int = 128
     heads: int = 4
@@ -60,9 +62,8 @@ def run(
     devices: str,
     corpus: Corpus,
     out: Path,
-    steps: int,
     console: Console,
-    size: Size = Size(),
+    settings: Settings,
 ) -> None:
     """Train a small GPT on `corpus` by `plan`, and show what happened.
 
@@ -71,28 +72,28 @@ def run(
         devices: What the plan runs on, as for `Pipeline`.
         corpus: The text.
         out: An existing folder for the files to keep.
-        steps: Optimizer steps.
         console: Where the story is told.
-        size: How big everything is.
+        settings: How big everything is.
     """
     model = gpt(
-        layers=max(size.blocks, -(-plan.num_stages // 2)),
-        width=size.width,
-        heads=size.heads,
-        context=size.context,
+        layers=max(settings.blocks, -(-plan.num_stages // 2)),
+        width=settings.width,
+        heads=settings.heads,
+        context=settings.context,
         seed=SEED,
     )
-    batch = max(size.batch, plan.num_microbatches)
-    data = batches(corpus.training, batch, size.window, SEED)
-    held_out = even_windows(corpus.held_out, size.held_out_windows, size.window)
+    batch = max(settings.batch, plan.num_microbatches)
+    data = batches(corpus.training, batch, settings.window, SEED)
+    held_out = even_windows(corpus.held_out, settings.held_out_windows, settings.window)
     with Pipeline(model, devices=devices, schedule=plan, loss_fn=next_token_loss) as pipe:
-        report.opening(console, pipe, corpus, steps, batch * size.context)
+        report.opening(console, pipe, corpus, settings.steps, batch * settings.context)
         before = held_out_loss(pipe, *held_out)
-        for _ in progress(console, train(pipe, data, steps, size.learning_rate), steps):
+        losses = train(pipe, data, settings.steps, settings.learning_rate)
+        for _ in progress(console, losses, settings.steps):
             pass
         measured, predicted = pipe.timeline(), pipe.prediction()
         after = held_out_loss(pipe, *held_out)
-        text = generate(pipe, b"def ", size.sample_bytes, size.context, 0.7, SEED)
+        text = generate(pipe, b"def ", settings.sample_bytes, settings.context, 0.7, SEED)
     report.result(console, before, after, text)
     report.timelines(console, measured, predicted, out)
-    report.closing(console, out)
+    report.closing(console)

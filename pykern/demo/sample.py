@@ -42,4 +42,6 @@ def generate(
 def printable(text: bytes) -> str:
     """Text that is safe on a terminal: what is neither printable nor a line end shows as U+FFFD."""
     decoded = text.decode("utf-8", errors="replace").expandtabs(4)
-    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in decoded)
+    return "".join(
+        c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in decoded
+    )

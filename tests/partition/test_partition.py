@@ -122,7 +122,7 @@ def test_a_sample_that_would_be_ignored_is_refused() -> None:
         ([nn.ReLU(), "ReLU"], 1, "layers", "layer 1 is a str"),
         ([nn.ReLU()], 1.0, "layers", "num_stages is 1.0"),
         ([nn.ReLU()], True, "layers", "num_stages is True"),
-        ([nn.ReLU()], 1, [1.0], r"balance is \[1.0\]"),
+        ([nn.ReLU()], 1, [1.0], "balance holds 1.0"),
     ],
 )
 def test_wrong_types_are_refused(

@@ -30,7 +30,7 @@ def test_a_layer_costs_its_forward_and_its_backward() -> None:
     layers = [nn.Linear(4, 4), Slow(2), Slow(6)]
     times = layer_times_ns(layers, torch.ones(2, 4))
     assert 4e6 <= times[1] < times[2]
-    assert 12e6 <= times[2]
+    assert times[2] >= 12e6
 
 
 def test_time_balance_cuts_where_time_goes() -> None:
