@@ -53,8 +53,9 @@ class Callbacks final : public Client {
         return std::exchange(failures_, {});
     }
 
-    // Lets Python handle its signals on the calling thread. An exception from there ends the step, and
-    // is raised in the actions under way too, so that a long one does not hold up the user's Ctrl-C.
+    // Lets Python handle its signals on the calling thread. An exception from there ends the step,
+    // and is raised in the actions under way too, so that a long one does not hold up the user's
+    // Ctrl-C.
     bool check_signals() {
         const py::gil_scoped_acquire gil;
         if (PyErr_CheckSignals() == 0) return interrupted_;
@@ -67,7 +68,8 @@ class Callbacks final : public Client {
     }
 
     void attach(int worker) noexcept override {
-        // One thread state for the life of the thread: a fresh one per call would cost 60 times as much.
+        // One thread state for the life of the thread: a fresh one per call would cost 60 times as
+        // much.
         gil_state_of(worker) = PyGILState_Ensure();
         workers_[static_cast<std::size_t>(worker)].thread_id = PyThread_get_thread_ident();
         suspend(worker);
@@ -94,7 +96,6 @@ class Callbacks final : public Client {
             self.context = py::object();
             return fail(std::nullopt, worker);
         }
-        if (carry_.is_none()) return true;
         self.leave = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(carry_.ptr()));
         return self.leave ? true : fail(std::nullopt, worker);
     }
@@ -121,7 +122,8 @@ class Callbacks final : public Client {
         const auto result =
             py::reinterpret_steal<py::object>(PyObject_CallOneArg(call.ptr(), microbatch.ptr()));
         self.acting = false;
-        // An interrupt meant for the action that just ended must not hit what this thread does next.
+        // An interrupt meant for the action that just ended must not hit what this thread does
+        // next.
         if (interrupted_) PyThreadState_SetAsyncExc(self.thread_id, nullptr);
         return result ? true : fail(action, program_->device_of(position));
     }
@@ -173,7 +175,8 @@ class Executor {
 
     ~Executor() {
         if (is_fork()) {
-            // The threads stayed in the parent: there is nothing to join, and their locks may be held.
+            // The threads stayed in the parent: there is nothing to join, and their locks may be
+            // held.
             static_cast<void>(workers_.release());
             static_cast<void>(callbacks_.release());
             return;
@@ -186,13 +189,15 @@ class Executor {
     void claim() {
         if (is_fork()) {
             throw std::runtime_error(
-                "this pipeline was made in another process: its workers do not survive a fork; make "
+                "this pipeline was made in another process: its workers do not survive a fork; "
+                "make "
                 "a new one in the child");
         }
         if (workers_->closed()) throw std::runtime_error("the pipeline is closed");
         if (claimed_) {
             throw std::runtime_error(
-                "the pipeline is already running a step: a stage, a hook or another thread called it "
+                "the pipeline is already running a step: a stage, a hook or another thread called "
+                "it "
                 "again");
         }
         claimed_ = true;
@@ -231,10 +236,9 @@ class Executor {
                        const std::vector<py::object>& backward) const {
         if (!claimed_) throw std::logic_error("run needs a claim");
         if (job.program.num_devices() > num_workers_) {
-            throw std::invalid_argument("the program needs " +
-                                        std::to_string(job.program.num_devices()) +
-                                        " workers, the executor has " +
-                                        std::to_string(num_workers_));
+            throw std::invalid_argument(
+                "the program needs " + std::to_string(job.program.num_devices()) +
+                " workers, the executor has " + std::to_string(num_workers_));
         }
         const auto num_stages = static_cast<std::size_t>(job.program.num_stages());
         if (forward.size() != num_stages || backward.size() != num_stages) {
@@ -254,13 +258,14 @@ class Executor {
 
 void bind_exec(py::module_& module) {
     py::class_<Failure>(module, "Failure", "An exception raised during a step, and where.")
-        .def_readonly("action", &Failure::action, "The action that raised it; None for an interrupt.")
+        .def_readonly("action", &Failure::action,
+                      "The action that raised it; None for an interrupt.")
         .def_readonly("device", &Failure::device, "The device of the action; -1 for an interrupt.")
         .def_readonly("exception", &Failure::exception, "The exception object itself.");
 
-    py::class_<Job>(module, "Program", "A checked plan, ready to run, with the trace of its last steps.")
+    py::class_<Job>(module, "Program",
+                    "A checked plan, ready to run, with the trace of its last steps.")
         .def(py::init<const Plan&>(), py::arg("plan"))
-        .def_property_readonly_static("kept_steps", [](const py::object&) { return Trace::kSteps; })
         .def_property_readonly("num_traced", [](const Job& job) { return job.trace.size(); })
         .def(
             "timeline",
@@ -272,7 +277,7 @@ void bind_exec(py::module_& module) {
         .def("claim", &Executor::claim)
         .def("release", &Executor::release)
         .def("run", &Executor::run, py::arg("program"), py::arg("forward"), py::arg("backward"),
-             py::arg("carry") = py::none())
+             py::arg("carry"))
         .def("close", &Executor::close);
 }
 

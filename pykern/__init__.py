@@ -1,6 +1,7 @@
 """Pipeline-parallel runtime for PyTorch in one process.
 
-`pykern.plan` and `pykern.schedules` need no torch, so the names that do are imported when first used.
+`pykern.plan` and `pykern.schedules` need no torch, so the names that do are imported when first
+used.
 """
 
 from importlib import import_module

@@ -32,11 +32,11 @@ class Pipeline(nn.Module):
         devices: "cpu:4" for four CPU workers, or a list with one name per device.
         schedule: a name or function of `pykern.schedules`, or a `Plan`.
         microbatches: how many parts each batch is cut into; may be left out with a `Plan`.
-        loss_fn: called with (output, target) of a microbatch, or (output) when `step` gets no target;
-            returns a tensor without dimensions.
-        reduction: how `loss_fn` combines the rows it is given. With "mean" each microbatch counts by
-            its rows, so that the loss and the gradients are those of the mean over the full batch;
-            with "sum" they are added.
+        loss_fn: called with (output, target) of a microbatch, or (output) when `step` gets no
+            target; returns a tensor without dimensions.
+        reduction: how `loss_fn` combines the rows it is given. With "mean" each microbatch counts
+            by its rows, so that the loss and the gradients are those of the mean over the full
+            batch; with "sum" they are added.
         balance: how layers are shared out, see `pykern.partition`.
         sample: an input for `balance="time"`.
         **options: for the schedule, e.g. `waves=2`.
@@ -46,7 +46,7 @@ class Pipeline(nn.Module):
         PlanError: the plan cannot run.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that a pipeline is made of, by keyword
         self,
         model: nn.Sequential | Sequence[nn.Module],
         *,
@@ -72,7 +72,9 @@ class Pipeline(nn.Module):
 
         for name, layer in layers.items():
             if hasattr(self, name):
-                raise ValueError(f"a layer cannot be named {name!r}: Pipeline uses that name itself")
+                raise ValueError(
+                    f"a layer cannot be named {name!r}: Pipeline uses that name itself"
+                )
             self.add_module(name, layer)
         self.plan = plan
         self.partition = cut
@@ -93,9 +95,9 @@ class Pipeline(nn.Module):
         rescales what is there. Microbatches add up in ascending order.
 
         Args:
-            *inputs: arguments of the first layer; tensors anywhere in them have one row per sample in
-                dimension 0, everything else is given to every microbatch. The number of rows may
-                change from step to step and need not be a multiple of the microbatches.
+            *inputs: arguments of the first layer; tensors anywhere in them have one row per sample
+                in dimension 0, everything else is given to every microbatch. The number of rows
+                may change from step to step and need not be a multiple of the microbatches.
             target: second argument of the loss function, cut in the same way.
 
         Returns:
@@ -104,8 +106,8 @@ class Pipeline(nn.Module):
         Raises:
             SplitError: the batch cannot be cut.
             RuntimeError: there is no loss function, gradients are off, or a step is running.
-            BaseException: the first exception of a stage, the same object, with a note of where. The
-                gradients of that step are then undefined; the next step is not affected.
+            BaseException: the first exception of a stage, the same object, with a note of where.
+                The gradients of that step are then undefined; the next step is not affected.
         """
         if self._loss_fn is None:
             raise RuntimeError("step needs a loss: Pipeline(..., loss_fn=...)")
@@ -189,8 +191,9 @@ def _named_layers(model: nn.Sequential | Sequence[nn.Module]) -> dict[str, nn.Mo
                 f"{type(model).__name__} has a forward of its own, which cutting would lose; give "
                 "its layers as an nn.Sequential or a list"
             )
-        return dict(model._modules.items())  # type: ignore[arg-type]
-    if isinstance(model, nn.Module) and not isinstance(model, nn.ModuleList):
+        # Not named_children, which leaves out a layer that occurs twice.
+        return {name: layer for name, layer in model._modules.items() if layer is not None}
+    if not isinstance(model, Sequence | nn.ModuleList):
         raise TypeError(
             f"cannot cut a {type(model).__name__}: give an nn.Sequential or a list of modules"
         )
@@ -231,8 +234,8 @@ def _refuse_foreign_devices(layers: dict[str, nn.Module]) -> None:
         for parameter_name, tensor in (*layer.named_parameters(), *layer.named_buffers()):
             if tensor.device.type != "cpu":
                 raise ValueError(
-                    f"{name}.{parameter_name} is on {tensor.device}, but the pipeline's devices are "
-                    "CPU workers; move the model to the CPU first"
+                    f"{name}.{parameter_name} is on {tensor.device}, but the pipeline's devices "
+                    "are CPU workers; move the model to the CPU first"
                 )
 
 

@@ -13,9 +13,9 @@ namespace pykern {
 // Position of an action in a program: rows one after another, each in its order.
 using Position = std::uint32_t;
 
-// Immutable. An action waits for its inputs and for the action before it in its row. Counting the row
-// as an input is what keeps a device serial without a lock: an action becomes ready exactly once, when
-// its last input is done, and by then its device is free.
+// Immutable. An action waits for its inputs and for the action before it in its row. Counting the
+// row as an input is what keeps a device serial without a lock: an action becomes ready exactly
+// once, when its last input is done, and by then its device is free.
 class Program {
    public:
     // Throws PlanError when the plan cannot run.

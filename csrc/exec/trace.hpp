@@ -13,13 +13,14 @@ namespace pykern {
 // Nanoseconds of a clock that never goes back.
 std::int64_t now_ns();
 
-// Every action owns its entry of the step's slot, so workers write without synchronising; reading is
-// for the thread that waited for the step.
+// Every action owns its entry of the step's slot, so workers write without synchronising; reading
+// is for the thread that waited for the step.
 class Trace {
    public:
     static constexpr std::size_t kSteps = 8;
 
-    explicit Trace(std::size_t num_actions) : num_actions_(num_actions), ring_(num_actions * kSteps) {}
+    explicit Trace(std::size_t num_actions)
+        : num_actions_(num_actions), ring_(num_actions * kSteps) {}
 
     // Begins a step: takes the oldest slot and empties it.
     void begin();

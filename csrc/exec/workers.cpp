@@ -10,8 +10,9 @@ namespace pykern {
 
 namespace {
 
-// An action expected to take less runs on the thread that released it. Waking another thread and sharing
-// the interpreter with it costs tens of microseconds, so nothing shorter gains from a second thread.
+// An action expected to take less runs on the thread that released it. Waking another thread and
+// sharing the interpreter with it costs tens of microseconds, so nothing shorter gains from a
+// second thread.
 constexpr std::int64_t kWorthWakingNs = 150'000;
 
 constexpr std::chrono::milliseconds kInterruptTick{20};
@@ -23,9 +24,9 @@ void name_this_thread(int worker) {
 
 }  // namespace
 
-// Actions that this thread will run itself. Last in first out, so that it follows the data; its own row
-// waits until the short actions of others, which may free further devices, are done. At most one entry
-// per device, so it never grows.
+// Actions that this thread will run itself. Last in first out, so that it follows the data; its own
+// row waits until the short actions of others, which may free further devices, are done. At most
+// one entry per device, so it never grows.
 class Workers::Ready {
    public:
     explicit Ready(std::size_t num_devices) { positions_.reserve(num_devices); }
@@ -157,8 +158,8 @@ void Workers::run_ready(int worker, Position first) {
         const Position position = ready.pop();
         if (run_action(worker, position)) release(worker, position, ready);
         // acq_rel: the last one out has seen every write of the others, and passes all of it to the
-        // caller through done_mutex_. After finish the step may be gone, so nothing of it is touched;
-        // `ready` is empty then, because its entries count as unfinished.
+        // caller through done_mutex_. After finish the step may be gone, so nothing of it is
+        // touched; `ready` is empty then, because its entries count as unfinished.
         if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) finish(worker);
     }
 }
@@ -190,8 +191,9 @@ bool Workers::run_action(int worker, Position position) {
 
 //   F(s, m) ──► F(s, m+1)   the next in the row
 //      └──────► F(s+1, m)   an action of another device, waiting for its own row as well
-// Two workers may take inputs of one action away at the same time. acq_rel on the counter makes the one
-// that reaches zero see what the other wrote before, and only that one touches the action afterwards.
+// Two workers may take inputs of one action away at the same time. acq_rel on the counter makes the
+// one that reaches zero see what the other wrote before, and only that one touches the action
+// afterwards.
 void Workers::release(int worker, Position position, Ready& ready) {
     const Program& program = job_->program;
     const auto is_ready = [this](Position next) {
@@ -226,7 +228,8 @@ void Workers::leave(int worker) {
     client_.suspend(worker);
 }
 
-// Called by the worker that dealt with the last action. It leaves at once, which saves a round trip.
+// Called by the worker that dealt with the last action. It leaves at once, which saves a round
+// trip.
 void Workers::finish(int worker) {
     if (entered_[static_cast<std::size_t>(worker)] != 0) leave(worker);
     const std::lock_guard lock(done_mutex_);

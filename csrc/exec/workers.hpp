@@ -1,4 +1,5 @@
-// Workers: the CPU driver. One thread per device runs the actions of a program as they become ready.
+// Workers: the CPU driver. One thread per device runs the actions of a program as they become
+// ready.
 #pragma once
 
 #include <atomic>
@@ -19,7 +20,8 @@ namespace pykern {
 
 // What the workers do for whom. Called on the worker's own thread, in the order
 //   attach  ( enter  ( resume run suspend )*  leave )*  detach
-// where leave is surrounded by resume and suspend as well, and enter follows the first resume of a step.
+// where leave is surrounded by resume and suspend as well, and enter follows the first resume of a
+// step.
 class Client {
    public:
     Client() = default;
@@ -32,7 +34,8 @@ class Client {
     // Takes and gives back what actions must hold while they run: the interpreter lock.
     virtual void resume(int worker) noexcept = 0;
     virtual void suspend(int worker) noexcept = 0;
-    // Before the first and after the last action of a step on this worker. False from enter fails the step.
+    // Before the first and after the last action of a step on this worker. False from enter fails
+    // the step.
     virtual bool enter(int worker) noexcept = 0;
     virtual void leave(int worker) noexcept = 0;
     // Performs the action. False fails the step: no further action starts.
@@ -49,10 +52,10 @@ struct Job {
     Pace pace;
 };
 
-// A step is a wave of ready actions. Each has a join counter of inputs that are not done; whoever takes
-// the last one away makes the action run: on its own thread when the device is its own, or when the
-// action is too short to be worth waking the device's thread; else by posting it to that thread. A row is
-// a chain, so a device has at most one ready action and a mailbox needs one place.
+// A step is a wave of ready actions. Each has a join counter of inputs that are not done; whoever
+// takes the last one away makes the action run: on its own thread when the device is its own, or
+// when the action is too short to be worth waking the device's thread; else by posting it to that
+// thread. A row is a chain, so a device has at most one ready action and a mailbox needs one place.
 //
 // Threads: run and close by any thread, run by one at a time; everything else by the workers.
 class Workers {
@@ -62,8 +65,8 @@ class Workers {
     Workers& operator=(const Workers&) = delete;
     ~Workers() { close(); }
 
-    // Runs every action of the job, or until one fails or `interrupted` (asked every 20 ms) says true.
-    // On return no worker is inside the client. The caller must not hold what `resume` takes.
+    // Runs every action of the job, or until one fails or `interrupted` (asked every 20 ms) says
+    // true. On return no worker is inside the client. The caller must not hold what `resume` takes.
     void run(Job& job, const std::function<bool()>& interrupted);
 
     // Stops a running step and joins the threads; run does nothing from then on. Not from a worker.
@@ -105,7 +108,7 @@ class Workers {
     Job* job_ = nullptr;
     std::vector<std::atomic<int>> waiting_for_;  // join counter of each action
     std::vector<char> entered_;                  // per worker; its own until the step is over
-    std::atomic<int> unfinished_{0};             // actions handed to a worker and not yet dealt with
+    std::atomic<int> unfinished_{0};  // actions handed to a worker and not yet dealt with
     std::atomic<bool> stopped_{false};
 
     std::mutex done_mutex_;

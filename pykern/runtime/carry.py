@@ -21,12 +21,13 @@ _AUTOCAST_DEVICES = ("cpu", "cuda")
 class CallerState:
     """A snapshot of the calling thread. Calling it on a worker applies it and returns the undoing.
 
-    Carried are grad mode, inference mode, autocast, the top pair of saved-tensor hooks, function modes
-    (`torch.device` as a context is one) and dispatch modes; contextvars travel with the C++ executor.
-    The intra-op threads of torch are shared out: each worker gets its part, at least one.
+    Carried are grad mode, inference mode, autocast, the top pair of saved-tensor hooks, function
+    modes (`torch.device` as a context is one) and dispatch modes; contextvars travel with the C++
+    executor. The intra-op threads of torch are shared out: each worker gets its part, at least one.
     """
 
     def __init__(self, num_workers: int) -> None:
+        """Looks at the calling thread, on behalf of `num_workers` workers."""
         self.num_threads = max(1, torch.get_num_threads() // num_workers)
         self.changed_threads = False
         self.grad = torch.is_grad_enabled()
@@ -44,6 +45,7 @@ class CallerState:
         self.dispatch_modes = _get_current_dispatch_mode_stack()
 
     def __call__(self) -> Callable[[], None]:
+        """Applies the state to the calling worker."""
         if torch.get_num_threads() != self.num_threads:
             torch.set_num_threads(self.num_threads)
             self.changed_threads = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import weakref
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,14 +21,14 @@ _open: weakref.WeakSet[Executor] = weakref.WeakSet()
 class Executor:
     """The stages of a model with the threads that run them, one per device.
 
-    A step ends in one of two ways: everything ran, or the first exception is raised, the same object
-    that user code raised, with a note of where. Either way no worker runs user code any more, no
-    tensor of the step is held, and the next step starts fresh.
+    A step ends in one of two ways: everything ran, or the first exception is raised, the same
+    object that user code raised, with a note of where. Either way no worker runs user code any
+    more, no tensor of the step is held, and the next step starts fresh.
     """
 
     def __init__(self, stages: Sequence[Stage], num_devices: int) -> None:
         self._stages = stages
-        for stage, following in zip(stages[:-1], stages[1:], strict=True):
+        for stage, following in pairwise(stages):
             stage.next, following.previous = following, stage
         self._forward: list[Callable[[int], None]] = [stage.forward for stage in stages]
         self._backward: list[Callable[[int], None]] = [stage.backward for stage in stages]
@@ -87,9 +88,7 @@ def _first(failures: Sequence[_C.Failure]) -> BaseException:
     if first.action is not None:
         first.exception.add_note(f"pykern: raised in {_where(first)}")
     for failure in later:
-        first.exception.add_note(
-            f"pykern: {_where(failure)} failed as well: {failure.exception!r}"
-        )
+        first.exception.add_note(f"pykern: {_where(failure)} failed as well: {failure.exception!r}")
     return first.exception
 
 

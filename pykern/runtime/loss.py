@@ -14,8 +14,8 @@ Loss = Callable[..., Tensor]
 class Losses:
     """Computes the loss of each microbatch, and where its backward starts.
 
-    Backward starts from the loss with the microbatch's weight as gradient, which gives the same bits as
-    the backward of loss * weight.
+    Backward starts from the loss with the microbatch's weight as gradient, which gives the same
+    bits as the backward of loss * weight.
 
     Args:
         loss_fn: called with (output, target), or (output) without targets.

@@ -51,7 +51,9 @@ def split(tree: Any, rows: Sequence[int]) -> list[Any]:
     """One tree per microbatch: tensors cut along dimension 0, everything else given to all."""
     leaves, spec = pytree.tree_flatten(tree)
     columns = [
-        leaf.split(list(rows)) if isinstance(leaf, Tensor) and leaf.dim() > 0 else [leaf] * len(rows)
+        leaf.split(list(rows))
+        if isinstance(leaf, Tensor) and leaf.dim() > 0
+        else [leaf] * len(rows)
         for leaf in leaves
     ]
     return [pytree.tree_unflatten(list(parts), spec) for parts in zip(*columns, strict=True)]

@@ -1,10 +1,11 @@
 """Random numbers of concurrent stages, reproducible whatever the threads do.
 
-torch has one default generator on the CPU, and stages that run at the same time would draw from it in the
-order in which they happen to arrive. So every forward action draws from a state of its own, keyed by
-(step, stage, microbatch); the key of the step is one number drawn from the caller's default generator
-by the first action that needs it. The plain model draws the same numbers when
-`torch.manual_seed(action_seed(step_seed, stage, microbatch))` precedes each stage of each microbatch.
+torch has one default generator on the CPU, and stages that run at the same time would draw from it
+in the order in which they happen to arrive. So every forward action draws from a state of its own,
+keyed by (step, stage, microbatch); the key of the step is one number drawn from the caller's
+default generator by the first action that needs it. The plain model draws the same numbers when
+`torch.manual_seed(action_seed(step_seed, stage, microbatch))` precedes each stage of each
+microbatch.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class StepSeed:
         self._value: int | None = None
 
     def value(self) -> int:
+        """The number; the same for all who ask in one step."""
         with _default_generator:
             if self._value is None:
                 draw = torch.empty((), dtype=torch.int64, device="cpu").random_()
@@ -91,15 +93,13 @@ class _OwnState(TorchDispatchMode):
     """Gives every random operation the generator state of this action."""
 
     def __init__(self, draws: Draws, seed: StepSeed, stage: int, microbatch: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._draws = draws
         self._seed = seed
         self._key = (stage, microbatch)
         self._state: Tensor | None = None
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not _is_random(func):
             return func(*args, **(kwargs or {}))
         default = torch.default_generator
@@ -116,7 +116,7 @@ class _OwnState(TorchDispatchMode):
                 default.set_state(callers)
 
     def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
         self._draws.possible = self._state is not None
 
 
@@ -124,12 +124,10 @@ class _RefuseInBackward(TorchDispatchMode):
     """Finds recomputation that would draw other numbers than the forward it repeats."""
 
     def __init__(self, stage: int, microbatch: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._where = f"stage {stage}, microbatch {microbatch}"
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if _is_random(func):
             raise RuntimeError(
                 f"{func} draws random numbers in a backward ({self._where}): activation "

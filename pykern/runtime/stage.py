@@ -11,8 +11,8 @@ from torch.utils import _pytree as pytree
 
 from .random import Draws, StepSeed
 
-# Gets (microbatch, output of the last stage); returns the tensors that backward starts from and their
-# gradients, both empty when there is no backward.
+# Gets (microbatch, output of the last stage); returns the tensors that backward starts from and
+# their gradients, both empty when there is no backward.
 Finish = Callable[[int, Any], tuple[Sequence[Tensor], Sequence[Tensor]]]
 
 
@@ -20,15 +20,16 @@ class Stage:
     """Consecutive layers of the model, run forward and backward one microbatch at a time.
 
     Between two stages the autograd graph is cut: the next stage gets detached leaves, and their
-    gradients are where this stage's backward starts. Parameters collect gradients in `.grad` as autograd
-    does, in the order of the stage's backward actions in the plan.
+    gradients are where this stage's backward starts. Parameters collect gradients in `.grad` as
+    autograd does, in the order of the stage's backward actions in the plan.
 
-    Only the worker of the stage's device calls `forward` and `backward`; the plan's dependencies order
-    what neighbours hand over. Attributes that are lists hold one entry per microbatch.
+    Only the worker of the stage's device calls `forward` and `backward`; the plan's dependencies
+    order what neighbours hand over. Attributes that are lists hold one entry per microbatch.
     """
 
     def __init__(self, index: int, layers: Sequence[nn.Module]) -> None:
         self.layers = list(layers)
+        self._finish: Finish | None = None
         self.next: Stage | None = None
         self.previous: Stage | None = None
         modules = [module for layer in layers for module in layer.modules()]
@@ -37,7 +38,7 @@ class Stage:
         self.copies_input = any(getattr(module, "inplace", False) for module in modules)
         self._modules = modules
         self._draws = Draws(index)
-        self.end()
+        self._make_room(0)
 
     def begin(self, num_microbatches: int, seed: StepSeed, finish: Finish) -> None:
         """Makes room for a step."""
@@ -47,7 +48,7 @@ class Stage:
 
     def end(self) -> None:
         """Lets go of everything that belongs to the step."""
-        self._finish: Finish | None = None
+        self._finish = None
         self._make_room(0)
 
     def _make_room(self, num_microbatches: int) -> None:
@@ -55,7 +56,8 @@ class Stage:
         self.arguments: list[tuple[Any, ...] | None] = [None] * num_microbatches
         # The tensors among them whose gradient the previous stage waits for.
         self.leaves: list[Sequence[Tensor]] = [()] * num_microbatches
-        # The tensors that backward starts from, and the gradients that the next stage gives for them.
+        # The tensors that backward starts from, and the gradients that the next stage gives for
+        # them.
         self.outputs: list[Sequence[Tensor]] = [()] * num_microbatches
         self.gradients: list[Sequence[Tensor | None]] = [()] * num_microbatches
 

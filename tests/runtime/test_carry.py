@@ -105,7 +105,9 @@ def test_caller_state_is_seen_by_every_stage_and_forgotten_afterwards(name: str)
 def look_at(look: Callable[[Tensor], Any]) -> Any:
     """What the calling thread itself sees."""
     with torch.no_grad():
-        return look(nn.functional.linear(torch.zeros(1, 4, device="cpu"), torch.zeros(4, 4, device="cpu")))
+        return look(
+            nn.functional.linear(torch.zeros(1, 4, device="cpu"), torch.zeros(4, 4, device="cpu"))
+        )
 
 
 def test_training_sees_grad_mode_and_prediction_does_not() -> None:
@@ -172,13 +174,11 @@ def test_context_variables_go_in_and_do_not_come_back() -> None:
 
 def test_workers_share_the_threads_of_the_caller() -> None:
     torch.set_num_threads(2)
-    probes = [Probe(lambda _: torch.get_num_threads()) for _ in range(2)]
     for num_devices, expected in ((1, 2), (2, 1)):
-        with pykern.Pipeline(probes, devices=f"cpu:{num_devices}", microbatches=1, schedule="gpipe",
-                             ) if num_devices == 2 else pykern.Pipeline(
-                                 [nn.Sequential(*probes)], devices="cpu:1", microbatches=1) as pipe:
+        probes = [Probe(lambda _: torch.get_num_threads()) for _ in range(num_devices)]
+        with pykern.Pipeline(probes, devices=f"cpu:{num_devices}", microbatches=1) as pipe:
             pipe(torch.randn(4, 4))
-        assert probes[0].seen.pop() == expected
+        assert [probe.seen for probe in probes] == [[expected]] * num_devices
         assert torch.get_num_threads() == 2
 
 
@@ -194,5 +194,5 @@ def test_a_mode_that_cannot_be_entered_fails_the_step_cleanly(
         assert pipe(torch.randn(4, 4)).shape == (4, 4)
 
 
-def _refuse(self: object) -> None:
+def _refuse(_: object) -> None:
     raise OSError("no entry")

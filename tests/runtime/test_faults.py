@@ -36,7 +36,8 @@ class _Pass(torch.autograd.Function):
 
 
 class Fuse(nn.Module):
-    """A linear layer that raises `error` in the n-th call of a kind, and remembers its activations."""
+    """A linear layer that raises `error` in the n-th call of a kind, and remembers its
+    activations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +57,7 @@ class Fuse(nn.Module):
             self.left[kind] -= 1
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = _Pass.apply(torch.tanh(self.linear(x)), self)  # type: ignore[no-untyped-call]
+        y: Tensor = _Pass.apply(torch.tanh(self.linear(x)), self)
         self.alive.add(y)
         return y
 

@@ -38,9 +38,7 @@ class Slow(nn.Module):
 
 
 def pipeline(*layers: nn.Module) -> pykern.Pipeline:
-    return pykern.Pipeline(
-        layers, devices=f"cpu:{len(layers)}", microbatches=4, loss_fn=F.mse_loss
-    )
+    return pykern.Pipeline(layers, devices=f"cpu:{len(layers)}", microbatches=4, loss_fn=F.mse_loss)
 
 
 BATCH = (torch.ones(4, 2), torch.zeros(4, 2))
@@ -64,7 +62,8 @@ def test_an_interrupt_ends_the_step_within_a_tenth_of_a_second(seconds: float) -
         delay = time.monotonic() - sent[0]
         timer.join()
         assert not hasattr(caught.value, "__notes__")
-        # A tenth of a second is the promise; the rest is for a machine that is busy with other tests.
+        # A tenth of a second is the promise; the rest is for a machine that is busy with other
+        # tests.
         assert delay < 0.1 + 0.3
         layers[0].seconds = 0.0
         first = pipe.step(BATCH[0], target=BATCH[1])

@@ -1,4 +1,5 @@
-"""The promise: loss, gradients and buffers equal the plain model's, bit for bit, on every schedule."""
+"""The promise: loss, gradients and buffers equal the plain model's, bit for bit, on every
+schedule."""
 
 import copy
 from typing import Any
@@ -25,7 +26,7 @@ SCHEDULES: list[tuple[str, dict[str, Any]]] = [
 def test_every_bit_equals_the_plain_model(
     schedule: str, options: dict[str, Any], num_devices: int, num_microbatches: int, model: str
 ) -> None:
-    case = CASES[model](rows=11)
+    case = CASES[model](11)
     plain = copy.deepcopy(case.layers)
     with pykern.Pipeline(
         case.layers,
@@ -48,7 +49,7 @@ def test_every_bit_equals_the_plain_model(
 
 
 def test_three_waves() -> None:
-    case = CASES["mlp"](rows=7)
+    case = CASES["mlp"](7)
     layers = torch.nn.Sequential(*case.layers, *copy.deepcopy(case.layers))
     plain = copy.deepcopy(layers)
     with pykern.Pipeline(
@@ -60,7 +61,7 @@ def test_three_waves() -> None:
 
 
 def test_training_stays_equal_over_many_optimizer_steps() -> None:
-    case = CASES["gpt"](rows=10)
+    case = CASES["gpt"](10)
     plain = copy.deepcopy(case.layers)
     with pykern.Pipeline(
         case.layers, devices="cpu:3", schedule="one_f_one_b", microbatches=4, loss_fn=case.loss_fn
@@ -83,7 +84,7 @@ def test_training_stays_equal_over_many_optimizer_steps() -> None:
 
 def test_the_step_is_the_mean_over_the_full_batch() -> None:
     """Uneven microbatches count by their rows: 7 rows in 4 parts equal one batch of 7 rows."""
-    case = CASES["mlp"](rows=7)
+    case = CASES["mlp"](7)
     double = case.layers.double()
     plain = copy.deepcopy(double)
     x, y = case.inputs.double(), case.target.double()
@@ -99,7 +100,7 @@ def test_the_step_is_the_mean_over_the_full_batch() -> None:
 
 
 def test_sum_reduction_adds_microbatches() -> None:
-    case = CASES["mlp"](rows=7)
+    case = CASES["mlp"](7)
     plain = copy.deepcopy(case.layers)
 
     def total(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -117,11 +118,9 @@ def test_sum_reduction_adds_microbatches() -> None:
 
 @pytest.mark.parametrize("model", CASES)
 def test_forward_only_equals_the_plain_model(model: str) -> None:
-    case = CASES[model](rows=9)
+    case = CASES[model](9)
     plain = copy.deepcopy(case.layers).eval()
-    with pykern.Pipeline(
-        case.layers, devices="cpu:4", schedule="hanayo", microbatches=4
-    ) as pipe:
+    with pykern.Pipeline(case.layers, devices="cpu:4", schedule="hanayo", microbatches=4) as pipe:
         pipe.eval()
         for rows in (9, 2, 5):
             output = pipe(case.inputs[:rows])
