@@ -115,7 +115,7 @@ void bind_placement(py::module_& module) {
             [](const Placement& self, int stage) {
                 return self.device_of(in_range("stage", stage, self.num_stages()));
             },
-            "stage"_a)
+            "stage"_a, "The device that computes a stage.")
         .def(py::self == py::self)
         .def("__hash__",
              [](const Placement& self) {
@@ -197,20 +197,22 @@ void bind_timeline(py::module_& module) {
         .def_property_readonly("rows",
                                [](const Timeline& self) { return tuple_of_tuples(self.rows()); })
         .def_property_readonly("num_devices", &Timeline::num_devices)
-        .def_property_readonly("makespan_ns", &Timeline::makespan_ns)
-        .def_property_readonly("bubble_ratio", &Timeline::bubble_ratio)
+        .def_property_readonly("makespan_ns", &Timeline::makespan_ns,
+                               "From the first start to the last end over all devices.")
+        .def_property_readonly("bubble_ratio", &Timeline::bubble_ratio,
+                               "Idle device time divided by makespan, 0 to 1.")
         .def(
             "busy_ns",
             [](const Timeline& self, int device) {
                 return self.busy_ns(in_range("device", device, self.num_devices()));
             },
-            "device"_a)
+            "device"_a, "Time in which the device computes.")
         .def(
             "peak_in_flight",
             [](const Timeline& self, int device) {
                 return self.peak_in_flight(in_range("device", device, self.num_devices()));
             },
-            "device"_a)
+            "device"_a, "Most microbatches that the device holds at once, counted in chunks.")
         .def("__repr__", [](const Timeline& self) {
             return py::str("<Timeline num_devices={} makespan_ns={:.6g} bubble_ratio={:.4f}>")
                 .format(self.num_devices(), self.makespan_ns(), self.bubble_ratio());

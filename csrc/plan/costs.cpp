@@ -18,7 +18,10 @@ void require_time(const std::string& name, double time_ns) {
 }
 
 void require_times(const std::string& name, const StageTimes& times) {
-    if (const auto* time_ns = std::get_if<double>(&times)) return require_time(name, *time_ns);
+    if (const auto* time_ns = std::get_if<double>(&times)) {
+        require_time(name, *time_ns);
+        return;
+    }
     const auto& list = std::get<std::vector<double>>(times);
     for (std::size_t stage = 0; stage < list.size(); ++stage) {
         require_time(name + " of stage " + std::to_string(stage), list[stage]);

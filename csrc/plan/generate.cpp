@@ -74,13 +74,13 @@ Plan by_slots(const Placement& placement, int num_microbatches, int group, int g
     require_plan_size(placement.num_stages(), num_microbatches);
     require_range("group", group, 1, kMaxCells);
     // Smaller ones would let a microbatch overtake an earlier one.
-    require_range("group_offset", group_offset, 2 * group, INT32_MAX);
+    require_range("group_offset", group_offset, std::int64_t{2} * group, INT32_MAX);
     std::vector<std::vector<Slotted>> devices(static_cast<std::size_t>(placement.num_devices()));
     for (int stage = 0; stage < placement.num_stages(); ++stage) {
         auto& device = devices[static_cast<std::size_t>(placement.device_of(stage))];
         for (int microbatch = 0; microbatch < num_microbatches; ++microbatch) {
-            const std::int64_t offset =
-                2 * (microbatch % group) + std::int64_t{group_offset} * (microbatch / group);
+            const std::int64_t offset = std::int64_t{2} * (microbatch % group) +
+                                        std::int64_t{group_offset} * (microbatch / group);
             const int turn = 2 * placement.num_stages() - 1;
             device.push_back({stage + offset, make_action(Kind::F, stage, microbatch)});
             device.push_back({turn - stage + offset, make_action(Kind::B, stage, microbatch)});

@@ -40,6 +40,7 @@ Placement Placement::linear(int num_devices) { return looped(num_devices, 1); }
 Placement Placement::looped(int num_devices, int num_chunks) {
     const int num_stages = count_stages(num_devices, "num_chunks", num_chunks, 1);
     std::vector<int> devices;
+    devices.reserve(static_cast<std::size_t>(num_stages));
     for (int stage = 0; stage < num_stages; ++stage) devices.push_back(stage % num_devices);
     return {num_devices, std::move(devices)};
 }

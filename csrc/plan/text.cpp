@@ -78,7 +78,7 @@ Action parse_action(std::string_view text) {
     const std::size_t name_end = last_letter == std::string_view::npos ? 0 : last_letter + 1;
     const std::string_view name =
         name_end > name_start ? text.substr(name_start, name_end - name_start) : "";
-    const auto* found = std::find(kKindNames.begin(), kKindNames.end(), name);
+    const auto* found = std::ranges::find(kKindNames, name);
     if (found != kKindNames.end()) {
         const std::int64_t stage = read_number(text.substr(0, name_start));
         const std::int64_t microbatch = read_number(text.substr(name_end));

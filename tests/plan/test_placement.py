@@ -44,7 +44,7 @@ def test_placements_differ_by_devices_and_by_stages() -> None:
         (lambda: Placement(10**9, [0]), "num_devices must be 1 to 65536"),
     ],
 )
-def test_bad_numbers_are_refused(make, message: str) -> None:  # type: ignore[no-untyped-def]
+def test_bad_numbers_are_refused(make, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 

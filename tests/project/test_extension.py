@@ -17,11 +17,11 @@ SIGNATURE = re.compile(r"^\w+(\(.*\) -> .*)$", re.MULTILINE)
 
 
 def public_members(owner: object, path: str) -> Iterator[tuple[str, object]]:
-    """Classes, functions, methods and properties under their full names."""
+    """Classes, functions and methods under their full names."""
     for name in vars(owner):
         value = inspect.getattr_static(owner, name)
-        documentable = inspect.isroutine(value) or isinstance(value, type | property)
-        if documentable and (name == "__init__" or not name.startswith("_")):
+        callable_here = inspect.isroutine(value) or isinstance(value, type)
+        if callable_here and (name == "__init__" or not name.startswith("_")):
             yield f"{path}.{name}", getattr(owner, name)
             if isinstance(value, type):
                 yield from public_members(value, f"{path}.{name}")

@@ -4,6 +4,7 @@ import inspect
 import re
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 
 import pytest
 
@@ -61,7 +62,7 @@ def variants(name: str) -> list[tuple[Callable[[int, int], Plan], dict[str, int]
     if option is None:
         return [(schedule, {})]
     keyword, letter, values = option
-    return [(lambda p, m, x=x: schedule(p, m, **{keyword: x}), {letter: x}) for x in values]
+    return [(partial(schedule, **{keyword: value}), {letter: value}) for value in values]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -93,12 +94,12 @@ def assert_closed_forms(name: str, num_devices: int, num_microbatches: int) -> N
             timeline = simulate(plan, Costs(forward, backward))
             shares = {"T_F": Fraction(forward * num_chunks), "T_B": Fraction(backward * num_chunks)}
             assert timeline.makespan_ns == closed_form(name, "makespan", **letters, **shares)
+            for device in range(num_devices):
+                peak = closed_form(name, "peak in flight", **letters, d=device)
+                assert timeline.peak_in_flight(device) == peak
         ratio = simulate(plan, Costs(1, 1)).bubble_ratio
         expected = closed_form(name, "bubble ratio", **letters)
         assert ratio == pytest.approx(float(expected), rel=1e-12, abs=1e-15)
-        for device in range(num_devices):
-            peak = closed_form(name, "peak in flight", **letters, d=device)
-            assert timeline.peak_in_flight(device) == peak
 
 
 @pytest.mark.parametrize("name", NAMES)
