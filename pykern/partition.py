@@ -135,8 +135,7 @@ def _as_chain(layers: nn.Sequential | Sequence[nn.Module]) -> list[tuple[str, nn
 
 
 def _check_num_stages(num_stages: int, num_layers: int) -> None:
-    if not isinstance(num_stages, int) or isinstance(num_stages, bool):
-        raise TypeError(f"num_stages is {num_stages!r}; it must be an integer")
+    _check_integer("num_stages is", num_stages)
     if num_stages < 1:
         raise ValueError(f"num_stages is {num_stages}; it must be at least 1")
     if num_layers < num_stages:
@@ -144,6 +143,11 @@ def _check_num_stages(num_stages: int, num_layers: int) -> None:
             f"{num_layers} layers cannot fill {num_stages} stages; split the model into at least "
             f"{num_stages} layers, or use fewer devices, chunks or waves"
         )
+
+
+def _check_integer(what: str, count: object) -> None:
+    if not isinstance(count, int) or isinstance(count, bool):
+        raise TypeError(f"{what} {count!r}; it must be an integer")
 
 
 def _count_parameters(name: str, layer: nn.Module) -> int:
@@ -174,13 +178,12 @@ def _costs(
 
 
 def _given_ends(counts: Sequence[int], num_stages: int, num_layers: int) -> list[int]:
-    counts = list(counts)
-    if any(not isinstance(count, int) or isinstance(count, bool) for count in counts):
-        raise TypeError(f"balance is {counts}; it must hold integers: the layers of each stage")
+    for count in counts:
+        _check_integer("balance holds", count)
     if len(counts) != num_stages or sum(counts) != num_layers or min(counts) < 1:
         raise ValueError(
-            f"balance is {counts}; it must hold {num_stages} counts of at least 1, one per stage, "
-            f"that sum to {num_layers}, the number of layers"
+            f"balance is {list(counts)}; it must hold {num_stages} counts of at least 1, one per "
+            f"stage, that sum to {num_layers}, the number of layers"
         )
     return list(accumulate(counts))
 

@@ -85,7 +85,7 @@ class Head(nn.Module):
         return self.logits(self.norm(x))  # type: ignore[no-any-return]
 
 
-def gpt(
+def gpt(  # noqa: PLR0913, PLR0917
     vocab: int = 256,
     layers: int = 4,
     width: int = 256,

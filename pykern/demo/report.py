@@ -1,0 +1,94 @@
+"""What the demo tells: what it is about to do, what came of it, and the files that it leaves."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from textwrap import indent
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from ..plan.drawing import as_text, save_chrome_trace, save_picture
+from .sample import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..pipeline import Pipeline
+    from ..plan import Timeline
+    from .text import Corpus
+
+PICTURE = "timeline.png"
+TRACE = "trace.json"
+
+
+def make_folder(out: Path) -> None:
+    """Make the folder for what is kept, or refuse one that could not be written to in the end.
+
+    Raises:
+        OSError: If it cannot be made.
+        ValueError: If it is not a folder, or may not be written to.
+    """
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file; --out needs a folder")
+    out.mkdir(parents=True, exist_ok=True)
+    if not os.access(out, os.W_OK):
+        raise ValueError(f"{out} may not be written to; choose another folder with --out")
+
+
+def opening(
+    console: Console, pipe: Pipeline, corpus: Corpus, steps: int, bytes_per_step: int
+) -> None:
+    """Say what is trained, on what, and how it is cut."""
+    parameters = sum(parameter.numel() for parameter in pipe.parameters())
+    plan = pipe.plan
+    console.print(
+        f"A byte-level GPT of {parameters:,} parameters, cut into {plan.num_stages} stages on "
+        f"{plan.num_devices} devices:\n"
+    )
+    console.print(Text(indent(str(pipe.partition), "  ")))
+    source = f"{corpus.source} ({len(corpus.training):,} bytes)"
+    console.print(
+        Text(
+            f"\nTraining on {source}:\n"
+            f"{steps} steps of {bytes_per_step:,} bytes in {plan.num_microbatches} microbatches.\n"
+        )
+    )
+
+
+def result(console: Console, before: float, after: float, text: bytes) -> None:
+    """Say how well the model predicts text that it never saw, and show what it writes."""
+    bits_before, bits_after = before / math.log(2), after / math.log(2)
+    console.print(
+        f"\nHeld-out loss in nats per byte: {before:.3f} before training, {after:.3f} after.\n"
+        f"In bits per byte: {bits_before:.2f} before, {bits_after:.2f} after.\n\n"
+        "The model writes:\n"
+    )
+    console.print(Text(indent(printable(text), "  ")))
+
+
+def timelines(console: Console, measured: Timeline, predicted: Timeline, out: Path) -> None:
+    """Show the last step beside its prediction, and keep both as a picture and as a trace."""
+    both = {"measured (last step)": measured, "predicted": predicted}
+    console.print("\nWhat ran when:\n")
+    console.print(as_text(both, console.width))
+    console.print("\nWritten:")
+    try:
+        save_picture(both, out / PICTURE)
+        console.print(Text(f"  {out / PICTURE}: the same as a picture"), soft_wrap=True)
+    except ImportError as error:
+        console.print(Text(f"  no {PICTURE}: {error}"), soft_wrap=True)
+    save_chrome_trace(both, out / TRACE)
+    console.print(Text(f"  {out / TRACE}: the same for ui.perfetto.dev"), soft_wrap=True)
+
+
+def closing(console: Console) -> None:
+    """Say what to try next."""
+    console.print(
+        "\nNext:\n"
+        "  pykern demo --waves 2                twice as many stages, a smaller bubble\n"
+        "  pykern demo --data FILE              train on a text of your own\n"
+        "  pykern plan one_f_one_b -p 4 -m 8    draw another schedule"
+    )

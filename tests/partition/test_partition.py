@@ -1,0 +1,137 @@
+"""The cut of a chain of layers: exact, deterministic, and refused where it is impossible."""
+
+import random
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import combinations, pairwise
+
+import pytest
+from torch import nn
+
+from pykern.models import gpt
+from pykern.partition import partition
+
+
+class Sized(nn.Module):
+    """A layer of a given number of parameters."""
+
+    def __init__(self, num_parameters: int) -> None:
+        super().__init__()
+        if num_parameters:
+            self.linear = nn.Linear(num_parameters, 1, bias=False)
+
+
+def every_cut(num_layers: int, num_stages: int) -> list[tuple[int, ...]]:
+    return [
+        (0, *middle, num_layers) for middle in combinations(range(1, num_layers), num_stages - 1)
+    ]
+
+
+def badness(costs: Sequence[int], cut: tuple[int, ...]) -> tuple[int, int, int, tuple[int, ...]]:
+    """What `partition` promises to make least, in this order."""
+    stages = [costs[start:end] for start, end in pairwise(cut)]
+    stage_costs = [sum(stage) for stage in stages]
+    squares = sum(cost**2 for cost in stage_costs)
+    return max(stage_costs), squares, sum(len(stage) ** 2 for stage in stages), cut
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_cut_is_the_best_of_all(seed: int) -> None:
+    draw = random.Random(seed)
+    costs = [draw.choice([0, 1, 2, 3, 7, draw.randrange(100)]) for _ in range(draw.randint(1, 9))]
+    for num_stages in range(1, len(costs) + 1):
+        best = min(every_cut(len(costs), num_stages), key=lambda cut: badness(costs, cut))
+        cut = partition([Sized(cost) for cost in costs], num_stages)
+        assert [(stage.start, stage.stop) for stage in cut.stages] == list(pairwise(best))
+        assert cut.costs == cut.parameters == tuple(sum(costs[a:b]) for a, b in pairwise(best))
+
+
+def test_layers_that_all_cost_nothing_are_shared_out_evenly() -> None:
+    cut = partition([nn.ReLU() for _ in range(7)], 3)
+    assert [len(stage) for stage in cut.stages] == [2, 2, 3]
+
+
+def test_layer_count_ignores_parameters() -> None:
+    cut = partition([Sized(1000), Sized(1), Sized(1), Sized(1)], 2, balance="layers")
+    assert (cut.stages, cut.costs, cut.parameters) == (
+        (range(2), range(2, 4)),
+        (2, 2),
+        (1001, 2),
+    )
+
+
+def test_a_list_says_how_many_layers_each_stage_has() -> None:
+    cut = partition([Sized(n) for n in (5, 1, 1, 1)], 2, balance=[3, 1])
+    assert (cut.stages, cut.costs) == ((range(3), range(3, 4)), (7, 1))
+
+
+def test_hundreds_of_layers_are_cut_quickly() -> None:
+    draw = random.Random(0)
+    costs = [draw.randrange(50) for _ in range(400)]
+    cut = partition([Sized(cost) for cost in costs], 64)
+    assert sum(cut.costs) == sum(costs)
+    assert max(cut.costs) < 2 * sum(costs) / 64
+
+
+def test_the_table_shows_stages_layers_parameters_and_shares() -> None:
+    model = nn.Sequential(
+        OrderedDict(embed=nn.Embedding(10, 2), a=nn.ReLU(), b=nn.ReLU(), head=nn.Linear(2, 10))
+    )
+    assert str(partition(model, 2, balance=[2, 2])).splitlines() == [
+        "stage  layers        parameters  share of parameters",
+        "    0  0-1 embed, a          20                40.0%",
+        "    1  2-3 b, head           30                60.0%",
+    ]
+
+
+def test_the_table_leaves_out_the_middle_of_a_long_stage() -> None:
+    table = str(partition(gpt(layers=2, width=8, heads=1), 1))
+    assert "  0-5 Embedding, ..., Head  " in table
+
+
+def test_the_table_of_a_model_without_parameters_has_no_shares() -> None:
+    assert str(partition([nn.ReLU()], 1)).split()[-1] == "-"
+
+
+@pytest.mark.parametrize(
+    ("num_stages", "balance", "message"),
+    [
+        (3, "parameters", "2 layers cannot fill 3 stages; split the model into at least 3 layers"),
+        (0, "parameters", "num_stages is 0; it must be at least 1"),
+        (2, "memory", 'balance is "memory"; use "parameters"'),
+        (2, "time", "sample is missing"),
+        (2, [1, 2], r"balance is \[1, 2\]; it must hold 2 counts"),
+        (2, [2, 0], r"balance is \[2, 0\]; it must hold 2 counts"),
+        (2, [2], r"balance is \[2\]; it must hold 2 counts"),
+    ],
+)
+def test_an_impossible_cut_is_refused(num_stages: int, balance: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        partition([nn.ReLU(), nn.ReLU()], num_stages, balance=balance)  # type: ignore[arg-type]
+
+
+def test_a_sample_that_would_be_ignored_is_refused() -> None:
+    with pytest.raises(ValueError, match="sample is given"):
+        partition([nn.ReLU()], 1, sample=1)
+
+
+@pytest.mark.parametrize(
+    ("layers", "num_stages", "balance", "message"),
+    [
+        (nn.Linear(2, 2), 1, "layers", "the model is a Linear"),
+        ([nn.ReLU(), "ReLU"], 1, "layers", "layer 1 is a str"),
+        ([nn.ReLU()], 1.0, "layers", "num_stages is 1.0"),
+        ([nn.ReLU()], True, "layers", "num_stages is True"),
+        ([nn.ReLU()], 1, [1.0], "balance holds 1.0"),
+    ],
+)
+def test_wrong_types_are_refused(
+    layers: object, num_stages: object, balance: object, message: str
+) -> None:
+    with pytest.raises(TypeError, match=message):
+        partition(layers, num_stages, balance=balance)  # type: ignore[arg-type]
+
+
+def test_parameters_without_a_shape_are_refused() -> None:
+    with pytest.raises(ValueError, match="layer LazyLinear has parameters without a shape"):
+        partition([nn.LazyLinear(3)], 1)
