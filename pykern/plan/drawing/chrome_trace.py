@@ -1,0 +1,55 @@
+"""Timelines as a Chrome trace, for Perfetto (ui.perfetto.dev) or chrome://tracing."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pykern._C import Timeline
+from pykern.plan.drawing.replacing import replacing
+from pykern.plan.drawing.words import require_timelines
+
+
+def save_chrome_trace(timelines: Mapping[str, Timeline], path: str | os.PathLike[str]) -> None:
+    """Writes timelines as one process each, with a thread for each device.
+
+    Args:
+        timelines: By label. A label may hold anything.
+        path: File to write; an existing one is replaced at once or not at all.
+
+    Raises:
+        ValueError: There is nothing to draw.
+        OSError: The file cannot be written.
+    """
+    require_timelines(timelines)
+    events = [
+        event
+        for process, (label, timeline) in enumerate(timelines.items())
+        for event in events_of(process, label, timeline)
+    ]
+    with replacing(Path(path)) as partial, partial.open("w", encoding="utf-8") as file:
+        json.dump({"traceEvents": events, "displayTimeUnit": "ns"}, file)
+
+
+def events_of(process: int, label: str, timeline: Timeline) -> Iterator[dict[str, Any]]:
+    """The names of one timeline's process and threads, then its spans in microseconds."""
+    yield named("process_name", label, pid=process)
+    for device, row in enumerate(timeline.rows):
+        yield named("thread_name", f"device {device}", pid=process, tid=device)
+        for span in row:
+            yield {
+                "name": str(span.action),
+                "cat": span.action.kind.name,
+                "ph": "X",
+                "pid": process,
+                "tid": device,
+                "ts": span.start_ns / 1e3,
+                "dur": (span.end_ns - span.start_ns) / 1e3,
+                "args": {"stage": span.action.stage, "microbatch": span.action.microbatch},
+            }
+
+
+def named(what: str, name: str, **ids: int) -> dict[str, Any]:
+    """The metadata event that gives a process or a thread its name."""
+    return {"name": what, "ph": "M", **ids, "args": {"name": name}}

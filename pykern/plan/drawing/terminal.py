@@ -1,0 +1,97 @@
+"""Timelines as text: a line for each device, colours where the terminal has them."""
+
+from collections.abc import Mapping
+from itertools import groupby
+from operator import itemgetter
+from typing import NamedTuple
+
+from rich.text import Text
+
+from pykern._C import Action, Kind, Span, Timeline
+from pykern.plan.drawing.colours import colours_of
+from pykern.plan.drawing.words import (
+    chunk_of_stage,
+    clean,
+    first_start_ns,
+    measures,
+    require_timelines,
+)
+
+# Fills a cell behind its text, so that kinds can be told apart without colour.
+FILLS = {Kind.F: "-", Kind.B: "="}
+
+FEWEST_COLUMNS = 16
+
+
+class Cell(NamedTuple):
+    """An action in the columns [first, last) of its device's line."""
+
+    action: Action
+    first: int
+    last: int
+
+
+def as_text(timelines: Mapping[str, Timeline], width: int = 100) -> Text:
+    """Draws timelines one under another on one time scale.
+
+    A cell shows "2F0" (stage, forward, microbatch) where all cells of its timeline can, else "F0"
+    or "F", so that every cell starts with a letter or every one with a number.
+
+    Args:
+        timelines: By label. A label may hold anything.
+        width: Columns of the terminal.
+
+    Returns:
+        Text for rich's console; its `plain` is the drawing without colour.
+
+    Raises:
+        ValueError: There is nothing to draw.
+    """
+    require_timelines(timelines)
+    longest_ns = max(timeline.makespan_ns for timeline in timelines.values())
+    num_devices = max(timeline.num_devices for timeline in timelines.values())
+    head = len(f"device {num_devices - 1} |")
+    columns = max(width - head - 1, FEWEST_COLUMNS)
+    columns_per_ns = columns / longest_ns if longest_ns > 0 else 0.0
+    text = Text(no_wrap=True, overflow="crop")
+    for label, timeline in timelines.items():
+        text.append(clean(label), style="bold").append(f"  {measures(timeline)}\n")
+        for device, line in enumerate(lines_of(timeline, columns, columns_per_ns)):
+            text.append(f"device {device} ".ljust(head - 1) + "|").append_text(line).append("|\n")
+    return text.append("F-- forward   B== backward   blank: idle", style="dim")
+
+
+def lines_of(timeline: Timeline, columns: int, columns_per_ns: float) -> list[Text]:
+    """Each device's cells, without its name."""
+    origin_ns = first_start_ns(timeline)
+
+    def cell_of(span: Span) -> Cell:
+        first = min(int((span.start_ns - origin_ns) * columns_per_ns), columns - 1)
+        last = int((span.end_ns - origin_ns) * columns_per_ns)
+        return Cell(span.action, first, min(max(last, first + 1), columns))
+
+    rows = [[cell_of(span) for span in row] for row in timeline.rows]
+    with_stage = all(len(str(cell.action)) < cell.last - cell.first for row in rows for cell in row)
+    chunks = chunk_of_stage(timeline)
+    num_chunks = max(chunks.values(), default=0) + 1
+
+    def line_of(row: list[Cell]) -> Text:
+        styled = [(" ", "")] * columns
+        for cell in row:
+            fill, ink = colours_of(cell.action.kind, chunks[cell.action.stage], num_chunks)
+            letters = cell_text(cell.action, cell.last - cell.first, with_stage)
+            styled[cell.first : cell.last] = [(letter, f"{ink} on {fill}") for letter in letters]
+        runs = groupby(styled, key=itemgetter(1))
+        return Text.assemble(
+            *(("".join(letter for letter, _ in run), style) for style, run in runs)
+        )
+
+    return [line_of(row) for row in rows]
+
+
+def cell_text(action: Action, width: int, with_stage: bool) -> str:
+    """The action, or what fits of it without its stage, filled up to the width."""
+    kind = action.kind.name
+    short = f"{kind}{action.microbatch}"
+    text = str(action) if with_stage else short if len(short) <= width else kind[0]
+    return text.ljust(width, FILLS.get(action.kind, "~"))

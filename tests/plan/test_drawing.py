@@ -1,0 +1,188 @@
+"""Drawings are right, share one time scale, and survive any label."""
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from pykern.plan import Action, Costs, Placement, Span, Timeline, by_phases, by_slots, simulate
+from pykern.plan.drawing import as_text, save_chrome_trace, save_picture
+
+HOSTILE = [
+    "",
+    "$\\frac{1}{",
+    "[red]not markup[/nor this]",
+    "<script>alert('&')</script>]]>",
+    "two\nlines\r\x00\x1b[31m\ud800",
+    "x" * 10_000,
+]
+
+
+def one_f_one_b() -> Timeline:
+    plan = by_slots(Placement.linear(2), 2, group=1, group_offset=2)
+    return simulate(plan, Costs(1e6, 2e6))
+
+
+def two_chunks() -> Timeline:
+    plan = by_phases(Placement.looped(2, 2), 2, warmup=[4, 3], group=2)
+    return simulate(plan, Costs(1, 1))
+
+
+def test_the_terminal_drawing_is_to_scale() -> None:
+    assert as_text({"predicted": one_f_one_b()}, width=56).plain.split("\n") == [
+        "predicted  makespan 9 ms, bubble ratio 0.333",
+        "device 0 |0F0--0F1--          0B0=======     0B1=======|",
+        "device 1 |     1F0--1B0=======1F1--1B1=======          |",
+        "F-- forward   B== backward   blank: idle",
+    ]
+
+
+def test_cells_too_small_for_their_number_still_tell_the_kind() -> None:
+    lines = as_text({"predicted": one_f_one_b()}, width=1).plain.split("\n")
+    assert lines[1:3] == [
+        "device 0 |FF1    B0=  B1==|",
+        "device 1 | F0B0==FB1==    |",
+    ]
+
+
+def test_timelines_are_drawn_on_one_scale() -> None:
+    slow = Timeline([[Span(Action.parse("0F0"), 0, 40)]])
+    fast = Timeline([[Span(Action.parse("0F0"), 100, 110)]])
+    lines = as_text({"measured": slow, "predicted": fast}, width=51).plain.split("\n")
+    assert lines[1] == "device 0 |0F0-------------------------------------|"
+    assert lines[3] == "device 0 |0F0-------                              |"
+
+
+@given(st.integers(-5, 200))
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    for line in as_text({"": two_chunks()}, width).plain.split("\n")[1:-1]:
+        assert len(line) == max(width, 27)
+
+
+def test_chunks_differ_in_colour() -> None:
+    text = as_text({"predicted": two_chunks()}, width=80)
+    styles = {text.plain[span.start : span.start + 3]: str(span.style) for span in text.spans}
+    cells = ["0F0", "2F0", "0B0", "2B0"]
+    assert len({styles[cell] for cell in cells}) == 4
+
+
+@pytest.mark.parametrize("label", HOSTILE)
+def test_any_label_stays_on_one_line_of_the_terminal(label: str) -> None:
+    text = as_text({label: one_f_one_b()}, width=60)
+    assert len(text.plain.split("\n")) == 4
+    console = Console(file=io.StringIO(), width=60, force_terminal=True)
+    console.print(text)
+    assert "\x1b[31m" not in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("label", HOSTILE)
+def test_any_label_makes_a_well_formed_picture(label: str, tmp_path: Path) -> None:
+    timelines = {label: one_f_one_b(), "predicted": two_chunks()}
+    save_picture(timelines, tmp_path / "plan.svg")
+    assert ElementTree.parse(tmp_path / "plan.svg").getroot().tag.endswith("svg")
+    save_picture(timelines, str(tmp_path / "plan.PNG"))
+    assert (tmp_path / "plan.PNG").read_bytes().startswith(b"\x89PNG")
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_picture_has_a_cell_for_every_action(tmp_path: Path) -> None:
+    save_picture({"predicted": one_f_one_b()}, tmp_path / "plan.svg")
+    root = ElementTree.parse(tmp_path / "plan.svg").getroot()
+    cells = [
+        element
+        for element in root.iter()
+        if "stroke: #ffffff" in element.get("style", "") and element.tag.endswith("path")
+    ]
+    assert len(cells) == 8
+
+
+@pytest.mark.parametrize("name", ["plan", "plan.pdf", "png"])
+def test_other_files_than_pictures_are_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"must end in \.png or \.svg, got .*" + name):
+        save_picture({"predicted": one_f_one_b()}, tmp_path / name)
+
+
+def test_without_matplotlib_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"pip install pykern-runtime\[viz\]"):
+        save_picture({"predicted": one_f_one_b()}, tmp_path / "plan.png")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_matplotlib_is_imported_with_the_first_picture_only() -> None:
+    code = "import sys, pykern.plan.drawing; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("label", HOSTILE)
+def test_a_chrome_trace_has_processes_threads_and_spans(label: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    save_chrome_trace({label: one_f_one_b(), "predicted": two_chunks()}, path)
+    events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    names = {
+        (event["name"], event["pid"], event.get("tid")): event["args"]["name"]
+        for event in events
+        if event["ph"] == "M"
+    }
+    assert names == {
+        ("process_name", 0, None): label,
+        ("thread_name", 0, 0): "device 0",
+        ("thread_name", 0, 1): "device 1",
+        ("process_name", 1, None): "predicted",
+        ("thread_name", 1, 0): "device 0",
+        ("thread_name", 1, 1): "device 1",
+    }
+    spans = [event for event in events if event["ph"] == "X"]
+    assert len(spans) == 8 + 16
+    assert spans[2] == {
+        "name": "0B0",
+        "cat": "B",
+        "ph": "X",
+        "pid": 0,
+        "tid": 0,
+        "ts": 4000.0,
+        "dur": 2000.0,
+        "args": {"stage": 0, "microbatch": 0},
+    }
+
+
+def test_a_failed_write_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text("old")
+
+    def fail(_: object, file: io.TextIOBase) -> None:
+        file.write("half")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(json, "dump", fail)
+    with pytest.raises(OSError, match="no space left"):
+        save_chrome_trace({"predicted": one_f_one_b()}, path)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("timelines", [{}, {"nothing ran": Timeline([[], []])}])
+def test_nothing_to_draw_is_refused(timelines: dict[str, Timeline], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a drawing needs at least one timeline with an action"):
+        as_text(timelines)
+    with pytest.raises(ValueError, match="a drawing needs at least one timeline with an action"):
+        save_picture(timelines, tmp_path / "plan.png")
+    with pytest.raises(ValueError, match="a drawing needs at least one timeline with an action"):
+        save_chrome_trace(timelines, tmp_path / "trace.json")
+
+
+def test_actions_that_take_no_time_are_drawn(tmp_path: Path) -> None:
+    timeline = Timeline([[Span(Action.parse("0F0"), 5, 5)], []])
+    assert as_text({"measured": timeline}).plain.split("\n")[1].startswith("device 0 |F ")
+    save_picture({"measured": timeline}, tmp_path / "plan.png")
