@@ -74,6 +74,12 @@ def timelines(console: Console, measured: Timeline, predicted: Timeline, out: Pa
     both = {"measured (last step)": measured, "predicted": predicted}
     console.print("\nWhat ran when:\n")
     console.print(as_text(both, console.width))
+    num_cores = len(os.sched_getaffinity(0))
+    if measured.num_devices > num_cores:
+        console.print(
+            f"\n{measured.num_devices} workers share {num_cores} cores here; "
+            "the prediction has one core for each."
+        )
     console.print("\nWritten:")
     try:
         save_picture(both, out / PICTURE)

@@ -55,7 +55,7 @@ def test_the_seed_decides_the_batches() -> None:
 def test_even_windows_reach_from_the_first_byte_to_the_last() -> None:
     x, y = even_windows(torch.arange(100, dtype=torch.uint8), 5, WINDOW)
     assert x.shape == (5, WINDOW - 1)
-    assert (x[0, 0], y[-1, -1]) == (0, 99)
+    assert (x[0, 0].item(), y[-1, -1].item()) == (0, 99)
 
 
 def test_the_shortest_text_that_is_accepted_is_enough(tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ def test_the_loss_is_the_mean_over_positions() -> None:
 def test_it_learns_by_heart() -> None:
     model = small()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    loss = torch.tensor(torch.inf)
     for _ in range(60):
         optimizer.zero_grad()
         loss = next_token_loss(model(IDS[:, :-1]), IDS[:, 1:])

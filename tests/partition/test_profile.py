@@ -27,14 +27,14 @@ class Slow(nn.Module):
 
 
 def test_a_layer_costs_its_forward_and_its_backward() -> None:
-    layers = [nn.Linear(4, 4), Slow(2), Slow(6)]
+    layers = [nn.Linear(4, 4), Slow(2), Slow(20)]
     times = layer_times_ns(layers, torch.ones(2, 4))
     assert 4e6 <= times[1] < times[2]
-    assert times[2] >= 12e6
+    assert times[2] >= 40e6
 
 
 def test_time_balance_cuts_where_time_goes() -> None:
-    layers = [nn.Linear(4, 4), Slow(1), Slow(1), Slow(8)]
+    layers = [nn.Linear(4, 4), Slow(1), Slow(1), Slow(20)]
     cut = partition(layers, 2, balance="time", sample=torch.ones(2, 4))
     assert cut.stages == (range(3), range(3, 4))
     assert str(cut).splitlines()[0].endswith("share of time")
@@ -63,8 +63,8 @@ def test_measuring_leaves_no_trace() -> None:
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, state[name]), name
     for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-        if gradient is None:
-            assert parameter.grad is None
+        if parameter.grad is None or gradient is None:
+            assert parameter.grad is gradient is None
         else:
             assert torch.equal(parameter.grad, gradient)
     assert model.training

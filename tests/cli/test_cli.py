@@ -1,0 +1,157 @@
+"""The command line in this process: what it prints, and what it refuses in one line."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import pykern
+from pykern.cli import app
+from pykern.schedules import by_name
+
+
+def pykern_(*arguments: str, **environment: str) -> Result:
+    return CliRunner().invoke(app, arguments, env={"COLUMNS": "100"} | environment)
+
+
+def test_without_arguments_it_names_four_next_steps() -> None:
+    result = pykern_()
+    assert result.exit_code == 0
+    assert len(re.findall(r"^  pykern ", result.stdout, re.MULTILINE)) == 4
+
+
+def test_every_next_step_names_a_command_that_exists() -> None:
+    for command in re.findall(r"^  pykern (\w+)", pykern_().stdout, re.MULTILINE):
+        assert pykern_(command, "--help").exit_code == 0
+
+
+def test_the_version_is_the_package_s() -> None:
+    result = pykern_("--version")
+    assert (result.exit_code, result.stdout) == (0, f"pykern {pykern.__version__}\n")
+
+
+@pytest.mark.parametrize("command", [(), ("demo",), ("plan",)])
+def test_every_help_has_one_example(command: tuple[str, ...]) -> None:
+    result = pykern_(*command, "--help")
+    assert result.exit_code == 0
+    assert result.stdout.count("Example: pykern") == 1
+
+
+def test_help_names_every_schedule() -> None:
+    assert all(name in pykern_("plan", "--help").stdout for name in by_name)
+
+
+@pytest.mark.parametrize("name", by_name)
+def test_every_schedule_of_the_catalogue_is_drawn(name: str) -> None:
+    result = pykern_("plan", name, "-p", "2", "-m", "4")
+    assert result.exit_code == 0
+    assert result.stdout.startswith(name)
+    assert [line[:10] for line in result.stdout.splitlines()[1:3]] == ["device 0 |", "device 1 |"]
+
+
+def test_a_plan_comes_with_its_measures() -> None:
+    # 1F1B: makespan (m + p - 1) (F + B), bubble (p - 1) / (m + p - 1), peak p - d.
+    out = pykern_("plan", "one_f_one_b", "-p", "4", "-m", "8", "--backward", "2").stdout
+    assert f"makespan {(8 + 3) * 3} ms, bubble ratio {3 / 11:.3f}" in out
+    assert out.splitlines()[-1].endswith("from device 0 on: 4 3 2 1")
+
+
+def test_a_device_s_share_costs_the_same_however_many_chunks_it_has() -> None:
+    for chunks in ("1", "2", "4"):
+        out = pykern_("plan", "interleaved", "-p", "1", "-m", "8", "--chunks", chunks).stdout
+        assert "makespan 24 ms, bubble ratio 0.000" in out
+
+
+def test_transfers_take_their_time() -> None:
+    out = pykern_("plan", "gpipe", "-p", "2", "-m", "1", "--transfer", "0.5").stdout
+    assert "makespan 7 ms" in out
+
+
+def test_waves_make_the_bubble_smaller() -> None:
+    ratios = []
+    for waves in ("1", "2", "4"):
+        out = pykern_("plan", "hanayo", "-p", "4", "-m", "4", "--waves", waves).stdout
+        ratios.append(float(re.findall(r"bubble ratio ([\d.]+)", out)[0]))
+    assert ratios[0] > ratios[1] > ratios[2]
+
+
+@pytest.mark.parametrize("columns", ["1", "30", "200"])
+def test_a_drawing_fits_any_terminal(columns: str) -> None:
+    result = pykern_("plan", "hanayo", "-p", "2", "-m", "2", COLUMNS=columns)
+    assert result.exit_code == 0
+    assert "device 1" in result.stdout or columns == "1"
+    assert max(len(line) for line in result.stdout.splitlines()) <= int(columns)
+
+
+@pytest.mark.parametrize(
+    ("name", "start"), [("a.png", b"\x89PNG"), ("a.SVG", b"<?xml"), ("a.txt", b"device 0 |")]
+)
+def test_the_file_is_what_its_name_says(tmp_path: Path, name: str, start: bytes) -> None:
+    out = tmp_path / name
+    result = pykern_("plan", "gpipe", "--out", str(out))
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[-1] == f"written: {out}"
+    assert out.read_bytes().startswith(start)
+
+
+def test_the_trace_holds_every_action(tmp_path: Path) -> None:
+    out = tmp_path / "a.json"
+    pykern_("plan", "gpipe", "-p", "2", "-m", "3", "--out", str(out))
+    names = [e["name"] for e in json.loads(out.read_text())["traceEvents"] if e["ph"] == "X"]
+    assert sorted(names) == sorted(f"{s}{k}{m}" for s in range(2) for k in "FB" for m in range(3))
+
+
+def test_the_table_holds_every_action(tmp_path: Path) -> None:
+    out = tmp_path / "a.txt"
+    pykern_("plan", "hanayo", "-p", "2", "-m", "2", "--out", str(out))
+    assert out.read_text() == f"{by_name['hanayo'](2, 2)}\n"
+
+
+REFUSED = [
+    (["frob"], "No such command 'frob'."),
+    (["plan"], "Missing argument 'NAME'."),
+    (["plan", "gpipe", "--frob"], "No such option: --frob"),
+    (["plan", "2bw"], "schedule '2bw' is unknown; there are gpipe, one_f_one_b, interleaved"),
+    (["plan", "gpipe", "-p", "x"], "'x' is not a whole number of at least 1"),
+    (["plan", "gpipe", "-m", "0"], "'0' is not a whole number of at least 1"),
+    (["plan", "gpipe", "-m", "1.5"], "'1.5' is not a whole number of at least 1"),
+    (["plan", "gpipe", "-p", "9" * 30], "got " + "9" * 30),
+    (["plan", "gpipe", "--waves", "2"], "gpipe has no --waves; it is an option of hanayo"),
+    (["plan", "hanayo", "--chunks", "2"], "hanayo has no --chunks; it is an option of interleaved"),
+    (["plan", "hanayo", "--waves", "0"], "'0' is not a whole number of at least 1"),
+    (["plan", "gpipe", "--backward", "nan"], "'nan' is not a time of at least 0"),
+    (["plan", "gpipe", "--transfer", "-1"], "'-1' is not a time of at least 0"),
+    (["plan", "gpipe", "--out", "plan.pdf"], "must end in .png, .svg, .json or .txt"),
+    (["plan", "gpipe", "--out", "absent/plan.png"], "absent is not a folder"),
+    (["demo", "--steps", "0"], "'0' is not a whole number of at least 1"),
+    (["demo", "--steps", "many"], "'many' is not a whole number of at least 1"),
+    (["demo", "--microbatches", "-2"], "'-2' is not a whole number of at least 1"),
+    (["demo", "--schedule", "zb"], "schedule 'zb' is unknown"),
+    (["demo", "--schedule", "gpipe", "--waves", "2"], "gpipe has no --waves"),
+    (["demo", "--devices", "gpu:4"], "device 'gpu:4' is unknown"),
+    (["demo", "--devices", "cpu:0"], "cpu:0"),
+    (["demo", "--data", "absent.txt"], "absent.txt: No such file or directory"),
+    (["demo", "--data", "."], ". is a directory; give one text file"),
+    (["demo", "--data", "/dev/zero"], "/dev/zero is not a regular file"),
+    (["demo", "--data", "empty.txt"], "empty.txt has 0 bytes of text; at least 2064 are needed"),
+    (["demo", "--data", "binary.txt"], "binary.txt is binary (byte 0 at offset 3)"),
+    (["demo", "--out", "empty.txt"], "empty.txt is a file; --out needs a folder"),
+    (["demo", "--out", "empty.txt/out"], "empty.txt/out: Not a directory"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED, ids=lambda value: " ".join(value)[:40])
+def test_what_cannot_be_used_is_refused_in_one_line(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "binary.txt").write_bytes(b"abc\0" * 10_000)
+    before = sorted(tmp_path.iterdir())
+    result = pykern_(*arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert re.fullmatch(r"pykern: .+\n", result.stderr)
+    assert message in result.stderr
+    assert sorted(tmp_path.iterdir()) == before

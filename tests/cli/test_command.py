@@ -1,0 +1,102 @@
+"""The installed command in a process of its own: exit codes, signals, terminals and imports."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+PYKERN = str(Path(sysconfig.get_path("scripts")) / "pykern")
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [PYKERN, *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ | environment,
+        check=False,
+        timeout=50,
+    )
+
+
+def on_a_terminal(*arguments: str, **environment: str) -> str:
+    """What a terminal receives."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [PYKERN, *arguments], stdout=theirs, env=os.environ | {"TERM": "xterm"} | environment
+    ) as process:
+        os.close(theirs)
+        received = b""
+        while chunk := read_or_end(ours):
+            received += chunk
+    os.close(ours)
+    assert process.returncode == 0
+    return received.decode()
+
+
+def read_or_end(terminal: int) -> bytes:
+    """Linux says that a terminal has no writer left by an error."""
+    try:
+        return os.read(terminal, 1 << 16)
+    except OSError:
+        return b""
+
+
+def test_success_is_zero_and_a_bad_value_is_two_without_a_traceback() -> None:
+    good, bad = run("plan", "gpipe"), run("plan", "gpipe", "-p", "0")
+    assert (good.returncode, good.stderr) == (0, "")
+    assert (bad.returncode, bad.stdout) == (2, "")
+    assert bad.stderr == (
+        "pykern: Invalid value for '-p' / '--devices': '0' is not a whole number of at least 1\n"
+    )
+
+
+def test_the_demo_refuses_before_it_starts() -> None:
+    bad = run("demo", "--devices", "cuda")
+    assert (bad.returncode, bad.stdout) == (2, "")
+    assert bad.stderr.startswith("pykern: device 'cuda'")
+    assert bad.stderr.count("\n") == 1
+
+
+def test_a_reader_that_stops_early_sees_no_traceback() -> None:
+    command = f"{PYKERN} plan gpipe -p 500 -m 20 | head -1"
+    piped = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
+    assert piped.stdout.startswith("gpipe")
+    assert piped.stderr == ""
+
+
+def test_a_pipe_that_knows_ascii_only_is_enough() -> None:
+    assert run("plan", "--help", PYTHONIOENCODING="ascii").returncode == 0
+
+
+def test_colours_are_for_terminals_that_want_them() -> None:
+    assert "\x1b[" not in run("plan", "gpipe").stdout
+    assert "\x1b[38;" in on_a_terminal("plan", "gpipe", COLORTERM="truecolor")
+    assert "\x1b[38;" not in on_a_terminal("plan", "gpipe", COLORTERM="truecolor", NO_COLOR="1")
+
+
+def test_importing_the_command_line_is_light() -> None:
+    heavy = "{'torch', 'matplotlib', 'numpy', 'triton'}"
+    code = f"import sys, pykern.cli; sys.exit(', '.join({heavy} & set(sys.modules)) or None)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_demo_quietly(tmp_path: Path) -> None:
+    arguments = [PYKERN, "demo", "--out", str(tmp_path)]
+    with subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as demo:
+        assert demo.stdout is not None
+        for line in demo.stdout:
+            if line.startswith("step"):
+                break
+        demo.send_signal(signal.SIGINT)
+        _, errors = demo.communicate(timeout=30)
+    assert (demo.returncode, errors) == (130, "")
