@@ -190,6 +190,11 @@ class Custom(nn.Sequential):
             ValueError,
             "cannot be named 'step'",
         ),
+        (
+            {"model": nn.Sequential(OrderedDict(a=LINEAR[0], plan=LINEAR[1]))},
+            ValueError,
+            "cannot be named 'plan'",
+        ),
         ({"model": [nn.Linear(2, 2, device="meta")] * 2}, ValueError, "0.weight is on meta"),
         (
             {"model": [LINEAR[0], LINEAR[0]]},
