@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,34 +29,28 @@ def batch_size(tree: Any) -> int:
     Raises:
         SplitError: there is no such tensor, they differ, or the batch is empty.
     """
-    found: int | None = None
-    for path, leaf in pytree.tree_flatten_with_path(tree)[0]:
-        if not isinstance(leaf, Tensor) or leaf.dim() == 0:
-            continue
-        if found is not None and leaf.size(0) != found:
-            raise SplitError(
-                f"tensor {pytree.keystr(path)} of the batch has {leaf.size(0)} rows (shape "
-                f"{tuple(leaf.shape)}), but those before it have {found}: every tensor is cut "
-                "along dimension 0, so all must have the same number of rows there"
-            )
-        found = leaf.size(0)
-    if found is None:
+    rows = [leaf.size(0) for leaf in _leaves(tree) if isinstance(leaf, Tensor) and leaf.dim() > 0]
+    if not rows:
         raise SplitError("the batch holds no tensor with a dimension 0 to cut into microbatches")
-    if found == 0:
+    if any(other != rows[0] for other in rows):
+        raise _disagreement(tree, rows[0])
+    if rows[0] == 0:
         raise SplitError("the batch has 0 rows; a step needs at least 1")
-    return found
+    return rows[0]
 
 
 def split(tree: Any, rows: Sequence[int]) -> list[Any]:
     """One tree per microbatch: tensors cut along dimension 0, everything else given to all."""
+    if isinstance(tree, Tensor):
+        return list(tree.split(list(rows))) if tree.dim() > 0 else [tree] * len(rows)
+    if type(tree) is tuple:
+        columns = [split(part, rows) for part in tree]
+        return list(zip(*columns, strict=True)) if columns else [()] * len(rows)
     leaves, spec = pytree.tree_flatten(tree)
-    columns = [
-        leaf.split(list(rows))
-        if isinstance(leaf, Tensor) and leaf.dim() > 0
-        else [leaf] * len(rows)
-        for leaf in leaves
-    ]
-    return [pytree.tree_unflatten(list(parts), spec) for parts in zip(*columns, strict=True)]
+    if spec.is_leaf():
+        return [tree] * len(rows)
+    columns = split(tuple(leaves), rows)
+    return [pytree.tree_unflatten(list(column), spec) for column in columns]
 
 
 def merge(parts: Sequence[Any]) -> Any:
@@ -66,6 +60,8 @@ def merge(parts: Sequence[Any]) -> Any:
         SplitError: the parts have different structures, a tensor has no dimension 0, or a value
             that is not a tensor differs from microbatch to microbatch.
     """
+    if all(isinstance(part, Tensor) for part in parts):
+        return _join(parts)
     flat = [pytree.tree_flatten(part) for part in parts]
     spec = flat[0][1]
     if any(other != spec for _, other in flat):
@@ -89,3 +85,27 @@ def _join(column: Sequence[Any]) -> Any:
             f"microbatch ({first!r} and others); only tensors can be joined"
         )
     return first
+
+
+def _leaves(tree: Any) -> Iterator[Any]:
+    # Tensors and tuples, the usual batch, do without pytree, which leaves a reference cycle behind
+    # for the cycle collector with each call.
+    if isinstance(tree, Tensor):
+        yield tree
+    elif type(tree) is tuple:
+        for part in tree:
+            yield from _leaves(part)
+    else:
+        yield from pytree.tree_flatten(tree)[0]
+
+
+def _disagreement(tree: Any, rows: int) -> SplitError:
+    """Names the first tensor that has another number of rows than those before it."""
+    for path, leaf in pytree.tree_flatten_with_path(tree)[0]:
+        if isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.size(0) != rows:
+            return SplitError(
+                f"tensor {pytree.keystr(path)} of the batch has {leaf.size(0)} rows (shape "
+                f"{tuple(leaf.shape)}), but those before it have {rows}: every tensor is cut "
+                "along dimension 0, so all must have the same number of rows there"
+            )
+    raise AssertionError("all tensors agree")

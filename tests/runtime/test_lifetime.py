@@ -198,6 +198,23 @@ def test_a_step_keeps_nothing_alive() -> None:
         assert [reference() for reference in references] == [None] * 9
 
 
+def test_a_step_leaves_no_garbage() -> None:
+    """Nothing waits for the cycle collector, which long trainings often switch off."""
+    layers = [nn.Linear(2, 2), nn.Dropout(0.5), nn.Linear(2, 2)]
+    with pykern.Pipeline(layers, devices="cpu:3", microbatches=2, loss_fn=F.mse_loss) as pipe:
+        pipe.step(BATCH[0], target=BATCH[1])
+        pipe(BATCH[0])
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(10):
+                pipe.step(BATCH[0], target=BATCH[1])
+                pipe(BATCH[0])
+            assert gc.collect() == 0
+        finally:
+            gc.enable()
+
+
 def run_python(code: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
     """Runs a program of its own, with a pipeline of two slow stages named `pipe`."""
     prelude = """
