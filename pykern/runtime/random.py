@@ -63,6 +63,7 @@ class Draws:
     def __init__(self, stage: int) -> None:
         self.possible = True
         self._stage = stage
+        self._drew = False
         self._mode: object = None
         self.backward_is_safe = False
 
@@ -72,7 +73,13 @@ class Draws:
         if mode != self._mode:
             self._mode = mode
             self.possible = True
+            self._drew = False
             self.backward_is_safe = False
+
+    def watched(self, *, drew: bool) -> None:
+        """A forward action has ended. What drew once may draw again, if not every time."""
+        self._drew = self._drew or drew
+        self.possible = self._drew
 
     def forward(self, microbatch: int) -> _OwnState:
         """The mode to run a forward action in."""
@@ -117,7 +124,8 @@ class _OwnState(TorchDispatchMode):
 
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
-        self._draws.possible = self._state is not None
+        if exception[0] is None:
+            self._draws.watched(drew=self._state is not None)
 
 
 class _RefuseInBackward(TorchDispatchMode):

@@ -69,9 +69,15 @@ class Stage:
         self.arguments[microbatch] = None
         if self._draws.possible:
             with self._draws.forward(microbatch):
-                output = self._compute(arguments)
+                self._forward(microbatch, arguments)
         else:
-            output = self._compute(arguments)
+            self._forward(microbatch, arguments)
+
+    def _forward(self, microbatch: int, arguments: tuple[Any, ...]) -> None:
+        first, *others = self.layers
+        output = first(*arguments)
+        for layer in others:
+            output = layer(output)
         if self.next is not None:
             self.outputs[microbatch] = self._hand_over(microbatch, output, self.next)
         else:
@@ -97,13 +103,6 @@ class Stage:
             leaves = self.leaves[microbatch]
             self.leaves[microbatch] = ()
             self.previous.gradients[microbatch] = [leaf.grad for leaf in leaves]
-
-    def _compute(self, arguments: tuple[Any, ...]) -> Any:
-        first, *others = self.layers
-        value = first(*arguments)
-        for layer in others:
-            value = layer(value)
-        return value
 
     def _hand_over(self, microbatch: int, output: Any, receiver: Stage) -> Sequence[Tensor]:
         """Gives the receiver detached leaves; returns the tensors whose gradients come back."""

@@ -75,6 +75,67 @@ def test_draws_begin_and_end_with_train_mode() -> None:
             assert not torch.equal(first, layers[0](x))
 
 
+class Sometimes(nn.Module):
+    """Draws in the calls that `pattern` says, and fails in those where it says None."""
+
+    def __init__(self, pattern: list[bool | None]) -> None:
+        super().__init__()
+        self.pattern = pattern
+        self.drawn: list[float] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        draws = self.pattern.pop(0)
+        if draws is None:
+            raise ValueError("planted")
+        if draws:
+            self.drawn.append(float(torch.rand(())))
+        return x
+
+
+def test_what_drew_once_is_served_again() -> None:
+    layers = [Sometimes([True, False, True, True]), Sometimes([True, False, True, True])]
+    with pykern.Pipeline(layers, devices="cpu:2", microbatches=4) as pipe:
+        torch.manual_seed(0)
+        seed = int(torch.empty((), dtype=torch.int64).random_())
+        torch.manual_seed(0)
+        pipe(torch.ones(4, 2))
+    for stage, layer in enumerate(layers):
+        expected = [
+            float(torch.rand((), generator=torch.Generator().manual_seed(key)))
+            for key in (action_seed(seed, stage, microbatch) for microbatch in (0, 2, 3))
+        ]
+        assert layer.drawn == expected
+
+
+def test_an_action_that_failed_says_nothing_about_draws() -> None:
+    layers = [Sometimes([None, True, True]), nn.Identity()]
+    with pykern.Pipeline(layers, devices="cpu:2", microbatches=2) as pipe:
+        with pytest.raises(ValueError, match="planted"):
+            pipe(torch.ones(2, 2))
+        torch.manual_seed(0)
+        pipe(torch.ones(2, 2))
+        after = torch.rand(())
+    torch.manual_seed(0)
+    torch.empty((), dtype=torch.int64).random_()
+    assert torch.equal(after, torch.rand(()))
+
+
+def test_a_loss_that_draws_is_part_of_the_last_stage() -> None:
+    drawn: list[float] = []
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        drawn.append(float(torch.rand(())))
+        return F.mse_loss(output, target)
+
+    layers = [nn.Linear(2, 2), nn.Linear(2, 2)]
+    with pykern.Pipeline(layers, devices="cpu:2", microbatches=2, loss_fn=loss) as pipe:
+        for _ in range(2):
+            torch.manual_seed(0)
+            pipe.step(torch.ones(4, 2), target=torch.ones(4, 2))
+    assert len(set(drawn)) == 2
+    assert drawn[:2] == drawn[2:]
+
+
 def test_recomputing_dropout_is_refused_not_wrong() -> None:
     class Checkpointed(nn.Module):
         def __init__(self) -> None:
