@@ -7,6 +7,8 @@
 #include <memory>
 #include <optional>
 #include <stdexcept>
+#include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -19,12 +21,8 @@ namespace pykern {
 
 namespace {
 
-// An exception of user code, and the action that raised it; none for an interrupt from outside.
-struct Failure {
-    std::optional<Action> action;
-    int device;
-    py::object exception;
-};
+// The action that raised, its device, and the exception. An interrupt has no action and device -1.
+using Failure = std::tuple<std::optional<Action>, int, py::object>;
 
 py::object fetch_exception() { return py::error_already_set().value(); }
 
@@ -59,7 +57,7 @@ class Callbacks final : public Client {
     bool check_signals() {
         const py::gil_scoped_acquire gil;
         if (PyErr_CheckSignals() == 0) return interrupted_;
-        failures_.push_back({std::nullopt, -1, fetch_exception()});
+        failures_.emplace_back(std::nullopt, -1, fetch_exception());
         interrupted_ = true;
         for (const Worker& worker : workers_) {
             if (worker.acting) PyThreadState_SetAsyncExc(worker.thread_id, PyExc_KeyboardInterrupt);
@@ -145,7 +143,7 @@ class Callbacks final : public Client {
     bool fail(std::optional<Action> action, int device) {
         py::object exception = fetch_exception();
         // Once interrupted, what actions raise is the interrupt's echo.
-        if (!interrupted_) failures_.push_back({action, device, std::move(exception)});
+        if (!interrupted_) failures_.emplace_back(action, device, std::move(exception));
         return false;
     }
 
@@ -257,28 +255,30 @@ class Executor {
 }  // namespace
 
 void bind_exec(py::module_& module) {
-    py::class_<Failure>(module, "Failure", "An exception raised during a step, and where.")
-        .def_readonly("action", &Failure::action,
-                      "The action that raised it; None for an interrupt.")
-        .def_readonly("device", &Failure::device, "The device of the action; -1 for an interrupt.")
-        .def_readonly("exception", &Failure::exception, "The exception object itself.");
-
     py::class_<Job>(module, "Program",
                     "A checked plan, ready to run, with the trace of its last steps.")
         .def(py::init<const Plan&>(), py::arg("plan"))
-        .def_property_readonly("num_traced", [](const Job& job) { return job.trace.size(); })
+        .def_property_readonly(
+            "num_traced", [](const Job& job) { return job.trace.size(); },
+            "How many of the last steps can be looked at.")
         .def(
             "timeline",
             [](const Job& job, std::size_t ago) { return job.trace.timeline(job.program, ago); },
-            py::arg("ago") = 0);
+            py::arg("ago") = 0, "What ran when, in the step `ago` steps before the last one.");
 
     py::class_<Executor>(module, "Executor", "Worker threads that run programs, one device each.")
         .def(py::init<int>(), py::arg("num_workers"))
-        .def("claim", &Executor::claim)
-        .def("release", &Executor::release)
+        .def("claim", &Executor::claim,
+             "Takes the executor for one step; raises RuntimeError when it cannot run one.")
+        .def("release", &Executor::release, "Gives back what claim took.")
         .def("run", &Executor::run, py::arg("program"), py::arg("forward"), py::arg("backward"),
-             py::arg("carry"))
-        .def("close", &Executor::close);
+             py::arg("carry"),
+             "Runs a step: calls forward[stage](microbatch) and backward[stage](microbatch) as the "
+             "program says, and carry() on each worker before its first call; what that returns is "
+             "called after the last. Returns what failed, first things first, as (action, device, "
+             "exception); empty when everything ran.")
+        .def("close", &Executor::close,
+             "Stops a step that runs in another thread, then ends the workers.");
 }
 
 }  // namespace pykern

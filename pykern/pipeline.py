@@ -70,17 +70,17 @@ class Pipeline(nn.Module):
         _refuse_shared_parameters(layers, cut)
         train, predict = _C.Program(plan), _C.Program(plan.forward_only())
 
+        self.plan = plan
+        self.partition = cut
+        self._loss_fn = loss_fn
+        self._reduction = reduction
+        self._train_program, self._predict_program = train, predict
         for name, layer in layers.items():
             if hasattr(self, name):
                 raise ValueError(
                     f"a layer cannot be named {name!r}: Pipeline uses that name itself"
                 )
             self.add_module(name, layer)
-        self.plan = plan
-        self.partition = cut
-        self._loss_fn = loss_fn
-        self._reduction = reduction
-        self._train_program, self._predict_program = train, predict
         modules = list(layers.values())
         stages = [
             Stage(index, modules[span.start : span.stop]) for index, span in enumerate(cut.stages)

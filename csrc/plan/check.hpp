@@ -1,7 +1,6 @@
 // Check: the proof that a plan can run. Every plan passes it, whoever made it.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <stdexcept>
 #include <string>
@@ -23,8 +22,6 @@ inline constexpr Rule kPlaced{"P004", "on the stage's device"};
 inline constexpr Rule kComplete{"P005", "complete"};
 inline constexpr Rule kOrdered{"P006", "ordered on each device"};
 inline constexpr Rule kNoDeadlock{"P007", "free of deadlock"};
-inline constexpr std::array kRules{kInRange,  kCanRun,  kOnce,      kPlaced,
-                                   kComplete, kOrdered, kNoDeadlock};
 
 // A plan that breaks a rule, and where. The message holds the table with an arrow at the place.
 class PlanError : public std::runtime_error {

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .. import _C
+from ..plan import Action
 from .carry import CallerState
 from .random import StepSeed
 from .stage import Finish, Stage
@@ -82,24 +83,20 @@ class Executor:
         self._workers.close()
 
 
-def _first(failures: Sequence[_C.Failure]) -> BaseException:
+def _first(failures: Sequence[tuple[Action | None, int, BaseException]]) -> BaseException:
     """The exception that happened first, with notes of where and of what happened after it."""
-    first, *later = failures
-    if first.action is not None:
-        first.exception.add_note(f"pykern: raised in {_where(first)}")
-    for failure in later:
-        first.exception.add_note(f"pykern: {_where(failure)} failed as well: {failure.exception!r}")
-    return first.exception
+    (action, device, first), *later = failures
+    if action is not None:
+        first.add_note(f"pykern: raised in {_where(action, device)}")
+    for action, device, exception in later:
+        first.add_note(f"pykern: {_where(action, device)} failed as well: {exception!r}")
+    return first
 
 
-def _where(failure: _C.Failure) -> str:
-    action = failure.action
+def _where(action: Action | None, device: int) -> str:
     if action is None:
-        return f"the worker of device {failure.device}, outside its actions"
-    return (
-        f"stage {action.stage}, microbatch {action.microbatch}, action {action}, "
-        f"device {failure.device}"
-    )
+        return f"the worker of device {device}, outside its actions"
+    return f"stage {action.stage}, microbatch {action.microbatch}, action {action}, device {device}"
 
 
 @atexit.register

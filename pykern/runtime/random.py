@@ -56,14 +56,15 @@ class Draws:
     """Whether the forward actions of a stage draw random numbers, and which.
 
     `possible` is true until an action has been watched and drew nothing, so that a stage without
-    dropout pays for watching once. Changing the stage between train and eval mode asks again.
+    dropout pays for watching once; `backward_is_safe` is the like for backward. Changing the stage
+    between train and eval mode asks again.
     """
 
     def __init__(self, stage: int) -> None:
         self.possible = True
         self._stage = stage
         self._mode: object = None
-        self._backward_is_safe = False
+        self.backward_is_safe = False
 
     def begin(self, seed: StepSeed, mode: object) -> None:
         """Starts a step. `mode` is any value that changes when other layers may draw."""
@@ -71,7 +72,7 @@ class Draws:
         if mode != self._mode:
             self._mode = mode
             self.possible = True
-            self._backward_is_safe = False
+            self.backward_is_safe = False
 
     def forward(self, microbatch: int) -> _OwnState:
         """The mode to run a forward action in."""
@@ -79,10 +80,9 @@ class Draws:
 
     def backward(self, microbatch: int) -> _RefuseInBackward | None:
         """The mode to run a backward action in; None once one has been seen to draw nothing."""
-        if not self.possible or self._backward_is_safe:
+        if not self.possible or self.backward_is_safe:
             return None
-        self._backward_is_safe = True
-        return _RefuseInBackward(self._stage, microbatch)
+        return _RefuseInBackward(self, self._stage, microbatch)
 
 
 def _is_random(func: Any) -> bool:
@@ -123,8 +123,9 @@ class _OwnState(TorchDispatchMode):
 class _RefuseInBackward(TorchDispatchMode):
     """Finds recomputation that would draw other numbers than the forward it repeats."""
 
-    def __init__(self, stage: int, microbatch: int) -> None:
+    def __init__(self, draws: Draws, stage: int, microbatch: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._draws = draws
         self._where = f"stage {stage}, microbatch {microbatch}"
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -135,3 +136,7 @@ class _RefuseInBackward(TorchDispatchMode):
                 "here; checkpoint without dropout, or use dropout without checkpointing"
             )
         return func(*args, **(kwargs or {}))
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        self._draws.backward_is_safe = exception[0] is None

@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include <cstddef>
 #include <vector>
 
 #include "plan/generate.hpp"
@@ -22,25 +23,35 @@ TEST_CASE("the index finds every action and nothing else") {
     CHECK_FALSE(index.has(Kind::B));
 }
 
+namespace {
+
+// True where each row runs in its order and each action after its inputs.
+bool respects_plan(const std::vector<Action>& order, const Plan& plan, const Index& index) {
+    std::vector<bool> ran(order.size(), false);
+    std::vector<int> next(plan.rows().size());
+    for (std::size_t i = 0; i < next.size(); ++i) next[i] = index.row_start(static_cast<int>(i));
+    for (const Action& action : order) {
+        for (const Action& input : inputs_of(action, plan.num_stages())) {
+            if (!ran[static_cast<std::size_t>(index.at(input))]) return false;
+        }
+        const int device = plan.placement().device_of(action.stage);
+        if (index.at(action) != next[static_cast<std::size_t>(device)]++) return false;
+        ran[static_cast<std::size_t>(index.at(action))] = true;
+    }
+    return true;
+}
+
+}  // namespace
+
 TEST_CASE("the order keeps rows and puts inputs first") {
     for (const int num_devices : {1, 2, 3, 5}) {
+        CAPTURE(num_devices);
         const Plan plan =
             by_slots(Placement::wave(num_devices, 2), 6, num_devices, 8 * num_devices);
         const Index index(plan);
         const std::vector<Action> order = run_order(plan, index);
-        REQUIRE(order.size() == plan.num_actions());
-        std::vector<bool> ran(order.size(), false);
-        std::vector<int> next;
-        for (int device = 0; device < num_devices; ++device)
-            next.push_back(index.row_start(device));
-        for (const Action& action : order) {
-            for (const Action& input : inputs_of(action, plan.num_stages())) {
-                CHECK(ran[static_cast<std::size_t>(index.at(input))]);
-            }
-            const int device = plan.placement().device_of(action.stage);
-            CHECK(index.at(action) == next[static_cast<std::size_t>(device)]++);
-            ran[static_cast<std::size_t>(index.at(action))] = true;
-        }
+        CHECK(order.size() == plan.num_actions());
+        CHECK(respects_plan(order, plan, index));
     }
 }
 

@@ -2,6 +2,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "plan/text.hpp"
 #include "plans.hpp"
@@ -18,13 +19,22 @@ TEST_CASE("every kind writes and reads the same") {
 }
 
 TEST_CASE("only the whole, canonical text is an action") {
-    for (const char* text :
-         {"", "F", "2F", "F0", "02F0", "2F00", "2f0", "2F0 ", "2F-1", "2", "2F0F1", "2FF0",
-          "65536F0", "0F4294967296", "99999999999999999999F0"}) {
+    const auto refused = [](const std::string& text) {
+        try {
+            parse_action(text);
+            return false;
+        } catch (const std::invalid_argument&) {
+            return true;
+        }
+    };
+    const std::vector<std::string> texts = {
+        "",     "F", "2F",    "F0",   "02F0", "2F00",    "2f0",          "2F0 ",
+        "2F-1", "2", "2F0F1", "2FF0", "2F0",  "65536F0", "0F4294967296", "99999999999999999999F0"};
+    for (const std::string& text : texts) {
         CAPTURE(text);
-        CHECK_THROWS_AS(parse_action(text), std::invalid_argument);
+        CHECK(refused(text) == (text != "2F0"));
     }
-    CHECK_THROWS_AS(parse_action(std::string("2F0\0", 4)), std::invalid_argument);
+    CHECK(refused(std::string("2F0\0", 4)));
 }
 
 TEST_CASE("the arrow stands under the place, also at a row's end") {

@@ -1,6 +1,7 @@
 """Where stages live."""
 
 import pickle
+from collections.abc import Callable
 
 import pytest
 
@@ -44,7 +45,7 @@ def test_placements_differ_by_devices_and_by_stages() -> None:
         (lambda: Placement(10**9, [0]), "num_devices must be 1 to 65536"),
     ],
 )
-def test_bad_numbers_are_refused(make, message: str) -> None:
+def test_bad_numbers_are_refused(make: Callable[[], Placement], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 

@@ -3,6 +3,7 @@
 import copy
 import gc
 import threading
+import time
 import weakref
 from typing import Any
 
@@ -42,6 +43,7 @@ class Fuse(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(6, 6)
+        self.seconds = 0.0
         self.arm(None, 0, None)
         self.alive: weakref.WeakSet[Tensor] = weakref.WeakSet()
 
@@ -50,6 +52,7 @@ class Fuse(nn.Module):
         self.left = {Kind.F: microbatch, Kind.B: microbatch}
 
     def passed(self, kind: Kind) -> None:
+        time.sleep(self.seconds)
         if kind == self.kind:
             if self.left[kind] == 0:
                 assert self.error is not None
@@ -62,11 +65,17 @@ class Fuse(nn.Module):
         return y
 
 
+# Short actions mostly run on the thread that releases them, longer ones on their device's own.
+@pytest.mark.parametrize("seconds", [0.0, 0.0003], ids=["short", "long"])
 @pytest.mark.parametrize("error_type", [ArithmeticError, KeyboardInterrupt])
 @pytest.mark.parametrize("schedule", sorted(schedules.by_name))
-def test_every_action_may_fail(schedule: str, error_type: type[BaseException]) -> None:
+def test_every_action_may_fail(
+    schedule: str, error_type: type[BaseException], seconds: float
+) -> None:
     layers = nn.Sequential(*(Fuse() for _ in range(8)))
     plain = copy.deepcopy(layers)
+    for layer in layers:
+        layer.seconds = seconds
     x, y = torch.randn(12, 6), torch.randn(12, 6)
     expected = plain_step(plain, x, y, F.mse_loss, NUM_MICROBATCHES)
     threads = threading.active_count()

@@ -2,6 +2,8 @@
 schedule."""
 
 import copy
+import random
+import time
 from typing import Any
 
 import pytest
@@ -45,6 +47,25 @@ def test_every_bit_equals_the_plain_model(
             )
             loss = pipe.step(x, target=y)
             assert torch.equal(loss, expected)
+            assert_same_state(pipe, plain)
+
+
+@pytest.mark.parametrize("model", CASES)
+def test_delays_change_nothing(model: str) -> None:
+    """Actions that take a random time meet in another order in every step."""
+    case = CASES[model](11)
+    plain = copy.deepcopy(case.layers)
+    delays = random.Random(7)
+    for layer in case.layers:
+        layer.register_forward_pre_hook(lambda *_: time.sleep(delays.uniform(0, 0.001)))
+    with pykern.Pipeline(
+        case.layers, devices="cpu:4", schedule="hanayo", microbatches=5, loss_fn=case.loss_fn
+    ) as pipe:
+        for _ in range(4):
+            expected = plain_step(
+                plain, case.inputs, case.target, case.loss_fn, 5, pipe.partition.stages
+            )
+            assert torch.equal(pipe.step(case.inputs, target=case.target), expected)
             assert_same_state(pipe, plain)
 
 

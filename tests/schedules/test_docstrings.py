@@ -94,12 +94,12 @@ def assert_closed_forms(name: str, num_devices: int, num_microbatches: int) -> N
             timeline = simulate(plan, Costs(forward, backward))
             shares = {"T_F": Fraction(forward * num_chunks), "T_B": Fraction(backward * num_chunks)}
             assert timeline.makespan_ns == closed_form(name, "makespan", **letters, **shares)
-            for device in range(num_devices):
-                peak = closed_form(name, "peak in flight", **letters, d=device)
-                assert timeline.peak_in_flight(device) == peak
-        ratio = simulate(plan, Costs(1, 1)).bubble_ratio
+        timeline = simulate(plan, Costs(1, 1))
         expected = closed_form(name, "bubble ratio", **letters)
-        assert ratio == pytest.approx(float(expected), rel=1e-12, abs=1e-15)
+        assert timeline.bubble_ratio == pytest.approx(float(expected), rel=1e-12, abs=1e-15)
+        for device in range(num_devices):
+            peak = closed_form(name, "peak in flight", **letters, d=device)
+            assert timeline.peak_in_flight(device) == peak
 
 
 @pytest.mark.parametrize("name", NAMES)

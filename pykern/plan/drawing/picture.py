@@ -81,8 +81,8 @@ def draw(timelines: Mapping[str, Timeline]) -> "Figure":
         set_title(axes, label, timeline)
         set_up(axes, timeline, unit_ns)
         draw_cells(axes, timeline, unit_ns, points_per_ns=72 * PANEL_WIDTH / longest_ns)
-    axes.tick_params(labelbottom=True)
-    axes.set_xlabel(f"time [{unit}]")
+    figure.axes[-1].tick_params(labelbottom=True)
+    figure.axes[-1].set_xlabel(f"time [{unit}]")
     draw_legend(figure, timelines)
     return figure
 

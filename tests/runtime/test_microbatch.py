@@ -1,0 +1,102 @@
+"""Cutting batches and joining results."""
+
+from collections import namedtuple
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pykern import SplitError
+from pykern.runtime.microbatch import batch_size, merge, sizes, split
+
+Point = namedtuple("Point", ["x", "y"])
+
+
+@given(rows=st.integers(1, 200), parts=st.integers(1, 40))
+def test_sizes_are_even_and_complete(rows: int, parts: int) -> None:
+    found = sizes(rows, parts)
+    assert len(found) == parts
+    assert sum(found) == rows
+    assert max(found) - min(found) <= 1
+    assert found == sorted(found, reverse=True)
+
+
+@given(
+    rows=st.integers(1, 12),
+    parts=st.integers(1, 8),
+    build=st.recursive(
+        st.sampled_from(["tensor", "integers", "empty"]),
+        lambda inner: st.one_of(
+            st.lists(inner, min_size=1, max_size=3),
+            st.dictionaries(st.sampled_from("abc"), inner, min_size=1),
+            st.tuples(inner, inner),
+        ),
+        max_leaves=6,
+    ),
+)
+def test_merge_undoes_split(rows: int, parts: int, build: Any) -> None:
+    tree = (torch.arange(rows), materialise(build, rows))
+    cut = split(tree, sizes(rows, parts))[:rows]  # without those that have no rows
+    assert_same(merge(cut), tree)
+
+
+def materialise(build: Any, rows: int) -> Any:
+    if isinstance(build, str):
+        shape = {"tensor": (rows, 3), "integers": (rows,), "empty": (rows, 0, 2)}[build]
+        return torch.randn(shape) if build != "integers" else torch.arange(rows)
+    if isinstance(build, dict):
+        return {key: materialise(value, rows) for key, value in build.items()}
+    return type(build)(materialise(value, rows) for value in build)
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    assert type(found) is type(expected)
+    if isinstance(expected, torch.Tensor):
+        assert torch.equal(found, expected)
+    elif isinstance(expected, dict):
+        assert list(found) == list(expected)
+        for key, value in expected.items():
+            assert_same(found[key], value)
+    else:
+        for one, other in zip(found, expected, strict=True):
+            assert_same(one, other)
+
+
+def test_what_has_no_rows_is_given_to_all() -> None:
+    scale = torch.tensor(2.0)
+    parts = split(Point(torch.arange(4), {"scale": scale, "name": "n", "none": None}), [2, 2])
+    assert [part.x.tolist() for part in parts] == [[0, 1], [2, 3]]
+    assert all(part.y["scale"] is scale and part.y["name"] == "n" for part in parts)
+    assert isinstance(parts[0], Point)
+
+
+def test_values_that_agree_are_kept() -> None:
+    assert merge([(torch.ones(1), 3, None)] * 2)[1:] == (3, None)
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ((torch.ones(4), {"mask": torch.ones(3, 2)}), r"\[1\]\['mask'\].*3 rows.*have 4"),
+        ((3, "text", torch.tensor(1.0)), "no tensor with a dimension 0"),
+        ((torch.ones(0, 3),), "0 rows"),
+    ],
+)
+def test_a_batch_that_cannot_be_cut_is_named(tree: Any, message: str) -> None:
+    with pytest.raises(SplitError, match=message):
+        batch_size(tree)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ([torch.tensor(1.0)] * 2, "without dimensions"),
+        ([(torch.ones(1), 1), (torch.ones(1), 2)], "int that differs"),
+        ([(torch.ones(1),), [torch.ones(1)]], "different structures"),
+    ],
+)
+def test_results_that_cannot_be_joined_are_named(parts: Any, message: str) -> None:
+    with pytest.raises(SplitError, match=message):
+        merge(parts)

@@ -1,0 +1,252 @@
+"""Pipeline as a user meets it: a module, its names, and what it refuses."""
+
+import copy
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import pykern
+from pykern import schedules
+from pykern.plan import Placement, Plan, PlanError
+
+
+def named_model() -> nn.Sequential:
+    return nn.Sequential(
+        OrderedDict(
+            embed=nn.Linear(3, 4),
+            norm=nn.BatchNorm1d(4),
+            body=nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True)),
+            head=nn.Linear(4, 2),
+        )
+    )
+
+
+def test_names_and_state_are_the_models_own() -> None:
+    model = named_model()
+    fresh = copy.deepcopy(model)
+    with pykern.Pipeline(model, devices="cpu:2", microbatches=2) as pipe:
+        assert isinstance(pipe, nn.Module)
+        assert list(pipe.state_dict()) == list(fresh.state_dict())
+        assert [n for n, _ in pipe.named_parameters()] == [n for n, _ in fresh.named_parameters()]
+        assert pipe.get_parameter("body.0.weight") is model.body[0].weight  # type: ignore[index]
+        pipe.load_state_dict({k: torch.ones_like(v) for k, v in fresh.state_dict().items()})
+        assert all(bool((p == 1).all()) for p in model.parameters())
+
+
+def test_train_and_eval_reach_the_layers() -> None:
+    model = named_model()
+    with pykern.Pipeline(model, devices="cpu:2", microbatches=2) as pipe:
+        assert pipe.training
+        assert pipe.eval() is pipe
+        assert not model.norm.training
+        assert pipe.train().training
+        assert model.norm.training
+
+
+def test_a_list_of_modules_is_numbered() -> None:
+    with pykern.Pipeline(
+        [nn.Linear(2, 2), nn.Linear(2, 2)], devices=["cpu", "cpu"], microbatches=2
+    ) as pipe:
+        assert list(pipe.state_dict()) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+
+
+def test_a_schedule_may_be_a_name_a_function_or_a_plan() -> None:
+    layers = [nn.Linear(2, 2) for _ in range(4)]
+    plan = schedules.by_name["hanayo"](2, 3, waves=1)
+    by_name = pykern.Pipeline(layers, devices="cpu:2", schedule="hanayo", microbatches=3, waves=1)
+    by_function = pykern.Pipeline(
+        layers, devices="cpu:2", schedule=schedules.hanayo, microbatches=3, waves=1
+    )
+    by_plan = pykern.Pipeline(layers, devices="cpu:2", schedule=plan)
+    for pipe in (by_name, by_function, by_plan):
+        with pipe:
+            assert pipe.plan == plan
+            assert pipe(torch.ones(5, 2)).shape == (5, 2)
+
+
+def test_the_first_layer_may_take_several_arguments() -> None:
+    class Add(nn.Module):
+        def forward(self, x: Tensor, y: dict[str, Tensor], factor: float) -> Tensor:
+            return x + factor * y["value"]
+
+    with pykern.Pipeline([Add(), nn.Identity()], devices="cpu:2", microbatches=2) as pipe:
+        x, y = torch.ones(5, 2), torch.arange(10.0).view(5, 2)
+        assert torch.equal(pipe(x, {"value": y}, 2.0), x + 2 * y)
+
+
+def test_a_loss_without_target_gets_the_output_alone() -> None:
+    layers = [nn.Linear(2, 2), nn.Linear(2, 2)]
+    with pykern.Pipeline(
+        layers, devices="cpu:2", microbatches=2, loss_fn=lambda output: output.square().mean()
+    ) as pipe:
+        loss = pipe.step(torch.ones(4, 2))
+        assert loss.dim() == 0
+        assert not loss.requires_grad
+
+
+def test_inputs_that_require_grad_get_theirs() -> None:
+    layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    plain = copy.deepcopy(layers)
+    x = torch.randn(4, 2, requires_grad=True)
+    reference = x.detach().clone().requires_grad_()
+    with pykern.Pipeline(layers, devices="cpu:2", microbatches=2, loss_fn=F.mse_loss) as pipe:
+        pipe.step(x, target=torch.zeros(4, 2))
+    F.mse_loss(plain(reference), torch.zeros(4, 2)).backward()
+    torch.testing.assert_close(x.grad, reference.grad)
+
+
+def test_an_output_that_nothing_uses_sends_no_gradient_back() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = nn.Linear(2, 2), nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.used(x), self.unused(x)
+
+    class First(nn.Module):
+        def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
+            return pair[0]
+
+    both = Both()
+    with pykern.Pipeline(
+        [both, First()], devices="cpu:2", microbatches=2, loss_fn=F.mse_loss
+    ) as pipe:
+        pipe.step(torch.ones(4, 2), target=torch.ones(4, 2))
+    assert both.used.weight.grad is not None
+    assert both.unused.weight.grad is None
+
+
+def test_parameters_shared_inside_a_stage_are_fine() -> None:
+    shared = nn.Linear(2, 2)
+    model = nn.Sequential(shared, shared, nn.Linear(2, 2))
+    plain = copy.deepcopy(model)
+    with pykern.Pipeline(
+        model, devices="cpu:2", microbatches=1, loss_fn=F.mse_loss, balance=[2, 1]
+    ) as pipe:
+        pipe.step(torch.ones(4, 2), target=torch.ones(4, 2))
+        assert list(pipe.state_dict()) == list(plain.state_dict())
+    F.mse_loss(plain(torch.ones(4, 2)), torch.ones(4, 2)).backward()
+    assert torch.equal(shared.weight.grad, plain[0].weight.grad)  # type: ignore[arg-type]
+
+
+def test_timelines_cover_the_plan() -> None:
+    layers = [nn.Linear(2, 2) for _ in range(4)]
+    with pykern.Pipeline(
+        layers, devices="cpu:2", schedule="hanayo", microbatches=3, loss_fn=F.mse_loss
+    ) as pipe:
+        with pytest.raises(RuntimeError, match="no timeline yet"):
+            pipe.timeline()
+        pipe.step(torch.ones(3, 2), target=torch.ones(3, 2))
+        for timeline in (pipe.timeline(), pipe.prediction()):
+            ran = [[span.action for span in row] for row in timeline.rows]
+            assert ran == [list(row) for row in pipe.plan.rows]
+            assert 0 <= timeline.bubble_ratio < 1
+        pipe(torch.ones(3, 2))
+        forward = pipe.plan.forward_only()
+        for timeline in (pipe.timeline(), pipe.prediction()):
+            assert [len(row) for row in timeline.rows] == [len(row) for row in forward.rows]
+
+
+LINEAR = [nn.Linear(2, 2), nn.Linear(2, 2)]
+GOOD: dict[str, Any] = {"model": LINEAR, "devices": "cpu:2", "microbatches": 2}
+
+
+class Custom(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return -super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"devices": "cpu:0"}, ValueError, "1 to 256"),
+        ({"devices": "cpu:257"}, ValueError, "1 to 256"),
+        ({"devices": "cpu:-1"}, ValueError, "unknown: use 'cpu:N'"),
+        ({"devices": "cpu:٣"}, ValueError, "unknown: use 'cpu:N'"),
+        ({"devices": "tpu"}, ValueError, "unknown: use 'cpu:N'"),
+        ({"devices": "cuda"}, ValueError, "CUDA devices are not supported yet"),
+        ({"devices": ["cpu", "cuda:0"]}, ValueError, "CUDA devices are not supported yet"),
+        ({"devices": []}, ValueError, "devices is empty"),
+        ({"schedule": "gpip"}, ValueError, "'gpip' is unknown; there are gpipe"),
+        ({"schedule": "gpipe", "waves": 2}, TypeError, "waves"),
+        ({"schedule": schedules.gpipe(2, 2), "waves": 2}, TypeError, "no schedule options"),
+        ({"schedule": schedules.gpipe(3, 2)}, ValueError, "plan is for 3 devices"),
+        ({"schedule": schedules.gpipe(2, 4)}, ValueError, "plan is for 4"),
+        ({"microbatches": None}, TypeError, "microbatches=N"),
+        ({"microbatches": 0}, ValueError, "num_microbatches"),
+        ({"microbatches": 2.5}, TypeError, "num_microbatches"),
+        ({"reduction": "none"}, ValueError, "'mean' or 'sum', got 'none'"),
+        ({"model": nn.Linear(2, 2)}, TypeError, "cannot cut a Linear"),
+        ({"model": Custom(*LINEAR)}, TypeError, "Custom has a forward of its own"),
+        ({"model": [nn.Linear(2, 2), F.relu]}, TypeError, "layer 1 is a"),
+        ({"model": LINEAR, "devices": "cpu:3"}, ValueError, "2 layers cannot fill 3 stages"),
+        (
+            {"model": nn.Sequential(OrderedDict(step=LINEAR[0], b=LINEAR[1]))},
+            ValueError,
+            "cannot be named 'step'",
+        ),
+        (
+            {"model": nn.Sequential(OrderedDict(a=LINEAR[0], plan=LINEAR[1]))},
+            ValueError,
+            "cannot be named 'plan'",
+        ),
+        ({"model": [nn.Linear(2, 2, device="meta")] * 2}, ValueError, "0.weight is on meta"),
+        (
+            {"model": [LINEAR[0], LINEAR[0]]},
+            ValueError,
+            r"0.weight \(stage 0\) and 1.weight \(stage 1\) are one parameter",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name(
+    changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    arguments = {**GOOD, **changes}
+    with pytest.raises(error, match=message):
+        pykern.Pipeline(arguments.pop("model"), **arguments)
+
+
+def test_a_plan_that_cannot_run_is_refused() -> None:
+    broken = Plan(Placement.linear(1), 1, [[]])
+    with pytest.raises(PlanError):
+        pykern.Pipeline([nn.Linear(2, 2)], devices="cpu:1", schedule=broken)
+
+
+def test_steps_that_cannot_work_are_refused_before_they_start() -> None:
+    calls: list[int] = []
+
+    class Count(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            calls.append(1)
+            return super().forward(input)
+
+    x = torch.ones(4, 2)
+    with (
+        pykern.Pipeline([Count(2, 2), Count(2, 2)], devices="cpu:2", microbatches=2) as pipe,
+        pytest.raises(RuntimeError, match="needs a loss"),
+    ):
+        pipe.step(x, target=x)
+    with pykern.Pipeline(
+        [Count(2, 2), Count(2, 2)], devices="cpu:2", microbatches=2, loss_fn=F.mse_loss
+    ) as pipe:
+        with torch.no_grad(), pytest.raises(RuntimeError, match="off here"):
+            pipe.step(x, target=x)
+        with pytest.raises(pykern.SplitError, match="have 4"):
+            pipe.step(x, target=x[:3])
+        with pytest.raises(pykern.SplitError, match="no tensor"):
+            pipe(3)
+    assert calls == []
+
+
+@pytest.mark.parametrize("loss", [lambda output, _: output, lambda *_: 3.0], ids=["rows", "number"])
+def test_a_loss_that_is_none_is_named(loss: Any) -> None:
+    with (
+        pykern.Pipeline(LINEAR, devices="cpu:2", microbatches=2, loss_fn=loss) as pipe,
+        pytest.raises(ValueError, match="loss_fn must return a tensor without dimensions"),
+    ):
+        pipe.step(torch.ones(4, 2), target=torch.ones(4, 2))
