@@ -51,7 +51,7 @@ class Settings:
     heads: int = 4
     context: int = 128
     batch: int = 16
-    learning_rate: float = 3e-3
+    learning_rate: float = 4e-3
     held_out_windows: int = 32
     sample_bytes: int = 300
 
