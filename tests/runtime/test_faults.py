@@ -40,10 +40,10 @@ class Fuse(nn.Module):
     """A linear layer that raises `error` in the n-th call of a kind, and remembers its
     activations."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = 0.0) -> None:
         super().__init__()
         self.linear = nn.Linear(6, 6)
-        self.seconds = 0.0
+        self.seconds = seconds
         self.arm(None, 0, None)
         self.alive: weakref.WeakSet[Tensor] = weakref.WeakSet()
 
@@ -72,10 +72,8 @@ class Fuse(nn.Module):
 def test_every_action_may_fail(
     schedule: str, error_type: type[BaseException], seconds: float
 ) -> None:
-    layers = nn.Sequential(*(Fuse() for _ in range(8)))
+    layers = nn.Sequential(*(Fuse(seconds) for _ in range(8)))
     plain = copy.deepcopy(layers)
-    for layer in layers:
-        layer.seconds = seconds
     x, y = torch.randn(12, 6), torch.randn(12, 6)
     expected = plain_step(plain, x, y, F.mse_loss, NUM_MICROBATCHES)
     threads = threading.active_count()

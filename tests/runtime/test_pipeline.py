@@ -32,7 +32,7 @@ def test_names_and_state_are_the_models_own() -> None:
         assert isinstance(pipe, nn.Module)
         assert list(pipe.state_dict()) == list(fresh.state_dict())
         assert [n for n, _ in pipe.named_parameters()] == [n for n, _ in fresh.named_parameters()]
-        assert pipe.get_parameter("body.0.weight") is model.body[0].weight  # type: ignore[index]
+        assert pipe.get_parameter("body.0.weight") is model.get_parameter("body.0.weight")
         pipe.load_state_dict({k: torch.ones_like(v) for k, v in fresh.state_dict().items()})
         assert all(bool((p == 1).all()) for p in model.parameters())
 
@@ -42,9 +42,9 @@ def test_train_and_eval_reach_the_layers() -> None:
     with pykern.Pipeline(model, devices="cpu:2", microbatches=2) as pipe:
         assert pipe.training
         assert pipe.eval() is pipe
-        assert not model.norm.training
+        assert not model.get_submodule("norm").training
         assert pipe.train().training
-        assert model.norm.training
+        assert model.get_submodule("norm").training
 
 
 def test_a_list_of_modules_is_numbered() -> None:
