@@ -54,13 +54,13 @@ Workers::Workers(int num_workers, Client& client)
 }
 
 bool Workers::is_worker() const {
-    return std::any_of(threads_.begin(), threads_.end(), [](const std::thread& thread) {
+    return std::ranges::any_of(threads_, [](const std::thread& thread) {
         return thread.get_id() == std::this_thread::get_id();
     });
 }
 
 void Workers::run(Job& job, const std::function<bool()>& interrupted) {
-    const std::lock_guard running(run_mutex_);
+    const std::scoped_lock running(run_mutex_);
     if (closing_.load(std::memory_order_relaxed)) return;
     job_ = &job;
     job.trace.begin();
@@ -95,14 +95,14 @@ void Workers::wait_for_step(const std::function<bool()>& interrupted) {
 // Has every worker that entered the step leave it.
 void Workers::call_out() {
     {
-        const std::lock_guard lock(done_mutex_);
-        num_inside_ = static_cast<int>(std::count(entered_.begin(), entered_.end(), 1));
+        const std::scoped_lock lock(done_mutex_);
+        num_inside_ = static_cast<int>(std::ranges::count(entered_, 1));
     }
     for (std::size_t worker = 0; worker < entered_.size(); ++worker) {
         // A worker clears its flag before it counts itself out, and none enters between steps.
         if (entered_[worker] == 0) continue;
         Mailbox& mailbox = *mailboxes_[worker];
-        const std::lock_guard lock(mailbox.mutex);
+        const std::scoped_lock lock(mailbox.mutex);
         mailbox.leave = true;
         mailbox.filled.notify_one();
     }
@@ -113,9 +113,9 @@ void Workers::call_out() {
 void Workers::close() {
     // Relaxed: ordered before the next run by run_mutex_; a running step may see it late.
     closing_.store(true, std::memory_order_relaxed);
-    const std::lock_guard running(run_mutex_);
+    const std::scoped_lock running(run_mutex_);
     for (auto& mailbox : mailboxes_) {
-        const std::lock_guard lock(mailbox->mutex);
+        const std::scoped_lock lock(mailbox->mutex);
         mailbox->close = true;
         mailbox->filled.notify_one();
     }
@@ -141,7 +141,7 @@ void Workers::loop(int worker) {
             mailbox.leave = false;
             lock.unlock();
             leave(worker);
-            const std::lock_guard done_lock(done_mutex_);
+            const std::scoped_lock done_lock(done_mutex_);
             --num_inside_;
             done_.notify_all();
         } else {
@@ -216,7 +216,7 @@ void Workers::release(int worker, Position position, Ready& ready) {
 void Workers::post(Position position) {
     const auto device = static_cast<std::size_t>(job_->program.device_of(position));
     Mailbox& mailbox = *mailboxes_[device];
-    const std::lock_guard lock(mailbox.mutex);
+    const std::scoped_lock lock(mailbox.mutex);
     mailbox.posted = position;
     mailbox.filled.notify_one();
 }
@@ -232,7 +232,7 @@ void Workers::leave(int worker) {
 // trip.
 void Workers::finish(int worker) {
     if (entered_[static_cast<std::size_t>(worker)] != 0) leave(worker);
-    const std::lock_guard lock(done_mutex_);
+    const std::scoped_lock lock(done_mutex_);
     finished_ = true;
     done_.notify_all();
 }
