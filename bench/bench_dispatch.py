@@ -15,31 +15,24 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from pytest_benchmark.fixture import BenchmarkFixture
 from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
-from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
+from torch.distributed.pipelining.stage import _PipelineStageBase
 
 import pykern
+from pykern import schedules
 
-from .harness import Contender, Record, assert_same_answer, interleave, judge
+from .harness import Contender, Record, assert_same_answer, in_this_process, interleave, judge
 
 _CPU = torch.device("cpu")
 
 Report = Callable[[list[Record]], None]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_intra_op_thread() -> Iterator[None]:
-    """Actions this small gain nothing from more."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def process_group() -> Iterator[None]:
     """A group of this process alone: torch's stages refuse to be made without one."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
@@ -107,16 +100,6 @@ def test_crossover(width: int, benchmark: BenchmarkFixture, smoke: bool, report:
     report(judge("crossover", case, samples, baseline="hand loop", figures=figures))
 
 
-def _contender(name: str, chain: nn.Sequential, step: Callable[[], Tensor]) -> Contender:
-    """A step over a chain whose gradients are cleared before it."""
-    return Contender(
-        name=name,
-        step=lambda: step().item(),
-        gradients=lambda: {key: value.grad for key, value in chain.named_parameters()},
-        prepare=chain.zero_grad,
-    )
-
-
 def _hand_loop(model: nn.Sequential, batch: Tensor, num_microbatches: int) -> Contender:
     """What someone would write who wants these stages run microbatch by microbatch, and fast."""
     chain = copy.deepcopy(model)
@@ -138,7 +121,7 @@ def _hand_loop(model: nn.Sequential, batch: Tensor, num_microbatches: int) -> Co
             total += loss.detach()
         return total * share
 
-    return _contender("hand loop", chain, step)
+    return in_this_process("hand loop", chain, 1, step)
 
 
 def _pykern(
@@ -146,26 +129,23 @@ def _pykern(
 ) -> Contender:
     """All stages on one worker, or a worker for each."""
     chain = copy.deepcopy(model)
-    chunks = len(chain) // num_workers
-    schedule = {"schedule": "interleaved", "num_chunks": chunks} if chunks > 1 else {}
+    if num_workers == len(chain):
+        plan = schedules.one_f_one_b(num_workers, num_microbatches)
+    else:
+        plan = schedules.interleaved(num_workers, num_microbatches, len(chain) // num_workers)
     pipe = pykern.Pipeline(
-        chain,
-        devices=f"cpu:{num_workers}",
-        microbatches=num_microbatches,
-        loss_fn=F.mse_loss,
-        balance="layers",
-        **schedule,
+        chain, devices=f"cpu:{num_workers}", schedule=plan, loss_fn=F.mse_loss, balance="layers"
     )
     x, y = batch
     workers = "1 worker" if num_workers == 1 else f"{num_workers} workers"
-    return _contender(f"pykern, {workers}", chain, lambda: pipe.step(x, target=y))
+    return in_this_process(f"pykern, {workers}", chain, 1, lambda: pipe.step(x, target=y))
 
 
 def _torch_runtime(model: nn.Sequential, batch: Tensor, num_microbatches: int) -> Contender:
     """All stages in this process, with static metadata, which spares it the inference of shapes."""
     chain = copy.deepcopy(model)
     example = batch[0].chunk(num_microbatches)[0]
-    stages = [
+    stages: list[_PipelineStageBase] = [
         PipelineStage(
             module,
             index,
@@ -176,13 +156,7 @@ def _torch_runtime(model: nn.Sequential, batch: Tensor, num_microbatches: int) -
         )
         for index, module in enumerate(chain)
     ]
-    if len(stages) > 1:
-        schedule = ScheduleInterleaved1F1B(stages, num_microbatches, loss_fn=F.mse_loss)
-    else:
-        schedule = _PipelineScheduleRuntime(stages, num_microbatches, loss_fn=F.mse_loss)
-        row = (f"0{kind}{index}" for index in range(num_microbatches) for kind in "FB")
-        order = {0: [_Action.from_str(action) for action in row]}
-        schedule._prepare_schedule_with_comms(order, format="compute_only")
+    schedule = ScheduleInterleaved1F1B(stages, num_microbatches, loss_fn=F.mse_loss)
     x, y = batch
 
     def step() -> Tensor:
@@ -190,4 +164,4 @@ def _torch_runtime(model: nn.Sequential, batch: Tensor, num_microbatches: int) -
         schedule.step(x, target=y, losses=losses, return_outputs=False)
         return torch.stack(losses).mean()
 
-    return _contender("torch runtime, 1 process", chain, step)
+    return in_this_process("torch runtime, 1 process", chain, 1, step)

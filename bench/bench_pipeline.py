@@ -1,6 +1,6 @@
-"""Claim: a small GPT trains at least as fast as with torch.distributed.pipelining on the same two cores.
+"""Claim: a small GPT trains at least as fast as with torch.distributed.pipelining on two cores.
 
-Forward and backward, no optimizer. Baseline: the best of torch's schedules, run by two gloo processes.
+Forward and backward, no optimizer. Baseline: the best of torch's schedules, in two gloo processes.
 The unpipelined model on one and on two threads tells what pipelining is worth here at all.
 """
 
@@ -12,6 +12,7 @@ import pickle
 import statistics
 import subprocess
 import sys
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from pykern.models import gpt, next_token_loss
 from pykern.partition import partition
 from pykern.profile import layer_times_ns
 
-from .harness import Contender, Record, assert_same_answer, interleave, judge
+from .harness import Contender, Record, assert_same_answer, in_this_process, interleave, judge
 
 _NUM_DEVICES = 2
 
@@ -55,7 +56,7 @@ class Task:
         """Layers per stage, the same for all contenders with that many stages."""
         return [len(stage) for stage in partition(self.model, num_stages).stages]
 
-    def stages(self, num_stages: int) -> list[nn.Sequential]:
+    def stages(self, num_stages: int) -> list[nn.Module]:
         """A copy of the model, cut; the parameters keep their names."""
         model, counts = copy.deepcopy(self.model), self.cut(num_stages)
         return [
@@ -79,7 +80,7 @@ def test_pipeline(
 ) -> None:
     """Tokens per second of every contender."""
     task = _task(layers=2, width=16, seq=8, batch=8) if smoke else _task(4, 256, 128, 16)
-    _use_threads(1)
+    torch.set_num_threads(1)
     case = f"small GPT, 2 stages {task.balance(2)}, 4 stages {task.balance(4)} of the time"
     with _torch_ranks(task, tmp_path) as torch_contenders:
         contenders = [
@@ -113,28 +114,6 @@ def _task(layers: int, width: int, seq: int, batch: int) -> Task:
     )
 
 
-def _use_threads(threads: int) -> None:
-    if torch.get_num_threads() != threads:
-        torch.set_num_threads(threads)
-
-
-def _local_contender(
-    name: str, model: nn.Module, threads: int, step: Callable[[], Tensor]
-) -> Contender:
-    """A step in this process, with so many intra-op threads for the calling thread."""
-
-    def prepare() -> None:
-        _use_threads(threads)
-        model.zero_grad()
-
-    return Contender(
-        name=name,
-        step=lambda: step().item(),
-        gradients=lambda: {key: value.grad for key, value in model.named_parameters()},
-        prepare=prepare,
-    )
-
-
 def _plain(task: Task, threads: int, parts: int) -> Contender:
     """The model without a pipeline: whole batch, or microbatch by microbatch."""
     model = copy.deepcopy(task.model)
@@ -150,7 +129,7 @@ def _plain(task: Task, threads: int, parts: int) -> Contender:
 
     cut = "whole batch" if parts == 1 else f"{parts} microbatches"
     name = f"no pipeline, {threads} thread{'s' * (threads > 1)}, {cut}"
-    return _local_contender(name, model, threads, step)
+    return in_this_process(name, model, threads, step)
 
 
 def _pykern(task: Task, schedule: str) -> Contender:
@@ -164,7 +143,7 @@ def _pykern(task: Task, schedule: str) -> Contender:
         loss_fn=next_token_loss,
         balance=task.cut(num_stages),
     )
-    return _local_contender(
+    return in_this_process(
         f"pykern {schedule}, {num_stages} stages",
         model,
         _NUM_DEVICES,
@@ -190,23 +169,24 @@ class _TorchRanks:
 
     def contender(self, schedule: str) -> Contender:
         def step() -> float:
-            return next(loss for loss in self.ask("step", schedule) if loss is not None)
+            losses: list[float | None] = self.ask("step", schedule)
+            return next(loss for loss in losses if loss is not None)
 
         def gradients() -> Mapping[str, Tensor]:
-            first, second = self.ask("gradients", schedule)
-            return first | second
+            parts: list[dict[str, Tensor]] = self.ask("gradients", schedule)
+            return dict(ChainMap(*parts))
 
         return Contender(
             name=f"torch {schedule}, {_TORCH[schedule]} stages",
             step=step,
             gradients=gradients,
-            prepare=lambda: None if self.ask("prepare", schedule) else None,
+            prepare=lambda: self.ask("prepare", schedule),
         )
 
 
 @contextmanager
 def _torch_ranks(task: Task, folder: Path) -> Iterator[list[Contender]]:
-    """Starts the ranks, one core and one thread each, and ends them."""
+    """Starts the ranks, one core and one thread each, and ends them: they hold nothing of value."""
     chains = {name: task.stages(num_stages) for name, num_stages in _TORCH.items()}
     cores = sorted(os.sched_getaffinity(0))
     pipes, processes = [], []
@@ -222,8 +202,7 @@ def _torch_ranks(task: Task, folder: Path) -> Iterator[list[Contender]]:
                 "store": str(folder / "store"),
                 "chains": chains,
                 "num_microbatches": task.num_microbatches,
-                "ids": task.ids,
-                "target": task.target,
+                "batch": (task.ids, task.target),
                 "loss_fn": next_token_loss,
             }
             pipe.send_bytes(pickle.dumps(job))
@@ -231,14 +210,13 @@ def _torch_ranks(task: Task, folder: Path) -> Iterator[list[Contender]]:
         ranks.replies()
         yield [ranks.contender(name) for name in _TORCH]
     finally:
-        for pipe, process in zip(pipes, processes, strict=True):
-            pipe.close()
         for process in processes:
-            process.wait(timeout=30)
+            process.kill()
+            process.wait()
 
 
 def _start_rank() -> tuple[Connection, subprocess.Popen[bytes]]:
-    """A process that waits for its job. gloo is kept on the loopback device, where it is fastest."""
+    """A process that waits for its job. gloo is kept on the loopback device."""
     here, there = Pipe()
     script = Path(__file__).with_name("torch_rank.py")
     process = subprocess.Popen(

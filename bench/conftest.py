@@ -1,19 +1,21 @@
-"""What the benchmarks share: one option, the report at the end, and the answer to "is this a smoke run"."""
+"""What the benchmarks share: one option, a few fixtures, and the report at the end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from .harness import Record, environment, save, tables
+from .harness import Record
+from .report import Environment, environment, save, tables
 
 _RESULTS = Path(__file__).with_name("results")
 _records = pytest.StashKey[list[Record]]()
-_header = pytest.StashKey[dict[str, str | int | float]]()
+_header = pytest.StashKey[Environment]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -47,6 +49,14 @@ def pytest_terminal_summary(
             terminalreporter.write_line(f"wrote {path.relative_to(_RESULTS.parents[1])}")
 
 
+@pytest.fixture(autouse=True)
+def _restore_threads() -> Iterator[None]:
+    """Contenders set the number of torch's intra-op threads for themselves."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def smoke(pytestconfig: pytest.Config) -> bool:
     """Whether benchmarks only have to run and be right: tiny sizes, nothing measured."""
@@ -57,7 +67,7 @@ def smoke(pytestconfig: pytest.Config) -> bool:
 def report(
     benchmark: BenchmarkFixture, pytestconfig: pytest.Config
 ) -> Callable[[list[Record]], None]:
-    """Takes the records of a case for the table, the results file and pytest-benchmark's own JSON."""
+    """Takes the records of a case for the table, the results file and pytest-benchmark's JSON."""
 
     def take(records: list[Record]) -> None:
         pytestconfig.stash[_records] += records

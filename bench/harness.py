@@ -1,29 +1,19 @@
 """Measures the contenders of a claim side by side and says which of them differ.
 
-It knows nothing of pipelines: a contender is a step that can be called, and has gradients to compare.
+It knows nothing of pipelines: a contender is a step to call, with gradients to compare.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import platform
-import re
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
-from importlib.metadata import version
-from io import StringIO
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
 from pytest_benchmark.fixture import BenchmarkFixture
-from rich.console import Console
-from rich.table import Table
-from torch import Tensor
+from torch import Tensor, nn
 
 Verdict = Literal["BASELINE", "SAME", "FASTER", "SLOWER", "AMBIGUOUS"]
 
@@ -47,7 +37,32 @@ class Contender:
     name: str
     step: Callable[[], float]
     gradients: Callable[[], Mapping[str, Tensor]]
-    prepare: Callable[[], None]
+    prepare: Callable[[], object]
+
+
+def gradients_of(model: nn.Module) -> dict[str, Tensor]:
+    """The gradient of every parameter that has one, by name."""
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def in_this_process(
+    name: str, model: nn.Module, num_threads: int, step: Callable[[], Tensor]
+) -> Contender:
+    """A step that runs in this process, on a model whose gradients are cleared before each.
+
+    Args:
+        name: What the tables call it.
+        model: Collects the gradients.
+        num_threads: Intra-op threads of torch in the thread that calls the step.
+        step: Returns the loss.
+    """
+
+    def prepare() -> None:
+        if torch.get_num_threads() != num_threads:
+            torch.set_num_threads(num_threads)
+        model.zero_grad()
+
+    return Contender(name, lambda: step().item(), lambda: gradients_of(model), prepare)
 
 
 @dataclass(frozen=True)
@@ -79,7 +94,7 @@ def assert_same_answer(contenders: Sequence[Contender], tolerance: float = 1e-5)
 
     Args:
         contenders: The first is the reference.
-        tolerance: Allowed error of the loss, and of each gradient as a vector, as a share of its size.
+        tolerance: Error allowed to the loss, and to each gradient as a vector: a share of its size.
     """
     loss, gradients = _answer(contenders[0])
     for contender in contenders[1:]:
@@ -105,7 +120,7 @@ def interleave(
     """Times the contenders in turn, A B C A B C, so that drift of the machine hits all alike.
 
     Args:
-        benchmark: Drives the rounds; with benchmarks disabled there is one, which counts as a sample.
+        benchmark: Drives the rounds; with benchmarks disabled it runs a single one.
         contenders: Run in this order in every round.
         rounds: Samples per contender, after some rounds that do not count.
         settle_s: Pause before each step, for threads of the one before that still spin.
@@ -172,87 +187,10 @@ def _interval(times: Sequence[float]) -> tuple[float, float]:
     return cuts[0], cuts[-1]
 
 
-def _verdict(
-    ratio: float, interval: tuple[float, float], baseline: tuple[float, float]
-) -> Verdict:
+def _verdict(ratio: float, interval: tuple[float, float], baseline: tuple[float, float]) -> Verdict:
     """A difference is claimed only where the intervals are apart."""
     if interval[1] < baseline[0]:
         return "FASTER"
     if interval[0] > baseline[1]:
         return "SLOWER"
     return "SAME" if abs(ratio - 1) <= _SAME else "AMBIGUOUS"
-
-
-def environment(command: str) -> dict[str, str | int | float]:
-    """What a number means nothing without."""
-    return {
-        "cpu": _cpu_model(),
-        "cores": len(os.sched_getaffinity(0)),
-        "load_before": os.getloadavg()[0],
-        "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        "torch": version("torch"),
-        "pykern": version("pykern-runtime"),
-        "commit": _commit(),
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "command": command,
-        "clock": "wall time, CPU only",
-    }
-
-
-def _cpu_model() -> str:
-    """Name, family and model: virtual machines often hide the rest of the name."""
-    text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    values = [re.search(rf"^{key}\s*: (.*)$", text, re.M) for key in _CPU_KEYS]
-    name, family, model = [match[1] if match else "unknown" for match in values]
-    return f"{name} (family {family}, model {model})"
-
-
-_CPU_KEYS = ("model name", "cpu family", "model")
-
-
-def _commit() -> str:
-    """The commit that is measured, marked where files differ from it."""
-    describe = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    here = Path(__file__).parent
-    return subprocess.run(describe, cwd=here, capture_output=True, text=True, check=True).stdout.strip()
-
-
-def save(folder: Path, header: Mapping[str, str | int | float], records: Sequence[Record]) -> list[Path]:
-    """Writes one file of JSON lines per claim: the environment, then a record per line."""
-    hardware = re.sub(r"[^a-z0-9]+", "-", f"{header['cpu']} {header['cores']} cores".lower())
-    paths = []
-    for claim in dict.fromkeys(record.claim for record in records):
-        path = folder / f"{claim}_{hardware}_{header['date']}.jsonl"
-        lines = [header, *(asdict(record) for record in records if record.claim == claim)]
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-        paths.append(path)
-    return paths
-
-
-def tables(records: Sequence[Record]) -> str:
-    """One table per case, as text."""
-    console = Console(file=StringIO(), width=120)
-    with console.capture() as capture:
-        for case in dict.fromkeys((record.claim, record.case) for record in records):
-            rows = [record for record in records if (record.claim, record.case) == case]
-            console.print(_table(f"{case[0]}: {case[1]}", rows))
-    return capture.get()
-
-
-def _table(title: str, rows: Sequence[Record]) -> Table:
-    table = Table(title=title, title_justify="left")
-    table.add_column("contender")
-    for heading in ("median ms", "20 %", "80 %", "noise", "ratio", *rows[0].figures):
-        table.add_column(heading, justify="right")
-    table.add_column("verdict")
-    for row in rows:
-        table.add_row(
-            row.contender,
-            *(f"{ms:.2f}" for ms in (row.median_ms, row.p20_ms, row.p80_ms)),
-            f"{row.noise:.1%}",
-            f"{row.ratio:.3f}",
-            *(f"{figure:,.2f}" for figure in row.figures.values()),
-            row.verdict,
-        )
-    return table

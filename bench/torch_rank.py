@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import FileStore
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
@@ -30,8 +31,7 @@ class Rank:
     Args:
         rank: Of `num_ranks`.
         chains: The whole model as a list of stages, by name of the schedule that cuts it so.
-        ids: [batch, seq], int64, the input of stage 0.
-        target: What the loss function compares the last stage's output with.
+        batch: The input of stage 0, and what the loss function compares the last output with.
     """
 
     def __init__(
@@ -40,15 +40,14 @@ class Rank:
         num_ranks: int,
         chains: dict[str, list[nn.Module]],
         num_microbatches: int,
-        ids: Tensor,
-        target: Tensor,
+        batch: tuple[Tensor, Tensor],
         loss_fn: Callable[..., Tensor],
     ) -> None:
-        self.ids, self.target = ids, target
+        self.ids, self.target = batch
         self.schedules: dict[str, Any] = {}
         self.stages: dict[str, dict[int, nn.Module]] = {}
         self.num_stages = {name: len(chain) for name, chain in chains.items()}
-        example = ids.chunk(num_microbatches)[0]
+        example = self.ids.chunk(num_microbatches)[0]
         for name, chain in chains.items():
             local = _local_stages(name, rank, num_ranks, len(chain))
             stages = _make_stages(chain, local, example)
@@ -81,6 +80,7 @@ class Rank:
             key: value.grad
             for stage in self.stages[name].values()
             for key, value in stage.named_parameters()
+            if value.grad is not None
         }
 
 
@@ -90,9 +90,7 @@ def _local_stages(name: str, rank: int, num_ranks: int, num_stages: int) -> list
     return list(range(rank, num_stages, num_ranks))
 
 
-def _make_stages(
-    chain: list[nn.Module], local: list[int], example: Tensor
-) -> list[PipelineStage]:
+def _make_stages(chain: list[nn.Module], local: list[int], example: Tensor) -> list[PipelineStage]:
     """With static metadata, which spares torch a dry run and the inference of shapes."""
     values = [example]
     with torch.no_grad():
@@ -117,17 +115,16 @@ def _serve(pipe: Connection) -> None:
     torch.set_num_threads(1)
     job = pickle.loads(pipe.recv_bytes())
     os.sched_setaffinity(0, job.pop("cores"))
-    store = dist.FileStore(job.pop("store"), job["num_ranks"])
+    store = FileStore(job.pop("store"), job["num_ranks"])
     dist.init_process_group("gloo", store=store, rank=job["rank"], world_size=job["num_ranks"])
     rank = Rank(**job)
     pipe.send_bytes(pickle.dumps(None))
     while True:
         try:
             method, name = pickle.loads(pipe.recv_bytes())
-        except EOFError:
-            break
+        except EOFError:  # the benchmark is gone
+            return
         pipe.send_bytes(pickle.dumps(getattr(rank, method)(name)))
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
