@@ -128,7 +128,7 @@ def _plain(task: Task, threads: int, parts: int) -> Contender:
         return total * share
 
     cut = "whole batch" if parts == 1 else f"{parts} microbatches"
-    name = f"no pipeline, {threads} thread{'s' * (threads > 1)}, {cut}"
+    name = f"plain model, {threads} thread{'s' * (threads > 1)}, {cut}"
     return in_this_process(name, model, threads, step)
 
 
