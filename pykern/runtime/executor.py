@@ -57,18 +57,17 @@ class Executor:
         """
         caller = CallerState(self._num_devices)
         threads = torch.get_num_threads()
-        self._workers.claim()
-        try:
-            self._begin(arguments, finish)
-            failures = self._workers.run(program, self._forward, self._backward, caller)
-        finally:
-            for stage in self._stages:
-                stage.end()
-            self._workers.release()
-            # A worker that takes its share of threads also changes a setting that MKL keeps per
-            # process; this puts it back.
-            if caller.changed_threads:
-                torch.set_num_threads(threads)
+        with self._workers:
+            try:
+                self._begin(arguments, finish)
+                failures = self._workers.run(program, self._forward, self._backward, caller)
+            finally:
+                # A worker that takes its share of threads also changes a setting that MKL keeps per
+                # process; this puts it back.
+                if caller.changed_threads:
+                    torch.set_num_threads(threads)
+                for stage in self._stages:
+                    stage.end()
         if failures:
             raise _first(failures)
 

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -87,6 +88,45 @@ def test_interrupts_at_any_time_leave_a_working_pipeline() -> None:
             timer.join()
             assert interrupted
             assert torch.equal(pipe.step(BATCH[0], target=BATCH[1]), expected)
+
+
+def test_an_interrupt_outside_the_workers_leaves_a_working_pipeline() -> None:
+    """Signals hit the caller's own work before and after the workers', too."""
+    layers = [nn.Linear(2, 2) for _ in range(8)]
+    interrupted = 0
+    delays = random.Random(3)
+    previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        with pykern.Pipeline(layers, devices="cpu:8", microbatches=1, loss_fn=F.mse_loss) as pipe:
+            expected = pipe.step(BATCH[0], target=BATCH[1])
+            start = time.monotonic()
+            for _ in range(20):
+                pipe.step(BATCH[0], target=BATCH[1])
+            length = (time.monotonic() - start) / 20
+            for _ in range(1000):
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, delays.uniform(1e-6, length))
+                    pipe.step(BATCH[0], target=BATCH[1])
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                except KeyboardInterrupt:
+                    interrupted += 1
+            assert torch.equal(pipe.step(BATCH[0], target=BATCH[1]), expected)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    assert interrupted > 100
+
+
+def test_a_signal_handler_cannot_close_the_pipeline_it_interrupts() -> None:
+    with pipeline(Slow(0.1), Slow(0.1)) as pipe:
+        previous = signal.signal(signal.SIGALRM, lambda *_: pipe.close())
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(RuntimeError, match="cannot close the pipeline that runs it"):
+                pipe(BATCH[0])
+        finally:
+            signal.signal(signal.SIGALRM, previous)
+        assert pipe(BATCH[0]).shape == (4, 2)
 
 
 def test_a_stage_cannot_call_its_own_pipeline() -> None:
