@@ -168,6 +168,7 @@ class Executor {
                                         std::to_string(num_workers));
         }
         callbacks_ = std::make_unique<Callbacks>(num_workers);
+        const py::gil_scoped_release no_gil;
         workers_ = std::make_unique<Workers>(num_workers, *callbacks_);
     }
 

@@ -276,6 +276,22 @@ def run_python(code: str, timeout: float = 60) -> subprocess.CompletedProcess[st
     )
 
 
+def test_too_many_threads_are_an_error_and_not_the_end() -> None:
+    result = run_python(
+        """
+        import resource
+        mapped = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + 200 * 2**20, resource.RLIM_INFINITY))
+        try:
+            pykern.Pipeline([Slow() for _ in range(256)], devices="cpu:256", microbatches=1)
+        except RuntimeError:
+            pipe(x)
+            sys.exit(11)
+        """
+    )
+    assert (result.returncode, result.stderr) == (11, "")
+
+
 EXITS = {
     "before any step": ("", 0),
     "after a step": ("pipe(x)", 0),
