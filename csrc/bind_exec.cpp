@@ -114,6 +114,9 @@ class Callbacks final : public Client {
     }
 
     bool run(int worker, Position position) noexcept override {
+        // While this worker waited for the lock another action failed, or an interrupt came, which
+        // reaches only those under way.
+        if (!failures_.empty()) return false;
         Worker& self = workers_[static_cast<std::size_t>(worker)];
         const Action action = program_->action(position);
         const py::object& call = calls_[static_cast<std::size_t>(action.kind)][action.stage];
