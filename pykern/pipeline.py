@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -67,7 +67,7 @@ class Pipeline(nn.Module):
         plan = _make_plan(schedule, len(lanes), microbatches, options)
         _refuse_foreign_devices(layers)
         cut = partition(list(layers.values()), plan.num_stages, balance=balance, sample=sample)
-        _refuse_shared_parameters(layers, cut)
+        _refuse_shared_tensors(layers, cut)
         train, predict = _C.Program(plan), _C.Program(plan.forward_only())
 
         self.plan = plan
@@ -239,19 +239,28 @@ def _refuse_foreign_devices(layers: dict[str, nn.Module]) -> None:
                 )
 
 
-def _refuse_shared_parameters(layers: dict[str, nn.Module], cut: Partition) -> None:
-    """A parameter in two stages would be written by two workers, in no fixed order."""
+def _written_in_training(layer: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and running statistics. Other buffers, such as masks, are taken to be constant."""
+    yield from layer.named_parameters()
+    for name, module in layer.named_modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase):
+            yield from module.named_buffers(prefix=name, recurse=False)
+
+
+def _refuse_shared_tensors(layers: dict[str, nn.Module], cut: Partition) -> None:
+    """What is written in two stages would be written by two workers, in no fixed order."""
     names = list(layers)
     owner: dict[int, tuple[int, str]] = {}
     for stage, span in enumerate(cut.stages):
         for name in names[span.start : span.stop]:
-            for parameter_name, parameter in layers[name].named_parameters():
-                here = f"{name}.{parameter_name}"
-                first, there = owner.setdefault(id(parameter), (stage, here))
+            for tensor_name, tensor in _written_in_training(layers[name]):
+                here = f"{name}.{tensor_name}"
+                first, there = owner.setdefault(id(tensor), (stage, here))
                 if first != stage:
+                    kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
                     raise ValueError(
-                        f"{there} (stage {first}) and {here} (stage {stage}) are one parameter; "
-                        "parameters shared between stages are not supported yet: cut so that they "
+                        f"{there} (stage {first}) and {here} (stage {stage}) are one {kind}; "
+                        f"{kind}s shared between stages are not supported yet: cut so that they "
                         "share a stage (balance=[...]), or untie them"
                     )
 

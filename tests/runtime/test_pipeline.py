@@ -134,6 +134,21 @@ def test_parameters_shared_inside_a_stage_are_fine() -> None:
     assert torch.equal(shared.weight.grad, plain[0].weight.grad)  # type: ignore[arg-type]
 
 
+def test_constants_may_be_shared_between_stages() -> None:
+    mask = torch.tensor([1.0, 0.0])
+
+    class Masked(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(2, 2)
+            self.register_buffer("mask", mask)
+
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input) * mask
+
+    with pykern.Pipeline([Masked(), Masked()], devices="cpu:2", microbatches=1) as pipe:
+        assert bool((pipe(torch.ones(4, 2))[:, 1] == 0).all())
+
+
 def test_timelines_cover_the_plan() -> None:
     layers = [nn.Linear(2, 2) for _ in range(4)]
     with pykern.Pipeline(
@@ -200,6 +215,11 @@ class Custom(nn.Sequential):
             {"model": [LINEAR[0], LINEAR[0]]},
             ValueError,
             r"0.weight \(stage 0\) and 1.weight \(stage 1\) are one parameter",
+        ),
+        (
+            {"model": [nn.BatchNorm1d(2, affine=False)] * 2},
+            ValueError,
+            r"0.running_mean \(stage 0\) and 1.running_mean \(stage 1\) are one buffer",
         ),
     ],
 )
