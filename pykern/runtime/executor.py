@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -85,14 +86,18 @@ class Executor:
 def _first(failures: Sequence[tuple[Action | None, int, BaseException]]) -> BaseException:
     """The exception that happened first, with notes of where and of what happened after it."""
     (action, device, first), *later = failures
-    if action is not None:
-        first.add_note(f"pykern: raised in {_where(action, device)}")
-    for action, device, exception in later:
-        first.add_note(f"pykern: {_where(action, device)} failed as well: {exception!r}")
+    # An exception that takes no notes (a frozen dataclass) or cannot be shown is raised as well.
+    with suppress(Exception):
+        if action is not None:
+            first.add_note(f"pykern: raised in {_where(action, device)}")
+        for action, device, exception in later:
+            first.add_note(f"pykern: {_where(action, device)} failed as well: {exception!r}")
     return first
 
 
 def _where(action: Action | None, device: int) -> str:
+    if device < 0:
+        return "a signal handler"
     if action is None:
         return f"the worker of device {device}, outside its actions"
     return f"stage {action.stage}, microbatch {action.microbatch}, action {action}, device {device}"

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -209,8 +210,22 @@ def test_an_action_that_waits_for_the_interpreter_does_not_start_after_a_failure
     assert num_waited > 0
 
 
+@dataclass(frozen=True)
+class Frozen(Exception):
+    """Refuses notes, which are an attribute."""
+
+    code: int
+
+
 @pytest.mark.parametrize(
-    "error", [StopIteration(), GeneratorExit(), SystemExit(3), torch.OutOfMemoryError("planted")]
+    "error",
+    [
+        StopIteration(),
+        GeneratorExit(),
+        SystemExit(3),
+        torch.OutOfMemoryError("planted"),
+        Frozen(3),
+    ],
 )
 def test_odd_exceptions_arrive_as_they_are(error: BaseException) -> None:
     layers = nn.Sequential(Fuse(), Fuse())

@@ -1,5 +1,6 @@
 """From the first step to the end of the process: interrupts, exit, forks, re-entry, closing."""
 
+import contextlib
 import gc
 import os
 import random
@@ -88,6 +89,24 @@ def test_interrupts_at_any_time_leave_a_working_pipeline() -> None:
             timer.join()
             assert interrupted
             assert torch.equal(pipe.step(BATCH[0], target=BATCH[1]), expected)
+
+
+def test_a_second_interrupt_is_a_note_of_the_first() -> None:
+    class Stubborn(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            for signal_number in (signal.SIGINT, signal.SIGINT):
+                os.kill(os.getpid(), signal_number)
+                with contextlib.suppress(KeyboardInterrupt):
+                    for _ in range(10):
+                        time.sleep(0.01)
+            return x
+
+    with pipeline(Stubborn(), nn.Linear(2, 2)) as pipe:
+        with pytest.raises(KeyboardInterrupt) as caught:
+            pipe(BATCH[0])
+        assert caught.value.__notes__ == [
+            "pykern: a signal handler failed as well: KeyboardInterrupt()"
+        ]
 
 
 def test_an_interrupt_outside_the_workers_leaves_a_working_pipeline() -> None:
