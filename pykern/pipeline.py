@@ -19,6 +19,8 @@ from .runtime.stage import Finish, Stage
 
 Schedule = str | Plan | Callable[..., Plan]
 
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
 
 class Pipeline(nn.Module):
     """A model that trains and predicts on several devices at once.
@@ -85,6 +87,7 @@ class Pipeline(nn.Module):
         stages = [
             Stage(index, modules[span.start : span.stop]) for index, span in enumerate(cut.stages)
         ]
+        self.training = any(layer.training for layer in modules)
         self._executor = Executor(stages, plan.num_devices)
         self._last_program: _C.Program | None = None
 
@@ -190,6 +193,11 @@ def _named_layers(model: nn.Sequential | Sequence[nn.Module]) -> dict[str, nn.Mo
             raise TypeError(
                 f"{type(model).__name__} has a forward of its own, which cutting would lose; give "
                 "its layers as an nn.Sequential or a list"
+            )
+        if any(getattr(model, hooks) for hooks in _HOOKS):
+            raise TypeError(
+                f"the {type(model).__name__} has hooks of its own, which cutting would lose; put "
+                "them on its layers"
             )
         # Not named_children, which leaves out a layer that occurs twice.
         return {name: layer for name, layer in model._modules.items() if layer is not None}

@@ -45,6 +45,8 @@ def test_train_and_eval_reach_the_layers() -> None:
         assert not model.get_submodule("norm").training
         assert pipe.train().training
         assert model.get_submodule("norm").training
+    with pykern.Pipeline(model.eval(), devices="cpu:2", microbatches=2) as pipe:
+        assert not pipe.training
 
 
 def test_a_list_of_modules_is_numbered() -> None:
@@ -176,6 +178,12 @@ class Custom(nn.Sequential):
         return -super().forward(x)
 
 
+def hooked_model() -> nn.Sequential:
+    model = nn.Sequential(*LINEAR)
+    model.register_forward_hook(lambda *_: None)
+    return model
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
@@ -187,6 +195,7 @@ class Custom(nn.Sequential):
         ({"devices": "cuda"}, ValueError, "CUDA devices are not supported yet"),
         ({"devices": ["cpu", "cuda:0"]}, ValueError, "CUDA devices are not supported yet"),
         ({"devices": []}, ValueError, "devices is empty"),
+        ({"devices": 4}, TypeError, "a string like 'cpu:4' or a list of devices, got 4"),
         ({"schedule": "gpip"}, ValueError, "'gpip' is unknown; there are gpipe"),
         ({"schedule": "gpipe", "waves": 2}, TypeError, "waves"),
         ({"schedule": schedules.gpipe(2, 2), "waves": 2}, TypeError, "no schedule options"),
@@ -198,6 +207,7 @@ class Custom(nn.Sequential):
         ({"reduction": "none"}, ValueError, "'mean' or 'sum', got 'none'"),
         ({"model": nn.Linear(2, 2)}, TypeError, "cannot cut a Linear"),
         ({"model": Custom(*LINEAR)}, TypeError, "Custom has a forward of its own"),
+        ({"model": hooked_model()}, TypeError, "Sequential has hooks of its own"),
         ({"model": [nn.Linear(2, 2), F.relu]}, TypeError, "layer 1 is a"),
         ({"model": LINEAR, "devices": "cpu:3"}, ValueError, "2 layers cannot fill 3 stages"),
         (
