@@ -86,6 +86,7 @@ void Workers::run(Job& job, const std::function<bool()>& interrupted) {
     for (const Position position : first) post(position);
     wait_for_step(interrupted);
     call_out();
+    job.trace.end();
 }
 
 void Workers::wait_for_step(const std::function<bool()>& interrupted) {

@@ -18,7 +18,11 @@ TEST_CASE("the trace keeps the last steps, newest first") {
             trace.record(position, 1000 * step + 10 * position,
                          1000 * step + 10 * position + step + 1);
         }
+        trace.end();
     }
+    // A step in progress is not the last one yet.
+    trace.begin();
+    trace.record(0, 0, 99);
     CHECK(trace.size() == Trace::kSteps);
     for (std::size_t ago = 0; ago < Trace::kSteps; ++ago) {
         const Timeline timeline = trace.timeline(program, ago);
@@ -35,6 +39,7 @@ TEST_CASE("actions that did not run leave no span") {
     Trace trace(program.num_actions());
     trace.begin();
     trace.record(0, 100, 150);
+    trace.end();
     const Timeline timeline = trace.timeline(program, 0);
     CHECK(timeline.rows()[0].size() == 1);
     CHECK(timeline.rows()[1].empty());

@@ -169,6 +169,22 @@ def test_timelines_cover_the_plan() -> None:
             assert [len(row) for row in timeline.rows] == [len(row) for row in forward.rows]
 
 
+def test_a_timeline_is_of_a_step_that_has_ended() -> None:
+    class Look(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if not first:
+                seen.append([len(row) for row in pipe.timeline().rows])
+            return x
+
+    first = True
+    seen: list[list[int]] = []
+    with pykern.Pipeline([nn.Identity(), Look()], devices="cpu:2", microbatches=3) as pipe:
+        pipe(torch.ones(3, 2))
+        first = False
+        pipe(torch.ones(3, 2))
+    assert seen == [[3, 3]] * 3
+
+
 LINEAR = [nn.Linear(2, 2), nn.Linear(2, 2)]
 GOOD: dict[str, Any] = {"model": LINEAR, "devices": "cpu:2", "microbatches": 2}
 
