@@ -69,6 +69,10 @@ class Executor:
                     torch.set_num_threads(threads)
                 for stage in self._stages:
                     stage.end()
+            # An interrupt reaches workers between any two instructions, also while torch enters or
+            # leaves a mode. What that left behind goes with the threads.
+            if any(device < 0 for _, device, _ in failures):
+                self._workers = _C.Executor(self._num_devices)
         if failures:
             raise _first(failures)
 

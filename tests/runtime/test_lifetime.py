@@ -91,6 +91,27 @@ def test_interrupts_at_any_time_leave_a_working_pipeline() -> None:
             assert torch.equal(pipe.step(BATCH[0], target=BATCH[1]), expected)
 
 
+def test_what_an_interrupt_left_half_done_does_not_reach_the_next_step() -> None:
+    class Interrupted(nn.Module):
+        """Stays in a mode, as if the interrupt had come while the mode was being entered."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(torch.is_autocast_enabled("cpu"))
+            if len(seen) == 1:
+                torch.autocast("cpu").__enter__()
+                os.kill(os.getpid(), signal.SIGINT)
+                for _ in range(100):
+                    time.sleep(0.01)
+            return x
+
+    seen: list[bool] = []
+    with pipeline(Interrupted(), nn.Linear(2, 2)) as pipe:
+        with pytest.raises(KeyboardInterrupt):
+            pipe(BATCH[0])
+        pipe(BATCH[0])
+    assert seen == [False] * 5
+
+
 def test_a_second_interrupt_is_a_note_of_the_first() -> None:
     class Stubborn(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
