@@ -195,6 +195,9 @@ def test_an_action_that_waits_for_the_interpreter_does_not_start_after_a_failure
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(10)
+    # Collecting the pipeline of another test would let go of the interpreter.
+    gc.collect()
+    gc.disable()
     num_waited = 0
     try:
         with pykern.Pipeline([Holds(), Waits()], devices="cpu:2", microbatches=4) as pipe:
@@ -206,6 +209,7 @@ def test_an_action_that_waits_for_the_interpreter_does_not_start_after_a_failure
                 assert started[-1] == "first stage"
                 started.clear()
     finally:
+        gc.enable()
         sys.setswitchinterval(interval)
     assert num_waited > 0
 
