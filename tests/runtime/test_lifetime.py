@@ -1,7 +1,9 @@
 """From the first step to the end of the process: interrupts, exit, forks, re-entry, closing."""
 
+import contextlib
 import gc
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -87,6 +89,84 @@ def test_interrupts_at_any_time_leave_a_working_pipeline() -> None:
             timer.join()
             assert interrupted
             assert torch.equal(pipe.step(BATCH[0], target=BATCH[1]), expected)
+
+
+def test_what_an_interrupt_left_half_done_does_not_reach_the_next_step() -> None:
+    class Interrupted(nn.Module):
+        """Stays in a mode, as if the interrupt had come while the mode was being entered."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(torch.is_autocast_enabled("cpu"))
+            if len(seen) == 1:
+                torch.autocast("cpu").__enter__()
+                os.kill(os.getpid(), signal.SIGINT)
+                for _ in range(100):
+                    time.sleep(0.01)
+            return x
+
+    seen: list[bool] = []
+    with pipeline(Interrupted(), nn.Linear(2, 2)) as pipe:
+        with pytest.raises(KeyboardInterrupt):
+            pipe(BATCH[0])
+        pipe(BATCH[0])
+    assert seen == [False] * 5
+
+
+def test_a_second_interrupt_is_a_note_of_the_first() -> None:
+    class Stubborn(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            for signal_number in (signal.SIGINT, signal.SIGINT):
+                os.kill(os.getpid(), signal_number)
+                with contextlib.suppress(KeyboardInterrupt):
+                    for _ in range(10):
+                        time.sleep(0.01)
+            return x
+
+    with pipeline(Stubborn(), nn.Linear(2, 2)) as pipe:
+        with pytest.raises(KeyboardInterrupt) as caught:
+            pipe(BATCH[0])
+        assert caught.value.__notes__ == [
+            "pykern: a signal handler failed as well: KeyboardInterrupt()"
+        ]
+
+
+def test_an_interrupt_outside_the_workers_leaves_a_working_pipeline() -> None:
+    """Signals hit the caller's own work before and after the workers', too."""
+    layers = [nn.Linear(2, 2) for _ in range(8)]
+    interrupted = 0
+    delays = random.Random(3)
+    previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        with pykern.Pipeline(layers, devices="cpu:8", microbatches=1, loss_fn=F.mse_loss) as pipe:
+            expected = pipe.step(BATCH[0], target=BATCH[1])
+            start = time.monotonic()
+            for _ in range(20):
+                pipe.step(BATCH[0], target=BATCH[1])
+            length = (time.monotonic() - start) / 20
+            for _ in range(1000):
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, delays.uniform(1e-6, length))
+                    pipe.step(BATCH[0], target=BATCH[1])
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                except KeyboardInterrupt:
+                    interrupted += 1
+            assert torch.equal(pipe.step(BATCH[0], target=BATCH[1]), expected)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    assert interrupted > 100
+
+
+def test_a_signal_handler_cannot_close_the_pipeline_it_interrupts() -> None:
+    with pipeline(Slow(0.1), Slow(0.1)) as pipe:
+        previous = signal.signal(signal.SIGALRM, lambda *_: pipe.close())
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(RuntimeError, match="cannot close the pipeline that runs it"):
+                pipe(BATCH[0])
+        finally:
+            signal.signal(signal.SIGALRM, previous)
+        assert pipe(BATCH[0]).shape == (4, 2)
 
 
 def test_a_stage_cannot_call_its_own_pipeline() -> None:
@@ -234,6 +314,22 @@ def run_python(code: str, timeout: float = 60) -> subprocess.CompletedProcess[st
         timeout=timeout,
         check=False,
     )
+
+
+def test_too_many_threads_are_an_error_and_not_the_end() -> None:
+    result = run_python(
+        """
+        import resource
+        mapped = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + 200 * 2**20, resource.RLIM_INFINITY))
+        try:
+            pykern.Pipeline([Slow() for _ in range(256)], devices="cpu:256", microbatches=1)
+        except RuntimeError:
+            pipe(x)
+            sys.exit(11)
+        """
+    )
+    assert (result.returncode, result.stderr) == (11, "")
 
 
 EXITS = {
