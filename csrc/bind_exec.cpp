@@ -27,7 +27,22 @@ namespace {
 // The action that raised, its device, and the exception. An interrupt has no action and device -1.
 using Failure = std::tuple<std::optional<Action>, int, py::object>;
 
-py::object fetch_exception() { return py::error_already_set().value(); }
+// Takes the exception that Python has raised, with its traceback.
+py::object fetch_exception() {
+#if PY_VERSION_HEX >= 0x030C0000
+    return py::reinterpret_steal<py::object>(PyErr_GetRaisedException());
+#else
+    PyObject* type = nullptr;
+    PyObject* value = nullptr;
+    PyObject* traceback = nullptr;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    if (traceback != nullptr) PyException_SetTraceback(value, traceback);
+    Py_XDECREF(type);
+    Py_XDECREF(traceback);
+    return py::reinterpret_steal<py::object>(value);
+#endif
+}
 
 // Runs the actions of a step as Python calls. Every member is guarded by the interpreter lock.
 class Callbacks final : public Client {
@@ -178,12 +193,14 @@ class Executor {
     Executor(const Executor&) = delete;
     Executor& operator=(const Executor&) = delete;
 
+    // Giving the lock back throws only where pybind11 was never set up.
+    // NOLINTNEXTLINE(bugprone-exception-escape)
     ~Executor() {
         if (is_fork()) {
             // The threads stayed in the parent: there is nothing to join, and their locks may be
             // held.
-            static_cast<void>(workers_.release());
-            static_cast<void>(callbacks_.release());
+            [[maybe_unused]] const Workers* workers = workers_.release();
+            [[maybe_unused]] const Callbacks* callbacks = callbacks_.release();
             return;
         }
         const py::gil_scoped_release no_gil;
@@ -200,7 +217,7 @@ class Executor {
                 "make a new one in the child");
         }
         if (workers_->closed()) throw std::runtime_error("the pipeline is closed");
-        const std::lock_guard lock(claim_mutex_);
+        const std::scoped_lock lock(claim_mutex_);
         if (claimed_by_ != std::thread::id()) {
             throw std::runtime_error(
                 "the pipeline is already running a step: a stage, a hook or another thread called "
@@ -210,7 +227,7 @@ class Executor {
     }
 
     void release() {
-        const std::lock_guard lock(claim_mutex_);
+        const std::scoped_lock lock(claim_mutex_);
         claimed_by_ = std::thread::id();
         released_.notify_all();
     }
@@ -249,7 +266,7 @@ class Executor {
 
     // Whether the calling thread is in a step of this executor.
     bool is_mine() {
-        const std::lock_guard lock(claim_mutex_);
+        const std::scoped_lock lock(claim_mutex_);
         return claimed_by_ == std::this_thread::get_id();
     }
 

@@ -135,6 +135,6 @@ class Executor:
         program: Program,
         forward: Sequence[Callable[[int], object]],
         backward: Sequence[Callable[[int], object]],
-        carry: Callable[[], Callable[[], None]],
+        carry: Callable[[], Callable[[], object]],
     ) -> list[tuple[Action | None, int, BaseException]]: ...
     def close(self) -> None: ...

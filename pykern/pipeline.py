@@ -108,7 +108,8 @@ class Pipeline(nn.Module):
 
         Raises:
             SplitError: the batch cannot be cut.
-            RuntimeError: there is no loss function, gradients are off, or a step is running.
+            RuntimeError: there is no loss function, gradients are off, the plan has no backward, or
+                a step is running.
             BaseException: the first exception of a stage, the same object, with a note of where.
                 The gradients of that step are then undefined; the next step is not affected.
         """
@@ -116,6 +117,8 @@ class Pipeline(nn.Module):
             raise RuntimeError("step needs a loss: Pipeline(..., loss_fn=...)")
         if not torch.is_grad_enabled():
             raise RuntimeError("step computes gradients, but they are off here (torch.no_grad?)")
+        if self.plan.num_actions == self.plan.num_stages * self.plan.num_microbatches:
+            raise RuntimeError("the plan has forward actions only; call the pipeline itself")
         rows = self._rows((inputs, target))
         targets = None if target is None else microbatch.split(target, rows)
         losses = Losses(self._loss_fn, targets, self._weights(rows))

@@ -65,7 +65,7 @@ Workers::Workers(int num_workers, Client& client)
 bool Workers::is_worker() const { return workers_of_this_thread == this; }
 
 void Workers::run(Job& job, const std::function<bool()>& interrupted) {
-    const std::lock_guard running(run_mutex_);
+    const std::scoped_lock running(run_mutex_);
     if (closing_.load(std::memory_order_relaxed)) return;
     job_ = &job;
     job.trace.begin();
@@ -101,14 +101,14 @@ void Workers::wait_for_step(const std::function<bool()>& interrupted) {
 // Has every worker that entered the step leave it.
 void Workers::call_out() {
     {
-        const std::lock_guard lock(done_mutex_);
-        num_inside_ = static_cast<int>(std::count(entered_.begin(), entered_.end(), 1));
+        const std::scoped_lock lock(done_mutex_);
+        num_inside_ = static_cast<int>(std::ranges::count(entered_, 1));
     }
     for (std::size_t worker = 0; worker < entered_.size(); ++worker) {
         // A worker clears its flag before it counts itself out, and none enters between steps.
         if (entered_[worker] == 0) continue;
         Mailbox& mailbox = *mailboxes_[worker];
-        const std::lock_guard lock(mailbox.mutex);
+        const std::scoped_lock lock(mailbox.mutex);
         mailbox.leave = true;
         mailbox.filled.notify_one();
     }
@@ -119,9 +119,9 @@ void Workers::call_out() {
 void Workers::close() {
     // Relaxed: ordered before the next run by run_mutex_; a running step may see it late.
     closing_.store(true, std::memory_order_relaxed);
-    const std::lock_guard running(run_mutex_);
+    const std::scoped_lock running(run_mutex_);
     for (auto& mailbox : mailboxes_) {
-        const std::lock_guard lock(mailbox->mutex);
+        const std::scoped_lock lock(mailbox->mutex);
         mailbox->close = true;
         mailbox->filled.notify_one();
     }
@@ -148,7 +148,7 @@ void Workers::loop(int worker) {
             mailbox.leave = false;
             lock.unlock();
             leave(worker);
-            const std::lock_guard done_lock(done_mutex_);
+            const std::scoped_lock done_lock(done_mutex_);
             --num_inside_;
             done_.notify_all();
         } else {
@@ -188,8 +188,11 @@ bool Workers::run_action(int worker, Position position) {
         const std::int64_t start = now_ns();
         ok = client_.run(worker, position);
         const std::int64_t end = now_ns();
-        job_->trace.record(position, start, end);
-        job_->pace.observe(job_->program.action(position), end - start);
+        // One that failed was cut short, or did not even start: its time says nothing.
+        if (ok) {
+            job_->trace.record(position, start, end);
+            job_->pace.observe(job_->program.action(position), end - start);
+        }
     }
     client_.suspend(worker);
     if (!ok) stopped_.store(true, std::memory_order_relaxed);
@@ -223,7 +226,7 @@ void Workers::release(int worker, Position position, Ready& ready) {
 void Workers::post(Position position) {
     const auto device = static_cast<std::size_t>(job_->program.device_of(position));
     Mailbox& mailbox = *mailboxes_[device];
-    const std::lock_guard lock(mailbox.mutex);
+    const std::scoped_lock lock(mailbox.mutex);
     mailbox.posted = position;
     mailbox.filled.notify_one();
 }
@@ -239,7 +242,7 @@ void Workers::leave(int worker) {
 // trip.
 void Workers::finish(int worker) {
     if (entered_[static_cast<std::size_t>(worker)] != 0) leave(worker);
-    const std::lock_guard lock(done_mutex_);
+    const std::scoped_lock lock(done_mutex_);
     finished_ = true;
     done_.notify_all();
 }

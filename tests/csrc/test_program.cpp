@@ -19,12 +19,16 @@ TEST_CASE("a program counts the row and the inputs of each action, once") {
     for (Position position = 0; position < 4; ++position) {
         CHECK(program.num_inputs(position) == expected[position]);
     }
+    const auto released = program.releases(0);
+    CHECK(std::vector<Position>(released.begin(), released.end()) == std::vector<Position>{1, 2});
+}
+
+TEST_CASE("rows lie one behind the other") {
+    const Program program(plan_of(Placement::linear(2), 1, {"0F0 0B0", "1F0 1B0"}));
     CHECK(program.device_of(1) == 0);
     CHECK(program.device_of(2) == 1);
     CHECK(program.row_begin(1) == 2);
     CHECK(program.row_begin(2) == 4);
-    const auto released = program.releases(0);
-    CHECK(std::vector<Position>(released.begin(), released.end()) == std::vector<Position>{1, 2});
 }
 
 TEST_CASE("every input is released exactly once") {

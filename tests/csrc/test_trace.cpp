@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include <cstdint>
 #include <stdexcept>
 
 #include "exec/trace.hpp"
@@ -12,11 +13,11 @@ TEST_CASE("the trace keeps the last steps, newest first") {
     Trace trace(program.num_actions());
     CHECK(trace.size() == 0);
     CHECK_THROWS_AS(static_cast<void>(trace.timeline(program, 0)), std::out_of_range);
-    for (int step = 0; step < 11; ++step) {
+    for (std::int64_t step = 0; step < 11; ++step) {
         trace.begin();
         for (Position position = 0; position < 4; ++position) {
-            trace.record(position, 1000 * step + 10 * position,
-                         1000 * step + 10 * position + step + 1);
+            const std::int64_t start = 1000 * step + std::int64_t{10} * position;
+            trace.record(position, start, start + step + 1);
         }
         trace.end();
     }

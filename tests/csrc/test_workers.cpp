@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -19,7 +20,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-const auto kNeverInterrupted = [] { return false; };
+bool never_interrupted() { return false; }
 
 // Checks that each action comes after its inputs and alone on its device, and that the calls of a
 // worker come in the order that Client promises. What an action writes is plain memory: if the
@@ -35,19 +36,19 @@ class Witness final : public Client {
           inside_(static_cast<std::size_t>(plan.num_devices()), 0) {}
 
     void begin() {
-        std::fill(done_.begin(), done_.end(), 0);
-        std::fill(row_.begin(), row_.end(), 0);
+        std::ranges::fill(done_, 0);
+        std::ranges::fill(row_, 0);
         num_run = 0;
     }
 
-    void attach(int) noexcept override { ++num_attached; }
-    void detach(int) noexcept override { --num_attached; }
-    void resume(int) noexcept override {}
-    void suspend(int) noexcept override {}
+    void attach(int /*worker*/) noexcept override { ++num_attached; }
+    void detach(int /*worker*/) noexcept override { --num_attached; }
+    void resume(int /*worker*/) noexcept override {}
+    void suspend(int /*worker*/) noexcept override {}
 
     bool enter(int worker) noexcept override {
         expect(inside_[static_cast<std::size_t>(worker)]++ == 0);
-        return !(refuse_entry && worker == refused_worker);
+        return !refuse_entry || worker != refused_worker;
     }
     void leave(int worker) noexcept override {
         expect(--inside_[static_cast<std::size_t>(worker)] == 0);
@@ -70,7 +71,7 @@ class Witness final : public Client {
     }
 
     bool all_left() const {
-        return std::all_of(inside_.begin(), inside_.end(), [](int count) { return count == 0; });
+        return std::ranges::all_of(inside_, [](int count) { return count == 0; });
     }
 
     std::atomic<int> num_run{0};
@@ -113,7 +114,7 @@ TEST_CASE("every action runs once, after its inputs, with any number of workers"
             Job job(plan);
             for (int step = 0; step < (sleep_us == 0 ? 200 : 3); ++step) {
                 witness.begin();
-                workers.run(job, kNeverInterrupted);
+                workers.run(job, never_interrupted);
                 CHECK(witness.num_run == static_cast<int>(plan.num_actions()));
                 CHECK(witness.all_left());
             }
@@ -134,14 +135,14 @@ TEST_CASE("two programs take turns on the same workers") {
     Job train_job(train);
     for (int step = 0; step < 20; ++step) {
         witness.begin();
-        workers.run(train_job, kNeverInterrupted);
+        workers.run(train_job, never_interrupted);
         CHECK(witness.num_run == static_cast<int>(train.num_actions()));
     }
     CHECK(witness.num_broken == 0);
     Witness other(predict);
     Workers more(5, other);
     Job predict_job(predict);
-    more.run(predict_job, kNeverInterrupted);
+    more.run(predict_job, never_interrupted);
     CHECK(other.num_run == static_cast<int>(predict.num_actions()));
     CHECK(other.num_broken == 0);
 }
@@ -154,17 +155,17 @@ TEST_CASE("a failure anywhere stops the step, and the next one is whole") {
         Job job(plan);
         // Sleeping teaches the pace that actions are long, so that they move between threads.
         witness.sleep_us = sleep_us;
-        workers.run(job, kNeverInterrupted);
+        workers.run(job, never_interrupted);
         const Position stride = sleep_us == 0 ? 1 : 7;
         for (Position failing = 0; failing < plan.num_actions(); failing += stride) {
             witness.begin();
             witness.failing = failing;
-            workers.run(job, kNeverInterrupted);
+            workers.run(job, never_interrupted);
             CHECK(witness.num_run <= static_cast<int>(plan.num_actions()));
             CHECK(witness.all_left());
             witness.begin();
             witness.failing = static_cast<Position>(-1);
-            workers.run(job, kNeverInterrupted);
+            workers.run(job, never_interrupted);
             CHECK(witness.num_run == static_cast<int>(plan.num_actions()));
         }
         CHECK(witness.num_broken == 0);
@@ -180,12 +181,12 @@ TEST_CASE("a worker that cannot enter fails the step and still leaves") {
     for (const int worker : {0, 1}) {
         witness.begin();
         witness.refused_worker = worker;
-        workers.run(job, kNeverInterrupted);
+        workers.run(job, never_interrupted);
         CHECK(witness.all_left());
     }
     witness.refuse_entry = false;
     witness.begin();
-    workers.run(job, kNeverInterrupted);
+    workers.run(job, never_interrupted);
     CHECK(witness.num_run == static_cast<int>(plan.num_actions()));
     CHECK(witness.num_broken == 0);
 }
@@ -212,7 +213,7 @@ TEST_CASE("closing ends the threads, also in the middle of a step") {
         std::thread stepper([&] {
             while (!workers.closed()) {
                 witness.begin();
-                workers.run(job, kNeverInterrupted);
+                workers.run(job, never_interrupted);
             }
         });
         std::this_thread::sleep_for(wait);
@@ -223,7 +224,7 @@ TEST_CASE("closing ends the threads, also in the middle of a step") {
         CHECK(witness.num_broken == 0);
         workers.close();
         witness.begin();
-        workers.run(job, kNeverInterrupted);
+        workers.run(job, never_interrupted);
         CHECK(witness.num_run == 0);
     }
 }
@@ -232,13 +233,13 @@ TEST_CASE("the workers know their own threads") {
     const Plan plan = plan_of(Placement::linear(1), 1, {"0F0"});
     class Asker final : public Client {
        public:
-        void attach(int) noexcept override {}
-        void detach(int) noexcept override {}
-        void resume(int) noexcept override {}
-        void suspend(int) noexcept override {}
-        bool enter(int) noexcept override { return true; }
-        void leave(int) noexcept override {}
-        bool run(int, Position) noexcept override {
+        void attach(int /*worker*/) noexcept override {}
+        void detach(int /*worker*/) noexcept override {}
+        void resume(int /*worker*/) noexcept override {}
+        void suspend(int /*worker*/) noexcept override {}
+        bool enter(int /*worker*/) noexcept override { return true; }
+        void leave(int /*worker*/) noexcept override {}
+        bool run(int /*worker*/, Position /*position*/) noexcept override {
             inside = workers->is_worker();
             return true;
         }
@@ -248,7 +249,7 @@ TEST_CASE("the workers know their own threads") {
     Workers workers(1, asker);
     asker.workers = &workers;
     Job job(plan);
-    workers.run(job, kNeverInterrupted);
+    workers.run(job, never_interrupted);
     CHECK(asker.inside);
     CHECK_FALSE(workers.is_worker());
 }

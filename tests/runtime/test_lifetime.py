@@ -386,6 +386,7 @@ def test_an_uncaught_interrupt_ends_the_process_like_any_other() -> None:
     assert result.stderr.rstrip().endswith("KeyboardInterrupt")
 
 
+@pytest.mark.forks
 def test_a_forked_child_is_told_and_can_make_its_own() -> None:
     result = run_python(
         """
@@ -408,6 +409,7 @@ def test_a_forked_child_is_told_and_can_make_its_own() -> None:
     assert (result.returncode, result.stderr) == (11, "")
 
 
+@pytest.mark.forks
 def test_data_loader_workers_run_beside_a_pipeline() -> None:
     result = run_python(
         """

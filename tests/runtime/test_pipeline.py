@@ -263,6 +263,15 @@ def test_a_plan_that_cannot_run_is_refused() -> None:
         pykern.Pipeline([nn.Linear(2, 2)], devices="cpu:1", schedule=broken)
 
 
+def test_a_plan_of_forwards_predicts_but_does_not_train() -> None:
+    plan = schedules.gpipe(2, 2).forward_only()
+    x = torch.ones(4, 2)
+    with pykern.Pipeline(LINEAR, devices="cpu:2", schedule=plan, loss_fn=F.mse_loss) as pipe:
+        assert pipe(x).shape == (4, 2)
+        with pytest.raises(RuntimeError, match="forward actions only"):
+            pipe.step(x, target=x)
+
+
 def test_steps_that_cannot_work_are_refused_before_they_start() -> None:
     calls: list[int] = []
 

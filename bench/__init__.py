@@ -1,0 +1,1 @@
+"""Benchmarks: one file per claim, each against a baseline in the same run."""

@@ -1,0 +1,167 @@
+"""Claim: running a plan costs little more than the same work in a hand-written loop.
+
+Stages so small that what is left is the cost of dispatching their actions. Baseline: a loop over
+microbatches and stages with detached boundaries. Peer: torch's own schedule runtime in one process.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from pytest_benchmark.fixture import BenchmarkFixture
+from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
+from torch.distributed.pipelining.stage import _PipelineStageBase
+
+import pykern
+from pykern import schedules
+
+from .harness import Contender, Record, assert_same_answer, in_this_process, interleave, judge
+
+_CPU = torch.device("cpu")
+
+Report = Callable[[list[Record]], None]
+
+
+@pytest.fixture(scope="module")
+def process_group() -> Iterator[None]:
+    """A group of this process alone: torch's stages refuse to be made without one."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("num_stages", [1, 2, 4])
+def test_dispatch(
+    num_stages: int, benchmark: BenchmarkFixture, smoke: bool, report: Report, process_group: None
+) -> None:
+    """Cost per action beyond the hand loop, with stages of one Linear(16, 16)."""
+    num_microbatches = 4 if smoke else 64
+    torch.manual_seed(0)
+    chain = nn.Sequential(*(nn.Linear(16, 16) for _ in range(num_stages)))
+    batch = torch.randn(2, 4 * num_microbatches, 16)
+    contenders = [
+        _hand_loop(chain, batch, num_microbatches),
+        _pykern(chain, batch, num_microbatches, num_workers=1),
+        _torch_runtime(chain, batch, num_microbatches),
+    ]
+    if num_stages > 1:
+        contenders.insert(2, _pykern(chain, batch, num_microbatches, num_workers=num_stages))
+    assert_same_answer(contenders)
+    samples = interleave(benchmark, contenders, rounds=1 if smoke else 200)
+    if smoke:
+        return
+    num_actions = 2 * num_microbatches * num_stages
+
+    def figures(median_ms: float, hand_ms: float) -> dict[str, float]:
+        return {
+            "us per action": median_ms * 1e3 / num_actions,
+            "us beyond": (median_ms - hand_ms) * 1e3 / num_actions,
+        }
+
+    case = f"{num_stages} x Linear(16, 16), microbatches {num_microbatches} x 4 rows"
+    report(judge("dispatch", case, samples, baseline="hand loop", figures=figures))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("width", [16, 32, 64, 96, 128, 192, 256, 512])
+def test_crossover(width: int, benchmark: BenchmarkFixture, smoke: bool, report: Report) -> None:
+    """From which cost of an action two workers are faster than one thread."""
+    num_microbatches = 2 if smoke else 16
+    torch.manual_seed(0)
+    chain = nn.Sequential(
+        *(nn.Sequential(nn.Linear(width, width), nn.Linear(width, width)) for _ in range(2))
+    )
+    batch = torch.randn(2, 32 * num_microbatches, width)
+    contenders = [
+        _hand_loop(chain, batch, num_microbatches),
+        _pykern(chain, batch, num_microbatches, num_workers=1),
+        _pykern(chain, batch, num_microbatches, num_workers=2),
+    ]
+    assert_same_answer(contenders)
+    samples = interleave(benchmark, contenders, rounds=1 if smoke else 60)
+    if smoke:
+        return
+
+    def figures(median_ms: float, hand_ms: float) -> dict[str, float]:
+        return {
+            "us per action": median_ms * 1e3 / (4 * num_microbatches),
+            "speed-up": hand_ms / median_ms,
+        }
+
+    case = f"2 stages of 2 x Linear({width}, {width}), microbatches {num_microbatches} x 32 rows"
+    report(judge("crossover", case, samples, baseline="hand loop", figures=figures))
+
+
+def _hand_loop(model: nn.Sequential, batch: Tensor, num_microbatches: int) -> Contender:
+    """What someone would write who wants these stages run microbatch by microbatch, and fast."""
+    chain = copy.deepcopy(model)
+    stages = list(chain)
+    share = torch.tensor(1 / num_microbatches)
+
+    def step() -> Tensor:
+        x, y = (tensor.chunk(num_microbatches) for tensor in batch)
+        total = torch.zeros(())
+        for value, target in zip(x, y, strict=True):
+            inputs, outputs = [value], [stages[0](value)]
+            for stage in stages[1:]:
+                inputs.append(outputs[-1].detach().requires_grad_())
+                outputs.append(stage(inputs[-1]))
+            loss = F.mse_loss(outputs[-1], target)
+            loss.backward(share)
+            for stage_input, output in zip(inputs[:0:-1], outputs[-2::-1], strict=True):
+                output.backward(stage_input.grad)
+            total += loss.detach()
+        return total * share
+
+    return in_this_process("hand loop", chain, 1, step)
+
+
+def _pykern(
+    model: nn.Sequential, batch: Tensor, num_microbatches: int, num_workers: int
+) -> Contender:
+    """All stages on one worker, or a worker for each."""
+    chain = copy.deepcopy(model)
+    if num_workers == len(chain):
+        plan = schedules.one_f_one_b(num_workers, num_microbatches)
+    else:
+        plan = schedules.interleaved(num_workers, num_microbatches, len(chain) // num_workers)
+    pipe = pykern.Pipeline(
+        chain, devices=f"cpu:{num_workers}", schedule=plan, loss_fn=F.mse_loss, balance="layers"
+    )
+    x, y = batch
+    workers = "1 worker" if num_workers == 1 else f"{num_workers} workers"
+    return in_this_process(f"pykern, {workers}", chain, 1, lambda: pipe.step(x, target=y))
+
+
+def _torch_runtime(model: nn.Sequential, batch: Tensor, num_microbatches: int) -> Contender:
+    """All stages in this process, with static metadata, which spares it the inference of shapes."""
+    chain = copy.deepcopy(model)
+    example = batch[0].chunk(num_microbatches)[0]
+    stages: list[_PipelineStageBase] = [
+        PipelineStage(
+            module,
+            index,
+            len(chain),
+            _CPU,
+            input_args=example.clone().requires_grad_(index > 0),
+            output_args=example.clone().requires_grad_(),
+        )
+        for index, module in enumerate(chain)
+    ]
+    schedule = ScheduleInterleaved1F1B(stages, num_microbatches, loss_fn=F.mse_loss)
+    x, y = batch
+
+    def step() -> Tensor:
+        losses: list[Tensor] = []
+        schedule.step(x, target=y, losses=losses, return_outputs=False)
+        return torch.stack(losses).mean()
+
+    return in_this_process("torch runtime, 1 process", chain, 1, step)

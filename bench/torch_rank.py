@@ -1,0 +1,131 @@
+"""One rank of torch.distributed.pipelining as a process of its own, driven over a pipe.
+
+Run as a script by bench_pipeline, which it does not import. Between commands it sleeps in a read.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import FileStore
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import get_schedule_class
+
+# Schedules whose stages run down the ranks and back up; the others deal them round and round.
+_V_SHAPED = ("ZBVZeroBubble", "DualPipeV")
+
+_CPU = torch.device("cpu")
+
+
+class Rank:
+    """The schedules of one rank, each with its own copy of the stages.
+
+    Args:
+        rank: Of `num_ranks`.
+        chains: The whole model as a list of stages, by name of the schedule that cuts it so.
+        batch: The input of stage 0, and what the loss function compares the last output with.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        num_ranks: int,
+        chains: dict[str, list[nn.Module]],
+        num_microbatches: int,
+        batch: tuple[Tensor, Tensor],
+        loss_fn: Callable[..., Tensor],
+    ) -> None:
+        self.ids, self.target = batch
+        self.schedules: dict[str, Any] = {}
+        self.stages: dict[str, dict[int, nn.Module]] = {}
+        self.num_stages = {name: len(chain) for name, chain in chains.items()}
+        example = self.ids.chunk(num_microbatches)[0]
+        for name, chain in chains.items():
+            local = _local_stages(name, rank, num_ranks, len(chain))
+            stages = _make_stages(chain, local, example)
+            schedule = get_schedule_class(name)
+            first_argument = stages if len(stages) > 1 else stages[0]
+            self.schedules[name] = schedule(first_argument, num_microbatches, loss_fn=loss_fn)
+            self.stages[name] = {index: chain[index] for index in local}
+
+    def prepare(self, name: str) -> None:
+        """Clears the gradients."""
+        for stage in self.stages[name].values():
+            stage.zero_grad()
+
+    def step(self, name: str) -> float | None:
+        """Forward and backward of the whole batch; the loss, on the rank of the last stage."""
+        local = self.stages[name]
+        losses: list[Tensor] = []
+        is_last = self.num_stages[name] - 1 in local
+        self.schedules[name].step(
+            *((self.ids,) if 0 in local else ()),
+            target=self.target if is_last else None,
+            losses=losses if is_last else None,
+            return_outputs=False,
+        )
+        return torch.stack(losses).mean().item() if is_last else None
+
+    def gradients(self, name: str) -> dict[str, Tensor]:
+        """The gradients of this rank's stages, by the parameters' names in the model."""
+        return {
+            key: value.grad
+            for stage in self.stages[name].values()
+            for key, value in stage.named_parameters()
+            if value.grad is not None
+        }
+
+
+def _local_stages(name: str, rank: int, num_ranks: int, num_stages: int) -> list[int]:
+    if name in _V_SHAPED:
+        return [rank, num_stages - 1 - rank]
+    return list(range(rank, num_stages, num_ranks))
+
+
+def _make_stages(chain: list[nn.Module], local: list[int], example: Tensor) -> list[PipelineStage]:
+    """With static metadata, which spares torch a dry run and the inference of shapes."""
+    values = [example]
+    with torch.no_grad():
+        for module in chain:
+            values.append(module(values[-1]))
+    for value in values[1:]:
+        value.requires_grad_()
+    return [
+        PipelineStage(
+            chain[index],
+            index,
+            len(chain),
+            _CPU,
+            input_args=values[index],
+            output_args=values[index + 1],
+        )
+        for index in local
+    ]
+
+
+def _serve(pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    job = pickle.loads(pipe.recv_bytes())
+    os.sched_setaffinity(0, job.pop("cores"))
+    store = FileStore(job.pop("store"), job["num_ranks"])
+    dist.init_process_group("gloo", store=store, rank=job["rank"], world_size=job["num_ranks"])
+    rank = Rank(**job)
+    pipe.send_bytes(pickle.dumps(None))
+    while True:
+        try:
+            method, name = pickle.loads(pipe.recv_bytes())
+        except EOFError:  # the benchmark is gone
+            return
+        pipe.send_bytes(pickle.dumps(getattr(rank, method)(name)))
+
+
+if __name__ == "__main__":
+    _serve(Connection(int(sys.argv[1])))

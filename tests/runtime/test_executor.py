@@ -1,0 +1,100 @@
+"""The executor without tensors: each plan that the check accepts ends, in an order it allows."""
+
+import random
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pykern import _C
+from pykern.plan import Action, Kind, Placement, Plan
+from tests.plan.strategies import chain, valid_plans
+
+Log = list[Action]
+
+
+@pytest.fixture(scope="module")
+def executor() -> Iterator[_C.Executor]:
+    executor = _C.Executor(4)
+    yield executor
+    executor.close()
+
+
+def run(
+    executor: _C.Executor, plan: Plan, pause: Callable[[], object], steps: int = 1
+) -> list[Log]:
+    """What ran in each step, in order of completion."""
+    logs: list[Log] = []
+
+    def record(kind: Kind, stage: int) -> Callable[[int], None]:
+        def call(microbatch: int) -> None:
+            pause()
+            logs[-1].append(Action(kind, stage, microbatch))
+
+        return call
+
+    program = _C.Program(plan)
+    stages = range(plan.num_stages)
+    for _ in range(steps):
+        logs.append([])
+        with executor:
+            failures = executor.run(
+                program,
+                [record(Kind.F, stage) for stage in stages],
+                [record(Kind.B, stage) for stage in stages],
+                lambda: int,
+            )
+        assert failures == []
+    return logs
+
+
+@given(plan=valid_plans(), seed=st.integers(0, 1000))
+def test_an_accepted_plan_ends(executor: _C.Executor, plan: Plan, seed: int) -> None:
+    pauses = random.Random(seed)
+
+    def pause() -> None:
+        # About every other action is worth a thread of its own.
+        if pauses.random() < 0.5:
+            time.sleep(0.0002)
+
+    for log in run(executor, plan, pause, steps=2):
+        for device, row in enumerate(plan.rows):
+            here = [a for a in log if plan.placement.device_of(a.stage) == device]
+            assert here == list(row)
+        for microbatch in range(plan.num_microbatches):
+            assert [a for a in log if a.microbatch == microbatch] == chain(
+                plan.num_stages, microbatch
+            )
+
+
+def test_run_needs_a_claim_and_what_fits() -> None:
+    plan = Plan(Placement.linear(2), 1, [[Action(Kind.F, s, 0)] for s in range(2)])
+    program = _C.Program(plan)
+    executor = _C.Executor(1)
+    calls = [int, int]
+    with pytest.raises(RuntimeError, match="needs a claim"):
+        executor.run(program, calls, calls, lambda: int)
+    with executor, pytest.raises(ValueError, match="needs 2 workers, the executor has 1"):
+        executor.run(program, calls, calls, lambda: int)
+    executor.close()
+    with pytest.raises(ValueError, match="at least 1 worker, got 0"):
+        _C.Executor(0)
+    executor = _C.Executor(2)
+    with executor, pytest.raises(ValueError, match="has 2 stages"):
+        executor.run(program, calls[:1], calls, lambda: int)
+    executor.close()
+
+
+def test_a_large_program_runs() -> None:
+    """Eight devices, a thousand microbatches: counters, rows and rings have room."""
+    num_devices, num_microbatches = 8, 1000
+    rows = [
+        [Action(Kind.F, device, m) for m in range(num_microbatches)]
+        for device in range(num_devices)
+    ]
+    executor = _C.Executor(num_devices)
+    (log,) = run(executor, Plan(Placement.linear(num_devices), num_microbatches, rows), int)
+    executor.close()
+    assert len(log) == num_devices * num_microbatches
