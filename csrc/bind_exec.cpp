@@ -300,9 +300,6 @@ void bind_exec(py::module_& module) {
     py::class_<Job>(module, "Program",
                     "A checked plan, ready to run, with the trace of its last steps.")
         .def(py::init<const Plan&>(), py::arg("plan"))
-        .def_property_readonly(
-            "num_traced", [](const Job& job) { return job.trace.size(); },
-            "How many of the last steps can be looked at.")
         .def(
             "timeline",
             [](const Job& job, std::size_t ago) { return job.trace.timeline(job.program, ago); },

@@ -145,15 +145,19 @@ class Pipeline(nn.Module):
             self._run(self._predict_program, inputs, rows, keep)
             return microbatch.merge([outputs[index] for index in sorted(outputs)])
 
-    def timeline(self) -> Timeline:
+    def timeline(self, ago: int = 0) -> Timeline:
         """What ran when in the last step or forward.
+
+        Args:
+            ago: how many steps, or forwards, before the last one; the last eight are kept.
 
         Raises:
             RuntimeError: nothing has run yet.
+            IndexError: that step is not kept.
         """
         if self._last_program is None:
             raise RuntimeError("there is no timeline yet: call step or the pipeline itself first")
-        return self._last_program.timeline()
+        return self._last_program.timeline(ago)
 
     def prediction(self) -> Timeline:
         """The simulator's timeline for the last step, from its mean cost per stage and kind."""

@@ -79,7 +79,6 @@ void Workers::run(Job& job, const std::function<bool()>& interrupted) {
         waiting_for_[position].store(program.num_inputs(position), std::memory_order_relaxed);
         if (program.num_inputs(position) == 0) first.push_back(position);
     }
-    if (first.empty()) return;
     unfinished_.store(static_cast<int>(first.size()), std::memory_order_relaxed);
     stopped_.store(false, std::memory_order_relaxed);
     finished_ = false;

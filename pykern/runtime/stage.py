@@ -23,7 +23,7 @@ class Stage:
     gradients are where this stage's backward starts. Parameters collect gradients in `.grad` as
     autograd does, in the order of the stage's backward actions in the plan.
 
-    Only the worker of the stage's device calls `forward` and `backward`; the plan's dependencies
+    One thread at a time calls `forward` and `backward`, not always the same; the plan's dependencies
     order what neighbours hand over. Attributes that are lists hold one entry per microbatch.
     """
 

@@ -185,6 +185,19 @@ def test_a_timeline_is_of_a_step_that_has_ended() -> None:
     assert seen == [[3, 3]] * 3
 
 
+def test_earlier_steps_can_be_looked_at() -> None:
+    with pykern.Pipeline(
+        [nn.Linear(2, 2)], devices="cpu:1", microbatches=2, loss_fn=F.mse_loss
+    ) as pipe:
+        spans = []
+        for _ in range(3):
+            pipe.step(torch.ones(2, 2), target=torch.ones(2, 2))
+            spans.append(pipe.timeline().rows)
+        assert [pipe.timeline(ago).rows for ago in (2, 1, 0)] == spans
+        with pytest.raises(IndexError, match="holds 3 steps; there is none 3 steps ago"):
+            pipe.timeline(3)
+
+
 LINEAR = [nn.Linear(2, 2), nn.Linear(2, 2)]
 GOOD: dict[str, Any] = {"model": LINEAR, "devices": "cpu:2", "microbatches": 2}
 
