@@ -23,8 +23,9 @@ class Stage:
     gradients are where this stage's backward starts. Parameters collect gradients in `.grad` as
     autograd does, in the order of the stage's backward actions in the plan.
 
-    One thread at a time calls `forward` and `backward`, not always the same; the plan's dependencies
-    order what neighbours hand over. Attributes that are lists hold one entry per microbatch.
+    One thread at a time calls `forward` and `backward`, not always the same. The dependencies of
+    the plan order what neighbours hand over. Attributes that are lists hold one entry per
+    microbatch.
     """
 
     def __init__(self, index: int, layers: Sequence[nn.Module]) -> None:
