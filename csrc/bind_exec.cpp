@@ -4,10 +4,13 @@
 #include <unistd.h>
 
 #include <array>
+#include <condition_variable>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -126,6 +129,9 @@ class Callbacks final : public Client {
     }
 
     bool run(int worker, Position position) noexcept override {
+        // While this worker waited for the lock another action failed, or an interrupt came, which
+        // reaches only those under way.
+        if (!failures_.empty()) return false;
         Worker& self = workers_[static_cast<std::size_t>(worker)];
         const Action action = program_->action(position);
         const py::object& call = calls_[static_cast<std::size_t>(action.kind)][action.stage];
@@ -180,6 +186,7 @@ class Executor {
                                         std::to_string(num_workers));
         }
         callbacks_ = std::make_unique<Callbacks>(num_workers);
+        const py::gil_scoped_release no_gil;
         workers_ = std::make_unique<Workers>(num_workers, *callbacks_);
     }
 
@@ -200,25 +207,30 @@ class Executor {
         workers_.reset();
     }
 
-    // Takes the executor for one step, before the caller touches anything that a step uses.
+    // Takes the executor for one step, before the caller touches anything that a step uses. As
+    // __enter__ it cannot be separated from its release: Python raises no signal between it and the
+    // block, nor between the block and __exit__.
     void claim() {
         if (is_fork()) {
             throw std::runtime_error(
                 "this pipeline was made in another process: its workers do not survive a fork; "
-                "make "
-                "a new one in the child");
+                "make a new one in the child");
         }
         if (workers_->closed()) throw std::runtime_error("the pipeline is closed");
-        if (claimed_) {
+        const std::scoped_lock lock(claim_mutex_);
+        if (claimed_by_ != std::thread::id()) {
             throw std::runtime_error(
                 "the pipeline is already running a step: a stage, a hook or another thread called "
-                "it "
-                "again");
+                "it again");
         }
-        claimed_ = true;
+        claimed_by_ = std::this_thread::get_id();
     }
 
-    void release() { claimed_ = false; }
+    void release() {
+        const std::scoped_lock lock(claim_mutex_);
+        claimed_by_ = std::thread::id();
+        released_.notify_all();
+    }
 
     std::vector<Failure> run(Job& job, std::vector<py::object> forward,
                              std::vector<py::object> backward, py::object carry) {
@@ -237,19 +249,30 @@ class Executor {
 
     void close() {
         if (is_fork()) return;
-        if (workers_->is_worker()) {
-            throw std::runtime_error("a stage cannot close the pipeline that runs it");
+        if (workers_->is_worker() || is_mine()) {
+            throw std::runtime_error(
+                "a stage or a signal handler cannot close the pipeline that runs it");
         }
         const py::gil_scoped_release no_gil;
         workers_->close();
+        // At exit the interpreter goes down next, and would end the process if the step's caller
+        // came back for its lock from here.
+        std::unique_lock lock(claim_mutex_);
+        released_.wait(lock, [this] { return claimed_by_ == std::thread::id(); });
     }
 
    private:
     bool is_fork() const { return getpid() != process_; }
 
+    // Whether the calling thread is in a step of this executor.
+    bool is_mine() {
+        const std::scoped_lock lock(claim_mutex_);
+        return claimed_by_ == std::this_thread::get_id();
+    }
+
     void refuse_misfit(const Job& job, const std::vector<py::object>& forward,
-                       const std::vector<py::object>& backward) const {
-        if (!claimed_) throw std::logic_error("run needs a claim");
+                       const std::vector<py::object>& backward) {
+        if (!is_mine()) throw std::logic_error("run needs a claim");
         if (job.program.num_devices() > num_workers_) {
             throw std::invalid_argument(
                 "the program needs " + std::to_string(job.program.num_devices()) +
@@ -264,7 +287,9 @@ class Executor {
 
     int num_workers_;
     pid_t process_ = getpid();
-    bool claimed_ = false;  // guarded by the interpreter lock
+    std::mutex claim_mutex_;
+    std::condition_variable released_;
+    std::thread::id claimed_by_;  // no thread: free; guarded by claim_mutex_
     std::unique_ptr<Callbacks> callbacks_;
     std::unique_ptr<Workers> workers_;  // after callbacks_, which its threads use
 };
@@ -275,9 +300,6 @@ void bind_exec(py::module_& module) {
     py::class_<Job>(module, "Program",
                     "A checked plan, ready to run, with the trace of its last steps.")
         .def(py::init<const Plan&>(), py::arg("plan"))
-        .def_property_readonly(
-            "num_traced", [](const Job& job) { return job.trace.size(); },
-            "How many of the last steps can be looked at.")
         .def(
             "timeline",
             [](const Job& job, std::size_t ago) { return job.trace.timeline(job.program, ago); },
@@ -285,9 +307,9 @@ void bind_exec(py::module_& module) {
 
     py::class_<Executor>(module, "Executor", "Worker threads that run programs, one device each.")
         .def(py::init<int>(), py::arg("num_workers"))
-        .def("claim", &Executor::claim,
+        .def("__enter__", &Executor::claim,
              "Takes the executor for one step; raises RuntimeError when it cannot run one.")
-        .def("release", &Executor::release, "Gives back what claim took.")
+        .def("__exit__", [](Executor& self, const py::args&) { self.release(); })
         .def("run", &Executor::run, py::arg("program"), py::arg("forward"), py::arg("backward"),
              py::arg("carry"),
              "Runs a step: calls forward[stage](microbatch) and backward[stage](microbatch) as the "
@@ -295,7 +317,7 @@ void bind_exec(py::module_& module) {
              "called after the last. Returns what failed, first things first, as (action, device, "
              "exception); empty when everything ran.")
         .def("close", &Executor::close,
-             "Stops a step that runs in another thread, then ends the workers.");
+             "Stops a step that runs in another thread, then ends the workers and waits for it.");
 }
 
 }  // namespace pykern

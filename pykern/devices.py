@@ -17,6 +17,7 @@ def parse_devices(devices: Devices) -> list[torch.device]:
     """One device per lane: "cpu:4" is four CPU workers, "cpu" one, a list names each.
 
     Raises:
+        TypeError: it is neither a string nor a list.
         ValueError: the name is unknown, the count out of range, or the list empty.
     """
     if isinstance(devices, str):
@@ -27,6 +28,8 @@ def parse_devices(devices: Devices) -> list[torch.device]:
         if not 1 <= count <= MAX_WORKERS:
             raise ValueError(f"devices={devices!r}: the number of workers is 1 to {MAX_WORKERS}")
         return [torch.device("cpu")] * count
+    if not isinstance(devices, Sequence):
+        raise TypeError(f"devices is a string like 'cpu:4' or a list of devices, got {devices!r}")
     names = [str(device) for device in devices]
     if not names:
         raise ValueError("devices is empty: give at least one, for example 'cpu:4'")

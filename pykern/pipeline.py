@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -18,6 +18,8 @@ from .runtime.loss import Loss, Losses
 from .runtime.stage import Finish, Stage
 
 Schedule = str | Plan | Callable[..., Plan]
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 class Pipeline(nn.Module):
@@ -67,7 +69,7 @@ class Pipeline(nn.Module):
         plan = _make_plan(schedule, len(lanes), microbatches, options)
         _refuse_foreign_devices(layers)
         cut = partition(list(layers.values()), plan.num_stages, balance=balance, sample=sample)
-        _refuse_shared_parameters(layers, cut)
+        _refuse_shared_tensors(layers, cut)
         train, predict = _C.Program(plan), _C.Program(plan.forward_only())
 
         self.plan = plan
@@ -85,6 +87,7 @@ class Pipeline(nn.Module):
         stages = [
             Stage(index, modules[span.start : span.stop]) for index, span in enumerate(cut.stages)
         ]
+        self.training = any(layer.training for layer in modules)
         self._executor = Executor(stages, plan.num_devices)
         self._last_program: _C.Program | None = None
 
@@ -142,15 +145,19 @@ class Pipeline(nn.Module):
             self._run(self._predict_program, inputs, rows, keep)
             return microbatch.merge([outputs[index] for index in sorted(outputs)])
 
-    def timeline(self) -> Timeline:
+    def timeline(self, ago: int = 0) -> Timeline:
         """What ran when in the last step or forward.
+
+        Args:
+            ago: how many steps, or forwards, before the last one; the last eight are kept.
 
         Raises:
             RuntimeError: nothing has run yet.
+            IndexError: that step is not kept.
         """
         if self._last_program is None:
             raise RuntimeError("there is no timeline yet: call step or the pipeline itself first")
-        return self._last_program.timeline()
+        return self._last_program.timeline(ago)
 
     def prediction(self) -> Timeline:
         """The simulator's timeline for the last step, from its mean cost per stage and kind."""
@@ -193,6 +200,11 @@ def _named_layers(model: nn.Sequential | Sequence[nn.Module]) -> dict[str, nn.Mo
             raise TypeError(
                 f"{type(model).__name__} has a forward of its own, which cutting would lose; give "
                 "its layers as an nn.Sequential or a list"
+            )
+        if any(getattr(model, hooks) for hooks in _HOOKS):
+            raise TypeError(
+                f"the {type(model).__name__} has hooks of its own, which cutting would lose; put "
+                "them on its layers"
             )
         # Not named_children, which leaves out a layer that occurs twice.
         return {name: layer for name, layer in model._modules.items() if layer is not None}
@@ -242,19 +254,28 @@ def _refuse_foreign_devices(layers: dict[str, nn.Module]) -> None:
                 )
 
 
-def _refuse_shared_parameters(layers: dict[str, nn.Module], cut: Partition) -> None:
-    """A parameter in two stages would be written by two workers, in no fixed order."""
+def _written_in_training(layer: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and running statistics. Other buffers, such as masks, are taken to be constant."""
+    yield from layer.named_parameters()
+    for name, module in layer.named_modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase):
+            yield from module.named_buffers(prefix=name, recurse=False)
+
+
+def _refuse_shared_tensors(layers: dict[str, nn.Module], cut: Partition) -> None:
+    """What is written in two stages would be written by two workers, in no fixed order."""
     names = list(layers)
     owner: dict[int, tuple[int, str]] = {}
     for stage, span in enumerate(cut.stages):
         for name in names[span.start : span.stop]:
-            for parameter_name, parameter in layers[name].named_parameters():
-                here = f"{name}.{parameter_name}"
-                first, there = owner.setdefault(id(parameter), (stage, here))
+            for tensor_name, tensor in _written_in_training(layers[name]):
+                here = f"{name}.{tensor_name}"
+                first, there = owner.setdefault(id(tensor), (stage, here))
                 if first != stage:
+                    kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
                     raise ValueError(
-                        f"{there} (stage {first}) and {here} (stage {stage}) are one parameter; "
-                        "parameters shared between stages are not supported yet: cut so that they "
+                        f"{there} (stage {first}) and {here} (stage {stage}) are one {kind}; "
+                        f"{kind}s shared between stages are not supported yet: cut so that they "
                         "share a stage (balance=[...]), or untie them"
                     )
 

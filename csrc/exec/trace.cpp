@@ -14,17 +14,15 @@ std::int64_t now_ns() {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
 }
 
-void Trace::begin() {
-    ++count_;
-    std::fill_n(slot(), num_actions_, Entry{});
-}
+void Trace::begin() { std::fill_n(slot(), num_actions_, Entry{}); }
 
 Timeline Trace::timeline(const Program& program, std::size_t ago) const {
     if (ago >= size()) {
         throw std::out_of_range("the trace holds " + std::to_string(size()) +
                                 " steps; there is none " + std::to_string(ago) + " steps ago");
     }
-    const Entry* entries = ring_.data() + ((count_ - 1 - ago) % kSteps) * num_actions_;
+    const std::size_t step = num_ended_.load(std::memory_order_acquire) - 1 - ago;
+    const Entry* entries = ring_.data() + slot_begin(step);
     std::int64_t origin = std::numeric_limits<std::int64_t>::max();
     for (std::size_t i = 0; i < num_actions_; ++i) {
         if (entries[i].end_ns != 0) origin = std::min(origin, entries[i].start_ns);

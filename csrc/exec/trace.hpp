@@ -1,6 +1,8 @@
 // Trace: a ring of the last steps, when each action started and ended.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -13,22 +15,26 @@ namespace pykern {
 // Nanoseconds of a clock that never goes back.
 std::int64_t now_ns();
 
-// Every action owns its entry of the step's slot, so workers write without synchronising; reading
-// is for the thread that waited for the step.
+// Every action owns its entry of the step's slot, so workers write without synchronising. Steps
+// that have ended may be read meanwhile: the step in progress has a slot that cannot be read.
 class Trace {
    public:
     static constexpr std::size_t kSteps = 8;
 
     explicit Trace(std::size_t num_actions)
-        : num_actions_(num_actions), ring_(num_actions * kSteps) {}
+        : num_actions_(num_actions), ring_(num_actions * (kSteps + 1)) {}
 
-    // Begins a step: takes the oldest slot and empties it.
+    // Begins a step: empties the slot that cannot be read.
     void begin();
+    // Ends it, which makes it the last step. The oldest one is forgotten.
+    void end() { num_ended_.fetch_add(1, std::memory_order_release); }
     void record(Position position, std::int64_t start_ns, std::int64_t end_ns) {
         slot()[position] = {start_ns, end_ns};
     }
     // How many steps can be read.
-    std::size_t size() const { return count_ < kSteps ? count_ : kSteps; }
+    std::size_t size() const {
+        return std::min(num_ended_.load(std::memory_order_acquire), kSteps);
+    }
     // The step `ago` steps before the last one; actions that did not run are left out.
     Timeline timeline(const Program& program, std::size_t ago) const;
 
@@ -38,11 +44,12 @@ class Trace {
         std::int64_t end_ns = 0;  // 0: the action has not run
     };
 
-    Entry* slot() { return ring_.data() + ((count_ - 1) % kSteps) * num_actions_; }
+    std::size_t slot_begin(std::size_t step) const { return step % (kSteps + 1) * num_actions_; }
+    Entry* slot() { return ring_.data() + slot_begin(num_ended_.load(std::memory_order_relaxed)); }
 
     std::size_t num_actions_;
     std::vector<Entry> ring_;
-    std::size_t count_ = 0;
+    std::atomic<std::size_t> num_ended_{0};
 };
 
 }  // namespace pykern

@@ -17,6 +17,9 @@ constexpr std::int64_t kWorthWakingNs = 150'000;
 
 constexpr std::chrono::milliseconds kInterruptTick{20};
 
+// Whose worker this thread is; none's for most threads.
+thread_local const Workers* workers_of_this_thread = nullptr;
+
 void name_this_thread(int worker) {
     const std::string name = "pykern dev" + std::to_string(worker);
     pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
@@ -48,16 +51,18 @@ Workers::Workers(int num_workers, Client& client)
     for (int worker = 0; worker < num_workers; ++worker) {
         mailboxes_.push_back(std::make_unique<Mailbox>());
     }
-    for (int worker = 0; worker < num_workers; ++worker) {
-        threads_.emplace_back([this, worker] { loop(worker); });
+    try {
+        for (int worker = 0; worker < num_workers; ++worker) {
+            threads_.emplace_back([this, worker] { loop(worker); });
+        }
+    } catch (...) {
+        // The system has no more threads to give; a thread that is not joined ends the process.
+        close();
+        throw;
     }
 }
 
-bool Workers::is_worker() const {
-    return std::ranges::any_of(threads_, [](const std::thread& thread) {
-        return thread.get_id() == std::this_thread::get_id();
-    });
-}
+bool Workers::is_worker() const { return workers_of_this_thread == this; }
 
 void Workers::run(Job& job, const std::function<bool()>& interrupted) {
     const std::scoped_lock running(run_mutex_);
@@ -74,13 +79,13 @@ void Workers::run(Job& job, const std::function<bool()>& interrupted) {
         waiting_for_[position].store(program.num_inputs(position), std::memory_order_relaxed);
         if (program.num_inputs(position) == 0) first.push_back(position);
     }
-    if (first.empty()) return;
     unfinished_.store(static_cast<int>(first.size()), std::memory_order_relaxed);
     stopped_.store(false, std::memory_order_relaxed);
     finished_ = false;
     for (const Position position : first) post(position);
     wait_for_step(interrupted);
     call_out();
+    job.trace.end();
 }
 
 void Workers::wait_for_step(const std::function<bool()>& interrupted) {
@@ -126,6 +131,7 @@ void Workers::close() {
 
 void Workers::loop(int worker) {
     name_this_thread(worker);
+    workers_of_this_thread = this;
     client_.attach(worker);
     Mailbox& mailbox = *mailboxes_[static_cast<std::size_t>(worker)];
     for (;;) {
@@ -181,8 +187,11 @@ bool Workers::run_action(int worker, Position position) {
         const std::int64_t start = now_ns();
         ok = client_.run(worker, position);
         const std::int64_t end = now_ns();
-        job_->trace.record(position, start, end);
-        job_->pace.observe(job_->program.action(position), end - start);
+        // One that failed was cut short, or did not even start: its time says nothing.
+        if (ok) {
+            job_->trace.record(position, start, end);
+            job_->pace.observe(job_->program.action(position), end - start);
+        }
     }
     client_.suspend(worker);
     if (!ok) stopped_.store(true, std::memory_order_relaxed);

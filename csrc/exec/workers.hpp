@@ -60,6 +60,8 @@ struct Job {
 // Threads: run and close by any thread, run by one at a time; everything else by the workers.
 class Workers {
    public:
+    // Throws std::system_error when the system refuses a thread. The caller must not hold what
+    // `resume` takes.
     Workers(int num_workers, Client& client);
     Workers(const Workers&) = delete;
     Workers& operator=(const Workers&) = delete;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -57,18 +58,21 @@ class Executor:
         """
         caller = CallerState(self._num_devices)
         threads = torch.get_num_threads()
-        self._workers.claim()
-        try:
-            self._begin(arguments, finish)
-            failures = self._workers.run(program, self._forward, self._backward, caller)
-        finally:
-            for stage in self._stages:
-                stage.end()
-            self._workers.release()
-            # A worker that takes its share of threads also changes a setting that MKL keeps per
-            # process; this puts it back.
-            if caller.changed_threads:
-                torch.set_num_threads(threads)
+        with self._workers:
+            try:
+                self._begin(arguments, finish)
+                failures = self._workers.run(program, self._forward, self._backward, caller)
+            finally:
+                # A worker that takes its share of threads also changes a setting that MKL keeps per
+                # process; this puts it back.
+                if caller.changed_threads:
+                    torch.set_num_threads(threads)
+                for stage in self._stages:
+                    stage.end()
+            # An interrupt reaches workers between any two instructions, also while torch enters or
+            # leaves a mode. What that left behind goes with the threads.
+            if any(device < 0 for _, device, _ in failures):
+                self._workers = _C.Executor(self._num_devices)
         if failures:
             raise _first(failures)
 
@@ -86,14 +90,18 @@ class Executor:
 def _first(failures: Sequence[tuple[Action | None, int, BaseException]]) -> BaseException:
     """The exception that happened first, with notes of where and of what happened after it."""
     (action, device, first), *later = failures
-    if action is not None:
-        first.add_note(f"pykern: raised in {_where(action, device)}")
-    for action, device, exception in later:
-        first.add_note(f"pykern: {_where(action, device)} failed as well: {exception!r}")
+    # An exception that takes no notes (a frozen dataclass) or cannot be shown is raised as well.
+    with suppress(Exception):
+        if action is not None:
+            first.add_note(f"pykern: raised in {_where(action, device)}")
+        for action, device, exception in later:
+            first.add_note(f"pykern: {_where(action, device)} failed as well: {exception!r}")
     return first
 
 
 def _where(action: Action | None, device: int) -> str:
+    if device < 0:
+        return "a signal handler"
     if action is None:
         return f"the worker of device {device}, outside its actions"
     return f"stage {action.stage}, microbatch {action.microbatch}, action {action}, device {device}"

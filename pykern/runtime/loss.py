@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -52,9 +54,12 @@ class Losses:
 
     def total(self) -> Tensor:
         """The loss of the batch: weighted losses added in ascending order of microbatches."""
-        total: Tensor | None = None
-        for loss, weight in zip(self._losses, self._weights, strict=True):
-            if loss is not None:
-                total = loss * weight if total is None else total + loss * weight
-        assert total is not None
-        return total
+        pairs = zip(self._losses, self._weights, strict=True)
+        ran = [(loss, weight) for loss, weight in pairs if loss is not None]
+        terms: list[Tensor] = []
+        # Equal weights stand together. One product for each, because a call for every microbatch
+        # would be most of what a step of tiny stages costs beyond its actions.
+        for weight, group in groupby(ran, key=itemgetter(1)):
+            terms += (torch.stack([loss for loss, _ in group]) * weight).unbind()
+        first, *others = terms
+        return sum(others, first)

@@ -23,8 +23,9 @@ class Stage:
     gradients are where this stage's backward starts. Parameters collect gradients in `.grad` as
     autograd does, in the order of the stage's backward actions in the plan.
 
-    Only the worker of the stage's device calls `forward` and `backward`; the plan's dependencies
-    order what neighbours hand over. Attributes that are lists hold one entry per microbatch.
+    One thread at a time calls `forward` and `backward`, not always the same. The dependencies of
+    the plan order what neighbours hand over. Attributes that are lists hold one entry per
+    microbatch.
     """
 
     def __init__(self, index: int, layers: Sequence[nn.Module]) -> None:
@@ -113,15 +114,21 @@ class Stage:
             receiver.arguments[microbatch] = (leaf.clone() if receiver.copies_input else leaf,)
             return (output,) if output.requires_grad else ()
         values, spec = pytree.tree_flatten(output)
-        sent = [value for value in values if isinstance(value, Tensor) and value.requires_grad]
+        sent: list[Tensor] = []
         leaves: list[Tensor] = []
+        handed: dict[int, Tensor] = {}
         for position, value in enumerate(values):
             if not isinstance(value, Tensor):
                 continue
-            leaf = value.detach()
-            if value.requires_grad:
-                leaves.append(leaf.requires_grad_())
-            values[position] = leaf.clone() if receiver.copies_input else leaf
+            # A tensor that occurs twice stays one, or its gradients would add up in another order
+            # and a layer that works in place would change only one of the two.
+            if id(value) not in handed:
+                leaf = value.detach()
+                if value.requires_grad:
+                    sent.append(value)
+                    leaves.append(leaf.requires_grad_())
+                handed[id(value)] = leaf.clone() if receiver.copies_input else leaf
+            values[position] = handed[id(value)]
         receiver.leaves[microbatch] = leaves
         receiver.arguments[microbatch] = (pytree.tree_unflatten(values, spec),)
         return sent

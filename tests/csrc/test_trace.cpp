@@ -19,7 +19,11 @@ TEST_CASE("the trace keeps the last steps, newest first") {
             const std::int64_t start = 1000 * step + std::int64_t{10} * position;
             trace.record(position, start, start + step + 1);
         }
+        trace.end();
     }
+    // A step in progress is not the last one yet.
+    trace.begin();
+    trace.record(0, 0, 99);
     CHECK(trace.size() == Trace::kSteps);
     for (std::size_t ago = 0; ago < Trace::kSteps; ++ago) {
         const Timeline timeline = trace.timeline(program, ago);
@@ -36,6 +40,7 @@ TEST_CASE("actions that did not run leave no span") {
     Trace trace(program.num_actions());
     trace.begin();
     trace.record(0, 100, 150);
+    trace.end();
     const Timeline timeline = trace.timeline(program, 0);
     CHECK(timeline.rows()[0].size() == 1);
     CHECK(timeline.rows()[1].empty());

@@ -39,14 +39,13 @@ def run(
     stages = range(plan.num_stages)
     for _ in range(steps):
         logs.append([])
-        executor.claim()
-        failures = executor.run(
-            program,
-            [record(Kind.F, stage) for stage in stages],
-            [record(Kind.B, stage) for stage in stages],
-            lambda: int,
-        )
-        executor.release()
+        with executor:
+            failures = executor.run(
+                program,
+                [record(Kind.F, stage) for stage in stages],
+                [record(Kind.B, stage) for stage in stages],
+                lambda: int,
+            )
         assert failures == []
     return logs
 
@@ -77,16 +76,13 @@ def test_run_needs_a_claim_and_what_fits() -> None:
     calls = [int, int]
     with pytest.raises(RuntimeError, match="needs a claim"):
         executor.run(program, calls, calls, lambda: int)
-    executor.claim()
-    with pytest.raises(ValueError, match="needs 2 workers, the executor has 1"):
+    with executor, pytest.raises(ValueError, match="needs 2 workers, the executor has 1"):
         executor.run(program, calls, calls, lambda: int)
-    executor.release()
     executor.close()
     with pytest.raises(ValueError, match="at least 1 worker, got 0"):
         _C.Executor(0)
     executor = _C.Executor(2)
-    executor.claim()
-    with pytest.raises(ValueError, match="has 2 stages"):
+    with executor, pytest.raises(ValueError, match="has 2 stages"):
         executor.run(program, calls[:1], calls, lambda: int)
     executor.close()
 

@@ -2,9 +2,11 @@
 
 import copy
 import gc
+import sys
 import threading
 import time
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -170,8 +172,64 @@ def test_two_faults_raise_the_first_and_mention_the_other() -> None:
         assert "action 1F0, device 1 failed as well: KeyError('second')" in first.__notes__[1]
 
 
+def test_an_action_that_waits_for_the_interpreter_does_not_start_after_a_failure() -> None:
+    started: list[str] = []
+
+    class Holds(nn.Module):
+        """Fails in the second microbatch, after holding the interpreter for a while."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            started.append("first stage")
+            if started.count("first stage") == 2:
+                end = time.monotonic() + 0.03
+                while time.monotonic() < end:
+                    pass
+                raise ValueError("planted")
+            return x
+
+    class Waits(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            started.append("second stage")
+            time.sleep(0.001)
+            return x
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(10)
+    # Collecting the pipeline of another test would let go of the interpreter.
+    gc.collect()
+    gc.disable()
+    num_waited = 0
+    try:
+        with pykern.Pipeline([Holds(), Waits()], devices="cpu:2", microbatches=4) as pipe:
+            for _ in range(40):
+                with pytest.raises(ValueError, match="planted"):
+                    pipe(torch.ones(4, 2))
+                # The second stage either came in between, or waited until it was too late.
+                num_waited += started == ["first stage", "first stage"]
+                assert started[-1] == "first stage"
+                started.clear()
+    finally:
+        gc.enable()
+        sys.setswitchinterval(interval)
+    assert num_waited > 0
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    """Refuses notes, which are an attribute."""
+
+    code: int
+
+
 @pytest.mark.parametrize(
-    "error", [StopIteration(), GeneratorExit(), SystemExit(3), torch.OutOfMemoryError("planted")]
+    "error",
+    [
+        StopIteration(),
+        GeneratorExit(),
+        SystemExit(3),
+        torch.OutOfMemoryError("planted"),
+        Frozen(3),
+    ],
 )
 def test_odd_exceptions_arrive_as_they_are(error: BaseException) -> None:
     layers = nn.Sequential(Fuse(), Fuse())

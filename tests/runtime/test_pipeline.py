@@ -45,6 +45,8 @@ def test_train_and_eval_reach_the_layers() -> None:
         assert not model.get_submodule("norm").training
         assert pipe.train().training
         assert model.get_submodule("norm").training
+    with pykern.Pipeline(model.eval(), devices="cpu:2", microbatches=2) as pipe:
+        assert not pipe.training
 
 
 def test_a_list_of_modules_is_numbered() -> None:
@@ -134,6 +136,21 @@ def test_parameters_shared_inside_a_stage_are_fine() -> None:
     assert torch.equal(shared.weight.grad, plain[0].weight.grad)  # type: ignore[arg-type]
 
 
+def test_constants_may_be_shared_between_stages() -> None:
+    mask = torch.tensor([1.0, 0.0])
+
+    class Masked(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(2, 2)
+            self.register_buffer("mask", mask)
+
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input) * mask
+
+    with pykern.Pipeline([Masked(), Masked()], devices="cpu:2", microbatches=1) as pipe:
+        assert bool((pipe(torch.ones(4, 2))[:, 1] == 0).all())
+
+
 def test_timelines_cover_the_plan() -> None:
     layers = [nn.Linear(2, 2) for _ in range(4)]
     with pykern.Pipeline(
@@ -152,6 +169,35 @@ def test_timelines_cover_the_plan() -> None:
             assert [len(row) for row in timeline.rows] == [len(row) for row in forward.rows]
 
 
+def test_a_timeline_is_of_a_step_that_has_ended() -> None:
+    class Look(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if not first:
+                seen.append([len(row) for row in pipe.timeline().rows])
+            return x
+
+    first = True
+    seen: list[list[int]] = []
+    with pykern.Pipeline([nn.Identity(), Look()], devices="cpu:2", microbatches=3) as pipe:
+        pipe(torch.ones(3, 2))
+        first = False
+        pipe(torch.ones(3, 2))
+    assert seen == [[3, 3]] * 3
+
+
+def test_earlier_steps_can_be_looked_at() -> None:
+    with pykern.Pipeline(
+        [nn.Linear(2, 2)], devices="cpu:1", microbatches=2, loss_fn=F.mse_loss
+    ) as pipe:
+        spans = []
+        for _ in range(3):
+            pipe.step(torch.ones(2, 2), target=torch.ones(2, 2))
+            spans.append(pipe.timeline().rows)
+        assert [pipe.timeline(ago).rows for ago in (2, 1, 0)] == spans
+        with pytest.raises(IndexError, match="holds 3 steps; there is none 3 steps ago"):
+            pipe.timeline(3)
+
+
 LINEAR = [nn.Linear(2, 2), nn.Linear(2, 2)]
 GOOD: dict[str, Any] = {"model": LINEAR, "devices": "cpu:2", "microbatches": 2}
 
@@ -159,6 +205,12 @@ GOOD: dict[str, Any] = {"model": LINEAR, "devices": "cpu:2", "microbatches": 2}
 class Custom(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         return -super().forward(x)
+
+
+def hooked_model() -> nn.Sequential:
+    model = nn.Sequential(*LINEAR)
+    model.register_forward_hook(lambda *_: None)
+    return model
 
 
 @pytest.mark.parametrize(
@@ -172,6 +224,7 @@ class Custom(nn.Sequential):
         ({"devices": "cuda"}, ValueError, "CUDA devices are not supported yet"),
         ({"devices": ["cpu", "cuda:0"]}, ValueError, "CUDA devices are not supported yet"),
         ({"devices": []}, ValueError, "devices is empty"),
+        ({"devices": 4}, TypeError, "a string like 'cpu:4' or a list of devices, got 4"),
         ({"schedule": "gpip"}, ValueError, "'gpip' is unknown; there are gpipe"),
         ({"schedule": "gpipe", "waves": 2}, TypeError, "waves"),
         ({"schedule": schedules.gpipe(2, 2), "waves": 2}, TypeError, "no schedule options"),
@@ -183,6 +236,7 @@ class Custom(nn.Sequential):
         ({"reduction": "none"}, ValueError, "'mean' or 'sum', got 'none'"),
         ({"model": nn.Linear(2, 2)}, TypeError, "cannot cut a Linear"),
         ({"model": Custom(*LINEAR)}, TypeError, "Custom has a forward of its own"),
+        ({"model": hooked_model()}, TypeError, "Sequential has hooks of its own"),
         ({"model": [nn.Linear(2, 2), F.relu]}, TypeError, "layer 1 is a"),
         ({"model": LINEAR, "devices": "cpu:3"}, ValueError, "2 layers cannot fill 3 stages"),
         (
@@ -200,6 +254,11 @@ class Custom(nn.Sequential):
             {"model": [LINEAR[0], LINEAR[0]]},
             ValueError,
             r"0.weight \(stage 0\) and 1.weight \(stage 1\) are one parameter",
+        ),
+        (
+            {"model": [nn.BatchNorm1d(2, affine=False)] * 2},
+            ValueError,
+            r"0.running_mean \(stage 0\) and 1.running_mean \(stage 1\) are one buffer",
         ),
     ],
 )

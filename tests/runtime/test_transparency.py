@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 import pykern
 from tests.runtime.models import CASES
@@ -66,6 +68,44 @@ def test_delays_change_nothing(model: str) -> None:
                 plain, case.inputs, case.target, case.loss_fn, 5, pipe.partition.stages
             )
             assert torch.equal(pipe.step(case.inputs, target=case.target), expected)
+            assert_same_state(pipe, plain)
+
+
+class Twice(nn.Module):
+    """Returns the same tensor in two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.linear(x)
+        return y, y
+
+
+class Mix(nn.Module):
+    """Uses the first of two more than once, and works in place on it if told to."""
+
+    def __init__(self, *, inplace: bool) -> None:
+        super().__init__()
+        self.inplace = inplace
+
+    def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
+        x = F.relu(pair[0], inplace=True) if self.inplace else pair[0]
+        return x * 1.3 + pair[1].tanh() * x + (x * pair[1]).sin()
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_a_tensor_that_is_handed_over_twice_stays_one(inplace: bool) -> None:
+    layers = nn.Sequential(Twice(), Mix(inplace=inplace), Twice(), Mix(inplace=inplace))
+    plain = copy.deepcopy(layers)
+    x, y = torch.randn(9, 8), torch.randn(9, 8)
+    with pykern.Pipeline(
+        layers, devices="cpu:4", microbatches=4, loss_fn=F.mse_loss, balance="layers"
+    ) as pipe:
+        for _ in range(3):
+            expected = plain_step(plain, x, y, F.mse_loss, 4)
+            assert torch.equal(pipe.step(x, target=y), expected)
             assert_same_state(pipe, plain)
 
 
