@@ -61,6 +61,7 @@ def _commit() -> str:
 def save(folder: Path, header: Environment, records: Sequence[Record]) -> list[Path]:
     """Writes one file of JSON lines per claim: the environment, then a record per line."""
     hardware = re.sub(r"[^a-z0-9]+", "-", f"{header['cpu']} {header['cores']} cores".lower())
+    folder.mkdir(exist_ok=True)
     paths = []
     for claim in dict.fromkeys(record.claim for record in records):
         path = folder / f"{claim}_{hardware}_{header['date']}.jsonl"
