@@ -1,11 +1,19 @@
 """What every test shares. It does not import torch: the tests of the planner run without it."""
 
+import signal
+
 import pytest
 from hypothesis import settings
 
 # The same examples on every run, and no deadline: another process on the machine is no failure.
 settings.register_profile("pykern", derandomize=True, deadline=None)
 settings.load_profile("pykern")
+
+
+def pytest_configure() -> None:
+    # A shell makes what it starts in the background ignore interrupts, and that is inherited: without
+    # this, neither this process nor the programs that tests start would notice one.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
