@@ -11,8 +11,8 @@ settings.load_profile("pykern")
 
 
 def pytest_configure() -> None:
-    # A shell makes what it starts in the background ignore interrupts, and that is inherited: without
-    # this, neither this process nor the programs that tests start would notice one.
+    # A shell makes what it starts in the background ignore interrupts, and that is inherited:
+    # without this, neither this process nor the programs that tests start would notice one.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
