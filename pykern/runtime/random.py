@@ -96,7 +96,15 @@ def _is_random(func: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in func.tags
 
 
-class _OwnState(TorchDispatchMode):
+class _Mode(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Else torch loads its compiler in the first action, on a worker: a second, and an interrupt
+        # meanwhile would leave it half imported.
+        return False
+
+
+class _OwnState(_Mode):
     """Gives every random operation the generator state of this action."""
 
     def __init__(self, draws: Draws, seed: StepSeed, stage: int, microbatch: int) -> None:
@@ -128,7 +136,7 @@ class _OwnState(TorchDispatchMode):
             self._draws.watched(drew=self._state is not None)
 
 
-class _RefuseInBackward(TorchDispatchMode):
+class _RefuseInBackward(_Mode):
     """Finds recomputation that would draw other numbers than the forward it repeats."""
 
     def __init__(self, draws: Draws, stage: int, microbatch: int) -> None:

@@ -87,6 +87,11 @@ def test_the_process_ends_with_its_own_code_and_no_noise(name: str) -> None:
     assert (result.returncode, result.stderr) == (expected, "")
 
 
+def test_the_first_step_does_not_load_the_compiler() -> None:
+    result = run_python("pipe(x); sys.exit('torch._dynamo' in sys.modules)")
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 def test_an_uncaught_interrupt_ends_the_process_like_any_other() -> None:
     result = run_python(
         """
