@@ -1,0 +1,219 @@
+#include "search/block.hpp"
+
+#include <algorithm>
+
+#include "search/schedule.hpp"
+
+namespace pykern {
+
+namespace {
+
+std::size_t num_legs(const Problem& problem) {
+    return (problem.num_stages + problem.num_devices - 1) / problem.num_devices;
+}
+
+int few(Random& random) {
+    constexpr int kLikely[] = {0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 3, 4};
+    return kLikely[random.below(std::size(kLikely))];
+}
+
+// How many whole m there are with from <= moment + m * period < to.
+Ticks times_within(Ticks from, Ticks to, Ticks moment, Ticks period) {
+    const auto floor_div = [period](Ticks a) {
+        return a >= 0 ? a / period : -((-a + period - 1) / period);
+    };
+    return floor_div(to - 1 - moment) - floor_div(from - 1 - moment);
+}
+
+}  // namespace
+
+BlockShape random_shape(const Problem& problem, Random& random) {
+    BlockShape shape;
+    shape.unit_slots = random.chance(50);
+    shape.fused = problem.split_has_price() && random.chance(30);
+    shape.slack = random.chance(60) ? 0 : few(random);
+    for (std::size_t leg = 0; leg < 2 * num_legs(problem); ++leg) {
+        shape.hops.push_back(few(random));
+        shape.turns.push_back(2 * few(random));
+    }
+    return shape;
+}
+
+BlockShape changed_shape(const BlockShape& shape, Random& random) {
+    BlockShape changed = shape;
+    const std::size_t times = 1 + random.below(3);
+    for (std::size_t i = 0; i < times; ++i) {
+        const std::size_t leg = random.below(shape.hops.size());
+        const int step = random.chance(50) ? 1 : -1;
+        switch (random.below(8)) {
+            case 0:
+                changed.slack = std::max(0, changed.slack + step);
+                break;
+            case 1:
+                changed.unit_slots = !changed.unit_slots;
+                break;
+            case 2:
+            case 3:
+            case 4:
+                changed.hops[leg] = std::max(0, changed.hops[leg] + step);
+                break;
+            default:
+                changed.turns[leg] = std::max(0, changed.turns[leg] + step);
+        }
+    }
+    return changed;
+}
+
+BlockPlanner::BlockPlanner(const Problem& problem)
+    : problem_(problem),
+      length_(problem.time.size()),
+      hop_(problem.num_stages),
+      at_(problem.time.size()),
+      busy_(problem.num_devices) {
+    order_.rows.resize(problem.num_devices);
+    for (std::size_t device = 0; device < problem.num_devices; ++device) {
+        const std::size_t symbols = 3 * problem.stages[device].size();
+        busy_[device].reserve(symbols);
+        order_.rows[device].reserve(symbols * problem.num_microbatches);
+    }
+    sorted_.reserve(problem.time.size());
+}
+
+const Order* BlockPlanner::plan(const BlockShape& shape) {
+    work_ += static_cast<std::int64_t>(12 * problem_.num_stages);
+    set_lengths(shape);
+    if (!lay_out(shape) || !within_cap()) return nullptr;
+    work_ += static_cast<std::int64_t>(problem_.num_stages * problem_.num_microbatches);
+    repeat();
+    return &order_;
+}
+
+void BlockPlanner::set_lengths(const BlockShape& shape) {
+    period_ = 0;
+    Ticks total = 0;
+    Ticks count = 0;
+    for (Symbol symbol = 0; symbol < problem_.time.size(); ++symbol) {
+        const Symbol op = op_of(symbol);
+        const bool has = op == kForward || (op == kBackward) == shape.fused;
+        length_[symbol] = !has ? 0 : shape.unit_slots ? 1 : problem_.time[symbol];
+        if (shape.unit_slots && op == kBackward && has) length_[symbol] = 2;
+        total += length_[symbol];
+        count += has ? 1 : 0;
+    }
+    slot_ = std::max<Ticks>(1, total / count);
+    for (std::size_t stage = 0; stage < problem_.num_stages; ++stage) {
+        hop_[stage] = shape.unit_slots ? 0 : problem_.hop[stage];
+    }
+    for (std::size_t device = 0; device < problem_.num_devices; ++device) {
+        Ticks work = 0;
+        for (const std::size_t stage : problem_.stages[device]) {
+            for (Symbol op = 0; op < kNumOps; ++op) work += length_[symbol_of(stage, op)];
+        }
+        period_ = std::max(period_, work);
+    }
+    period_ += shape.slack * slot_;
+}
+
+bool BlockPlanner::lay_out(const BlockShape& shape) {
+    for (auto& busy : busy_) busy.clear();
+    std::ranges::fill(at_, kNever);
+    const std::size_t num_stages = problem_.num_stages;
+    const std::size_t per_leg = problem_.num_devices;
+    const std::size_t legs = num_legs(problem_);
+    Ticks ready = 0;
+    for (std::size_t stage = 0; stage < num_stages; ++stage) {
+        const std::size_t leg = stage / per_leg;
+        ready += slot_ * (stage % per_leg == 0 ? shape.turns[leg] : shape.hops[leg]);
+        const Symbol forward = symbol_of(stage, kForward);
+        if (!place(forward, ready)) return false;
+        ready = at_[forward] + length_[forward] + hop_[stage];
+    }
+    const Symbol back = shape.fused ? kBackward : kInput;
+    for (std::size_t stage = num_stages; stage-- > 0;) {
+        const std::size_t leg = 2 * legs - 1 - stage / per_leg;
+        const bool begins = stage + 1 == num_stages || (stage + 1) % per_leg == 0;
+        ready += slot_ * (begins ? shape.turns[leg] : shape.hops[leg]);
+        const Symbol backward = symbol_of(stage, back);
+        if (!place(backward, ready)) return false;
+        ready = at_[backward] + length_[backward] + (stage > 0 ? hop_[stage - 1] : 0);
+    }
+    for (std::size_t stage = 0; stage < num_stages && !shape.fused; ++stage) {
+        const Symbol input = symbol_of(stage, kInput);
+        if (!place(symbol_of(stage, kWeight), at_[input] + length_[input])) return false;
+    }
+    return true;
+}
+
+// At the first moment from `ready` on at which the device is free in every period.
+bool BlockPlanner::place(Symbol symbol, Ticks ready) {
+    std::vector<Busy>& busy = busy_[problem_.device_of[stage_of(symbol)]];
+    const Ticks length = length_[symbol];
+    Ticks at = ready;
+    for (std::size_t clear = 0, i = 0; clear < busy.size(); i = (i + 1) % busy.size()) {
+        if (at > ready + 2 * period_) return false;
+        const Ticks phase = at % period_;
+        // Up to two periods on, since the new action may reach over the period's end.
+        const Ticks shift = busy[i].end <= phase ? period_ : 0;
+        if (phase + length <= busy[i].begin + shift) {
+            ++clear;
+            continue;
+        }
+        at += busy[i].end + shift - phase;
+        clear = 0;
+    }
+    at_[symbol] = at;
+    const Ticks phase = at % period_;
+    busy.push_back({phase, phase + length});
+    if (phase + length > period_) busy.push_back({phase - period_, phase + length - period_});
+    return true;
+}
+
+Ticks BlockPlanner::held_at(std::size_t device, Ticks moment) const {
+    Ticks held = 0;
+    for (const std::size_t stage : problem_.stages[device]) {
+        const Ticks from = at_[symbol_of(stage, kForward)];
+        for (const Symbol op : {kInput, kWeight, kBackward}) {
+            const Symbol gives = symbol_of(stage, op);
+            if (at_[gives] == kNever) continue;
+            const Ticks to = at_[gives] + length_[gives];
+            held -= problem_.takes[gives] * times_within(from, to, moment, period_);
+        }
+    }
+    return held;
+}
+
+bool BlockPlanner::within_cap() const {
+    for (std::size_t device = 0; device < problem_.num_devices; ++device) {
+        for (const std::size_t stage : problem_.stages[device]) {
+            if (held_at(device, at_[symbol_of(stage, kForward)]) > problem_.cap[device]) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+// Period by period, which needs no sorting beyond that of one period.
+void BlockPlanner::repeat() {
+    const auto count = static_cast<Ticks>(problem_.num_microbatches);
+    sorted_.clear();
+    Ticks periods = 0;
+    for (Symbol symbol = 0; symbol < at_.size(); ++symbol) {
+        if (at_[symbol] == kNever) continue;
+        sorted_.push_back(symbol);
+        periods = std::max(periods, at_[symbol] / period_ + count);
+    }
+    std::ranges::sort(sorted_, {}, [this](Symbol symbol) {
+        return std::pair(at_[symbol] % period_, symbol);
+    });
+    for (Symbols& row : order_.rows) row.clear();
+    for (Ticks period = 0; period < periods; ++period) {
+        for (const Symbol symbol : sorted_) {
+            const Ticks microbatch = period - at_[symbol] / period_;
+            if (microbatch < 0 || microbatch >= count) continue;
+            order_.rows[problem_.device_of[stage_of(symbol)]].push_back(symbol);
+        }
+    }
+}
+
+}  // namespace pykern

@@ -1,0 +1,61 @@
+// Block: one microbatch laid out in time and repeated once per period (modulo scheduling).
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "search/order.hpp"
+#include "search/problem.hpp"
+#include "search/random.hpp"
+
+namespace pykern {
+
+// How a block is laid out, in small whole numbers of a slot: what a search changes.
+struct BlockShape {
+    bool unit_slots = true;  // every action one slot long, else as long as it takes
+    bool fused = false;      // B instead of I and W
+    int slack = 0;           // slots by which the period is longer than a device's work
+    // Slots waited between the devices of a leg (a pass over the devices), and before a leg.
+    // The legs of the backward follow those of the forward.
+    std::vector<int> hops;
+    std::vector<int> turns;
+};
+
+BlockShape random_shape(const Problem& problem, Random& random);
+// The same with a few numbers changed.
+BlockShape changed_shape(const BlockShape& shape, Random& random);
+
+// The order in which the repeated block runs. Nothing where it does not fit the period or the cap.
+class BlockPlanner {
+   public:
+    explicit BlockPlanner(const Problem& problem);
+
+    const Order* plan(const BlockShape& shape);
+    std::int64_t work() const { return work_; }
+
+   private:
+    struct Busy {
+        Ticks begin;
+        Ticks end;
+    };
+
+    void set_lengths(const BlockShape& shape);
+    bool lay_out(const BlockShape& shape);
+    bool place(Symbol symbol, Ticks ready);
+    bool within_cap() const;
+    Ticks held_at(std::size_t device, Ticks moment) const;
+    void repeat();
+
+    const Problem& problem_;
+    std::vector<Ticks> length_;  // per symbol
+    std::vector<Ticks> hop_;     // per stage
+    std::vector<Ticks> at_;      // per symbol, kNever where the block has none
+    Ticks period_ = 0;
+    Ticks slot_ = 1;
+    std::vector<std::vector<Busy>> busy_;  // per device, modulo the period
+    std::vector<Symbol> sorted_;
+    Order order_;
+    std::int64_t work_ = 0;
+};
+
+}  // namespace pykern
