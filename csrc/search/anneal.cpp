@@ -5,6 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "search/fuse.hpp"
+
 namespace pykern {
 
 namespace {
@@ -109,7 +111,7 @@ class Annealer {
         return schedule_.try_row(to, position, limit);
     }
 
-    // I and W of a cell become B where the I or W is, a B becomes I and W.
+    // An I and its W become a B, a B becomes I and W.
     bool fuse_or_split(std::size_t device, std::size_t position, Ticks limit) {
         const auto [symbol, microbatch] = schedule_.row(device)[position];
         const std::size_t stage = stage_of(symbol);
@@ -122,14 +124,11 @@ class Annealer {
             return schedule_.try_row(position, position + 1, limit);
         }
         const bool from_input = op_of(symbol) == kInput;
-        const Labelled input{symbol_of(stage, kInput), microbatch};
-        const Labelled weight{symbol_of(stage, kWeight), microbatch};
-        std::size_t other = position;
-        while (row[other] != (from_input ? weight : input)) from_input ? ++other : --other;
-        const auto [first, last] = std::minmax(position, other);
-        row[first].symbol = symbol_of(stage, kBackward);
-        row.erase(at(last));
-        return schedule_.try_row(first, last - 1, limit);
+        const Labelled other{symbol_of(stage, from_input ? kWeight : kInput), microbatch};
+        std::size_t found = position;
+        while (row[found] != other) from_input ? ++found : --found;
+        const auto [input, weight] = std::minmax(position, found);
+        return try_fuse(schedule_, device, input, weight, limit);
     }
 
     Schedule& schedule_;
