@@ -1,6 +1,6 @@
 #include "search/extend.hpp"
 
-#include <cstdlib>
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -13,72 +13,46 @@ struct Part {
     std::size_t end;
 };
 
-// Slides over a row and counts what a part of it holds.
-class Window {
-   public:
-    Window(const Schedule& schedule, std::size_t device)
-        : problem_(schedule.problem()),
-          row_(schedule.row(device)),
-          stages_(problem_.stages[device]),
-          counts_(problem_.time.size(), 0) {}
+// Whether the counts of a device's symbols are those of whole microbatches.
+bool holds(const Problem& problem, std::size_t device, const std::vector<std::size_t>& counts,
+           std::size_t period) {
+    return std::ranges::all_of(problem.stages[device], [&](std::size_t stage) {
+        const std::size_t* count = &counts[symbol_of(stage, 0)];
+        return count[kForward] == period && count[kInput] == count[kWeight] &&
+               count[kInput] + count[kBackward] == period;
+    });
+}
 
-    // The part from `begin` on, which may only grow, that holds `period` microbatches of
-    // everything.
-    std::optional<Part> at(std::size_t begin, std::size_t period) {
-        while (begin_ < begin) remove(row_[begin_++].symbol);
-        while (end_ < row_.size() && forwards_ < period * stages_.size()) add(row_[end_++].symbol);
-        // Whole also with what follows the last forward of the part.
-        while (end_ < row_.size() && op_of(row_[end_].symbol) != kForward && !holds(period)) {
-            add(row_[end_++].symbol);
-        }
-        if (!holds(period)) return std::nullopt;
-        return Part{begin_, end_};
+// The shortest part from `begin` on that holds `period` microbatches of everything.
+std::optional<Part> part_at(const Schedule& schedule, std::size_t device, std::size_t begin,
+                            std::size_t period) {
+    const Problem& problem = schedule.problem();
+    const auto& row = schedule.row(device);
+    std::vector<std::size_t> counts(problem.time.size(), 0);
+    for (std::size_t end = begin; end < row.size(); ++end) {
+        const Symbol symbol = row[end].symbol;
+        if (++counts[symbol] > period) return std::nullopt;
+        const std::size_t least = 2 * period * problem.stages[device].size();
+        if (end + 1 - begin < least || !holds(problem, device, counts, period)) continue;
+        return Part{begin, end + 1};
     }
+    return std::nullopt;
+}
 
-   private:
-    bool holds(std::size_t period) const {
-        for (const std::size_t stage : stages_) {
-            const std::size_t* count = &counts_[symbol_of(stage, 0)];
-            if (count[kForward] != period || count[kInput] != count[kWeight] ||
-                count[kInput] + count[kBackward] != period) {
-                return false;
-            }
-        }
-        return true;
-    }
-    void add(Symbol symbol) {
-        ++counts_[symbol];
-        forwards_ += op_of(symbol) == kForward ? 1 : 0;
-    }
-    void remove(Symbol symbol) {
-        --counts_[symbol];
-        forwards_ -= op_of(symbol) == kForward ? 1 : 0;
-    }
-
-    const Problem& problem_;
-    const std::vector<Labelled>& row_;
-    const std::vector<std::size_t>& stages_;
-    std::vector<std::size_t> counts_;
-    std::size_t begin_ = 0;
-    std::size_t end_ = 0;
-    std::size_t forwards_ = 0;
-};
-
-// The part that begins nearest to the moment.
+// The part that begins nearest to the first action from `moment` on.
 std::optional<Part> steady_part(const Schedule& schedule, std::size_t device, std::size_t period,
                                 Ticks moment) {
-    std::optional<Part> best;
-    Ticks nearest = kNever;
-    for (std::size_t begin = 0; begin < schedule.row(device).size(); ++begin) {
-        const Ticks distance = std::abs(schedule.start(device, begin) - moment);
-        if (distance >= nearest) continue;
-        Window window(schedule, device);
-        const std::optional<Part> part = window.at(begin, period);
-        if (!part) continue;
-        best = part;
-        nearest = distance;
+    const std::size_t length = schedule.row(device).size();
+    std::size_t near = 0;
+    while (near < length && schedule.start(device, near) < moment) ++near;
+    for (std::size_t distance = 0; distance < length; ++distance) {
+        for (const std::size_t begin : {near + distance, near - distance}) {
+            if (begin >= length) continue;  // also where the difference wrapped
+            const std::optional<Part> part = part_at(schedule, device, begin, period);
+            if (part) return part;
+        }
     }
-    return best;
+    return std::nullopt;
 }
 
 }  // namespace
