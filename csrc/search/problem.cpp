@@ -6,7 +6,7 @@
 #include <string>
 
 #include "plan/plan.hpp"
-#include "search/stage_costs.hpp"
+#include "plan/stage_values.hpp"
 
 namespace pykern {
 
@@ -18,35 +18,16 @@ double scale_for(double largest) { return std::exp2(31 - std::ceil(std::log2(lar
 
 Ticks ticks(double value, double scale) { return std::llround(value * scale); }
 
-void require_list(const char* name, const std::vector<double>& list, std::size_t size,
-                  const char* of) {
-    if (list.size() != size) {
-        throw std::invalid_argument(std::string(name) + " must hold one number for each of " +
-                                    std::to_string(size) + " " + of + ", got " +
-                                    std::to_string(list.size()));
-    }
-    for (std::size_t i = 0; i < size; ++i) {
-        if (!std::isfinite(list[i]) || list[i] < 0) {
-            throw std::invalid_argument(std::string(name) + " must be finite and not negative, got " +
-                                        std::to_string(list[i]) + " at " + std::to_string(i));
-        }
-    }
-}
-
 void require_sizes(const Candidate& candidate, const std::vector<double>& caps) {
-    const auto num_stages = static_cast<std::size_t>(candidate.placement.num_stages());
-    require_list("activation", candidate.activation, num_stages, "stages");
-    require_list("kept", candidate.kept, num_stages, "stages");
-    require_list("caps", caps, static_cast<std::size_t>(candidate.placement.num_devices()),
-                 "devices");
-    for (std::size_t stage = 0; stage < num_stages; ++stage) {
-        if (candidate.kept[stage] > candidate.activation[stage]) {
-            throw std::invalid_argument("stage " + std::to_string(stage) + " keeps " +
-                                        std::to_string(candidate.kept[stage]) +
-                                        " of an activation of " +
-                                        std::to_string(candidate.activation[stage]));
-        }
+    const Placement& placement = candidate.placement;
+    candidate.costs.require_stages(placement.num_stages());
+    candidate.memory.require_stages(placement.num_stages());
+    if (placement.num_replicas() != 1) {
+        throw std::invalid_argument("a search places one replica, got " +
+                                    std::to_string(placement.num_replicas()));
     }
+    require_values("caps", caps);
+    require_stages("caps", caps, placement.num_devices());
 }
 
 void fill_placement(Problem& problem, const Placement& placement) {
@@ -63,15 +44,16 @@ void fill_placement(Problem& problem, const Placement& placement) {
 void fill_times(Problem& problem, const Costs& costs) {
     std::vector<double> times_ns;
     for (std::size_t stage = 0; stage < problem.num_stages; ++stage) {
-        for (const double time_ns : op_times_ns(costs, static_cast<int>(stage))) {
-            times_ns.push_back(time_ns);
+        for (const Kind kind : {Kind::F, Kind::I, Kind::W, Kind::B}) {
+            times_ns.push_back(costs.of(make_action(kind, static_cast<int>(stage), 0)));
         }
     }
     const double largest = std::max(*std::ranges::max_element(times_ns), costs.transfer_ns());
     if (largest <= 0) throw std::invalid_argument("a search needs an action that takes time");
     problem.ticks_per_ns = scale_for(largest);
     for (const double time_ns : times_ns) {
-        problem.time.push_back(ticks(time_ns, problem.ticks_per_ns));
+        // Every action takes a moment, so that what comes later starts later.
+        problem.time.push_back(std::max<Ticks>(1, ticks(time_ns, problem.ticks_per_ns)));
     }
     problem.hop.assign(problem.num_stages, 0);
     for (std::size_t stage = 0; stage + 1 < problem.num_stages; ++stage) {
@@ -80,19 +62,21 @@ void fill_times(Problem& problem, const Costs& costs) {
     }
 }
 
-void fill_memory(Problem& problem, const Candidate& candidate, const std::vector<double>& caps) {
-    const double largest = *std::ranges::max_element(candidate.activation);
+void fill_memory(Problem& problem, const Memory& memory, const std::vector<double>& caps) {
+    double largest = 0;
+    for (std::size_t stage = 0; stage < problem.num_stages; ++stage) {
+        largest = std::max(largest, value_of(memory.activation_bytes(), stage));
+    }
     // Without activations there is nothing to cap.
     const double scale = largest > 0 ? scale_for(largest) : 1;
     for (std::size_t stage = 0; stage < problem.num_stages; ++stage) {
-        const Ticks held = ticks(candidate.activation[stage], scale);
-        const Ticks kept = ticks(candidate.kept[stage], scale);
+        const Ticks held = ticks(value_of(memory.activation_bytes(), stage), scale);
+        const Ticks kept = std::min(held, ticks(value_of(memory.kept_bytes(), stage), scale));
         problem.takes.insert(problem.takes.end(), {held, kept - held, -kept, -held});
     }
-    const double most = std::exp2(52);
+    // Room for three thirds to be a whole, whichever way they were rounded.
     for (const double cap : caps) {
-        // Three thirds are a whole, whichever way they were rounded.
-        problem.cap.push_back(ticks(std::min(cap * (1 + 1e-8) * scale, most), 1));
+        problem.cap.push_back(std::llround(std::min(cap * (1 + 1e-8) * scale, std::exp2(52))));
     }
 }
 
@@ -127,13 +111,12 @@ bool Problem::fits() const {
 Problem make_problem(const Candidate& candidate, int num_microbatches,
                      const std::vector<double>& caps) {
     require_plan_size(candidate.placement.num_stages(), num_microbatches);
-    candidate.costs.require_stages(candidate.placement.num_stages());
     require_sizes(candidate, caps);
     Problem problem;
     problem.num_microbatches = static_cast<std::size_t>(num_microbatches);
     fill_placement(problem, candidate.placement);
     fill_times(problem, candidate.costs);
-    fill_memory(problem, candidate, caps);
+    fill_memory(problem, candidate.memory, caps);
     return problem;
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "plan/costs.hpp"
+#include "plan/memory.hpp"
 #include "plan/placement.hpp"
 
 namespace pykern {
@@ -35,14 +36,11 @@ inline constexpr bool is_backward(Symbol symbol) {
     return op_of(symbol) == kInput || op_of(symbol) == kBackward;
 }
 
-// One way to lay the model out, with what it then costs.
+// One way to lay the model out, with what it then costs and holds.
 struct Candidate {
     Placement placement;
     Costs costs;
-    // Per stage and microbatch: held from the start of F to the end of I (or B), and the part of it
-    // that is kept on until the end of W.
-    std::vector<double> activation;
-    std::vector<double> kept;
+    Memory memory;
 };
 
 struct Problem {
@@ -55,8 +53,10 @@ struct Problem {
     std::vector<Ticks> hop;                        // from a stage to the next, 0 on one device
     std::vector<Ticks> takes;                      // memory of a symbol: F takes, the others give
     std::vector<Ticks> cap;                        // of a device
-    double ticks_per_ns = 1;
+    double ticks_per_ns = 1;                       // a power of two
 
+    // Exact, so that candidates with other ticks can be compared.
+    double to_ns(Ticks ticks) const { return static_cast<double>(ticks) / ticks_per_ns; }
     Ticks work(std::size_t device) const;  // of one microbatch, the backward at its cheapest
     // Whether I and W of some stage take longer than its B, so that splitting has a price.
     bool split_has_price() const;
@@ -64,8 +64,8 @@ struct Problem {
     bool fits() const;
 };
 
-// The one place where a candidate becomes a problem.
-// Throws std::invalid_argument where lists are not per stage or device, or a number makes no sense.
+// The one place where a candidate becomes a problem. `caps` are per device, in the unit of the
+// memory. Throws std::invalid_argument where a list has the wrong length or a number no sense.
 Problem make_problem(const Candidate& candidate, int num_microbatches,
                      const std::vector<double>& caps);
 

@@ -131,6 +131,14 @@ Order Schedule::order() const {
     return order;
 }
 
+Ticks Schedule::pace() const {
+    const std::size_t quarter = problem_.num_microbatches / 4;
+    if (quarter == 0) return makespan_;
+    const Times* backwards = &accepted_[writes_[symbol_of(0, kInput)]];
+    return (backwards[3 * quarter].end - backwards[quarter].end) /
+           static_cast<Ticks>(2 * quarter);
+}
+
 std::optional<std::pair<std::size_t, std::size_t>> Schedule::critical_input(
     std::size_t device, std::size_t position) const {
     const Ticks start = starts_[device][position];

@@ -35,6 +35,8 @@ class Schedule {
     // Most that the device holds at once.
     Ticks peak(std::size_t device) const;
     Order order() const;
+    // Ticks per microbatch in the steady part: what one more of them would cost.
+    Ticks pace() const;
 
     // The position whose end the start of this one waits for, or nothing at time 0.
     std::optional<std::pair<std::size_t, std::size_t>> critical_input(std::size_t device,
