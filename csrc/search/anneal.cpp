@@ -31,9 +31,7 @@ bool must_follow(const Problem& problem, Labelled earlier, Labelled later) {
 class Annealer {
    public:
     Annealer(Schedule& schedule, Random& random)
-        : schedule_(schedule),
-          random_(random),
-          merges_(schedule.problem().split_has_price()) {}
+        : schedule_(schedule), random_(random), merges_(schedule.problem().split_has_price()) {}
 
     Order run(const Cooling& cooling, Ticks& best) {
         Order found = schedule_.order();

@@ -9,9 +9,9 @@
 namespace pykern {
 
 struct Cooling {
-    Ticks hottest;       // how much worse a change may make it at first, on average
-    std::int64_t work;   // actions to time before it is cold
-    Ticks target;        // stops when reached
+    Ticks hottest;      // how much worse a change may make it at first, on average
+    std::int64_t work;  // actions to time before it is cold
+    Ticks target;       // stops when reached
 };
 
 // Anneals the loaded schedule and returns the best order seen, its makespan in `best`.

@@ -203,9 +203,8 @@ void BlockPlanner::repeat() {
         sorted_.push_back(symbol);
         periods = std::max(periods, at_[symbol] / period_ + count);
     }
-    std::ranges::sort(sorted_, {}, [this](Symbol symbol) {
-        return std::pair(at_[symbol] % period_, symbol);
-    });
+    std::ranges::sort(sorted_, {},
+                      [this](Symbol symbol) { return std::pair(at_[symbol] % period_, symbol); });
     for (Symbols& row : order_.rows) row.clear();
     for (Ticks period = 0; period < periods; ++period) {
         for (const Symbol symbol : sorted_) {

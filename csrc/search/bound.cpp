@@ -96,8 +96,8 @@ Ticks lower_bound(const Problem& problem) {
     const Paths paths = paths_of(problem);
     Ticks bound = chain(problem, paths);
     for (std::size_t device = 0; device < problem.num_devices; ++device) {
-        bound = std::max({bound, head_and_work(problem, paths, device),
-                          first_return(problem, paths, device)});
+        bound = std::max(
+            {bound, head_and_work(problem, paths, device), first_return(problem, paths, device)});
         if (problem.cap[device] > 0) bound = std::max(bound, memory_time(problem, paths, device));
     }
     return bound;

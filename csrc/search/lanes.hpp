@@ -1,7 +1,7 @@
 // Lanes: devices that run actions in time order, and who decides what each runs next.
 //
-// A device that is free asks its policy at every moment at which something may have changed: its own
-// action ended, or an input from another device arrived.
+// A device that is free asks its policy at every moment at which something may have changed: its
+// own action ended, or an input from another device arrived.
 #pragma once
 
 #include <algorithm>
@@ -56,7 +56,7 @@ class Lanes {
 
     const Problem& problem_;
     std::vector<std::size_t> started_;
-    std::vector<Ticks> forward_end_;   // per stage and microbatch
+    std::vector<Ticks> forward_end_;  // per stage and microbatch
     std::vector<Ticks> backward_end_;
     std::vector<Ticks> free_at_;
     std::vector<Ticks> held_;

@@ -1,9 +1,9 @@
 // Problem: what a search is about, as flat tables of whole numbers.
 //
 // Microbatches are alike, so every order can be relabelled to first in, first out per (stage, kind)
-// without getting slower (an exchange argument). A row is then a sequence of symbols, one symbol per
-// (stage, kind), and the k-th occurrence of a symbol is microbatch k. Times are whole ticks, so that
-// sums and comparisons are exact and the same on every machine.
+// without getting slower (an exchange argument). A row is then a sequence of symbols, one symbol
+// per (stage, kind), and the k-th occurrence of a symbol is microbatch k. Times are whole ticks, so
+// that sums and comparisons are exact and the same on every machine.
 #pragma once
 
 #include <cstddef>

@@ -109,8 +109,7 @@ bool Schedule::weigh(std::size_t device, std::size_t first) {
     held_[device][row.size()] = held;
     left_[device][row.size()] = 0;
     for (std::size_t position = row.size(); position-- > 0;) {
-        left_[device][position] =
-            left_[device][position + 1] + problem_.time[row[position].symbol];
+        left_[device][position] = left_[device][position + 1] + problem_.time[row[position].symbol];
     }
     return true;
 }
@@ -135,8 +134,7 @@ Ticks Schedule::pace() const {
     const std::size_t quarter = problem_.num_microbatches / 4;
     if (quarter == 0) return makespan_;
     const Times* backwards = &accepted_[writes_[symbol_of(0, kInput)]];
-    return (backwards[3 * quarter].end - backwards[quarter].end) /
-           static_cast<Ticks>(2 * quarter);
+    return (backwards[3 * quarter].end - backwards[quarter].end) / static_cast<Ticks>(2 * quarter);
 }
 
 std::optional<std::pair<std::size_t, std::size_t>> Schedule::critical_input(
@@ -149,8 +147,7 @@ std::optional<std::pair<std::size_t, std::size_t>> Schedule::critical_input(
     const std::size_t stage = stage_of(symbol);
     const bool turns = is_backward(symbol) && stage + 1 == problem_.num_stages;
     const std::size_t source = turns ? stage : is_backward(symbol) ? stage + 1 : stage - 1;
-    return {{problem_.device_of[source],
-             accepted_[reads_[symbol] + action.microbatch].position}};
+    return {{problem_.device_of[source], accepted_[reads_[symbol] + action.microbatch].position}};
 }
 
 std::pair<std::size_t, std::size_t> Schedule::last() const {
@@ -196,8 +193,7 @@ void Schedule::rewind(Ticks moment, std::size_t first) {
         const auto begin = starts_[device].begin();
         const auto size = static_cast<std::ptrdiff_t>(rows_[device].size());
         const auto at = std::lower_bound(begin, begin + size, moment);
-        const std::size_t next =
-            device == edited_ ? first : static_cast<std::size_t>(at - begin);
+        const std::size_t next = device == edited_ ? first : static_cast<std::size_t>(at - begin);
         from_[device] = next_[device] = next;
         clock_[device] = next == 0 ? 0 : end(device, next - 1);
         to_do_[device] = left_[device][next];
@@ -236,8 +232,7 @@ bool Schedule::run_row(std::size_t device, Ticks moment, Ticks limit) {
         Ticks start = clock;
         if (reads_[symbol] != kNone) {
             const std::size_t cell = reads_[symbol] + microbatch;
-            const Times& input =
-                tried_[cell].trial == trial_ ? tried_[cell] : accepted_[cell];
+            const Times& input = tried_[cell].trial == trial_ ? tried_[cell] : accepted_[cell];
             if (input.trial != trial_ && input.start >= moment) break;
             start = std::max(start, input.end + read_hop_[symbol]);
         }

@@ -53,9 +53,8 @@ class Searcher {
     void run() {
         sweep_rules(share(10));
         for (int round = 0; round < 3; ++round) {
-            each(8 >> round, share(10), [this](Site& site, std::int64_t work) {
-                site.try_blocks(random_, work);
-            });
+            each(8 >> round, share(10),
+                 [this](Site& site, std::int64_t work) { site.try_blocks(random_, work); });
         }
         const std::int64_t rung = share(45) / 4;
         for (const auto& [count, heat] : {std::pair{4, 50}, {2, 70}, {1, 100}, {1, 60}}) {
@@ -69,9 +68,8 @@ class Searcher {
 
     const Site& best() const { return *sites_[best_index()]; }
     std::size_t best_index() const {
-        const auto best = std::ranges::min_element(sites_, {}, [](const auto& site) {
-            return site ? site->makespan_ns() : kInfinite;
-        });
+        const auto best = std::ranges::min_element(
+            sites_, {}, [](const auto& site) { return site ? site->makespan_ns() : kInfinite; });
         return static_cast<std::size_t>(best - sites_.begin());
     }
     double bound_ns() const { return bound_ns_; }
@@ -138,8 +136,7 @@ class Searcher {
 
 std::int64_t work_of(double budget_ms) {
     if (!(budget_ms >= 0) || budget_ms > 1e9) {
-        throw std::invalid_argument("budget_ms must be 0 to 1e9, got " +
-                                    std::to_string(budget_ms));
+        throw std::invalid_argument("budget_ms must be 0 to 1e9, got " + std::to_string(budget_ms));
     }
     return static_cast<std::int64_t>(budget_ms * static_cast<double>(kWorkPerMs));
 }
@@ -152,8 +149,8 @@ void require_seeds(const std::vector<Candidate>& candidates, int num_microbatche
         if (!(seed.plan.placement() == candidates[seed.candidate].placement)) {
             throw std::invalid_argument("a seed must have the placement of its candidate");
         }
-        require_range("num_microbatches of a seed", seed.plan.num_microbatches(),
-                      num_microbatches, num_microbatches);
+        require_range("num_microbatches of a seed", seed.plan.num_microbatches(), num_microbatches,
+                      num_microbatches);
         check(seed.plan);
     }
 }

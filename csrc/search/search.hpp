@@ -26,8 +26,8 @@ struct Found {
     Plan plan;
     std::size_t candidate;
     double makespan_ns;
-    double bound_ns;  // no order of any candidate takes less
-    bool proven;      // the makespan is the bound
+    double bound_ns;                        // no order of any candidate takes less
+    bool proven;                            // the makespan is the bound
     std::vector<double> seed_makespans_ns;  // infinite for a seed that breaks the cap
     std::vector<double> peaks;              // per device, in the unit of the caps
     std::int64_t work;                      // actions timed

@@ -39,11 +39,7 @@ Ticks average_time(const Problem& problem) {
 }  // namespace
 
 Bench::Bench(Problem of)
-    : problem(std::move(of)),
-      lanes(problem),
-      guided(lanes),
-      planner(problem),
-      schedule(problem) {}
+    : problem(std::move(of)), lanes(problem), guided(lanes), planner(problem), schedule(problem) {}
 
 Site::Site(const Problem& problem)
     : few_(with_few(problem)), bound_ns_(problem.to_ns(lower_bound(problem))) {
@@ -88,8 +84,7 @@ void Site::offer(const Order& order, Ticks makespan) {
     Ticks promise = makespan;
     if (repeats()) {
         if (!few_.schedule.load(order)) return;
-        const std::size_t extra =
-            full_->problem.num_microbatches - few_.problem.num_microbatches;
+        const std::size_t extra = full_->problem.num_microbatches - few_.problem.num_microbatches;
         promise += static_cast<Ticks>(extra) * few_.schedule.pace();
     }
     const double promise_ns = few_.problem.to_ns(promise);
@@ -153,8 +148,7 @@ void Site::extend_loaded() {
     const Ticks makespan = few_.schedule.makespan();
     for (const std::size_t period : {std::size_t{1}, few_.problem.num_devices}) {
         for (const int eighth : {2, 3, 4, 5}) {
-            const Order order =
-                pykern::extend(few_.schedule, extra, period, makespan * eighth / 8);
+            const Order order = pykern::extend(few_.schedule, extra, period, makespan * eighth / 8);
             if (order.rows.empty() || !full_->schedule.load(order)) continue;
             offer_full(order, problem().to_ns(full_->schedule.makespan()));
         }
@@ -166,8 +160,8 @@ void Site::polish(Random& random, std::int64_t work) {
     if (!full().schedule.load(start)) return;
     const Ticks hottest = average_time(problem()) / 10;
     Ticks makespan = 0;
-    const Order order = anneal(full().schedule, random,
-                               {hottest, work, lower_bound(problem())}, makespan);
+    const Order order =
+        anneal(full().schedule, random, {hottest, work, lower_bound(problem())}, makespan);
     offer_full(order, problem().to_ns(makespan));
 }
 
