@@ -23,6 +23,7 @@ from .schedules import by_name
 
 if TYPE_CHECKING:
     from .plan import Timeline
+    from .search import Found
 
 NEXT_STEPS = """\
 pykern trains a PyTorch model as a pipeline, in one process. Four next steps:
@@ -127,6 +128,16 @@ def _time(about: str) -> Any:
     return typer.Option(help=about, parser=_milliseconds, metavar="MS")
 
 
+def _positive(given: object) -> float:
+    try:
+        number = float(str(given))
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise typer.BadParameter(f"'{given}' is not a number above 0")
+    return number
+
+
 Waves = Annotated[int | None, _number(about="Times that hanayo runs down the devices and back up.")]
 Chunks = Annotated[int | None, _number(about="Stages per device, for interleaved.")]
 
@@ -176,7 +187,7 @@ def demo(
 
 @app.command(epilog="Example: pykern plan hanayo -p 4 -m 8 --waves 2 --out hanayo.svg")
 def plan(
-    schedule: Annotated[str, typer.Argument(metavar="NAME", help=CATALOGUE)],
+    schedule: Annotated[str, typer.Argument(metavar="NAME", help=f"auto, or {CATALOGUE.lower()}")],
     devices: Annotated[int, _number("-p", "--devices", about="Number of devices.")] = 4,
     microbatches: Annotated[
         int, _number("-m", "--microbatches", about="Number of microbatches.")
@@ -185,6 +196,15 @@ def plan(
     chunks: Chunks = None,
     backward: Annotated[float, _time("A device's backward of one microbatch, in ms.")] = 2.0,
     transfer: Annotated[float, _time("Latency of a transfer between devices, in ms.")] = 0.0,
+    memory: Annotated[
+        float | None,
+        typer.Option(
+            help="For auto: memory for activations, 1F1B's being 1.", parser=_positive, metavar="X"
+        ),
+    ] = None,
+    budget: Annotated[
+        float | None, _time("For auto: how long to search, in ms of one core; 100 if not given.")
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="File to write: .png, .svg, .json (a trace) or .txt (the table)."),
@@ -192,6 +212,7 @@ def plan(
 ) -> None:
     """Draw a schedule of the catalogue, with its makespan, bubble ratio and peak in flight.
 
+    "auto" searches for the best under a cap on memory, and says how good it is.
     A device's forward of one microbatch, through its whole share of the model, takes 1 ms.
     """
     with _bad_input():
@@ -200,7 +221,15 @@ def plan(
 
         from .plan.drawing import as_text
 
-        made = _scheduled(schedule, devices, microbatches, waves=waves, num_chunks=chunks)
+        found = None
+        limits = {"memory": memory, "budget_ms": budget}
+        if schedule == "auto":
+            _refuse(schedule, "schedules of the catalogue", {"--waves": waves, "--chunks": chunks})
+            found = _found(devices, microbatches, _share(backward, transfer), limits)
+            made = found.plan
+        else:
+            _refuse(schedule, "auto", {"--memory": memory, "--budget": budget})
+            made = _scheduled(schedule, devices, microbatches, waves=waves, num_chunks=chunks)
         timeline = simulate(made, _costs(made, backward, transfer))
         label = f"{schedule}, {made.num_stages} stages, {microbatches} microbatches"
         if out is not None:
@@ -209,8 +238,30 @@ def plan(
     console.print(as_text({label: timeline}, console.width))
     peaks = " ".join(str(timeline.peak_in_flight(device)) for device in range(devices))
     console.print(f"peak in flight, in chunks, from device 0 on: {peaks}")
+    if found is not None:
+        console.print(str(found), soft_wrap=True)
     if out is not None:
         console.print(Text(f"written: {out}"), soft_wrap=True)
+
+
+def _refuse(schedule: str, owner: str, options: dict[str, float | None]) -> None:
+    for flag, value in options.items():
+        if value is not None:
+            raise ValueError(f"{schedule} has no {flag}; it is an option of {owner}")
+
+
+def _found(
+    num_devices: int, num_microbatches: int, costs: Costs, limits: dict[str, float | None]
+) -> Found:
+    from .search import auto
+
+    given: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
+    return auto(num_devices, num_microbatches, costs=costs, **given)
+
+
+def _share(backward_ms: float, transfer_ms: float) -> Costs:
+    """What a device's share of the model costs, whose forward takes 1 ms."""
+    return Costs(1e6, 1e6 * backward_ms, transfer_ns=1e6 * transfer_ms)
 
 
 def _costs(plan: Plan, backward_ms: float, transfer_ms: float) -> Costs:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from . import _C, schedules
+from . import _C, schedules, search
 from .devices import Devices, parse_devices
 from .partition import Balance, Partition, partition
 from .plan import Costs, Kind, Plan, Timeline, simulate
@@ -32,7 +32,8 @@ class Pipeline(nn.Module):
         model: an `nn.Sequential` or a list of modules, called one after another. The first may take
             several arguments, every other takes the output of the one before.
         devices: "cpu:4" for four CPU workers, or a list with one name per device.
-        schedule: a name or function of `pykern.schedules`, or a `Plan`.
+        schedule: a name or function of `pykern.schedules`, a `Plan`, or "auto" for the best that
+            `pykern.search.auto` finds.
         microbatches: how many parts each batch is cut into; may be left out with a `Plan`.
         loss_fn: called with (output, target) of a microbatch, or (output) when `step` gets no
             target; returns a tensor without dimensions.
@@ -41,7 +42,7 @@ class Pipeline(nn.Module):
             batch; with "sum" they are added.
         balance: how layers are shared out, see `pykern.partition`.
         sample: an input for `balance="time"`.
-        **options: for the schedule, e.g. `waves=2`.
+        **options: for the schedule, e.g. `waves=2`; for "auto" e.g. `memory=0.5`.
 
     Raises:
         TypeError, ValueError: an argument is wrong; nothing has been started.
@@ -236,9 +237,11 @@ def _make_plan(
         return schedule
     if microbatches is None:
         raise TypeError("Pipeline needs microbatches=N: how many parts a batch is cut into")
+    if schedule == "auto":
+        return search.auto(num_devices, microbatches, **options).plan
     if isinstance(schedule, str):
         if schedule not in schedules.by_name:
-            known = ", ".join(sorted(schedules.by_name))
+            known = ", ".join(sorted(["auto", *schedules.by_name]))
             raise ValueError(f"schedule {schedule!r} is unknown; there are {known}")
         schedule = schedules.by_name[schedule]
     return schedule(num_devices, microbatches, **options)

@@ -102,8 +102,9 @@ void Site::try_rules(const GreedyRules& rules) {
 
 void Site::try_blocks(Random& random, std::int64_t work) {
     const std::int64_t end = few_.work() + work;
+    const Ticks heat = average_time(few_.problem) / 2;
     while (few_.work() < end && promise_ns_ > bound_ns_) {
-        const BlockShape shape = shape_ && random.chance(60) ? changed_shape(*shape_, random)
+        const BlockShape shape = shape_ && random.chance(85) ? changed_shape(*shape_, random)
                                                              : random_shape(problem(), random);
         const Order* plan = few_.planner.plan(shape);
         if (plan == nullptr) continue;
@@ -111,11 +112,10 @@ void Site::try_blocks(Random& random, std::int64_t work) {
         if (!order) continue;
         const Ticks makespan = few_.lanes.makespan();
         offer(*order, makespan);
-        const double shape_ns = few_.problem.to_ns(makespan);
-        // Equal ones too: it walks along plateaus.
-        if (shape_ns > shape_ns_) continue;
+        // Sometimes a worse one, to walk out of a valley.
+        if (shape_ && makespan > shape_makespan_ + random.exponential(heat)) continue;
         shape_ = shape;
-        shape_ns_ = shape_ns;
+        shape_makespan_ = makespan;
     }
 }
 

@@ -73,7 +73,7 @@ class Site {
     Order order_;
     double makespan_ns_ = std::numeric_limits<double>::infinity();
     std::optional<BlockShape> shape_;
-    double shape_ns_ = std::numeric_limits<double>::infinity();
+    Ticks shape_makespan_ = kNever;
 };
 
 }  // namespace pykern
