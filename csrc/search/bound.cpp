@@ -1,6 +1,7 @@
 #include "search/bound.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 namespace pykern {
@@ -86,8 +87,9 @@ Ticks memory_time(const Problem& problem, const Paths& paths, std::size_t device
     }
     const double time = area / static_cast<double>(problem.cap[device]) *
                         static_cast<double>(problem.num_microbatches);
-    // Rounded down, and by a hair more than doubles can be wrong.
-    return paths.there[problem.stages[device].front()] + static_cast<Ticks>(time * (1 - 1e-9));
+    // Makespans are whole, so up to the next tick, after a hair more than doubles can be wrong.
+    return paths.there[problem.stages[device].front()] +
+           static_cast<Ticks>(std::ceil(time * (1 - 1e-13)));
 }
 
 }  // namespace

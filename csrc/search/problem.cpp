@@ -16,7 +16,8 @@ namespace {
 // sum over the largest plan still fits.
 double scale_for(double largest) { return std::exp2(31 - std::ceil(std::log2(largest))); }
 
-Ticks ticks(double value, double scale) { return std::llround(value * scale); }
+// Rounded down, so that no bound is too high, and three thirds are no more than a whole.
+Ticks ticks(double value, double scale) { return static_cast<Ticks>(value * scale); }
 
 void require_sizes(const Candidate& candidate, const std::vector<double>& caps) {
     const Placement& placement = candidate.placement;
@@ -74,9 +75,8 @@ void fill_memory(Problem& problem, const Memory& memory, const std::vector<doubl
         const Ticks kept = std::min(held, ticks(value_of(memory.kept_bytes(), stage), scale));
         problem.takes.insert(problem.takes.end(), {held, kept - held, -kept, -held});
     }
-    // Room for three thirds to be a whole, whichever way they were rounded.
     for (const double cap : caps) {
-        problem.cap.push_back(std::llround(std::min(cap * (1 + 1e-8) * scale, std::exp2(52))));
+        problem.cap.push_back(std::llround(std::min(cap * scale, std::exp2(52))));
     }
 }
 
