@@ -41,7 +41,7 @@ class _Solver:
         self._search(none, none, (0,) * self.num_stages, (0,) * num_devices)
         return self.best
 
-    def _search(self, forwards, inputs, weights, clocks) -> None:  # type: ignore[no-untyped-def]
+    def _search(self, forwards, inputs, weights, clocks) -> None:
         count = self.instance.num_microbatches
         if all(done == count for done in weights):
             self.best = min(self.best, max(clocks))
@@ -61,7 +61,7 @@ class _Solver:
                     more = (*weights[:stage], weights[stage] + 1, *weights[stage + 1 :])
                     self._search(forwards, inputs, more, ends)
 
-    def _dominated(self, forwards, inputs, weights, clocks) -> bool:  # type: ignore[no-untyped-def]
+    def _dominated(self, forwards, inputs, weights, clocks) -> bool:
         """Whether the same actions were reached with no time later; else remembers these."""
         key = (tuple(map(len, forwards)), tuple(map(len, inputs)), weights)
         times = (*clocks, *(end for ends in (*forwards, *inputs) for end in ends))
@@ -71,7 +71,7 @@ class _Solver:
         others.append(times)
         return False
 
-    def _ready(self, stage, forwards, inputs, weights):  # type: ignore[no-untyped-def]
+    def _ready(self, stage, forwards, inputs, weights):
         done, back = len(forwards[stage]), len(inputs[stage])
         if done < self.instance.num_microbatches and self._has_room(stage, forwards, weights):
             if stage == 0:
@@ -86,7 +86,7 @@ class _Solver:
         if weights[stage] < back:
             yield "W", 0
 
-    def _has_room(self, stage, forwards, weights) -> bool:  # type: ignore[no-untyped-def]
+    def _has_room(self, stage, forwards, weights) -> bool:
         mine = [
             s
             for s in range(self.num_stages)
@@ -100,5 +100,5 @@ class _Solver:
         return self.instance.hop if moves else 0
 
 
-def _with(ends, stage, end):  # type: ignore[no-untyped-def]
+def _with(ends, stage, end):
     return (*ends[:stage], (*ends[stage], end), *ends[stage + 1 :])

@@ -1,11 +1,11 @@
 """The search against optima that others have proven, and its bounds against them too."""
 
 import pytest
-from tests.search.exact import Instance, shortest
 
 from pykern import _C
 from pykern.plan import Costs, Memory, Placement
 from pykern.search import placements, wave_of
+from tests.search.exact import Instance, shortest
 
 # A proven optimum is never undercut, and no bound is above it.
 SMALL = [
