@@ -30,7 +30,8 @@ class Found:
 
     Attributes:
         plan: The plan.
-        costs: Per stage of the plan.
+        costs: Of the plan's stages.
+        memory: Of the plan's stages, in microbatch activations of one device's share.
         makespan_ns: Of the plan, by the simulator.
         bound_ns: No order on any of the placements takes less.
         proven: The makespan is the bound: nothing is better.
@@ -43,6 +44,7 @@ class Found:
 
     plan: Plan
     costs: Costs
+    memory: Memory
     makespan_ns: float
     bound_ns: float
     proven: bool
@@ -136,6 +138,7 @@ def auto(  # noqa: PLR0913 - what a search is about, by keyword
     return Found(
         plan=result.plan,
         costs=candidates[result.plan.placement].costs,
+        memory=candidates[result.plan.placement].memory,
         makespan_ns=result.makespan_ns,
         bound_ns=result.bound_ns,
         proven=result.proven,
