@@ -12,9 +12,22 @@ std::size_t num_legs(const Problem& problem) {
     return (problem.num_stages + problem.num_devices - 1) / problem.num_devices;
 }
 
+int some_quarters(Random& random) {
+    constexpr int kLikely[] = {0, 0, 0, 1, 1, 2, 2, 3, 4, 4, 6, 8, 12};
+    return kLikely[random.below(std::size(kLikely))];
+}
+
 int few(Random& random) {
     constexpr int kLikely[] = {0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 3, 4};
     return kLikely[random.below(std::size(kLikely))];
+}
+
+// Slots waited at the n-th hop of a leg, so that they add up to a quarter of `quarters` per hop.
+Ticks wait_at(int quarters, std::size_t hop) {
+    const auto sum = [quarters](std::size_t hops) {
+        return static_cast<Ticks>(hops) * quarters / 4;
+    };
+    return sum(hop) - sum(hop - 1);
 }
 
 // How many whole m there are with from <= moment + m * period < to.
@@ -29,11 +42,14 @@ Ticks times_within(Ticks from, Ticks to, Ticks moment, Ticks period) {
 
 BlockShape random_shape(const Problem& problem, Random& random) {
     BlockShape shape;
-    shape.unit_slots = random.chance(50);
+    shape.grain = static_cast<int>(random.below(3));
     shape.fused = problem.split_has_price() && random.chance(30);
     shape.slack = random.chance(60) ? 0 : few(random);
+    // Half of the time the same hop everywhere, which chance alone would rarely make.
+    const bool even = random.chance(50);
+    const int hop = some_quarters(random);
     for (std::size_t leg = 0; leg < 2 * num_legs(problem); ++leg) {
-        shape.hops.push_back(few(random));
+        shape.hops.push_back(even ? hop : some_quarters(random));
         shape.turns.push_back(2 * few(random));
     }
     return shape;
@@ -50,7 +66,7 @@ BlockShape changed_shape(const BlockShape& shape, Random& random) {
                 changed.slack = std::max(0, changed.slack + step);
                 break;
             case 1:
-                changed.unit_slots = !changed.unit_slots;
+                changed.grain = static_cast<int>(random.below(3));
                 break;
             case 2:
             case 3:
@@ -89,21 +105,28 @@ const Order* BlockPlanner::plan(const BlockShape& shape) {
 }
 
 void BlockPlanner::set_lengths(const BlockShape& shape) {
-    period_ = 0;
+    const auto has = [&](Symbol symbol) {
+        return op_of(symbol) == kForward || (op_of(symbol) == kBackward) == shape.fused;
+    };
     Ticks total = 0;
     Ticks count = 0;
     for (Symbol symbol = 0; symbol < problem_.time.size(); ++symbol) {
-        const Symbol op = op_of(symbol);
-        const bool has = op == kForward || (op == kBackward) == shape.fused;
-        length_[symbol] = !has ? 0 : shape.unit_slots ? 1 : problem_.time[symbol];
-        if (shape.unit_slots && op == kBackward && has) length_[symbol] = 2;
-        total += length_[symbol];
-        count += has ? 1 : 0;
+        if (!has(symbol)) continue;
+        total += problem_.time[symbol];
+        ++count;
     }
-    slot_ = std::max<Ticks>(1, total / count);
+    const Ticks average = total / count;
+    slot_ = shape.grain == 0 ? std::max<Ticks>(1, average / 2) : 1;
+    for (Symbol symbol = 0; symbol < problem_.time.size(); ++symbol) {
+        const Ticks time = problem_.time[symbol];
+        const Ticks rounded = (shape.grain * time + average / 2) / average;
+        length_[symbol] = shape.grain == 0 ? time : std::max<Ticks>(1, rounded);
+        if (!has(symbol)) length_[symbol] = 0;
+    }
     for (std::size_t stage = 0; stage < problem_.num_stages; ++stage) {
-        hop_[stage] = shape.unit_slots ? 0 : problem_.hop[stage];
+        hop_[stage] = shape.grain == 0 ? problem_.hop[stage] : 0;
     }
+    period_ = 0;
     for (std::size_t device = 0; device < problem_.num_devices; ++device) {
         Ticks work = 0;
         for (const std::size_t stage : problem_.stages[device]) {
@@ -123,7 +146,8 @@ bool BlockPlanner::lay_out(const BlockShape& shape) {
     Ticks ready = 0;
     for (std::size_t stage = 0; stage < num_stages; ++stage) {
         const std::size_t leg = stage / per_leg;
-        ready += slot_ * (stage % per_leg == 0 ? shape.turns[leg] : shape.hops[leg]);
+        const std::size_t hop = stage % per_leg;
+        ready += hop == 0 ? slot_ * shape.turns[leg] : slot_ * wait_at(shape.hops[leg], hop);
         const Symbol forward = symbol_of(stage, kForward);
         if (!place(forward, ready)) return false;
         ready = at_[forward] + length_[forward] + hop_[stage];
@@ -131,8 +155,9 @@ bool BlockPlanner::lay_out(const BlockShape& shape) {
     const Symbol back = shape.fused ? kBackward : kInput;
     for (std::size_t stage = num_stages; stage-- > 0;) {
         const std::size_t leg = 2 * legs - 1 - stage / per_leg;
-        const bool begins = stage + 1 == num_stages || (stage + 1) % per_leg == 0;
-        ready += slot_ * (begins ? shape.turns[leg] : shape.hops[leg]);
+        const std::size_t hop = per_leg - 1 - stage % per_leg;
+        const bool begins = hop == 0 || stage + 1 == num_stages;
+        ready += begins ? slot_ * shape.turns[leg] : slot_ * wait_at(shape.hops[leg], hop);
         const Symbol backward = symbol_of(stage, back);
         if (!place(backward, ready)) return false;
         ready = at_[backward] + length_[backward] + (stage > 0 ? hop_[stage - 1] : 0);

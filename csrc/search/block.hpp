@@ -12,11 +12,11 @@ namespace pykern {
 
 // How a block is laid out, in small whole numbers of a slot: what a search changes.
 struct BlockShape {
-    bool unit_slots = true;  // every action one slot long, else as long as it takes
-    bool fused = false;      // B instead of I and W
-    int slack = 0;           // slots by which the period is longer than a device's work
-    // Slots waited between the devices of a leg (a pass over the devices), and before a leg.
-    // The legs of the backward follow those of the forward.
+    int grain = 1;       // slots of an average action, to which times are rounded; 0 for as they are
+    bool fused = false;  // B instead of I and W
+    int slack = 0;       // slots by which the period is longer than a device's work
+    // Quarters of a slot waited at each hop of a leg (a pass over the devices), and slots waited
+    // before a leg. The legs of the backward follow those of the forward.
     std::vector<int> hops;
     std::vector<int> turns;
 };
