@@ -84,7 +84,7 @@ BlockPlanner::BlockPlanner(const Problem& problem)
     : problem_(problem),
       length_(problem.time.size()),
       hop_(problem.num_stages),
-      at_(problem.time.size()),
+      block_{0, std::vector<Ticks>(problem.time.size(), kNever)},
       busy_(problem.num_devices) {
     order_.rows.resize(problem.num_devices);
     for (std::size_t device = 0; device < problem.num_devices; ++device) {
@@ -104,6 +104,51 @@ const Order* BlockPlanner::plan(const BlockShape& shape) {
     return &order_;
 }
 
+const Order* BlockPlanner::plan(const Block& block) {
+    work_ += static_cast<std::int64_t>(12 * problem_.num_stages);
+    block_ = block;
+    if (!in_order() || !within_cap()) return nullptr;
+    work_ += static_cast<std::int64_t>(problem_.num_stages * problem_.num_microbatches);
+    repeat();
+    return &order_;
+}
+
+// Whether the microbatch goes through the stages and back, and each W comes behind its I.
+bool BlockPlanner::in_order() const {
+    Ticks last = -1;
+    for (std::size_t stage = 0; stage < problem_.num_stages; ++stage) {
+        const Ticks forward = block_.at[symbol_of(stage, kForward)];
+        if (forward <= last) return false;
+        last = forward;
+    }
+    for (std::size_t stage = problem_.num_stages; stage-- > 0;) {
+        const Ticks* at = &block_.at[symbol_of(stage, 0)];
+        const Ticks backward = std::min(at[kInput], at[kBackward]);
+        if (backward <= last || at[kWeight] <= backward) return false;
+        last = backward;
+    }
+    return true;
+}
+
+Block BlockPlanner::changed(const Block& block, Random& random) const {
+    Block changed = block;
+    const Ticks by = 1 + block.period * static_cast<Ticks>(random.below(64)) / 256;
+    const Ticks step = random.chance(50) ? by : -by;
+    auto symbol = static_cast<Symbol>(random.below(block.at.size()));
+    while (block.at[symbol] == kNever) symbol = (symbol + 1) % block.at.size();
+    // The symbol alone, or everything that is later.
+    const bool alone = random.chance(60);
+    const Ticks from = block.at[symbol];
+    for (Symbol other = 0; other < block.at.size(); ++other) {
+        Ticks& at = changed.at[other];
+        if (at == kNever) continue;
+        if (other == symbol || (!alone && at > from)) at += step;
+    }
+    const Ticks first = changed.at[symbol_of(0, kForward)];
+    for (Ticks& at : changed.at) at -= at == kNever ? 0 : first;
+    return changed;
+}
+
 void BlockPlanner::set_lengths(const BlockShape& shape) {
     const auto has = [&](Symbol symbol) {
         return op_of(symbol) == kForward || (op_of(symbol) == kBackward) == shape.fused;
@@ -116,30 +161,32 @@ void BlockPlanner::set_lengths(const BlockShape& shape) {
         ++count;
     }
     const Ticks average = total / count;
-    slot_ = shape.grain == 0 ? std::max<Ticks>(1, average / 2) : 1;
+    // Slots can be divided when a block is changed.
+    constexpr Ticks kSlot = 16;
+    slot_ = shape.grain == 0 ? std::max<Ticks>(1, average / 2) : kSlot;
     for (Symbol symbol = 0; symbol < problem_.time.size(); ++symbol) {
         const Ticks time = problem_.time[symbol];
         const Ticks rounded = (shape.grain * time + average / 2) / average;
-        length_[symbol] = shape.grain == 0 ? time : std::max<Ticks>(1, rounded);
+        length_[symbol] = shape.grain == 0 ? time : kSlot * std::max<Ticks>(1, rounded);
         if (!has(symbol)) length_[symbol] = 0;
     }
     for (std::size_t stage = 0; stage < problem_.num_stages; ++stage) {
         hop_[stage] = shape.grain == 0 ? problem_.hop[stage] : 0;
     }
-    period_ = 0;
+    block_.period = 0;
     for (std::size_t device = 0; device < problem_.num_devices; ++device) {
         Ticks work = 0;
         for (const std::size_t stage : problem_.stages[device]) {
             for (Symbol op = 0; op < kNumOps; ++op) work += length_[symbol_of(stage, op)];
         }
-        period_ = std::max(period_, work);
+        block_.period = std::max(block_.period, work);
     }
-    period_ += shape.slack * slot_;
+    block_.period += shape.slack * slot_;
 }
 
 bool BlockPlanner::lay_out(const BlockShape& shape) {
     for (auto& busy : busy_) busy.clear();
-    std::ranges::fill(at_, kNever);
+    std::ranges::fill(block_.at, kNever);
     const std::size_t num_stages = problem_.num_stages;
     const std::size_t per_leg = problem_.num_devices;
     const std::size_t legs = num_legs(problem_);
@@ -150,7 +197,7 @@ bool BlockPlanner::lay_out(const BlockShape& shape) {
         ready += hop == 0 ? slot_ * shape.turns[leg] : slot_ * wait_at(shape.hops[leg], hop);
         const Symbol forward = symbol_of(stage, kForward);
         if (!place(forward, ready)) return false;
-        ready = at_[forward] + length_[forward] + hop_[stage];
+        ready = block_.at[forward] + length_[forward] + hop_[stage];
     }
     const Symbol back = shape.fused ? kBackward : kInput;
     for (std::size_t stage = num_stages; stage-- > 0;) {
@@ -160,11 +207,11 @@ bool BlockPlanner::lay_out(const BlockShape& shape) {
         ready += begins ? slot_ * shape.turns[leg] : slot_ * wait_at(shape.hops[leg], hop);
         const Symbol backward = symbol_of(stage, back);
         if (!place(backward, ready)) return false;
-        ready = at_[backward] + length_[backward] + (stage > 0 ? hop_[stage - 1] : 0);
+        ready = block_.at[backward] + length_[backward] + (stage > 0 ? hop_[stage - 1] : 0);
     }
     for (std::size_t stage = 0; stage < num_stages && !shape.fused; ++stage) {
         const Symbol input = symbol_of(stage, kInput);
-        if (!place(symbol_of(stage, kWeight), at_[input] + length_[input])) return false;
+        if (!place(symbol_of(stage, kWeight), block_.at[input] + length_[input])) return false;
     }
     return true;
 }
@@ -175,10 +222,10 @@ bool BlockPlanner::place(Symbol symbol, Ticks ready) {
     const Ticks length = length_[symbol];
     Ticks at = ready;
     for (std::size_t clear = 0, i = 0; clear < busy.size(); i = (i + 1) % busy.size()) {
-        if (at > ready + 2 * period_) return false;
-        const Ticks phase = at % period_;
+        if (at > ready + 2 * block_.period) return false;
+        const Ticks phase = at % block_.period;
         // Up to two periods on, since the new action may reach over the period's end.
-        const Ticks shift = busy[i].end <= phase ? period_ : 0;
+        const Ticks shift = busy[i].end <= phase ? block_.period : 0;
         if (phase + length <= busy[i].begin + shift) {
             ++clear;
             continue;
@@ -186,22 +233,23 @@ bool BlockPlanner::place(Symbol symbol, Ticks ready) {
         at += busy[i].end + shift - phase;
         clear = 0;
     }
-    at_[symbol] = at;
-    const Ticks phase = at % period_;
+    block_.at[symbol] = at;
+    const Ticks phase = at % block_.period;
     busy.push_back({phase, phase + length});
-    if (phase + length > period_) busy.push_back({phase - period_, phase + length - period_});
+    if (phase + length > block_.period) busy.push_back({phase - block_.period, phase + length - block_.period});
     return true;
 }
 
 Ticks BlockPlanner::held_at(std::size_t device, Ticks moment) const {
     Ticks held = 0;
     for (const std::size_t stage : problem_.stages[device]) {
-        const Ticks from = at_[symbol_of(stage, kForward)];
+        const Ticks from = block_.at[symbol_of(stage, kForward)];
         for (const Symbol op : {kInput, kWeight, kBackward}) {
             const Symbol gives = symbol_of(stage, op);
-            if (at_[gives] == kNever) continue;
-            const Ticks to = at_[gives] + length_[gives];
-            held -= problem_.takes[gives] * times_within(from, to, moment, period_);
+            if (block_.at[gives] == kNever) continue;
+            // Alike is taken as later.
+            const Ticks to = block_.at[gives] + 1;
+            held -= problem_.takes[gives] * times_within(from, to, moment, block_.period);
         }
     }
     return held;
@@ -210,7 +258,7 @@ Ticks BlockPlanner::held_at(std::size_t device, Ticks moment) const {
 bool BlockPlanner::within_cap() const {
     for (std::size_t device = 0; device < problem_.num_devices; ++device) {
         for (const std::size_t stage : problem_.stages[device]) {
-            if (held_at(device, at_[symbol_of(stage, kForward)]) > problem_.cap[device]) {
+            if (held_at(device, block_.at[symbol_of(stage, kForward)]) > problem_.cap[device]) {
                 return false;
             }
         }
@@ -223,17 +271,17 @@ void BlockPlanner::repeat() {
     const auto count = static_cast<Ticks>(problem_.num_microbatches);
     sorted_.clear();
     Ticks periods = 0;
-    for (Symbol symbol = 0; symbol < at_.size(); ++symbol) {
-        if (at_[symbol] == kNever) continue;
+    for (Symbol symbol = 0; symbol < block_.at.size(); ++symbol) {
+        if (block_.at[symbol] == kNever) continue;
         sorted_.push_back(symbol);
-        periods = std::max(periods, at_[symbol] / period_ + count);
+        periods = std::max(periods, block_.at[symbol] / block_.period + count);
     }
     std::ranges::sort(sorted_, {},
-                      [this](Symbol symbol) { return std::pair(at_[symbol] % period_, symbol); });
+                      [this](Symbol symbol) { return std::pair(block_.at[symbol] % block_.period, symbol); });
     for (Symbols& row : order_.rows) row.clear();
     for (Ticks period = 0; period < periods; ++period) {
         for (const Symbol symbol : sorted_) {
-            const Ticks microbatch = period - at_[symbol] / period_;
+            const Ticks microbatch = period - block_.at[symbol] / block_.period;
             if (microbatch < 0 || microbatch >= count) continue;
             order_.rows[problem_.device_of[stage_of(symbol)]].push_back(symbol);
         }

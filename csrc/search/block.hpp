@@ -25,12 +25,26 @@ BlockShape random_shape(const Problem& problem, Random& random);
 // The same with a few numbers changed.
 BlockShape changed_shape(const BlockShape& shape, Random& random);
 
-// The order in which the repeated block runs. Nothing where it does not fit the period or the cap.
+// When each symbol of microbatch 0 runs, kNever where the block has none; those of the others run
+// whole periods later. Only the order counts: two may be at the same moment on one device.
+struct Block {
+    Ticks period = 0;
+    std::vector<Ticks> at;
+};
+
+// Turns blocks into orders.
 class BlockPlanner {
    public:
     explicit BlockPlanner(const Problem& problem);
 
+    // Nothing where it does not fit the period or the cap.
     const Order* plan(const BlockShape& shape);
+    // Nothing where it is not possible or breaks the cap.
+    const Order* plan(const Block& block);
+    // What the last plan was made of.
+    const Block& block() const { return block_; }
+    // The same with some symbols moved.
+    Block changed(const Block& block, Random& random) const;
     std::int64_t work() const { return work_; }
 
    private:
@@ -42,6 +56,7 @@ class BlockPlanner {
     void set_lengths(const BlockShape& shape);
     bool lay_out(const BlockShape& shape);
     bool place(Symbol symbol, Ticks ready);
+    bool in_order() const;
     bool within_cap() const;
     Ticks held_at(std::size_t device, Ticks moment) const;
     void repeat();
@@ -49,8 +64,7 @@ class BlockPlanner {
     const Problem& problem_;
     std::vector<Ticks> length_;  // per symbol
     std::vector<Ticks> hop_;     // per stage
-    std::vector<Ticks> at_;      // per symbol, kNever where the block has none
-    Ticks period_ = 0;
+    Block block_;
     Ticks slot_ = 1;
     std::vector<std::vector<Busy>> busy_;  // per device, modulo the period
     std::vector<Symbol> sorted_;

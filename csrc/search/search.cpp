@@ -53,10 +53,16 @@ class Searcher {
     void run() {
         sweep_rules(share(10));
         for (int round = 0; round < 3; ++round) {
-            each(8 >> round, share(10),
-                 [this](Site& site, std::int64_t work) { site.try_blocks(random_, work); });
+            each(8 >> round, share(7), [this](Site& site, std::int64_t work) {
+                site.try_blocks(random_, work);
+            });
         }
-        const std::int64_t rung = share(45) / 4;
+        for (int round = 0; round < 3; ++round) {
+            each(6 >> round, share(8), [this](Site& site, std::int64_t work) {
+                site.try_shifts(random_, work);
+            });
+        }
+        const std::int64_t rung = share(40) / 4;
         for (const auto& [count, heat] : {std::pair{4, 50}, {2, 70}, {1, 100}, {1, 60}}) {
             each(count, rung, [this, heat](Site& site, std::int64_t work) {
                 site.try_annealing(random_, work, heat);

@@ -100,22 +100,50 @@ void Site::try_rules(const GreedyRules& rules) {
     }
 }
 
+// The makespan of a block's plan as dispatched.
+std::optional<Ticks> Site::try_plan(const Order* plan) {
+    if (plan == nullptr) return std::nullopt;
+    const std::optional<Order> order = few_.guided.run(*plan);
+    if (!order) return std::nullopt;
+    const Ticks makespan = few_.lanes.makespan();
+    offer(*order, makespan);
+    if (makespan < block_makespan_) {
+        block_makespan_ = makespan;
+        block_ = few_.planner.block();
+    }
+    return makespan;
+}
+
 void Site::try_blocks(Random& random, std::int64_t work) {
     const std::int64_t end = few_.work() + work;
     const Ticks heat = average_time(few_.problem) / 2;
     while (few_.work() < end && promise_ns_ > bound_ns_) {
         const BlockShape shape = shape_ && random.chance(85) ? changed_shape(*shape_, random)
                                                              : random_shape(problem(), random);
-        const Order* plan = few_.planner.plan(shape);
-        if (plan == nullptr) continue;
-        const std::optional<Order> order = few_.guided.run(*plan);
-        if (!order) continue;
-        const Ticks makespan = few_.lanes.makespan();
-        offer(*order, makespan);
+        const std::optional<Ticks> makespan = try_plan(few_.planner.plan(shape));
         // Sometimes a worse one, to walk out of a valley.
-        if (shape_ && makespan > shape_makespan_ + random.exponential(heat)) continue;
+        if (!makespan || (shape_ && *makespan > shape_makespan_ + random.exponential(heat))) {
+            continue;
+        }
         shape_ = shape;
-        shape_makespan_ = makespan;
+        shape_makespan_ = *makespan;
+    }
+}
+
+void Site::try_shifts(Random& random, std::int64_t work) {
+    if (!block_) return;
+    const std::int64_t begin = few_.work();
+    Block block = *block_;
+    Ticks current = block_makespan_;
+    const Ticks hottest = average_time(few_.problem) / 2;
+    while (few_.work() < begin + work && promise_ns_ > bound_ns_) {
+        const std::int64_t left = begin + work - few_.work();
+        const Block next = few_.planner.changed(block, random);
+        const std::optional<Ticks> makespan = try_plan(few_.planner.plan(next));
+        const Ticks heat = hottest * (1024 * left / work) / 1024;
+        if (!makespan || *makespan > current + random.exponential(heat)) continue;
+        block = next;
+        current = *makespan;
     }
 }
 
@@ -132,8 +160,8 @@ void Site::extend() {
     if (!repeats() || few_order_.rows.empty()) return;
     if (!few_.schedule.load(few_order_)) return;
     extend_loaded();
-    if (shape_) {
-        const Order* plan = full_->planner.plan(*shape_);
+    if (block_) {
+        const Order* plan = full_->planner.plan(*block_);
         const std::optional<Order> order =
             plan == nullptr ? std::nullopt : full_->guided.run(*plan);
         if (order) offer_full(*order, problem().to_ns(full_->lanes.makespan()));

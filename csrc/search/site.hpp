@@ -48,6 +48,8 @@ class Site {
     std::optional<double> seed(const Order& order);
     void try_rules(const GreedyRules& rules);
     void try_blocks(Random& random, std::int64_t work);
+    // Moves parts of the best block.
+    void try_shifts(Random& random, std::int64_t work);
     // `heat` in percent of an average action.
     void try_annealing(Random& random, std::int64_t work, int heat);
     // Makes an order of all microbatches of the best order of few.
@@ -62,6 +64,7 @@ class Site {
     void offer(const Order& order, Ticks makespan);
     void offer_full(const Order& order, double makespan_ns);
     void extend_loaded();
+    std::optional<Ticks> try_plan(const Order* plan);
     Order truncate(const Order& order) const;
     Bench& full() { return repeats() ? *full_ : few_; }
 
@@ -72,8 +75,10 @@ class Site {
     double promise_ns_ = std::numeric_limits<double>::infinity();
     Order order_;
     double makespan_ns_ = std::numeric_limits<double>::infinity();
-    std::optional<BlockShape> shape_;
+    std::optional<BlockShape> shape_;  // where the walk over shapes is
     Ticks shape_makespan_ = kNever;
+    std::optional<Block> block_;  // the best one
+    Ticks block_makespan_ = kNever;
 };
 
 }  // namespace pykern
