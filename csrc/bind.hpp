@@ -2,10 +2,32 @@
 #pragma once
 
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstddef>
+#include <string>
+#include <vector>
 
 namespace pykern {
 
 void bind_plan(pybind11::module_& module);
+void bind_timeline(pybind11::module_& module);
 void bind_exec(pybind11::module_& module);
+
+// Immutable all the way down, like the values it is made of.
+template <class T>
+pybind11::tuple tuple_of_tuples(const std::vector<std::vector<T>>& rows) {
+    pybind11::tuple result(rows.size());
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+        result[i] = pybind11::tuple(pybind11::cast(rows[i]));
+    }
+    return result;
+}
+
+inline int in_range(const char* name, int value, int count) {
+    if (value >= 0 && value < count) return value;
+    throw pybind11::index_error(std::string(name) + " must be 0 to " + std::to_string(count - 1) +
+                                ", got " + std::to_string(value));
+}
 
 }  // namespace pykern

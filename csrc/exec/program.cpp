@@ -1,5 +1,6 @@
 #include "exec/program.hpp"
 
+#include <stdexcept>
 #include <utility>
 
 #include "plan/check.hpp"
@@ -19,6 +20,11 @@ struct Edge {
 
 Program::Program(const Plan& plan) : num_stages_(plan.num_stages()) {
     check(plan);
+    const bool simple = plan.num_slices() == 1 && plan.placement().num_replicas() == 1;
+    if (!simple || plan.has(Kind::R) || plan.has(Kind::I) || plan.has(Kind::U) ||
+        plan.has(Kind::REDUCE) || plan.has(Kind::OFFLOAD)) {
+        throw std::invalid_argument("the executor runs whole F and B of one replica");
+    }
     for (int device = 0; device < plan.num_devices(); ++device) {
         row_begin_.push_back(static_cast<Position>(actions_.size()));
         for (const Action& action : plan.rows()[static_cast<std::size_t>(device)]) {
@@ -33,11 +39,11 @@ Program::Program(const Plan& plan) : num_stages_(plan.num_stages()) {
     for (Position to = 0; to < actions_.size(); ++to) {
         const bool first_in_row = to == row_begin(device_[to]);
         if (!first_in_row) edges.push_back({.from = to - 1, .to = to});
-        for (const Action& input : inputs_of(actions_[to], num_stages_)) {
-            const auto from = static_cast<Position>(index.at(input));
+        for_each_input(actions_[to], index, [&](Action, int position) {
+            const auto from = static_cast<Position>(position);
             const bool is_row_edge = !first_in_row && from == to - 1;
             if (!is_row_edge) edges.push_back({.from = from, .to = to});
-        }
+        });
     }
 
     num_inputs_.assign(actions_.size(), 0);

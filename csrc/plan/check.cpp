@@ -1,5 +1,6 @@
 #include "plan/check.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -32,23 +33,28 @@ void for_each_action(const Plan& plan, Visit visit) {
 
 void require_in_range(const Plan& plan) {
     for_each_action(plan, [&](int device, std::size_t position, Action action) {
-        if (action.stage < plan.num_stages() &&
-            static_cast<std::int64_t>(action.microbatch) < plan.num_microbatches()) {
+        const bool per_stage = action.kind == Kind::REDUCE;
+        const std::int64_t num_microbatches = per_stage ? 1 : plan.num_microbatches();
+        const int num_slices = per_stage ? 1 : plan.num_slices();
+        if (action.stage < plan.num_stages() && action.microbatch < num_microbatches &&
+            action.slice < num_slices) {
             return;
         }
         throw PlanError(kInRange, plan, device, position,
                         to_text(action) + " is outside a plan of " +
-                            std::to_string(plan.num_stages()) + " stages and " +
-                            std::to_string(plan.num_microbatches()) + " microbatches");
+                            std::to_string(plan.num_stages()) + " stages, " +
+                            std::to_string(num_microbatches) + " microbatches and " +
+                            std::to_string(num_slices) + " slices");
     });
 }
 
-void require_can_run(const Plan& plan) {
+void require_authored(const Plan& plan) {
     for_each_action(plan, [&](int device, std::size_t position, Action action) {
-        if (action.kind == Kind::F || action.kind == Kind::B) return;
-        throw PlanError(kCanRun, plan, device, position,
-                        to_text(action) + " is of kind " + kind_name(action.kind) +
-                            ", which cannot run yet; a plan may hold F and B");
+        if (action.kind != Kind::COPY_F && action.kind != Kind::COPY_B) return;
+        throw PlanError(kAuthored, plan, device, position,
+                        to_text(action) +
+                            " is a transfer, which is derived from the plan; a row "
+                            "holds what a device computes");
     });
 }
 
@@ -66,42 +72,113 @@ void require_once(const Plan& plan, const Index& index) {
 
 void require_placed(const Plan& plan) {
     for_each_action(plan, [&](int device, std::size_t position, Action action) {
-        const int owner = plan.placement().device_of(action.stage);
+        const int owner = plan.device_of(action);
         if (device == owner) return;
         throw PlanError(kPlaced, plan, device, position,
                         to_text(action) + " belongs on device " + std::to_string(owner));
     });
 }
 
-void require_all(const Plan& plan, const Index& index, Kind kind) {
+[[noreturn]] void refuse_missing(const Plan& plan, Action action, const std::string& why) {
+    const int device = plan.device_of(action);
+    throw PlanError(kComplete, plan, device, plan.rows()[static_cast<std::size_t>(device)].size(),
+                    to_text(action) + " is missing" + why);
+}
+
+Action with_kind(Action action, Kind kind) {
+    action.kind = kind;
+    return action;
+}
+
+// One B, or one I and one W.
+void require_backward(const Plan& plan, const Index& index, Action cell) {
+    const bool whole = index.at(with_kind(cell, Kind::B)) >= 0;
+    const Action input = with_kind(cell, Kind::I);
+    const Action weight = with_kind(cell, Kind::W);
+    const bool has_input = index.at(input) >= 0;
+    const bool has_weight = index.at(weight) >= 0;
+    if (whole && (has_input || has_weight)) {
+        const Action extra = has_input ? input : weight;
+        const int device = plan.device_of(extra);
+        throw PlanError(kOneBackward, plan, device,
+                        static_cast<std::size_t>(index.at(extra) - index.row_start(device)),
+                        to_text(extra) + " is part of " + to_text(with_kind(cell, Kind::B)) +
+                            ", which stands in the plan as well");
+    }
+    if (whole || (has_input && has_weight)) return;
+    if (has_input) refuse_missing(plan, weight, ", the other half of " + to_text(input));
+    if (has_weight) refuse_missing(plan, input, ", the other half of " + to_text(weight));
+    refuse_missing(plan, with_kind(cell, Kind::B), "");
+}
+
+// Calls visit(cell) with the F of every stage, microbatch and slice.
+template <class Visit>
+void for_each_cell(const Plan& plan, Visit visit) {
     for (int stage = 0; stage < plan.num_stages(); ++stage) {
         for (int microbatch = 0; microbatch < plan.num_microbatches(); ++microbatch) {
-            const Action action = make_action(kind, stage, microbatch);
-            if (index.at(action) >= 0) continue;
-            const int device = plan.placement().device_of(stage);
-            throw PlanError(kComplete, plan, device,
-                            plan.rows()[static_cast<std::size_t>(device)].size(),
-                            to_text(action) + " is missing");
+            for (int slice = 0; slice < plan.num_slices(); ++slice) {
+                visit(make_action(Kind::F, stage, microbatch, slice));
+            }
         }
     }
 }
 
+// What goes out must come back, and nothing comes back that has not gone out.
+void require_both(const Plan& plan, const Index& index, Action cell) {
+    const Action out = with_kind(cell, Kind::OFFLOAD);
+    const Action back = with_kind(cell, Kind::LOAD);
+    if ((index.at(out) >= 0) == (index.at(back) >= 0)) return;
+    if (index.at(out) < 0) refuse_missing(plan, out, ", but " + to_text(back) + " is there");
+    refuse_missing(plan, back, ", but " + to_text(out) + " is there");
+}
+
 // A plan of forwards alone is complete too: inference runs it.
 void require_complete(const Plan& plan, const Index& index) {
-    require_all(plan, index, Kind::F);
-    if (index.has(Kind::B)) require_all(plan, index, Kind::B);
+    const bool trains = index.has(Kind::B) || index.has(Kind::I) || index.has(Kind::W);
+    const bool offloads = index.has(Kind::OFFLOAD) || index.has(Kind::LOAD);
+    for_each_cell(plan, [&](Action cell) {
+        if (index.at(cell) < 0) refuse_missing(plan, cell, "");
+        if (trains) require_backward(plan, index, cell);
+        if (offloads) require_both(plan, index, cell);
+    });
+    if (!index.has(Kind::REDUCE)) return;
+    for (int stage = 0; stage < plan.num_stages(); ++stage) {
+        const Action reduce = make_action(Kind::REDUCE, stage, 0);
+        if (index.at(reduce) < 0) refuse_missing(plan, reduce, "");
+    }
+}
+
+// A forward beside a backward that needs nothing of it: anything else has no gain or no meaning.
+void require_pairs(const Plan& plan) {
+    const auto is_backward = [](Action action) {
+        return action.kind == Kind::B || action.kind == Kind::I;
+    };
+    for (int device = 0; device < plan.num_devices(); ++device) {
+        const Row& row = plan.rows()[static_cast<std::size_t>(device)];
+        for (const std::size_t start : plan.overlaps()[static_cast<std::size_t>(device)]) {
+            const Action first = row[start];
+            const Action second = row[start + 1];
+            if (first.kind == Kind::F && is_backward(second) &&
+                first.microbatch != second.microbatch) {
+                continue;
+            }
+            throw PlanError(kOverlap, plan, device, start,
+                            to_text(first) + " cannot overlap with " + to_text(second) +
+                                "; a pair is an F and then a B or I of another microbatch");
+        }
+    }
 }
 
 // Deadlocks on one device, told apart because they are the commonest mistake and easy to say.
 void require_ordered(const Plan& plan, const Index& index) {
     for_each_action(plan, [&](int device, std::size_t position, Action action) {
-        for (const Action& input : inputs_of(action, plan.num_stages())) {
-            if (plan.placement().device_of(input.stage) != device) continue;
-            if (index.at(input) < index.at(action)) continue;
+        const int here = index.row_start(device) + static_cast<int>(position);
+        for_each_input(action, index, [&](Action input, int stands) {
+            if (stands <= here || stands >= index.row_start(device + 1)) return;
             throw PlanError(kOrdered, plan, device, position,
                             to_text(action) + " stands before " + to_text(input) +
                                 ", which it needs, on the same device");
-        }
+        });
     });
 }
 
@@ -109,26 +186,36 @@ void require_ordered(const Plan& plan, const Index& index) {
 std::vector<std::size_t> reached_by(const Plan& plan, const std::vector<Action>& order) {
     std::vector<std::size_t> reached(plan.rows().size(), 0);
     for (const Action& action : order) {
-        ++reached[static_cast<std::size_t>(plan.placement().device_of(action.stage))];
+        ++reached[static_cast<std::size_t>(plan.device_of(action))];
     }
     return reached;
 }
 
 void require_no_deadlock(const Plan& plan, const Index& index) {
-    const std::vector<std::size_t> reached = reached_by(plan, run_order(plan, index));
-    for (int device = 0; device < plan.num_devices(); ++device) {
-        const std::size_t position = reached[static_cast<std::size_t>(device)];
+    const std::vector<Action> order = run_order(plan, index);
+    if (order.size() == plan.num_actions()) return;
+    const std::vector<std::size_t> reached = reached_by(plan, order);
+    const auto refuse = [&](int device, std::size_t position, Action input, int stands) {
+        const auto owner = static_cast<std::size_t>(plan.device_of(input));
+        const int stop =
+            index.row_start(static_cast<int>(owner)) + static_cast<int>(reached[owner]);
+        if (stands < stop) return;
         const Row& row = plan.rows()[static_cast<std::size_t>(device)];
+        throw PlanError(kNoDeadlock, plan, device, position,
+                        to_text(row[position]) + " waits for " + to_text(input) +
+                            ", which never runs: device " + std::to_string(owner) +
+                            " is stopped at " + to_text(plan.rows()[owner][reached[owner]]));
+    };
+    for (int device = 0; device < plan.num_devices(); ++device) {
+        const auto row_number = static_cast<std::size_t>(device);
+        const Row& row = plan.rows()[row_number];
+        const std::size_t position = reached[row_number];
         if (position == row.size()) continue;
-        for (const Action& input : inputs_of(row[position], plan.num_stages())) {
-            const auto owner = static_cast<std::size_t>(plan.placement().device_of(input.stage));
-            const int stop =
-                index.row_start(static_cast<int>(owner)) + static_cast<int>(reached[owner]);
-            if (index.at(input) < stop) continue;
-            throw PlanError(kNoDeadlock, plan, device, position,
-                            to_text(row[position]) + " waits for " + to_text(input) +
-                                ", which never runs: device " + std::to_string(owner) +
-                                " is stopped at " + to_text(plan.rows()[owner][reached[owner]]));
+        // The second of a pair may be what holds its first back.
+        const bool pair = std::ranges::binary_search(plan.overlaps()[row_number], position);
+        for (std::size_t i = position; i < position + (pair ? 2 : 1); ++i) {
+            for_each_input(row[i], index,
+                           [&](Action input, int stands) { refuse(device, i, input, stands); });
         }
     }
 }
@@ -144,13 +231,24 @@ PlanError::PlanError(Rule rule, const Plan& plan, int device, std::size_t positi
 
 void check(const Plan& plan) {
     require_in_range(plan);
-    require_can_run(plan);
+    require_authored(plan);
     const Index index(plan);
     require_once(plan, index);
     require_placed(plan);
     require_complete(plan, index);
+    require_pairs(plan);
     require_ordered(plan, index);
     require_no_deadlock(plan, index);
+}
+
+void check_memory(const Plan& plan, const Memory& memory, double cap_bytes) {
+    for_each_held(plan, memory, [&](int device, std::size_t position, double held_bytes) {
+        if (held_bytes <= cap_bytes) return;
+        const Action action = plan.rows()[static_cast<std::size_t>(device)][position];
+        throw PlanError(kFits, plan, device, position,
+                        to_text(action) + " makes the device hold " + std::to_string(held_bytes) +
+                            " bytes, and the cap is " + std::to_string(cap_bytes));
+    });
 }
 
 }  // namespace pykern

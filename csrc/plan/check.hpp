@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "plan/memory.hpp"
 #include "plan/plan.hpp"
 
 namespace pykern {
@@ -14,14 +15,17 @@ struct Rule {
     const char* name;
 };
 
-// In the order in which they are checked; ids are stable. docs/plan-rules.md explains each.
+// Ids are stable. docs/plan-rules.md explains each.
 inline constexpr Rule kInRange{"P001", "numbers in range"};
-inline constexpr Rule kCanRun{"P002", "kinds that can run"};
+inline constexpr Rule kAuthored{"P002", "kinds that a row may hold"};
 inline constexpr Rule kOnce{"P003", "every action once"};
 inline constexpr Rule kPlaced{"P004", "on the stage's device"};
 inline constexpr Rule kComplete{"P005", "complete"};
 inline constexpr Rule kOrdered{"P006", "ordered on each device"};
 inline constexpr Rule kNoDeadlock{"P007", "free of deadlock"};
+inline constexpr Rule kOneBackward{"P008", "one backward"};
+inline constexpr Rule kOverlap{"P009", "overlapped pairs"};
+inline constexpr Rule kFits{"P010", "within the memory cap"};
 
 // A plan that breaks a rule, and where. The message holds the table with an arrow at the place.
 class PlanError : public std::runtime_error {
@@ -42,5 +46,9 @@ class PlanError : public std::runtime_error {
 
 // Throws PlanError at the first rule that the plan breaks. Linear in the number of actions.
 void check(const Plan& plan);
+
+// Throws PlanError where a device would hold more than `cap_bytes` at once. The plan must have
+// passed `check`.
+void check_memory(const Plan& plan, const Memory& memory, double cap_bytes);
 
 }  // namespace pykern

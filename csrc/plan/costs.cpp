@@ -1,61 +1,57 @@
 #include "plan/costs.hpp"
 
-#include <cmath>
-#include <cstddef>
-#include <stdexcept>
-#include <string>
 #include <utility>
 
 namespace pykern {
 
 namespace {
 
-void require_time(const std::string& name, double time_ns) {
-    if (!std::isfinite(time_ns) || time_ns < 0) {
-        throw std::invalid_argument(name + " must be finite and not negative, got " +
-                                    std::to_string(time_ns));
+StageValues half_of(StageValues values) {
+    if (auto* value = std::get_if<double>(&values)) {
+        *value /= 2;
+    } else {
+        for (double& entry : std::get<std::vector<double>>(values)) entry /= 2;
     }
-}
-
-void require_times(const std::string& name, const StageTimes& times) {
-    if (const auto* time_ns = std::get_if<double>(&times)) {
-        require_time(name, *time_ns);
-        return;
-    }
-    const auto& list = std::get<std::vector<double>>(times);
-    for (std::size_t stage = 0; stage < list.size(); ++stage) {
-        require_time(name + " of stage " + std::to_string(stage), list[stage]);
-    }
-}
-
-void require_length(const std::string& name, const StageTimes& times, int num_stages) {
-    const auto* list = std::get_if<std::vector<double>>(&times);
-    if (list == nullptr || list->size() == static_cast<std::size_t>(num_stages)) return;
-    throw std::invalid_argument(name + " must hold one time for each of " +
-                                std::to_string(num_stages) + " stages, got " +
-                                std::to_string(list->size()));
+    return values;
 }
 
 }  // namespace
 
-Costs::Costs(StageTimes forward_ns, StageTimes backward_ns, double transfer_ns)
+Costs::Costs(StageValues forward_ns, StageValues backward_ns, double transfer_ns,
+             std::optional<StageValues> input_ns, std::optional<StageValues> weight_ns)
     : forward_ns_(std::move(forward_ns)),
       backward_ns_(std::move(backward_ns)),
+      input_ns_(input_ns ? std::move(*input_ns) : half_of(backward_ns_)),
+      weight_ns_(weight_ns ? std::move(*weight_ns) : half_of(backward_ns_)),
       transfer_ns_(transfer_ns) {
-    require_times("forward_ns", forward_ns_);
-    require_times("backward_ns", backward_ns_);
-    require_time("transfer_ns", transfer_ns_);
+    require_values("forward_ns", forward_ns_);
+    require_values("backward_ns", backward_ns_);
+    require_values("input_ns", input_ns_);
+    require_values("weight_ns", weight_ns_);
+    require_values("transfer_ns", transfer_ns_);
 }
 
 double Costs::of(Action action) const {
-    const StageTimes& times = action.kind == Kind::F ? forward_ns_ : backward_ns_;
-    if (const auto* time_ns = std::get_if<double>(&times)) return *time_ns;
-    return std::get<std::vector<double>>(times)[action.stage];
+    switch (action.kind) {
+        case Kind::F:
+        case Kind::R:
+            return value_of(forward_ns_, action.stage);
+        case Kind::B:
+            return value_of(backward_ns_, action.stage);
+        case Kind::I:
+            return value_of(input_ns_, action.stage);
+        case Kind::W:
+            return value_of(weight_ns_, action.stage);
+        default:
+            return 0;
+    }
 }
 
 void Costs::require_stages(int num_stages) const {
-    require_length("forward_ns", forward_ns_, num_stages);
-    require_length("backward_ns", backward_ns_, num_stages);
+    pykern::require_stages("forward_ns", forward_ns_, num_stages);
+    pykern::require_stages("backward_ns", backward_ns_, num_stages);
+    pykern::require_stages("input_ns", input_ns_, num_stages);
+    pykern::require_stages("weight_ns", weight_ns_, num_stages);
 }
 
 }  // namespace pykern

@@ -3,8 +3,12 @@
 namespace pykern {
 
 Index::Index(const Plan& plan)
-    : num_microbatches_(static_cast<std::size_t>(plan.num_microbatches())) {
-    const std::size_t num_cells = static_cast<std::size_t>(plan.num_stages()) * num_microbatches_;
+    : num_stages_(plan.num_stages()),
+      num_microbatches_(plan.num_microbatches()),
+      num_slices_(plan.num_slices()) {
+    const std::size_t num_cells = static_cast<std::size_t>(num_stages_) *
+                                  static_cast<std::size_t>(num_microbatches_) *
+                                  static_cast<std::size_t>(num_slices_);
     int position = 0;
     for (const Row& row : plan.rows()) {
         row_starts_.push_back(position);
@@ -16,6 +20,7 @@ Index::Index(const Plan& plan)
             ++position;
         }
     }
+    row_starts_.push_back(position);
 }
 
 }  // namespace pykern

@@ -1,42 +1,105 @@
 // Inputs: the one place that says what an action needs before it may run.
 #pragma once
 
-#include <array>
-#include <cstddef>
 #include <cstdint>
 
 #include "plan/action.hpp"
+#include "plan/index.hpp"
 
 namespace pykern {
 
-// At most two actions, in a fixed array: this is called for every action of every plan.
-class Inputs {
+// Visits the inputs of one action of a plan. Called for every action of every plan: it neither
+// allocates nor visits actions that the plan does not hold.
+//
+//   F(s, m, j)         F(s-1, m, j); F(s, m, j-1)
+//   R, OFFLOAD         F of the same cell;  LOAD: OFFLOAD of the same cell
+//   B, I (s, m, j)     F, R and LOAD of the same cell; B or I of (s+1, m, j) and of (s, m, j+1)
+//   W                  I of the same cell
+//   REDUCE(s)          what completes the gradients of s: B or W of every microbatch and slice
+//   U(s, m)            B or W of (s, m, 0), whose slices end last; REDUCE(s)
+//
+// Copies are not actions of a plan; they are derived from it.
+template <class Visit>
+class InputVisitor {
    public:
-    void add(Kind kind, std::uint16_t stage, std::uint32_t microbatch) {
-        actions_[size_++] = Action{microbatch, stage, kind};
-    }
-    const Action* begin() const { return actions_.data(); }
-    const Action* end() const { return actions_.data() + size_; }
+    InputVisitor(const Index& index, Visit visit) : index_(index), visit_(visit) {}
 
-   private:
-    std::array<Action, 2> actions_{};
-    std::size_t size_ = 0;
-};
-
-// What `action` waits for in a model of `num_stages` stages whose backward is whole:
-//   F(s, m) needs F(s-1, m);  B(s, m) needs F(s, m) and B(s+1, m).
-inline Inputs inputs_of(Action action, int num_stages) {
-    Inputs inputs;
-    if (action.kind == Kind::F && action.stage > 0) {
-        inputs.add(Kind::F, static_cast<std::uint16_t>(action.stage - 1), action.microbatch);
-    }
-    if (action.kind == Kind::B) {
-        inputs.add(Kind::F, action.stage, action.microbatch);
-        if (action.stage + 1 < num_stages) {
-            inputs.add(Kind::B, static_cast<std::uint16_t>(action.stage + 1), action.microbatch);
+    void operator()(Action action) {
+        switch (action.kind) {
+            case Kind::F:
+                if (action.stage > 0) use(Kind::F, action.stage - 1, action);
+                if (action.slice > 0) use(Kind::F, action.stage, action, action.slice - 1);
+                return;
+            case Kind::R:
+            case Kind::OFFLOAD:
+                return use(Kind::F, action.stage, action);
+            case Kind::LOAD:
+                return use(Kind::OFFLOAD, action.stage, action);
+            case Kind::B:
+            case Kind::I:
+                return backward(action);
+            case Kind::W:
+                return use(Kind::I, action.stage, action);
+            case Kind::REDUCE:
+                return reduce(action.stage);
+            case Kind::U:
+                return update(action);
+            case Kind::COPY_F:
+            case Kind::COPY_B:
+                return;
         }
     }
-    return inputs;
+
+   private:
+    void use(Kind kind, int stage, Action of, int slice) {
+        if (!index_.has(kind)) return;
+        const Action input{of.microbatch, static_cast<std::uint16_t>(stage), kind,
+                           static_cast<std::uint8_t>(slice)};
+        const int position = index_.at(input);
+        if (position >= 0) visit_(input, position);
+    }
+    void use(Kind kind, int stage, Action of) { use(kind, stage, of, of.slice); }
+
+    void either(Kind kind, Kind other, int stage, Action of, int slice) {
+        use(kind, stage, of, slice);
+        use(other, stage, of, slice);
+    }
+
+    void backward(Action action) {
+        use(Kind::F, action.stage, action);
+        use(Kind::R, action.stage, action);
+        use(Kind::LOAD, action.stage, action);
+        if (action.stage + 1 < index_.num_stages()) {
+            either(Kind::B, Kind::I, action.stage + 1, action, action.slice);
+        }
+        if (action.slice + 1 < index_.num_slices()) {
+            either(Kind::B, Kind::I, action.stage, action, action.slice + 1);
+        }
+    }
+
+    // From the last microbatch on: it is the likeliest to be missing, and who waits looks once.
+    void reduce(int stage) {
+        for (int microbatch = index_.num_microbatches() - 1; microbatch >= 0; --microbatch) {
+            const Action of{.microbatch = static_cast<std::uint32_t>(microbatch)};
+            for (int slice = 0; slice < index_.num_slices(); ++slice) {
+                either(Kind::B, Kind::W, stage, of, slice);
+            }
+        }
+    }
+
+    void update(Action action) {
+        either(Kind::B, Kind::W, action.stage, action, 0);
+        use(Kind::REDUCE, action.stage, Action{});
+    }
+
+    const Index& index_;
+    Visit visit_;
+};
+
+// Calls visit(input, its position) for everything that `action` waits for.
+template <class Visit>
+void for_each_input(Action action, const Index& index, Visit visit) {
+    InputVisitor<Visit>(index, visit)(action);
 }
 
 }  // namespace pykern

@@ -17,6 +17,7 @@ class Walk {
         : plan_(plan),
           index_(index),
           next_(plan.rows().size(), 0),
+          next_overlap_(plan.rows().size(), 0),
           next_waiter_(plan.rows().size(), kNobody),
           first_waiter_(plan.num_actions(), kNobody) {}
 
@@ -35,46 +36,59 @@ class Walk {
 
    private:
     static constexpr int kNobody = -1;
+    static constexpr int kHasRun = -2;
 
     void run_row(int device) {
-        const Row& row = plan_.rows()[static_cast<std::size_t>(device)];
-        int& next = next_[static_cast<std::size_t>(device)];
-        while (next < static_cast<int>(row.size())) {
-            const Action action = row[static_cast<std::size_t>(next)];
-            if (waits(action, device)) return;
-            order_.push_back(action);
-            wake(index_.row_start(device) + next);
-            ++next;
+        const auto row_number = static_cast<std::size_t>(device);
+        const Row& row = plan_.rows()[row_number];
+        std::size_t& next = next_[row_number];
+        while (next < row.size()) {
+            // Two actions that share a slot start together, so both must be able to.
+            const std::size_t together = starts_pair(row_number, next) ? 2 : 1;
+            for (std::size_t i = 0; i < together; ++i) {
+                if (waits(row[next + i], device)) return;
+            }
+            for (std::size_t i = 0; i < together; ++i) {
+                order_.push_back(row[next]);
+                finish(index_.row_start(device) + static_cast<int>(next));
+                ++next;
+            }
         }
+    }
+
+    bool starts_pair(std::size_t row, std::size_t position) {
+        const Overlaps& starts = plan_.overlaps()[row];
+        std::size_t& pair = next_overlap_[row];
+        while (pair < starts.size() && starts[pair] < position) ++pair;
+        return pair < starts.size() && starts[pair] == position;
     }
 
     bool waits(Action action, int device) {
-        for (const Action& input : inputs_of(action, plan_.num_stages())) {
-            if (has_run(input)) continue;
-            int& first = first_waiter_[static_cast<std::size_t>(index_.at(input))];
-            next_waiter_[static_cast<std::size_t>(device)] = first;
-            first = device;
-            return true;
-        }
-        return false;
+        int missing = kNobody;
+        for_each_input(action, index_, [&](Action, int position) {
+            const bool has_run = first_waiter_[static_cast<std::size_t>(position)] == kHasRun;
+            if (missing == kNobody && !has_run) missing = position;
+        });
+        if (missing == kNobody) return false;
+        int& first = first_waiter_[static_cast<std::size_t>(missing)];
+        next_waiter_[static_cast<std::size_t>(device)] = first;
+        first = device;
+        return true;
     }
 
-    bool has_run(Action action) const {
-        const int device = plan_.placement().device_of(action.stage);
-        return index_.at(action) <
-               index_.row_start(device) + next_[static_cast<std::size_t>(device)];
-    }
-
-    void wake(int position) {
-        int device = first_waiter_[static_cast<std::size_t>(position)];
-        for (; device != kNobody; device = next_waiter_[static_cast<std::size_t>(device)]) {
+    void finish(int position) {
+        int& first = first_waiter_[static_cast<std::size_t>(position)];
+        for (int device = first; device != kNobody;
+             device = next_waiter_[static_cast<std::size_t>(device)]) {
             ready_.push_back(device);
         }
+        first = kHasRun;
     }
 
     const Plan& plan_;
     const Index& index_;
-    std::vector<int> next_;
+    std::vector<std::size_t> next_;
+    std::vector<std::size_t> next_overlap_;
     std::vector<int> next_waiter_;
     std::vector<int> first_waiter_;
     std::vector<int> ready_;

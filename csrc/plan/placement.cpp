@@ -19,18 +19,28 @@ int count_stages(int num_devices, const char* chunks_name, int chunks, int stage
     return static_cast<int>(stages);
 }
 
+void require_device(int stage, int device, int num_devices) {
+    if (device >= 0 && device < num_devices) return;
+    throw std::invalid_argument("stage " + std::to_string(stage) + " is placed on device " +
+                                std::to_string(device) + ", but devices are 0 to " +
+                                std::to_string(num_devices - 1));
+}
+
 }  // namespace
 
-Placement::Placement(int num_devices, std::vector<int> device_of_stage)
-    : num_devices_(num_devices), device_of_stage_(std::move(device_of_stage)) {
+Placement::Placement(int num_devices, Replica device_of_stage)
+    : Placement(num_devices, std::vector<Replica>{std::move(device_of_stage)}) {}
+
+Placement::Placement(int num_devices, std::vector<Replica> replicas)
+    : num_devices_(num_devices), replicas_(std::move(replicas)) {
     require_range("num_devices", num_devices_, 1, kMaxStages);
-    require_range("num_stages", static_cast<std::int64_t>(device_of_stage_.size()), 1, kMaxStages);
-    for (int stage = 0; stage < num_stages(); ++stage) {
-        const int device = device_of(stage);
-        if (device < 0 || device >= num_devices_) {
-            throw std::invalid_argument("stage " + std::to_string(stage) + " is placed on device " +
-                                        std::to_string(device) + ", but devices are 0 to " +
-                                        std::to_string(num_devices_ - 1));
+    require_range("num_replicas", static_cast<std::int64_t>(replicas_.size()), 1, kMaxStages);
+    require_range("num_stages", static_cast<std::int64_t>(replicas_[0].size()), 1, kMaxStages);
+    for (const Replica& replica : replicas_) {
+        require_range("num_stages of a replica", static_cast<std::int64_t>(replica.size()),
+                      num_stages(), num_stages());
+        for (int stage = 0; stage < num_stages(); ++stage) {
+            require_device(stage, replica[static_cast<std::size_t>(stage)], num_devices_);
         }
     }
 }
@@ -39,7 +49,7 @@ Placement Placement::linear(int num_devices) { return looped(num_devices, 1); }
 
 Placement Placement::looped(int num_devices, int num_chunks) {
     const int num_stages = count_stages(num_devices, "num_chunks", num_chunks, 1);
-    std::vector<int> devices;
+    Replica devices;
     devices.reserve(static_cast<std::size_t>(num_stages));
     for (int stage = 0; stage < num_stages; ++stage) devices.push_back(stage % num_devices);
     return {num_devices, std::move(devices)};
@@ -47,13 +57,18 @@ Placement Placement::looped(int num_devices, int num_chunks) {
 
 Placement Placement::wave(int num_devices, int waves) {
     const int num_stages = count_stages(num_devices, "waves", waves, 2);
-    std::vector<int> devices;
+    Replica devices;
     for (int stage = 0; stage < num_stages; ++stage) {
         const int offset = stage % num_devices;
         const bool down = (stage / num_devices) % 2 == 0;
         devices.push_back(down ? offset : num_devices - 1 - offset);
     }
     return {num_devices, std::move(devices)};
+}
+
+Placement Placement::bidirectional(int num_devices) {
+    const Replica down = linear(num_devices).replicas_[0];
+    return {num_devices, std::vector<Replica>{down, Replica(down.rbegin(), down.rend())}};
 }
 
 }  // namespace pykern

@@ -1,5 +1,6 @@
 #include "plan/plan.hpp"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -8,21 +9,53 @@
 
 namespace pykern {
 
-void require_plan_size(int num_stages, int num_microbatches) {
-    require_range("num_microbatches", num_microbatches, 1, kMaxCells);
-    require_range("num_stages * num_microbatches", std::int64_t{num_stages} * num_microbatches, 1,
-                  kMaxCells);
+namespace {
+
+void require_pairs(const Overlaps& starts, std::size_t device, std::size_t row_size) {
+    std::size_t free_from = 0;
+    for (const std::size_t start : starts) {
+        if (start < free_from || start + 1 >= row_size) {
+            throw std::invalid_argument(
+                "device " + std::to_string(device) + ": overlap at position " +
+                std::to_string(start) +
+                ", but positions ascend, leave room for the second action of a pair, and stay in "
+                "a row of " +
+                std::to_string(row_size));
+        }
+        free_from = start + 2;
+    }
 }
 
-Plan::Plan(Placement placement, int num_microbatches, std::vector<Row> rows)
+}  // namespace
+
+void require_plan_size(int num_stages, int num_microbatches, int num_slices) {
+    require_range("num_microbatches", num_microbatches, 1, kMaxCells);
+    require_range("num_slices", num_slices, 1, kMaxSlices);
+    require_range("num_stages * num_microbatches * num_slices",
+                  std::int64_t{num_stages} * num_microbatches * num_slices, 1, kMaxCells);
+}
+
+Plan::Plan(Placement placement, int num_microbatches, std::vector<Row> rows, int num_slices,
+           std::vector<Overlaps> overlaps)
     : placement_(std::move(placement)),
       num_microbatches_(num_microbatches),
-      rows_(std::move(rows)) {
-    require_plan_size(num_stages(), num_microbatches_);
+      num_slices_(num_slices),
+      rows_(std::move(rows)),
+      overlaps_(std::move(overlaps)) {
+    require_plan_size(num_stages(), num_microbatches_, num_slices_);
     if (rows_.size() != static_cast<std::size_t>(num_devices())) {
         throw std::invalid_argument("a plan for " + std::to_string(num_devices()) +
                                     " devices needs as many rows, got " +
                                     std::to_string(rows_.size()));
+    }
+    if (overlaps_.empty()) overlaps_.resize(rows_.size());
+    if (overlaps_.size() != rows_.size()) {
+        throw std::invalid_argument("overlaps must hold a list for each of " +
+                                    std::to_string(rows_.size()) + " rows, got " +
+                                    std::to_string(overlaps_.size()));
+    }
+    for (std::size_t device = 0; device < rows_.size(); ++device) {
+        require_pairs(overlaps_[device], device, rows_[device].size());
     }
 }
 
@@ -32,6 +65,12 @@ std::size_t Plan::num_actions() const {
     return count;
 }
 
+bool Plan::has(Kind kind) const {
+    const auto is_kind = [kind](const Action& action) { return action.kind == kind; };
+    return std::ranges::any_of(rows_,
+                               [&](const Row& row) { return std::ranges::any_of(row, is_kind); });
+}
+
 Plan Plan::forward_only() const {
     std::vector<Row> rows(rows_.size());
     for (std::size_t device = 0; device < rows_.size(); ++device) {
@@ -39,7 +78,7 @@ Plan Plan::forward_only() const {
             if (action.kind == Kind::F) rows[device].push_back(action);
         }
     }
-    return {placement_, num_microbatches_, std::move(rows)};
+    return {placement_, num_microbatches_, std::move(rows), num_slices_};
 }
 
 }  // namespace pykern

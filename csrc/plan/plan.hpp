@@ -10,25 +10,41 @@
 namespace pykern {
 
 using Row = std::vector<Action>;
+// Ascending positions of a row; the action there shares its slot with the one after it: both start
+// together and are computed side by side.
+using Overlaps = std::vector<std::size_t>;
 
-// Most (stage, microbatch) pairs of one plan: it bounds the memory that a plan from a stranger
-// takes.
+// Most (stage, microbatch, slice) cells of one plan: it bounds the memory that a plan from a
+// stranger takes.
 inline constexpr int kMaxCells = 1 << 24;
+// What an Action's slice number can hold.
+inline constexpr int kMaxSlices = 256;
 
 // Throws std::invalid_argument where a plan of this size would be empty or larger than that.
-void require_plan_size(int num_stages, int num_microbatches);
+void require_plan_size(int num_stages, int num_microbatches, int num_slices = 1);
 
 // An immutable value. A Plan may be wrong; `check` (check.hpp) says whether it can run.
 class Plan {
    public:
-    Plan(Placement placement, int num_microbatches, std::vector<Row> rows);
+    // `overlaps` holds a list for each row, or none at all.
+    Plan(Placement placement, int num_microbatches, std::vector<Row> rows, int num_slices = 1,
+         std::vector<Overlaps> overlaps = {});
 
     const Placement& placement() const { return placement_; }
     int num_devices() const { return placement_.num_devices(); }
     int num_stages() const { return placement_.num_stages(); }
     int num_microbatches() const { return num_microbatches_; }
+    // Parts of a microbatch along the sequence, each an item of its own.
+    int num_slices() const { return num_slices_; }
     const std::vector<Row>& rows() const { return rows_; }
+    const std::vector<Overlaps>& overlaps() const { return overlaps_; }
     std::size_t num_actions() const;
+
+    // The device of the stage, in the replica that has the microbatch.
+    int device_of(Action action) const {
+        return placement_.device_of(action.stage, placement_.replica_of(action.microbatch));
+    }
+    bool has(Kind kind) const;
 
     // The same plan with its forward actions only: what inference runs.
     Plan forward_only() const;
@@ -38,7 +54,9 @@ class Plan {
    private:
     Placement placement_;
     int num_microbatches_;
+    int num_slices_;
     std::vector<Row> rows_;
+    std::vector<Overlaps> overlaps_;
 };
 
 }  // namespace pykern

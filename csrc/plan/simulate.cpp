@@ -16,18 +16,17 @@ Timeline simulate(const Plan& plan, const Costs& costs) {
     check(plan);
     costs.require_stages(plan.num_stages());
     const Index index(plan);
-    const Placement& placement = plan.placement();
     std::vector<std::vector<Span>> rows(plan.rows().size());
     std::vector<double> end_ns(plan.num_actions());
     for (const Action& action : run_order(plan, index)) {
-        const int device = placement.device_of(action.stage);
+        const int device = plan.device_of(action);
         std::vector<Span>& row = rows[static_cast<std::size_t>(device)];
         double start_ns = row.empty() ? 0 : row.back().end_ns;
-        for (const Action& input : inputs_of(action, plan.num_stages())) {
-            const bool moves = placement.device_of(input.stage) != device;
-            start_ns = std::max(start_ns, end_ns[static_cast<std::size_t>(index.at(input))] +
+        for_each_input(action, index, [&](Action input, int position) {
+            const bool moves = plan.device_of(input) != device;
+            start_ns = std::max(start_ns, end_ns[static_cast<std::size_t>(position)] +
                                               (moves ? costs.transfer_ns() : 0));
-        }
+        });
         row.push_back({action, start_ns, start_ns + costs.of(action)});
         end_ns[static_cast<std::size_t>(index.at(action))] = row.back().end_ns;
     }

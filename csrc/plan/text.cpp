@@ -10,8 +10,8 @@ namespace pykern {
 
 namespace {
 
-constexpr std::array<const char*, kNumKinds> kKindNames = {"F", "R",      "B",      "I",     "W",
-                                                           "U", "COPY_F", "COPY_B", "REDUCE"};
+constexpr std::array<const char*, kNumKinds> kKindNames = {
+    "F", "R", "B", "I", "W", "U", "COPY_F", "COPY_B", "REDUCE", "OFFLOAD", "LOAD"};
 
 // How much of a large plan an error shows on each side of the place.
 constexpr std::size_t kDevicesAround = 4;
@@ -68,11 +68,20 @@ std::int64_t read_number(std::string_view digits) {
 const char* kind_name(Kind kind) { return kKindNames[static_cast<std::size_t>(kind)]; }
 
 std::string to_text(Action action) {
-    return std::to_string(action.stage) + kind_name(action.kind) +
-           std::to_string(action.microbatch);
+    std::string text =
+        std::to_string(action.stage) + kind_name(action.kind) + std::to_string(action.microbatch);
+    if (action.slice > 0) text += "." + std::to_string(action.slice);
+    return text;
 }
 
 Action parse_action(std::string_view text) {
+    const std::string_view whole = text;
+    std::int64_t slice = 0;
+    if (const std::size_t dot = text.find('.'); dot != std::string_view::npos) {
+        slice = read_number(text.substr(dot + 1));
+        if (slice == 0) slice = -1;  // the first slice is written without its number
+        text = text.substr(0, dot);
+    }
     const std::size_t name_start = std::min(text.find_first_not_of("0123456789"), text.size());
     const std::size_t last_letter = text.find_last_not_of("0123456789");
     const std::size_t name_end = last_letter == std::string_view::npos ? 0 : last_letter + 1;
@@ -82,12 +91,14 @@ Action parse_action(std::string_view text) {
     if (found != kKindNames.end()) {
         const std::int64_t stage = read_number(text.substr(0, name_start));
         const std::int64_t microbatch = read_number(text.substr(name_end));
-        if (stage >= 0 && microbatch >= 0) {
-            return make_action(static_cast<Kind>(found - kKindNames.begin()), stage, microbatch);
+        if (stage >= 0 && microbatch >= 0 && slice >= 0) {
+            return make_action(static_cast<Kind>(found - kKindNames.begin()), stage, microbatch,
+                               slice);
         }
     }
-    throw std::invalid_argument("an action is stage, kind, microbatch, like \"2F0\", got \"" +
-                                std::string(text.substr(0, 40)) + "\"");
+    throw std::invalid_argument(
+        "an action is stage, kind, microbatch, like \"2F0\", or with a slice \"2F0.1\", got \"" +
+        std::string(whole.substr(0, 40)) + "\"");
 }
 
 std::string table(const Plan& plan) {

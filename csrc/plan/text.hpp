@@ -1,4 +1,5 @@
-// Text: how actions and plans are written. An action is torch's "2F0": stage, kind, microbatch.
+// Text: how actions and plans are written. An action is torch's "2F0": stage, kind, microbatch;
+// the second slice of it is "2F0.1".
 #pragma once
 
 #include <cstddef>

@@ -68,7 +68,7 @@ int Timeline::peak_in_flight(int device) const {
     int peak = 0;
     for (const Span& span : rows_.at(static_cast<std::size_t>(device))) {
         if (span.action.kind == Kind::F) peak = std::max(peak, ++held);
-        if (span.action.kind == Kind::B) --held;
+        if (span.action.kind == Kind::B || span.action.kind == Kind::W) --held;
     }
     return peak;
 }

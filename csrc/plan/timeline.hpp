@@ -30,7 +30,8 @@ class Timeline {
     double busy_ns(int device) const;
     // Idle device time divided by makespan, averaged over the devices: 0...1.
     double bubble_ratio() const;
-    // Most microbatches held at once on the device, in chunks: from the start of F to the end of B.
+    // Most microbatches held at once on the device, in chunks: from the start of F to the end of B
+    // or W.
     int peak_in_flight(int device) const;
 
    private:

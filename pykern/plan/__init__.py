@@ -4,6 +4,7 @@ from pykern._C import (
     Action,
     Costs,
     Kind,
+    Memory,
     Placement,
     Plan,
     PlanError,
@@ -12,7 +13,10 @@ from pykern._C import (
     by_phases,
     by_slots,
     check,
+    check_memory,
+    peak_bytes,
     simulate,
+    with_reductions,
 )
 from pykern.plan.counts import require_counts
 
@@ -20,6 +24,7 @@ __all__ = [
     "Action",
     "Costs",
     "Kind",
+    "Memory",
     "Placement",
     "Plan",
     "PlanError",
@@ -28,6 +33,9 @@ __all__ = [
     "by_phases",
     "by_slots",
     "check",
+    "check_memory",
+    "peak_bytes",
     "require_counts",
     "simulate",
+    "with_reductions",
 ]

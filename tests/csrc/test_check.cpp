@@ -28,7 +28,7 @@ std::string verdict(const Plan& plan) {
 TEST_CASE("each rule is told apart, with its place") {
     const std::vector<std::pair<std::string, std::vector<std::string>>> cases = {
         {"accepted", {"0F0 0B0", "1F0 1B0"}},     {"P001 1 1", {"0F0 0B0", "1F0 2B0"}},
-        {"P001 0 0", {"0F1 0B0", "1F0 1B0"}},     {"P002 0 1", {"0F0 0W0 0B0", "1F0 1B0"}},
+        {"P001 0 0", {"0F1 0B0", "1F0 1B0"}},     {"P002 0 1", {"0F0 0COPY_F0 0B0", "1F0 1B0"}},
         {"P003 1 2", {"0F0 0B0", "1F0 1B0 0F0"}}, {"P004 0 1", {"0F0 1F0 0B0", "1B0"}},
         {"P005 1 1", {"0F0 0B0", "1F0"}},         {"P005 0 0", {"", ""}},
         {"P006 1 0", {"0F0 0B0", "1B0 1F0"}},

@@ -31,10 +31,12 @@ bool respects_plan(const std::vector<Action>& order, const Plan& plan, const Ind
     std::vector<int> next(plan.rows().size());
     for (std::size_t i = 0; i < next.size(); ++i) next[i] = index.row_start(static_cast<int>(i));
     for (const Action& action : order) {
-        for (const Action& input : inputs_of(action, plan.num_stages())) {
-            if (!ran[static_cast<std::size_t>(index.at(input))]) return false;
-        }
-        const int device = plan.placement().device_of(action.stage);
+        bool inputs_ran = true;
+        for_each_input(action, index, [&](Action, int position) {
+            inputs_ran = inputs_ran && ran[static_cast<std::size_t>(position)];
+        });
+        if (!inputs_ran) return false;
+        const int device = plan.device_of(action);
         if (index.at(action) != next[static_cast<std::size_t>(device)]++) return false;
         ran[static_cast<std::size_t>(index.at(action))] = true;
     }

@@ -9,7 +9,11 @@ from hypothesis import strategies as st
 from pykern.plan import Action, Kind
 
 actions = st.builds(
-    Action, st.sampled_from(Kind), st.integers(0, 2**16 - 1), st.integers(0, 2**32 - 1)
+    Action,
+    st.sampled_from(Kind),
+    st.integers(0, 2**16 - 1),
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 255),
 )
 
 
@@ -22,6 +26,7 @@ def test_text_and_pickle_round_trip(action: Action) -> None:
 def test_text_is_stage_kind_microbatch() -> None:
     assert str(Action(Kind.F, 2, 0)) == "2F0"
     assert str(Action(Kind.COPY_B, 12, 34)) == "12COPY_B34"
+    assert str(Action(Kind.F, 2, 0, slice=3)) == "2F0.3"
     assert Action.parse("7REDUCE1") == Action(Kind.REDUCE, stage=7, microbatch=1)
 
 
@@ -29,7 +34,22 @@ def test_text_is_stage_kind_microbatch() -> None:
     "text",
     [
         *["", "F", "2F", "F0", "2 F0", " 2F0", "2F0\n", "02F0", "2F00", "2f0", "2X0", "2F-1", "2"],
-        *["2F0F1", "2FB0", "+2F0", "2F0x", "٢F0", "2F1.0", "2F0\x00", "9" * 40 + "F0", "-2F0"],
+        *[
+            "2F0F1",
+            "2FB0",
+            "+2F0",
+            "2F0x",
+            "٢F0",
+            "2F1.0",
+            "2F1.0",
+            "2F1.01",
+            "2F1.1.1",
+            "2F1.",
+            ".1",
+            "2F0\x00",
+            "9" * 40 + "F0",
+            "-2F0",
+        ],
     ],
 )
 def test_any_other_text_is_refused(text: str) -> None:

@@ -53,7 +53,10 @@ def test_a_warm_up_too_short_is_refused_by_the_check() -> None:
     ("make", "message"),
     [
         (lambda p: by_slots(p, 0, 1, 2), "num_microbatches must be 1 to 16777216, got 0"),
-        (lambda p: by_slots(p, 2**24, 1, 2), r"num_stages \* num_microbatches must be"),
+        (
+            lambda p: by_slots(p, 2**24, 1, 2),
+            r"num_stages \* num_microbatches \* num_slices must be",
+        ),
         (lambda p: by_slots(p, 4, 0, 2), "group must be 1 to 16777216, got 0"),
         (lambda p: by_slots(p, 4, 3, 5), "group_offset must be 6 to 2147483647, got 5"),
         (lambda p: by_phases(p, 0, [1, 1], 1), "num_microbatches must be"),

@@ -19,7 +19,7 @@ from pykern.plan import Placement
     ],
 )
 def test_device_of_every_stage(placement: Placement, devices: tuple[int, ...]) -> None:
-    assert placement.device_of_stage == devices
+    assert placement.replicas == (devices,)
     assert placement.num_stages == len(devices)
     assert tuple(placement.device_of(stage) for stage in range(len(devices))) == devices
     copy = pickle.loads(pickle.dumps(placement))

@@ -3,8 +3,10 @@
 import pickle
 
 import pytest
+from hypothesis import given
 
-from pykern.plan import Action, Kind, Placement, Plan, by_slots, check
+from pykern.plan import Action, Kind, Placement, Plan, by_slots, check, with_reductions
+from tests.plan.strategies import valid_plans
 
 
 def small_plan() -> Plan:
@@ -50,7 +52,12 @@ def test_forward_only_keeps_the_forwards_in_order() -> None:
     [
         (2, 0, 2, "num_microbatches must be 1 to 16777216, got 0"),
         (2, 2, 3, "a plan for 2 devices needs as many rows, got 3"),
-        (1000, 20000, 1000, r"num_stages \* num_microbatches must be 1 to 16777216, got 20000000"),
+        (
+            1000,
+            20000,
+            1000,
+            r"num_stages \* num_microbatches \* num_slices must be 1 to 16777216, got 20000000",
+        ),
     ],
 )
 def test_bad_sizes_are_refused(
@@ -63,3 +70,26 @@ def test_bad_sizes_are_refused(
 def test_wide_actions_keep_the_table_aligned() -> None:
     rows = [[Action(Kind.F, 0, 0), Action(Kind.F, 0, 10), Action(Kind.F, 0, 1)]]
     assert str(Plan(Placement.linear(1), 11, rows)) == "device 0 | 0F0  0F10 0F1"
+
+
+def test_reductions_stand_behind_the_last_gradient_of_their_stage() -> None:
+    rows = [["0F0", "1F1", "1B1", "0B0"], ["0F1", "1F0", "1B0", "0B1"]]
+    actions = [[Action.parse(text) for text in row] for row in rows]
+    plan = with_reductions(Plan(Placement.bidirectional(2), 2, actions))
+    check(plan)
+    assert [[str(action) for action in row] for row in plan.rows] == [
+        ["0F0", "1F1", "1B1", "0B0", "0REDUCE0"],
+        ["0F1", "1F0", "1B0", "1REDUCE0", "0B1"],
+    ]
+    assert with_reductions(plan) == plan
+    assert with_reductions(small_plan()) == small_plan()
+    assert with_reductions(small_plan().forward_only()) == small_plan().forward_only()
+
+
+@given(valid_plans())
+def test_reductions_keep_any_plan_runnable(plan: Plan) -> None:
+    reduced = with_reductions(plan)
+    check(reduced)
+    assert reduced.has(Kind.REDUCE) == (plan.placement.num_replicas > 1)
+    kept = [[a for a in row if a.kind is not Kind.REDUCE] for row in reduced.rows]
+    assert kept == [list(row) for row in plan.rows]

@@ -26,7 +26,7 @@ def ends_by_recursion(
             start = max(start, end(Action(Kind.F, stage, microbatch)))
         elif kind is Kind.B or stage > 0:
             source = stage + 1 if kind is Kind.B else stage - 1
-            devices = plan.placement.device_of_stage
+            devices = plan.placement.replicas[0]
             latency = transfer if devices[source] != devices[stage] else 0
             start = max(start, end(Action(kind, source, microbatch)) + latency)
         return start + (forward if kind is Kind.F else backward)[stage]
@@ -71,7 +71,10 @@ def one_f_one_b() -> Plan:
         (lambda: Costs(1, float("nan")), "backward_ns must be finite and not negative, got nan"),
         (lambda: Costs(1, [1, float("inf")]), "backward_ns of stage 1 must be finite"),
         (lambda: Costs(1, 1, -0.5), "transfer_ns must be finite and not negative, got -0.5"),
-        (lambda: simulate(one_f_one_b(), Costs([1, 1, 1], 1)), "forward_ns must hold one time for"),
+        (
+            lambda: simulate(one_f_one_b(), Costs([1, 1, 1], 1)),
+            "forward_ns must hold one value for",
+        ),
         (lambda: simulate(one_f_one_b(), Costs(1, [])), "each of 2 stages, got 0"),
     ],
 )

@@ -74,7 +74,7 @@ FIGURES: dict[str, tuple[Callable[[], Plan], float, list[float], str]] = {
 def read_figure(text: str, placement: Placement) -> tuple[tuple[Action, ...], ...]:
     rows = []
     for device, line in enumerate(text.split("\n")[1:-1]):
-        stages = [s for s, owner in enumerate(placement.device_of_stage) if owner == device]
+        stages = [s for s, owner in enumerate(placement.replicas[0]) if owner == device]
         cells = [cell[0:1] + " " + cell[1:].replace(".", " ") for cell in line.split()[1:]]
         words = [cell.split() for cell in cells]
         rows.append(tuple(Action(Kind[k], stages[int(c)], int(m)) for k, m, c in words))

@@ -1,0 +1,60 @@
+#include "plan/memory.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace pykern {
+
+Memory::Memory(StageValues activation_bytes, StageValues kept_bytes, StageValues boundary_bytes)
+    : activation_bytes_(std::move(activation_bytes)),
+      kept_bytes_(std::move(kept_bytes)),
+      boundary_bytes_(std::move(boundary_bytes)) {
+    require_values("activation_bytes", activation_bytes_);
+    require_values("kept_bytes", kept_bytes_);
+    require_values("boundary_bytes", boundary_bytes_);
+}
+
+void Memory::require_stages(int num_stages) const {
+    pykern::require_stages("activation_bytes", activation_bytes_, num_stages);
+    pykern::require_stages("kept_bytes", kept_bytes_, num_stages);
+    pykern::require_stages("boundary_bytes", boundary_bytes_, num_stages);
+}
+
+Held held_by(Action action, const Index& index, const Memory& memory) {
+    Action recompute = action;
+    recompute.kind = Kind::R;
+    const bool recomputed = index.at(recompute) >= 0;
+    const double share = 1.0 / index.num_slices();
+    const double activation = value_of(memory.activation_bytes(), action.stage) * share;
+    const double kept = value_of(memory.kept_bytes(), action.stage) * share;
+    const double boundary = value_of(memory.boundary_bytes(), action.stage) * share;
+    const double waiting = recomputed ? boundary : activation;  // between F and what follows it
+    switch (action.kind) {
+        case Kind::F:
+        case Kind::LOAD:
+            return {.at_start = waiting, .at_end = 0};
+        case Kind::OFFLOAD:
+            return {.at_start = 0, .at_end = -waiting};
+        case Kind::R:
+            return {.at_start = activation - boundary, .at_end = 0};
+        case Kind::B:
+            return {.at_start = 0, .at_end = -activation};
+        case Kind::I:
+            return {.at_start = 0, .at_end = kept - activation};
+        case Kind::W:
+            return {.at_start = 0, .at_end = -kept};
+        default:
+            return {.at_start = 0, .at_end = 0};
+    }
+}
+
+std::vector<double> peak_bytes(const Plan& plan, const Memory& memory) {
+    std::vector<double> peaks(plan.rows().size(), 0);
+    for_each_held(plan, memory, [&](int device, std::size_t, double bytes) {
+        double& peak = peaks[static_cast<std::size_t>(device)];
+        peak = std::max(peak, bytes);
+    });
+    return peaks;
+}
+
+}  // namespace pykern
