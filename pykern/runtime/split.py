@@ -25,7 +25,10 @@ Kept = list[tuple[int, tuple[Tensor | None, ...]]]
 
 
 def backward_to_inputs(
-    outputs: Sequence[Tensor], gradients: Sequence[Tensor], inputs: Sequence[Tensor]
+    outputs: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    finish_earlier: Work,
 ) -> Work | None:
     """Runs backward from the outputs of a stage as far as the `.grad` of its inputs.
 
@@ -36,6 +39,8 @@ def backward_to_inputs(
         outputs: tensors that require grad.
         gradients: one for each output.
         inputs: leaves of the graph.
+        finish_earlier: does what earlier calls have left; called before a backward as a whole, so
+            that gradients still add up in order.
 
     Returns:
         What remains to be done for the parameters, to be called once; None if nothing.
@@ -47,7 +52,11 @@ def backward_to_inputs(
         return partial(torch.autograd.backward, outputs, gradients)
     forks = list(graph.forks)
     kept: Kept = []
-    if not (forks or graph.outputs_aside) or not _can_split(graph) or not _keep(forks, kept):
+    if not (forks or graph.outputs_aside):
+        torch.autograd.backward(outputs, gradients)
+        return None
+    if not _can_split(graph) or not _keep(forks, kept):
+        finish_earlier()
         torch.autograd.backward(outputs, gradients)
         return None
     torch.autograd.backward(outputs, gradients, inputs=list(inputs), retain_graph=True)

@@ -23,18 +23,20 @@ class Stage:
 
     Between two stages the autograd graph is cut: the next stage gets detached leaves, and their
     gradients are where this stage's backward starts. Parameters collect gradients in `.grad` as
-    autograd does, in the order of the stage's backward actions in the plan.
+    autograd does, in the order of the stage's B and W in the plan.
 
-    One thread at a time calls `forward` and `backward`, not always the same. The dependencies of
-    the plan order what neighbours hand over. Attributes that are lists hold one entry per
-    microbatch.
+    One thread at a time runs a stage's actions, not always the same. The dependencies of the plan
+    order what neighbours hand over. Attributes that are lists hold one entry per microbatch.
     """
 
     def __init__(self, index: int, layers: Sequence[nn.Module]) -> None:
-        self.layers = list(layers)
+        self.index = index
+        self.layers = layers
         self._finish: Finish | None = None
         self.next: Stage | None = None
         self.previous: Stage | None = None
+        # Each adds what another replica of this stage has collected.
+        self.reductions: list[Callable[[], None]] = []
         modules = [module for layer in layers for module in layer.modules()]
         # An in-place layer may not write into a leaf that requires grad, nor into what the previous
         # stage has saved for its backward, so it gets a copy.
@@ -102,8 +104,9 @@ class Stage:
         """I: hands input gradients to the previous stage."""
         outputs, gradients = self._take_gradients(microbatch)
         with self._draws.backward(Kind.I, microbatch):
-            leaves = self.leaves[microbatch]
-            self._weights[microbatch] = backward_to_inputs(outputs, gradients, leaves)
+            self._weights[microbatch] = backward_to_inputs(
+                outputs, gradients, self.leaves[microbatch], self._finish_weights
+            )
         self._hand_back(microbatch)
 
     def weight_gradients(self, microbatch: int) -> None:
@@ -112,6 +115,15 @@ class Stage:
         if weights is not None:
             with self._draws.backward(Kind.W, microbatch):
                 weights()
+
+    def _finish_weights(self) -> None:
+        for microbatch in range(len(self._weights)):
+            self.weight_gradients(microbatch)
+
+    def reduce(self, _: int) -> None:
+        """REDUCE: adds to the parameters' `.grad` what other replicas have collected, in turn."""
+        for add in self.reductions:
+            add()
 
     def _take_gradients(self, microbatch: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """The outputs of the microbatch that have gradients, and these."""
