@@ -57,9 +57,9 @@ class Witness final : public Client {
     bool run(int worker, Position position) noexcept override {
         const Action action = program_.action(position);
         expect(inside_[static_cast<std::size_t>(worker)] == 1);
-        for (const Action& input : inputs_of(action, plan_.num_stages())) {
-            expect(done_[static_cast<std::size_t>(index_.at(input))] == 1);
-        }
+        for_each_input(action, index_, [&](Action, int input) {
+            expect(done_[static_cast<std::size_t>(input)] == 1);
+        });
         const auto device = static_cast<std::size_t>(program_.device_of(position));
         expect(program_.row_begin(static_cast<int>(device)) + row_[device] == position);
         if (sleep_us > 0) std::this_thread::sleep_for(std::chrono::microseconds(sleep_us));
