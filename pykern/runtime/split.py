@@ -9,6 +9,7 @@ round as in a whole backward and the hooks of parameters fire once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -76,8 +77,9 @@ def _can_split(graph: Graph) -> bool:
         # A function of the user's runs once, and may compute all its gradients anyway.
         if isinstance(node, BackwardCFunction):
             return False
-        # Unpacking may be costly, as in checkpointing, where it repeats a forward.
-        if any(saved.unpack_hook is not None for saved in saved_by(node)):
+        # Unpacking twice is right but may be costly: in checkpointing it repeats a forward. torch
+        # says so since 2.13.
+        if any(getattr(saved, "unpack_hook", None) is not None for saved in saved_by(node)):
             return False
     return graph.sums_alike()
 
@@ -103,7 +105,8 @@ def _keep_incoming(kept: Kept, number: int, _: Any, incoming: tuple[Tensor | Non
 def _release(node: Node) -> None:
     """Lets go of what the node has saved, although forks before it keep the node alive."""
     for saved in saved_by(node):
-        if saved.unpack_hook is None and saved.data is not None:
+        # Refused where nothing is saved, or where hooks of the user's have it.
+        with suppress(RuntimeError):
             saved.register_hooks(_drop, _refuse)
 
 

@@ -329,6 +329,16 @@ def test_activations_go_as_early_as_they_can() -> None:
     assert kept["of linear"]() is None
 
 
+def test_an_input_that_nothing_uses_gets_no_gradient() -> None:
+    layer = nn.Linear(*LINEAR)
+    used, unused = (torch.randn(5, WIDTH, requires_grad=True) for _ in range(2))
+    output = layer(used)
+    work = backward_to_inputs([output], [torch.ones_like(output)], [used, unused], no_work)
+    assert used.grad is not None
+    assert unused.grad is None
+    assert work is not None
+
+
 def test_a_graph_that_has_run_cannot_run_again() -> None:
     layer = nn.Sequential(nn.Linear(*LINEAR), nn.Tanh())
     leaf = torch.randn(5, WIDTH).requires_grad_()
