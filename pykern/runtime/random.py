@@ -23,6 +23,8 @@ from ..plan import Action, Kind
 # Held while the default generator lends its place to an action's state.
 _default_generator = threading.RLock()
 
+_NO_MODE = nullcontext()
+
 _MASK = (1 << 64) - 1
 
 
@@ -91,7 +93,7 @@ class Draws:
     def backward(self, kind: Kind, microbatch: int) -> AbstractContextManager[object]:
         """The mode to run a backward action in: none, once one has been seen to draw nothing."""
         if not self.possible or kind in self._safe:
-            return nullcontext()
+            return _NO_MODE
         return _RefuseInBackward(self._safe, Action(kind, self._stage, microbatch))
 
 
