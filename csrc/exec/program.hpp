@@ -34,8 +34,8 @@ class Program {
     // Number of the action's stage among the stages of all replicas, replica after replica.
     std::size_t stage_of_replica(Position position) const {
         const Action& action = actions_[position];
-        const int replica = placement_.replica_of(action.microbatch);
-        return static_cast<std::size_t>(replica * num_stages() + action.stage);
+        const auto replica = static_cast<std::size_t>(placement_.replica_of(action.microbatch));
+        return replica * static_cast<std::size_t>(num_stages()) + action.stage;
     }
     // First position of the row; row_begin(num_devices()) is the number of actions.
     Position row_begin(int device) const { return row_begin_[static_cast<std::size_t>(device)]; }
