@@ -32,9 +32,10 @@ class Graph:
         self.outputs_aside = [i for i, root in enumerate(roots) if self._is_aside(root.node)]
         self.forks: dict[Node, list[int]] = {}
         for node, edges in self._edges.items():
-            positions = [i for i, (target, _) in enumerate(edges) if self._is_aside(target)]
-            if self._leads[node] and positions:
-                self.forks[node] = positions
+            if self._leads[node]:
+                positions = [i for i, (target, _) in enumerate(edges) if self._is_aside(target)]
+                if positions:
+                    self.forks[node] = positions
         self._entries = [[roots[i]] for i in self.outputs_aside]
         self._entries += [edges_of(node, positions) for node, positions in self.forks.items()]
 
@@ -102,5 +103,8 @@ def saved_by(node: Node) -> Iterator[Any]:
     # The types of custom functions come and go; those of torch may be remembered.
     custom = isinstance(node, BackwardCFunction)
     for name in ["_raw_saved_tensors"] if custom else _names_of_saved(type(node)):
-        saved = getattr(node, name)
-        yield from saved if isinstance(saved, tuple) else (saved,)
+        value = getattr(node, name)
+        for saved in value if isinstance(value, tuple) else (value,):
+            # Since 2.13 torch tells where there is none.
+            if getattr(saved, "data", saved) is not None:
+                yield saved

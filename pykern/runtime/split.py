@@ -105,7 +105,7 @@ def _keep_incoming(kept: Kept, number: int, _: Any, incoming: tuple[Tensor | Non
 def _release(node: Node) -> None:
     """Lets go of what the node has saved, although forks before it keep the node alive."""
     for saved in saved_by(node):
-        # Refused where nothing is saved, or where hooks of the user's have it.
+        # Refused where hooks of the user's have it.
         with suppress(RuntimeError):
             saved.register_hooks(_drop, _refuse)
 
