@@ -3,17 +3,44 @@
 from collections.abc import Callable
 
 from ..plan import Plan
+from .breadth_first import breadth_first
+from .chimera import chimera
+from .forward_only import forward_only
 from .gpipe import gpipe
 from .hanayo import hanayo
 from .interleaved import interleaved
 from .one_f_one_b import one_f_one_b
+from .one_f_one_b_eager import one_f_one_b_eager
+from .pipedream import pipedream
+from .pipedream_2bw import pipedream_2bw
+from .seq1f1b import seq1f1b
 
-__all__ = ["by_name", "gpipe", "hanayo", "interleaved", "one_f_one_b"]
+__all__ = [
+    "by_name",
+    "breadth_first",
+    "chimera",
+    "forward_only",
+    "gpipe",
+    "hanayo",
+    "interleaved",
+    "one_f_one_b",
+    "one_f_one_b_eager",
+    "pipedream",
+    "pipedream_2bw",
+    "seq1f1b",
+]
 
 # What the command line, Pipeline and the tests go by.
 by_name: dict[str, Callable[..., Plan]] = {
     "gpipe": gpipe,
     "one_f_one_b": one_f_one_b,
+    "one_f_one_b_eager": one_f_one_b_eager,
     "interleaved": interleaved,
+    "breadth_first": breadth_first,
+    "chimera": chimera,
     "hanayo": hanayo,
+    "seq1f1b": seq1f1b,
+    "pipedream": pipedream,
+    "pipedream_2bw": pipedream_2bw,
+    "forward_only": forward_only,
 }
