@@ -189,7 +189,8 @@ void bind_functions(py::module_& module) {
     module.def("by_slots", &by_slots, "placement"_a, "num_microbatches"_a, "group"_a,
                "group_offset"_a, "A plan from the lattice rule: 1F1B and every wave.");
     module.def("by_phases", &by_phases, "placement"_a, "num_microbatches"_a, "warmup"_a, "group"_a,
-               "A plan of warm-up, steady and cool-down: GPipe and interleaved.");
+               "weight_delay"_a = std::vector<int>{},
+               "A plan of warm-up, steady and cool-down: GPipe, interleaved and zero bubble.");
     module.def("check", &check, "plan"_a, "Proves that a plan can run, or raises PlanError.");
     module.def("with_reductions", &with_reductions, "plan"_a,
                "The plan with a REDUCE for each stage, where it has replicas and a backward.");

@@ -6,9 +6,21 @@ from ..plan import Plan
 from .gpipe import gpipe
 from .hanayo import hanayo
 from .interleaved import interleaved
+from .interleaved_zb import interleaved_zb
 from .one_f_one_b import one_f_one_b
+from .zb_h1 import zb_h1
+from .zb_h2 import zb_h2
 
-__all__ = ["by_name", "gpipe", "hanayo", "interleaved", "one_f_one_b"]
+__all__ = [
+    "by_name",
+    "gpipe",
+    "hanayo",
+    "interleaved",
+    "interleaved_zb",
+    "one_f_one_b",
+    "zb_h1",
+    "zb_h2",
+]
 
 # What the command line, Pipeline and the tests go by.
 by_name: dict[str, Callable[..., Plan]] = {
@@ -16,4 +28,7 @@ by_name: dict[str, Callable[..., Plan]] = {
     "one_f_one_b": one_f_one_b,
     "interleaved": interleaved,
     "hanayo": hanayo,
+    "zb_h1": zb_h1,
+    "zb_h2": zb_h2,
+    "interleaved_zb": interleaved_zb,
 }
