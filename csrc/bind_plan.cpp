@@ -192,12 +192,13 @@ void bind_functions(py::module_& module) {
                "group_offset"_a, "unit"_a = 1, "num_slices"_a = 1,
                "A plan from the lattice rule: 1F1B, every wave, Chimera and slices.");
     module.def("by_phases", &by_phases, "placement"_a, "num_microbatches"_a, "warmup"_a, "group"_a,
-               "A plan of warm-up, steady and cool-down: GPipe and interleaved.");
-    module.def("by_list", &by_list, "plan"_a, "cap"_a,
-               "The plan with each forward as early as inputs and a cap in flight let it start.");
+               "weight_delay"_a = std::vector<int>{},
+               "A plan of warm-up, steady and cool-down: GPipe, interleaved and zero bubble.");
     module.def("check", &check, "plan"_a, "Proves that a plan can run, or raises PlanError.");
     module.def("with_reductions", &with_reductions, "plan"_a,
                "The plan with a REDUCE for each stage, where it has replicas and a backward.");
+    module.def("by_list", &by_list, "plan"_a, "cap"_a,
+               "The plan with each forward as early as inputs and a cap in flight let it start.");
     module.def("with_updates", &with_updates, "plan"_a, "group"_a, "delay"_a,
                "The plan with a U for each group of microbatches of a stage.");
     module.def(

@@ -9,25 +9,31 @@ from .forward_only import forward_only
 from .gpipe import gpipe
 from .hanayo import hanayo
 from .interleaved import interleaved
+from .interleaved_zb import interleaved_zb
 from .one_f_one_b import one_f_one_b
 from .one_f_one_b_eager import one_f_one_b_eager
 from .pipedream import pipedream
 from .pipedream_2bw import pipedream_2bw
 from .seq1f1b import seq1f1b
+from .zb_h1 import zb_h1
+from .zb_h2 import zb_h2
 
 __all__ = [
-    "by_name",
     "breadth_first",
+    "by_name",
     "chimera",
     "forward_only",
     "gpipe",
     "hanayo",
     "interleaved",
+    "interleaved_zb",
     "one_f_one_b",
     "one_f_one_b_eager",
     "pipedream",
     "pipedream_2bw",
     "seq1f1b",
+    "zb_h1",
+    "zb_h2",
 ]
 
 # What the command line, Pipeline and the tests go by.
@@ -39,6 +45,9 @@ by_name: dict[str, Callable[..., Plan]] = {
     "breadth_first": breadth_first,
     "chimera": chimera,
     "hanayo": hanayo,
+    "zb_h1": zb_h1,
+    "zb_h2": zb_h2,
+    "interleaved_zb": interleaved_zb,
     "seq1f1b": seq1f1b,
     "pipedream": pipedream,
     "pipedream_2bw": pipedream_2bw,

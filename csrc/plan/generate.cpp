@@ -78,12 +78,30 @@ Row interleave(const Row& forwards, const Row& backwards, std::size_t warmup) {
     return row;
 }
 
-std::vector<std::vector<int>> stages_of_devices(const Placement& placement) {
-    std::vector<std::vector<int>> stages(static_cast<std::size_t>(placement.num_devices()));
-    for (int stage = 0; stage < placement.num_stages(); ++stage) {
-        stages[static_cast<std::size_t>(placement.device_of(stage))].push_back(stage);
+// Every B becomes an I, and its W follows `delay` backwards later; the last ones end the row.
+Row split_backward(const Row& whole, std::size_t delay) {
+    Row row;
+    row.reserve(2 * whole.size());
+    Row weights;
+    std::size_t issued = 0;
+    for (Action action : whole) {
+        if (action.kind == Kind::B) {
+            weights.push_back(action);
+            weights.back().kind = Kind::W;
+            action.kind = Kind::I;
+        }
+        row.push_back(action);
+        if (weights.size() > issued + delay) row.push_back(weights[issued++]);
     }
-    return stages;
+    row.insert(row.end(), weights.begin() + static_cast<std::ptrdiff_t>(issued), weights.end());
+    return row;
+}
+
+void require_one_each(const char* name, const std::vector<int>& numbers, int num_devices) {
+    if (numbers.size() == static_cast<std::size_t>(num_devices)) return;
+    throw std::invalid_argument(std::string(name) + " must hold one number for each of " +
+                                std::to_string(num_devices) + " devices, got " +
+                                std::to_string(numbers.size()));
 }
 
 }  // namespace
@@ -124,23 +142,26 @@ Plan by_slots(const Placement& placement, int num_microbatches, int group, int g
 }
 
 Plan by_phases(const Placement& placement, int num_microbatches, const std::vector<int>& warmup,
-               int group) {
+               int group, const std::vector<int>& weight_delay) {
     require_plan_size(placement.num_stages(), num_microbatches);
     require_range("group", group, 1, kMaxCells);
-    if (warmup.size() != static_cast<std::size_t>(placement.num_devices())) {
-        throw std::invalid_argument("warmup must hold one number for each of " +
-                                    std::to_string(placement.num_devices()) + " devices, got " +
-                                    std::to_string(warmup.size()));
+    require_one_each("warmup", warmup, placement.num_devices());
+    if (!weight_delay.empty()) {
+        require_one_each("weight_delay", weight_delay, placement.num_devices());
     }
     const std::vector<int> starts = group_starts(num_microbatches, group);
     std::vector<Row> rows;
-    for (std::vector<int>& stages : stages_of_devices(placement)) {
+    for (std::vector<int>& stages : placement.stages_by_device()) {
+        const std::size_t device = rows.size();
         const Row forwards = queue(Kind::F, stages, starts);
-        const int warmup_here = warmup[rows.size()];
+        const int warmup_here = warmup[device];
         require_range("warm-up", warmup_here, 0, static_cast<std::int64_t>(forwards.size()));
         std::ranges::reverse(stages);
         const Row backwards = queue(Kind::B, stages, starts);
         rows.push_back(interleave(forwards, backwards, static_cast<std::size_t>(warmup_here)));
+        if (weight_delay.empty()) continue;
+        require_range("weight delay", weight_delay[device], 0, kMaxCells);
+        rows.back() = split_backward(rows.back(), static_cast<std::size_t>(weight_delay[device]));
     }
     return checked({placement, num_microbatches, std::move(rows)});
 }

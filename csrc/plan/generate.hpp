@@ -20,8 +20,10 @@ Plan by_slots(const Placement& placement, int num_microbatches, int group, int g
 // Warm-up, steady, cool-down: device d runs warmup[d] forwards, then F and B in turn, then the
 // remaining backwards. The microbatches are cut into groups of near-equal size, `group` at most;
 // within a group the forward queue goes chunk by chunk, the backward queue the same way with the
-// chunks reversed. Throws PlanError where a warm-up is too short for the plan to run.
+// chunks reversed. With a weight delay for each device every B becomes an I, and its W follows
+// right behind the I that many backwards later. Throws PlanError where a warm-up is too short for
+// the plan to run.
 Plan by_phases(const Placement& placement, int num_microbatches, const std::vector<int>& warmup,
-               int group);
+               int group, const std::vector<int>& weight_delay = {});
 
 }  // namespace pykern

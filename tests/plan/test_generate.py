@@ -42,6 +42,13 @@ def test_phases_run_warm_up_then_pairs_then_the_rest() -> None:
     assert str(plan) == "device 0 | 0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3"
 
 
+def test_weights_follow_the_given_number_of_backwards_later() -> None:
+    plan = by_phases(Placement.linear(1), 4, warmup=[1], group=4, weight_delay=[2])
+    assert str(plan) == "device 0 | 0F0 0F1 0I0 0F2 0I1 0F3 0I2 0W0 0I3 0W1 0W2 0W3"
+    late = by_phases(Placement.linear(1), 2, warmup=[2], group=2, weight_delay=[9])
+    assert str(late) == "device 0 | 0F0 0F1 0I0 0I1 0W0 0W1"
+
+
 def test_a_warm_up_too_short_is_refused_by_the_check() -> None:
     with pytest.raises(PlanError, match="P006"):
         by_phases(Placement(1, [0, 0]), 2, warmup=[0], group=2)
@@ -64,6 +71,8 @@ def test_a_warm_up_too_short_is_refused_by_the_check() -> None:
         (lambda p: by_phases(p, 2, [1], 1), "warmup must hold one number for each of 2 devices"),
         (lambda p: by_phases(p, 2, [1, 3], 1), "warm-up must be 0 to 2, got 3"),
         (lambda p: by_phases(p, 2, [-1, 1], 1), "warm-up must be 0 to 2, got -1"),
+        (lambda p: by_phases(p, 2, [1, 1], 1, [0]), "weight_delay must hold one number for each"),
+        (lambda p: by_phases(p, 2, [1, 1], 1, [0, -1]), "weight delay must be 0 to 16777216, got"),
     ],
 )
 def test_bad_numbers_are_refused(make: Callable[[Placement], Plan], message: str) -> None:

@@ -13,6 +13,9 @@ VARIANTS: dict[str, Callable[[int, int], Plan]] = {
     "one_f_one_b": schedules.one_f_one_b,
     **{f"interleaved-{v}": partial(schedules.interleaved, num_chunks=v) for v in (1, 2, 3, 4)},
     **{f"hanayo-{w}": partial(schedules.hanayo, waves=w) for w in (1, 2, 3, 4)},
+    "zb_h1": schedules.zb_h1,
+    "zb_h2": schedules.zb_h2,
+    **{f"interleaved_zb-{v}": partial(schedules.interleaved_zb, num_chunks=v) for v in (1, 2, 3)},
 }
 
 

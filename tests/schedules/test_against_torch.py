@@ -67,3 +67,38 @@ def test_interleaved(group: Any, num_microbatches: int, num_chunks: int) -> None
     theirs = pipelining.ScheduleInterleaved1F1B(stages, num_microbatches, loss_fn=loss)
     ours = schedules.interleaved(NUM_DEVICES, num_microbatches, num_chunks)
     assert our_rows(ours) == torch_rows(theirs)
+
+
+def ranks_of(schedule: type[Any], num_devices: int, **attributes: Any) -> list[list[str]]:
+    """What torch computes for each rank, without the group and the stages a whole object needs."""
+    bare = object.__new__(schedule)
+    vars(bare).update(pp_group_size=num_devices, **attributes)
+    rows = []
+    for rank in range(num_devices):
+        actions = [a for a in bare._calculate_single_rank_operations(rank) if a is not None]
+        rows.append([str(part) for a in actions for part in a.sub_actions or [a]])
+    return rows
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("num_chunks", [1, 2, 3])
+def test_interleaved_zero_bubble(num_devices: int, num_chunks: int) -> None:
+    for num_microbatches in range(1, 4 * num_devices + 1):
+        rounds = max(1, num_microbatches // num_devices)
+        if num_microbatches % rounds:
+            continue  # torch refuses these
+        theirs = ranks_of(
+            pipelining.ScheduleInterleavedZeroBubble,
+            num_devices,
+            n_local_stages=num_chunks,
+            microbatches_per_round=num_microbatches // rounds,
+            _n_microbatches=num_microbatches,
+        )
+        ours = schedules.interleaved_zb(num_devices, num_microbatches, num_chunks)
+        assert our_rows(ours) == theirs
+
+
+def test_zb_h1_is_interleaved_zero_bubble_of_one_chunk() -> None:
+    for num_devices, num_microbatches in [(1, 3), (3, 2), (4, 4), (4, 9), (8, 24)]:
+        ours = schedules.zb_h1(num_devices, num_microbatches)
+        assert ours == schedules.interleaved_zb(num_devices, num_microbatches, num_chunks=1)

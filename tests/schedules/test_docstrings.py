@@ -19,8 +19,8 @@ def docstring(name: str) -> str:
 
 
 def drawn(plan: Plan) -> list[str]:
-    """The timetable where F and B take one slot each; an idle slot is a dot."""
-    timeline = simulate(plan, Costs(1, 1))
+    """The timetable where every action takes one slot; an idle slot is a dot."""
+    timeline = simulate(plan, Costs(1, 1, input_ns=1, weight_ns=1))
     width = max(len(str(action)) for row in plan.rows for action in row)
     lines = []
     for device, row in enumerate(timeline.rows):
@@ -33,7 +33,8 @@ def drawn(plan: Plan) -> list[str]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_table_is_the_plans(name: str) -> None:
-    call = re.search(rf"^{name}\((.*)\), where F and B take one slot each:$", docstring(name), re.M)
+    slots = r"where (F and B take|every action takes) one\sslot( each)?:$"
+    call = re.search(rf"^{name}\((.*)\), {slots}", docstring(name), re.M)
     assert call is not None
     counts = dict(item.split("=") for item in call[1].split(", "))
     plan = schedules.by_name[name](**{key: int(value) for key, value in counts.items()})
@@ -44,7 +45,7 @@ def test_the_table_is_the_plans(name: str) -> None:
 def closed_form(name: str, measure: str, **letters: int | Fraction) -> Fraction:
     form = re.search(rf"^ +{measure} += (.*)$", docstring(name), re.M)
     assert form is not None
-    return Fraction(eval(form[1], {"min": min}, letters))
+    return Fraction(eval(form[1], {"min": min, "max": max}, letters))
 
 
 # Option, its letter in the formulas, and the values to try.
@@ -53,6 +54,19 @@ OPTIONS: dict[str, tuple[str, str, list[int]] | None] = {
     "one_f_one_b": None,
     "interleaved": ("num_chunks", "v", [1, 2, 4]),
     "hanayo": ("waves", "W", [1, 2, 4]),
+    "zb_h1": None,
+    "zb_h2": None,
+    "interleaved_zb": ("num_chunks", "v", [1, 2, 4]),
+}
+
+Times = list[tuple[float, float, float]]
+ANY: Times = [(1, 1, 1), (2, 2, 1), (2, 3, 1), (1, 2, 2), (3, 2, 2)]
+
+# Schedules with split backward: the F, I and W at which the forms hold, and the least M for P.
+SPLIT: dict[str, tuple[Times, Callable[[int], int]]] = {
+    "zb_h1": (ANY, lambda num_devices: num_devices),
+    "zb_h2": (ANY, lambda num_devices: 2 * num_devices - 1),
+    "interleaved_zb": (ANY, lambda num_devices: num_devices),
 }
 
 
@@ -81,7 +95,18 @@ def test_the_closed_forms_without_constraint_hold_for_any_count(
         assert_closed_forms(name, num_devices, num_microbatches)
 
 
+# T_B is T_I + T_W. The first are those of the bubble ratio.
+WHOLE: Times = [(1, 0.5, 0.5), (1, 1, 1), (2, 1.5, 1.5)]
+
+
+def makespan(plan: Plan, forward: float, input_gradient: float, weight: float) -> float:
+    costs = Costs(forward, input_gradient + weight, input_ns=input_gradient, weight_ns=weight)
+    return simulate(plan, costs).makespan_ns
+
+
 def assert_closed_forms(name: str, num_devices: int, num_microbatches: int) -> None:
+    if name in SPLIT and num_microbatches < SPLIT[name][1](num_devices):
+        return
     for schedule, option in variants(name):
         plan = schedule(num_devices, num_microbatches)
         num_chunks = plan.num_stages // num_devices
@@ -90,11 +115,17 @@ def assert_closed_forms(name: str, num_devices: int, num_microbatches: int) -> N
             "M": Fraction(num_microbatches),
             **option,
         }
-        for forward, backward in [(1, 1), (1, 2), (2, 3)]:
-            timeline = simulate(plan, Costs(forward, backward))
-            shares = {"T_F": Fraction(forward * num_chunks), "T_B": Fraction(backward * num_chunks)}
-            assert timeline.makespan_ns == closed_form(name, "makespan", **letters, **shares)
-        timeline = simulate(plan, Costs(1, 1))
+        times, _ = SPLIT.get(name, (WHOLE, None))
+        for forward, input_gradient, weight in times:
+            shares = {
+                "T_F": Fraction(forward) * num_chunks,
+                "T_B": Fraction(input_gradient + weight) * num_chunks,
+                "T_I": Fraction(input_gradient) * num_chunks,
+                "T_W": Fraction(weight) * num_chunks,
+            }
+            expected = closed_form(name, "makespan", **letters, **shares)
+            assert makespan(plan, forward, input_gradient, weight) == expected
+        timeline = simulate(plan, Costs(1, sum(times[0][1:])))
         expected = closed_form(name, "bubble ratio", **letters)
         assert timeline.bubble_ratio == pytest.approx(float(expected), rel=1e-12, abs=1e-15)
         for device in range(num_devices):
