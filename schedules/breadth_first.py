@@ -9,6 +9,9 @@ def breadth_first(num_devices: int, num_microbatches: int, num_chunks: int = 2) 
     breadth_first(num_devices=2, num_microbatches=3, num_chunks=2), where F and B take one slot
     each:
 
+        device 0 | 0F0 0F1 0F2 2F0 2F1 2F2 .   .   2B0 2B1 2B2 0B0 0B1 0B2
+        device 1 | .   1F0 1F1 1F2 3F0 3F1 3F2 3B0 3B1 3B2 1B0 1B1 1B2 .
+
     Closed forms, for M of at least P (P devices, M microbatches, v chunks, d the device, T_F and
     T_B the forward and backward of one microbatch over one device's share; the bubble ratio at
     T_B = T_F; peak in chunks; uniform stages, no transfer time):

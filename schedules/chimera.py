@@ -8,6 +8,11 @@ def chimera(num_devices: int, num_microbatches: int, doubling: bool = False) -> 
 
     chimera(num_devices=4, num_microbatches=4), where F and B take one slot each:
 
+        device 0 | 0F0 0F2 .   3F1 3B1 3F3 3B3 0B0 .   0B2
+        device 1 | .   1F0 2F1 1F2 2F3 2B1 1B0 2B3 1B2 .
+        device 2 | .   1F1 2F0 1F3 2F2 2B0 1B1 2B2 1B3 .
+        device 3 | 0F1 0F3 .   3F0 3B0 3F2 3B2 0B1 .   0B3
+
     Closed forms, for P even and M a multiple of P (P devices, M microbatches, d the device, T_F and
     T_B the forward and backward of one microbatch over one stage, T_B at least T_F; the bubble
     ratio at T_B = T_F; uniform stages, no transfer time):
@@ -17,7 +22,10 @@ def chimera(num_devices: int, num_microbatches: int, doubling: bool = False) -> 
         peak in flight = min(P // 2 + 1 + min(d, P - 1 - d), P)
 
     The second term of the makespan grows with M: with T_B above T_F direct concatenation leaves a
-    bubble between the units of P microbatches. Doubling has none there, for twice the memory.
+    bubble between the units of P microbatches. Doubling has none there while T_B is at most 2 T_F,
+    for twice the peak; for M a multiple of 2 P:
+
+        makespan, doubling = M * (T_F + T_B) + (P - 2) * (T_F + T_B) / 2
 
     Constraints: P must be even, else the two directions would want the same slots. Other M than
     multiples of P run, with the last unit cut short.

@@ -8,6 +8,9 @@ def forward_only(num_devices: int, num_microbatches: int, num_chunks: int = 1) -
 
     forward_only(num_devices=2, num_microbatches=4, num_chunks=2), where F and B take one slot each:
 
+        device 0 | 0F0 0F1 2F0 2F1 0F2 0F3 2F2 2F3 .
+        device 1 | .   1F0 1F1 3F0 3F1 1F2 1F3 3F2 3F3
+
     Closed forms, for M a multiple of P (P devices, M microbatches, v chunks, T_F the forward of one
     microbatch over one device's share; uniform stages, no transfer time):
 

@@ -24,7 +24,7 @@ def hanayo(
     The first and the last stage are on device 0. At M = P and T_B = 2 T_F an exact
     solver found no faster order in the six cases tried. For M > P and T_B > T_F the idle time
     between two waves makes the bubble grow with M. The optimised order lets the next wave enter as
-    the last one turns, in the memory that device P - 1 of the strict order has; for M = 2 P, 3 P, …:
+    the last one turns; every device then holds what device P - 1 does. For M of 2 P, 3 P and so on:
 
         makespan, optimised       = M * (T_F + T_B) + (P - 1) * (T_B + T_F / 2) / W
         peak in flight, optimised = 2 * W * P

@@ -8,6 +8,10 @@ def one_f_one_b_eager(num_devices: int, num_microbatches: int) -> Plan:
 
     one_f_one_b_eager(num_devices=3, num_microbatches=4), where F and B take one slot each:
 
+        device 0 | 0F0 0F1 0F2 0F3 .   0B0 .   0B1 .   0B2 .   0B3
+        device 1 | .   1F0 1F1 1F2 1B0 1F3 1B1 .   1B2 .   1B3 .
+        device 2 | .   .   2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3 .   .
+
     Closed forms (P devices, M microbatches, d the device, T_F and T_B the forward and backward of
     one microbatch over one device's share; the bubble ratio at T_B = T_F; uniform stages, no
     transfer time):

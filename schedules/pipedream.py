@@ -6,7 +6,10 @@ from ..plan import Placement, Plan, by_slots, require_counts, with_updates
 def pipedream(num_devices: int, num_microbatches: int) -> Plan:
     """1F1B with an update behind every backward: a forward reads what the last one wrote.
 
-    pipedream(num_devices=2, num_microbatches=4), where F and B take one slot each and U none:
+    pipedream(num_devices=2, num_microbatches=4), in order, without times:
+
+        device 0 | 0F0 0F1 0B0 0U0 0F2 0B1 0U1 0F3 0B2 0U2 0B3 0U3
+        device 1 | 1F0 1B0 1U0 1F1 1B1 1U1 1F2 1B2 1U2 1F3 1B3 1U3
 
     Closed forms (P devices, M microbatches, d the device, T_F and T_B the forward and backward of
     one microbatch over one device's share; the bubble ratio at T_B = T_F; versions of the weights

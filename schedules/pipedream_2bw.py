@@ -6,8 +6,10 @@ from ..plan import Placement, Plan, by_slots, require_counts, with_updates
 def pipedream_2bw(num_devices: int, num_microbatches: int, group: int | None = None) -> Plan:
     """1F1B whose groups of microbatches each read the weights of the group before the last one.
 
-    pipedream_2bw(num_devices=2, num_microbatches=6, group=2), where F and B take one slot each and
-    U none:
+    pipedream_2bw(num_devices=2, num_microbatches=6, group=2), in order, without times:
+
+        device 0 | 0F0 0F1 0B0 0F2 0B1 0F3 0B2 0U1 0F4 0B3 0F5 0B4 0B5 0U3 0U5
+        device 1 | 1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3 1U1 1F4 1B4 1F5 1B5 1U3 1U5
 
     Closed forms, for groups of P and M a multiple of P (P devices, M microbatches, d the device,
     T_F and T_B the forward and backward of one microbatch over one device's share; the bubble ratio

@@ -8,6 +8,9 @@ def seq1f1b(num_devices: int, num_microbatches: int, num_slices: int = 2) -> Pla
 
     seq1f1b(num_devices=2, num_microbatches=3, num_slices=2), where F and B take one slot each:
 
+        device 0 | 0F0   0F0.1 0F1   .     0B0.1 0F1.1 0B0   0F2   0B1.1 0F2.1 0B1   .     0B2.1 0B2
+        device 1 | .     1F0   1F0.1 1B0.1 1F1   1B0   1F1.1 1B1.1 1F2   1B1   1F2.1 1B2.1 1B2   .
+
     Closed forms (P devices, M microbatches, k slices, d the device, T_F and T_B the forward and
     backward of one microbatch over one device's share; the bubble ratio at T_B = T_F; peak in
     slices; uniform stages and slices, no transfer time):
