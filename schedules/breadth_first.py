@@ -26,7 +26,7 @@ def breadth_first(num_devices: int, num_microbatches: int, num_chunks: int = 2) 
 
     Constraints: none. With M below P the bubble is larger.
 
-    Paper: Lamy-Poirier: Breadth-First Pipeline Parallelism, 2023, arXiv 2211.05953, section 3.
+    Paper: Lamy-Poirier: Breadth-First Pipeline Parallelism, 2023, arXiv 2211.05953.
 
     Where we differ: backwards run in ascending microbatch order within a chunk, as in our gpipe, so
     that gradients accumulate in the order that every schedule here has.

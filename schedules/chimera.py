@@ -31,7 +31,7 @@ def chimera(num_devices: int, num_microbatches: int, doubling: bool = False) -> 
     multiples of P run, with the last unit cut short.
 
     Paper: Li, Hoefler: Chimera: Efficiently Training Large-Scale Neural Networks with Bidirectional
-    Pipelines, 2021, arXiv 2107.06925, sections 3.1 and 3.5 and figures 3 and 7.
+    Pipelines, 2021, arXiv 2107.06925, section 3.
 
     Where we differ: the paper sends the first half of each P microbatches down and the second half
     up, we deal them in turn: a relabelling. For M > P the pattern is repeated (its direct

@@ -28,7 +28,7 @@ def pipedream(num_devices: int, num_microbatches: int) -> Plan:
     does not run updates yet.
 
     Paper: Harlap, Narayanan, Phanishayee, Seshadri, Devanur, Ganger, Gibbons: PipeDream: Fast and
-    Efficient Pipeline Parallel DNN Training, 2018, arXiv 1806.03377, sections 3.2 and 3.3.
+    Efficient Pipeline Parallel DNN Training, 2018, arXiv 1806.03377, section 3.
 
     Where we differ: one stage is on one device; the paper's planner may give a stage several. A
     backward reads the version that its forward read (weight stashing); which one that was follows

@@ -23,9 +23,9 @@ def pipedream_2bw(num_devices: int, num_microbatches: int, group: int | None = N
     M counts the microbatches of the whole run here, of which each group is a step: there is one
     ramp up and one ramp down, and the bubble ratio goes to zero.
 
-    Constraints: group of at least P, else more than two versions would be in flight. Group t reads
-    the weights after max(t - 1, 0) updates, on every stage alike: a delay of one step. The runtime
-    does not run updates yet.
+    Constraints: group of at least P; the gradients of a smaller one would not be whole when a later
+    group wants them. Group t reads the weights after max(t - 1, 0) updates, on every stage alike: a
+    delay of one step. The runtime does not run updates yet.
 
     Paper: Narayanan, Phanishayee, Shi, Chen, Zaharia: Memory-Efficient Pipeline-Parallel DNN
     Training, 2021, arXiv 2006.09503, section 3.1.

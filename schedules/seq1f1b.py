@@ -24,8 +24,8 @@ def seq1f1b(num_devices: int, num_microbatches: int, num_slices: int = 2) -> Pla
     Constraints: none. The runtime does not run slices yet. Causal attention lets a slice see the
     ones before it, whose keys and values stay until their backwards, which is why these descend.
 
-    Paper: Sun, Zhao, Han, Yang, Xu, Liu, Sun, Wang: Seq1F1B: Efficient Sequence-Level Pipeline
-    Parallelism for Large Language Model Training, 2024, arXiv 2406.03488, section 3.
+    Paper: Sun, Zhao, Han, Yang, Zhang, Liu, Shi, Sun: Seq1F1B: Efficient Sequence-Level Pipeline
+    Parallelism for Large Language Model Training, 2024, arXiv 2406.03488.
 
     Where we differ: slices are taken to be of equal cost; the paper balances their lengths. The
     interleaved variant is not here.
