@@ -10,6 +10,7 @@
 
 #include "bind.hpp"
 #include "plan/action.hpp"
+#include "plan/by_program.hpp"
 #include "plan/check.hpp"
 #include "plan/generate.hpp"
 #include "plan/lower.hpp"
@@ -191,6 +192,8 @@ void bind_functions(py::module_& module) {
     module.def("by_phases", &by_phases, "placement"_a, "num_microbatches"_a, "warmup"_a, "group"_a,
                "weight_delay"_a = std::vector<int>{},
                "A plan of warm-up, steady and cool-down: GPipe, interleaved and zero bubble.");
+    module.def("by_program", &by_program, "placement"_a, "num_microbatches"_a, "programs"_a,
+               "A plan written out as patterns and how often each is repeated: ZB-V, DualPipeV.");
     module.def("check", &check, "plan"_a, "Proves that a plan can run, or raises PlanError.");
     module.def("with_reductions", &with_reductions, "plan"_a,
                "The plan with a REDUCE for each stage, where it has replicas and a backward.");

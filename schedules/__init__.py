@@ -10,6 +10,7 @@ from .interleaved_zb import interleaved_zb
 from .one_f_one_b import one_f_one_b
 from .zb_h1 import zb_h1
 from .zb_h2 import zb_h2
+from .zb_v import zb_v
 
 __all__ = [
     "by_name",
@@ -20,6 +21,7 @@ __all__ = [
     "one_f_one_b",
     "zb_h1",
     "zb_h2",
+    "zb_v",
 ]
 
 # What the command line, Pipeline and the tests go by.
@@ -31,4 +33,5 @@ by_name: dict[str, Callable[..., Plan]] = {
     "zb_h1": zb_h1,
     "zb_h2": zb_h2,
     "interleaved_zb": interleaved_zb,
+    "zb_v": zb_v,
 }
