@@ -161,6 +161,13 @@ def by_phases(
     group: int,
     weight_delay: Sequence[int] = [],
 ) -> Plan: ...
+def by_block(
+    placement: Placement,
+    num_microbatches: int,
+    forward_slots: Sequence[int],
+    input_slots: Sequence[int],
+    interval: int,
+) -> Plan: ...
 def by_program(
     placement: Placement,
     num_microbatches: int,

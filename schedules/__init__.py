@@ -8,6 +8,8 @@ from .hanayo import hanayo
 from .interleaved import interleaved
 from .interleaved_zb import interleaved_zb
 from .one_f_one_b import one_f_one_b
+from .v_half import v_half
+from .v_min import v_min
 from .zb_h1 import zb_h1
 from .zb_h2 import zb_h2
 from .zb_v import zb_v
@@ -19,6 +21,8 @@ __all__ = [
     "interleaved",
     "interleaved_zb",
     "one_f_one_b",
+    "v_half",
+    "v_min",
     "zb_h1",
     "zb_h2",
     "zb_v",
@@ -34,4 +38,6 @@ by_name: dict[str, Callable[..., Plan]] = {
     "zb_h2": zb_h2,
     "interleaved_zb": interleaved_zb,
     "zb_v": zb_v,
+    "v_half": v_half,
+    "v_min": v_min,
 }
