@@ -22,6 +22,24 @@ struct Slotted {
     friend auto operator<=>(const Slotted&, const Slotted&) = default;
 };
 
+struct Lattice {
+    int num_stages;
+    int num_replicas;
+    int group;
+    int group_offset;
+    int unit;
+    int num_slices;
+
+    std::int64_t slot_of(Action action) const {
+        const auto number = static_cast<int>(action.microbatch) / num_replicas / unit;
+        const std::int64_t offset = std::int64_t{2} * num_slices * (number % group) +
+                                    std::int64_t{group_offset} * (number / group);
+        if (action.kind == Kind::F) return action.stage + offset + 2 * action.slice;
+        const int later = 2 * (2 * (num_slices - 1) - action.slice);
+        return 2 * num_stages - 1 - action.stage + offset + later;
+    }
+};
+
 Plan checked(Plan plan) {
     check(plan);
     return plan;
@@ -88,20 +106,30 @@ void require_one_each(const char* name, const std::vector<int>& numbers, int num
 
 }  // namespace
 
-Plan by_slots(const Placement& placement, int num_microbatches, int group, int group_offset) {
-    require_plan_size(placement.num_stages(), num_microbatches);
+Plan by_slots(const Placement& placement, int num_microbatches, int group, int group_offset,
+              int unit, int num_slices) {
+    require_plan_size(placement.num_stages(), num_microbatches, num_slices);
     require_range("group", group, 1, kMaxCells);
+    require_range("unit", unit, 1, kMaxCells);
     // Smaller ones would let a microbatch overtake an earlier one.
-    require_range("group_offset", group_offset, std::int64_t{2} * group, INT32_MAX);
+    require_range("group_offset", group_offset, std::int64_t{2} * num_slices * group, INT32_MAX);
+    const Lattice lattice{.num_stages = placement.num_stages(),
+                          .num_replicas = placement.num_replicas(),
+                          .group = group,
+                          .group_offset = group_offset,
+                          .unit = unit,
+                          .num_slices = num_slices};
     std::vector<std::vector<Slotted>> devices(static_cast<std::size_t>(placement.num_devices()));
     for (int stage = 0; stage < placement.num_stages(); ++stage) {
-        auto& device = devices[static_cast<std::size_t>(placement.device_of(stage))];
         for (int microbatch = 0; microbatch < num_microbatches; ++microbatch) {
-            const std::int64_t offset = std::int64_t{2} * (microbatch % group) +
-                                        std::int64_t{group_offset} * (microbatch / group);
-            const int turn = 2 * placement.num_stages() - 1;
-            device.push_back({stage + offset, make_action(Kind::F, stage, microbatch)});
-            device.push_back({turn - stage + offset, make_action(Kind::B, stage, microbatch)});
+            const int replica = placement.replica_of(static_cast<std::uint32_t>(microbatch));
+            auto& device = devices[static_cast<std::size_t>(placement.device_of(stage, replica))];
+            for (int slice = 0; slice < num_slices; ++slice) {
+                for (const Kind kind : {Kind::F, Kind::B}) {
+                    const Action action = make_action(kind, stage, microbatch, slice);
+                    device.push_back({lattice.slot_of(action), action});
+                }
+            }
         }
     }
     std::vector<Row> rows;
@@ -110,7 +138,7 @@ Plan by_slots(const Placement& placement, int num_microbatches, int group, int g
         Row& row = rows.emplace_back();
         for (const Slotted& slotted : device) row.push_back(slotted.action);
     }
-    return checked({placement, num_microbatches, std::move(rows)});
+    return checked({placement, num_microbatches, std::move(rows), num_slices});
 }
 
 Plan by_phases(const Placement& placement, int num_microbatches, const std::vector<int>& warmup,

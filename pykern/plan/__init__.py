@@ -11,6 +11,7 @@ from pykern._C import (
     Span,
     Timeline,
     by_block,
+    by_list,
     by_phases,
     by_program,
     by_slots,
@@ -18,9 +19,11 @@ from pykern._C import (
     check_memory,
     peak_bytes,
     simulate,
+    weight_versions,
     with_reductions,
+    with_updates,
 )
-from pykern.plan.counts import require_counts
+from pykern.plan.counts import require_counts, require_flags
 
 __all__ = [
     "Action",
@@ -33,6 +36,7 @@ __all__ = [
     "Span",
     "Timeline",
     "by_block",
+    "by_list",
     "by_phases",
     "by_program",
     "by_slots",
@@ -40,6 +44,9 @@ __all__ = [
     "check_memory",
     "peak_bytes",
     "require_counts",
+    "require_flags",
     "simulate",
+    "weight_versions",
     "with_reductions",
+    "with_updates",
 ]

@@ -26,7 +26,9 @@ def test_any_counts_give_a_plan_that_runs(schedule: Schedule) -> None:
 
 
 # Counts of devices and microbatches that a schedule refuses, and what it says then.
-REFUSES: dict[str, tuple[Callable[[int, int], bool], str]] = {}
+REFUSES: dict[str, tuple[Callable[[int, int], bool], str]] = {
+    "chimera": (lambda num_devices, _: num_devices % 2 == 1, "num_devices must be even"),
+}
 
 
 @pytest.mark.parametrize("num_devices", [1, 2, 3, 4, 8])
@@ -58,7 +60,13 @@ def test_microbatches_ascend_in_every_stage(
 
 
 def counts_of(schedule: Callable[..., Plan]) -> list[str]:
-    return list(inspect.signature(schedule).parameters)
+    parameters = inspect.signature(schedule).parameters.values()
+    return [p.name for p in parameters if p.annotation in (int, int | None)]
+
+
+def flags_of(schedule: Callable[..., Plan]) -> list[str]:
+    parameters = inspect.signature(schedule).parameters.values()
+    return [p.name for p in parameters if p.annotation is bool]
 
 
 @pytest.mark.parametrize("name", schedules.by_name)
@@ -77,9 +85,28 @@ def counts_of(schedule: Callable[..., Plan]) -> list[str]:
 def test_bad_counts_are_refused(name: str, bad: Any, error: type, message: str) -> None:
     schedule = schedules.by_name[name]
     for parameter in counts_of(schedule):
+        if bad is None and inspect.signature(schedule).parameters[parameter].default is None:
+            continue  # not given
         counts = dict.fromkeys(counts_of(schedule), 2) | {parameter: bad}
         with pytest.raises(error, match=re.escape(message.format(parameter))):
             schedule(**counts)
+
+
+def test_flags_other_than_a_bool_are_refused() -> None:
+    flags = [
+        (schedule, flag) for schedule in schedules.by_name.values() for flag in flags_of(schedule)
+    ]
+    assert {flag for _, flag in flags} == {"optimised", "doubling"}
+    for schedule, flag in flags:
+        for bad in (1, None, "no"):
+            with pytest.raises(TypeError, match=f"{flag} must be True or False, got {bad!r}"):
+                schedule(2, 4, **{flag: bad})
+
+
+@pytest.mark.parametrize("schedule", [schedules.interleaved, schedules.pipedream_2bw])
+def test_groups_smaller_than_the_pipeline_are_refused(schedule: Callable[..., Plan]) -> None:
+    with pytest.raises(ValueError, match="group must be at least num_devices, 4, got 3"):
+        schedule(4, 8, group=3)
 
 
 @pytest.mark.parametrize("name", schedules.by_name)
