@@ -10,6 +10,8 @@
 
 #include "bind.hpp"
 #include "plan/action.hpp"
+#include "plan/by_block.hpp"
+#include "plan/by_program.hpp"
 #include "plan/by_list.hpp"
 #include "plan/check.hpp"
 #include "plan/generate.hpp"
@@ -194,6 +196,11 @@ void bind_functions(py::module_& module) {
     module.def("by_phases", &by_phases, "placement"_a, "num_microbatches"_a, "warmup"_a, "group"_a,
                "weight_delay"_a = std::vector<int>{},
                "A plan of warm-up, steady and cool-down: GPipe, interleaved and zero bubble.");
+    module.def("by_block", &by_block, "placement"_a, "num_microbatches"_a, "forward_slots"_a,
+               "input_slots"_a, "interval"_a,
+               "A plan that repeats the timetable of one microbatch: V-Half and V-Min.");
+    module.def("by_program", &by_program, "placement"_a, "num_microbatches"_a, "programs"_a,
+               "A plan written out as patterns and how often each is repeated: ZB-V, DualPipeV.");
     module.def("check", &check, "plan"_a, "Proves that a plan can run, or raises PlanError.");
     module.def("with_reductions", &with_reductions, "plan"_a,
                "The plan with a REDUCE for each stage, where it has replicas and a backward.");

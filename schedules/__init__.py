@@ -15,8 +15,11 @@ from .one_f_one_b_eager import one_f_one_b_eager
 from .pipedream import pipedream
 from .pipedream_2bw import pipedream_2bw
 from .seq1f1b import seq1f1b
+from .v_half import v_half
+from .v_min import v_min
 from .zb_h1 import zb_h1
 from .zb_h2 import zb_h2
+from .zb_v import zb_v
 
 __all__ = [
     "breadth_first",
@@ -32,8 +35,11 @@ __all__ = [
     "pipedream",
     "pipedream_2bw",
     "seq1f1b",
+    "v_half",
+    "v_min",
     "zb_h1",
     "zb_h2",
+    "zb_v",
 ]
 
 # What the command line, Pipeline and the tests go by.
@@ -48,6 +54,9 @@ by_name: dict[str, Callable[..., Plan]] = {
     "zb_h1": zb_h1,
     "zb_h2": zb_h2,
     "interleaved_zb": interleaved_zb,
+    "zb_v": zb_v,
+    "v_half": v_half,
+    "v_min": v_min,
     "seq1f1b": seq1f1b,
     "pipedream": pipedream,
     "pipedream_2bw": pipedream_2bw,

@@ -25,6 +25,9 @@ VARIANTS: dict[str, Callable[[int, int], Plan]] = {
     "zb_h1": schedules.zb_h1,
     "zb_h2": schedules.zb_h2,
     **{f"interleaved_zb-{v}": partial(schedules.interleaved_zb, num_chunks=v) for v in (1, 2, 3)},
+    "zb_v": schedules.zb_v,
+    "v_half": schedules.v_half,
+    "v_min": schedules.v_min,
 }
 
 

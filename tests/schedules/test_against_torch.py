@@ -102,3 +102,15 @@ def test_zb_h1_is_interleaved_zero_bubble_of_one_chunk() -> None:
     for num_devices, num_microbatches in [(1, 3), (3, 2), (4, 4), (4, 9), (8, 24)]:
         ours = schedules.zb_h1(num_devices, num_microbatches)
         assert ours == schedules.interleaved_zb(num_devices, num_microbatches, num_chunks=1)
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 3, 4, 8])
+def test_zb_v(num_devices: int) -> None:
+    for num_microbatches in range(1, 4 * num_devices + 2):
+        theirs = ranks_of(
+            pipelining.ScheduleZBVZeroBubble,
+            num_devices,
+            num_stages=2 * num_devices,
+            _n_microbatches=num_microbatches,
+        )
+        assert our_rows(schedules.zb_v(num_devices, num_microbatches)) == theirs

@@ -69,16 +69,24 @@ OPTIONS: dict[str, tuple[str, str, list[int]] | None] = {
     "zb_h1": None,
     "zb_h2": None,
     "interleaved_zb": ("num_chunks", "v", [1, 2, 4]),
+    "zb_v": None,
+    "v_half": None,
+    "v_min": None,
 }
 
 Times = list[tuple[float, float, float]]
 ANY: Times = [(1, 1, 1), (2, 2, 1), (2, 3, 1), (1, 2, 2), (3, 2, 2)]
+EQUAL: Times = [(1, 1, 1), (2, 2, 2)]
+SLOW_INPUT: Times = [(1, 1, 1), (2, 2, 1), (2, 3, 1), (1, 2, 2), (2, 5, 4), (4, 4, 1)]
 
 # Schedules with split backward: the F, I and W at which the forms hold, and the least M for P.
 SPLIT: dict[str, tuple[Times, Callable[[int], int]]] = {
     "zb_h1": (ANY, lambda num_devices: num_devices),
     "zb_h2": (ANY, lambda num_devices: 2 * num_devices - 1),
     "interleaved_zb": (ANY, lambda num_devices: num_devices),
+    "zb_v": (SLOW_INPUT, lambda num_devices: 2 * num_devices - 1),
+    "v_half": (EQUAL, lambda num_devices: num_devices),
+    "v_min": (EQUAL, lambda num_devices: num_devices),
 }
 
 
