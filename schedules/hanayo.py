@@ -21,13 +21,15 @@ def hanayo(
         bubble ratio   = (P - 1) / (2 * M * W + P - 1)
         peak in flight = (2 * W - 1) * P + 1 + d
 
-    The first and the last stage are on device 0. At M = P and T_B = 2 T_F an exact
-    solver found no faster order in the six cases tried. For M > P and T_B > T_F the idle time
-    between two waves makes the bubble grow with M. The optimised order lets the next wave enter as
-    the last one turns; every device then holds what device P - 1 does. For M of 2 P, 3 P and so on:
+    The first and the last stage are on device 0. At M = P and T_B = 2 T_F an exact solver found no
+    faster order in the six cases tried. With M > P and T_B > T_F the idle time between the waves
+    grows with M. The optimised order lets a wave enter while the one before it turns, and fills
+    every device to what device P - 1 holds; for M of 2 P, 3 P and so on:
 
         makespan, optimised       = M * (T_F + T_B) + (P - 1) * (T_B + T_F / 2) / W
         peak in flight, optimised = 2 * W * P
+
+    It is the faster one where (M / P - 1) * (T_B - T_F) > T_F / 2; for M up to P it is the strict.
 
     Constraints: none. Other M than multiples of P run, with the last wave front cut short.
 
@@ -36,7 +38,9 @@ def hanayo(
 
     Where we differ: the order is that of the paper's figures. Its equation (1) is not their bubble
     (it has T_B / (2 W) where the drawn schedule idles T_B / W), so the forms above are of the drawn
-    one. For M > P, which the paper leaves open, the pattern of P microbatches is repeated.
+    one. For M > P, which the paper leaves open, the pattern of P microbatches is repeated. The
+    optimised order is ours: the same queues, a wave every 2 W P slots instead of every 4 W P, and
+    each forward as early as it can start.
 
     Args:
         num_devices: Devices, 2 * waves stages each.
