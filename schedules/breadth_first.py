@@ -21,8 +21,8 @@ def breadth_first(num_devices: int, num_microbatches: int, num_chunks: int = 2) 
         peak in flight = v * M
 
     Interleaved's bubble, for memory that grows with M. A chunk's weights are used in one go in each
-    direction, and its gradients are whole while later backwards still run; what M > P leaves
-    between two chunks of a microbatch hides transfers.
+    direction, and its gradients are whole while later backwards still run. For M of 2 P and more,
+    small transfers of T_C add 2 * (P - 1) * T_C, as in GPipe, whatever the number of chunks.
 
     Constraints: none. With M below P the bubble is larger.
 

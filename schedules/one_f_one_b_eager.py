@@ -20,8 +20,8 @@ def one_f_one_b_eager(num_devices: int, num_microbatches: int) -> Plan:
         bubble ratio   = (P - 1) / (M + P - 1)
         peak in flight = min(2 * (P - d) - 1, M)
 
-    1F1B's bubble for up to twice its memory. Between an F and the next action of its microbatch on
-    the same device there is time for two transfers, so latency costs less than in 1F1B.
+    1F1B's bubble for up to twice its memory. Small transfers of T_C add 2 * (P - 1) * T_C, as in
+    GPipe, where they add more to 1F1B with every P microbatches.
 
     Constraints: none.
 

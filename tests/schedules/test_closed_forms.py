@@ -71,6 +71,13 @@ def extra_hanayo(waves: int) -> Callable[[int, int], int]:
     )
 
 
+def extra_breadth_first(num_chunks: int) -> Callable[[int, int], int]:
+    def extra(num_devices: int, groups: int) -> int:
+        return 2 * ((num_chunks if groups == 1 else 1) * num_devices - 1)
+
+    return extra
+
+
 def extra_chimera(num_devices: int, groups: int) -> int:
     return groups * (2 * num_devices - 4) + num_devices - 1
 
@@ -81,6 +88,16 @@ TRANSFERS = {
     "one_f_one_b": (schedules.one_f_one_b, {}, [3, 4, 5, 8], extra_one_f_one_b),
     "interleaved-2": (schedules.interleaved, {"num_chunks": 2}, [4, 8], extra_interleaved(2)),
     "interleaved-4": (schedules.interleaved, {"num_chunks": 4}, [4, 8], extra_interleaved(4)),
+    "one_f_one_b_eager": (schedules.one_f_one_b_eager, {}, [2, 3, 4, 5, 8], extra_gpipe),
+    **{
+        f"breadth_first-{v}": (
+            schedules.breadth_first,
+            {"num_chunks": v},
+            [4, 8],
+            extra_breadth_first(v),
+        )
+        for v in (2, 4)
+    },
     "chimera": (schedules.chimera, {}, [4, 6, 8, 16], extra_chimera),
     "hanayo-1": (schedules.hanayo, {"waves": 1}, [2, 4, 8], extra_hanayo(1)),
     "hanayo-2": (schedules.hanayo, {"waves": 2}, [2, 4, 8], extra_hanayo(2)),
