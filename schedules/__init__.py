@@ -6,6 +6,7 @@ from ..plan import Plan
 from .breadth_first import breadth_first
 from .chimera import chimera
 from .forward_only import forward_only
+from .gis import gis
 from .gpipe import gpipe
 from .hanayo import hanayo
 from .interleaved import interleaved
@@ -26,6 +27,7 @@ __all__ = [
     "by_name",
     "chimera",
     "forward_only",
+    "gis",
     "gpipe",
     "hanayo",
     "interleaved",
@@ -57,6 +59,7 @@ by_name: dict[str, Callable[..., Plan]] = {
     "zb_v": zb_v,
     "v_half": v_half,
     "v_min": v_min,
+    "gis": gis,
     "seq1f1b": seq1f1b,
     "pipedream": pipedream,
     "pipedream_2bw": pipedream_2bw,

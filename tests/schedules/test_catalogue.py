@@ -109,6 +109,12 @@ def test_groups_smaller_than_the_pipeline_are_refused(schedule: Callable[..., Pl
         schedule(4, 8, group=3)
 
 
+@pytest.mark.parametrize("group", [1, 5])
+def test_groups_that_would_deadlock_or_only_hold_more_are_refused(group: int) -> None:
+    with pytest.raises(ValueError, match=f"group must be 2 to 4 for num_devices=4, got {group}"):
+        schedules.gis(4, 8, group=group)
+
+
 @pytest.mark.parametrize("name", schedules.by_name)
 def test_unknown_options_and_plans_too_large_are_refused(name: str) -> None:
     schedule = schedules.by_name[name]

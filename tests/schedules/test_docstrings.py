@@ -72,6 +72,7 @@ OPTIONS: dict[str, tuple[str, str, list[int]] | None] = {
     "zb_v": None,
     "v_half": None,
     "v_min": None,
+    "gis": ("num_chunks", "v", [1, 2, 4]),
 }
 
 Times = list[tuple[float, float, float]]
@@ -87,6 +88,7 @@ SPLIT: dict[str, tuple[Times, Callable[[int], int]]] = {
     "zb_v": (SLOW_INPUT, lambda num_devices: 2 * num_devices - 1),
     "v_half": (EQUAL, lambda num_devices: num_devices),
     "v_min": (EQUAL, lambda num_devices: num_devices),
+    "gis": (ANY, lambda num_devices: num_devices),
 }
 
 
