@@ -5,6 +5,7 @@ from collections.abc import Callable
 from ..plan import Plan
 from .breadth_first import breadth_first
 from .chimera import chimera
+from .dualpipe_v import dualpipe_v
 from .forward_only import forward_only
 from .gis import gis
 from .gpipe import gpipe
@@ -26,6 +27,7 @@ __all__ = [
     "breadth_first",
     "by_name",
     "chimera",
+    "dualpipe_v",
     "forward_only",
     "gis",
     "gpipe",
@@ -60,6 +62,7 @@ by_name: dict[str, Callable[..., Plan]] = {
     "v_half": v_half,
     "v_min": v_min,
     "gis": gis,
+    "dualpipe_v": dualpipe_v,
     "seq1f1b": seq1f1b,
     "pipedream": pipedream,
     "pipedream_2bw": pipedream_2bw,

@@ -28,6 +28,10 @@ def test_any_counts_give_a_plan_that_runs(schedule: Schedule) -> None:
 # Counts of devices and microbatches that a schedule refuses, and what it says then.
 REFUSES: dict[str, tuple[Callable[[int, int], bool], str]] = {
     "chimera": (lambda num_devices, _: num_devices % 2 == 1, "num_devices must be even"),
+    "dualpipe_v": (
+        lambda num_devices, num_microbatches: num_microbatches < 2 * num_devices,
+        "num_microbatches must be at least 2 [*] num_devices",
+    ),
 }
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from pykern import schedules
-from pykern.plan import Costs, Memory, Plan, peak_bytes, simulate
+from pykern.plan import Costs, Kind, Memory, Plan, peak_bytes, simulate
 
 
 def bubble(plan: Plan, forward: int = 1, input_gradient: int = 1, weight: int = 1) -> float:
@@ -99,3 +99,19 @@ def test_optima_at_four_devices_and_eight_microbatches() -> None:
     assert bubble(schedules.zb_v(4, 8)) / 2 == 1.5
     assert bubble(schedules.v_half(4, 8)) / 2 == 2.5
     assert bubble(schedules.v_min(4, 8)) / 2 == 5.5
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("beyond", [0, 1, 5])
+def test_gradients_of_dualpipe_v_ascend_although_some_backwards_are_whole(
+    num_devices: int, beyond: int
+) -> None:
+    num_microbatches = 2 * num_devices + beyond
+    plan = schedules.dualpipe_v(num_devices, num_microbatches)
+    assert plan.has(Kind.B)
+    assert plan.has(Kind.I)
+    for row in plan.rows:
+        for stage in {action.stage for action in row}:
+            for kinds in ({Kind.F}, {Kind.B, Kind.I}, {Kind.B, Kind.W}):
+                order = [a.microbatch for a in row if a.stage == stage and a.kind in kinds]
+                assert order == list(range(num_microbatches))
