@@ -5,7 +5,9 @@ from collections.abc import Callable
 from ..plan import Plan
 from .breadth_first import breadth_first
 from .chimera import chimera
+from .dualpipe_v import dualpipe_v
 from .forward_only import forward_only
+from .gis import gis
 from .gpipe import gpipe
 from .hanayo import hanayo
 from .interleaved import interleaved
@@ -25,7 +27,9 @@ __all__ = [
     "breadth_first",
     "by_name",
     "chimera",
+    "dualpipe_v",
     "forward_only",
+    "gis",
     "gpipe",
     "hanayo",
     "interleaved",
@@ -57,6 +61,8 @@ by_name: dict[str, Callable[..., Plan]] = {
     "zb_v": zb_v,
     "v_half": v_half,
     "v_min": v_min,
+    "gis": gis,
+    "dualpipe_v": dualpipe_v,
     "seq1f1b": seq1f1b,
     "pipedream": pipedream,
     "pipedream_2bw": pipedream_2bw,

@@ -28,6 +28,8 @@ VARIANTS: dict[str, Callable[[int, int], Plan]] = {
     "zb_v": schedules.zb_v,
     "v_half": schedules.v_half,
     "v_min": schedules.v_min,
+    **{f"gis-{v}": partial(schedules.gis, num_chunks=v) for v in (1, 2, 3)},
+    "gis-half": lambda p, m: schedules.gis(p, m, num_chunks=3, group=(p + 1) // 2),
 }
 
 

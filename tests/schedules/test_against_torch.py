@@ -69,14 +69,24 @@ def test_interleaved(group: Any, num_microbatches: int, num_chunks: int) -> None
     assert our_rows(ours) == torch_rows(theirs)
 
 
-def ranks_of(schedule: type[Any], num_devices: int, **attributes: Any) -> list[list[str]]:
+def torch_cells(schedule: type[Any], num_devices: int, **attributes: Any) -> list[list[str]]:
     """What torch computes for each rank, without the group and the stages a whole object needs."""
     bare = object.__new__(schedule)
     vars(bare).update(pp_group_size=num_devices, **attributes)
     rows = []
     for rank in range(num_devices):
         actions = [a for a in bare._calculate_single_rank_operations(rank) if a is not None]
-        rows.append([str(part) for a in actions for part in a.sub_actions or [a]])
+        rows.append(["&".join(str(part) for part in a.sub_actions or [a]) for a in actions])
+    return rows
+
+
+def our_cells(plan: Plan) -> list[list[str]]:
+    """The rows, with the actions of an overlapped pair in one."""
+    rows = []
+    for row, pairs in zip(our_rows(plan), plan.overlaps, strict=True):
+        for start in reversed(pairs):
+            row[start : start + 2] = [f"{row[start]}&{row[start + 1]}"]
+        rows.append(row)
     return rows
 
 
@@ -87,7 +97,7 @@ def test_interleaved_zero_bubble(num_devices: int, num_chunks: int) -> None:
         rounds = max(1, num_microbatches // num_devices)
         if num_microbatches % rounds:
             continue  # torch refuses these
-        theirs = ranks_of(
+        theirs = torch_cells(
             pipelining.ScheduleInterleavedZeroBubble,
             num_devices,
             n_local_stages=num_chunks,
@@ -95,7 +105,7 @@ def test_interleaved_zero_bubble(num_devices: int, num_chunks: int) -> None:
             _n_microbatches=num_microbatches,
         )
         ours = schedules.interleaved_zb(num_devices, num_microbatches, num_chunks)
-        assert our_rows(ours) == theirs
+        assert our_cells(ours) == theirs
 
 
 def test_zb_h1_is_interleaved_zero_bubble_of_one_chunk() -> None:
@@ -107,10 +117,19 @@ def test_zb_h1_is_interleaved_zero_bubble_of_one_chunk() -> None:
 @pytest.mark.parametrize("num_devices", [1, 2, 3, 4, 8])
 def test_zb_v(num_devices: int) -> None:
     for num_microbatches in range(1, 4 * num_devices + 2):
-        theirs = ranks_of(
+        theirs = torch_cells(
             pipelining.ScheduleZBVZeroBubble,
             num_devices,
             num_stages=2 * num_devices,
             _n_microbatches=num_microbatches,
         )
-        assert our_rows(schedules.zb_v(num_devices, num_microbatches)) == theirs
+        assert our_cells(schedules.zb_v(num_devices, num_microbatches)) == theirs
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 3, 4, 5, 8])
+def test_dualpipe_v(num_devices: int) -> None:
+    for num_microbatches in range(2 * num_devices, 5 * num_devices + 2):
+        theirs = torch_cells(
+            pipelining.ScheduleDualPipeV, num_devices, _n_microbatches=num_microbatches
+        )
+        assert our_cells(schedules.dualpipe_v(num_devices, num_microbatches)) == theirs

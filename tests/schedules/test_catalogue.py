@@ -28,6 +28,10 @@ def test_any_counts_give_a_plan_that_runs(schedule: Schedule) -> None:
 # Counts of devices and microbatches that a schedule refuses, and what it says then.
 REFUSES: dict[str, tuple[Callable[[int, int], bool], str]] = {
     "chimera": (lambda num_devices, _: num_devices % 2 == 1, "num_devices must be even"),
+    "dualpipe_v": (
+        lambda num_devices, num_microbatches: num_microbatches < 2 * num_devices,
+        "num_microbatches must be at least 2 [*] num_devices",
+    ),
 }
 
 
@@ -107,6 +111,12 @@ def test_flags_other_than_a_bool_are_refused() -> None:
 def test_groups_smaller_than_the_pipeline_are_refused(schedule: Callable[..., Plan]) -> None:
     with pytest.raises(ValueError, match="group must be at least num_devices, 4, got 3"):
         schedule(4, 8, group=3)
+
+
+@pytest.mark.parametrize("group", [1, 5])
+def test_groups_that_would_deadlock_or_only_hold_more_are_refused(group: int) -> None:
+    with pytest.raises(ValueError, match=f"group must be 2 to 4 for num_devices=4, got {group}"):
+        schedules.gis(4, 8, group=group)
 
 
 @pytest.mark.parametrize("name", schedules.by_name)

@@ -19,14 +19,15 @@ def docstring(name: str) -> str:
 
 
 def drawn(plan: Plan) -> list[str]:
-    """The timetable where every action takes one slot; an idle slot is a dot."""
+    """The timetable where every action takes one slot, a pair two; an idle slot is a dot."""
     timeline = simulate(plan, Costs(1, 1, input_ns=1, weight_ns=1))
     width = max(len(str(action)) for row in plan.rows for action in row)
     lines = []
     for device, row in enumerate(timeline.rows):
         slots = ["."] * round(timeline.makespan_ns)
         for span in row:
-            slots[round(span.start_ns)] = str(span.action)
+            slot = round(span.start_ns)
+            slots[slot if slots[slot] == "." else slot + 1] = str(span.action)
         lines.append(f"device {device} | " + " ".join(slot.ljust(width) for slot in slots).rstrip())
     return lines
 
@@ -72,11 +73,14 @@ OPTIONS: dict[str, tuple[str, str, list[int]] | None] = {
     "zb_v": None,
     "v_half": None,
     "v_min": None,
+    "gis": ("num_chunks", "v", [1, 2, 4]),
+    "dualpipe_v": None,
 }
 
 Times = list[tuple[float, float, float]]
 ANY: Times = [(1, 1, 1), (2, 2, 1), (2, 3, 1), (1, 2, 2), (3, 2, 2)]
 EQUAL: Times = [(1, 1, 1), (2, 2, 2)]
+FAST_WEIGHT: Times = [(1, 1, 1), (2, 2, 1), (4, 4, 3), (4, 4, 1)]
 SLOW_INPUT: Times = [(1, 1, 1), (2, 2, 1), (2, 3, 1), (1, 2, 2), (2, 5, 4), (4, 4, 1)]
 
 # Schedules with split backward: the F, I and W at which the forms hold, and the least M for P.
@@ -87,6 +91,8 @@ SPLIT: dict[str, tuple[Times, Callable[[int], int]]] = {
     "zb_v": (SLOW_INPUT, lambda num_devices: 2 * num_devices - 1),
     "v_half": (EQUAL, lambda num_devices: num_devices),
     "v_min": (EQUAL, lambda num_devices: num_devices),
+    "gis": (ANY, lambda num_devices: num_devices),
+    "dualpipe_v": (FAST_WEIGHT, lambda num_devices: 2 * num_devices),
 }
 
 
