@@ -3,7 +3,7 @@
 import pytest
 
 from pykern import schedules
-from pykern.plan import Action, Kind, Plan, check
+from pykern.plan import Action, Costs, Kind, Plan, check, simulate
 
 
 def megatron(
@@ -43,8 +43,23 @@ def test_interleaved_groups_are_megatrons(
     assert [list(row) for row in plan.rows] == theirs
 
 
+@pytest.mark.parametrize(("num_devices", "num_chunks"), [(2, 2), (4, 2), (4, 3), (8, 2)])
+def test_larger_groups_wait_less_for_transfers_and_hold_more(
+    num_devices: int, num_chunks: int
+) -> None:
+    num_microbatches = 4 * num_devices
+    usual = schedules.interleaved(num_devices, num_microbatches, num_chunks)
+    larger = schedules.interleaved(num_devices, num_microbatches, num_chunks, 2 * num_devices)
+    without, costs = Costs(1, 2), Costs(1, 2, transfer_ns=1 / 16)
+    assert simulate(larger, without).makespan_ns == simulate(usual, without).makespan_ns
+    timeline = simulate(larger, costs)
+    assert timeline.makespan_ns < simulate(usual, costs).makespan_ns
+    for device in range(num_devices):
+        held = 2 * (num_devices - 1 - device) + (num_chunks - 1) * 2 * num_devices + 1
+        assert timeline.peak_in_flight(device) == held
+
+
 def test_groups_of_at_least_the_size_asked_for() -> None:
-    assert schedules.interleaved(4, 11, 2, group=5) == schedules.interleaved(4, 11, 2, group=5)
     forwards = [a for a in schedules.interleaved(2, 11, 2, group=5).rows[0] if a.kind is Kind.F]
     stages = "".join(str(action.stage) for action in forwards)
     assert stages == "0" * 6 + "2" * 6 + "0" * 5 + "2" * 5
