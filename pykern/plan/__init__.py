@@ -10,15 +10,20 @@ from pykern._C import (
     PlanError,
     Span,
     Timeline,
+    by_block,
+    by_list,
     by_phases,
+    by_program,
     by_slots,
     check,
     check_memory,
     peak_bytes,
     simulate,
+    weight_versions,
     with_reductions,
+    with_updates,
 )
-from pykern.plan.counts import require_counts
+from pykern.plan.counts import require_counts, require_flags
 
 __all__ = [
     "Action",
@@ -30,12 +35,18 @@ __all__ = [
     "PlanError",
     "Span",
     "Timeline",
+    "by_block",
+    "by_list",
     "by_phases",
+    "by_program",
     "by_slots",
     "check",
     "check_memory",
     "peak_bytes",
     "require_counts",
+    "require_flags",
     "simulate",
+    "weight_versions",
     "with_reductions",
+    "with_updates",
 ]
