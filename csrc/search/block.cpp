@@ -236,7 +236,8 @@ bool BlockPlanner::place(Symbol symbol, Ticks ready) {
     block_.at[symbol] = at;
     const Ticks phase = at % block_.period;
     busy.push_back({phase, phase + length});
-    if (phase + length > block_.period) busy.push_back({phase - block_.period, phase + length - block_.period});
+    if (phase + length > block_.period)
+        busy.push_back({phase - block_.period, phase + length - block_.period});
     return true;
 }
 
@@ -276,8 +277,9 @@ void BlockPlanner::repeat() {
         sorted_.push_back(symbol);
         periods = std::max(periods, block_.at[symbol] / block_.period + count);
     }
-    std::ranges::sort(sorted_, {},
-                      [this](Symbol symbol) { return std::pair(block_.at[symbol] % block_.period, symbol); });
+    std::ranges::sort(sorted_, {}, [this](Symbol symbol) {
+        return std::pair(block_.at[symbol] % block_.period, symbol);
+    });
     for (Symbols& row : order_.rows) row.clear();
     for (Ticks period = 0; period < periods; ++period) {
         for (const Symbol symbol : sorted_) {

@@ -12,7 +12,7 @@ namespace pykern {
 
 // How a block is laid out, in small whole numbers of a slot: what a search changes.
 struct BlockShape {
-    int grain = 1;       // slots of an average action, to which times are rounded; 0 for as they are
+    int grain = 1;  // slots of an average action, to which times are rounded; 0 for as they are
     bool fused = false;  // B instead of I and W
     int slack = 0;       // slots by which the period is longer than a device's work
     // Quarters of a slot waited at each hop of a leg (a pass over the devices), and slots waited

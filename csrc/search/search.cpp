@@ -38,29 +38,26 @@ class Searcher {
         }
     }
 
-    std::vector<double> take(const std::vector<Seed>& seeds) {
-        std::vector<double> makespans_ns;
+    // Whether each seed can run under the caps.
+    std::vector<bool> take(const std::vector<Seed>& seeds) {
+        std::vector<bool> taken;
         for (const Seed& seed : seeds) {
-            Site* site = sites_.at(seed.candidate).get();
-            std::optional<double> makespan_ns;
+            Site* site = sites_[seed.candidate].get();
             const std::optional<Order> order = order_of(seed.plan);
-            if (site != nullptr && order) makespan_ns = site->seed(*order);
-            makespans_ns.push_back(makespan_ns.value_or(kInfinite));
+            taken.push_back(site != nullptr && order && site->seed(*order));
         }
-        return makespans_ns;
+        return taken;
     }
 
     void run() {
         sweep_rules(share(10));
         for (int round = 0; round < 3; ++round) {
-            each(8 >> round, share(7), [this](Site& site, std::int64_t work) {
-                site.try_blocks(random_, work);
-            });
+            each(8 >> round, share(7),
+                 [this](Site& site, std::int64_t work) { site.try_blocks(random_, work); });
         }
         for (int round = 0; round < 3; ++round) {
-            each(6 >> round, share(8), [this](Site& site, std::int64_t work) {
-                site.try_shifts(random_, work);
-            });
+            each(6 >> round, share(8),
+                 [this](Site& site, std::int64_t work) { site.try_shifts(random_, work); });
         }
         const std::int64_t rung = share(40) / 4;
         for (const auto& [count, heat] : {std::pair{4, 50}, {2, 70}, {1, 100}, {1, 60}}) {
@@ -161,6 +158,16 @@ void require_seeds(const std::vector<Candidate>& candidates, int num_microbatche
     }
 }
 
+std::vector<double> makespans_ns(const std::vector<Candidate>& candidates,
+                                 const std::vector<Seed>& seeds, const std::vector<bool>& taken) {
+    std::vector<double> makespans;
+    for (std::size_t i = 0; i < seeds.size(); ++i) {
+        const Costs& costs = candidates[seeds[i].candidate].costs;
+        makespans.push_back(taken[i] ? simulate(seeds[i].plan, costs).makespan_ns() : kInfinite);
+    }
+    return makespans;
+}
+
 }  // namespace
 
 Found search(const std::vector<Candidate>& candidates, int num_microbatches,
@@ -169,7 +176,7 @@ Found search(const std::vector<Candidate>& candidates, int num_microbatches,
     const std::int64_t budget = work_of(budget_ms);
     require_seeds(candidates, num_microbatches, seeds);
     Searcher searcher(candidates, num_microbatches, caps, budget, random_seed);
-    std::vector<double> seed_makespans_ns = searcher.take(seeds);
+    const std::vector<bool> taken = searcher.take(seeds);
     searcher.run();
     const std::size_t index = searcher.best_index();
     const Candidate& candidate = candidates[index];
@@ -182,7 +189,7 @@ Found search(const std::vector<Candidate>& candidates, int num_microbatches,
             .makespan_ns = makespan_ns,
             .bound_ns = proven ? makespan_ns : searcher.bound_ns(),
             .proven = proven,
-            .seed_makespans_ns = std::move(seed_makespans_ns),
+            .seed_makespans_ns = makespans_ns(candidates, seeds, taken),
             .peaks = std::move(peaks),
             .work = searcher.work()};
 }

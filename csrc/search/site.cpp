@@ -46,16 +46,15 @@ Site::Site(const Problem& problem)
     if (is_many(problem)) full_.emplace(problem);
 }
 
-std::optional<double> Site::seed(const Order& order) {
+bool Site::seed(const Order& order) {
     Schedule& schedule = full().schedule;
-    if (!schedule.load(order)) return std::nullopt;
-    const double makespan_ns = problem().to_ns(schedule.makespan());
-    offer_full(order, makespan_ns);
+    if (!schedule.load(order)) return false;
+    offer_full(order, problem().to_ns(schedule.makespan()));
     // Where a split is free, what it allows is never worse.
     const Order start = problem().split_has_price() ? order : split_all(order);
     const Order few = repeats() ? truncate(start) : start;
     if (few_.schedule.load(few)) offer(few, few_.schedule.makespan());
-    return makespan_ns;
+    return true;
 }
 
 // Without the microbatches beyond the few.

@@ -44,8 +44,8 @@ class Site {
     double promise_ns() const { return promise_ns_; }
     std::int64_t work() const { return few_.work() + (repeats() ? full_->work() : 0); }
 
-    // Its makespan in ns, or nothing where it cannot run or breaks the cap.
-    std::optional<double> seed(const Order& order);
+    // False where it cannot run or breaks the cap.
+    bool seed(const Order& order);
     void try_rules(const GreedyRules& rules);
     void try_blocks(Random& random, std::int64_t work);
     // Moves parts of the best block.

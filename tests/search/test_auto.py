@@ -20,7 +20,9 @@ def test_the_plan_is_sound_and_never_worse_than_a_seed(num_devices, num_microbat
     held = Memory(num_devices / plan.num_stages)
     assert max(peak_bytes(plan, held)) <= memory * num_devices * (1 + 1e-9)
     assert found.peak == pytest.approx(peak_bytes(plan, held))
-    assert found.bound_ns <= found.makespan_ns <= min(found.seeds.values(), default=float("inf"))
+    assert found.bound_ns <= found.makespan_ns
+    # The search rounds times to a billionth.
+    assert found.makespan_ns <= min(found.seeds.values(), default=float("inf")) * (1 + 1e-9)
     for kind in (Kind.F, Kind.B, Kind.I, Kind.W):
         assert ascending(plan, kind)
 
@@ -51,8 +53,8 @@ def test_without_budget_it_is_a_seed_or_better():
 
 def test_the_same_arguments_give_the_same_plan():
     one, other = (auto(4, 9, costs=MEASURED, memory=0.5, budget_ms=20, seed=3) for _ in range(2))
-    assert one == other
-    assert one.plan.rows == other.plan.rows
+    assert one.plan == other.plan
+    assert str(one) == str(other)
 
 
 def test_more_budget_is_spent_within_reason():

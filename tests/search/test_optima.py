@@ -42,8 +42,12 @@ PROVEN = [
     (Placement.looped(4, 4), 0.625, 2.25),
     (Placement.looped(4, 4), 0.5, 4.0),
 ]
-# Those among them that a short search finds.
-QUICK = [case for case in PROVEN if case[1] >= 0.75 and case[0].num_stages < 16]
+# Those among them that a short search finds: at 0.75 the loop of two chunks takes it longer.
+QUICK = [
+    case
+    for case in PROVEN
+    if case[1] >= 0.75 and case[0].num_stages < 16 and case[:2] != (Placement.looped(4, 2), 0.75)
+]
 
 
 def search_one(placement, memory, budget_ms, num_microbatches=8):
