@@ -134,12 +134,12 @@ Block BlockPlanner::changed(const Block& block, Random& random) const {
     Block changed = block;
     const Ticks by = 1 + block.period * static_cast<Ticks>(random.below(64)) / 256;
     const Ticks step = random.chance(50) ? by : -by;
-    auto symbol = static_cast<Symbol>(random.below(block.at.size()));
+    std::size_t symbol = random.below(block.at.size());
     while (block.at[symbol] == kNever) symbol = (symbol + 1) % block.at.size();
     // The symbol alone, or everything that is later.
     const bool alone = random.chance(60);
     const Ticks from = block.at[symbol];
-    for (Symbol other = 0; other < block.at.size(); ++other) {
+    for (std::size_t other = 0; other < block.at.size(); ++other) {
         Ticks& at = changed.at[other];
         if (at == kNever) continue;
         if (other == symbol || (!alone && at > from)) at += step;
