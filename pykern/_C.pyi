@@ -1,6 +1,6 @@
 """The C++ core of pykern: plans, their checks and simulation, and their execution."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 
 MAX_CELLS: int
@@ -200,8 +200,7 @@ class Executor:
     def run(
         self,
         program: Program,
-        forward: Sequence[Callable[[int], object]],
-        backward: Sequence[Callable[[int], object]],
+        callbacks: Mapping[Kind, Sequence[Callable[[int], object]]],
         carry: Callable[[], Callable[[], object]],
     ) -> list[tuple[Action | None, int, BaseException]]: ...
     def close(self) -> None: ...
