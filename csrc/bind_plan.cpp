@@ -12,9 +12,9 @@
 #include "plan/action.hpp"
 #include "plan/check.hpp"
 #include "plan/generate.hpp"
-#include "plan/lower.hpp"
 #include "plan/placement.hpp"
 #include "plan/plan.hpp"
+#include "plan/reduce.hpp"
 #include "plan/text.hpp"
 
 namespace py = pybind11;
@@ -163,6 +163,7 @@ void bind_plan_class(py::module_& module) {
         .def("has", &Plan::has, "kind"_a, "Whether any row holds an action of this kind.")
         .def("forward_only", &Plan::forward_only, "The same plan with its forward actions only.")
         .def(py::self == py::self)
+        .def("__hash__", &hash_of)
         .def("__str__", &table)
         .def("__repr__",
              [](const Plan& self) {
@@ -190,7 +191,8 @@ void bind_functions(py::module_& module) {
                "group_offset"_a, "A plan from the lattice rule: 1F1B and every wave.");
     module.def("by_phases", &by_phases, "placement"_a, "num_microbatches"_a, "warmup"_a, "group"_a,
                "A plan of warm-up, steady and cool-down: GPipe and interleaved.");
-    module.def("check", &check, "plan"_a, "Proves that a plan can run, or raises PlanError.");
+    module.def("check", py::overload_cast<const Plan&>(&check), "plan"_a,
+               "Proves that a plan can run, or raises PlanError.");
     module.def("with_reductions", &with_reductions, "plan"_a,
                "The plan with a REDUCE for each stage, where it has replicas and a backward.");
 }
