@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <optional>
+#include <tuple>
 
 #include "plan/clock.hpp"
 #include "plan/inputs.hpp"
@@ -18,7 +19,12 @@ struct Place {
 
 struct Arrival {
     Place sender;
+    double end_ns;
     double arrival_ns;
+
+    bool is_ahead_of(const Arrival& other) const {
+        return std::tie(arrival_ns, end_ns) < std::tie(other.arrival_ns, other.end_ns);
+    }
 };
 
 class Explainer {
@@ -39,7 +45,8 @@ class Explainer {
         return {place.device, place.position - (second ? 1 : 0)};
     }
 
-    // Of the inputs of a slot that come from other devices, the one that is there last.
+    // Of the inputs of a slot that come from other devices, the one that is there last; of several
+    // the one that was computed last.
     std::optional<Arrival> last_arrival(Place slot) const {
         std::optional<Arrival> last;
         const bool pair = std::ranges::binary_search(plan_.overlaps()[slot.device], slot.position);
@@ -53,7 +60,9 @@ class Explainer {
                 if (sender.device == slot.device) return;
                 const double arrival_ns =
                     simulated_.clock.arrival_ns(action, input, sender.device, sender.position);
-                if (!last || arrival_ns > last->arrival_ns) last = {sender, arrival_ns};
+                const double end_ns = span(sender).end_ns;
+                const Arrival arrival{sender, end_ns, arrival_ns};
+                if (!last || last->is_ahead_of(arrival)) last = arrival;
             });
         }
         return last;
@@ -75,8 +84,7 @@ Bubble bubble_of(const Explainer& explainer, std::size_t device, double makespan
         if (idle_ns <= 0) continue;
         // Nothing but an input from elsewhere keeps a free device idle.
         const Arrival last = explainer.last_arrival({device, position}).value();
-        const double compute_ns =
-            std::clamp(explainer.span(last.sender).end_ns - idle_from_ns, 0.0, idle_ns);
+        const double compute_ns = std::clamp(last.end_ns - idle_from_ns, 0.0, idle_ns);
         bubble.compute_ns += compute_ns;
         bubble.transfer_ns += idle_ns - compute_ns;
     }
@@ -123,9 +131,9 @@ std::vector<Step> critical_path(const Plan& plan, const Costs& costs) {
             step.wait = Wait::ROW;
             place = before;
         } else {
-            place = explainer.last_arrival(slot).value().sender;
-            const bool at_once = explainer.span(place).end_ns == span.start_ns;
-            step.wait = at_once ? Wait::INPUT : Wait::TRANSFER;
+            const Arrival last = explainer.last_arrival(slot).value();
+            place = last.sender;
+            step.wait = last.end_ns == span.start_ns ? Wait::INPUT : Wait::TRANSFER;
         }
     }
     std::ranges::reverse(path);
