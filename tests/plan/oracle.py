@@ -1,4 +1,4 @@
-"""When actions run, by recursion over what each waits for: written anew, not taken from the core."""
+"""When actions run, by recursion over what each waits for: written anew, not the core's."""
 
 from dataclasses import dataclass, field
 from functools import cached_property

@@ -84,4 +84,4 @@ def test_bad_costs_are_refused(make: Callable[[], object], message: str) -> None
 
 def test_what_comes_after_the_transfer_is_named() -> None:
     with pytest.raises(TypeError):
-        Costs(1, 1, 0, 1)  # type: ignore[misc]
+        Costs(1, 1, 0, 1)  # type: ignore[call-arg]

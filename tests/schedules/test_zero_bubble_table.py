@@ -1,8 +1,9 @@
 """The bubble rates of the zero-bubble paper's Table 5 from the profiles of its Table 6.
 
-Qi, Wan, Huang, Lin: Zero Bubble Pipeline Parallelism, 2023, arXiv 2401.10241. The numbers are also in
-the script that computed them, `efficiency.py` on the branch `arxiv` of the authors' repository. A rate
-is 1 - M * (F + B + W) / cost. For 1F1B and ZB-H1 the cost is the makespan, for ZB-H2 the span.
+Qi, Wan, Huang, Lin: Zero Bubble Pipeline Parallelism, 2023, arXiv 2401.10241. The numbers are also
+in the script that computed them, `efficiency.py` on the branch `arxiv` of the authors' repository.
+A rate is 1 - M * (F + B + W) / cost. For 1F1B and ZB-H1 the cost is the makespan, for ZB-H2 the
+span.
 """
 
 from collections.abc import Callable
@@ -18,13 +19,13 @@ from pykern.plan import Action, Costs, Kind, Plan, Timeline, simulate
 class Profile:
     """Of one device's share, one microbatch: the paper's F, B and W are our F, I and W."""
 
+    rates: dict[str, str]
     num_devices: int
     num_microbatches: int
     forward_ns: int
     input_ns: int
     weight_ns: int
     transfer_ns: int
-    rates: dict[str, str]
 
     def work_ns(self) -> int:
         return self.num_microbatches * (self.forward_ns + self.input_ns + self.weight_ns)
@@ -63,7 +64,7 @@ def _profile(line: str) -> Profile:
     fields = line.split()
     numbers = [int(field) for field in fields[:6]]
     rates = (f"0{field}" for field in fields[6:])
-    return Profile(*numbers, dict(zip(_NAMES, rates, strict=True)))
+    return Profile(dict(zip(_NAMES, rates, strict=True)), *numbers)
 
 
 PROFILES = [_profile(line) for line in _TABLE.strip().splitlines()]
