@@ -153,8 +153,9 @@ void require_complete(const Plan& plan, const Index& index) {
 // A walk that only asks whether every action can run.
 struct Untimed {
     void begin() {}
-    void input(Action, Action, std::size_t, std::size_t) {}
-    void finish(std::size_t, std::size_t, std::size_t) {}
+    void input(Action /*action*/, Action /*input*/, std::size_t /*row*/, std::size_t /*position*/) {
+    }
+    void finish(std::size_t /*row*/, std::size_t /*position*/, std::size_t /*together*/) {}
 };
 
 // A forward beside a backward that needs nothing of it: anything else has no gain or no meaning.

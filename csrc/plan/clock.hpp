@@ -44,7 +44,7 @@ class Clock {
    private:
     // Boundary s is behind stage s: a forward crosses its own, a backward the one before.
     static std::size_t boundary_of(Action action) {
-        return action.kind == Kind::F ? action.stage : action.stage - 1u;
+        return action.kind == Kind::F ? action.stage : action.stage - 1U;
     }
     double duration_ns(std::size_t device, Action action) const;
     void send(std::size_t device, Action action, double end_ns);

@@ -31,7 +31,8 @@ void require_speed(const std::string& name, double speed) {
 
 void require_speeds(const StageValues& speeds) {
     if (const auto* speed = std::get_if<double>(&speeds)) {
-        return require_speed("device_speeds", *speed);
+        require_speed("device_speeds", *speed);
+        return;
     }
     const auto& list = std::get<std::vector<double>>(speeds);
     for (std::size_t device = 0; device < list.size(); ++device) {
@@ -39,27 +40,34 @@ void require_speeds(const StageValues& speeds) {
     }
 }
 
-// Calls visit(name, values) for everything of a complete table that is given by stage.
-template <class Visit>
-void for_each_stage_values(const CostTable& table, Visit visit) {
-    visit("forward_ns", table.forward_ns);
-    visit("backward_ns", table.backward_ns);
-    visit("recompute_ns", *table.recompute_ns);
-    visit("input_ns", *table.input_ns);
-    visit("weight_ns", *table.weight_ns);
-    visit("update_ns", table.update_ns);
-    visit("reduce_ns", table.reduce_ns);
-    visit("message_bytes", table.message_bytes);
-}
-
 }  // namespace
 
+template <class Visit>
+void Costs::for_each_stage_values(Visit visit) const {
+    visit("forward_ns", times_ns_[of_kind(Kind::F)]);
+    visit("backward_ns", times_ns_[of_kind(Kind::B)]);
+    visit("recompute_ns", times_ns_[of_kind(Kind::R)]);
+    visit("input_ns", times_ns_[of_kind(Kind::I)]);
+    visit("weight_ns", times_ns_[of_kind(Kind::W)]);
+    visit("update_ns", times_ns_[of_kind(Kind::U)]);
+    visit("reduce_ns", times_ns_[of_kind(Kind::REDUCE)]);
+    visit("message_bytes", table_.message_bytes);
+}
+
 Costs::Costs(CostTable table) : table_(std::move(table)) {
-    if (!table_.recompute_ns) table_.recompute_ns = table_.forward_ns;
-    if (!table_.input_ns) table_.input_ns = half_of(table_.backward_ns);
-    if (!table_.weight_ns) table_.weight_ns = half_of(table_.backward_ns);
+    const StageValues half = half_of(table_.backward_ns);
+    times_ns_[of_kind(Kind::F)] = table_.forward_ns;
+    times_ns_[of_kind(Kind::B)] = table_.backward_ns;
+    times_ns_[of_kind(Kind::R)] = table_.recompute_ns.value_or(table_.forward_ns);
+    times_ns_[of_kind(Kind::I)] = table_.input_ns.value_or(half);
+    times_ns_[of_kind(Kind::W)] = table_.weight_ns.value_or(half);
+    times_ns_[of_kind(Kind::U)] = table_.update_ns;
+    times_ns_[of_kind(Kind::REDUCE)] = table_.reduce_ns;
+    table_.recompute_ns = times_ns_[of_kind(Kind::R)];
+    table_.input_ns = times_ns_[of_kind(Kind::I)];
+    table_.weight_ns = times_ns_[of_kind(Kind::W)];
     for_each_stage_values(
-        table_, [](const char* name, const StageValues& values) { require_values(name, values); });
+        [](const char* name, const StageValues& values) { require_values(name, values); });
     require_values("transfer_ns", table_.transfer_ns);
     require_values("overhead_ns", table_.overhead_ns);
     require(table_.bandwidth > 0, "bandwidth", "positive", table_.bandwidth);
@@ -75,29 +83,8 @@ Costs::Costs(StageValues forward_ns, StageValues backward_ns, double transfer_ns
                       .input_ns = std::move(input_ns),
                       .weight_ns = std::move(weight_ns)}) {}
 
-double Costs::of(Kind kind, std::size_t stage) const {
-    switch (kind) {
-        case Kind::F:
-            return value_of(table_.forward_ns, stage);
-        case Kind::R:
-            return value_of(*table_.recompute_ns, stage);
-        case Kind::B:
-            return value_of(table_.backward_ns, stage);
-        case Kind::I:
-            return value_of(*table_.input_ns, stage);
-        case Kind::W:
-            return value_of(*table_.weight_ns, stage);
-        case Kind::U:
-            return value_of(table_.update_ns, stage);
-        case Kind::REDUCE:
-            return value_of(table_.reduce_ns, stage);
-        default:
-            return 0;
-    }
-}
-
 void Costs::require_fits(int num_stages, int num_devices) const {
-    for_each_stage_values(table_, [num_stages](const char* name, const StageValues& values) {
+    for_each_stage_values([num_stages](const char* name, const StageValues& values) {
         require_stages(name, values, num_stages);
     });
     const auto* speeds = std::get_if<std::vector<double>>(&table_.device_speeds);

@@ -1,6 +1,8 @@
 // Costs: how long each action takes, as the simulator is told.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <limits>
 #include <optional>
 
@@ -16,9 +18,9 @@ struct CostTable {
     StageValues backward_ns;
     // From the end on one device to the earliest start on another; it blocks neither.
     double transfer_ns = 0;
-    std::optional<StageValues> recompute_ns = {};
-    std::optional<StageValues> input_ns = {};
-    std::optional<StageValues> weight_ns = {};
+    std::optional<StageValues> recompute_ns = std::nullopt;
+    std::optional<StageValues> input_ns = std::nullopt;
+    std::optional<StageValues> weight_ns = std::nullopt;
     StageValues update_ns = 0.0;
     StageValues reduce_ns = 0.0;
     // Every action keeps its device busy for so much more, whatever the device's speed.
@@ -49,7 +51,9 @@ class Costs {
 
     // Of a kind on a stage that has a time, without overhead, on a device of speed 1. OFFLOAD and
     // LOAD take no time.
-    double of(Kind kind, std::size_t stage) const;
+    double of(Kind kind, std::size_t stage) const {
+        return value_of(times_ns_[of_kind(kind)], stage);
+    }
     // How long a message over the boundary behind a stage holds its link.
     double message_ns(std::size_t stage) const {
         return value_of(table_.message_bytes, stage) / table_.bandwidth;
@@ -60,7 +64,13 @@ class Costs {
     friend bool operator==(const Costs&, const Costs&) = default;
 
    private:
+    static std::size_t of_kind(Kind kind) { return static_cast<std::size_t>(kind); }
+    // Calls visit(name, values) for everything that is given by stage.
+    template <class Visit>
+    void for_each_stage_values(Visit visit) const;
+
     CostTable table_;
+    std::array<StageValues, kNumKinds> times_ns_;
 };
 
 }  // namespace pykern

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <optional>
 #include <tuple>
 
 #include "plan/clock.hpp"
@@ -46,11 +45,11 @@ class Explainer {
     }
 
     // Of the inputs of a slot that come from other devices, the one that is there last; of several
-    // the one that was computed last.
-    std::optional<Arrival> last_arrival(Place slot) const {
-        std::optional<Arrival> last;
+    // the one that was computed last. There is one where the slot starts after its device is free.
+    Arrival last_arrival(Place slot) const {
+        Arrival last{slot, -1, -1};
         const bool pair = std::ranges::binary_search(plan_.overlaps()[slot.device], slot.position);
-        for (std::size_t i = 0; i < (pair ? 2u : 1u); ++i) {
+        for (std::size_t i = 0; i < (pair ? 2U : 1U); ++i) {
             const Action action = row(slot.device)[slot.position + i].action;
             for_each_input(action, simulated_.index, [&](Action input, int stands) {
                 const int device = plan_.device_of(input);
@@ -62,7 +61,7 @@ class Explainer {
                     simulated_.clock.arrival_ns(action, input, sender.device, sender.position);
                 const double end_ns = span(sender).end_ns;
                 const Arrival arrival{sender, end_ns, arrival_ns};
-                if (!last || last->is_ahead_of(arrival)) last = arrival;
+                if (last.is_ahead_of(arrival)) last = arrival;
             });
         }
         return last;
@@ -83,7 +82,7 @@ Bubble bubble_of(const Explainer& explainer, std::size_t device, double makespan
         const double idle_ns = row[position].start_ns - idle_from_ns;
         if (idle_ns <= 0) continue;
         // Nothing but an input from elsewhere keeps a free device idle.
-        const Arrival last = explainer.last_arrival({device, position}).value();
+        const Arrival last = explainer.last_arrival({device, position});
         const double compute_ns = std::clamp(last.end_ns - idle_from_ns, 0.0, idle_ns);
         bubble.compute_ns += compute_ns;
         bubble.transfer_ns += idle_ns - compute_ns;
@@ -110,6 +109,7 @@ std::vector<Bubble> bubbles(const Plan& plan, const Costs& costs) {
     const Place last = last_to_end(explainer, plan.rows().size());
     const double makespan_ns = explainer.span(last).end_ns;
     std::vector<Bubble> result;
+    result.reserve(plan.rows().size());
     for (std::size_t device = 0; device < plan.rows().size(); ++device) {
         result.push_back(bubble_of(explainer, device, makespan_ns));
     }
@@ -131,7 +131,7 @@ std::vector<Step> critical_path(const Plan& plan, const Costs& costs) {
             step.wait = Wait::ROW;
             place = before;
         } else {
-            const Arrival last = explainer.last_arrival(slot).value();
+            const Arrival last = explainer.last_arrival(slot);
             place = last.sender;
             step.wait = last.end_ns == span.start_ns ? Wait::INPUT : Wait::TRANSFER;
         }

@@ -1,6 +1,7 @@
 // Explain: why a plan takes the time that the simulator says.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "plan/costs.hpp"
@@ -23,7 +24,7 @@ struct Bubble {
 
 // What decided when an action started: nothing (it starts with the step), the action before it on
 // its device, an input the moment it was computed, or the transfer of an input.
-enum class Wait { NOTHING, ROW, INPUT, TRANSFER };
+enum class Wait : std::uint8_t { NOTHING, ROW, INPUT, TRANSFER };
 
 struct Step {
     int device;

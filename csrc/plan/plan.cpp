@@ -86,7 +86,7 @@ Plan Plan::forward_only() const {
 
 std::size_t hash_of(const Plan& plan) {
     static_assert(std::has_unique_object_representations_v<Action>);
-    std::size_t hash = static_cast<std::size_t>(plan.num_microbatches());
+    auto hash = static_cast<std::size_t>(plan.num_microbatches());
     for (const Row& row : plan.rows()) {
         const std::string_view bytes(reinterpret_cast<const char*>(row.data()),
                                      row.size() * sizeof(Action));

@@ -22,7 +22,7 @@ TEST_CASE(
         std::size_t num_copies = 0;
         for (const Lane& lane : lowered.lanes) num_copies += lane.copies.size();
         // Both ways over each boundary but those where a wave turns.
-        CHECK(num_copies == 2u * 12u * (3u * 2u * static_cast<unsigned>(waves)));
+        CHECK(num_copies == 2U * 12U * 3U * 2U * static_cast<unsigned>(waves));
     }
 }
 

@@ -32,7 +32,7 @@ class Recorder {
         : plan_(plan), index_(index), ran_(plan.num_actions()), next_(plan.rows().size()) {}
 
     void begin() { inputs_.clear(); }
-    void input(Action, Action input, std::size_t row, std::size_t position) {
+    void input(Action /*action*/, Action input, std::size_t row, std::size_t position) {
         inputs_.push_back(input);
         CHECK(plan_.rows()[row][position] == input);
     }
