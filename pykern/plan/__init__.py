@@ -19,6 +19,7 @@ from pykern._C import (
     with_reductions,
 )
 from pykern.plan.counts import require_counts
+from pykern.plan.files import load_plan, load_plan_and_costs, save_plan
 
 __all__ = [
     "Action",
@@ -34,8 +35,11 @@ __all__ = [
     "by_slots",
     "check",
     "check_memory",
+    "load_plan",
+    "load_plan_and_costs",
     "peak_bytes",
     "require_counts",
+    "save_plan",
     "simulate",
     "with_reductions",
 ]

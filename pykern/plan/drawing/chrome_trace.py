@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from pykern._C import Timeline
-from pykern.plan.drawing.replacing import replacing
 from pykern.plan.drawing.words import require_timelines
+from pykern.plan.replacing import replacing
 
 
 def save_chrome_trace(timelines: Mapping[str, Timeline], path: str | os.PathLike[str]) -> None:

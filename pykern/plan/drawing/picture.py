@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from pykern._C import Kind, Span, Timeline
 from pykern.plan.drawing.colours import colours_of
-from pykern.plan.drawing.replacing import replacing
 from pykern.plan.drawing.words import (
     chunk_of_stage,
     clean,
@@ -16,6 +15,7 @@ from pykern.plan.drawing.words import (
     require_timelines,
     time_unit,
 )
+from pykern.plan.replacing import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
