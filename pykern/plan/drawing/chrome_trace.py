@@ -46,7 +46,11 @@ def events_of(process: int, label: str, timeline: Timeline) -> Iterator[dict[str
                 "tid": device,
                 "ts": span.start_ns / 1e3,
                 "dur": (span.end_ns - span.start_ns) / 1e3,
-                "args": {"stage": span.action.stage, "microbatch": span.action.microbatch},
+                "args": {
+                    "stage": span.action.stage,
+                    "microbatch": span.action.microbatch,
+                    "slice": span.action.slice,
+                },
             }
 
 
