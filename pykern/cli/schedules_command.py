@@ -26,7 +26,7 @@ def schedules(
 
     table = Table(box=None, pad_edge=False)
     for place, heading in enumerate(HEADINGS):
-        table.add_column(heading, justify="right" if place else "left", no_wrap=True)
+        table.add_column(heading, justify="right" if place else "left", no_wrap=place == 0)
     refused = []
     for name, refusal, planned in entries(devices, microbatches, costs, transfer):
         if planned is None:

@@ -16,8 +16,8 @@ class ShareCosts(NamedTuple):
     weight: float
 
     def of(self, plan: Plan, transfer_ms: float) -> Costs:
-        """What each stage takes when the model is the same however many stages it is cut into."""
-        share_ns = 1e6 * plan.num_devices / plan.num_stages
+        """What each action takes when model and microbatch are the same however they are cut."""
+        share_ns = 1e6 * plan.num_devices / (plan.num_stages * plan.num_slices)
         return Costs(
             self.forward * share_ns,
             (self.input + self.weight) * share_ns,

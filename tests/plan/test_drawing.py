@@ -262,3 +262,9 @@ def test_actions_that_take_no_time_are_drawn(tmp_path: Path) -> None:
     timeline = Timeline([[Span(Action.parse("0F0"), 5, 5)], []])
     assert as_text({"measured": timeline}).plain.split("\n")[1].startswith("device 0 |F ")
     save_picture({"measured": timeline}, tmp_path / "plan.png")
+
+
+def test_an_action_without_a_duration_is_a_thin_line_in_a_picture(tmp_path: Path) -> None:
+    save_picture({"": spans("0F0@0-10 0U0@10-10")}, tmp_path / "plan.svg")
+    widths = re.findall(r"h([\d.]+)v", "".join(shapes(tmp_path / "plan.svg")))
+    assert widths == ["784", "2"]

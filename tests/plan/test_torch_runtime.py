@@ -1,8 +1,11 @@
 """Torch's own runtime runs our plans, with a process for each device: same gradients."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,21 +37,19 @@ def run_by_torch(folder: Path, plans: dict[str, Plan]) -> list[tuple[str, Gradie
                 }
             )
     (folder / "job.json").write_text(json.dumps({"num_ranks": NUM_DEVICES, "plans": jobs}))
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, torch_rank.__file__, folder, str(rank)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(NUM_DEVICES)
-    ]
+    ranks = subprocess.Popen(
+        [sys.executable, torch_rank.__file__, folder],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
     try:
-        said = [rank.communicate(timeout=50)[0] for rank in ranks]
+        said, _ = ranks.communicate(timeout=50)
+        assert ranks.returncode == 0, said
     finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * NUM_DEVICES, "\n".join(said)
+        with suppress(ProcessLookupError):
+            os.killpg(ranks.pid, signal.SIGKILL)
     parts = [torch.load(folder / f"{rank}.pt") for rank in range(NUM_DEVICES)]
     return [
         (job["file"], {key: value for part in parts for key, value in part[number].items()})

@@ -1,9 +1,11 @@
-"""One rank of torch's runtime, as a process of its own: loads plans, runs each, keeps gradients.
+"""The ranks of torch's runtime, a process each: every one loads plans, runs them, keeps gradients.
 
-Run as a script by test_torch_runtime, with the folder of the job and its rank.
+Run as a script by test_torch_runtime, with the folder of the job. torch is imported once: the ranks
+are forks of the process that did.
 """
 
 import json
+import multiprocessing
 import sys
 from pathlib import Path
 from typing import Any
@@ -72,9 +74,7 @@ def run(folder: Path, rank: int, job: dict[str, Any]) -> dict[str, Tensor]:
     }
 
 
-def main(folder: Path, rank: int) -> None:
-    torch.set_num_threads(1)
-    job = json.loads((folder / "job.json").read_text())
+def serve(folder: Path, rank: int, job: dict[str, Any]) -> None:
     store = FileStore(str(folder / "store"), job["num_ranks"])
     dist.init_process_group("gloo", store=store, rank=rank, world_size=job["num_ranks"])
     gradients = [run(folder, rank, plan) for plan in job["plans"]]
@@ -83,5 +83,19 @@ def main(folder: Path, rank: int) -> None:
     dist.destroy_process_group()
 
 
+def main(folder: Path) -> int:
+    torch.set_num_threads(1)
+    job = json.loads((folder / "job.json").read_text())
+    fork = multiprocessing.get_context("fork")
+    ranks = [
+        fork.Process(target=serve, args=(folder, rank, job)) for rank in range(job["num_ranks"])
+    ]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    return sum(process.exitcode != 0 for process in ranks)
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    sys.exit(main(Path(sys.argv[1])))

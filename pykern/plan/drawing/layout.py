@@ -15,6 +15,8 @@ PANEL_WIDTH = WIDTH - MARGIN_LEFT - 18.0
 ROW_HEIGHT = 26.0
 TITLE_HEIGHT = 34.0
 FOOT_HEIGHT = 68.0
+# Of an action that takes no time.
+THIN_WIDTH = 2.0
 LETTER_HEIGHT = 8.0
 LETTER_WIDTH = 0.62 * LETTER_HEIGHT
 
@@ -42,7 +44,7 @@ def cells_of(timeline: Timeline, longest_ns: float) -> Iterator[Cell]:
     for device, row in enumerate(timeline.rows):
         starts = pair_starts(row)
         for position, span in enumerate(row):
-            length_ns = span.end_ns - span.start_ns
+            length_ns = span.end_ns - span.start_ns or THIN_WIDTH * longest_ns / PANEL_WIDTH
             shade = shades.shade_of(device, span.action)
             yield Cell(
                 device,
