@@ -28,7 +28,9 @@ KEYS = (
     "costs",
     "sha256",
 )
-COSTS = ("forward_ns", "backward_ns", "input_ns", "weight_ns", "transfer_ns")
+# Costs are numbers of at least 0; the first ones may be lists with a number for each stage.
+STAGE_COSTS = ("forward_ns", "backward_ns", "input_ns", "weight_ns")
+COSTS = (*STAGE_COSTS, "transfer_ns")
 
 Content = dict[str, Any]
 
@@ -210,8 +212,8 @@ def costs_of(value: object, num_stages: int) -> Costs:
                 f"costs.{name} must be a finite number of at least 0, or one for each stage, got "
                 f"{shown(times)}"
             )
-        if isinstance(times, list) and len(times) != num_stages:
-            raise ValueError(f"costs.{name} must hold {num_stages} times, got {len(times)}")
+        if isinstance(times, list) and (name not in STAGE_COSTS or len(times) != num_stages):
+            raise ValueError(f"costs.{name} must be one number, or for a stage's time {num_stages}")
     return Costs(**value)
 
 
