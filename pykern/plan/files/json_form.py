@@ -209,11 +209,13 @@ def costs_of(value: object, num_stages: int) -> Costs:
         per_stage = times if isinstance(times, list) else [times]
         if not all(is_time(time) for time in per_stage):
             raise ValueError(
-                f"costs.{name} must be a finite number of at least 0, or one for each stage, got "
+                f"costs.{name} must be finite and at least 0, for all stages or each, got "
                 f"{shown(times)}"
             )
-        if isinstance(times, list) and (name not in STAGE_COSTS or len(times) != num_stages):
-            raise ValueError(f"costs.{name} must be one number, or for a stage's time {num_stages}")
+        most = num_stages if name in STAGE_COSTS else 0
+        if isinstance(times, list) and len(times) != most:
+            either = f" or a list of {most}" if most else ""
+            raise ValueError(f"costs.{name} must be one number{either}, got {shown(times)}")
     return Costs(**value)
 
 
