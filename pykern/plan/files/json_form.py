@@ -212,9 +212,9 @@ def costs_of(value: object, num_stages: int) -> Costs:
                 f"costs.{name} must be finite and at least 0, for all stages or each, got "
                 f"{shown(times)}"
             )
-        most = num_stages if name in STAGE_COSTS else 0
-        if isinstance(times, list) and len(times) != most:
-            either = f" or a list of {most}" if most else ""
+        lengths = [num_stages] if name in STAGE_COSTS else []
+        if isinstance(times, list) and len(times) not in lengths:
+            either = f" or a list of {num_stages}" if lengths else ""
             raise ValueError(f"costs.{name} must be one number{either}, got {shown(times)}")
     return Costs(**value)
 
