@@ -1,6 +1,6 @@
 """The C++ core of pykern: plans, their checks and simulation, and their execution."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 
 MAX_CELLS: int
@@ -152,14 +152,38 @@ class Timeline:
     def peak_in_flight(self, device: int) -> int: ...
 
 def by_slots(
-    placement: Placement, num_microbatches: int, group: int, group_offset: int
+    placement: Placement,
+    num_microbatches: int,
+    group: int,
+    group_offset: int,
+    unit: int = 1,
+    num_slices: int = 1,
 ) -> Plan: ...
 def by_phases(
-    placement: Placement, num_microbatches: int, warmup: Sequence[int], group: int
+    placement: Placement,
+    num_microbatches: int,
+    warmup: Sequence[int],
+    group: int,
+    weight_delay: Sequence[int] = [],
 ) -> Plan: ...
+def by_block(
+    placement: Placement,
+    num_microbatches: int,
+    forward_slots: Sequence[int],
+    input_slots: Sequence[int],
+    interval: int,
+) -> Plan: ...
+def by_program(
+    placement: Placement,
+    num_microbatches: int,
+    programs: Sequence[Sequence[tuple[int, str]]],
+) -> Plan: ...
+def by_list(plan: Plan, cap: int) -> Plan: ...
 def check(plan: Plan) -> None: ...
 def check_memory(plan: Plan, memory: Memory, cap_bytes: float) -> None: ...
 def with_reductions(plan: Plan) -> Plan: ...
+def with_updates(plan: Plan, group: int, delay: int) -> Plan: ...
+def weight_versions(plan: Plan) -> list[int]: ...
 def simulate(plan: Plan, costs: Costs) -> Timeline: ...
 def peak_bytes(plan: Plan, memory: Memory) -> list[float]: ...
 
@@ -176,8 +200,7 @@ class Executor:
     def run(
         self,
         program: Program,
-        forward: Sequence[Callable[[int], object]],
-        backward: Sequence[Callable[[int], object]],
+        callbacks: Mapping[Kind, Sequence[Callable[[int], object]]],
         carry: Callable[[], Callable[[], object]],
     ) -> list[tuple[Action | None, int, BaseException]]: ...
     def close(self) -> None: ...

@@ -10,15 +10,20 @@ from pykern._C import (
     PlanError,
     Span,
     Timeline,
+    by_block,
+    by_list,
     by_phases,
+    by_program,
     by_slots,
     check,
     check_memory,
     peak_bytes,
     simulate,
+    weight_versions,
     with_reductions,
+    with_updates,
 )
-from pykern.plan.counts import require_counts
+from pykern.plan.counts import require_counts, require_flags
 from pykern.plan.files import load_plan, load_plan_and_costs, save_plan
 
 __all__ = [
@@ -31,7 +36,10 @@ __all__ = [
     "PlanError",
     "Span",
     "Timeline",
+    "by_block",
+    "by_list",
     "by_phases",
+    "by_program",
     "by_slots",
     "check",
     "check_memory",
@@ -39,7 +47,10 @@ __all__ = [
     "load_plan_and_costs",
     "peak_bytes",
     "require_counts",
+    "require_flags",
     "save_plan",
     "simulate",
+    "weight_versions",
     "with_reductions",
+    "with_updates",
 ]
