@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch.distributed import pipelining
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from pykern.plan import Action, Placement, Plan, PlanError, load_plan
+from pykern.plan import Action, Kind, Placement, Plan, PlanError, load_plan
 from pykern.plan.files.torch_csv import from_torch_csv, to_torch_csv
-from pykern.schedules import interleaved, one_f_one_b
+from pykern.schedules import by_name, interleaved, one_f_one_b
 from tests.plan.strategies import valid_plans
 
 NUM_RANKS = 4
@@ -26,6 +26,16 @@ SMALL = (
     "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1,0REDUCE_GRAD\r\n"
     "1RECV_F0,1F0,1B0,1RECV_F1,1SEND_B0,1F1,1B1,1SEND_B1,1REDUCE_GRAD\r\n"
 )
+
+
+def sayable() -> list[str]:
+    """The schedules of the catalogue that torch's file has words for."""
+    plans = {name: schedule(4, 8) for name, schedule in by_name.items()}
+    return [
+        name
+        for name, plan in plans.items()
+        if plan.placement.num_replicas == plan.num_slices == 1 and not plan.has(Kind.U)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +145,15 @@ def test_any_plan_survives_both_forms_and_ends_though_sends_wait(plan: Plan) -> 
     text = to_torch_csv(plan, transfers=True)
     assert from_torch_csv(text) == plan
     assert ends_though_sends_wait([line.split(",") for line in text.splitlines()])
+
+
+@pytest.mark.parametrize("name", sayable())
+def test_every_schedule_ends_though_sends_wait(name: str) -> None:
+    for num_devices, num_microbatches in ((1, 2), (2, 4), (3, 7), (4, 8), (4, 13)):
+        plan = by_name[name](num_devices, num_microbatches)
+        text = to_torch_csv(plan, transfers=True)
+        assert from_torch_csv(text) == plan
+        assert ends_though_sends_wait([line.split(",") for line in text.splitlines()])
 
 
 def test_a_receive_stands_right_before_its_reader_where_nothing_forces_it() -> None:

@@ -79,7 +79,7 @@ def trainable() -> dict[str, Plan]:
 @pytest.mark.slow
 def test_every_plan_runs_and_gives_the_plain_gradients(tmp_path: Path) -> None:
     plans = trainable()
-    assert {"gpipe", "one_f_one_b", "interleaved", "hanayo"} <= plans.keys()
+    assert {"gpipe", "one_f_one_b", "interleaved", "zb_h1", "zb_v", "dualpipe_v"} <= plans.keys()
     results = run_by_torch(tmp_path, plans)
     assert len(results) == 2 * len(plans)
     for file, gradients in results:
