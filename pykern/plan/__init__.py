@@ -35,6 +35,7 @@ from pykern._C import (
     with_updates,
 )
 from pykern.plan.counts import require_counts, require_flags
+from pykern.plan.files import load_plan, load_plan_and_costs, save_plan
 
 __all__ = [
     "Action",
@@ -63,10 +64,13 @@ __all__ = [
     "check_lowered",
     "check_memory",
     "critical_path",
+    "load_plan",
+    "load_plan_and_costs",
     "lower",
     "peak_bytes",
     "require_counts",
     "require_flags",
+    "save_plan",
     "simulate",
     "weight_versions",
     "with_reductions",
