@@ -13,7 +13,11 @@ Schedule = str | Plan | Callable[..., Plan]
 
 
 def choose_plan(
-    schedule: Schedule, num_devices: int, microbatches: int | None, options: dict[str, Any]
+    schedule: Schedule,
+    num_devices: int,
+    microbatches: int | None,
+    num_layers: int,
+    options: dict[str, Any],
 ) -> Plan:
     """The plan of a schedule, with what its steps need beside what the schedule says.
 
@@ -21,12 +25,16 @@ def choose_plan(
         schedule: a name or function of `pykern.schedules`, a plan, or "auto".
         num_devices: how many devices there are.
         microbatches: how many parts a batch is cut into; may be None with a plan.
+        num_layers: how many the model has: "auto" makes no more stages of them.
         options: for the schedule.
 
     Raises:
         TypeError, ValueError: the schedule is unknown, does not fit, or holds what cannot run here.
         PlanError: the plan cannot run at all.
     """
+    if schedule == "auto":
+        chunks = max(1, min(search.MAX_CHUNKS, num_layers // num_devices))
+        options = {"max_chunks": chunks} | options
     plan = _make_plan(schedule, num_devices, microbatches, options)
     if plan.num_slices > 1:
         raise ValueError(

@@ -67,7 +67,7 @@ class Pipeline(nn.Module):
             raise ValueError(f"reduction is 'mean' or 'sum', got {reduction!r}")
         lanes = parse_devices(devices)
         layers = named_layers(model)
-        plan = choose_plan(schedule, len(lanes), microbatches, options)
+        plan = choose_plan(schedule, len(lanes), microbatches, len(layers), options)
         refuse_foreign_devices(layers)
         cut = partition(list(layers.values()), plan.num_stages, balance=balance, sample=sample)
         refuse_shared_tensors(layers, cut)

@@ -16,6 +16,9 @@ from .schedules import by_name
 LOOPS = (1, 2, 4)
 WAVES = (2, 3, 4, 6, 8)
 
+# Most stages on a device where the caller does not say.
+MAX_CHUNKS = 4
+
 # Values of the schedules' own options that are worth a seed.
 _OPTIONS: Mapping[str, Sequence[int]] = {"num_chunks": (2, 4, 8), "waves": (1, 2, 4)}
 _SYNCHRONOUS = {Kind.F, Kind.B, Kind.I, Kind.W}
@@ -87,7 +90,7 @@ def auto(  # noqa: PLR0913 - what a search is about, by keyword
     kept: float = 1.0,
     budget_ms: float = 100,
     seed: int = 0,
-    max_chunks: int = 4,
+    max_chunks: int = MAX_CHUNKS,
 ) -> Found:
     """The best plan that a search finds, never worse than a published schedule at equal memory.
 

@@ -1,5 +1,6 @@
 """The command line in this process: what it prints, and what it refuses in one line."""
 
+import inspect
 import json
 import re
 from pathlib import Path
@@ -9,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 import pykern
 from pykern.cli import app
+from pykern.plan import Costs, load_plan, save_plan
 from pykern.schedules import by_name
 
 
@@ -16,10 +18,10 @@ def pykern_(*arguments: str, **environment: str) -> Result:
     return CliRunner().invoke(app, arguments, env={"COLUMNS": "100"} | environment)
 
 
-def test_without_arguments_it_names_four_next_steps() -> None:
+def test_without_arguments_it_names_five_next_steps() -> None:
     result = pykern_()
     assert result.exit_code == 0
-    assert len(re.findall(r"^  pykern ", result.stdout, re.MULTILINE)) == 4
+    assert len(re.findall(r"^  pykern ", result.stdout, re.MULTILINE)) == 5
 
 
 def test_every_next_step_names_a_command_that_exists() -> None:
@@ -32,7 +34,7 @@ def test_the_version_is_the_package_s() -> None:
     assert (result.exit_code, result.stdout) == (0, f"pykern {pykern.__version__}\n")
 
 
-@pytest.mark.parametrize("command", [(), ("demo",), ("plan",)])
+@pytest.mark.parametrize("command", [(), ("demo",), ("plan",), ("schedules",)])
 def test_every_help_has_one_example(command: tuple[str, ...]) -> None:
     result = pykern_(*command, "--help")
     assert result.exit_code == 0
@@ -53,9 +55,9 @@ def test_every_schedule_of_the_catalogue_is_drawn(name: str) -> None:
 
 def test_a_plan_comes_with_its_measures() -> None:
     # 1F1B: makespan (m + p - 1) (F + B), bubble (p - 1) / (m + p - 1), peak p - d.
-    out = pykern_("plan", "one_f_one_b", "-p", "4", "-m", "8", "--backward", "2").stdout
+    out = pykern_("plan", "one_f_one_b", "-p", "4", "-m", "8", "--costs", "1:2").stdout
     assert f"makespan {(8 + 3) * 3} ms, bubble ratio {3 / 11:.3f}" in out
-    assert out.splitlines()[-1].endswith("from device 0 on: 4 3 2 1")
+    assert " ".join(out.splitlines()[-2:]).endswith("from device 0 on: 4 3 2 1")
 
 
 def test_a_device_s_share_costs_the_same_however_many_chunks_it_has() -> None:
@@ -86,7 +88,7 @@ def test_a_drawing_fits_any_terminal(columns: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "start"), [("a.png", b"\x89PNG"), ("a.SVG", b"<?xml"), ("a.txt", b"device 0 |")]
+    ("name", "start"), [("a.png", b"\x89PNG"), ("a.SVG", b"<svg"), ("a.txt", b"device 0 |")]
 )
 def test_the_file_is_what_its_name_says(tmp_path: Path, name: str, start: bytes) -> None:
     out = tmp_path / name
@@ -97,7 +99,7 @@ def test_the_file_is_what_its_name_says(tmp_path: Path, name: str, start: bytes)
 
 
 def test_the_trace_holds_every_action(tmp_path: Path) -> None:
-    out = tmp_path / "a.json"
+    out = tmp_path / "a.trace.json"
     pykern_("plan", "gpipe", "-p", "2", "-m", "3", "--out", str(out))
     names = [e["name"] for e in json.loads(out.read_text())["traceEvents"] if e["ph"] == "X"]
     assert sorted(names) == sorted(f"{s}{k}{m}" for s in range(2) for k in "FB" for m in range(3))
@@ -109,9 +111,74 @@ def test_the_table_holds_every_action(tmp_path: Path) -> None:
     assert out.read_text() == f"{by_name['hanayo'](2, 2)}\n"
 
 
+def test_halves_of_a_backward_have_times_of_their_own() -> None:
+    # A device alone: every microbatch takes F + I + W.
+    out = pykern_("plan", "gpipe", "-p", "1", "-m", "4", "--costs", "1:2:3").stdout
+    assert "makespan 24 ms" in out
+
+
+def test_every_option_of_every_schedule_is_a_flag() -> None:
+    shown = pykern_("plan", "--help").stdout
+    for name, schedule in by_name.items():
+        for option in list(inspect.signature(schedule).parameters)[2:]:
+            assert f"--{option.removeprefix('num_')} " in shown, (name, option)
+
+
+@pytest.mark.parametrize("suffix", ["json", "csv", "comms.csv"])
+def test_a_saved_plan_is_drawn_again(suffix: str, tmp_path: Path) -> None:
+    out = tmp_path / f"plan.{suffix}"
+    made = pykern_("plan", "hanayo", "-p", "2", "-m", "4", "--waves", "2", "--out", str(out))
+    assert load_plan(out) == by_name["hanayo"](2, 4, waves=2)
+    again = pykern_("plan", str(out))
+    assert again.exit_code == 0
+    assert again.stdout.splitlines()[0].startswith(f"plan.{suffix}, 8 stages, 4 microbatches")
+    assert again.stdout.splitlines()[1:] == made.stdout.splitlines()[1:-1]
+
+
+def test_a_file_s_own_costs_hold_unless_others_are_given(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    save_plan(by_name["gpipe"](2, 1), path, costs=Costs(5e6, 10e6))
+    assert "makespan 30 ms" in pykern_("plan", str(path)).stdout
+    assert "makespan 6 ms" in pykern_("plan", str(path), "--costs", "1:2").stdout
+    compared = pykern_("plan", "gpipe", "--compare", str(path))
+    assert (compared.exit_code, compared.stdout) == (2, "")
+    assert "the file has costs of its own; to compare give --costs" in compared.stderr
+
+
+def test_two_are_compared_on_one_time_axis(tmp_path: Path) -> None:
+    out = tmp_path / "both.svg"
+    arguments = ("one_f_one_b", "-p", "2", "-m", "4", "--compare", "hanayo", "--waves", "2")
+    result = pykern_("plan", *arguments, "--out", str(out))
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("one_f_one_b, 2 stages, 4 microbatches  makespan 15 ms")
+    assert lines[3].startswith("hanayo, 8 stages, 4 microbatches  makespan ")
+    text = " ".join(result.stdout.split())
+    assert "one_f_one_b, 2 stages, 4 microbatches: peak memory," in text
+    assert "hanayo, 8 stages, 4 microbatches: peak memory," in text
+    picture = out.read_text()
+    assert "one_f_one_b, 2 stages" in picture
+    assert "hanayo, 8 stages" in picture
+
+
+def test_memory_is_told_for_both_rules_where_the_backward_is_split(tmp_path: Path) -> None:
+    path = tmp_path / "plan.csv"
+    path.write_text("0F0,0I0,0F1,0I1,0W0,0W1\n")
+    out = pykern_("plan", str(path)).stdout
+    assert " ".join(out.split()).endswith("from device 0 on: 2 if W frees, 1 if I frees")
+
+
+def test_the_table_has_a_line_for_every_schedule() -> None:
+    lines = pykern_("schedules", "-p", "4", "-m", "8", "--costs", "1:1:1").stdout.splitlines()
+    found = {line.split()[0].removesuffix(":"): line.split()[1:] for line in lines if line}
+    assert by_name.keys() <= found.keys()
+    assert found["one_f_one_b"] == ["4", "33", "0.273", "4", "4", "6"]
+    assert found["gpipe"] == ["4", "33", "0.273", "8", "8", "6"]
+    assert found["hanayo"][-1] == "12"  # the turn is no message
+
+
 REFUSED = [
     (["frob"], "No such command 'frob'."),
-    (["plan"], "Missing argument 'NAME'."),
+    (["plan"], "Missing argument 'NAME|FILE'."),
     (["plan", "gpipe", "--frob"], "No such option: --frob"),
     (["plan", "2bw"], "schedule '2bw' is unknown; there are gpipe, one_f_one_b"),
     (["plan", "gpipe", "-p", "x"], "'x' is not a whole number of at least 1"),
@@ -121,9 +188,27 @@ REFUSED = [
     (["plan", "gpipe", "--waves", "2"], "gpipe has no --waves; it is an option of hanayo"),
     (["plan", "hanayo", "--chunks", "2"], "hanayo has no --chunks; it is an option of interleaved"),
     (["plan", "hanayo", "--waves", "0"], "'0' is not a whole number of at least 1"),
-    (["plan", "gpipe", "--backward", "nan"], "'nan' is not a time of at least 0"),
+    (["plan", "gpipe", "--costs", "1:nan"], "'1:nan' is not two times F:B or three F:I:W"),
+    (["plan", "gpipe", "--costs", "1"], "'1' is not two times F:B or three F:I:W"),
+    (["plan", "gpipe", "--costs", "1:1:1:1"], "'1:1:1:1' is not two times F:B or three F:I:W"),
+    (["schedules", "--costs", "1:-1"], "'1:-1' is not two times F:B or three F:I:W"),
+    (["plan", "gpipe", "--compare", "gpipe"], "needs another plan than gpipe itself"),
+    (["plan", "gpipe", "--compare", "2bw"], "schedule '2bw' is unknown"),
+    (
+        ["plan", "gpipe", "--compare", "hanayo", "--chunks", "2"],
+        "none of the plans has --chunks; it is an option of interleaved",
+    ),
+    (["plan", "plan.json", "--waves", "2"], "plan.json: No such file or directory"),
+    (["plan", "small.csv", "--waves", "2"], "small.csv has no --waves; it is an option of hanayo"),
+    (["plan", "small.csv", "-p", "3"], "the plan in small.csv is for 2 devices, not for 3"),
+    (["plan", "gpipe", "-m", "4", "--compare", "small.csv"], "is for 1 microbatches, not for 4"),
+    (["plan", "wrong.csv"], "wrong.csv: line 1, cell 2: a cell is like"),
+    (["plan", "gpipe", "--compare", "hanayo", "--out", "a.json"], "holds one plan"),
     (["plan", "gpipe", "--transfer", "-1"], "'-1' is not a time of at least 0"),
-    (["plan", "gpipe", "--out", "plan.pdf"], "must end in .png, .svg, .json or .txt"),
+    (
+        ["plan", "gpipe", "--out", "plan.pdf"],
+        "must end in .trace.json, .json, .comms.csv, .csv, .txt, .png, .svg",
+    ),
     (["plan", "gpipe", "--out", "absent/plan.png"], "absent is not a folder"),
     (["demo", "--steps", "0"], "'0' is not a whole number of at least 1"),
     (["demo", "--steps", "many"], "'many' is not a whole number of at least 1"),
@@ -149,6 +234,8 @@ def test_what_cannot_be_used_is_refused_in_one_line(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.txt").touch()
     (tmp_path / "binary.txt").write_bytes(b"abc\0" * 10_000)
+    (tmp_path / "small.csv").write_text("0F0,0B0\n1F0,1B0\n")
+    (tmp_path / "wrong.csv").write_text("0F0,what")
     before = sorted(tmp_path.iterdir())
     result = pykern_(*arguments)
     assert (result.exit_code, result.stdout) == (2, "")

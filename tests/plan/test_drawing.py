@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from rich.console import Console
 
 from pykern.plan import Action, Costs, Placement, Span, Timeline, by_phases, by_slots, simulate
 from pykern.plan.drawing import as_text, save_chrome_trace, save_picture
+from pykern.plan.drawing.shades import Shades
 
 HOSTILE = [
     "",
@@ -33,6 +35,19 @@ def one_f_one_b() -> Timeline:
 def two_chunks() -> Timeline:
     plan = by_phases(Placement.looped(2, 2), 2, warmup=[4, 3], group=2)
     return simulate(plan, Costs(1, 1))
+
+
+def spans(*rows: str) -> Timeline:
+    """Rows like "0F0@0-1 0B0@1-3": action, start and end."""
+    return Timeline(
+        [
+            [
+                Span(Action.parse(text), float(start), float(end))
+                for text, start, end in (re.split("[@-]", word) for word in row.split())
+            ]
+            for row in rows
+        ]
+    )
 
 
 def test_the_terminal_drawing_is_to_scale() -> None:
@@ -66,6 +81,61 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
         assert len(line) == max(width, 27)
 
 
+def test_every_kind_has_its_letter_and_its_fill() -> None:
+    timeline = spans("0F0@0-5 0R0@5-10 0I0@10-15 0W0@15-20", "0F0.1@0-5 0B0@5-10 0U0@10-15")
+    assert as_text({"": timeline}, width=47).plain.split("\n")[1:] == [
+        "device 0 |0F0------0R0......0I0::::::0W0++++++|",
+        "device 1 |0F0.1----0B0======0U0~~~~~~         |",
+        "F-- forward   R.. recompute   B== backward   I:: input gradient   W++ weight gradient   "
+        "U~~ update   blank: idle",
+    ]
+
+
+def test_a_pair_shares_its_slot() -> None:
+    timeline = spans("0F0@0-10 0F1@10-20 0B0@10-20 0B1@20-30")
+    assert as_text({"": timeline}, width=41).plain.split("\n")[1] == (
+        "device 0 |0F0-------0F1--0B0==0B1=======|"
+    )
+
+
+def test_actions_without_a_duration_are_no_pair_and_hide_no_text() -> None:
+    timeline = spans("0F0@0-10 0U0@10-10 0U1@10-10 0F1@10-20")
+    assert as_text({"": timeline}, width=31).plain.split("\n")[1] == (
+        "device 0 |0F0-------0F1-------|"
+    )
+
+
+def bands(timeline: Timeline, path: Path) -> list[tuple[float, float]]:
+    """Middle and height of every cell of the picture."""
+    save_picture({"": timeline}, path)
+    found = re.findall(r"M[\d.]+ ([\d.]+)h[\d.]+v([\d.]+)", "".join(shapes(path)))
+    return [(float(top) + float(height) / 2, float(height)) for top, height in found]
+
+
+def shapes(path: Path) -> list[str]:
+    root = ElementTree.parse(path).getroot()
+    return [element.get("d", "") for element in root.iter() if element.get("stroke") == "#fff"]
+
+
+def test_a_pair_has_two_halves_of_a_cell(tmp_path: Path) -> None:
+    whole = bands(spans("0F0@0-10 0F1@10-20"), tmp_path / "a.svg")
+    (upper, half), (lower, _) = bands(spans("0F1@10-20 0B0@10-20"), tmp_path / "b.svg")
+    ((middle, height),) = set(whole)
+    assert upper < middle < lower
+    assert upper + lower == pytest.approx(2 * middle)
+    assert half == pytest.approx(height / 2)
+
+
+def test_replicas_differ_in_shade_on_each_device() -> None:
+    timeline = spans("0F0@0-10 1F1@10-20", "0F1@0-10 1F0@10-20")
+    text = as_text({"": timeline}, width=31)
+    styles = {text.plain[span.start : span.start + 3]: str(span.style) for span in text.spans}
+    assert styles["0F0"] == styles["1F0"]
+    assert styles["0F1"] == styles["1F1"] != styles["0F0"]
+    shades = Shades(timeline)
+    assert (shades.num_replicas, shades.num_chunks) == (2, 1)
+
+
 def test_chunks_differ_in_colour() -> None:
     text = as_text({"predicted": two_chunks()}, width=80)
     styles = {text.plain[span.start : span.start + 3]: str(span.style) for span in text.spans}
@@ -95,12 +165,18 @@ def test_any_label_makes_a_well_formed_picture(label: str, tmp_path: Path) -> No
 def test_a_picture_has_a_cell_for_every_action(tmp_path: Path) -> None:
     save_picture({"predicted": one_f_one_b()}, tmp_path / "plan.svg")
     root = ElementTree.parse(tmp_path / "plan.svg").getroot()
-    cells = [
-        element
-        for element in root.iter()
-        if "stroke: #ffffff" in element.get("style", "") and element.tag.endswith("path")
-    ]
-    assert len(cells) == 8
+    assert sum(path.count("z") for path in shapes(tmp_path / "plan.svg")) == 8
+    words = [element.text for element in root.iter() if element.tag.endswith("text")]
+    assert {"F0", "F1", "B0", "B1"} <= set(words)
+
+
+@pytest.mark.parametrize("name", ["plan.svg", "plan.png"])
+def test_the_same_timeline_makes_the_same_file(name: str, tmp_path: Path) -> None:
+    files = [tmp_path / folder / name for folder in "ab"]
+    for path in files:
+        path.parent.mkdir()
+        save_picture({"1F1B": one_f_one_b(), "two": two_chunks()}, path)
+    assert files[0].read_bytes() == files[1].read_bytes()
 
 
 @pytest.mark.parametrize("name", ["plan", "plan.pdf", "png"])
@@ -151,7 +227,7 @@ def test_a_chrome_trace_has_processes_threads_and_spans(label: str, tmp_path: Pa
         "tid": 0,
         "ts": 4000.0,
         "dur": 2000.0,
-        "args": {"stage": 0, "microbatch": 0},
+        "args": {"stage": 0, "microbatch": 0, "slice": 0},
     }
 
 
@@ -186,3 +262,9 @@ def test_actions_that_take_no_time_are_drawn(tmp_path: Path) -> None:
     timeline = Timeline([[Span(Action.parse("0F0"), 5, 5)], []])
     assert as_text({"measured": timeline}).plain.split("\n")[1].startswith("device 0 |F ")
     save_picture({"measured": timeline}, tmp_path / "plan.png")
+
+
+def test_an_action_without_a_duration_is_a_thin_line_in_a_picture(tmp_path: Path) -> None:
+    save_picture({"": spans("0F0@0-10 0U0@10-10")}, tmp_path / "plan.svg")
+    widths = re.findall(r"h([\d.]+)v", "".join(shapes(tmp_path / "plan.svg")))
+    assert widths == ["784", "2"]

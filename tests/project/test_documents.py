@@ -1,6 +1,7 @@
 """What the documents show, works."""
 
 import re
+import runpy
 
 
 def test_the_readmes_code_runs(python, root):
@@ -9,6 +10,25 @@ def test_the_readmes_code_runs(python, root):
     output = python("-W", "error", "-c", "".join(blocks)).stdout
     assert "torch.Size([32, 64])" in output
     assert "share of time" in output
+
+
+def test_the_guide_to_schedules_runs_and_prints_what_it_shows(python, root):
+    page = (root / "docs/your-own-schedule.md").read_text()
+    code = "".join(re.findall(r"^```python\n(.*?)^```", page, re.M | re.S))
+    shown = "".join(re.findall(r"^```text\n(.*?)^```", page, re.M | re.S))
+    assert python("-W", "error", "-c", code).stdout == shown
+
+
+def test_the_pages_of_the_catalogue_are_what_the_code_gives(root):
+    made = runpy.run_path(str(root / "docs/make_schedules.py"))["made"]()
+    stale = [
+        name
+        for name, content in made.items()
+        if not (root / "docs" / name).exists() or (root / "docs" / name).read_text() != content
+    ]
+    assert stale == [], "run python docs/make_schedules.py"
+    pictures = {f"schedules/{path.name}" for path in (root / "docs/schedules").iterdir()}
+    assert pictures == made.keys() - {"schedules.md"}
 
 
 def test_links_between_documents_lead_somewhere(root):

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from pykern._C import Timeline
-from pykern.plan.drawing.replacing import replacing
 from pykern.plan.drawing.words import require_timelines
+from pykern.plan.replacing import replacing
 
 
 def save_chrome_trace(timelines: Mapping[str, Timeline], path: str | os.PathLike[str]) -> None:
@@ -46,7 +46,11 @@ def events_of(process: int, label: str, timeline: Timeline) -> Iterator[dict[str
                 "tid": device,
                 "ts": span.start_ns / 1e3,
                 "dur": (span.end_ns - span.start_ns) / 1e3,
-                "args": {"stage": span.action.stage, "microbatch": span.action.microbatch},
+                "args": {
+                    "stage": span.action.stage,
+                    "microbatch": span.action.microbatch,
+                    "slice": span.action.slice,
+                },
             }
 
 

@@ -1,46 +1,41 @@
-"""Timelines as a picture, PNG or SVG. matplotlib is imported when the first one is drawn."""
+"""Timelines as a picture: SVG by hand, PNG by matplotlib, imported when the first one is drawn."""
 
 import os
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pykern._C import Kind, Span, Timeline
-from pykern.plan.drawing.colours import colours_of
-from pykern.plan.drawing.replacing import replacing
-from pykern.plan.drawing.words import (
-    chunk_of_stage,
-    clean,
-    first_start_ns,
-    measures,
-    require_timelines,
-    time_unit,
+from pykern._C import Timeline
+from pykern.plan.drawing.layout import (
+    FOOT_HEIGHT,
+    LETTER_HEIGHT,
+    MARGIN_LEFT,
+    PANEL_WIDTH,
+    ROW_HEIGHT,
+    TITLE_HEIGHT,
+    WIDTH,
+    Cell,
+    cells_of,
+    legend_of,
 )
+from pykern.plan.drawing.svg import as_svg
+from pykern.plan.drawing.words import clean, measures, require_timelines, time_unit
+from pykern.plan.replacing import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FORMATS = ("png", "svg")
-
-# In inches.
-WIDTH = 12.0
-MARGIN_LEFT = 0.85
-PANEL_WIDTH = WIDTH - MARGIN_LEFT - 0.25
-ROW_HEIGHT = 0.36
-TITLE_HEIGHT = 0.48
-FOOT_HEIGHT = 0.95
-
-# In points.
-LETTER_HEIGHT = 8.0
-LETTER_WIDTH = 0.62 * LETTER_HEIGHT
+POINTS_PER_INCH = 72
 
 
 def save_picture(timelines: Mapping[str, Timeline], path: str | os.PathLike[str]) -> None:
     """Draws timelines one under another on one time axis.
 
-    A cell shows "F0" (forward, microbatch) or "0" where that fits; later chunks are darker. The
-    grey ground ends at the makespan.
+    A cell shows "F0" (forward, microbatch; "F0.1" the second slice of it) or "0" where that fits;
+    later chunks and replicas are darker. Two actions that share a slot have half its height each.
+    The grey ground ends at the makespan. The same timelines make the same file.
 
     Args:
         timelines: By label. A label may hold anything.
@@ -53,12 +48,17 @@ def save_picture(timelines: Mapping[str, Timeline], path: str | os.PathLike[str]
     """
     require_timelines(timelines)
     target = Path(path)
-    kind = target.suffix.lower().removeprefix(".")
-    if kind not in FORMATS:
-        raise ValueError(f"a picture's file name must end in .png or .svg, got {str(path)!r}")
-    figure = draw(timelines)
-    with replacing(target) as partial:
-        figure.savefig(partial, format=kind, dpi=150)
+    match target.suffix.lower():
+        case ".svg":
+            drawn = as_svg(timelines)
+            with replacing(target) as partial:
+                partial.write_text(drawn, encoding="utf-8")
+        case ".png":
+            figure = draw(timelines)
+            with replacing(target) as partial:
+                figure.savefig(partial, format="png", dpi=150, metadata={"Software": None})
+        case _:
+            raise ValueError(f"a picture's file name must end in .png or .svg, got {str(path)!r}")
 
 
 def draw(timelines: Mapping[str, Timeline]) -> "Figure":
@@ -69,7 +69,7 @@ def draw(timelines: Mapping[str, Timeline]) -> "Figure":
         raise ImportError("pictures need matplotlib: pip install pykern-runtime[viz]") from error
     heights = [ROW_HEIGHT * timeline.num_devices for timeline in timelines.values()]
     height = sum(heights) + TITLE_HEIGHT * len(heights) + FOOT_HEIGHT
-    figure = Figure(figsize=(WIDTH, height), facecolor="white")
+    figure = Figure(figsize=(WIDTH / POINTS_PER_INCH, height / POINTS_PER_INCH), facecolor="white")
     longest_ns = max(timeline.makespan_ns for timeline in timelines.values()) or 1.0
     unit, unit_ns = time_unit(longest_ns)
     bottom = height
@@ -80,7 +80,7 @@ def draw(timelines: Mapping[str, Timeline]) -> "Figure":
         axes.set_xlim(0, longest_ns / unit_ns)
         set_title(axes, label, timeline)
         set_up(axes, timeline, unit_ns)
-        draw_cells(axes, timeline, unit_ns, points_per_ns=72 * PANEL_WIDTH / longest_ns)
+        draw_cells(axes, list(cells_of(timeline, longest_ns)), unit_ns)
     figure.axes[-1].tick_params(labelbottom=True)
     figure.axes[-1].set_xlabel(f"time [{unit}]")
     draw_legend(figure, timelines)
@@ -104,41 +104,34 @@ def set_up(axes: "Axes", timeline: Timeline, unit_ns: float) -> None:
     axes.axvspan(0, timeline.makespan_ns / unit_ns, color="#efefef", linewidth=0)
 
 
-def draw_cells(axes: "Axes", timeline: Timeline, unit_ns: float, points_per_ns: float) -> None:
-    """A bar for each span, with its text where that fits."""
-    origin_ns = first_start_ns(timeline)
-    chunks = chunk_of_stage(timeline)
-    num_chunks = max(chunks.values(), default=0) + 1
-    for device, row in enumerate(timeline.rows):
-        colours = [colours_of(s.action.kind, chunks[s.action.stage], num_chunks) for s in row]
-        bars = [
-            ((s.start_ns - origin_ns) / unit_ns, (s.end_ns - s.start_ns) / unit_ns) for s in row
-        ]
-        fills = [colour.fill for colour in colours]
-        axes.broken_barh(bars, (device - 0.44, 0.88), facecolors=fills, edgecolor="white", lw=0.6)
-        for span, (start, length), colour in zip(row, bars, colours, strict=True):
-            if text := cell_text(span, points_per_ns):
-                cell = axes.text(start + length / 2, device, text, color=colour.ink)
-                cell.set(ha="center", va="center_baseline", fontsize=LETTER_HEIGHT)
-
-
-def cell_text(span: Span, points_per_ns: float) -> str:
-    """The kind and microbatch, the microbatch alone, or nothing: what fits in the cell."""
-    width = (span.end_ns - span.start_ns) * points_per_ns
-    number = str(span.action.microbatch)
-    texts = (span.action.kind.name + number, number)
-    return next((text for text in texts if (len(text) + 0.5) * LETTER_WIDTH < width), "")
+def draw_cells(axes: "Axes", cells: list[Cell], unit_ns: float) -> None:
+    """A bar for each cell, with its text."""
+    bands: dict[tuple[int, tuple[float, float]], list[Cell]] = defaultdict(list)
+    for cell in cells:
+        bands[cell.device, cell.band].append(cell)
+    for (device, (middle, height)), alike in bands.items():
+        bars = [(cell.start_ns / unit_ns, cell.length_ns / unit_ns) for cell in alike]
+        fills = [cell.colours.fill for cell in alike]
+        extent = (device + middle - height / 2, height)
+        axes.broken_barh(bars, extent, facecolors=fills, edgecolor="white", lw=0.6)
+        for cell, (start, length) in zip(alike, bars, strict=True):
+            if cell.text:
+                word = axes.text(start + length / 2, device + middle, cell.text)
+                word.set(ha="center", va="center_baseline", fontsize=LETTER_HEIGHT)
+                word.set_color(cell.colours.ink)
 
 
 def draw_legend(figure: "Figure", timelines: Mapping[str, Timeline]) -> None:
-    """Forward and backward in the first and the last chunk's colours, below the axis."""
+    """What the colours mean, below the axis."""
     from matplotlib.patches import Patch  # noqa: PLC0415  an extra: imported where it is used
 
-    last = max(max(chunk_of_stage(timeline).values(), default=0) for timeline in timelines.values())
-    names = {0: ", first chunk", last: ", last chunk"} if last > 0 else {0: ""}
-    patches = [
-        Patch(facecolor=colours_of(kind, chunk, last + 1).fill, label=kind_name + chunk_name)
-        for kind, kind_name in ((Kind.F, "forward"), (Kind.B, "backward"))
-        for chunk, chunk_name in names.items()
-    ]
-    figure.legend(handles=patches, loc="lower center", ncols=len(patches), frameon=False)
+    patches = [Patch(facecolor=fill or "none", label=name) for fill, name in legend_of(timelines)]
+    figure.legend(
+        handles=patches,
+        loc="lower center",
+        ncols=len(patches),
+        frameon=False,
+        fontsize=9,
+        handlelength=1.2,
+        columnspacing=1.4,
+    )

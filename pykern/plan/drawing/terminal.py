@@ -9,33 +9,40 @@ from rich.text import Text
 
 from pykern._C import Action, Kind, Span, Timeline
 from pykern.plan.drawing.colours import colours_of
+from pykern.plan.drawing.shades import Shades
 from pykern.plan.drawing.words import (
-    chunk_of_stage,
+    KIND_NAMES,
     clean,
     first_start_ns,
+    kinds_of,
     measures,
+    number_of,
+    pair_starts,
     require_timelines,
 )
 
 # Fills a cell behind its text, so that kinds can be told apart without colour.
-FILLS = {Kind.F: "-", Kind.B: "="}
+FILLS = {Kind.F: "-", Kind.B: "=", Kind.I: ":", Kind.W: "+", Kind.R: "."}
+OTHER_FILL = "~"
 
 FEWEST_COLUMNS = 16
 
 
 class Cell(NamedTuple):
-    """An action in the columns [first, last) of its device's line."""
+    """An action in the columns [first, last) of its device's line; whether it takes time."""
 
     action: Action
     first: int
     last: int
+    timed: bool
 
 
 def as_text(timelines: Mapping[str, Timeline], width: int = 100) -> Text:
     """Draws timelines one under another on one time scale.
 
     A cell shows "2F0" (stage, forward, microbatch) where all cells of its timeline can, else "F0"
-    or "F", so that every cell starts with a letter or every one with a number.
+    or "F", so that every cell starts with a letter or every one with a number. Two actions that
+    share a slot have one half of it each, one after the other.
 
     Args:
         timelines: By label. A label may hold anything.
@@ -58,40 +65,63 @@ def as_text(timelines: Mapping[str, Timeline], width: int = 100) -> Text:
         text.append(clean(label), style="bold").append(f"  {measures(timeline)}\n")
         for device, line in enumerate(lines_of(timeline, columns, columns_per_ns)):
             text.append(f"device {device} ".ljust(head - 1) + "|").append_text(line).append("|\n")
-    return text.append("F-- forward   B== backward   blank: idle", style="dim")
+    return text.append(legend(timelines), style="dim")
+
+
+def legend(timelines: Mapping[str, Timeline]) -> str:
+    """What the letters and what fills their cells stand for."""
+    kinds = kinds_of(timelines)
+    words = [
+        f"{kind.name[0]}{FILLS.get(kind, OTHER_FILL) * 2} {KIND_NAMES[kind]}" for kind in kinds
+    ]
+    return "   ".join([*words, "blank: idle"])
 
 
 def lines_of(timeline: Timeline, columns: int, columns_per_ns: float) -> list[Text]:
     """Each device's cells, without its name."""
     origin_ns = first_start_ns(timeline)
+    shades = Shades(timeline)
 
     def cell_of(span: Span) -> Cell:
         first = min(int((span.start_ns - origin_ns) * columns_per_ns), columns - 1)
         last = int((span.end_ns - origin_ns) * columns_per_ns)
-        return Cell(span.action, first, min(max(last, first + 1), columns))
+        timed = span.end_ns > span.start_ns
+        return Cell(span.action, first, min(max(last, first + 1), columns), timed)
 
-    rows = [[cell_of(span) for span in row] for row in timeline.rows]
-    with_stage = all(len(str(cell.action)) < cell.last - cell.first for row in rows for cell in row)
-    chunks = chunk_of_stage(timeline)
-    num_chunks = max(chunks.values(), default=0) + 1
+    rows = [halved([cell_of(span) for span in row], pair_starts(row)) for row in timeline.rows]
+    cells = [cell for row in rows for cell in row if cell.timed]
+    with_stage = all(len(str(cell.action)) < cell.last - cell.first for cell in cells)
 
-    def line_of(row: list[Cell]) -> Text:
+    def line_of(device: int, row: list[Cell]) -> Text:
         styled = [(" ", "")] * columns
         for cell in row:
-            fill, ink = colours_of(cell.action.kind, chunks[cell.action.stage], num_chunks)
-            letters = cell_text(cell.action, cell.last - cell.first, with_stage)
+            shade = shades.shade_of(device, cell.action)
+            fill, ink = colours_of(cell.action.kind, shade, shades.num_shades)
+            letters = cell_text(cell.action, cell.last - cell.first, with_stage and cell.timed)
             styled[cell.first : cell.last] = [(letter, f"{ink} on {fill}") for letter in letters]
         runs = groupby(styled, key=itemgetter(1))
         return Text.assemble(
             *(("".join(letter for letter, _ in run), style) for style, run in runs)
         )
 
-    return [line_of(row) for row in rows]
+    return [line_of(device, row) for device, row in enumerate(rows)]
+
+
+def halved(row: list[Cell], starts: set[int]) -> list[Cell]:
+    """The row with the two cells of each pair beside each other, where there is room for both."""
+    cells = list(row)
+    for start in starts:
+        first, second = cells[start : start + 2]
+        middle = (first.first + first.last) // 2
+        if middle > first.first:
+            cells[start] = first._replace(last=middle)
+            cells[start + 1] = second._replace(first=middle)
+    return cells
 
 
 def cell_text(action: Action, width: int, with_stage: bool) -> str:
     """The action, or what fits of it without its stage, filled up to the width."""
     kind = action.kind.name
-    short = f"{kind}{action.microbatch}"
+    short = kind + number_of(action)
     text = str(action) if with_stage else short if len(short) <= width else kind[0]
-    return text.ljust(width, FILLS.get(action.kind, "~"))
+    return text[:width].ljust(width, FILLS.get(action.kind, OTHER_FILL))

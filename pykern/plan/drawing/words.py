@@ -1,10 +1,25 @@
 """What every drawing says about a timeline in words."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
-from pykern._C import Timeline
+from pykern._C import Action, Kind, Span, Timeline
 
 LONGEST_LABEL = 80
+
+KIND_NAMES = {
+    Kind.F: "forward",
+    Kind.R: "recompute",
+    Kind.B: "backward",
+    Kind.I: "input gradient",
+    Kind.W: "weight gradient",
+    Kind.U: "update",
+    Kind.COPY_F: "copy of an output",
+    Kind.COPY_B: "copy of a gradient",
+    Kind.REDUCE: "sum over replicas",
+    Kind.OFFLOAD: "offload",
+    Kind.LOAD: "load",
+}
 
 
 def require_timelines(timelines: Mapping[str, Timeline]) -> None:
@@ -41,10 +56,22 @@ def first_start_ns(timeline: Timeline) -> float:
     return min((row[0].start_ns for row in timeline.rows if row), default=0.0)
 
 
-def chunk_of_stage(timeline: Timeline) -> dict[int, int]:
-    """Which chunk of its device each stage is, counted from the input."""
-    chunks = {}
-    for row in timeline.rows:
-        stages = sorted({span.action.stage for span in row})
-        chunks.update({stage: chunk for chunk, stage in enumerate(stages)})
-    return chunks
+def number_of(action: Action) -> str:
+    """The microbatch, and which slice of it if not the first."""
+    return f"{action.microbatch}.{action.slice}" if action.slice else str(action.microbatch)
+
+
+def kinds_of(timelines: Mapping[str, Timeline]) -> list[Kind]:
+    """The kinds that occur, in their usual order."""
+    found = {span.action.kind for line in timelines.values() for row in line.rows for span in row}
+    return [kind for kind in Kind if kind in found]
+
+
+def pair_starts(row: Sequence[Span]) -> set[int]:
+    """Positions of the first of every two spans that share their time on one device."""
+    starts: set[int] = set()
+    for position, (span, after) in enumerate(pairwise(row)):
+        together = span.start_ns == after.start_ns < min(span.end_ns, after.end_ns)
+        if together and position - 1 not in starts:
+            starts.add(position)
+    return starts

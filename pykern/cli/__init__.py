@@ -1,0 +1,59 @@
+"""The command line: `pykern demo`, `pykern plan` and `pykern schedules`.
+
+It reads and refuses options; the work is done by what it calls, imported only when it is needed.
+"""
+
+from typing import Annotated
+
+import typer
+
+from .. import __version__
+from .demo_command import demo
+from .errors import OneLineErrors
+from .plan_command import plan
+from .schedules_command import schedules
+
+NEXT_STEPS = """\
+pykern trains a PyTorch model as a pipeline, in one process. Five next steps:
+
+  pykern demo                               train a small GPT on four CPU workers
+  pykern schedules -p 8 -m 32               every schedule's bubble and memory in a table
+  pykern plan hanayo -p 4 -m 8 --waves 2    draw a schedule in the terminal
+  pykern plan one_f_one_b --out plan.svg    draw one to a picture
+  pykern --help                             every command and option"""
+
+app = typer.Typer(
+    cls=OneLineErrors,
+    add_completion=False,
+    invoke_without_command=True,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"pykern {__version__}")
+        raise typer.Exit
+
+
+@app.callback(epilog="Example: pykern plan hanayo -p 4 -m 8 --waves 2")
+def root(
+    context: typer.Context,
+    _version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Pipeline parallelism for PyTorch in one process."""
+    if context.invoked_subcommand is None:
+        typer.echo(NEXT_STEPS)
+
+
+app.command(epilog="Example: pykern demo --schedule interleaved --chunks 2 --steps 100")(demo)
+app.command(epilog="Example: pykern plan hanayo -p 4 -m 8 --waves 2 --out hanayo.svg")(plan)
+app.command(epilog="Example: pykern schedules -p 8 -m 32 --costs 1:1:1")(schedules)
+
+
+def main() -> None:
+    """What the installed command `pykern` runs."""
+    app()

@@ -1,0 +1,67 @@
+"""Every schedule of the catalogue at the same counts and costs, in figures."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ..plan import Action, Kind, Plan, Timeline, simulate
+from ..schedules import by_name
+from .memory import peaks_in_shares
+from .values import ShareCosts
+
+HEADINGS = (
+    "schedule",
+    "stages",
+    "makespan",
+    "bubble ratio",
+    "peak, W frees",
+    "peak, I frees",
+    "messages",
+)
+
+
+class Entry(NamedTuple):
+    """A schedule with its options left as they are: its plan and timeline, or why there is none."""
+
+    name: str
+    refusal: str
+    planned: tuple[Plan, Timeline] | None
+
+
+def entries(
+    num_devices: int, num_microbatches: int, costs: ShareCosts, transfer_ms: float = 0.0
+) -> Iterator[Entry]:
+    """The whole catalogue in its order."""
+    for name, schedule in by_name.items():
+        try:
+            plan = schedule(num_devices, num_microbatches)
+        except ValueError as error:
+            yield Entry(name, str(error), None)
+            continue
+        timeline = simulate(plan, costs.of(plan, transfer_ms))
+        yield Entry(name, "", (plan, timeline))
+
+
+def figures(plan: Plan, timeline: Timeline) -> list[str]:
+    """Under all headings but the first; memory is that of the fullest device."""
+    trains = plan.has(Kind.B) or plan.has(Kind.W)
+    peaks = [peaks_in_shares(plan), peaks_in_shares(plan, input_frees=True)]
+    return [
+        str(plan.num_stages),
+        f"{timeline.makespan_ns / 1e6:.4g}",
+        f"{timeline.bubble_ratio:.3f}",
+        *(f"{max(peak):.3g}" if trains else "" for peak in peaks),
+        f"{num_messages(plan) / plan.num_microbatches:g}",
+    ]
+
+
+def num_messages(plan: Plan) -> int:
+    """Outputs and gradients that go from one device to another in one step."""
+    messages = 0
+    for row in plan.rows:
+        for action in row:
+            step = {Kind.F: 1, Kind.B: -1, Kind.I: -1}.get(action.kind, 0)
+            stage = action.stage + step
+            if 0 <= stage < plan.num_stages:
+                reader = Action(action.kind, stage, action.microbatch)
+                messages += plan.device_of(reader) != plan.device_of(action)
+    return messages

@@ -1,0 +1,40 @@
+"""`pykern demo`: trains a small model."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .errors import bad_input
+from .schedule_options import Given, with_schedule_options
+from .sources import CATALOGUE, scheduled
+from .values import number_option
+
+
+@with_schedule_options
+def demo(
+    schedule: Annotated[str, typer.Option(help=CATALOGUE)] = "hanayo",
+    devices: Annotated[str, typer.Option(help='Workers: "cpu:4" is four.')] = "cpu:4",
+    microbatches: Annotated[int, number_option(about="Parts of each batch.")] = 8,
+    steps: Annotated[int, number_option(about="Optimizer steps.")] = 400,
+    data: Annotated[
+        Path | None, typer.Option(help="Text to train on.", show_default="Python's own source")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for what is kept.")] = Path("pykern-demo"),
+    *,
+    options: Given,
+) -> None:
+    """Train a small GPT by a pipeline of CPU workers, and compare the run with its prediction."""
+    with bad_input():
+        from rich.console import Console
+
+        from ..demo.report import make_folder
+        from ..demo.run import Settings, run
+        from ..demo.text import standard_library, text_file
+        from ..devices import parse_devices
+
+        plan = scheduled(schedule, len(parse_devices(devices)), microbatches, options)
+        settings = Settings(steps=steps)
+        corpus = text_file(data, settings.window) if data else standard_library(settings.window)
+        make_folder(out)
+    run(plan, devices, corpus, out, Console(highlight=False), settings)

@@ -1,0 +1,44 @@
+"""What the user gave cannot be used: one line on stderr and exit code 2, whoever found it."""
+
+import io
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+
+class BadInput(typer.TyperException):
+    """What the user gave cannot be used; the message says why."""
+
+    exit_code = 2
+
+
+class OneLineErrors(TyperGroup):
+    """A group whose errors are one line on stderr, whoever found them."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run the command line and exit."""
+        extra["standalone_mode"] = False
+        # A terminal or pipe that knows few characters shows "?" for the others.
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")
+        try:
+            sys.exit(super().main(*args, **extra))
+        except typer.TyperException as error:
+            message = " ".join(error.format_message().split())
+            typer.echo(f"pykern: {message}", err=True)
+            sys.exit(error.exit_code)
+
+
+@contextmanager
+def bad_input() -> Iterator[None]:
+    """Turn what preparations refuse into one line for the user."""
+    try:
+        yield
+    except OSError as error:
+        raise BadInput(f"{error.filename}: {error.strerror}") from error
+    except (ImportError, ValueError) as error:
+        raise BadInput(str(error)) from error

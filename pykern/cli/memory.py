@@ -1,0 +1,31 @@
+"""Peak memory of a plan in words that do not depend on a model."""
+
+from ..plan import Kind, Memory, Plan, peak_bytes
+
+
+def peaks_in_shares(plan: Plan, *, input_frees: bool = False) -> list[float]:
+    """Most that each device holds, in activations of a microbatch over a device's share.
+
+    Args:
+        plan: One that passes `check`.
+        input_frees: Whether I releases everything, rather than W.
+
+    Returns:
+        A number for each device.
+    """
+    share = plan.num_devices / plan.num_stages
+    return peak_bytes(plan, Memory(share, 0.0 if input_frees else share))
+
+
+def peaks_in_words(plan: Plan) -> str:
+    """A line about them, with both rules of release where the plan has two halves of a backward."""
+    start = "peak memory, in activations of a device's share, from device 0 on: "
+    if not plan.has(Kind.W):
+        return start + numbers(peaks_in_shares(plan))
+    held, least = peaks_in_shares(plan), peaks_in_shares(plan, input_frees=True)
+    return f"{start}{numbers(held)} if W frees, {numbers(least)} if I frees"
+
+
+def numbers(values: list[float]) -> str:
+    """With as few digits as they need."""
+    return " ".join(f"{value:.3g}" for value in values)

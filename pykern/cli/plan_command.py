@@ -1,0 +1,146 @@
+"""`pykern plan`: draws plans, compares them, and keeps them in files."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..plan import Plan, save_plan, simulate
+from .errors import bad_input
+from .memory import peaks_in_words
+from .schedule_options import Given, with_schedule_options
+from .search import Search
+from .sources import CATALOGUE, NUM_DEVICES, NUM_MICROBATCHES, Counts, Source, sources_of
+from .values import BUDGET, COSTS, MEMORY, TRANSFER, ShareCosts, number_option, share_costs
+
+if TYPE_CHECKING:
+    from ..plan import Costs, Timeline
+
+DEFAULT_COSTS = "1:2"
+
+# By the ends of names, the longer before the shorter.
+FORMS = {
+    ".trace.json": "a Chrome trace",
+    ".json": "the plan",
+    ".comms.csv": "the plan for torch's runtime, with sends and receives",
+    ".csv": "the plan for torch's runtime",
+    ".txt": "its table",
+    ".png": "a picture",
+    ".svg": "a picture",
+}
+DRAWN = (".trace.json", ".png", ".svg")
+
+
+@with_schedule_options
+def plan(
+    schedule: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME|FILE",
+            help=f"{CATALOGUE} Or auto, the best that a search finds. Or a plan's .json or .csv.",
+        ),
+    ],
+    devices: Annotated[
+        int | None,
+        number_option("-p", "--devices", about=f"Number of devices; {NUM_DEVICES} if not given."),
+    ] = None,
+    microbatches: Annotated[
+        int | None,
+        number_option(
+            "-m",
+            "--microbatches",
+            about=f"Number of microbatches; {NUM_MICROBATCHES} if not given.",
+        ),
+    ] = None,
+    costs: Annotated[ShareCosts | None, COSTS] = None,
+    transfer: Annotated[float | None, TRANSFER] = None,
+    memory: Annotated[float | None, MEMORY] = None,
+    budget: Annotated[float | None, BUDGET] = None,
+    compare: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE", help="A second one, on the same time axis.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="File to write: " + ", ".join(f"{end} ({what})" for end, what in FORMS.items())
+        ),
+    ] = None,
+    *,
+    options: Given,
+) -> None:
+    """Draw a schedule or a plan from a file, with makespan, bubble ratio and peak memory.
+
+    A microbatch takes 1 ms forward and 2 ms backward over a device's share, if not said otherwise.
+    """
+    with bad_input():
+        from rich.console import Console
+        from rich.text import Text
+
+        from ..plan.drawing import as_text
+
+        names = [schedule] if compare is None else [schedule, compare]
+        if len(set(names)) < len(names):
+            raise ValueError(f"--compare needs another plan than {schedule} itself")
+        search = Search(costs or share_costs(DEFAULT_COSTS), transfer or 0.0, memory, budget)
+        search.require_used(names)
+        sources = sources_of(names, Counts(devices, microbatches), options, search)
+        drawn = timelines(sources, costs, transfer)
+        if out is not None:
+            save(out, sources, drawn)
+    console = Console(highlight=False)
+    console.print(as_text(drawn, console.width))
+    for source in sources:
+        start = f"{source.label}: " if compare else ""
+        console.print(Text(start + peaks_in_words(source.plan)))
+    if search.found is not None:
+        console.print(Text(str(search.found)), soft_wrap=True)
+    if out is not None:
+        console.print(Text(f"written: {out}"), soft_wrap=True)
+
+
+def timelines(
+    sources: list[Source], costs: ShareCosts | None, transfer: float | None
+) -> dict[str, "Timeline"]:
+    """What is drawn, by label."""
+    return {
+        source.label: simulate(source.plan, costs_for(source, costs, transfer, len(sources)))
+        for source in sources
+    }
+
+
+def costs_for(
+    source: Source, costs: ShareCosts | None, transfer: float | None, num_sources: int
+) -> "Costs":
+    """Those of the command line; where it has none, those of the file, unless that misleads."""
+    if source.costs is None or costs is not None or transfer is not None:
+        return (costs or share_costs(DEFAULT_COSTS)).of(source.plan, transfer or 0.0)
+    if num_sources > 1:
+        raise ValueError(f"{source.label}: the file has costs of its own; to compare give --costs")
+    return source.costs
+
+
+def save(out: Path, sources: list[Source], drawn: dict[str, "Timeline"]) -> None:
+    """Write the drawing or the plan, as the file's name asks for."""
+    from ..plan.drawing import save_chrome_trace, save_picture
+
+    if not out.parent.is_dir():
+        raise ValueError(f"{out.parent} is not a folder; --out needs a file in one that exists")
+    form = next((end for end in FORMS if out.name.lower().endswith(end)), None)
+    if form is None:
+        raise ValueError(f"--out is {out}; its name must end in {', '.join(FORMS)}")
+    if len(sources) > 1 and form not in DRAWN:
+        raise ValueError(f"--out is {out}, which holds one plan; with --compare it is a drawing")
+    if form == ".trace.json":
+        save_chrome_trace(drawn, out)
+    elif form in DRAWN:
+        save_picture(drawn, out)
+    else:
+        save_one(out, form, sources[0].plan)
+
+
+def save_one(out: Path, form: str, plan: Plan) -> None:
+    """Write the plan itself."""
+    if form == ".txt":
+        out.write_text(f"{plan}\n", encoding="utf-8")
+    else:
+        save_plan(plan, out, transfers=form == ".comms.csv")

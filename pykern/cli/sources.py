@@ -1,0 +1,100 @@
+"""Where plans come from: a name of the catalogue, or a file."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ..plan import Costs, Plan, load_plan_and_costs
+from ..plan.files import SUFFIXES
+from ..schedules import by_name
+from .schedule_options import Given, of_schedule, require_owned
+from .search import AUTO, Search
+
+NUM_DEVICES = 4
+NUM_MICROBATCHES = 8
+
+CATALOGUE = f"One of {', '.join(by_name)}."
+
+
+class Counts(NamedTuple):
+    """Devices and microbatches; None is as the plan has it."""
+
+    devices: int | None
+    microbatches: int | None
+
+
+class Source(NamedTuple):
+    """A plan, what it is called, and its own costs where its file has them."""
+
+    label: str
+    plan: Plan
+    costs: Costs | None
+
+
+def scheduled(name: str, num_devices: int, num_microbatches: int, options: Given) -> Plan:
+    """The plan of a schedule of the catalogue, refusing options that it does not have."""
+    require_named(name)
+    require_owned([name], options)
+    return by_name[name](num_devices, num_microbatches, **options)
+
+
+def sources_of(
+    names: Sequence[str], counts: Counts, options: Given, search: Search
+) -> list[Source]:
+    """The plans of these names or files, all for the same counts.
+
+    Args:
+        names: A name that ends like a plan's file is one.
+        counts: Where they are not given, a file's counts hold for the schedules beside it.
+        options: Of the schedules; each must belong to one of them.
+        search: Makes the plan of the name "auto".
+
+    Returns:
+        As many plans, in that order.
+
+    Raises:
+        ValueError: A name is unknown, an option nobody's, or a count another than a file's.
+        OSError: A file cannot be read.
+    """
+    files = {name: load_plan_and_costs(name) for name in names if is_file(name)}
+    for name in names:
+        if name not in files and name != AUTO:
+            require_named(name)
+    require_owned([name for name in names if name not in files] or [names[0]], options)
+    for name, (plan, _) in files.items():
+        counts = counts_with(name, plan, counts)
+    num_devices = counts.devices or NUM_DEVICES
+    num_microbatches = counts.microbatches or NUM_MICROBATCHES
+    sources = []
+    for name in names:
+        if name in files:
+            plan, costs = files[name]
+        elif name == AUTO:
+            plan, costs = search(num_devices, num_microbatches), None
+        else:
+            plan = by_name[name](num_devices, num_microbatches, **of_schedule(name, options))
+            costs = None
+        shown = Path(name).name if name in files else name
+        label = f"{shown}, {plan.num_stages} stages, {plan.num_microbatches} microbatches"
+        sources.append(Source(label, plan, costs))
+    return sources
+
+
+def is_file(name: str) -> bool:
+    """Whether this names a file rather than a schedule."""
+    return Path(name).suffix.lower() in SUFFIXES
+
+
+def require_named(name: str) -> None:
+    """Refuses a name that the catalogue does not have."""
+    if name not in by_name:
+        raise ValueError(f"schedule '{name}' is unknown; there are {', '.join(by_name)}")
+
+
+def counts_with(name: str, plan: Plan, counts: Counts) -> Counts:
+    """The counts, which must be those of this file's plan."""
+    own = Counts(plan.num_devices, plan.num_microbatches)
+    for what, given, there in zip(Counts._fields, counts, own, strict=True):
+        if given not in (None, there):
+            raise ValueError(f"the plan in {name} is for {there} {what}, not for {given}")
+    return own

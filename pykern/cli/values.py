@@ -1,0 +1,109 @@
+"""Values on the command line: counts, times and costs, and the options that take them."""
+
+import math
+from typing import Any, NamedTuple
+
+import typer
+
+from ..plan import Costs, Plan
+
+
+class ShareCosts(NamedTuple):
+    """What one microbatch takes over a device's whole share of the model, in ms."""
+
+    forward: float
+    input: float
+    weight: float
+
+    def of(self, plan: Plan, transfer_ms: float) -> Costs:
+        """What each action takes when model and microbatch are the same however they are cut."""
+        return self._times(plan.num_devices / (plan.num_stages * plan.num_slices), transfer_ms)
+
+    def of_share(self, transfer_ms: float) -> Costs:
+        """What a whole share takes."""
+        return self._times(1.0, transfer_ms)
+
+    def _times(self, part: float, transfer_ms: float) -> Costs:
+        share_ns = 1e6 * part
+        return Costs(
+            self.forward * share_ns,
+            (self.input + self.weight) * share_ns,
+            1e6 * transfer_ms,
+            input_ns=self.input * share_ns,
+            weight_ns=self.weight * share_ns,
+        )
+
+
+def count(given: object) -> int:
+    """What is given on the command line, or a default, which is a number already."""
+    text = str(given)
+    if not text.isdecimal() or int(text) < 1:
+        raise typer.BadParameter(f"'{text}' is not a whole number of at least 1")
+    return int(text)
+
+
+def milliseconds(given: object) -> float:
+    """A finite time."""
+    time = time_of(str(given))
+    if math.isnan(time):
+        raise typer.BadParameter(f"'{given}' is not a time of at least 0")
+    return time
+
+
+def positive(given: object) -> float:
+    """A finite number above 0."""
+    number = time_of(str(given))
+    if not number > 0:
+        raise typer.BadParameter(f"'{given}' is not a number above 0")
+    return number
+
+
+def share_costs(given: object) -> ShareCosts:
+    """F:B, whose backward is half for the inputs and half for the weights, or F:I:W."""
+    times = [time_of(text) for text in str(given).split(":")]
+    if len(times) not in (2, 3) or any(map(math.isnan, times)):
+        raise typer.BadParameter(f"'{given}' is not two times F:B or three F:I:W of at least 0")
+    if len(times) == 2:
+        times[1:] = [times[1] / 2, times[1] / 2]
+    return ShareCosts(*times)
+
+
+def time_of(text: str) -> float:
+    """The number, or NaN for what is none or is negative or infinite."""
+    try:
+        number = float(text)
+    except ValueError:
+        return math.nan
+    return number if 0 <= number < math.inf else math.nan
+
+
+def number_option(*names: str, about: str) -> Any:
+    """An option that takes a count."""
+    return typer.Option(*names, help=about, parser=count, metavar="N")
+
+
+COSTS: Any = typer.Option(
+    "--costs",
+    help="Times of a microbatch over a device's share of the model, in ms: forward and backward, "
+    "or forward, input gradient and weight gradient.",
+    parser=share_costs,
+    metavar="F:B|F:I:W",
+)
+TRANSFER: Any = typer.Option(
+    "--transfer",
+    help="Latency of a transfer between devices, in ms.",
+    parser=milliseconds,
+    metavar="MS",
+)
+MEMORY: Any = typer.Option(
+    "--memory",
+    help="For auto: memory for activations, where 1 is what 1F1B takes; 1 if not given.",
+    parser=positive,
+    metavar="X",
+)
+BUDGET: Any = typer.Option(
+    "--budget",
+    help="For auto: how long to search, in ms of one core; 100 if not given.",
+    parser=milliseconds,
+    metavar="MS",
+)

@@ -1,0 +1,127 @@
+"""Plans as files: JSON with a header, and the CSV of torch.distributed.pipelining.
+
+A file is taken to be hostile: what is not a plan that can run is refused, naming file, place and
+value. What a plan is for, a model or a machine, is not in it.
+"""
+
+import os
+from pathlib import Path
+
+from pykern._C import Costs, Plan
+from pykern.plan.files.json_form import from_json, to_json
+from pykern.plan.files.torch_csv import from_torch_csv, to_torch_csv
+from pykern.plan.replacing import replacing
+
+__all__ = ["SUFFIXES", "load_plan", "load_plan_and_costs", "save_plan"]
+
+SUFFIXES = (".json", ".csv")
+
+# What a file may hold at most, before anything of it is parsed: a plan of a million actions is a
+# little more than half of it.
+MAX_FILE_BYTES = 1 << 24
+
+
+def save_plan(
+    plan: Plan,
+    path: str | os.PathLike[str],
+    *,
+    costs: Costs | None = None,
+    transfers: bool = False,
+) -> None:
+    """Writes a plan that `load_plan` reads back as the same plan.
+
+    Args:
+        plan: One that passes `check`. A .csv holds F, B, I and W of one replica and one slice.
+        path: .json, or .csv for torch's runtime; an existing file is replaced at once or not at
+            all.
+        costs: What the plan was made for, kept in a .json.
+        transfers: Whether a .csv holds sends and receives as well, each receive right before its
+            reader or the first transfer that must follow it; torch reads that form as
+            "compute_comms" and the one without as "compute_only".
+
+    Raises:
+        ValueError: The plan cannot run, or the file is of another kind, cannot say it, or would be
+            larger than 16 MiB.
+        OSError: The file cannot be written.
+    """
+    target = Path(path)
+    if suffix_of(target) == ".json":
+        if transfers:
+            raise ValueError(f"{target}: transfers are written into a .csv only")
+        text = to_json(plan, costs)
+    else:
+        if costs is not None:
+            raise ValueError(f"{target}: costs are kept in a .json only")
+        text = to_torch_csv(plan, transfers=transfers)
+    data = text.encode("ascii")
+    require_size(target, len(data))
+    with replacing(target) as partial:
+        partial.write_bytes(data)
+
+
+def load_plan(path: str | os.PathLike[str]) -> Plan:
+    """Reads a plan, and proves that it can run.
+
+    Args:
+        path: .json as `save_plan` writes it, or .csv of this project or of torch, with or without
+            sends and receives; those must pair up and are then left out, as are bubbles and what
+            torch does for sharded parameters.
+
+    Returns:
+        The plan.
+
+    Raises:
+        ValueError: The file is no plan, or one that breaks a rule: the error it comes from is then
+            a `PlanError`. The message names file, place and value.
+        OSError: The file cannot be read.
+    """
+    return load_plan_and_costs(path)[0]
+
+
+def load_plan_and_costs(path: str | os.PathLike[str]) -> tuple[Plan, Costs | None]:
+    """Reads a plan, and the costs that were saved with it.
+
+    Args:
+        path: As for `load_plan`.
+
+    Returns:
+        The plan, and its costs or None where the file holds none.
+
+    Raises:
+        ValueError: As from `load_plan`.
+        OSError: The file cannot be read.
+    """
+    source = Path(path)
+    suffix = suffix_of(source)
+    text = read_text(source)
+    try:
+        return from_json(text) if suffix == ".json" else (from_torch_csv(text), None)
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from error
+
+
+def suffix_of(path: Path) -> str:
+    """Which of the two kinds of file this is."""
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise ValueError(f"a plan's file name must end in .json or .csv, got {str(path)!r}")
+    return suffix
+
+
+def read_text(path: Path) -> str:
+    """The whole file, which must be an ordinary one, of bounded size, in ASCII."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is not a regular file")
+    with path.open("rb") as file:
+        data = file.read(MAX_FILE_BYTES + 1)
+    require_size(path, len(data))
+    if not data.isascii():
+        offset = next(offset for offset, byte in enumerate(data) if byte > 127)
+        raise ValueError(f"{path}: byte {data[offset]} at offset {offset} is not ASCII")
+    return data.decode("ascii")
+
+
+def require_size(path: Path, size: int) -> None:
+    """Refuses to write or parse more than the limit."""
+    if size > MAX_FILE_BYTES:
+        raise ValueError(f"{path}: a plan's file holds at most {MAX_FILE_BYTES} bytes")

@@ -1,0 +1,230 @@
+"""A plan as JSON: a header, the counts, a line of actions for each device, and a checksum.
+
+Keys, types and ranges are exact; nothing is guessed or defaulted.
+"""
+
+import hashlib
+import json
+from sys import float_info
+from typing import Any
+
+from pykern._C import MAX_CELLS, Action, Costs, Placement, Plan, check
+from pykern.plan.files.proved import proved_plan
+
+FORMAT = "pykern-plan"
+VERSION = 1
+
+# In the order in which they are written. Costs are the only ones that may be left out.
+KEYS = (
+    "format",
+    "version",
+    "num_devices",
+    "num_stages",
+    "num_microbatches",
+    "num_slices",
+    "replicas",
+    "rows",
+    "overlaps",
+    "costs",
+    "sha256",
+)
+# Costs are numbers of at least 0; the first ones may be lists with a number for each stage.
+STAGE_COSTS = ("forward_ns", "backward_ns", "input_ns", "weight_ns")
+COSTS = (*STAGE_COSTS, "transfer_ns")
+
+Content = dict[str, Any]
+
+
+def to_json(plan: Plan, costs: Costs | None = None) -> str:
+    """The plan as text, readable and with small differences between versions of it.
+
+    Args:
+        plan: One that passes `check`.
+        costs: What it was made for.
+
+    Returns:
+        ASCII, which `from_json` reads back as equal values.
+
+    Raises:
+        PlanError: The plan breaks a rule.
+    """
+    check(plan)
+    content: Content = {
+        "format": FORMAT,
+        "version": VERSION,
+        "num_devices": plan.num_devices,
+        "num_stages": plan.num_stages,
+        "num_microbatches": plan.num_microbatches,
+        "num_slices": plan.num_slices,
+        "replicas": plan.placement.replicas,
+        "rows": [" ".join(map(str, row)) for row in plan.rows],
+        "overlaps": plan.overlaps,
+    }
+    if costs is not None:
+        content["costs"] = {name: getattr(costs, name) for name in COSTS}
+    content["sha256"] = checksum(content)
+    lines = [f"  {json.dumps(key)}: {laid_out(value)}" for key, value in content.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def laid_out(value: Any) -> str:
+    """A list with a line for each item, anything else on one line."""
+    if not isinstance(value, list | tuple):
+        return json.dumps(value)
+    return "[\n    " + ",\n    ".join(json.dumps(item) for item in value) + "\n  ]"
+
+
+def checksum(content: Content) -> str:
+    """SHA-256 over the values, however the text that they stand in is laid out."""
+    values = {key: value for key, value in content.items() if key != "sha256"}
+    canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode("ascii")).hexdigest()
+
+
+def from_json(text: str) -> tuple[Plan, Costs | None]:
+    """The plan that the text holds, and its costs if it has them.
+
+    Args:
+        text: As written by `to_json`; layout and order of keys may differ.
+
+    Returns:
+        The checked plan, and its costs.
+
+    Raises:
+        ValueError: The text is not such a plan; the message names the key and the value.
+        PlanError: The plan breaks a rule.
+    """
+    content = parse(text)
+    require_header(content)
+    replicas = [
+        int_list(f"replicas[{index}]", replica, 0)
+        for index, replica in enumerate(list_of("replicas", content["replicas"]))
+    ]
+    placement = Placement.replicated(count(content, "num_devices"), replicas)
+    require_equal("num_stages", count(content, "num_stages"), placement.num_stages)
+    rows = list_of("rows", content["rows"])
+    overlaps = list_of("overlaps", content["overlaps"])
+    plan = proved_plan(
+        placement,
+        count(content, "num_microbatches"),
+        [actions_of(f"rows[{index}]", row) for index, row in enumerate(rows)],
+        count(content, "num_slices"),
+        [int_list(f"overlaps[{index}]", row, 0) for index, row in enumerate(overlaps)],
+    )
+    costs = costs_of(content["costs"], plan.num_stages) if "costs" in content else None
+    return plan, costs
+
+
+def parse(text: str) -> Content:
+    """One JSON object without repeated keys, infinities or depth."""
+    try:
+        content = json.loads(text, object_pairs_hook=unique, parse_constant=refuse_constant)
+    except RecursionError:
+        raise ValueError("the JSON is nested too deeply") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"a plan is a JSON object, got {shown(content)}")
+    return content
+
+
+def unique(pairs: list[tuple[str, Any]]) -> Content:
+    """The pairs as a dict; json would keep the last of two equal keys."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in content if keys.count(key) > 1)
+        raise ValueError(f"key {shown(twice)} occurs twice")
+    return content
+
+
+def refuse_constant(name: str) -> None:
+    """Python's json takes NaN and Infinity, which are not JSON."""
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+def require_header(content: Content) -> None:
+    """Refuses what is of another format or version, has other keys, or was changed."""
+    require_equal("format", content.get("format"), FORMAT)
+    require_equal("version", content.get("version"), VERSION)
+    require_keys("a plan", content, required=set(KEYS) - {"costs"}, allowed=set(KEYS))
+    require_equal("sha256", content["sha256"], checksum(content))
+
+
+def require_keys(what: str, content: Content, required: set[str], allowed: set[str]) -> None:
+    """Refuses missing and unknown keys."""
+    if missing := sorted(required - content.keys()):
+        raise ValueError(f"{what} has no key {shown(missing[0])}")
+    if unknown := sorted(content.keys() - allowed):
+        raise ValueError(f"{what} has no such key as {shown(unknown[0])}")
+
+
+def require_equal(key: str, value: object, expected: object) -> None:
+    """Refuses another value, or the same of another type."""
+    if type(value) is not type(expected) or value != expected:
+        raise ValueError(f"{key} must be {shown(expected)}, got {shown(value)}")
+
+
+def count(content: Content, key: str) -> int:
+    """A whole number of at least one."""
+    return whole(key, content[key], 1)
+
+
+def whole(where: str, value: object, least: int) -> int:
+    """An int in the range of counts and indices."""
+    if type(value) is not int or not least <= value <= MAX_CELLS:
+        raise ValueError(f"{where} must be an int from {least} to {MAX_CELLS}, got {shown(value)}")
+    return value
+
+
+def list_of(where: str, value: object) -> list[Any]:
+    """A list, of anything."""
+    if not isinstance(value, list):
+        raise ValueError(f"{where} must be a list, got {shown(value)}")
+    return value
+
+
+def int_list(where: str, value: object, least: int) -> list[int]:
+    """A list of ints in range."""
+    return [whole(f"{where}[{i}]", item, least) for i, item in enumerate(list_of(where, value))]
+
+
+def actions_of(where: str, value: object) -> list[Action]:
+    """A row: actions with one space between them."""
+    if not isinstance(value, str):
+        raise ValueError(f"{where} must be a string of actions, got {shown(value)}")
+    actions = []
+    for position, word in enumerate(value.split(" ") if value else []):
+        try:
+            actions.append(Action.parse(word))
+        except ValueError as error:
+            raise ValueError(f"{where}, position {position}: {error}") from error
+    return actions
+
+
+def costs_of(value: object, num_stages: int) -> Costs:
+    """Costs for that many stages."""
+    if not isinstance(value, dict):
+        raise ValueError(f"costs must be an object, got {shown(value)}")
+    require_keys("costs", value, required=set(COSTS), allowed=set(COSTS))
+    for name, times in value.items():
+        per_stage = times if isinstance(times, list) else [times]
+        if not all(is_time(time) for time in per_stage):
+            raise ValueError(
+                f"costs.{name} must be finite and at least 0, for all stages or each, got "
+                f"{shown(times)}"
+            )
+        lengths = [num_stages] if name in STAGE_COSTS else []
+        if isinstance(times, list) and len(times) not in lengths:
+            either = f" or a list of {num_stages}" if lengths else ""
+            raise ValueError(f"costs.{name} must be one number{either}, got {shown(times)}")
+    return Costs(**value)
+
+
+def is_time(value: object) -> bool:
+    """Whether a float can hold it, and it is a time; True is not one."""
+    return type(value) in (int, float) and 0 <= value <= float_info.max  # type: ignore[operator]
+
+
+def shown(value: object) -> str:
+    """The value in a message, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

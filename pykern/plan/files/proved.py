@@ -1,0 +1,33 @@
+"""The last step of reading a plan, whatever form it was written in."""
+
+from collections.abc import Sequence
+
+from pykern._C import Action, Placement, Plan, check
+
+
+def proved_plan(
+    placement: Placement,
+    num_microbatches: int,
+    rows: Sequence[Sequence[Action]],
+    num_slices: int,
+    overlaps: Sequence[Sequence[int]],
+) -> Plan:
+    """The plan, once it is known to be runnable.
+
+    A few bytes can name a plan of millions of cells, for all of which `check` takes memory; so a
+    plan without an action for every cell is refused before.
+
+    Raises:
+        ValueError: The counts do not fit each other.
+        PlanError: The plan breaks a rule.
+    """
+    num_cells = placement.num_stages * num_microbatches * num_slices
+    num_actions = sum(len(row) for row in rows)
+    if num_actions < num_cells:
+        raise ValueError(
+            f"{num_actions} actions are too few for {placement.num_stages} stages, "
+            f"{num_microbatches} microbatches and {num_slices} slices"
+        )
+    plan = Plan(placement, num_microbatches, rows, num_slices, overlaps)
+    check(plan)
+    return plan

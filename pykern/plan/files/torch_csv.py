@@ -1,0 +1,192 @@
+"""A plan as the CSV of torch.distributed.pipelining: a line for each rank, a cell for each action.
+
+"2F0", "2B0", "2I0", "2W0" are as ours, "(2F3;1B0)OVERLAP_F_B" is a pair that shares its slot, an
+empty cell is a bubble. There is no header: counts and placement follow from the cells.
+"""
+
+import csv
+import io
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from pykern._C import Action, Kind, Placement, Plan, check
+from pykern.plan.files.proved import proved_plan
+from pykern.plan.files.transfers import (
+    Cell,
+    Message,
+    Slot,
+    Transfer,
+    require_paired,
+    slots_of,
+    with_transfers,
+)
+
+KINDS = (Kind.F, Kind.B, Kind.I, Kind.W)
+
+ACTION = re.compile(r"[0-9]+[FBIW][0-9]+")
+PAIR = re.compile(r"\(([0-9]+F[0-9]+);([0-9]+[BI][0-9]+)\)OVERLAP_F_B")
+TRANSFER = re.compile(r"([0-9]{1,5})(SEND|RECV)_([FB])([0-9]{1,8})")
+# What torch does once for a stage, for parameters that are sharded or replicated over ranks.
+PER_STAGE = re.compile(r"[0-9]{1,5}(UNSHARD|RESHARD|REDUCE_GRAD)")
+
+
+def to_torch_csv(plan: Plan, *, transfers: bool = False) -> str:
+    """The plan as torch's runtime loads it.
+
+    Args:
+        plan: One that passes `check`. What torch's runtime asks for beyond what its file can say is
+            not checked: as many ranks as devices, and on the last stage ascending microbatches.
+        transfers: Whether to write sends, receives and torch's REDUCE_GRAD: the form that torch
+            calls "compute_comms"; else the one that it calls "compute_only".
+
+    Returns:
+        Lines as Python's csv writes them, each ending in a carriage return and a line feed.
+
+    Raises:
+        PlanError: The plan breaks a rule.
+        ValueError: It has replicas, slices, or actions of a kind that torch does not know.
+    """
+    check(plan)
+    require_sayable(plan)
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    if transfers:
+        writer.writerows(with_reductions(row) for row in with_transfers(plan))
+    else:
+        writer.writerows(map(cell_text, row) for row in slots_of(plan))
+    return text.getvalue()
+
+
+def require_sayable(plan: Plan) -> None:
+    """Refuses what torch's file has no word for."""
+    for name, number in (
+        ("replicas", plan.placement.num_replicas),
+        ("slices", plan.num_slices),
+    ):
+        if number > 1:
+            raise ValueError(f"torch's CSV knows no {name}, and the plan has {number}; use .json")
+    for device, row in enumerate(plan.rows):
+        for position, action in enumerate(row):
+            if action.kind not in KINDS:
+                raise ValueError(
+                    f"torch's CSV knows F, B, I and W, and device {device} has {action} at "
+                    f"position {position}; use .json"
+                )
+
+
+def cell_text(item: Slot | Transfer) -> str:
+    """One cell."""
+    if isinstance(item, Transfer) or len(item) == 1:
+        return str(item if isinstance(item, Transfer) else item[0])
+    return f"({item[0]};{item[1]})OVERLAP_F_B"
+
+
+def with_reductions(row: Sequence[Slot | Transfer]) -> Iterator[str]:
+    """The cells of a row, with REDUCE_GRAD where a stage's gradients are complete and on their way.
+
+    Torch divides the gradients by the number of microbatches there.
+    """
+    left = Counter(stage for item in row for stage in completed_by(item))
+    due: list[str] = []
+    for item in row:
+        if not isinstance(item, Transfer):
+            yield from due
+            due.clear()
+        yield cell_text(item)
+        for stage in completed_by(item):
+            left[stage] -= 1
+            if left[stage] == 0:
+                due.append(f"{stage}REDUCE_GRAD")
+    yield from due
+
+
+def completed_by(item: Slot | Transfer) -> list[int]:
+    """The stages whose weight gradients of a microbatch this completes."""
+    if isinstance(item, Transfer):
+        return []
+    return [action.stage for action in item if action.kind in (Kind.B, Kind.W)]
+
+
+def from_torch_csv(text: str) -> Plan:
+    """The plan that the text holds, whether this project or torch has written it.
+
+    Args:
+        text: With or without sends and receives. If there are any, they must be those that the plan
+            needs; they are left out, as are bubbles and what torch does once for a stage.
+
+    Returns:
+        The checked plan.
+
+    Raises:
+        ValueError: The text is not such a plan; the message names line, cell and value.
+        PlanError: The plan breaks a rule.
+    """
+    rows = [list(cells_of(line, cells)) for line, cells in enumerate(lines_of(text), start=1)]
+    slots = [[cell.item for cell in row if not isinstance(cell.item, Transfer)] for row in rows]
+    actions = [[action for slot in row for action in slot] for row in slots]
+    num_microbatches = 1 + max((a.microbatch for row in actions for a in row), default=0)
+    placement = placement_of(rows)
+    plan = proved_plan(placement, num_microbatches, actions, 1, [list(pairs(row)) for row in slots])
+    if any(isinstance(cell.item, Transfer) for row in rows for cell in row):
+        require_paired(rows, placement)
+    return plan
+
+
+def lines_of(text: str) -> list[list[str]]:
+    """The cells of every line."""
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        return list(reader)
+    except csv.Error as error:
+        raise ValueError(f"line {reader.line_num}: {error}") from error
+
+
+def cells_of(line: int, texts: Iterable[str]) -> Iterator[Cell]:
+    """What a line says, without bubbles and without what is done once for a stage."""
+    for number, text in enumerate(texts, start=1):
+        if text == "" or PER_STAGE.fullmatch(text):
+            continue
+        try:
+            yield Cell(line, number, parse(text))
+        except ValueError as error:
+            raise ValueError(f"line {line}, cell {number}: {error}") from error
+
+
+def parse(text: str) -> Slot | Transfer:
+    """One cell."""
+    if ACTION.fullmatch(text):
+        return (Action.parse(text),)
+    if pair := PAIR.fullmatch(text):
+        return Action.parse(pair[1]), Action.parse(pair[2])
+    if transfer := TRANSFER.fullmatch(text):
+        stage, down, sends = int(transfer[1]), transfer[3] == "F", transfer[2] == "SEND"
+        sender = stage if sends else stage + (-1 if down else 1)
+        return Transfer(sends, Message(down, sender, int(transfer[4])))
+    raise ValueError(f'a cell is like "2F0", got "{text[:40]}"')
+
+
+def placement_of(rows: Sequence[Sequence[Cell]]) -> Placement:
+    """A stage is on the device in whose line its actions stand."""
+    device_of: dict[int, int] = {}
+    for device, row in enumerate(rows):
+        for cell in row:
+            for action in () if isinstance(cell.item, Transfer) else cell.item:
+                owner = device_of.setdefault(action.stage, device)
+                if owner != device:
+                    raise ValueError(
+                        f"{cell.where}: stage {action.stage} stands on line {owner + 1}"
+                    )
+    num_stages = 1 + max(device_of, default=-1)
+    if missing := sorted(set(range(num_stages)) - device_of.keys()):
+        raise ValueError(f"stage {missing[0]} of {num_stages} has no action")
+    return Placement(len(rows), [device_of[stage] for stage in range(num_stages)])
+
+
+def pairs(row: Sequence[Slot]) -> Iterator[int]:
+    """Positions of the first actions of pairs."""
+    position = 0
+    for slot in row:
+        if len(slot) == 2:
+            yield position
+        position += len(slot)

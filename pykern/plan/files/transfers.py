@@ -1,0 +1,209 @@
+"""What crosses between devices, as torch's runtime is told: sends, receives, and their order.
+
+Messages between stages of one device are none. A message from one device to another is received in
+the order of sending: torch matches them by that order alone.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from pykern._C import Action, Costs, Kind, Placement, Plan, simulate
+
+# One action, or two that share it.
+Slot = tuple[Action, ...]
+
+
+class Message(NamedTuple):
+    """An output on its way down, or a gradient on its way up. `stage` is the sender's."""
+
+    down: bool
+    stage: int
+    microbatch: int
+
+    @property
+    def reader(self) -> int:
+        """The stage that receives it."""
+        return self.stage + 1 if self.down else self.stage - 1
+
+
+class Transfer(NamedTuple):
+    """One end of a message, as an item of a row."""
+
+    sends: bool
+    message: Message
+
+    def __str__(self) -> str:
+        """As torch writes it: the stage is that of the row."""
+        stage = self.message.stage if self.sends else self.message.reader
+        word = "SEND" if self.sends else "RECV"
+        return f"{stage}{word}_{'F' if self.message.down else 'B'}{self.message.microbatch}"
+
+
+def slots_of(plan: Plan) -> list[list[Slot]]:
+    """The rows with overlapped pairs as one item."""
+    rows = []
+    for row, starts in zip(plan.rows, plan.overlaps, strict=True):
+        seconds = {start + 1 for start in starts}
+        rows.append(
+            [
+                row[position : position + 2] if position + 1 in seconds else (row[position],)
+                for position in range(len(row))
+                if position not in seconds
+            ]
+        )
+    return rows
+
+
+def sent_by(action: Action, placement: Placement) -> Message | None:
+    """What leaves the device when the action is done."""
+    if action.kind is Kind.W:
+        return None
+    message = Message(action.kind is Kind.F, action.stage, action.microbatch)
+    return message if crosses(message, placement) else None
+
+
+def read_by(action: Action, placement: Placement) -> Message | None:
+    """What must have come before the action starts."""
+    if action.kind is Kind.W:
+        return None
+    down = action.kind is Kind.F
+    message = Message(down, action.stage + (-1 if down else 1), action.microbatch)
+    return message if crosses(message, placement) else None
+
+
+def crosses(message: Message, placement: Placement) -> bool:
+    """Whether it has a sender and a reader, on different devices."""
+    stages = range(placement.num_stages)
+    if message.stage not in stages or message.reader not in stages:
+        return False
+    return placement.device_of(message.stage) != placement.device_of(message.reader)
+
+
+def in_order(plan: Plan) -> list[Message]:
+    """All messages in an order in which they could be made, that of the simulator."""
+    timeline = simulate(plan, Costs(1, 2))
+    # Stable: what ends together on a device stays in the order of its row.
+    spans = sorted((span for row in timeline.rows for span in row), key=lambda span: span.end_ns)
+    sent = (sent_by(span.action, plan.placement) for span in spans)
+    return [message for message in sent if message is not None]
+
+
+def with_transfers(plan: Plan) -> list[list[Slot | Transfer]]:
+    """The rows with sends and receives.
+
+    Every device sends and receives in one global order of messages, that in which they are made; a
+    receive stands right before its reader, or before the first transfer that must follow it. So the
+    rows end even where a send waits until it is received: before a transfer a row computes only
+    what needs earlier ones, hence each follows from those before it.
+
+    Args:
+        plan: Of one replica and one slice, with F, B, I and W only.
+
+    Returns:
+        A row for each device.
+    """
+    messages = in_order(plan)
+    number = {message: index for index, message in enumerate(messages)}
+    inboxes: list[deque[Message]] = [deque() for _ in plan.rows]
+    for message in messages:
+        inboxes[plan.placement.device_of(message.reader)].append(message)
+    return [
+        list(row_with_transfers(slots, inbox, number, plan.placement))
+        for slots, inbox in zip(slots_of(plan), inboxes, strict=True)
+    ]
+
+
+def row_with_transfers(
+    slots: Sequence[Slot],
+    inbox: deque[Message],
+    number: Mapping[Message, int],
+    placement: Placement,
+) -> Iterator[Slot | Transfer]:
+    """One device's row; `inbox` holds what it receives, in order."""
+
+    def receive_up_to(message: Message) -> Iterator[Transfer]:
+        while inbox and number[inbox[0]] <= number[message]:
+            yield Transfer(False, inbox.popleft())
+
+    for slot in slots:
+        for action in slot:
+            if message := read_by(action, placement):
+                yield from receive_up_to(message)
+        yield slot
+        for action in slot:
+            if message := sent_by(action, placement):
+                yield from receive_up_to(message)
+                yield Transfer(True, message)
+
+
+class Cell(NamedTuple):
+    """An item of a row that was read, and where it stands."""
+
+    line: int
+    number: int
+    item: Slot | Transfer
+
+    @property
+    def where(self) -> str:
+        """In words; made only where it is said, as a file may have millions of cells."""
+        return f"line {self.line}, cell {self.number}"
+
+
+def require_paired(rows: Sequence[Sequence[Cell]], placement: Placement) -> None:
+    """Refuses rows whose sends and receives are not those that their actions need.
+
+    Args:
+        rows: Those of a plan that passes `check`, with transfers between them.
+        placement: That plan's.
+
+    Raises:
+        ValueError: A transfer is missing, superfluous, on a wrong device, before its maker or after
+            its reader, or in another order at the receiver than at the sender.
+    """
+    for row in rows:
+        require_row(row, placement)
+    links: dict[tuple[int, int], tuple[list[Cell], list[Cell]]] = defaultdict(lambda: ([], []))
+    for row in rows:
+        for cell in row:
+            if isinstance(cell.item, Transfer):
+                message = cell.item.message
+                link = placement.device_of(message.stage), placement.device_of(message.reader)
+                links[link][cell.item.sends].append(cell)
+    for (sender, receiver), (received, sent) in links.items():
+        for left, came in zip(sent, received, strict=True):
+            if left.item.message != came.item.message:  # type: ignore[union-attr]
+                raise ValueError(
+                    f"{came.where}: {came.item} is out of order: device {receiver} receives from "
+                    f"device {sender} in the order of sending, and {left.item} is due"
+                )
+
+
+def require_row(row: Sequence[Cell], placement: Placement) -> None:
+    """Refuses a row that sends what it has not made, or computes with what has not come."""
+    made: dict[Message, Cell] = {}
+    came: dict[Message, Cell] = {}
+    for cell in row:
+        item = cell.item
+        if isinstance(item, Transfer):
+            if not item.sends:
+                came[item.message] = cell
+            elif made.pop(item.message, None) is None:
+                raise ValueError(f"{cell.where}: {item} sends what is not made here, or not yet")
+            continue
+        for action in item:
+            message = read_by(action, placement)
+            if message and came.pop(message, None) is None:
+                missing = Transfer(False, message)
+                raise ValueError(f"{cell.where}: {action} has no {missing} before it")
+        for action in item:
+            if message := sent_by(action, placement):
+                made[message] = cell
+    require_empty(made, sends=True, what="is missing after it")
+    require_empty(came, sends=False, what="has no reader after it")
+
+
+def require_empty(left: Mapping[Message, Cell], *, sends: bool, what: str) -> None:
+    """Refuses the first that is left over at the end of a row."""
+    for message, cell in left.items():
+        raise ValueError(f"{cell.where}: {Transfer(sends, message)} {what}")

@@ -1,0 +1,256 @@
+"""Plans as files: what is saved is loaded, and nothing but a plan that can run is."""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pykern.plan import (
+    Action,
+    Costs,
+    Placement,
+    Plan,
+    PlanError,
+    files,
+    load_plan,
+    load_plan_and_costs,
+    save_plan,
+)
+from pykern.plan.files.json_form import checksum, from_json, to_json
+from pykern.schedules import by_name, hanayo, one_f_one_b
+from tests.plan.strategies import valid_plans
+
+COSTS = Costs(1.5, [2, 3], 0.25, input_ns=[1, 1.5], weight_ns=1e-3)
+
+
+def content(**changes: Any) -> str:
+    """A small plan's JSON with other values and the checksum that they need."""
+    values = json.loads(to_json(one_f_one_b(2, 2), COSTS)) | changes
+    values = {key: value for key, value in values.items() if value is not ...}
+    return json.dumps(values | {"sha256": changes.get("sha256", checksum(values))})
+
+
+def resealed(values: Any) -> str:
+    return json.dumps(values | {"sha256": checksum(values)})
+
+
+@given(valid_plans())
+def test_any_plan_survives_json(plan: Plan) -> None:
+    assert from_json(to_json(plan)) == (plan, None)
+
+
+@pytest.mark.parametrize("name", by_name)
+def test_every_schedule_survives_a_file(name: str, tmp_path: Path) -> None:
+    plan = by_name[name](4, 8)
+    save_plan(plan, tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json") == plan
+
+
+def test_costs_are_kept(tmp_path: Path) -> None:
+    plan = one_f_one_b(2, 2)
+    save_plan(plan, tmp_path / "plan.JSON", costs=COSTS)
+    assert load_plan_and_costs(str(tmp_path / "plan.JSON")) == (plan, COSTS)
+
+
+def test_overlapped_pairs_are_kept() -> None:
+    row = [Action.parse(text) for text in ["0F0", "0F1", "0B0", "0B1"]]
+    plan = Plan(Placement.linear(1), 2, [row], overlaps=[[1]])
+    assert from_json(to_json(plan)) == (plan, None)
+
+
+def test_the_text_is_for_people_too() -> None:
+    assert (
+        to_json(one_f_one_b(2, 1))
+        == """{
+  "format": "pykern-plan",
+  "version": 1,
+  "num_devices": 2,
+  "num_stages": 2,
+  "num_microbatches": 1,
+  "num_slices": 1,
+  "replicas": [
+    [0, 1]
+  ],
+  "rows": [
+    "0F0 0B0",
+    "1F0 1B0"
+  ],
+  "overlaps": [
+    [],
+    []
+  ],
+  "sha256": "f576efc56ce7f17e5e74bbe814963508039675b77bf82fbab6c9a1f2074dce93"
+}
+"""
+    )
+
+
+def test_layout_and_order_of_keys_are_free() -> None:
+    values = json.loads(to_json(one_f_one_b(2, 2)))
+    assert from_json(json.dumps(dict(reversed(values.items())), indent=7))[0] == one_f_one_b(2, 2)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".csv"])
+def test_a_failed_write_leaves_the_old_file(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / f"plan{suffix}"
+    save_plan(one_f_one_b(2, 2), path)
+    before = path.read_bytes()
+
+    def fail(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    with pytest.raises(OSError, match="no space left"):
+        save_plan(hanayo(2, 2), path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_could_not_be_read_again_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = Plan(Placement.linear(1), 1, [[Action.parse("0B0")]])
+    plan = one_f_one_b(2, 2)
+    for path, options, message in (
+        ("plan.yaml", {}, r"must end in \.json or \.csv, got .*plan\.yaml"),
+        ("plan.csv", {"costs": COSTS}, r"plan\.csv: costs are kept in a \.json only"),
+        ("plan.json", {"transfers": True}, r"plan\.json: transfers are written into a \.csv only"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            save_plan(plan, tmp_path / path, **options)
+    for path in ("plan.json", "plan.csv"):
+        with pytest.raises(PlanError, match="P005"):
+            save_plan(wrong, tmp_path / path)
+    monkeypatch.setattr(files, "MAX_FILE_BYTES", 99)
+    with pytest.raises(ValueError, match="holds at most 99 bytes"):
+        save_plan(plan, tmp_path / "plan.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+REFUSED = [
+    ("", "Expecting value: line 1 column 1"),
+    ("[]", "a plan is a JSON object, got []"),
+    ("[" * 100_000, "the JSON is nested too deeply"),
+    ('{"format": "pykern-plan", "format": 1}', "key 'format' occurs twice"),
+    ('{"a": NaN}', "NaN is not a number of JSON"),
+    ('{"a": -Infinity}', "-Infinity is not a number of JSON"),
+    ('{"a": ' + "9" * 5000 + "}", "4300"),
+    (content(format="torch"), "format must be 'pykern-plan', got 'torch'"),
+    (content(version=2), "version must be 1, got 2"),
+    (content(version=True), "version must be 1, got True"),
+    (content(version=1.0), "version must be 1, got 1.0"),
+    (content(extra=0), "a plan has no such key as 'extra'"),
+    (content(rows=...), "a plan has no key 'rows'"),
+    (content(sha256="0"), "sha256 must be "),
+    (to_json(one_f_one_b(2, 2)).replace("0F1 0B0", "0B0 0F1"), "sha256 must be "),
+    (content(num_devices=0), "num_devices must be an int from 1 to 16777216, got 0"),
+    (content(num_devices=2.0), "num_devices must be an int from 1 to 16777216, got 2.0"),
+    (content(num_devices="2"), "num_devices must be an int from 1 to 16777216, got '2'"),
+    (content(num_devices=3), "a plan for 3 devices needs as many rows, got 2"),
+    (content(num_stages=3), "num_stages must be 2, got 3"),
+    (content(num_microbatches=1 << 24), "8 actions are too few for 2 stages"),
+    (content(num_microbatches=3), "P005"),
+    (content(num_slices=300), "8 actions are too few"),
+    (content(replicas=[]), "num_replicas must be 1 to 65536, got 0"),
+    (content(replicas=[[0, 2]]), "stage 1 is placed on device 2, but devices are 0 to 1"),
+    (content(replicas=[[0, -1]]), "replicas[0][1] must be an int from 0 to 16777216, got -1"),
+    (content(replicas=[0, 1]), "replicas[0] must be a list, got 0"),
+    (content(rows="0F0"), "rows must be a list, got '0F0'"),
+    (content(rows=[["0F0"]]), "rows[0] must be a string of actions, got ['0F0']"),
+    (content(rows=["0F0 0F1  0B0", ""]), "rows[0], position 2: an action is"),
+    (content(rows=["0F0 0F1 0B0 0B1", "1F0 1F01"]), "rows[1], position 1: an action is"),
+    (content(rows=["0F0 0F1 0B0 0B1", "1F0 1F1 1B1 1COPY_F0"]), "P002"),
+    (content(rows=["0F0 0F1 0B0 0B1", "1B0 1F0 1B1 1F1"]), "P006"),
+    (content(overlaps=[[0]]), "overlaps must hold a list for each of 2 rows, got 1"),
+    (content(overlaps=[[3], []]), "overlap at position 3"),
+    (content(overlaps=[[0], []]), "P009"),
+    (content(costs=1), "costs must be an object, got 1"),
+    (content(costs={"forward_ns": 1}), "costs has no key 'backward_ns'"),
+    (content(costs=dict.fromkeys("ab", 1)), "costs has no key 'backward_ns'"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), REFUSED, ids=lambda text: text[:30])
+def test_what_is_no_plan_is_refused_with_its_place(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        load_plan(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert isinstance(caught.value.__cause__, PlanError) == bool(re.match(r"P\d", message))
+
+
+@pytest.mark.parametrize("value", [True, "1", None, [1], [1, "2"], [1, 2, 3], {}, -1, 10**400])
+def test_costs_are_numbers(value: object) -> None:
+    costs = json.loads(to_json(one_f_one_b(2, 2), COSTS))["costs"] | {"backward_ns": value}
+    with pytest.raises(ValueError, match=r"costs\.backward_ns must"):
+        from_json(content(costs=costs))
+    for listed in ([], [1, 1]):
+        changed = costs | {"backward_ns": 1, "transfer_ns": listed}
+        with pytest.raises(ValueError, match=r"costs\.transfer_ns must be one number, got \["):
+            from_json(content(costs=changed))
+    infinite = json.dumps(costs | {"backward_ns": -1}).replace("-1", "1e999")
+    with pytest.raises(ValueError, match=r"costs\.backward_ns must .*, got inf"):
+        from_json(content(costs=json.loads(infinite)).replace("Infinity", "1e999"))
+
+
+@pytest.mark.parametrize("name", ["plan.json", "plan.csv"])
+def test_other_things_than_small_ascii_files_are_refused(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    with pytest.raises(FileNotFoundError):
+        load_plan(path)
+    path.mkdir()
+    with pytest.raises(ValueError, match="is not a regular file"):
+        load_plan(path)
+    path.rmdir()
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match="is not a regular file"):
+        load_plan(path)
+    path.unlink()
+    path.write_bytes("0F0,\u0660F1".encode())
+    with pytest.raises(ValueError, match=r"plan\..*: byte 217 at offset 4 is not ASCII"):
+        load_plan(path)
+    with path.open("wb") as file:
+        file.truncate(files.MAX_FILE_BYTES + 1)
+    with pytest.raises(ValueError, match="holds at most 16777216 bytes"):
+        load_plan(path)
+    with pytest.raises(ValueError, match=r"must end in \.json or \.csv"):
+        load_plan(path.with_suffix(".txt"))
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=6,
+)
+
+
+@given(st.data())
+def test_a_damaged_file_is_refused_or_a_plan(data: st.DataObject) -> None:
+    values = json.loads(to_json(one_f_one_b(2, 2), COSTS))
+    for _ in range(data.draw(st.integers(1, 2))):
+        at: Any = values
+        key = data.draw(st.sampled_from(sorted(at)))
+        while isinstance(at[key], list | dict) and at[key] and data.draw(st.booleans()):
+            at = at[key]
+            keys = range(len(at)) if isinstance(at, list) else sorted(at)
+            key = data.draw(st.sampled_from(keys))
+        at[key] = data.draw(JSON_VALUES | st.sampled_from(["0F0 0B0", "1F1 1B0.1", 3, [0], []]))
+    try:
+        plan, costs = from_json(resealed(values))
+    except ValueError:
+        return
+    assert from_json(to_json(plan, costs)) == (plan, costs)
+
+
+@given(st.text() | JSON_VALUES.map(json.dumps))
+def test_any_text_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        from_json(text)
