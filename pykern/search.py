@@ -244,15 +244,25 @@ def _candidate(placement: Placement, costs: CostsOf, kept: float) -> Candidate:
 
 def _share(costs: Costs, num_chunks: float) -> Costs:
     """Of one of a device's chunks."""
-    times = (costs.forward_ns, costs.backward_ns, costs.input_ns, costs.weight_ns)
-    for time in times:
+    times = {
+        name: getattr(costs, name)
+        for name in ("forward_ns", "backward_ns", "recompute_ns", "input_ns", "weight_ns")
+    }
+    for name, time in times.items():
         if isinstance(time, list):
             raise TypeError(
                 "costs for a search must be those of one device's share, or a function from a "
-                f"number of stages to the costs of each; got a list of {len(time)}"
+                f"number of stages to the costs of each; {name} is a list of {len(time)}"
             )
-    forward, backward, gradient, weight = (time / num_chunks for time in times)  # type: ignore[operator]
-    return Costs(forward, backward, costs.transfer_ns, input_ns=gradient, weight_ns=weight)
+    return Costs(
+        **{name: time / num_chunks for name, time in times.items()},
+        transfer_ns=costs.transfer_ns,
+        overhead_ns=costs.overhead_ns,
+        message_bytes=costs.message_bytes,
+        bandwidth=costs.bandwidth,
+        shared_links=costs.shared_links,
+        device_speeds=costs.device_speeds,
+    )
 
 
 def _ms(time_ns: float) -> str:

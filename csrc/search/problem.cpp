@@ -21,7 +21,10 @@ Ticks ticks(double value, double scale) { return static_cast<Ticks>(value * scal
 
 void require_sizes(const Candidate& candidate, const std::vector<double>& caps) {
     const Placement& placement = candidate.placement;
-    candidate.costs.require_stages(placement.num_stages());
+    candidate.costs.require_fits(placement.num_stages(), placement.num_devices());
+    if (candidate.costs.table().shared_links) {
+        throw std::invalid_argument("a search sends every message at once: no shared_links");
+    }
     candidate.memory.require_stages(placement.num_stages());
     if (placement.num_replicas() != 1) {
         throw std::invalid_argument("a search places one replica, got " +
@@ -43,23 +46,29 @@ void fill_placement(Problem& problem, const Placement& placement) {
 }
 
 void fill_times(Problem& problem, const Costs& costs) {
+    const CostTable& table = costs.table();
     std::vector<double> times_ns;
+    std::vector<double> hops_ns(problem.num_stages, 0);
     for (std::size_t stage = 0; stage < problem.num_stages; ++stage) {
+        const std::size_t device = problem.device_of[stage];
+        const double speed = value_of(table.device_speeds, device);
         for (const Kind kind : {Kind::F, Kind::I, Kind::W, Kind::B}) {
-            times_ns.push_back(costs.of(make_action(kind, static_cast<int>(stage), 0)));
+            times_ns.push_back(table.overhead_ns + costs.of(kind, stage) / speed);
         }
+        const bool last = stage + 1 == problem.num_stages;
+        if (last || problem.device_of[stage + 1] == device) continue;
+        hops_ns[stage] = table.transfer_ns + costs.message_ns(stage);
     }
-    const double largest = std::max(*std::ranges::max_element(times_ns), costs.transfer_ns());
+    const double largest =
+        std::max(*std::ranges::max_element(times_ns), *std::ranges::max_element(hops_ns));
     if (largest <= 0) throw std::invalid_argument("a search needs an action that takes time");
     problem.ticks_per_ns = scale_for(largest);
     for (const double time_ns : times_ns) {
         // Every action takes a moment, so that what comes later starts later.
         problem.time.push_back(std::max<Ticks>(1, ticks(time_ns, problem.ticks_per_ns)));
     }
-    problem.hop.assign(problem.num_stages, 0);
-    for (std::size_t stage = 0; stage + 1 < problem.num_stages; ++stage) {
-        const bool moves = problem.device_of[stage] != problem.device_of[stage + 1];
-        if (moves) problem.hop[stage] = ticks(costs.transfer_ns(), problem.ticks_per_ns);
+    for (const double hop_ns : hops_ns) {
+        problem.hop.push_back(ticks(hop_ns, problem.ticks_per_ns));
     }
 }
 

@@ -110,6 +110,17 @@ def test_latency_is_counted():
     assert slow.makespan_ns == simulate(slow.plan, slow.costs).makespan_ns
 
 
+def test_overhead_speeds_and_bandwidth_are_counted():
+    costs = Costs(
+        1, 2, overhead_ns=0.05, message_bytes=3, bandwidth=10, device_speeds=[1.0, 2.0, 1.0, 0.5]
+    )
+    found = auto(4, 8, costs=costs, budget_ms=10)
+    assert found.makespan_ns == pytest.approx(simulate(found.plan, found.costs).makespan_ns)
+    assert found.bound_ns >= 8 * 2 * 3
+    with pytest.raises(ValueError, match="no shared_links"):
+        auto(4, 8, costs=Costs(1, 2, shared_links=True))
+
+
 def test_it_says_what_it_found():
     text = str(auto(4, 8, costs=Costs(1e6, 2e6)))
     assert "makespan 24.75 ms, lower bound 24.75 ms: proven optimal" in text
@@ -152,7 +163,7 @@ def test_nonsense_is_refused(arguments, message):
 
 
 def test_costs_of_stages_need_a_function():
-    with pytest.raises(TypeError, match="got a list of 4"):
+    with pytest.raises(TypeError, match="forward_ns is a list of 4"):
         auto(4, 8, costs=Costs([1.0] * 4, 2.0))
 
 
