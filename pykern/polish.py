@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ._C import Candidate
 from ._C import search as _search
-from .plan import Action, Costs, Kind, Memory, Plan, simulate
+from .plan import Action, Kind, Memory, Plan, simulate
 from .search import Found
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class _Model:
     def __init__(self, found: Found, model: CpModel) -> None:
         self.plan = found.plan
         self.model = model
-        self.costs = found.costs
+        self.found = found
         self.ticks_per_ns = _ticks_per_ns(found)
         timeline = simulate(found.plan, found.costs)
         self.hints = {
@@ -110,7 +110,7 @@ class _Model:
         return round(time_ns * self.ticks_per_ns)
 
     def _time(self, action: Action) -> int:
-        return self._ticks(_time_ns(self.costs, action))
+        return self._ticks(_time_ns(self.found, action))
 
     def _add_cell(self, stage: int, microbatch: int) -> None:
         always = self.model.new_constant(1)
@@ -148,10 +148,7 @@ class _Model:
             constraint.only_enforce_if([cell.used for cell in cells])
 
     def _hop(self, stage: int) -> int:
-        """From a stage to the next."""
-        placement = self.plan.placement
-        moves = placement.device_of(stage) != placement.device_of(stage + 1)
-        return self._ticks(self.costs.transfer_ns) if moves else 0
+        return self._ticks(_hop_ns(self.found, stage))
 
     def _add_precedences(self) -> None:
         backwards = (Kind.I, Kind.B)
@@ -196,28 +193,44 @@ def _memory_units(memory: Memory) -> tuple[float, int]:
     return activation, round(kept / activation * _MEMORY_UNITS)
 
 
-def _time_ns(costs: Costs, action: Action) -> float:
+def _time_ns(found: Found, action: Action) -> float:
+    costs = found.costs
     times = {
         Kind.F: costs.forward_ns,
         Kind.B: costs.backward_ns,
         Kind.I: costs.input_ns,
         Kind.W: costs.weight_ns,
     }[action.kind]
-    return times[action.stage] if isinstance(times, list) else times
+    speed = _at(costs.device_speeds, found.plan.device_of(action))
+    return costs.overhead_ns + _at(times, action.stage) / speed
 
 
-def _times(costs: Costs) -> list[float]:
-    times: list[float] = []
-    for each in (costs.forward_ns, costs.backward_ns, costs.input_ns, costs.weight_ns):
-        times += each if isinstance(each, list) else [each]
-    return [*times, costs.transfer_ns]
+def _hop_ns(found: Found, stage: int) -> float:
+    """From a stage to the next, or back."""
+    placement = found.plan.placement
+    if placement.device_of(stage) == placement.device_of(stage + 1):
+        return 0.0
+    costs = found.costs
+    return costs.transfer_ns + _at(costs.message_bytes, stage) / costs.bandwidth
+
+
+def _at(values: float | list[float], index: int) -> float:
+    return values[index] if isinstance(values, list) else values
+
+
+def _times(found: Found) -> list[float]:
+    """All that occur, in ns."""
+    stages = range(found.plan.num_stages)
+    kinds = (Kind.F, Kind.B, Kind.I, Kind.W)
+    times = [_time_ns(found, Action(kind, stage, 0)) for kind in kinds for stage in stages]
+    return times + [_hop_ns(found, stage) for stage in stages[:-1]]
 
 
 def _split_has_price(found: Found) -> bool:
     """Whether a B takes less than its I and W on some stage."""
 
     def time_ns(kind: Kind, stage: int) -> float:
-        return _time_ns(found.costs, Action(kind, stage, 0))
+        return _time_ns(found, Action(kind, stage, 0))
 
     return any(
         time_ns(Kind.B, stage) < time_ns(Kind.I, stage) + time_ns(Kind.W, stage)
@@ -227,7 +240,7 @@ def _split_has_price(found: Found) -> bool:
 
 def _ticks_per_ns(found: Found) -> float:
     """The coarsest unit in which all times are whole, or one that rounds them a little."""
-    times = _times(found.costs)
+    times = _times(found)
     largest = max(times)
     shares = [Fraction(time / largest).limit_denominator(_MOST_TICKS) for time in times]
     common = math.lcm(*(share.denominator for share in shares))

@@ -75,7 +75,8 @@ class Found:
         ]
         for name, makespan_ns in sorted(self.seeds.items(), key=lambda item: item[1]):
             gain = 1 - self.makespan_ns / makespan_ns
-            lines.append(f"  {gain:6.1%} less time than {name}")
+            said = f"{gain:6.1%} less time than" if gain > 5e-4 else "  the same time as"
+            lines.append(f"  {said} {name}")
         if self.refused:
             lines.append(f"  over the memory cap: {', '.join(self.refused)}")
         return "\n".join(lines)
