@@ -5,6 +5,8 @@
 
 #include <array>
 #include <condition_variable>
+#include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -17,6 +19,7 @@
 
 #include "bind.hpp"
 #include "exec/workers.hpp"
+#include "plan/text.hpp"
 
 namespace py = pybind11;
 
@@ -26,6 +29,8 @@ namespace {
 
 // The action that raised, its device, and the exception. An interrupt has no action and device -1.
 using Failure = std::tuple<std::optional<Action>, int, py::object>;
+// Callables by kind; for each stage of each replica one, replica after replica.
+using CallsOfKinds = std::map<Kind, std::vector<py::object>>;
 
 // Takes the exception that Python has raised, with its traceback.
 py::object fetch_exception() {
@@ -49,11 +54,11 @@ class Callbacks final : public Client {
    public:
     explicit Callbacks(int num_workers) : workers_(static_cast<std::size_t>(num_workers)) {}
 
-    void begin(const Program& program, std::vector<py::object> forward,
-               std::vector<py::object> backward, py::object carry) {
+    void begin(const Program& program, CallsOfKinds calls, py::object carry) {
         program_ = &program;
-        calls_[static_cast<std::size_t>(Kind::F)] = std::move(forward);
-        calls_[static_cast<std::size_t>(Kind::B)] = std::move(backward);
+        for (auto& [kind, of_kind] : calls) {
+            calls_[static_cast<std::size_t>(kind)] = std::move(of_kind);
+        }
         carry_ = std::move(carry);
         context_ = py::reinterpret_steal<py::object>(PyContext_CopyCurrent());
         if (!context_) throw py::error_already_set();
@@ -134,7 +139,8 @@ class Callbacks final : public Client {
         if (!failures_.empty()) return false;
         Worker& self = workers_[static_cast<std::size_t>(worker)];
         const Action action = program_->action(position);
-        const py::object& call = calls_[static_cast<std::size_t>(action.kind)][action.stage];
+        const py::object& call =
+            calls_[static_cast<std::size_t>(action.kind)][program_->stage_of_replica(position)];
         const auto microbatch =
             py::reinterpret_steal<py::object>(PyLong_FromUnsignedLong(action.microbatch));
         self.acting = true;
@@ -232,10 +238,9 @@ class Executor {
         released_.notify_all();
     }
 
-    std::vector<Failure> run(Job& job, std::vector<py::object> forward,
-                             std::vector<py::object> backward, py::object carry) {
-        refuse_misfit(job, forward, backward);
-        callbacks_->begin(job.program, std::move(forward), std::move(backward), std::move(carry));
+    std::vector<Failure> run(Job& job, CallsOfKinds calls, py::object carry) {
+        refuse_misfit(job.program, calls);
+        callbacks_->begin(job.program, std::move(calls), std::move(carry));
         {
             const py::gil_scoped_release no_gil;
             workers_->run(job, [this] { return callbacks_->check_signals(); });
@@ -270,18 +275,29 @@ class Executor {
         return claimed_by_ == std::this_thread::get_id();
     }
 
-    void refuse_misfit(const Job& job, const std::vector<py::object>& forward,
-                       const std::vector<py::object>& backward) {
+    void refuse_misfit(const Program& program, const CallsOfKinds& calls) {
         if (!is_mine()) throw std::logic_error("run needs a claim");
-        if (job.program.num_devices() > num_workers_) {
+        if (program.num_devices() > num_workers_) {
             throw std::invalid_argument(
-                "the program needs " + std::to_string(job.program.num_devices()) +
+                "the program needs " + std::to_string(program.num_devices()) +
                 " workers, the executor has " + std::to_string(num_workers_));
         }
-        const auto num_stages = static_cast<std::size_t>(job.program.num_stages());
-        if (forward.size() != num_stages || backward.size() != num_stages) {
-            throw std::invalid_argument("the program has " + std::to_string(num_stages) +
-                                        " stages and needs one forward and one backward for each");
+        if (program.num_slices() > 1) {
+            throw std::invalid_argument("the program cuts its microbatches into " +
+                                        std::to_string(program.num_slices()) +
+                                        " slices, which callbacks do not take");
+        }
+        const int num_calls = program.placement().num_replicas() * program.num_stages();
+        for (std::size_t i = 0; i < kNumKinds; ++i) {
+            const auto kind = static_cast<Kind>(i);
+            if (!program.holds(kind)) continue;
+            const auto found = calls.find(kind);
+            const std::size_t given = found == calls.end() ? 0 : found->second.size();
+            if (given == static_cast<std::size_t>(num_calls)) continue;
+            throw std::invalid_argument("the program needs " + std::to_string(num_calls) +
+                                        " callbacks of kind " + kind_name(kind) +
+                                        ", one for each stage of each replica, got " +
+                                        std::to_string(given));
         }
     }
 
@@ -310,9 +326,8 @@ void bind_exec(py::module_& module) {
         .def("__enter__", &Executor::claim,
              "Takes the executor for one step; raises RuntimeError when it cannot run one.")
         .def("__exit__", [](Executor& self, const py::args&) { self.release(); })
-        .def("run", &Executor::run, py::arg("program"), py::arg("forward"), py::arg("backward"),
-             py::arg("carry"),
-             "Runs a step: calls forward[stage](microbatch) and backward[stage](microbatch) as the "
+        .def("run", &Executor::run, py::arg("program"), py::arg("callbacks"), py::arg("carry"),
+             "Runs a step: calls callbacks[kind][replica * num_stages + stage](microbatch) as the "
              "program says, and carry() on each worker before its first call; what that returns is "
              "called after the last. Returns what failed, first things first, as (action, device, "
              "exception); empty when everything ran.")

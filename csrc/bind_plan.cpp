@@ -10,12 +10,16 @@
 
 #include "bind.hpp"
 #include "plan/action.hpp"
+#include "plan/by_block.hpp"
+#include "plan/by_list.hpp"
+#include "plan/by_program.hpp"
 #include "plan/check.hpp"
 #include "plan/generate.hpp"
 #include "plan/placement.hpp"
 #include "plan/plan.hpp"
 #include "plan/reduce.hpp"
 #include "plan/text.hpp"
+#include "plan/updates.hpp"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -188,13 +192,31 @@ void bind_plan_class(py::module_& module) {
 void bind_functions(py::module_& module) {
     module.attr("MAX_CELLS") = kMaxCells;
     module.def("by_slots", &by_slots, "placement"_a, "num_microbatches"_a, "group"_a,
-               "group_offset"_a, "A plan from the lattice rule: 1F1B and every wave.");
+               "group_offset"_a, "unit"_a = 1, "num_slices"_a = 1,
+               "A plan from the lattice rule: 1F1B, every wave, Chimera and slices.");
     module.def("by_phases", &by_phases, "placement"_a, "num_microbatches"_a, "warmup"_a, "group"_a,
-               "A plan of warm-up, steady and cool-down: GPipe and interleaved.");
+               "weight_delay"_a = std::vector<int>{},
+               "A plan of warm-up, steady and cool-down: GPipe, interleaved and zero bubble.");
+    module.def("by_block", &by_block, "placement"_a, "num_microbatches"_a, "forward_slots"_a,
+               "input_slots"_a, "interval"_a,
+               "A plan that repeats the timetable of one microbatch: V-Half and V-Min.");
+    module.def("by_program", &by_program, "placement"_a, "num_microbatches"_a, "programs"_a,
+               "A plan written out as patterns and how often each is repeated: ZB-V, DualPipeV.");
     module.def("check", py::overload_cast<const Plan&>(&check), "plan"_a,
                "Proves that a plan can run, or raises PlanError.");
     module.def("with_reductions", &with_reductions, "plan"_a,
                "The plan with a REDUCE for each stage, where it has replicas and a backward.");
+    module.def("by_list", &by_list, "plan"_a, "cap"_a,
+               "The plan with each forward as early as inputs and a cap in flight let it start.");
+    module.def("with_updates", &with_updates, "plan"_a, "group"_a, "delay"_a,
+               "The plan with a U for each group of microbatches of a stage.");
+    module.def(
+        "weight_versions",
+        [](const Plan& plan) {
+            check(plan);
+            return weight_versions(plan);
+        },
+        "plan"_a, "Most versions of its weights that each stage holds at once.");
 }
 
 }  // namespace

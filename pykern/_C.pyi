@@ -1,6 +1,6 @@
 """The C++ core of pykern: plans, their checks and simulation, and their execution."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 
 MAX_CELLS: int
@@ -261,16 +261,40 @@ class LoweredPlan:
     def __eq__(self, other: object, /) -> bool: ...
 
 def by_slots(
-    placement: Placement, num_microbatches: int, group: int, group_offset: int
+    placement: Placement,
+    num_microbatches: int,
+    group: int,
+    group_offset: int,
+    unit: int = 1,
+    num_slices: int = 1,
 ) -> Plan: ...
 def by_phases(
-    placement: Placement, num_microbatches: int, warmup: Sequence[int], group: int
+    placement: Placement,
+    num_microbatches: int,
+    warmup: Sequence[int],
+    group: int,
+    weight_delay: Sequence[int] = [],
 ) -> Plan: ...
+def by_block(
+    placement: Placement,
+    num_microbatches: int,
+    forward_slots: Sequence[int],
+    input_slots: Sequence[int],
+    interval: int,
+) -> Plan: ...
+def by_program(
+    placement: Placement,
+    num_microbatches: int,
+    programs: Sequence[Sequence[tuple[int, str]]],
+) -> Plan: ...
+def by_list(plan: Plan, cap: int) -> Plan: ...
 def check(plan: Plan) -> None: ...
 def check_memory(plan: Plan, memory: Memory, cap_bytes: float) -> None: ...
 def with_reductions(plan: Plan) -> Plan: ...
 def lower(plan: Plan) -> LoweredPlan: ...
 def check_lowered(lowered: LoweredPlan) -> None: ...
+def with_updates(plan: Plan, group: int, delay: int) -> Plan: ...
+def weight_versions(plan: Plan) -> list[int]: ...
 def simulate(plan: Plan, costs: Costs) -> Timeline: ...
 def bubbles(plan: Plan, costs: Costs) -> list[Bubble]: ...
 def critical_path(plan: Plan, costs: Costs) -> list[Step]: ...
@@ -289,8 +313,7 @@ class Executor:
     def run(
         self,
         program: Program,
-        forward: Sequence[Callable[[int], object]],
-        backward: Sequence[Callable[[int], object]],
+        callbacks: Mapping[Kind, Sequence[Callable[[int], object]]],
         carry: Callable[[], Callable[[], object]],
     ) -> list[tuple[Action | None, int, BaseException]]: ...
     def close(self) -> None: ...

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from statistics import fmean
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from . import _C, schedules
+from . import _C
+from .choice import Schedule, choose_plan
 from .devices import Devices, parse_devices
-from .partition import Balance, Partition, partition
-from .plan import Costs, Kind, Plan, Timeline, simulate
+from .layers import named_layers, refuse_foreign_devices, refuse_shared_tensors
+from .partition import Balance, partition
+from .plan import Costs, Kind, Timeline, simulate
 from .runtime import microbatch
 from .runtime.executor import Executor
 from .runtime.loss import Loss, Losses
+from .runtime.replica import refuse_to_copy
 from .runtime.stage import Finish, Stage
-
-Schedule = str | Plan | Callable[..., Plan]
-
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 class Pipeline(nn.Module):
@@ -65,11 +65,13 @@ class Pipeline(nn.Module):
         if reduction not in ("mean", "sum"):
             raise ValueError(f"reduction is 'mean' or 'sum', got {reduction!r}")
         lanes = parse_devices(devices)
-        layers = _named_layers(model)
-        plan = _make_plan(schedule, len(lanes), microbatches, options)
-        _refuse_foreign_devices(layers)
+        layers = named_layers(model)
+        plan = choose_plan(schedule, len(lanes), microbatches, options)
+        refuse_foreign_devices(layers)
         cut = partition(list(layers.values()), plan.num_stages, balance=balance, sample=sample)
-        _refuse_shared_tensors(layers, cut)
+        refuse_shared_tensors(layers, cut)
+        if plan.placement.num_replicas > 1:
+            refuse_to_copy(layers)
         train, predict = _C.Program(plan), _C.Program(plan.forward_only())
 
         self.plan = plan
@@ -88,14 +90,16 @@ class Pipeline(nn.Module):
             Stage(index, modules[span.start : span.stop]) for index, span in enumerate(cut.stages)
         ]
         self.training = any(layer.training for layer in modules)
-        self._executor = Executor(stages, plan.num_devices)
+        self._executor = Executor(stages, plan.placement.num_replicas, plan.num_devices)
         self._last_program: _C.Program | None = None
 
     def step(self, *inputs: Any, target: Any = None) -> Tensor:
         """Forward and backward of one batch on all devices.
 
         Adds to every parameter's `.grad` what the plain model's backward would add, and never
-        rescales what is there. Microbatches add up in ascending order.
+        rescales what is there. Microbatches add up in ascending order; where the plan has replicas,
+        those of the first do, then the sum of each other is added. A parameter's hooks are called
+        for each of these additions.
 
         Args:
             *inputs: arguments of the first layer; tensors anywhere in them have one row per sample
@@ -117,7 +121,7 @@ class Pipeline(nn.Module):
             raise RuntimeError("step needs a loss: Pipeline(..., loss_fn=...)")
         if not torch.is_grad_enabled():
             raise RuntimeError("step computes gradients, but they are off here (torch.no_grad?)")
-        if self.plan.num_actions == self.plan.num_stages * self.plan.num_microbatches:
+        if not (self.plan.has(Kind.B) or self.plan.has(Kind.I)):
             raise RuntimeError("the plan has forward actions only; call the pipeline itself")
         rows = self._rows((inputs, target))
         targets = None if target is None else microbatch.split(target, rows)
@@ -194,101 +198,16 @@ class Pipeline(nn.Module):
         self._last_program = program
 
 
-def _named_layers(model: nn.Sequential | Sequence[nn.Module]) -> dict[str, nn.Module]:
-    if isinstance(model, nn.Sequential):
-        if type(model).forward is not nn.Sequential.forward:
-            raise TypeError(
-                f"{type(model).__name__} has a forward of its own, which cutting would lose; give "
-                "its layers as an nn.Sequential or a list"
-            )
-        if any(getattr(model, hooks) for hooks in _HOOKS):
-            raise TypeError(
-                f"the {type(model).__name__} has hooks of its own, which cutting would lose; put "
-                "them on its layers"
-            )
-        # Not named_children, which leaves out a layer that occurs twice.
-        return {name: layer for name, layer in model._modules.items() if layer is not None}
-    if not isinstance(model, Sequence | nn.ModuleList):
-        raise TypeError(
-            f"cannot cut a {type(model).__name__}: give an nn.Sequential or a list of modules"
-        )
-    layers = {str(index): layer for index, layer in enumerate(model)}
-    for name, layer in layers.items():
-        if not isinstance(layer, nn.Module):
-            raise TypeError(f"layer {name} is a {type(layer).__name__}, not an nn.Module")
-    return layers
-
-
-def _make_plan(
-    schedule: Schedule, num_devices: int, microbatches: int | None, options: dict[str, Any]
-) -> Plan:
-    if isinstance(schedule, Plan):
-        if options:
-            raise TypeError(f"a Plan takes no schedule options, got {', '.join(sorted(options))}")
-        if schedule.num_devices != num_devices:
-            raise ValueError(
-                f"the plan is for {schedule.num_devices} devices, but there are {num_devices}"
-            )
-        if microbatches not in (None, schedule.num_microbatches):
-            raise ValueError(
-                f"microbatches={microbatches}, but the plan is for {schedule.num_microbatches}"
-            )
-        return schedule
-    if microbatches is None:
-        raise TypeError("Pipeline needs microbatches=N: how many parts a batch is cut into")
-    if isinstance(schedule, str):
-        if schedule not in schedules.by_name:
-            known = ", ".join(sorted(schedules.by_name))
-            raise ValueError(f"schedule {schedule!r} is unknown; there are {known}")
-        schedule = schedules.by_name[schedule]
-    return schedule(num_devices, microbatches, **options)
-
-
-def _refuse_foreign_devices(layers: dict[str, nn.Module]) -> None:
-    for name, layer in layers.items():
-        for parameter_name, tensor in (*layer.named_parameters(), *layer.named_buffers()):
-            if tensor.device.type != "cpu":
-                raise ValueError(
-                    f"{name}.{parameter_name} is on {tensor.device}, but the pipeline's devices "
-                    "are CPU workers; move the model to the CPU first"
-                )
-
-
-def _written_in_training(layer: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and running statistics. Other buffers, such as masks, are taken to be constant."""
-    yield from layer.named_parameters()
-    for name, module in layer.named_modules():
-        if isinstance(module, nn.modules.batchnorm._NormBase):
-            yield from module.named_buffers(prefix=name, recurse=False)
-
-
-def _refuse_shared_tensors(layers: dict[str, nn.Module], cut: Partition) -> None:
-    """What is written in two stages would be written by two workers, in no fixed order."""
-    names = list(layers)
-    owner: dict[int, tuple[int, str]] = {}
-    for stage, span in enumerate(cut.stages):
-        for name in names[span.start : span.stop]:
-            for tensor_name, tensor in _written_in_training(layers[name]):
-                here = f"{name}.{tensor_name}"
-                first, there = owner.setdefault(id(tensor), (stage, here))
-                if first != stage:
-                    kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
-                    raise ValueError(
-                        f"{there} (stage {first}) and {here} (stage {stage}) are one {kind}; "
-                        f"{kind}s shared between stages are not supported yet: cut so that they "
-                        "share a stage (balance=[...]), or untie them"
-                    )
-
-
 def _mean_costs(timeline: Timeline, num_stages: int) -> Costs:
-    total = {kind: [0.0] * num_stages for kind in (Kind.F, Kind.B)}
-    count = {kind: [0] * num_stages for kind in (Kind.F, Kind.B)}
+    """The mean time of each stage for F, B, I and W; 0 where the timeline holds none."""
+    kinds = (Kind.F, Kind.B, Kind.I, Kind.W)
+    times: dict[Kind, list[list[float]]] = {kind: [[] for _ in range(num_stages)] for kind in kinds}
     for row in timeline.rows:
         for span in row:
-            total[span.action.kind][span.action.stage] += span.end_ns - span.start_ns
-            count[span.action.kind][span.action.stage] += 1
-    mean = {
-        kind: [t / max(n, 1) for t, n in zip(total[kind], count[kind], strict=True)]
-        for kind in total
-    }
-    return Costs(forward_ns=mean[Kind.F], backward_ns=mean[Kind.B])
+            if span.action.kind in times:
+                of_stage = times[span.action.kind][span.action.stage]
+                of_stage.append(span.end_ns - span.start_ns)
+    forward, backward, inputs, weights = (
+        [fmean(of_stage) if of_stage else 0.0 for of_stage in times[kind]] for kind in kinds
+    )
+    return Costs(forward, backward, input_ns=inputs, weight_ns=weights)

@@ -3,7 +3,9 @@
 from ..plan import Placement, Plan, by_phases, require_counts
 
 
-def interleaved(num_devices: int, num_microbatches: int, num_chunks: int = 2) -> Plan:
+def interleaved(
+    num_devices: int, num_microbatches: int, num_chunks: int = 2, group: int | None = None
+) -> Plan:
     """1F1B over several chunks per device, the stages dealt round and round the devices.
 
     interleaved(num_devices=2, num_microbatches=4, num_chunks=2), where F and B take one slot each:
@@ -19,11 +21,13 @@ def interleaved(num_devices: int, num_microbatches: int, num_chunks: int = 2) ->
         bubble ratio   = (P - 1) / (v * M + P - 1)
         peak in flight = min(2 * (P - 1 - d) + (v - 1) * P + 1, v * M)
 
-    The bubble is 1F1B's divided by v, for v times the transfers and a little more memory.
+    The bubble is 1F1B's divided by v, for v times the transfers and a little more memory. With
+    groups of N, M a multiple of N, the peak has (v - 1) * N for its (v - 1) * P, and transfers cost
+    less.
 
-    Constraints: none. The microbatches are cut into max(1, M // P) groups of near-equal size, and
-    every device passes a group through one chunk before the next. For M a multiple of P the groups
-    are of P, and the order is Megatron's to the action.
+    Constraints: group of at least P. The microbatches are cut into max(1, M // group) groups of
+    near-equal size, and every device passes a group through one chunk before the next. For M a
+    multiple of the group the order is Megatron's to the action.
 
     Paper: Narayanan, Shoeybi, Casper, LeGresley, Patwary, Korthikanti, Vainbrand, Kashinkunti,
     Bernauer, Catanzaro, Phanishayee, Zaharia: Efficient Large-Scale Language Model Training on GPU
@@ -36,23 +40,31 @@ def interleaved(num_devices: int, num_microbatches: int, num_chunks: int = 2) ->
         num_devices: Devices, num_chunks stages each.
         num_microbatches: Microbatches of one step.
         num_chunks: Stages on each device. One gives 1F1B with the longer of DAPPLE's warm-ups.
+        group: Microbatches that pass through one chunk before the next, at least (Megatron's
+            microbatch group size). Default: num_devices.
 
     Returns:
         The checked plan.
 
     Raises:
         TypeError: A count is not an int.
-        ValueError: A count is below 1, or the plan too large.
+        ValueError: A count is below 1, group is below num_devices, or the plan too large.
     """
+    if group is None:
+        group = num_devices
     require_counts(
-        num_devices=num_devices, num_microbatches=num_microbatches, num_chunks=num_chunks
+        num_devices=num_devices,
+        num_microbatches=num_microbatches,
+        num_chunks=num_chunks,
+        group=group,
     )
+    if group < num_devices:
+        raise ValueError(f"group must be at least num_devices, {num_devices}, got {group}")
     placement = Placement.looped(num_devices, num_chunks)
-    num_groups = max(1, num_microbatches // num_devices)
-    group = -(-num_microbatches // num_groups)
+    largest = -(-num_microbatches // max(1, num_microbatches // group))
     num_forwards = num_chunks * num_microbatches
     warmup = [
-        min(2 * (num_devices - 1 - device) + (num_chunks - 1) * group, num_forwards)
+        min(2 * (num_devices - 1 - device) + (num_chunks - 1) * largest, num_forwards)
         for device in range(num_devices)
     ]
-    return by_phases(placement, num_microbatches, warmup, group)
+    return by_phases(placement, num_microbatches, warmup, largest)

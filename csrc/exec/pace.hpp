@@ -11,8 +11,9 @@
 
 namespace pykern {
 
-// Any thread may read; only the thread that just ran an action of (kind, stage) updates its entry.
-// Relaxed order throughout: an old value leads to a slower choice, never to a wrong one.
+// Any thread may read; the thread that just ran an action of (kind, stage) updates its entry, two
+// at once where the stage has replicas. Relaxed order throughout: an old value leads to a slower
+// choice, never to a wrong one.
 class Pace {
    public:
     explicit Pace(int num_stages)

@@ -1,6 +1,5 @@
 #include "exec/program.hpp"
 
-#include <stdexcept>
 #include <utility>
 
 #include "plan/check.hpp"
@@ -18,12 +17,10 @@ struct Edge {
 
 }  // namespace
 
-Program::Program(const Plan& plan) : num_stages_(plan.num_stages()) {
+Program::Program(const Plan& plan) : placement_(plan.placement()), num_slices_(plan.num_slices()) {
     check(plan);
-    const bool simple = plan.num_slices() == 1 && plan.placement().num_replicas() == 1;
-    if (!simple || plan.has(Kind::R) || plan.has(Kind::I) || plan.has(Kind::U) ||
-        plan.has(Kind::REDUCE) || plan.has(Kind::OFFLOAD)) {
-        throw std::invalid_argument("the executor runs whole F and B of one replica");
+    for (std::size_t kind = 0; kind < kNumKinds; ++kind) {
+        holds_[kind] = plan.has(static_cast<Kind>(kind));
     }
     for (int device = 0; device < plan.num_devices(); ++device) {
         row_begin_.push_back(static_cast<Position>(actions_.size()));

@@ -1,6 +1,7 @@
 // Program: a checked plan as the executor wants it, with what each action waits for and releases.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -22,11 +23,20 @@ class Program {
     explicit Program(const Plan& plan);
 
     int num_devices() const { return static_cast<int>(row_begin_.size()) - 1; }
-    int num_stages() const { return num_stages_; }
+    const Placement& placement() const { return placement_; }
+    int num_stages() const { return placement_.num_stages(); }
+    int num_slices() const { return num_slices_; }
+    bool holds(Kind kind) const { return holds_[static_cast<std::size_t>(kind)]; }
     std::size_t num_actions() const { return actions_.size(); }
 
     const Action& action(Position position) const { return actions_[position]; }
     int device_of(Position position) const { return device_[position]; }
+    // Number of the action's stage among the stages of all replicas, replica after replica.
+    std::size_t stage_of_replica(Position position) const {
+        const Action& action = actions_[position];
+        const auto replica = static_cast<std::size_t>(placement_.replica_of(action.microbatch));
+        return replica * static_cast<std::size_t>(num_stages()) + action.stage;
+    }
     // First position of the row; row_begin(num_devices()) is the number of actions.
     Position row_begin(int device) const { return row_begin_[static_cast<std::size_t>(device)]; }
 
@@ -37,7 +47,9 @@ class Program {
     }
 
    private:
-    int num_stages_;
+    Placement placement_;
+    int num_slices_;
+    std::array<bool, kNumKinds> holds_{};
     std::vector<Action> actions_;
     std::vector<int> device_;
     std::vector<Position> row_begin_;

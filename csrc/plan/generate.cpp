@@ -22,6 +22,24 @@ struct Slotted {
     friend auto operator<=>(const Slotted&, const Slotted&) = default;
 };
 
+struct Lattice {
+    int num_stages;
+    int num_replicas;
+    int group;
+    int group_offset;
+    int unit;
+    int num_slices;
+
+    std::int64_t slot_of(Action action) const {
+        const auto number = static_cast<int>(action.microbatch) / num_replicas / unit;
+        const std::int64_t offset = std::int64_t{2} * num_slices * (number % group) +
+                                    std::int64_t{group_offset} * (number / group);
+        if (action.kind == Kind::F) return action.stage + offset + 2 * action.slice;
+        const int later = 2 * (2 * (num_slices - 1) - action.slice);
+        return 2 * num_stages - 1 - action.stage + offset + later;
+    }
+};
+
 Plan checked(Plan plan) {
     check(plan);
     return plan;
@@ -60,30 +78,58 @@ Row interleave(const Row& forwards, const Row& backwards, std::size_t warmup) {
     return row;
 }
 
-std::vector<std::vector<int>> stages_of_devices(const Placement& placement) {
-    std::vector<std::vector<int>> stages(static_cast<std::size_t>(placement.num_devices()));
-    for (int stage = 0; stage < placement.num_stages(); ++stage) {
-        stages[static_cast<std::size_t>(placement.device_of(stage))].push_back(stage);
+// Every B becomes an I, and its W follows `delay` backwards later; the last ones end the row.
+Row split_backward(const Row& whole, std::size_t delay) {
+    Row row;
+    row.reserve(2 * whole.size());
+    Row weights;
+    std::size_t issued = 0;
+    for (Action action : whole) {
+        if (action.kind == Kind::B) {
+            weights.push_back(action);
+            weights.back().kind = Kind::W;
+            action.kind = Kind::I;
+        }
+        row.push_back(action);
+        if (weights.size() > issued + delay) row.push_back(weights[issued++]);
     }
-    return stages;
+    row.insert(row.end(), weights.begin() + static_cast<std::ptrdiff_t>(issued), weights.end());
+    return row;
+}
+
+void require_one_each(const char* name, const std::vector<int>& numbers, int num_devices) {
+    if (numbers.size() == static_cast<std::size_t>(num_devices)) return;
+    throw std::invalid_argument(std::string(name) + " must hold one number for each of " +
+                                std::to_string(num_devices) + " devices, got " +
+                                std::to_string(numbers.size()));
 }
 
 }  // namespace
 
-Plan by_slots(const Placement& placement, int num_microbatches, int group, int group_offset) {
-    require_plan_size(placement.num_stages(), num_microbatches);
+Plan by_slots(const Placement& placement, int num_microbatches, int group, int group_offset,
+              int unit, int num_slices) {
+    require_plan_size(placement.num_stages(), num_microbatches, num_slices);
     require_range("group", group, 1, kMaxCells);
+    require_range("unit", unit, 1, kMaxCells);
     // Smaller ones would let a microbatch overtake an earlier one.
-    require_range("group_offset", group_offset, std::int64_t{2} * group, INT32_MAX);
+    require_range("group_offset", group_offset, std::int64_t{2} * num_slices * group, INT32_MAX);
+    const Lattice lattice{.num_stages = placement.num_stages(),
+                          .num_replicas = placement.num_replicas(),
+                          .group = group,
+                          .group_offset = group_offset,
+                          .unit = unit,
+                          .num_slices = num_slices};
     std::vector<std::vector<Slotted>> devices(static_cast<std::size_t>(placement.num_devices()));
     for (int stage = 0; stage < placement.num_stages(); ++stage) {
-        auto& device = devices[static_cast<std::size_t>(placement.device_of(stage))];
         for (int microbatch = 0; microbatch < num_microbatches; ++microbatch) {
-            const std::int64_t offset = std::int64_t{2} * (microbatch % group) +
-                                        std::int64_t{group_offset} * (microbatch / group);
-            const int turn = 2 * placement.num_stages() - 1;
-            device.push_back({stage + offset, make_action(Kind::F, stage, microbatch)});
-            device.push_back({turn - stage + offset, make_action(Kind::B, stage, microbatch)});
+            const int replica = placement.replica_of(static_cast<std::uint32_t>(microbatch));
+            auto& device = devices[static_cast<std::size_t>(placement.device_of(stage, replica))];
+            for (int slice = 0; slice < num_slices; ++slice) {
+                for (const Kind kind : {Kind::F, Kind::B}) {
+                    const Action action = make_action(kind, stage, microbatch, slice);
+                    device.push_back({lattice.slot_of(action), action});
+                }
+            }
         }
     }
     std::vector<Row> rows;
@@ -92,27 +138,30 @@ Plan by_slots(const Placement& placement, int num_microbatches, int group, int g
         Row& row = rows.emplace_back();
         for (const Slotted& slotted : device) row.push_back(slotted.action);
     }
-    return checked({placement, num_microbatches, std::move(rows)});
+    return checked({placement, num_microbatches, std::move(rows), num_slices});
 }
 
 Plan by_phases(const Placement& placement, int num_microbatches, const std::vector<int>& warmup,
-               int group) {
+               int group, const std::vector<int>& weight_delay) {
     require_plan_size(placement.num_stages(), num_microbatches);
     require_range("group", group, 1, kMaxCells);
-    if (warmup.size() != static_cast<std::size_t>(placement.num_devices())) {
-        throw std::invalid_argument("warmup must hold one number for each of " +
-                                    std::to_string(placement.num_devices()) + " devices, got " +
-                                    std::to_string(warmup.size()));
+    require_one_each("warmup", warmup, placement.num_devices());
+    if (!weight_delay.empty()) {
+        require_one_each("weight_delay", weight_delay, placement.num_devices());
     }
     const std::vector<int> starts = group_starts(num_microbatches, group);
     std::vector<Row> rows;
-    for (std::vector<int>& stages : stages_of_devices(placement)) {
+    for (std::vector<int>& stages : placement.stages_by_device()) {
+        const std::size_t device = rows.size();
         const Row forwards = queue(Kind::F, stages, starts);
-        const int warmup_here = warmup[rows.size()];
+        const int warmup_here = warmup[device];
         require_range("warm-up", warmup_here, 0, static_cast<std::int64_t>(forwards.size()));
         std::ranges::reverse(stages);
         const Row backwards = queue(Kind::B, stages, starts);
         rows.push_back(interleave(forwards, backwards, static_cast<std::size_t>(warmup_here)));
+        if (weight_delay.empty()) continue;
+        require_range("weight delay", weight_delay[device], 0, kMaxCells);
+        rows.back() = split_backward(rows.back(), static_cast<std::size_t>(weight_delay[device]));
     }
     return checked({placement, num_microbatches, std::move(rows)});
 }

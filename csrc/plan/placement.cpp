@@ -71,4 +71,12 @@ Placement Placement::bidirectional(int num_devices) {
     return {num_devices, std::vector<Replica>{down, Replica(down.rbegin(), down.rend())}};
 }
 
+std::vector<std::vector<int>> Placement::stages_by_device() const {
+    std::vector<std::vector<int>> stages(static_cast<std::size_t>(num_devices_));
+    for (int stage = 0; stage < num_stages(); ++stage) {
+        stages[static_cast<std::size_t>(device_of(stage))].push_back(stage);
+    }
+    return stages;
+}
+
 }  // namespace pykern

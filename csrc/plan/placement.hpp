@@ -36,6 +36,8 @@ class Placement {
     int device_of(int stage, int replica = 0) const {
         return replicas_[static_cast<std::size_t>(replica)][static_cast<std::size_t>(stage)];
     }
+    // What each device computes of the first replica, its chunks, ascending.
+    std::vector<std::vector<int>> stages_by_device() const;
     // Microbatches are dealt to the replicas in turn.
     int replica_of(std::uint32_t microbatch) const {
         const auto num = static_cast<std::uint32_t>(replicas_.size());

@@ -18,7 +18,10 @@ from pykern._C import (
     Timeline,
     Wait,
     bubbles,
+    by_block,
+    by_list,
     by_phases,
+    by_program,
     by_slots,
     check,
     check_lowered,
@@ -27,9 +30,11 @@ from pykern._C import (
     lower,
     peak_bytes,
     simulate,
+    weight_versions,
     with_reductions,
+    with_updates,
 )
-from pykern.plan.counts import require_counts
+from pykern.plan.counts import require_counts, require_flags
 
 __all__ = [
     "Action",
@@ -49,7 +54,10 @@ __all__ = [
     "Timeline",
     "Wait",
     "bubbles",
+    "by_block",
+    "by_list",
     "by_phases",
+    "by_program",
     "by_slots",
     "check",
     "check_lowered",
@@ -58,6 +66,9 @@ __all__ = [
     "lower",
     "peak_bytes",
     "require_counts",
+    "require_flags",
     "simulate",
+    "weight_versions",
     "with_reductions",
+    "with_updates",
 ]

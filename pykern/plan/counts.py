@@ -1,4 +1,4 @@
-"""Counts from a caller: refused before any work starts. It does not know what they count."""
+"""Counts and flags from a caller: refused before any work starts, whatever they are for."""
 
 from pykern._C import MAX_CELLS
 
@@ -18,3 +18,17 @@ def require_counts(**counts: int) -> None:
             raise TypeError(f"{name} must be an int, got {value!r}")
         if not 1 <= value <= MAX_CELLS:
             raise ValueError(f"{name} must be 1 to {MAX_CELLS}, got {value}")
+
+
+def require_flags(**flags: bool) -> None:
+    """Refuses flags that are not a bool.
+
+    Args:
+        **flags: The values under the names that the caller knows them by.
+
+    Raises:
+        TypeError: A flag is neither True nor False.
+    """
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False, got {value!r}")

@@ -12,12 +12,17 @@ from typing import Any
 import torch
 
 from .. import _C
-from ..plan import Action
+from ..plan import Action, Kind
 from .carry import CallerState
 from .random import StepSeed
+from .replica import Replica
 from .stage import Finish, Stage
 
 _open: weakref.WeakSet[Executor] = weakref.WeakSet()
+
+
+# What CPU workers can run.
+KINDS = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.REDUCE)
 
 
 class Executor:
@@ -28,12 +33,20 @@ class Executor:
     more, no tensor of the step is held, and the next step starts fresh.
     """
 
-    def __init__(self, stages: Sequence[Stage], num_devices: int) -> None:
-        self._stages = stages
-        for stage, following in pairwise(stages):
-            stage.next, following.previous = following, stage
-        self._forward: list[Callable[[int], None]] = [stage.forward for stage in stages]
-        self._backward: list[Callable[[int], None]] = [stage.backward for stage in stages]
+    def __init__(self, stages: Sequence[Stage], num_replicas: int, num_devices: int) -> None:
+        self._replicas: list[Sequence[Stage]] = [stages]
+        self._replicas += [[Replica(stage) for stage in stages] for _ in range(1, num_replicas)]
+        for replica in self._replicas:
+            for stage, following in pairwise(replica):
+                stage.next, following.previous = following, stage
+        self._stages = [stage for replica in self._replicas for stage in replica]
+        self._callbacks: dict[Kind, list[Callable[[int], None]]] = {
+            Kind.F: [stage.forward for stage in self._stages],
+            Kind.B: [stage.backward for stage in self._stages],
+            Kind.I: [stage.input_gradients for stage in self._stages],
+            Kind.W: [stage.weight_gradients for stage in self._stages],
+            Kind.REDUCE: [stage.reduce for stage in self._stages],
+        }
         self._num_devices = num_devices
         self._workers = _C.Executor(num_devices)
         _open.add(self)
@@ -61,7 +74,7 @@ class Executor:
         with self._workers:
             try:
                 self._begin(arguments, finish)
-                failures = self._workers.run(program, self._forward, self._backward, caller)
+                failures = self._workers.run(program, self._callbacks, caller)
             finally:
                 # A worker that takes its share of threads also changes a setting that MKL keeps per
                 # process; this puts it back.
@@ -80,7 +93,8 @@ class Executor:
         seed = StepSeed()
         for stage in self._stages:
             stage.begin(len(arguments), seed, finish)
-        self._stages[0].arguments = list(arguments)
+        for replica in self._replicas:
+            replica[0].arguments = list(arguments)
 
     def close(self) -> None:
         """Ends the threads. A step in progress in another thread is stopped first."""

@@ -11,14 +11,19 @@ microbatch.
 from __future__ import annotations
 
 import threading
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..plan import Action, Kind
+
 # Held while the default generator lends its place to an action's state.
 _default_generator = threading.RLock()
+
+_NO_MODE = nullcontext()
 
 _MASK = (1 << 64) - 1
 
@@ -56,8 +61,8 @@ class Draws:
     """Whether the forward actions of a stage draw random numbers, and which.
 
     `possible` is true until an action has been watched and drew nothing, so that a stage without
-    dropout pays for watching once; `backward_is_safe` is the like for backward. Changing the stage
-    between train and eval mode asks again.
+    dropout pays for watching once; each kind of backward action is watched in the same way.
+    Changing the stage between train and eval mode asks again.
     """
 
     def __init__(self, stage: int) -> None:
@@ -65,7 +70,7 @@ class Draws:
         self._stage = stage
         self._drew = False
         self._mode: object = None
-        self.backward_is_safe = False
+        self._safe: set[Kind] = set()
 
     def begin(self, seed: StepSeed, mode: object) -> None:
         """Starts a step. `mode` is any value that changes when other layers may draw."""
@@ -74,7 +79,7 @@ class Draws:
             self._mode = mode
             self.possible = True
             self._drew = False
-            self.backward_is_safe = False
+            self._safe.clear()
 
     def watched(self, *, drew: bool) -> None:
         """A forward action has ended. What drew once may draw again, if not every time."""
@@ -85,11 +90,11 @@ class Draws:
         """The mode to run a forward action in."""
         return _OwnState(self, self._seed, self._stage, microbatch)
 
-    def backward(self, microbatch: int) -> _RefuseInBackward | None:
-        """The mode to run a backward action in; None once one has been seen to draw nothing."""
-        if not self.possible or self.backward_is_safe:
-            return None
-        return _RefuseInBackward(self, self._stage, microbatch)
+    def backward(self, kind: Kind, microbatch: int) -> AbstractContextManager[object]:
+        """The mode to run a backward action in: none, once one has been seen to draw nothing."""
+        if not self.possible or kind in self._safe:
+            return _NO_MODE
+        return _RefuseInBackward(self._safe, Action(kind, self._stage, microbatch))
 
 
 def _is_random(func: Any) -> bool:
@@ -139,15 +144,15 @@ class _OwnState(_Mode):
 class _RefuseInBackward(_Mode):
     """Finds recomputation that would draw other numbers than the forward it repeats."""
 
-    def __init__(self, draws: Draws, stage: int, microbatch: int) -> None:
+    def __init__(self, safe: set[Kind], action: Action) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._draws = draws
-        self._where = f"stage {stage}, microbatch {microbatch}"
+        self._safe = safe
+        self._action = action
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if _is_random(func):
             raise RuntimeError(
-                f"{func} draws random numbers in a backward ({self._where}): activation "
+                f"{func} draws random numbers in a backward ({self._action}): activation "
                 "checkpointing of a layer with dropout cannot repeat the numbers of its forward "
                 "here; checkpoint without dropout, or use dropout without checkpointing"
             )
@@ -155,4 +160,5 @@ class _RefuseInBackward(_Mode):
 
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
-        self._draws.backward_is_safe = exception[0] is None
+        if exception[0] is None:
+            self._safe.add(self._action.kind)

@@ -1,4 +1,4 @@
-"""What F and B do to the tensors of one stage. A stage knows its neighbours, never its schedule."""
+"""What actions do to the tensors of one stage. A stage knows its neighbours, never its schedule."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ..plan import Kind
 from .random import Draws, StepSeed
+from .split import Work, backward_to_inputs
 
 # Gets (microbatch, output of the last stage); returns the tensors that backward starts from and
 # their gradients, both empty when there is no backward.
@@ -21,18 +23,20 @@ class Stage:
 
     Between two stages the autograd graph is cut: the next stage gets detached leaves, and their
     gradients are where this stage's backward starts. Parameters collect gradients in `.grad` as
-    autograd does, in the order of the stage's backward actions in the plan.
+    autograd does, in the order of the stage's B and W in the plan.
 
-    One thread at a time calls `forward` and `backward`, not always the same. The dependencies of
-    the plan order what neighbours hand over. Attributes that are lists hold one entry per
-    microbatch.
+    One thread at a time runs a stage's actions, not always the same. The dependencies of the plan
+    order what neighbours hand over. Attributes that are lists hold one entry per microbatch.
     """
 
     def __init__(self, index: int, layers: Sequence[nn.Module]) -> None:
-        self.layers = list(layers)
+        self.index = index
+        self.layers = layers
         self._finish: Finish | None = None
         self.next: Stage | None = None
         self.previous: Stage | None = None
+        # Each adds what another replica of this stage has collected.
+        self.reductions: list[Callable[[], None]] = []
         modules = [module for layer in layers for module in layer.modules()]
         # An in-place layer may not write into a leaf that requires grad, nor into what the previous
         # stage has saved for its backward, so it gets a copy.
@@ -61,6 +65,8 @@ class Stage:
         # them.
         self.outputs: list[Sequence[Tensor]] = [()] * num_microbatches
         self.gradients: list[Sequence[Tensor | None]] = [()] * num_microbatches
+        # What I has left for W to do.
+        self._weights: list[Work | None] = [None] * num_microbatches
 
     def forward(self, microbatch: int) -> None:
         """F: computes the layers and hands the output over to the next stage."""
@@ -88,18 +94,48 @@ class Stage:
 
     def backward(self, microbatch: int) -> None:
         """B: adds to the parameters' `.grad` and hands input gradients to the previous stage."""
+        outputs, gradients = self._take_gradients(microbatch)
+        if outputs:
+            with self._draws.backward(Kind.B, microbatch):
+                torch.autograd.backward(outputs, gradients)
+        self._hand_back(microbatch)
+
+    def input_gradients(self, microbatch: int) -> None:
+        """I: hands input gradients to the previous stage."""
+        outputs, gradients = self._take_gradients(microbatch)
+        with self._draws.backward(Kind.I, microbatch):
+            self._weights[microbatch] = backward_to_inputs(
+                outputs, gradients, self.leaves[microbatch], self._finish_weights
+            )
+        self._hand_back(microbatch)
+
+    def weight_gradients(self, microbatch: int) -> None:
+        """W: adds to the parameters' `.grad` what I has left."""
+        weights, self._weights[microbatch] = self._weights[microbatch], None
+        if weights is not None:
+            with self._draws.backward(Kind.W, microbatch):
+                weights()
+
+    def _finish_weights(self) -> None:
+        for microbatch in range(len(self._weights)):
+            self.weight_gradients(microbatch)
+
+    def reduce(self, _: int) -> None:
+        """REDUCE: adds to the parameters' `.grad` what other replicas have collected, in turn."""
+        for add in self.reductions:
+            add()
+
+    def _take_gradients(self, microbatch: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """The outputs of the microbatch that have gradients, and these."""
         outputs, gradients = self.outputs[microbatch], self.gradients[microbatch]
         self.outputs[microbatch] = self.gradients[microbatch] = ()
-        if any(gradient is None for gradient in gradients):
-            used = [pair for pair in zip(outputs, gradients, strict=True) if pair[1] is not None]
-            outputs, gradients = [pair[0] for pair in used], [pair[1] for pair in used]
-        if outputs:
-            mode = self._draws.backward(microbatch)
-            if mode is None:
-                torch.autograd.backward(outputs, gradients)
-            else:
-                with mode:
-                    torch.autograd.backward(outputs, gradients)
+        used = [gradient for gradient in gradients if gradient is not None]
+        if len(used) < len(gradients):
+            pairs = zip(outputs, gradients, strict=True)
+            outputs = [output for output, gradient in pairs if gradient is not None]
+        return outputs, used
+
+    def _hand_back(self, microbatch: int) -> None:
         if self.previous is not None:
             leaves = self.leaves[microbatch]
             self.leaves[microbatch] = ()

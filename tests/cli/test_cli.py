@@ -113,7 +113,7 @@ REFUSED = [
     (["frob"], "No such command 'frob'."),
     (["plan"], "Missing argument 'NAME'."),
     (["plan", "gpipe", "--frob"], "No such option: --frob"),
-    (["plan", "2bw"], "schedule '2bw' is unknown; there are gpipe, one_f_one_b, interleaved"),
+    (["plan", "2bw"], "schedule '2bw' is unknown; there are gpipe, one_f_one_b"),
     (["plan", "gpipe", "-p", "x"], "'x' is not a whole number of at least 1"),
     (["plan", "gpipe", "-m", "0"], "'0' is not a whole number of at least 1"),
     (["plan", "gpipe", "-m", "1.5"], "'1.5' is not a whole number of at least 1"),

@@ -45,3 +45,17 @@ TEST_CASE("every input is released exactly once") {
 TEST_CASE("a plan that cannot run makes no program") {
     CHECK_THROWS_AS(Program(plan_of(Placement::linear(1), 1, {"0B0 0F0"})), PlanError);
 }
+
+TEST_CASE("a program knows its kinds, and whose stage an action is of") {
+    const Program program(plan_of(Placement::bidirectional(2), 2,
+                                  {"0F0 1F1 0I0 1B1 0W0 0REDUCE0", "0F1 1F0 1B0 0B1 1REDUCE0"}));
+    CHECK(program.holds(Kind::W));
+    CHECK(program.holds(Kind::REDUCE));
+    CHECK_FALSE(program.holds(Kind::U));
+    CHECK(program.stage_of_replica(0) == 0);  // 0F0
+    CHECK(program.stage_of_replica(1) == 3);  // 1F1, of the second replica
+    CHECK(program.stage_of_replica(6) == 2);  // 0F1
+    CHECK(program.stage_of_replica(7) == 1);  // 1F0
+    CHECK(program.num_inputs(4) == 2);        // 0W0 waits for its I and its row
+    CHECK(program.num_inputs(5) == 2);        // 0REDUCE waits for 0B1 and its row
+}

@@ -89,13 +89,10 @@ def placements(draw: st.DrawFn, max_replicas: int) -> Placement:
 
 
 @st.composite
-def shapes(draw: st.DrawFn, simple: bool) -> Shape:
-    """Simple ones have one replica, one slice, and whole backwards."""
-    placement = draw(placements(1 if simple else 2))
-    num_microbatches, num_slices = draw(st.integers(1, 4)), draw(st.integers(1, 2 - simple))
+def shapes(draw: st.DrawFn, max_slices: int) -> Shape:
+    placement = draw(placements(2))
+    num_microbatches, num_slices = draw(st.integers(1, 4)), draw(st.integers(1, max_slices))
     shape = Shape(placement, num_microbatches, num_slices, frozenset())
-    if simple:
-        return shape
     split = draw(st.sets(st.sampled_from(shape.cells())))
     return Shape(placement, num_microbatches, num_slices, frozenset(split))
 
@@ -115,8 +112,8 @@ def random_order(shape: Shape, rng: random.Random) -> list[Action]:
 
 
 @st.composite
-def valid_plans_with_shape(draw: st.DrawFn, *, simple: bool = False) -> tuple[Plan, Shape]:
-    shape = draw(shapes(simple))
+def valid_plans_with_shape(draw: st.DrawFn, *, max_slices: int = 2) -> tuple[Plan, Shape]:
+    shape = draw(shapes(max_slices))
     rng = draw(st.randoms(use_true_random=False))
     return shape.plan(random_order(shape, rng)), shape
 

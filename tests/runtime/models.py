@@ -99,6 +99,24 @@ def structured(rows: int) -> Case:
     return Case(nn.Sequential(*layers), torch.randn(rows, 10), torch.randn(rows, 10), F.l1_loss)
 
 
+class Loop(nn.Module):
+    """Uses the same parameters three times."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = torch.tanh(self.linear(x))
+        return x
+
+
+def recurrent(rows: int) -> Case:
+    layers = [layer for _ in range(4) for layer in (Loop(9), nn.LayerNorm(9))]
+    return Case(nn.Sequential(*layers), torch.randn(rows, 9), torch.randn(rows, 9), F.mse_loss)
+
+
 CASES: dict[str, Callable[[int], Case]] = {
     "mlp": mlp,
     "gpt": byte_gpt,
@@ -106,4 +124,5 @@ CASES: dict[str, Callable[[int], Case]] = {
     "dropout": dropout,
     "frozen": frozen,
     "structured": structured,
+    "recurrent": recurrent,
 }

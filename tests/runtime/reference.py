@@ -14,36 +14,49 @@ def rows_of(batch: int, num_microbatches: int) -> list[int]:
     return [n for n in rows if n]
 
 
-def plain_step(
+def plain_step(  # noqa: PLR0913 - what a step is made of
     layers: nn.Sequential,
     inputs: Tensor,
     target: Tensor,
     loss_fn: Callable[[Tensor, Tensor], Tensor],
     num_microbatches: int,
     stages: Sequence[range] = (),
+    *,
+    num_replicas: int = 1,
 ) -> Tensor:
     """Loss of the batch; gradients are added to `.grad`.
 
     With `stages`, the random numbers are those that the pipeline documents: each stage of each
-    microbatch starts from its own seed.
+    microbatch starts from its own seed. With replicas, the sum of each but the first is added when
+    it is complete.
     """
     before = torch.get_rng_state()
     step_seed = int(torch.empty((), dtype=torch.int64).random_())
     rows = rows_of(len(inputs), num_microbatches)
-    total: Tensor | None = None
-    for index, (x, y) in enumerate(zip(inputs.split(rows), target.split(rows), strict=True)):
+    parts = list(zip(inputs.split(rows), target.split(rows), strict=True))
+
+    def run(index: int) -> Tensor:
+        x, y = parts[index]
         value: object = x
         for number, stage in enumerate(stages or [range(len(layers))]):
             torch.manual_seed(action_seed(step_seed, number, index))
             for layer in stage:
                 value = layers[layer](value)
-        loss = loss_fn(value, y)  # type: ignore[arg-type]
-        weighted = loss * (len(x) / len(inputs))
+        weighted = loss_fn(value, y) * (len(x) / len(inputs))  # type: ignore[arg-type]
         weighted.backward()
-        total = weighted.detach() if total is None else total + weighted.detach()
+        return weighted.detach()
+
+    losses = {index: run(index) for index in range(0, len(parts), num_replicas)}
+    for replica in range(1, num_replicas):
+        collected = [(parameter, parameter.grad) for parameter in layers.parameters()]
+        for parameter, _ in collected:
+            parameter.grad = None
+        losses |= {index: run(index) for index in range(replica, len(parts), num_replicas)}
+        for parameter, first in collected:
+            terms = [term for term in (first, parameter.grad) if term is not None]
+            parameter.grad = sum(terms[1:], terms[0]) if terms else None
     torch.set_rng_state(before)
-    assert total is not None
-    return total
+    return sum((losses[index] for index in range(1, len(parts))), losses[0])
 
 
 def assert_same_state(pipe: nn.Module, plain: nn.Module) -> None:

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykern import _C
-from pykern.plan import Action, Kind, Placement, Plan
+from pykern.plan import Action, Kind, Placement, Plan, with_reductions
 from tests.plan.strategies import Shape, valid_plans_with_shape
+from tests.runtime.plans import two_replicas
 
 Log = list[Action]
 
@@ -27,30 +28,28 @@ def run(
 ) -> list[Log]:
     """What ran in each step, in order of completion."""
     logs: list[Log] = []
+    num_replicas = plan.placement.num_replicas
 
-    def record(kind: Kind, stage: int) -> Callable[[int], None]:
+    def record(kind: Kind, replica: int, stage: int) -> Callable[[int], None]:
         def call(microbatch: int) -> None:
             pause()
+            assert microbatch % num_replicas == replica
             logs[-1].append(Action(kind, stage, microbatch))
 
         return call
 
     program = _C.Program(plan)
-    stages = range(plan.num_stages)
+    owners = [(replica, s) for replica in range(num_replicas) for s in range(plan.num_stages)]
+    callbacks = {kind: [record(kind, *owner) for owner in owners] for kind in Kind}
     for _ in range(steps):
         logs.append([])
         with executor:
-            failures = executor.run(
-                program,
-                [record(Kind.F, stage) for stage in stages],
-                [record(Kind.B, stage) for stage in stages],
-                lambda: int,
-            )
+            failures = executor.run(program, callbacks, lambda: int)
         assert failures == []
     return logs
 
 
-@given(made=valid_plans_with_shape(simple=True), seed=st.integers(0, 1000))
+@given(made=valid_plans_with_shape(max_slices=1), seed=st.integers(0, 1000))
 def test_an_accepted_plan_ends(executor: _C.Executor, made: tuple[Plan, Shape], seed: int) -> None:
     plan, shape = made
     pauses = random.Random(seed)
@@ -67,21 +66,38 @@ def test_an_accepted_plan_ends(executor: _C.Executor, made: tuple[Plan, Shape], 
             assert set(shape.needs(action)) <= set(log[:i])
 
 
+def test_reductions_run_when_all_gradients_are_there(executor: _C.Executor) -> None:
+    plan = with_reductions(two_replicas(3, 5))
+    (log,) = run(executor, plan, int)
+    for stage in range(3):
+        at = log.index(Action(Kind.REDUCE, stage, 0))
+        assert sum(a.kind is Kind.B and a.stage == stage for a in log[:at]) == 5
+
+
 def test_run_needs_a_claim_and_what_fits() -> None:
-    plan = Plan(Placement.linear(2), 1, [[Action(Kind.F, s, 0)] for s in range(2)])
-    program = _C.Program(plan)
+    forwards = [[Action(Kind.F, s, 0)] for s in range(2)]
+    program = _C.Program(Plan(Placement.linear(2), 1, forwards))
     executor = _C.Executor(1)
-    calls = [int, int]
+    calls = {Kind.F: [int, int]}
     with pytest.raises(RuntimeError, match="needs a claim"):
-        executor.run(program, calls, calls, lambda: int)
+        executor.run(program, calls, lambda: int)
     with executor, pytest.raises(ValueError, match="needs 2 workers, the executor has 1"):
-        executor.run(program, calls, calls, lambda: int)
+        executor.run(program, calls, lambda: int)
     executor.close()
     with pytest.raises(ValueError, match="at least 1 worker, got 0"):
         _C.Executor(0)
     executor = _C.Executor(2)
-    with executor, pytest.raises(ValueError, match="has 2 stages"):
-        executor.run(program, calls[:1], calls, lambda: int)
+    with executor, pytest.raises(ValueError, match=r"2 callbacks of kind F, .* got 1"):
+        executor.run(program, {Kind.F: [int]}, lambda: int)
+    with executor, pytest.raises(ValueError, match=r"2 callbacks of kind F, .* got 0"):
+        executor.run(program, {Kind.B: [int, int]}, lambda: int)
+    replicated = _C.Program(two_replicas(2, 2))
+    with executor, pytest.raises(ValueError, match=r"4 callbacks of kind F, .* got 2"):
+        executor.run(replicated, calls, lambda: int)
+    slices = [[Action(Kind.F, s, 0, j) for j in range(2)] for s in range(2)]
+    sliced = _C.Program(Plan(Placement.linear(2), 1, slices, 2))
+    with executor, pytest.raises(ValueError, match="into 2 slices"):
+        executor.run(sliced, calls, lambda: int)
     executor.close()
 
 

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 import pykern
 from pykern import schedules
-from pykern.plan import Action, Kind
+from pykern.plan import Action, Kind, Plan
+from tests.runtime.plans import split_backward, two_replicas
 from tests.runtime.reference import assert_same_state, plain_step
 
 NUM_DEVICES = 4
@@ -24,77 +25,96 @@ NUM_MICROBATCHES = 8
 
 
 class _Pass(torch.autograd.Function):
-    """The identity, which tells its fuse when it is passed."""
+    """The identity, which tells its fuse when it is passed back."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, fuse: "Fuse") -> Tensor:
-        ctx.fuse = fuse
-        fuse.passed(Kind.F)
+    def forward(ctx: Any, x: Tensor, fuse: "Fuse", kinds: tuple[Kind, ...]) -> Tensor:
+        ctx.fuse, ctx.kinds = fuse, kinds
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        ctx.fuse.passed(Kind.B)
-        return gradients[0], None
+        ctx.fuse.passed(*ctx.kinds)
+        return gradients[0], None, None
 
 
 class Fuse(nn.Module):
-    """A linear layer that raises `error` in the n-th call of a kind, and remembers its
-    activations."""
+    """A linear layer that raises `error` in the n-th call of a kind in a replica, and remembers
+    its activations."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         super().__init__()
         self.linear = nn.Linear(6, 6)
         self.seconds = seconds
-        self.arm(None, 0, None)
+        self.kind: Kind | None = None
         self.alive: weakref.WeakSet[Tensor] = weakref.WeakSet()
+        self.linear.bias.register_post_accumulate_grad_hook(lambda _: self.passed(Kind.REDUCE))
 
-    def arm(self, kind: Kind | None, microbatch: int, error: BaseException | None) -> None:
-        self.kind, self.error = kind, error
-        self.left = {Kind.F: microbatch, Kind.B: microbatch}
+    def arm(self, kind: Kind, call: int, error: BaseException, *, replica: bool = False) -> None:
+        self.kind, self.left, self.error, self.replica = kind, [call], error, replica
 
-    def passed(self, kind: Kind) -> None:
-        time.sleep(self.seconds)
-        if kind == self.kind:
-            if self.left[kind] == 0:
-                assert self.error is not None
+    def disarm(self) -> None:
+        self.kind = None
+
+    def passed(self, *kinds: Kind) -> None:
+        if kinds != (Kind.REDUCE,):
+            time.sleep(self.seconds)
+        # Replicas are copies made for the step, which share the list with the original.
+        if self.kind in kinds and getattr(self, "_is_replica", False) == self.replica:
+            if self.left[0] == 0:
                 raise self.error
-            self.left[kind] -= 1
+            self.left[0] -= 1
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = _Pass.apply(torch.tanh(self.linear(x)), self)
+        self.passed(Kind.F)
+        weight = _Pass.apply(self.linear.weight, self, (Kind.W,))
+        y: Tensor = torch.tanh(F.linear(x, weight, self.linear.bias))
+        y = _Pass.apply(y, self, (Kind.B, Kind.I))
         self.alive.add(y)
         return y
+
+
+ONE_F_ONE_B = schedules.one_f_one_b(NUM_DEVICES, NUM_MICROBATCHES)
+# Each with the kinds it holds.
+PLANS: dict[str, tuple[Plan, set[Kind]]] = {
+    "one_f_one_b": (ONE_F_ONE_B, {Kind.F, Kind.B}),
+    "hanayo": (schedules.hanayo(2, NUM_MICROBATCHES, waves=1), {Kind.F, Kind.B}),
+    "split": (split_backward(ONE_F_ONE_B, delay=2), {Kind.F, Kind.I, Kind.W}),
+    "split replicas": (
+        split_backward(two_replicas(2, NUM_MICROBATCHES)),
+        {Kind.F, Kind.I, Kind.W, Kind.REDUCE},
+    ),
+}
 
 
 # Short actions mostly run on the thread that releases them, longer ones on their device's own.
 @pytest.mark.parametrize("seconds", [0.0, 0.0003], ids=["short", "long"])
 @pytest.mark.parametrize("error_type", [ArithmeticError, KeyboardInterrupt])
-@pytest.mark.parametrize("schedule", sorted(schedules.by_name))
-def test_every_action_may_fail(
-    schedule: str, error_type: type[BaseException], seconds: float
-) -> None:
-    layers = nn.Sequential(*(Fuse(seconds) for _ in range(8)))
+@pytest.mark.parametrize("name", PLANS)
+def test_every_action_may_fail(name: str, error_type: type[BaseException], seconds: float) -> None:
+    plan, kinds = PLANS[name]
+    layers = nn.Sequential(*(Fuse(seconds) for _ in range(plan.num_stages)))
     plain = copy.deepcopy(layers)
     x, y = torch.randn(12, 6), torch.randn(12, 6)
-    expected = plain_step(plain, x, y, F.mse_loss, NUM_MICROBATCHES)
+    expected = plain_step(
+        plain, x, y, F.mse_loss, NUM_MICROBATCHES, num_replicas=plan.placement.num_replicas
+    )
     threads = threading.active_count()
     with pykern.Pipeline(
-        layers,
-        devices=f"cpu:{NUM_DEVICES}",
-        schedule=schedule,
-        microbatches=NUM_MICROBATCHES,
-        loss_fn=F.mse_loss,
+        layers, devices=f"cpu:{plan.num_devices}", schedule=plan, loss_fn=F.mse_loss
     ) as pipe:
         actions = [action for row in pipe.plan.rows for action in row]
-        assert len(actions) == 2 * pipe.plan.num_stages * NUM_MICROBATCHES
+        assert {action.kind for action in actions} == kinds
         for action in actions:
+            # The first stage has no inputs to give gradients to: its I has nothing to do.
+            if action.kind is Kind.I and action.stage == 0:
+                continue
             fail_once(pipe, layers, action, error_type(f"planted in {action}"), (x, y))
             pipe.zero_grad()
             assert torch.equal(pipe.step(x, target=y), expected)
             assert_same_state(pipe, plain)
         # The workers show up as dummy threads once; no fault adds one.
-        assert threading.active_count() <= threads + NUM_DEVICES
+        assert threading.active_count() <= threads + plan.num_devices
 
 
 def fail_once(
@@ -107,12 +127,16 @@ def fail_once(
     """Runs a step whose `action` raises `error`, and looks at what is left."""
     fuse = layers[pipe.partition.stages[action.stage][0]]
     assert isinstance(fuse, Fuse)
-    fuse.arm(action.kind, action.microbatch, error)
+    num_replicas = pipe.plan.placement.num_replicas
+    # A reduction is the first accumulation after those of the first replica's microbatches.
+    reduces = action.kind is Kind.REDUCE
+    call = (NUM_MICROBATCHES if reduces else action.microbatch) // num_replicas
+    fuse.arm(action.kind, call, error, replica=action.microbatch % num_replicas > 0)
     with pytest.raises(type(error)) as caught:
         pipe.step(batch[0], target=batch[1])
-    fuse.arm(None, 0, None)
+    fuse.disarm()
     assert caught.value is error
-    device = pipe.plan.placement.device_of(action.stage)
+    device = pipe.plan.device_of(action)
     assert error.__notes__ == [
         f"pykern: raised in stage {action.stage}, microbatch {action.microbatch}, "
         f"action {action}, device {device}"
@@ -240,7 +264,7 @@ def test_odd_exceptions_arrive_as_they_are(error: BaseException) -> None:
             with pytest.raises(type(error)) as caught:
                 pipe.step(torch.randn(4, 6), target=torch.randn(4, 6))
             assert caught.value is error
-            layer.arm(None, 0, None)
+            layer.disarm()
 
 
 def test_a_failing_loss_names_the_last_stage() -> None:

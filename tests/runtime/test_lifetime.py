@@ -15,6 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pykern
+from pykern import schedules
+from pykern.plan import Plan
+from tests.runtime.plans import split_backward, two_replicas
 
 
 class Slow(nn.Module):
@@ -275,10 +278,19 @@ def test_a_step_keeps_nothing_alive() -> None:
         assert [reference() for reference in references] == [None] * 9
 
 
-def test_a_step_leaves_no_garbage() -> None:
+@pytest.mark.parametrize(
+    "plan",
+    [
+        schedules.one_f_one_b(3, 2),
+        split_backward(schedules.one_f_one_b(3, 2)),
+        split_backward(two_replicas(3, 2)),
+    ],
+    ids=["whole", "split", "replicas"],
+)
+def test_a_step_leaves_no_garbage(plan: Plan) -> None:
     """Nothing waits for the cycle collector, which long trainings often switch off."""
     layers = [nn.Linear(2, 2), nn.Dropout(0.5), nn.Linear(2, 2)]
-    with pykern.Pipeline(layers, devices="cpu:3", microbatches=2, loss_fn=F.mse_loss) as pipe:
+    with pykern.Pipeline(layers, devices="cpu:3", schedule=plan, loss_fn=F.mse_loss) as pipe:
         pipe.step(BATCH[0], target=BATCH[1])
         pipe(BATCH[0])
         gc.collect()

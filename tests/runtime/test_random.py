@@ -1,5 +1,7 @@
 """Random numbers: reproducible, the caller's generator moved by one draw at most."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,7 +9,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import pykern
+from pykern import schedules
 from pykern.runtime.random import action_seed
+from tests.runtime.plans import split_backward
 
 
 def model() -> list[nn.Module]:
@@ -136,24 +140,58 @@ def test_a_loss_that_draws_is_part_of_the_last_stage() -> None:
     assert drawn[:2] == drawn[2:]
 
 
-def test_recomputing_dropout_is_refused_not_wrong() -> None:
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5), nn.Linear(6, 6))
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5), nn.Linear(6, 6))
 
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = checkpoint(self.inner, x, use_reentrant=False)
-            return y
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = checkpoint(self.inner, x, use_reentrant=False)
+        return y
 
-    layers = [nn.Linear(6, 6), Checkpointed()]
-    with pykern.Pipeline(layers, devices="cpu:2", microbatches=2, loss_fn=F.mse_loss) as pipe:
+
+class Noisy(torch.autograd.Function):
+    """The identity, whose backward draws."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] + torch.rand(())
+
+
+class NoisyWeight(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return F.dropout(F.linear(input, Noisy.apply(self.weight)), training=self.training)
+
+
+@pytest.mark.parametrize(
+    ("layers", "action"),
+    [
+        ([nn.Linear(6, 6), Checkpointed()], "1B0"),
+        ([nn.Linear(6, 6), Checkpointed()], "1I0"),
+        ([Checkpointed(), nn.Linear(6, 6)], "0W0"),
+        ([nn.Linear(6, 6), NoisyWeight(6, 6)], "1W0"),
+    ],
+)
+def test_draws_in_a_backward_are_refused_not_wrong(layers: list[nn.Module], action: str) -> None:
+    plan = schedules.one_f_one_b(2, 2)
+    if "B" not in action:
+        plan = split_backward(plan)
+    with pykern.Pipeline(layers, devices="cpu:2", schedule=plan, loss_fn=F.mse_loss) as pipe:
         batch = torch.ones(4, 6), torch.zeros(4, 6)
         for _ in range(2):
-            with pytest.raises(RuntimeError, match="draws random numbers in a backward"):
+            with pytest.raises(RuntimeError, match=f"draws .* in a backward .{action}."):
                 pipe.step(batch[0], target=batch[1])
+
+
+def test_without_dropout_a_checkpoint_runs() -> None:
+    layers = [nn.Linear(6, 6), Checkpointed()]
+    with pykern.Pipeline(layers, devices="cpu:2", microbatches=2, loss_fn=F.mse_loss) as pipe:
         pipe.eval()
-        pipe.step(batch[0], target=batch[1])
+        pipe.step(torch.ones(4, 6), target=torch.zeros(4, 6))
 
 
 def test_seeds_do_not_collide() -> None:

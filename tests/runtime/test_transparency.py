@@ -4,6 +4,7 @@ schedule."""
 import copy
 import random
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pykern
-from tests.runtime.models import CASES
+from pykern import schedules
+from pykern.plan import Plan
+from tests.runtime.models import CASES, Case
+from tests.runtime.plans import split_backward, split_some, two_replicas
 from tests.runtime.reference import assert_same_state, plain_step
 
 SCHEDULES: list[tuple[str, dict[str, Any]]] = [
@@ -52,20 +56,69 @@ def test_every_bit_equals_the_plain_model(
             assert_same_state(pipe, plain)
 
 
+PLANS: dict[str, Callable[[int, int], Plan]] = {
+    "split": lambda p, m: split_backward(schedules.one_f_one_b(p, m), delay=2),
+    "split late": lambda p, m: split_backward(schedules.interleaved(p, m, num_chunks=2), delay=m),
+    "split some": lambda p, m: split_some(schedules.hanayo(p, m, waves=1)),
+    "replicas": two_replicas,
+    "split replicas": lambda p, m: split_backward(two_replicas(p, m)),
+}
+
+
 @pytest.mark.parametrize("model", CASES)
-def test_delays_change_nothing(model: str) -> None:
+@pytest.mark.parametrize(("num_devices", "num_microbatches"), [(1, 2), (2, 5), (3, 1), (4, 8)])
+@pytest.mark.parametrize("form", PLANS)
+def test_every_form_of_backward_gives_the_same_bits(
+    form: str, num_devices: int, num_microbatches: int, model: str
+) -> None:
+    case = CASES[model](11)
+    plain = copy.deepcopy(case.layers)
+    plan = PLANS[form](num_devices, num_microbatches)
+    num_replicas = plan.placement.num_replicas
+    if num_replicas > 1 and model == "cnn":
+        with pytest.raises(ValueError, match=r"1 \(BatchNorm2d\) has running statistics"):
+            pipeline(case, plan)
+        return
+    with pipeline(case, plan) as pipe:
+        # The second step adds to the gradients of the first, and has rows for one replica only.
+        for rows in (11, 1):
+            x, y = case.inputs[:rows], case.target[:rows]
+            stages = pipe.partition.stages
+            expected = plain_step(
+                plain, x, y, case.loss_fn, num_microbatches, stages, num_replicas=num_replicas
+            )
+            assert torch.equal(pipe.step(x, target=y), expected)
+            assert_same_state(pipe, plain)
+
+
+def pipeline(case: Case, plan: Plan) -> pykern.Pipeline:
+    return pykern.Pipeline(
+        case.layers,
+        devices=f"cpu:{plan.num_devices}",
+        schedule=plan,
+        loss_fn=case.loss_fn,
+        balance="layers",
+    )
+
+
+@pytest.mark.parametrize("model", CASES)
+@pytest.mark.parametrize("form", ["hanayo", "split late", "split replicas"])
+def test_delays_change_nothing(form: str, model: str) -> None:
     """Actions that take a random time meet in another order in every step."""
     case = CASES[model](11)
+    plan = PLANS[form](4, 5) if form in PLANS else schedules.by_name[form](4, 5)
+    num_replicas = plan.placement.num_replicas
+    if num_replicas > 1 and model == "cnn":
+        return
     plain = copy.deepcopy(case.layers)
     delays = random.Random(7)
     for layer in case.layers:
         layer.register_forward_pre_hook(lambda *_: time.sleep(delays.uniform(0, 0.001)))
-    with pykern.Pipeline(
-        case.layers, devices="cpu:4", schedule="hanayo", microbatches=5, loss_fn=case.loss_fn
-    ) as pipe:
+    with pipeline(case, plan) as pipe:
         for _ in range(4):
+            stages = pipe.partition.stages
             expected = plain_step(
-                plain, case.inputs, case.target, case.loss_fn, 5, pipe.partition.stages
+                plain, case.inputs, case.target, case.loss_fn, 5, stages, num_replicas=num_replicas
             )
             assert torch.equal(pipe.step(case.inputs, target=case.target), expected)
             assert_same_state(pipe, plain)

@@ -67,3 +67,69 @@ def test_interleaved(group: Any, num_microbatches: int, num_chunks: int) -> None
     theirs = pipelining.ScheduleInterleaved1F1B(stages, num_microbatches, loss_fn=loss)
     ours = schedules.interleaved(NUM_DEVICES, num_microbatches, num_chunks)
     assert our_rows(ours) == torch_rows(theirs)
+
+
+def torch_cells(schedule: type[Any], num_devices: int, **attributes: Any) -> list[list[str]]:
+    """What torch computes for each rank, without the group and the stages a whole object needs."""
+    bare = object.__new__(schedule)
+    vars(bare).update(pp_group_size=num_devices, **attributes)
+    rows = []
+    for rank in range(num_devices):
+        actions = [a for a in bare._calculate_single_rank_operations(rank) if a is not None]
+        rows.append(["&".join(str(part) for part in a.sub_actions or [a]) for a in actions])
+    return rows
+
+
+def our_cells(plan: Plan) -> list[list[str]]:
+    """The rows, with the actions of an overlapped pair in one."""
+    rows = []
+    for row, pairs in zip(our_rows(plan), plan.overlaps, strict=True):
+        for start in reversed(pairs):
+            row[start : start + 2] = [f"{row[start]}&{row[start + 1]}"]
+        rows.append(row)
+    return rows
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("num_chunks", [1, 2, 3])
+def test_interleaved_zero_bubble(num_devices: int, num_chunks: int) -> None:
+    for num_microbatches in range(1, 4 * num_devices + 1):
+        rounds = max(1, num_microbatches // num_devices)
+        if num_microbatches % rounds:
+            continue  # torch refuses these
+        theirs = torch_cells(
+            pipelining.ScheduleInterleavedZeroBubble,
+            num_devices,
+            n_local_stages=num_chunks,
+            microbatches_per_round=num_microbatches // rounds,
+            _n_microbatches=num_microbatches,
+        )
+        ours = schedules.interleaved_zb(num_devices, num_microbatches, num_chunks)
+        assert our_cells(ours) == theirs
+
+
+def test_zb_h1_is_interleaved_zero_bubble_of_one_chunk() -> None:
+    for num_devices, num_microbatches in [(1, 3), (3, 2), (4, 4), (4, 9), (8, 24)]:
+        ours = schedules.zb_h1(num_devices, num_microbatches)
+        assert ours == schedules.interleaved_zb(num_devices, num_microbatches, num_chunks=1)
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 3, 4, 8])
+def test_zb_v(num_devices: int) -> None:
+    for num_microbatches in range(1, 4 * num_devices + 2):
+        theirs = torch_cells(
+            pipelining.ScheduleZBVZeroBubble,
+            num_devices,
+            num_stages=2 * num_devices,
+            _n_microbatches=num_microbatches,
+        )
+        assert our_cells(schedules.zb_v(num_devices, num_microbatches)) == theirs
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 3, 4, 5, 8])
+def test_dualpipe_v(num_devices: int) -> None:
+    for num_microbatches in range(2 * num_devices, 5 * num_devices + 2):
+        theirs = torch_cells(
+            pipelining.ScheduleDualPipeV, num_devices, _n_microbatches=num_microbatches
+        )
+        assert our_cells(schedules.dualpipe_v(num_devices, num_microbatches)) == theirs

@@ -71,12 +71,34 @@ def extra_hanayo(waves: int) -> Callable[[int, int], int]:
     )
 
 
+def extra_breadth_first(num_chunks: int) -> Callable[[int, int], int]:
+    def extra(num_devices: int, groups: int) -> int:
+        return 2 * ((num_chunks if groups == 1 else 1) * num_devices - 1)
+
+    return extra
+
+
+def extra_chimera(num_devices: int, groups: int) -> int:
+    return groups * (2 * num_devices - 4) + num_devices - 1
+
+
 # Schedule, sizes at which the form was derived, transfers on the critical path.
 TRANSFERS = {
     "gpipe": (schedules.gpipe, {}, [2, 3, 4, 5, 8], extra_gpipe),
     "one_f_one_b": (schedules.one_f_one_b, {}, [3, 4, 5, 8], extra_one_f_one_b),
     "interleaved-2": (schedules.interleaved, {"num_chunks": 2}, [4, 8], extra_interleaved(2)),
     "interleaved-4": (schedules.interleaved, {"num_chunks": 4}, [4, 8], extra_interleaved(4)),
+    "one_f_one_b_eager": (schedules.one_f_one_b_eager, {}, [2, 3, 4, 5, 8], extra_gpipe),
+    **{
+        f"breadth_first-{v}": (
+            schedules.breadth_first,
+            {"num_chunks": v},
+            [4, 8],
+            extra_breadth_first(v),
+        )
+        for v in (2, 4)
+    },
+    "chimera": (schedules.chimera, {}, [4, 6, 8, 16], extra_chimera),
     "hanayo-1": (schedules.hanayo, {"waves": 1}, [2, 4, 8], extra_hanayo(1)),
     "hanayo-2": (schedules.hanayo, {"waves": 2}, [2, 4, 8], extra_hanayo(2)),
     "hanayo-4": (schedules.hanayo, {"waves": 4}, [2, 4, 8], extra_hanayo(4)),
@@ -101,6 +123,11 @@ def test_small_transfers_add_up_on_the_critical_path(name: str, groups: int, tra
     [
         (schedules.gpipe(4, 4), 44.4),
         (schedules.one_f_one_b(4, 4), 45.5),
+        (schedules.one_f_one_b_eager(4, 4), 44.4),
+        (schedules.breadth_first(4, 4, 2), 33.0),
+        (schedules.breadth_first(4, 4, 4), 30.4),
+        (schedules.breadth_first(4, 4, 8), 37.9),
+        (schedules.chimera(4, 4), 28.1),
         (schedules.interleaved(4, 4, 2), 33.0),
         (schedules.interleaved(4, 4, 4), 30.4),
         (schedules.interleaved(4, 4, 8), 37.9),

@@ -103,6 +103,38 @@ def test_makespans_of_hanayos_figure_6(
     assert simulate(plan, Costs(1, 2)).makespan_ns == makespan_in_chunk_forwards
 
 
+# Strict repetition of the wave, and first-in-first-out dispatch at its peak, in T_F at T_B = 2 T_F.
+@pytest.mark.parametrize(
+    ("num_devices", "num_microbatches", "waves", "strict", "greedy", "optimised"),
+    [(4, 8, 1, 33.0, 32.5, 31.5), (4, 8, 2, 28.5, 28.25, 27.75), (8, 16, 1, 69.0, 68.5, 65.5)],
+)
+def test_the_optimised_wave_beats_the_strict_one_and_greedy_dispatch_of_it(
+    num_devices: int,
+    num_microbatches: int,
+    waves: int,
+    strict: float,
+    greedy: float,
+    optimised: float,
+) -> None:
+    costs = Costs(1 / (2 * waves), 2 / (2 * waves))
+    plan = schedules.hanayo(num_devices, num_microbatches, waves)
+    assert simulate(plan, costs).makespan_ns == strict
+    plan = schedules.hanayo(num_devices, num_microbatches, waves, optimised=True)
+    assert simulate(plan, costs).makespan_ns == optimised < greedy
+
+
+@pytest.mark.parametrize("num_devices", [2, 3, 4, 5, 8])
+@pytest.mark.parametrize("waves", [1, 2, 3])
+def test_the_optimised_wave_never_loses_to_the_strict_one(num_devices: int, waves: int) -> None:
+    for num_microbatches in range(1, 4 * num_devices + 2):
+        strict = schedules.hanayo(num_devices, num_microbatches, waves)
+        optimised = schedules.hanayo(num_devices, num_microbatches, waves, optimised=True)
+        costs = Costs(1, 2)
+        assert simulate(optimised, costs).makespan_ns <= simulate(strict, costs).makespan_ns
+        if num_microbatches <= num_devices:
+            assert optimised == strict
+
+
 def test_hanayos_figure_3d_with_its_transfers() -> None:
     plan = schedules.hanayo(4, 4, waves=1)
     assert simulate(plan, Costs(1, 2, transfer_ns=1 / 8)).makespan_ns == 38

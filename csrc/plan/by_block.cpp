@@ -1,0 +1,222 @@
+#include "plan/by_block.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "plan/check.hpp"
+#include "plan/require.hpp"
+
+namespace pykern {
+
+namespace {
+
+// One device's slots. F and I stand where they were put; W is not written down: the free slots take
+// it, oldest first.
+class Lane {
+   public:
+    explicit Lane(std::size_t num_slots) : slots_(num_slots), before_(num_slots) {}
+
+    const std::optional<Action>& at(std::size_t slot) const { return slots_[slot]; }
+    void put(std::size_t slot, Action action) { slots_[slot] = action; }
+
+    // To be called when all actions stand; returns the most that is in flight.
+    int refresh() {
+        State state;
+        int peak = 0;
+        for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
+            before_[slot] = state;
+            peak = std::max(peak, pass(state, slot));
+        }
+        return peak;
+    }
+
+    // Moves the action of slot `from` to the free slot `to` before it, unless more than `peak`
+    // would then be in flight.
+    bool move(std::size_t from, std::size_t to, int peak) {
+        std::swap(slots_[from], slots_[to]);
+        const std::size_t end = changed_until(from, to, peak);
+        if (end == kOverPeak) {
+            std::swap(slots_[from], slots_[to]);
+            return false;
+        }
+        State state = before_[to];
+        for (std::size_t slot = to; slot < end; ++slot) {
+            before_[slot] = state;
+            pass(state, slot);
+        }
+        return true;
+    }
+
+    Row row() const {
+        Row row;
+        Row inputs;
+        std::size_t issued = 0;
+        const auto weight = [&] {
+            row.push_back(inputs[issued++]);
+            row.back().kind = Kind::W;
+        };
+        for (const std::optional<Action>& action : slots_) {
+            if (action) row.push_back(*action);
+            if (action && action->kind == Kind::I) inputs.push_back(*action);
+            if (!action && issued < inputs.size()) weight();
+        }
+        while (issued < inputs.size()) weight();
+        return row;
+    }
+
+   private:
+    static constexpr std::size_t kOverPeak = SIZE_MAX;
+
+    struct State {
+        int in_flight = 0;
+        // I without their W.
+        int waiting = 0;
+
+        friend bool operator==(const State&, const State&) = default;
+    };
+
+    // Passes a slot and returns how much is in flight in it.
+    int pass(State& state, std::size_t slot) const {
+        if (!slots_[slot]) {
+            if (state.waiting == 0) return state.in_flight;
+            --state.waiting;
+            return state.in_flight--;
+        }
+        if (slots_[slot]->kind == Kind::I) {
+            ++state.waiting;
+            return state.in_flight;
+        }
+        return ++state.in_flight;
+    }
+
+    // The slot behind `from` from which on all is as before; kOverPeak where the peak is exceeded.
+    std::size_t changed_until(std::size_t from, std::size_t to, int peak) const {
+        State state = before_[to];
+        for (std::size_t slot = to; slot < slots_.size(); ++slot) {
+            if (slot > from && state == before_[slot]) return slot;
+            if (pass(state, slot) > peak) return kOverPeak;
+        }
+        return slots_.size();
+    }
+
+    std::vector<std::optional<Action>> slots_;
+    // The state in front of each slot.
+    std::vector<State> before_;
+};
+
+class Block {
+   public:
+    Block(const Placement& placement, int num_microbatches, std::size_t num_slots)
+        : placement_(placement),
+          num_microbatches_(static_cast<std::size_t>(num_microbatches)),
+          num_slots_(num_slots),
+          lanes_(static_cast<std::size_t>(placement.num_devices()), Lane(num_slots)),
+          forward_(static_cast<std::size_t>(placement.num_stages()) * num_microbatches_),
+          input_(forward_.size()) {}
+
+    void put(Kind kind, const std::vector<int>& slots, int interval) {
+        for (int stage = 0; stage < placement_.num_stages(); ++stage) {
+            const int device = placement_.device_of(stage);
+            auto slot = static_cast<std::size_t>(slots[static_cast<std::size_t>(stage)]);
+            for (std::size_t m = 0; m < num_microbatches_; ++m) {
+                Lane& lane = lanes_[static_cast<std::size_t>(device)];
+                if (lane.at(slot)) {
+                    throw std::invalid_argument("the block asks for two actions in slot " +
+                                                std::to_string(slot) + " of device " +
+                                                std::to_string(device));
+                }
+                lane.put(slot, make_action(kind, stage, static_cast<std::int64_t>(m)));
+                slot_of(kind, stage, m) = slot;
+                slot += static_cast<std::size_t>(interval);
+            }
+        }
+    }
+
+    void squeeze() {
+        for (Lane& lane : lanes_) peak_ = std::max(peak_, lane.refresh());
+        for (std::size_t slot = 0; slot < num_slots_; ++slot) {
+            for (Lane& lane : lanes_) {
+                if (lane.at(slot)) advance(lane, slot, *lane.at(slot));
+            }
+        }
+    }
+
+    std::vector<Row> rows() const {
+        std::vector<Row> rows;
+        for (const Lane& lane : lanes_) rows.push_back(lane.row());
+        return rows;
+    }
+
+   private:
+    std::size_t& slot_of(Kind kind, int stage, std::size_t microbatch) {
+        std::vector<std::size_t>& slots = kind == Kind::F ? forward_ : input_;
+        return slots[static_cast<std::size_t>(stage) * num_microbatches_ + microbatch];
+    }
+
+    void advance(Lane& lane, std::size_t slot, Action action) {
+        for (std::size_t to = earliest(action); to < slot; ++to) {
+            if (lane.at(to) || !lane.move(slot, to, peak_)) continue;
+            slot_of(action.kind, action.stage, action.microbatch) = to;
+            return;
+        }
+    }
+
+    // The slot behind all inputs and behind the stage's last microbatch.
+    std::size_t earliest(Action action) {
+        const auto [microbatch, stage, kind, slice] = action;
+        const bool forward = kind == Kind::F;
+        const int source = forward ? stage - 1 : stage + 1;
+        std::size_t slot = forward ? 0 : slot_of(Kind::F, stage, microbatch) + 1;
+        if (source >= 0 && source < placement_.num_stages()) {
+            slot = std::max(slot, slot_of(kind, source, microbatch) + 1);
+        }
+        if (microbatch > 0) slot = std::max(slot, slot_of(kind, stage, microbatch - 1) + 1);
+        return slot;
+    }
+
+    const Placement& placement_;
+    std::size_t num_microbatches_;
+    std::size_t num_slots_;
+    std::vector<Lane> lanes_;
+    // By stage and microbatch.
+    std::vector<std::size_t> forward_;
+    std::vector<std::size_t> input_;
+    int peak_ = 0;
+};
+
+void require_slots(const char* name, const std::vector<int>& slots, const Placement& placement) {
+    require_range(name, static_cast<std::int64_t>(slots.size()), placement.num_stages(),
+                  placement.num_stages());
+    for (const int slot : slots) require_range("slot", slot, 0, kMaxCells);
+}
+
+}  // namespace
+
+Plan by_block(const Placement& placement, int num_microbatches,
+              const std::vector<int>& forward_slots, const std::vector<int>& input_slots,
+              int interval) {
+    require_plan_size(placement.num_stages(), num_microbatches);
+    require_slots("number of forward_slots", forward_slots, placement);
+    require_slots("number of input_slots", input_slots, placement);
+    require_range("interval", interval, 1, kMaxStages);
+    const std::int64_t last =
+        std::max(std::ranges::max(forward_slots), std::ranges::max(input_slots));
+    const std::int64_t num_slots = last + std::int64_t{interval} * (num_microbatches - 1) + 1;
+    // A slot for each F, I and W, and as many to spare; it bounds the memory.
+    require_range("slots of all devices", num_slots * placement.num_devices(), 1,
+                  6 * std::int64_t{kMaxCells});
+    Block block(placement, num_microbatches, static_cast<std::size_t>(num_slots));
+    block.put(Kind::F, forward_slots, interval);
+    block.put(Kind::I, input_slots, interval);
+    block.squeeze();
+    Plan plan(placement, num_microbatches, block.rows());
+    check(plan);
+    return plan;
+}
+
+}  // namespace pykern

@@ -1,0 +1,98 @@
+#include "plan/updates.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <stdexcept>
+#include <utility>
+
+#include "plan/check.hpp"
+#include "plan/require.hpp"
+
+namespace pykern {
+
+namespace {
+
+bool ends_backward(Action action) {
+    return (action.kind == Kind::B || action.kind == Kind::W) && action.slice == 0;
+}
+
+Row updated(const Plan& plan, int device, int group, int delay) {
+    const int last = plan.num_microbatches() - 1;
+    std::vector<int> num_updates(static_cast<std::size_t>(plan.num_stages()), 0);
+    Row row;
+    const auto update = [&](int stage) {
+        const int number = num_updates[static_cast<std::size_t>(stage)]++;
+        row.push_back(make_action(Kind::U, stage, std::min((number + 1) * group - 1, last)));
+    };
+    for (const Action& action : plan.rows()[static_cast<std::size_t>(device)]) {
+        const auto microbatch = static_cast<int>(action.microbatch);
+        const bool starts_group =
+            action.kind == Kind::F && action.slice == 0 && microbatch % group == 0;
+        if (delay > 0 && starts_group && microbatch / group >= delay) update(action.stage);
+        row.push_back(action);
+        const bool ends_group = (microbatch + 1) % group == 0 || microbatch == last;
+        if (delay == 0 && ends_group && ends_backward(action)) update(action.stage);
+    }
+    for (int stage = 0; stage < plan.num_stages(); ++stage) {
+        if (plan.placement().device_of(stage) != device) continue;
+        while (num_updates[static_cast<std::size_t>(stage)] * group <= last) update(stage);
+    }
+    return row;
+}
+
+// The versions that one stage holds on one device, and how many microbatches in flight read each.
+struct Versions {
+    int newest = 0;
+    std::map<int, int> num_readers;
+
+    int num_held() const {
+        return static_cast<int>(num_readers.size()) + (num_readers.contains(newest) ? 0 : 1);
+    }
+};
+
+}  // namespace
+
+Plan with_updates(const Plan& plan, int group, int delay) {
+    check(plan);
+    require_range("group", group, 1, kMaxCells);
+    require_range("delay", delay, 0, kMaxCells);
+    if (plan.placement().num_replicas() > 1 || plan.has(Kind::U)) {
+        throw std::invalid_argument("updates are added to a plan of one replica without any");
+    }
+    std::vector<Row> rows;
+    for (int device = 0; device < plan.num_devices(); ++device) {
+        rows.push_back(updated(plan, device, group, delay));
+    }
+    Plan result{plan.placement(), plan.num_microbatches(), std::move(rows), plan.num_slices()};
+    check(result);
+    return result;
+}
+
+std::vector<int> weight_versions(const Plan& plan) {
+    std::vector<int> most(static_cast<std::size_t>(plan.num_stages()), 1);
+    for (const Row& row : plan.rows()) {
+        std::map<int, Versions> stages;
+        std::map<Action, int> read_by;  // the version that each forward in flight has read
+        for (Action action : row) {
+            const int stage = action.stage;
+            Versions& versions = stages[stage];
+            if (action.kind == Kind::U) ++versions.newest;
+            if (action.kind == Kind::F) {
+                ++versions.num_readers[versions.newest];
+                read_by[action] = versions.newest;
+            }
+            if (action.kind == Kind::B || action.kind == Kind::W) {
+                action.kind = Kind::F;
+                const auto reader = read_by.extract(action);
+                const auto readers = versions.num_readers.find(reader.mapped());
+                if (--readers->second == 0) versions.num_readers.erase(readers);
+            }
+            int& here = most[static_cast<std::size_t>(stage)];
+            here = std::max(here, versions.num_held());
+        }
+    }
+    return most;
+}
+
+}  // namespace pykern

@@ -1,0 +1,64 @@
+"""From what a user asks for to the plan that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from . import schedules
+from .plan import Kind, Plan, with_reductions
+from .runtime.executor import KINDS
+
+Schedule = str | Plan | Callable[..., Plan]
+
+
+def choose_plan(
+    schedule: Schedule, num_devices: int, microbatches: int | None, options: dict[str, Any]
+) -> Plan:
+    """The plan of a schedule, with what its steps need beside what the schedule says.
+
+    Args:
+        schedule: a name or function of `pykern.schedules`, or a plan.
+        num_devices: how many devices there are.
+        microbatches: how many parts a batch is cut into; may be None with a plan.
+        options: for the schedule.
+
+    Raises:
+        TypeError, ValueError: the schedule is unknown, does not fit, or holds what cannot run here.
+        PlanError: the plan cannot run at all.
+    """
+    plan = _make_plan(schedule, num_devices, microbatches, options)
+    if plan.num_slices > 1:
+        raise ValueError(
+            f"the plan cuts microbatches into {plan.num_slices} slices; CPU workers run whole ones"
+        )
+    for kind in Kind:
+        if plan.has(kind) and kind not in KINDS:
+            known = ", ".join(known.name for known in KINDS)
+            raise ValueError(f"the plan holds {kind.name} actions; CPU workers run {known}")
+    return with_reductions(plan)
+
+
+def _make_plan(
+    schedule: Schedule, num_devices: int, microbatches: int | None, options: dict[str, Any]
+) -> Plan:
+    if isinstance(schedule, Plan):
+        if options:
+            raise TypeError(f"a Plan takes no schedule options, got {', '.join(sorted(options))}")
+        if schedule.num_devices != num_devices:
+            raise ValueError(
+                f"the plan is for {schedule.num_devices} devices, but there are {num_devices}"
+            )
+        if microbatches not in (None, schedule.num_microbatches):
+            raise ValueError(
+                f"microbatches={microbatches}, but the plan is for {schedule.num_microbatches}"
+            )
+        return schedule
+    if microbatches is None:
+        raise TypeError("Pipeline needs microbatches=N: how many parts a batch is cut into")
+    if isinstance(schedule, str):
+        if schedule not in schedules.by_name:
+            known = ", ".join(sorted(schedules.by_name))
+            raise ValueError(f"schedule {schedule!r} is unknown; there are {known}")
+        schedule = schedules.by_name[schedule]
+    return schedule(num_devices, microbatches, **options)

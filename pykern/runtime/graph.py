@@ -1,0 +1,110 @@
+"""Reads the autograd graph of a stage: what leads to its inputs, and what leaves that way."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+
+
+class Graph:
+    """The nodes behind some outputs, told apart by whether they lead to one of the inputs.
+
+    Attributes:
+        reaches_inputs: whether any output depends on an input.
+        forks: the nodes that lead to an input and also aside, to parameters alone, each with the
+            positions of its edges aside.
+        outputs_aside: positions of the outputs that depend on parameters alone.
+    """
+
+    def __init__(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
+        roots = [get_gradient_edge(output) for output in outputs]
+        self._edges: dict[Node, tuple[tuple[Node | None, int], ...]] = {}
+        self._leads = {get_gradient_edge(value).node: True for value in inputs}
+        for root in roots:
+            self._visit(root.node)
+        self.reaches_inputs = any(self._leads[root.node] for root in roots)
+        self.outputs_aside = [i for i, root in enumerate(roots) if self._is_aside(root.node)]
+        self.forks: dict[Node, list[int]] = {}
+        for node, edges in self._edges.items():
+            if self._leads[node]:
+                positions = [i for i, (target, _) in enumerate(edges) if self._is_aside(target)]
+                if positions:
+                    self.forks[node] = positions
+        self._entries = [[roots[i]] for i in self.outputs_aside]
+        self._entries += [edges_of(node, positions) for node, positions in self.forks.items()]
+
+    def _visit(self, root: Node) -> None:
+        # Depth first, without recursion: a node lies under its successors, to be left after them.
+        stack = [(root, False)]
+        while stack:
+            node, leave = stack.pop()
+            if leave:
+                targets = (target for target, _ in self._edges[node])
+                self._leads[node] = any(self._leads[t] for t in targets if t is not None)
+            elif node not in self._leads:
+                self._leads[node] = False
+                self._edges[node] = node.next_functions
+                stack.append((node, True))
+                stack += [(target, False) for target, _ in self._edges[node] if target is not None]
+
+    def _is_aside(self, node: Node | None) -> bool:
+        return node is not None and not self._leads[node]
+
+    def on_the_way(self) -> Iterator[Node]:
+        """The nodes that lead to an input and are no forks."""
+        return (node for node in self._edges if self._leads[node] and node not in self.forks)
+
+    def meets_aside(self) -> bool:
+        """Whether two forks, or an output aside and another, lead to the same node aside."""
+        entry_of: dict[Node, int] = {}
+        for entry, edges in enumerate(self._entries):
+            stack = [edge.node for edge in edges]
+            while stack:
+                node = stack.pop()
+                if node not in entry_of:
+                    entry_of[node] = entry
+                    stack += [target for target, _ in self._edges[node] if target is not None]
+                elif entry_of[node] != entry:
+                    return True
+        return False
+
+    def sums_alike(self) -> bool:
+        """Whether sums aside round the same when all gradients of forks come first.
+
+        They do unless three or more gradients meet, of which some come from forks and some from
+        nodes aside.
+        """
+        first = Counter((edge.node, edge.output_nr) for edges in self._entries for edge in edges)
+        later = Counter(
+            edge for node, edges in self._edges.items() if self._is_aside(node) for edge in edges
+        )
+        return all(later[edge] == 0 or later[edge] + first[edge] <= 2 for edge in first)
+
+
+def edges_of(node: Node, positions: Iterable[int]) -> list[GradientEdge]:
+    """Where the gradients go that the node computes at these positions."""
+    edges: Any = node.next_functions
+    return [GradientEdge(*edges[position]) for position in positions]
+
+
+@cache
+def _names_of_saved(node_type: type[Node]) -> list[str]:
+    return [name for name in dir(node_type) if name.startswith("_raw_saved_")]
+
+
+def saved_by(node: Node) -> Iterator[Any]:
+    """The tensors, as torch wraps them, that the node has saved."""
+    # The types of custom functions come and go; those of torch may be remembered.
+    custom = isinstance(node, BackwardCFunction)
+    for name in ["_raw_saved_tensors"] if custom else _names_of_saved(type(node)):
+        value = getattr(node, name)
+        for saved in value if isinstance(value, tuple) else (value,):
+            # Since 2.13 torch tells where there is none.
+            if getattr(saved, "data", saved) is not None:
+                yield saved

@@ -1,0 +1,138 @@
+"""Layers of many kinds, run whole and in two parts."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+
+from pykern.models.gpt import gpt
+from pykern.runtime.split import Work, backward_to_inputs
+
+WIDTH = 8
+
+
+class Make(nn.Module):
+    """A layer from a function of some parameters and x."""
+
+    def __init__(self, function: Callable[..., Any], *shapes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(torch.randn(shape) for shape in shapes)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(*self.weights, x)
+
+
+class Product(torch.autograd.Function):
+    """x * w, which computes both gradients at once, and counts its backwards."""
+
+    num_backwards = 0
+
+    @staticmethod
+    def forward(ctx: Any, w: Tensor, x: Tensor) -> Tensor:
+        ctx.save_for_backward(w, x)
+        return w * x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        Product.num_backwards += 1
+        w, x = ctx.saved_tensors
+        return (gradients[0] * x).sum(0), gradients[0] * w
+
+
+def embedded(table: Tensor, x: Tensor) -> Tensor:
+    return x + F.embedding(torch.arange(len(x)) % 3, table)
+
+
+def written(row: Tensor, x: Tensor) -> Tensor:
+    y = x * 2
+    y[1] = row
+    y[:, 2].mul_(row[0])
+    return y.sin()
+
+
+def reused(w: Tensor, x: Tensor) -> Tensor:
+    """A sum in w of two gradients from the side and two from x's way, in turns."""
+    y = x @ w
+    side = w.sin() + w
+    return torch.tanh(y) @ side * w[0]
+
+
+def lstm() -> nn.Module:
+    class Last(nn.LSTM):
+        def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+            return super().forward(x[None])[0][0]
+
+    return Last(WIDTH, WIDTH)
+
+
+def autocast(w: Tensor, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return (torch.tanh(x @ w) @ w).float()
+
+
+LINEAR = (WIDTH, WIDTH)
+ROW = (WIDTH,)
+# The layers, and whether something is left for W when they are split.
+LAYERS: dict[str, tuple[Callable[[], nn.Module], bool]] = {
+    "linear": (lambda: nn.Linear(*LINEAR), True),
+    "no parameters": (nn.Tanh, False),
+    "identity": (nn.Identity, False),
+    "gpt": (lambda: nn.Sequential(*list(gpt(16, 2, WIDTH, 2, 9))[1:-1], nn.Flatten()), True),
+    "norms": (lambda: nn.Sequential(nn.LayerNorm(WIDTH), nn.BatchNorm1d(WIDTH)), True),
+    "lstm": (lstm, True),
+    "frozen": (lambda: nn.Sequential(nn.Linear(*LINEAR).requires_grad_(False)), False),
+    "broadcast": (lambda: Make(lambda a, b, x: x * a + b, (1, 1), ()), True),
+    "same edge twice": (lambda: Make(lambda w, x: torch.addcmul(x, w, w), ROW), True),
+    "three times": (lambda: Make(lambda w, x: ((x @ w).sin() @ w).cos() @ w, LINEAR), True),
+    "scaled": (lambda: Make(lambda w, s, x: x @ (w * s), LINEAR, ROW), True),
+    "weight norm": (lambda: weight_norm(nn.Linear(*LINEAR)), True),
+    "embedding": (lambda: Make(embedded, (3, WIDTH)), True),
+    "in place": (lambda: Make(written, ROW), True),
+    "double": (lambda: Make(lambda w, x: (x.double() @ w.double()).float(), LINEAR), True),
+    "autocast": (lambda: Make(autocast, LINEAR), True),
+    "output aside": (lambda: Make(lambda w, x: (x @ w, w.sin()), LINEAR), True),
+    "outputs aside only": (lambda: Make(lambda w, _: (w.sin(), w), LINEAR), True),
+    "sum in turns": (lambda: Make(reused, LINEAR), False),
+    "function of the user's": (lambda: Make(Product.apply, ROW), False),
+}
+
+
+def tensors(output: Any) -> list[Tensor]:
+    return list(output) if isinstance(output, tuple) else [output]
+
+
+def no_work() -> None:
+    raise AssertionError("there is no earlier microbatch")
+
+
+def split(
+    layer: nn.Module, x: Tensor, finish_earlier: Work = no_work
+) -> tuple[Tensor, Work | None]:
+    """Forward and I; the leaf and what is left."""
+    leaf = x.clone().requires_grad_()
+    outputs = tensors(layer(leaf))
+    gradients = [torch.ones_like(output) * 0.37 for output in outputs]
+    return leaf, backward_to_inputs(outputs, gradients, [leaf], finish_earlier)
+
+
+def whole(layer: nn.Module, x: Tensor) -> Tensor:
+    """Forward and B; the leaf."""
+    leaf = x.clone().requires_grad_()
+    outputs = tensors(layer(leaf))
+    torch.autograd.backward(outputs, [torch.ones_like(output) * 0.37 for output in outputs])
+    return leaf
+
+
+def assert_same_gradients(layer: nn.Module, other: nn.Module) -> None:
+    for (name, ours), theirs in zip(layer.named_parameters(), other.parameters(), strict=True):
+        assert (ours.grad is None) == (theirs.grad is None), name
+        if ours.grad is not None and theirs.grad is not None:
+            assert torch.equal(ours.grad, theirs.grad), name
+
+
+def data(name: str) -> Tensor:
+    return torch.randn(5, 9, WIDTH) if name == "gpt" else torch.randn(5, WIDTH)

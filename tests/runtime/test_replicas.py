@@ -1,0 +1,206 @@
+"""Two replicas of the stages: one set of parameters, gradients that meet in a REDUCE."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import pykern
+from pykern.plan import Kind
+from tests.runtime.plans import split_backward, two_replicas
+from tests.runtime.reference import assert_same_state, plain_step
+
+NUM_MICROBATCHES = 6
+PLAN = two_replicas(2, NUM_MICROBATCHES)
+
+
+def pipeline(*layers: nn.Module) -> pykern.Pipeline:
+    return pykern.Pipeline(layers, devices="cpu:2", schedule=PLAN, loss_fn=F.mse_loss)
+
+
+def batch(width: int = 4) -> tuple[Tensor, Tensor]:
+    return torch.randn(NUM_MICROBATCHES, width), torch.randn(NUM_MICROBATCHES, width)
+
+
+def test_the_plan_gets_its_reductions() -> None:
+    with pipeline(nn.Linear(4, 4), nn.Linear(4, 4)) as pipe:
+        assert pipe.plan.has(Kind.REDUCE)
+        x, y = batch()
+        pipe.step(x, target=y)
+        for timeline in (pipe.timeline(), pipe.prediction()):
+            ran = [[span.action for span in row] for row in timeline.rows]
+            assert ran == [list(row) for row in pipe.plan.rows]
+
+
+def test_each_parameter_shows_once() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    with pipeline(*model) as pipe:
+        x, y = batch()
+        pipe.step(x, target=y)
+        assert [id(p) for p in pipe.parameters()] == [id(p) for p in model.parameters()]
+        assert list(pipe.state_dict()) == list(model.state_dict())
+        assert len(list(pipe.modules())) == 3
+
+
+def test_replicas_follow_what_is_done_to_the_model() -> None:
+    """Optimizer steps, new storage, freezing, replaced layers, other modes."""
+    model = nn.Sequential(
+        nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    )
+    plain = copy.deepcopy(model)
+
+    def train(layers: nn.Module) -> None:
+        torch.optim.SGD(layers.parameters(), lr=0.1).step()
+
+    def move(layers: nn.Module) -> None:
+        weight = layers.get_parameter("1.0.weight")
+        weight.data = weight.detach() * 2
+
+    def freeze(layers: nn.Module) -> None:
+        layers.get_parameter("0.0.bias").requires_grad_(False)
+
+    def replace(layers: nn.Module) -> None:
+        block = layers.get_submodule("0")
+        assert isinstance(block, nn.Sequential)
+        block[1] = nn.ReLU()
+
+    def evaluate(layers: nn.Module) -> None:
+        layers.eval()
+
+    def assign(layers: nn.Module) -> None:
+        state = {name: value * 0.5 for name, value in layers.state_dict().items()}
+        layers.load_state_dict(state, assign=True)
+
+    changes: list[Callable[[nn.Module], None]]
+    changes = [train, move, freeze, evaluate, replace, assign]
+    with pipeline(*model) as pipe:
+        for change in changes:
+            x, y = batch()
+            expected = plain_step(
+                plain, x, y, F.mse_loss, NUM_MICROBATCHES, [range(1), range(1, 2)], num_replicas=2
+            )
+            assert torch.equal(pipe.step(x, target=y), expected)
+            assert_same_state(pipe, plain)
+            change(pipe)
+            change(plain)
+            for layers in (pipe, plain):
+                layers.zero_grad()
+
+
+def test_a_parameters_hooks_see_the_first_replicas_microbatches_and_the_others_sum() -> None:
+    layer = nn.Linear(4, 4)
+    seen: list[Tensor] = []
+    grads: list[Tensor] = []
+
+    def keep(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        grads.append(parameter.grad.clone())
+
+    layer.weight.register_hook(lambda gradient: seen.append(gradient.clone()))
+    layer.weight.register_post_accumulate_grad_hook(keep)
+    x, y = batch()
+    with pipeline(layer, nn.Linear(4, 4)) as pipe:
+        pipe.step(x, target=y)
+    assert len(seen) == len(grads) == NUM_MICROBATCHES // 2 + 1
+    total = sum(seen[1:], seen[0])
+    assert torch.equal(grads[-1], total)
+    assert layer.weight.grad is not None
+    assert torch.equal(layer.weight.grad, total)
+
+
+def test_a_modules_hooks_fire_for_every_microbatch() -> None:
+    layer = nn.Linear(4, 4)
+    events: list[str] = []
+    x, y = batch()
+    with pipeline(nn.Linear(4, 4), layer) as pipe:
+        layer.register_forward_hook(lambda *_: events.append("forward"))
+        layer.register_full_backward_hook(lambda *_: events.append("backward"))
+        pipe.step(x, target=y)
+    assert events.count("forward") == events.count("backward") == NUM_MICROBATCHES
+
+
+def test_forward_only() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    x, _ = batch()
+    for plan in (PLAN, PLAN.forward_only()):
+        with pykern.Pipeline(model, devices="cpu:2", schedule=plan) as pipe:
+            expected = torch.cat([model(row) for row in x.split(1)])
+            assert torch.equal(pipe(x), expected)
+
+
+class Rows(nn.LSTM):
+    """An LSTM over the rows of a microbatch. It keeps its parameters in a list too."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x[None])[0][0]
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_recurrent_layers_and_shared_parameters(split: bool) -> None:
+    shared = nn.Linear(4, 4)
+    model = nn.Sequential(nn.Sequential(shared, nn.Tanh(), shared, Rows(4, 4)), Rows(4, 4))
+    plain = copy.deepcopy(model)
+    plan = split_backward(PLAN) if split else PLAN
+    x, y = batch()
+    with pykern.Pipeline(model, devices="cpu:2", schedule=plan, loss_fn=F.mse_loss) as pipe:
+        for _ in range(2):
+            expected = plain_step(plain, x, y, F.mse_loss, NUM_MICROBATCHES, num_replicas=2)
+            assert torch.equal(pipe.step(x, target=y), expected)
+            assert_same_state(pipe, plain)
+
+
+def with_own_forward() -> nn.Module:
+    layer = nn.Linear(4, 4)
+    layer.forward = layer.forward  # type: ignore[method-assign]
+    return layer
+
+
+def compiled() -> nn.Module:
+    layer = nn.Linear(4, 4)
+    layer._compiled_call_impl = layer._call_impl
+    return layer
+
+
+def with_hidden(value: Callable[[nn.Module], object]) -> nn.Module:
+    layer = nn.Linear(4, 4)
+    layer.extra = value(layer)  # type: ignore[assignment]
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: nn.BatchNorm1d(4), "BatchNorm1d.*running statistics"),
+        (lambda: torch.jit.trace(nn.Linear(4, 4), torch.ones(1, 4)), "compiled together"),
+        (with_own_forward, "has a forward of its own"),
+        (compiled, "has a _compiled_call_impl of its own"),
+        (lambda: with_hidden(lambda layer: [layer.weight]), r"in \.extra"),
+        (lambda: with_hidden(lambda layer: {"a": layer.forward}), r"in \.extra"),
+        (lambda: with_hidden(lambda _: (nn.Linear(2, 2),)), r"in \.extra"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_layers_that_cannot_have_copies_are_refused(
+    make: Callable[[], nn.Module], reason: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"1\.0 .*{reason}.*several replicas"):
+        pipeline(nn.Linear(4, 4), nn.Sequential(make()))
+
+
+class Recorder(nn.Linear):
+    """Trains, and has a hook for others."""
+
+    def record(self, _module: nn.Module, _inputs: object, _output: object) -> None:
+        return
+
+
+def test_layers_that_only_look_like_that_are_accepted() -> None:
+    teacher = nn.Linear(4, 4).requires_grad_(False)
+    layer = with_hidden(lambda _: [teacher, teacher.weight, nn.Tanh()])
+    layer.register_forward_hook(Recorder(4, 4).record)
+    norm = nn.BatchNorm1d(4, track_running_stats=False)
+    with pykern.Pipeline([layer, norm], devices="cpu:2", schedule=two_replicas(2, 2)) as pipe:
+        assert pipe(torch.randn(4, 4)).shape == (4, 4)
