@@ -11,6 +11,8 @@
 namespace pykern {
 
 void bind_plan(pybind11::module_& module);
+void bind_lower(pybind11::module_& module);
+void bind_costs(pybind11::module_& module);
 void bind_timeline(pybind11::module_& module);
 void bind_exec(pybind11::module_& module);
 

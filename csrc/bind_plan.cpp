@@ -15,9 +15,9 @@
 #include "plan/by_program.hpp"
 #include "plan/check.hpp"
 #include "plan/generate.hpp"
-#include "plan/lower.hpp"
 #include "plan/placement.hpp"
 #include "plan/plan.hpp"
+#include "plan/reduce.hpp"
 #include "plan/text.hpp"
 #include "plan/updates.hpp"
 
@@ -167,6 +167,7 @@ void bind_plan_class(py::module_& module) {
         .def("has", &Plan::has, "kind"_a, "Whether any row holds an action of this kind.")
         .def("forward_only", &Plan::forward_only, "The same plan with its forward actions only.")
         .def(py::self == py::self)
+        .def("__hash__", &hash_of)
         .def("__str__", &table)
         .def("__repr__",
              [](const Plan& self) {
@@ -201,7 +202,8 @@ void bind_functions(py::module_& module) {
                "A plan that repeats the timetable of one microbatch: V-Half and V-Min.");
     module.def("by_program", &by_program, "placement"_a, "num_microbatches"_a, "programs"_a,
                "A plan written out as patterns and how often each is repeated: ZB-V, DualPipeV.");
-    module.def("check", &check, "plan"_a, "Proves that a plan can run, or raises PlanError.");
+    module.def("check", py::overload_cast<const Plan&>(&check), "plan"_a,
+               "Proves that a plan can run, or raises PlanError.");
     module.def("with_reductions", &with_reductions, "plan"_a,
                "The plan with a REDUCE for each stage, where it has replicas and a backward.");
     module.def("by_list", &by_list, "plan"_a, "cap"_a,

@@ -1,13 +1,13 @@
+#include <pybind11/native_enum.h>
 #include <pybind11/operators.h>
 #include <pybind11/stl.h>
 
-#include <optional>
+#include <utility>
 #include <vector>
 
 #include "bind.hpp"
-#include "plan/check.hpp"
 #include "plan/costs.hpp"
-#include "plan/memory.hpp"
+#include "plan/explain.hpp"
 #include "plan/simulate.hpp"
 #include "plan/text.hpp"
 #include "plan/timeline.hpp"
@@ -19,38 +19,44 @@ namespace pykern {
 
 namespace {
 
-void bind_costs(py::module_& module) {
-    py::class_<Costs>(module, "Costs", "How long each action takes, in nanoseconds.")
-        .def(py::init<StageValues, StageValues, double, std::optional<StageValues>,
-                      std::optional<StageValues>>(),
-             "forward_ns"_a, "backward_ns"_a, "transfer_ns"_a = 0.0, py::kw_only(),
-             "input_ns"_a = py::none(), "weight_ns"_a = py::none())
-        .def_property_readonly("forward_ns", &Costs::forward_ns)
-        .def_property_readonly("backward_ns", &Costs::backward_ns)
-        .def_property_readonly("input_ns", &Costs::input_ns)
-        .def_property_readonly("weight_ns", &Costs::weight_ns)
-        .def_property_readonly("transfer_ns", &Costs::transfer_ns)
+void bind_bubble(py::module_& module) {
+    py::class_<Bubble>(module, "Bubble",
+                       "The idle time of one device, by cause; the parts add up to the whole.")
+        .def(py::init<double, double, double, double>(), "before_first_ns"_a, "after_last_ns"_a,
+             "compute_ns"_a, "transfer_ns"_a)
+        .def_readonly("before_first_ns", &Bubble::before_first_ns)
+        .def_readonly("after_last_ns", &Bubble::after_last_ns)
+        .def_readonly("compute_ns", &Bubble::compute_ns,
+                      "Between actions, while the input that came last was being computed.")
+        .def_readonly("transfer_ns", &Bubble::transfer_ns,
+                      "Between actions, while the input that came last was on its way.")
         .def(py::self == py::self)
-        .def("__repr__", [](const Costs& self) {
+        .def("__repr__", [](const Bubble& self) {
             return py::str(
-                       "Costs(forward_ns={}, backward_ns={}, transfer_ns={}, input_ns={}, "
-                       "weight_ns={})")
-                .format(self.forward_ns(), self.backward_ns(), self.transfer_ns(), self.input_ns(),
-                        self.weight_ns());
+                       "Bubble(before_first_ns={}, after_last_ns={}, compute_ns={}, "
+                       "transfer_ns={})")
+                .format(self.before_first_ns, self.after_last_ns, self.compute_ns,
+                        self.transfer_ns);
         });
+}
 
-    // kept_bytes is activation_bytes where it is not given: everything is freed after W.
-    py::class_<Memory>(module, "Memory",
-                       "What one microbatch holds on one stage, a number for every stage or a "
-                       "list.")
-        .def(py::init([](const StageValues& activation, const std::optional<StageValues>& kept,
-                         const StageValues& boundary) {
-                 return Memory(activation, kept.value_or(activation), boundary);
-             }),
-             "activation_bytes"_a, "kept_bytes"_a = py::none(), "boundary_bytes"_a = 0.0)
-        .def_property_readonly("activation_bytes", &Memory::activation_bytes)
-        .def_property_readonly("kept_bytes", &Memory::kept_bytes)
-        .def_property_readonly("boundary_bytes", &Memory::boundary_bytes);
+void bind_step(py::module_& module) {
+    py::native_enum<Wait>(module, "Wait", "enum.Enum", "What decided when an action started.")
+        .value("NOTHING", Wait::NOTHING)
+        .value("ROW", Wait::ROW)
+        .value("INPUT", Wait::INPUT)
+        .value("TRANSFER", Wait::TRANSFER)
+        .finalize();
+    py::class_<Step>(module, "Step", "One action of a critical path.")
+        .def(py::init<int, Span, Wait>(), "device"_a, "span"_a, "wait"_a)
+        .def_readonly("device", &Step::device)
+        .def_readonly("span", &Step::span)
+        .def_readonly("wait", &Step::wait)
+        .def(py::self == py::self)
+        .def("__repr__", [](const Step& self) {
+            return py::str("Step(device={}, span={}, wait={})")
+                .format(self.device, self.span, self.wait);
+        });
 }
 
 void bind_spans(py::module_& module) {
@@ -60,6 +66,14 @@ void bind_spans(py::module_& module) {
         .def_readonly("start_ns", &Span::start_ns)
         .def_readonly("end_ns", &Span::end_ns)
         .def(py::self == py::self)
+        .def(py::pickle(
+            [](const Span& self) {
+                return py::make_tuple(self.action, self.start_ns, self.end_ns);
+            },
+            [](const py::tuple& state) {
+                return Span{state[0].cast<Action>(), state[1].cast<double>(),
+                            state[2].cast<double>()};
+            }))
         .def("__repr__", [](const Span& self) {
             return py::str("Span({}, start_ns={}, end_ns={})")
                 .format(to_text(self.action), self.start_ns, self.end_ns);
@@ -74,6 +88,11 @@ void bind_spans(py::module_& module) {
                                "From the first start to the last end over all devices.")
         .def_property_readonly("bubble_ratio", &Timeline::bubble_ratio,
                                "Idle device time divided by makespan, 0 to 1.")
+        .def_property_readonly("span_ns", &Timeline::span_ns,
+                               "Of the device that takes longest, from its first start to its last "
+                               "end: the cost of the zero-bubble papers.")
+        .def_property_readonly("span_bubble_ratio", &Timeline::span_bubble_ratio,
+                               "Idle device time within span_ns divided by it, 0 to 1.")
         .def(
             "busy_ns",
             [](const Timeline& self, int device) {
@@ -86,6 +105,10 @@ void bind_spans(py::module_& module) {
                 return self.peak_in_flight(in_range("device", device, self.num_devices()));
             },
             "device"_a, "Most microbatches that the device holds at once, counted in chunks.")
+        .def(py::self == py::self)
+        .def(py::pickle(
+            [](const Timeline& self) { return self.rows(); },
+            [](std::vector<std::vector<Span>> rows) { return Timeline(std::move(rows)); }))
         .def("__repr__", [](const Timeline& self) {
             return py::str("<Timeline num_devices={} makespan_ns={:.6g} bubble_ratio={:.4f}>")
                 .format(self.num_devices(), self.makespan_ns(), self.bubble_ratio());
@@ -95,19 +118,15 @@ void bind_spans(py::module_& module) {
 }  // namespace
 
 void bind_timeline(py::module_& module) {
-    bind_costs(module);
     bind_spans(module);
+    bind_bubble(module);
+    bind_step(module);
     module.def("simulate", &simulate, "plan"_a, "costs"_a,
                "The timeline that a plan would take with these costs.");
-    module.def("check_memory", &check_memory, "plan"_a, "memory"_a, "cap_bytes"_a,
-               "Raises PlanError where a device would hold more than the cap at once.");
-    module.def(
-        "peak_bytes",
-        [](const Plan& plan, const Memory& memory) {
-            check(plan);
-            return peak_bytes(plan, memory);
-        },
-        "plan"_a, "memory"_a, "Most bytes that each device holds at once.");
+    module.def("bubbles", &bubbles, "plan"_a, "costs"_a,
+               "Why each device idles in the simulated timeline.");
+    module.def("critical_path", &critical_path, "plan"_a, "costs"_a,
+               "The actions that decide the simulated makespan, from the start to the last end.");
 }
 
 }  // namespace pykern

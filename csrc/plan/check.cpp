@@ -117,7 +117,9 @@ void for_each_cell(const Plan& plan, Visit visit) {
     for (int stage = 0; stage < plan.num_stages(); ++stage) {
         for (int microbatch = 0; microbatch < plan.num_microbatches(); ++microbatch) {
             for (int slice = 0; slice < plan.num_slices(); ++slice) {
-                visit(make_action(Kind::F, stage, microbatch, slice));
+                visit(Action{static_cast<std::uint32_t>(microbatch),
+                             static_cast<std::uint16_t>(stage), Kind::F,
+                             static_cast<std::uint8_t>(slice)});
             }
         }
     }
@@ -147,6 +149,14 @@ void require_complete(const Plan& plan, const Index& index) {
         if (index.at(reduce) < 0) refuse_missing(plan, reduce, "");
     }
 }
+
+// A walk that only asks whether every action can run.
+struct Untimed {
+    void begin() {}
+    void input(Action /*action*/, Action /*input*/, std::size_t /*row*/, std::size_t /*position*/) {
+    }
+    void finish(std::size_t /*row*/, std::size_t /*position*/, std::size_t /*together*/) {}
+};
 
 // A forward beside a backward that needs nothing of it: anything else has no gain or no meaning.
 void require_pairs(const Plan& plan) {
@@ -182,19 +192,13 @@ void require_ordered(const Plan& plan, const Index& index) {
     });
 }
 
-// How many actions of each row the sequence holds.
-std::vector<std::size_t> reached_by(const Plan& plan, const std::vector<Action>& order) {
-    std::vector<std::size_t> reached(plan.rows().size(), 0);
-    for (const Action& action : order) {
-        ++reached[static_cast<std::size_t>(plan.device_of(action))];
-    }
-    return reached;
-}
+}  // namespace
 
-void require_no_deadlock(const Plan& plan, const Index& index) {
-    const std::vector<Action> order = run_order(plan, index);
-    if (order.size() == plan.num_actions()) return;
-    const std::vector<std::size_t> reached = reached_by(plan, order);
+void require_finished(const Plan& plan, const Index& index,
+                      const std::vector<std::size_t>& reached) {
+    const auto ended = [&](std::size_t ran, const Row& row) { return ran == row.size(); };
+    if (std::ranges::equal(reached, plan.rows(), ended)) return;
+    require_ordered(plan, index);
     const auto refuse = [&](int device, std::size_t position, Action input, int stands) {
         const auto owner = static_cast<std::size_t>(plan.device_of(input));
         const int stop =
@@ -220,8 +224,6 @@ void require_no_deadlock(const Plan& plan, const Index& index) {
     }
 }
 
-}  // namespace
-
 PlanError::PlanError(Rule rule, const Plan& plan, int device, std::size_t position,
                      const std::string& what)
     : std::runtime_error(message(rule, plan, device, position, what)),
@@ -229,16 +231,21 @@ PlanError::PlanError(Rule rule, const Plan& plan, int device, std::size_t positi
       device_(device),
       position_(position) {}
 
-void check(const Plan& plan) {
+Index check_rows(const Plan& plan) {
     require_in_range(plan);
     require_authored(plan);
-    const Index index(plan);
+    Index index(plan);
     require_once(plan, index);
     require_placed(plan);
     require_complete(plan, index);
     require_pairs(plan);
-    require_ordered(plan, index);
-    require_no_deadlock(plan, index);
+    return index;
+}
+
+void check(const Plan& plan) {
+    const Index index = check_rows(plan);
+    Untimed run;
+    require_finished(plan, index, walk(plan, index, run));
 }
 
 void check_memory(const Plan& plan, const Memory& memory, double cap_bytes) {

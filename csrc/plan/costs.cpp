@@ -1,6 +1,11 @@
 #include "plan/costs.hpp"
 
+#include <cmath>
+#include <cstddef>
+#include <stdexcept>
+#include <string>
 #include <utility>
+#include <vector>
 
 namespace pykern {
 
@@ -15,43 +20,78 @@ StageValues half_of(StageValues values) {
     return values;
 }
 
-}  // namespace
-
-Costs::Costs(StageValues forward_ns, StageValues backward_ns, double transfer_ns,
-             std::optional<StageValues> input_ns, std::optional<StageValues> weight_ns)
-    : forward_ns_(std::move(forward_ns)),
-      backward_ns_(std::move(backward_ns)),
-      input_ns_(input_ns ? std::move(*input_ns) : half_of(backward_ns_)),
-      weight_ns_(weight_ns ? std::move(*weight_ns) : half_of(backward_ns_)),
-      transfer_ns_(transfer_ns) {
-    require_values("forward_ns", forward_ns_);
-    require_values("backward_ns", backward_ns_);
-    require_values("input_ns", input_ns_);
-    require_values("weight_ns", weight_ns_);
-    require_values("transfer_ns", transfer_ns_);
+void require(bool holds, const std::string& name, const char* rule, double value) {
+    if (holds) return;
+    throw std::invalid_argument(name + " must be " + rule + ", got " + std::to_string(value));
 }
 
-double Costs::of(Action action) const {
-    switch (action.kind) {
-        case Kind::F:
-        case Kind::R:
-            return value_of(forward_ns_, action.stage);
-        case Kind::B:
-            return value_of(backward_ns_, action.stage);
-        case Kind::I:
-            return value_of(input_ns_, action.stage);
-        case Kind::W:
-            return value_of(weight_ns_, action.stage);
-        default:
-            return 0;
+void require_speed(const std::string& name, double speed) {
+    require(std::isfinite(speed) && speed > 0, name, "finite and positive", speed);
+}
+
+void require_speeds(const StageValues& speeds) {
+    if (const auto* speed = std::get_if<double>(&speeds)) {
+        require_speed("device_speeds", *speed);
+        return;
+    }
+    const auto& list = std::get<std::vector<double>>(speeds);
+    for (std::size_t device = 0; device < list.size(); ++device) {
+        require_speed("device_speeds of device " + std::to_string(device), list[device]);
     }
 }
 
-void Costs::require_stages(int num_stages) const {
-    pykern::require_stages("forward_ns", forward_ns_, num_stages);
-    pykern::require_stages("backward_ns", backward_ns_, num_stages);
-    pykern::require_stages("input_ns", input_ns_, num_stages);
-    pykern::require_stages("weight_ns", weight_ns_, num_stages);
+}  // namespace
+
+template <class Visit>
+void Costs::for_each_stage_values(Visit visit) const {
+    visit("forward_ns", times_ns_[of_kind(Kind::F)]);
+    visit("backward_ns", times_ns_[of_kind(Kind::B)]);
+    visit("recompute_ns", times_ns_[of_kind(Kind::R)]);
+    visit("input_ns", times_ns_[of_kind(Kind::I)]);
+    visit("weight_ns", times_ns_[of_kind(Kind::W)]);
+    visit("update_ns", times_ns_[of_kind(Kind::U)]);
+    visit("reduce_ns", times_ns_[of_kind(Kind::REDUCE)]);
+    visit("message_bytes", table_.message_bytes);
+}
+
+Costs::Costs(CostTable table) : table_(std::move(table)) {
+    const StageValues half = half_of(table_.backward_ns);
+    times_ns_[of_kind(Kind::F)] = table_.forward_ns;
+    times_ns_[of_kind(Kind::B)] = table_.backward_ns;
+    times_ns_[of_kind(Kind::R)] = table_.recompute_ns.value_or(table_.forward_ns);
+    times_ns_[of_kind(Kind::I)] = table_.input_ns.value_or(half);
+    times_ns_[of_kind(Kind::W)] = table_.weight_ns.value_or(half);
+    times_ns_[of_kind(Kind::U)] = table_.update_ns;
+    times_ns_[of_kind(Kind::REDUCE)] = table_.reduce_ns;
+    table_.recompute_ns = times_ns_[of_kind(Kind::R)];
+    table_.input_ns = times_ns_[of_kind(Kind::I)];
+    table_.weight_ns = times_ns_[of_kind(Kind::W)];
+    for_each_stage_values(
+        [](const char* name, const StageValues& values) { require_values(name, values); });
+    require_values("transfer_ns", table_.transfer_ns);
+    require_values("overhead_ns", table_.overhead_ns);
+    require(table_.bandwidth > 0, "bandwidth", "positive", table_.bandwidth);
+    require(table_.overlap >= 0 && table_.overlap <= 1, "overlap", "0 to 1", table_.overlap);
+    require_speeds(table_.device_speeds);
+}
+
+Costs::Costs(StageValues forward_ns, StageValues backward_ns, double transfer_ns,
+             std::optional<StageValues> input_ns, std::optional<StageValues> weight_ns)
+    : Costs(CostTable{.forward_ns = std::move(forward_ns),
+                      .backward_ns = std::move(backward_ns),
+                      .transfer_ns = transfer_ns,
+                      .input_ns = std::move(input_ns),
+                      .weight_ns = std::move(weight_ns)}) {}
+
+void Costs::require_fits(int num_stages, int num_devices) const {
+    for_each_stage_values([num_stages](const char* name, const StageValues& values) {
+        require_stages(name, values, num_stages);
+    });
+    const auto* speeds = std::get_if<std::vector<double>>(&table_.device_speeds);
+    if (speeds == nullptr || speeds->size() == static_cast<std::size_t>(num_devices)) return;
+    throw std::invalid_argument("device_speeds must hold one value for each of " +
+                                std::to_string(num_devices) + " devices, got " +
+                                std::to_string(speeds->size()));
 }
 
 }  // namespace pykern

@@ -1,6 +1,9 @@
 // Costs: how long each action takes, as the simulator is told.
 #pragma once
 
+#include <array>
+#include <cstddef>
+#include <limits>
 #include <optional>
 
 #include "plan/action.hpp"
@@ -8,34 +11,66 @@
 
 namespace pykern {
 
-// Invariant: every time is finite and not negative, in nanoseconds.
+// Of one action, in nanoseconds on a device of speed 1. What is not given: R takes what F takes,
+// and each half of a backward takes half of it.
+struct CostTable {
+    StageValues forward_ns;
+    StageValues backward_ns;
+    // From the end on one device to the earliest start on another; it blocks neither.
+    double transfer_ns = 0;
+    std::optional<StageValues> recompute_ns = std::nullopt;
+    std::optional<StageValues> input_ns = std::nullopt;
+    std::optional<StageValues> weight_ns = std::nullopt;
+    StageValues update_ns = 0.0;
+    StageValues reduce_ns = 0.0;
+    // Every action keeps its device busy for so much more, whatever the device's speed.
+    double overhead_ns = 0;
+    // What crosses the boundary behind a stage, one way or the other, at so many bytes per ns.
+    StageValues message_bytes = 0.0;
+    double bandwidth = std::numeric_limits<double>::infinity();
+    // Whether the messages from one device to another go one after the other, in the order of the
+    // sender's row, instead of each at full bandwidth.
+    bool shared_links = false;
+    // How much of the shorter action of an overlapped pair hides behind the longer: 0...1.
+    double overlap = 0;
+    // One number for every device, or one for each; twice the speed is half the time.
+    StageValues device_speeds = 1.0;
+
+    friend bool operator==(const CostTable&, const CostTable&) = default;
+};
+
+// Invariant: times and sizes are finite and not negative, speeds finite and positive, bandwidth is
+// positive, overlap 0...1, and every optional of the table is there.
 class Costs {
    public:
-    // Where the halves of a backward are not given, each is half of it.
+    explicit Costs(CostTable table);
     Costs(StageValues forward_ns, StageValues backward_ns, double transfer_ns = 0,
           std::optional<StageValues> input_ns = {}, std::optional<StageValues> weight_ns = {});
 
-    const StageValues& forward_ns() const { return forward_ns_; }
-    const StageValues& backward_ns() const { return backward_ns_; }
-    const StageValues& input_ns() const { return input_ns_; }
-    const StageValues& weight_ns() const { return weight_ns_; }
-    // From the end on one device to the earliest start on another; it blocks neither.
-    double transfer_ns() const { return transfer_ns_; }
+    const CostTable& table() const { return table_; }
 
-    // Of an action whose stage has a time. R takes what F takes; U, REDUCE, OFFLOAD and LOAD take
-    // no time.
-    double of(Action action) const;
-    // Throws std::invalid_argument where a list has other than `num_stages` times.
-    void require_stages(int num_stages) const;
+    // Of a kind on a stage that has a time, without overhead, on a device of speed 1. OFFLOAD and
+    // LOAD take no time.
+    double of(Kind kind, std::size_t stage) const {
+        return value_of(times_ns_[of_kind(kind)], stage);
+    }
+    // How long a message over the boundary behind a stage holds its link.
+    double message_ns(std::size_t stage) const {
+        return value_of(table_.message_bytes, stage) / table_.bandwidth;
+    }
+    // Throws std::invalid_argument where a list has another length.
+    void require_fits(int num_stages, int num_devices) const;
 
     friend bool operator==(const Costs&, const Costs&) = default;
 
    private:
-    StageValues forward_ns_;
-    StageValues backward_ns_;
-    StageValues input_ns_;
-    StageValues weight_ns_;
-    double transfer_ns_;
+    static std::size_t of_kind(Kind kind) { return static_cast<std::size_t>(kind); }
+    // Calls visit(name, values) for everything that is given by stage.
+    template <class Visit>
+    void for_each_stage_values(Visit visit) const;
+
+    CostTable table_;
+    std::array<StageValues, kNumKinds> times_ns_;
 };
 
 }  // namespace pykern

@@ -1,91 +1,83 @@
 #include "plan/lower.hpp"
 
 #include <algorithm>
+#include <compare>
 #include <cstddef>
+#include <functional>
+#include <queue>
 #include <utility>
-#include <vector>
 
 #include "plan/check.hpp"
-#include "plan/simulate.hpp"
+#include "plan/ring_uses.hpp"
 
 namespace pykern {
 
 namespace {
 
-// When each stage's last gradient is there.
-std::vector<double> gradient_ends(const Timeline& timeline, int num_stages) {
-    std::vector<double> ends(static_cast<std::size_t>(num_stages), 0);
-    for (const auto& row : timeline.rows()) {
-        for (const Span& span : row) {
-            if (span.action.kind != Kind::B && span.action.kind != Kind::W) continue;
-            double& end = ends[span.action.stage];
-            end = std::max(end, span.end_ns);
-        }
-    }
-    return ends;
-}
+// A slot, and the position of the action that frees it.
+struct Taken {
+    std::size_t to;
+    int slot;
 
-struct Reduction {
-    double ready;
-    Action action;
+    friend auto operator<=>(const Taken&, const Taken&) = default;
 };
 
-// Those that a device computes, in the order in which they can start.
-std::vector<Reduction> reductions_of(const Plan& plan, int device,
-                                     const std::vector<double>& gradient_ends) {
-    std::vector<Reduction> reductions;
-    for (int stage = 0; stage < plan.num_stages(); ++stage) {
-        if (plan.placement().device_of(stage) != device) continue;
-        reductions.push_back({.ready = gradient_ends[static_cast<std::size_t>(stage)],
-                              .action = make_action(Kind::REDUCE, stage, 0)});
-    }
-    std::ranges::stable_sort(reductions, {}, &Reduction::ready);
-    return reductions;
-}
-
-struct RowWithOverlaps {
-    Row row;
-    Overlaps starts;
-};
-
-// The row with each reduction in front of the first action that starts once it is ready.
-RowWithOverlaps merged(const std::vector<Span>& spans, const Overlaps& old_starts,
-                       const std::vector<Reduction>& reductions) {
-    RowWithOverlaps result;
-    auto next = reductions.begin();
-    bool in_pair = false;
-    for (std::size_t position = 0; position < spans.size(); ++position) {
-        const double start_ns = spans[position].start_ns;
-        for (; !in_pair && next != reductions.end() && next->ready <= start_ns; ++next) {
-            result.row.push_back(next->action);
+// Gives out the slots of one ring. Uses come in ascending order of `from`, and always taking the
+// slot that was freed first then needs as few as are in use at once.
+class Slots {
+   public:
+    Copy take(const RingUse& use, const Row& receiver) {
+        Copy copy{.action = use.copy, .slot = num_slots_, .freed_by = {}};
+        if (!taken_.empty() && taken_.top().to < use.from) {
+            copy.slot = taken_.top().slot;
+            copy.freed_by = receiver[taken_.top().to];
+            taken_.pop();
+        } else {
+            ++num_slots_;
         }
-        in_pair = std::ranges::binary_search(old_starts, position);
-        if (in_pair) result.starts.push_back(result.row.size());
-        result.row.push_back(spans[position].action);
+        taken_.push({use.to, copy.slot});
+        return copy;
     }
-    for (; next != reductions.end(); ++next) result.row.push_back(next->action);
-    return result;
-}
+
+   private:
+    int num_slots_ = 0;
+    std::priority_queue<Taken, std::vector<Taken>, std::greater<>> taken_;
+};
 
 }  // namespace
 
-Plan with_reductions(const Plan& plan) {
+LoweredPlan lower(const Plan& plan) {
     check(plan);
-    const bool trains = plan.has(Kind::B) || plan.has(Kind::W);
-    if (plan.placement().num_replicas() == 1 || !trains || plan.has(Kind::REDUCE)) return plan;
-    const Timeline timeline = simulate(plan, Costs(1.0, 2.0));
-    const std::vector<double> ends = gradient_ends(timeline, plan.num_stages());
-    std::vector<Row> rows;
-    std::vector<Overlaps> overlaps;
-    for (int device = 0; device < plan.num_devices(); ++device) {
-        const auto number = static_cast<std::size_t>(device);
-        RowWithOverlaps row = merged(timeline.rows()[number], plan.overlaps()[number],
-                                     reductions_of(plan, device, ends));
-        rows.push_back(std::move(row.row));
-        overlaps.push_back(std::move(row.starts));
+    const RingUses uses(plan, Index(plan));
+    std::vector<Slots> slots(num_rings(plan.placement()));
+    std::vector<Lane> lanes;
+    for (std::size_t number = 0; number < uses.links().all().size(); ++number) {
+        lanes.push_back({uses.links().all()[number], {}});
+        Lane& lane = lanes.back();
+        const Row& receiver = plan.rows()[static_cast<std::size_t>(lane.link.to)];
+        lane.copies.reserve(uses.of(number).size());
+        for (const RingUse& use : uses.of(number)) {
+            lane.copies.push_back(slots[ring_of(plan.placement(), use.copy)].take(use, receiver));
+        }
     }
-    return {plan.placement(), plan.num_microbatches(), std::move(rows), plan.num_slices(),
-            std::move(overlaps)};
+    return {plan, std::move(lanes)};
+}
+
+std::vector<Ring> rings_of(const LoweredPlan& lowered) {
+    const Placement& placement = lowered.plan.placement();
+    std::vector<Ring> rings(num_rings(placement));
+    for (const Lane& lane : lowered.lanes) {
+        for (const Copy& copy : lane.copies) {
+            Ring& ring = rings[ring_of(placement, copy.action)];
+            ring = {.kind = copy.action.kind,
+                    .stage = copy.action.stage,
+                    .replica = placement.replica_of(copy.action.microbatch),
+                    .device = lane.link.to,
+                    .num_slots = std::max(ring.num_slots, copy.slot + 1)};
+        }
+    }
+    std::erase_if(rings, [](const Ring& ring) { return ring.num_slots == 0; });
+    return rings;
 }
 
 }  // namespace pykern

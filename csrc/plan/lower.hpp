@@ -1,15 +1,61 @@
-// Lower: what is derived from a plan and never authored.
+// Lower: the copies between devices, which follow from a plan and are never authored.
 #pragma once
 
+#include <optional>
+#include <vector>
+
+#include "plan/action.hpp"
+#include "plan/links.hpp"
 #include "plan/plan.hpp"
 
 namespace pykern {
 
-// The plan with one REDUCE for each stage, on the stage's device in replica 0, where it has several
-// replicas, a backward, and no REDUCE yet. It stands behind everything that its device starts
-// before the stage's last gradient is there, in a timetable of one slot for F, I and W and two for
-// B. An order by time has no circle, so the plan stays free of deadlock. Throws PlanError for a
-// plan that cannot run.
-Plan with_reductions(const Plan& plan);
+// COPY_F(s, m) brings what F(s, m) made to the device of stage s + 1, COPY_B(s, m) what B or I made
+// to the device of stage s - 1. The copies of one kind, stage and replica fill a ring at the
+// receiver; a slot is held from the copy to the end of the receiving stage's B or W of that
+// microbatch, or of its F in a plan without backwards.
+struct Copy {
+    Action action;
+    int slot = 0;
+    // An action of the receiver: the copy may not start before it has ended. None where the slot
+    // was free from the beginning.
+    std::optional<Action> freed_by;
+
+    friend bool operator==(const Copy&, const Copy&) = default;
+};
+
+// The copies over one link, which run one after the other: in the order in which the sender's row
+// makes what they carry.
+struct Lane {
+    Link link;
+    std::vector<Copy> copies;
+
+    friend bool operator==(const Lane&, const Lane&) = default;
+};
+
+struct Ring {
+    Kind kind;  // of the copies that fill it
+    int stage;  // theirs too
+    int replica;
+    int device;  // where it is
+    int num_slots;
+
+    friend bool operator==(const Ring&, const Ring&) = default;
+};
+
+struct LoweredPlan {
+    Plan plan;
+    std::vector<Lane> lanes;
+
+    friend bool operator==(const LoweredPlan&, const LoweredPlan&) = default;
+};
+
+// A lane for every link that the plan uses, by sender and receiver, with as few slots as let every
+// copy start one slot of the receiver's row ahead of its reader. Throws PlanError for a plan that
+// cannot run.
+LoweredPlan lower(const Plan& plan);
+
+// What the lanes of a lowered plan that has passed `check` need.
+std::vector<Ring> rings_of(const LoweredPlan& lowered);
 
 }  // namespace pykern

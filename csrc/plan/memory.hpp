@@ -24,6 +24,8 @@ class Memory {
     const StageValues& boundary_bytes() const { return boundary_bytes_; }
     void require_stages(int num_stages) const;
 
+    friend bool operator==(const Memory&, const Memory&) = default;
+
    private:
     StageValues activation_bytes_;
     StageValues kept_bytes_;

@@ -1,8 +1,11 @@
 #include "plan/plan.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <stdexcept>
 #include <string>
+#include <string_view>
+#include <type_traits>
 #include <utility>
 
 #include "plan/require.hpp"
@@ -79,6 +82,17 @@ Plan Plan::forward_only() const {
         }
     }
     return {placement_, num_microbatches_, std::move(rows), num_slices_};
+}
+
+std::size_t hash_of(const Plan& plan) {
+    static_assert(std::has_unique_object_representations_v<Action>);
+    auto hash = static_cast<std::size_t>(plan.num_microbatches());
+    for (const Row& row : plan.rows()) {
+        const std::string_view bytes(reinterpret_cast<const char*>(row.data()),
+                                     row.size() * sizeof(Action));
+        hash = hash * 31 + std::hash<std::string_view>{}(bytes);
+    }
+    return hash;
 }
 
 }  // namespace pykern

@@ -59,4 +59,7 @@ class Plan {
     std::vector<Overlaps> overlaps_;
 };
 
+// Equal plans have equal ones.
+std::size_t hash_of(const Plan& plan);
+
 }  // namespace pykern

@@ -8,8 +8,8 @@
 namespace pykern {
 
 // Every device runs its row in order, each action as soon as the one before it and its inputs are
-// done. A transfer between different devices is pure latency and overlaps all computing.
-// Throws PlanError for a plan that cannot run, std::invalid_argument for costs of other stages.
+// done; a transfer blocks no device. Throws PlanError for a plan that cannot run,
+// std::invalid_argument for costs of other stages or devices.
 Timeline simulate(const Plan& plan, const Costs& costs);
 
 }  // namespace pykern

@@ -27,6 +27,11 @@ void require_order(int device, const std::vector<Span>& row) {
     }
 }
 
+// Starts ascend, ends need not: two actions may run side by side.
+double last_end_ns(const std::vector<Span>& row) {
+    return std::ranges::max_element(row, {}, &Span::end_ns)->end_ns;
+}
+
 }  // namespace
 
 Timeline::Timeline(std::vector<std::vector<Span>> rows) : rows_(std::move(rows)) {
@@ -39,29 +44,42 @@ double Timeline::makespan_ns() const {
     double first = std::numeric_limits<double>::infinity();
     double last = -std::numeric_limits<double>::infinity();
     for (const auto& row : rows_) {
-        for (const Span& span : row) {
-            first = std::min(first, span.start_ns);
-            last = std::max(last, span.end_ns);
-        }
+        if (row.empty()) continue;
+        first = std::min(first, row.front().start_ns);
+        last = std::max(last, last_end_ns(row));
     }
     return last > first ? last - first : 0;
 }
 
+double Timeline::span_ns() const {
+    double longest = 0;
+    for (const auto& row : rows_) {
+        if (!row.empty()) longest = std::max(longest, last_end_ns(row) - row.front().start_ns);
+    }
+    return longest;
+}
+
 double Timeline::busy_ns(int device) const {
     double busy = 0;
+    double counted_to = -std::numeric_limits<double>::infinity();
     for (const Span& span : rows_.at(static_cast<std::size_t>(device))) {
-        busy += span.end_ns - span.start_ns;
+        busy += std::max(0.0, span.end_ns - std::max(span.start_ns, counted_to));
+        counted_to = std::max(counted_to, span.end_ns);
     }
     return busy;
 }
 
-double Timeline::bubble_ratio() const {
-    const double available = makespan_ns() * num_devices();
+double Timeline::idle_share(double total_ns) const {
+    const double available = total_ns * num_devices();
     if (available <= 0) return 0;
     double busy = 0;
     for (int device = 0; device < num_devices(); ++device) busy += busy_ns(device);
     return std::max(0.0, 1 - busy / available);  // the sum may round past the product
 }
+
+double Timeline::bubble_ratio() const { return idle_share(makespan_ns()); }
+
+double Timeline::span_bubble_ratio() const { return idle_share(span_ns()); }
 
 int Timeline::peak_in_flight(int device) const {
     int held = 0;

@@ -26,15 +26,24 @@ class Timeline {
     int num_devices() const { return static_cast<int>(rows_.size()); }
     // From the first start to the last end over all devices.
     double makespan_ns() const;
-    // Time in which the device computes.
+    // Of the device that takes longest, from its own first start to its own last end: the "cost" of
+    // the zero-bubble papers, what a step takes where no device waits for another's update.
+    double span_ns() const;
+    // Time in which the device computes; of two actions side by side it counts once.
     double busy_ns(int device) const;
     // Idle device time divided by makespan, averaged over the devices: 0...1.
     double bubble_ratio() const;
+    // The same of span_ns instead of the makespan.
+    double span_bubble_ratio() const;
     // Most microbatches held at once on the device, in chunks: from the start of F to the end of B
     // or W.
     int peak_in_flight(int device) const;
 
+    friend bool operator==(const Timeline&, const Timeline&) = default;
+
    private:
+    double idle_share(double total_ns) const;
+
     std::vector<std::vector<Span>> rows_;
 };
 

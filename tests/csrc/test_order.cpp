@@ -25,39 +25,67 @@ TEST_CASE("the index finds every action and nothing else") {
 
 namespace {
 
-// True where each row runs in its order and each action after its inputs.
-bool respects_plan(const std::vector<Action>& order, const Plan& plan, const Index& index) {
-    std::vector<bool> ran(order.size(), false);
-    std::vector<int> next(plan.rows().size());
-    for (std::size_t i = 0; i < next.size(); ++i) next[i] = index.row_start(static_cast<int>(i));
-    for (const Action& action : order) {
-        bool inputs_ran = true;
-        for_each_input(action, index, [&](Action, int position) {
-            inputs_ran = inputs_ran && ran[static_cast<std::size_t>(position)];
-        });
-        if (!inputs_ran) return false;
-        const int device = plan.device_of(action);
-        if (index.at(action) != next[static_cast<std::size_t>(device)]++) return false;
-        ran[static_cast<std::size_t>(index.at(action))] = true;
+// Remembers what ran, and whether every row ran in its order and every action after its inputs.
+class Recorder {
+   public:
+    Recorder(const Plan& plan, const Index& index)
+        : plan_(plan), index_(index), ran_(plan.num_actions()), next_(plan.rows().size()) {}
+
+    void begin() { inputs_.clear(); }
+    void input(Action /*action*/, Action input, std::size_t row, std::size_t position) {
+        inputs_.push_back(input);
+        CHECK(plan_.rows()[row][position] == input);
     }
-    return true;
+    void finish(std::size_t row, std::size_t position, std::size_t together) {
+        CHECK(position == next_[row]);
+        next_[row] += together;
+        const int start = index_.row_start(static_cast<int>(row));
+        for (std::size_t i = position; i < position + together; ++i) {
+            std::size_t from_elsewhere = 0;
+            for_each_input(plan_.rows()[row][i], index_, [&](Action input, int stands) {
+                CHECK(ran_[static_cast<std::size_t>(stands)]);
+                if (plan_.device_of(input) != static_cast<int>(row)) ++from_elsewhere;
+            });
+            CHECK(from_elsewhere == inputs_.size());
+            ran_[static_cast<std::size_t>(start) + i] = true;
+        }
+    }
+
+   private:
+    const Plan& plan_;
+    const Index& index_;
+    std::vector<bool> ran_;
+    std::vector<std::size_t> next_;
+    std::vector<Action> inputs_;
+};
+
+std::vector<std::size_t> walk_and_check(const Plan& plan) {
+    const Index index(plan);
+    Recorder recorder(plan, index);
+    return walk(plan, index, recorder);
 }
 
 }  // namespace
 
-TEST_CASE("the order keeps rows and puts inputs first") {
+TEST_CASE("a walk keeps rows and puts inputs first") {
     for (const int num_devices : {1, 2, 3, 5}) {
         CAPTURE(num_devices);
         const Plan plan =
             by_slots(Placement::wave(num_devices, 2), 6, num_devices, 8 * num_devices);
-        const Index index(plan);
-        const std::vector<Action> order = run_order(plan, index);
-        CHECK(order.size() == plan.num_actions());
-        CHECK(respects_plan(order, plan, index));
+        const auto per_row = plan.num_actions() / plan.rows().size();
+        CHECK(walk_and_check(plan) == std::vector<std::size_t>(plan.rows().size(), per_row));
     }
 }
 
-TEST_CASE("a deadlock ends the order where each row stops") {
+TEST_CASE("many devices can wait for one") {
+    // The last device has a stage between each two others, in an order that suits only the first.
+    const Placement placement(4, {0, 3, 1, 3, 2, 3});
+    const Plan plan =
+        plan_of(placement, 2, {"0F0 0F1", "2F1 2F0", "4F0 4F1", "1F0 1F1 3F1 3F0 5F0 5F1"});
+    CHECK(walk_and_check(plan) == std::vector<std::size_t>{2, 2, 2, 6});
+}
+
+TEST_CASE("a deadlock ends the walk where each row stops") {
     const Plan plan = plan_of(Placement(2, {0, 1, 0}), 1, {"2F0 0F0", "1F0"});
-    CHECK(run_order(plan, Index(plan)).empty());
+    CHECK(walk_and_check(plan) == std::vector<std::size_t>{0, 0});
 }

@@ -32,6 +32,13 @@ def test_equality_and_pickle() -> None:
     assert plan != Plan(plan.placement, 2, plan.rows[::-1])
 
 
+def test_equal_plans_have_equal_hashes() -> None:
+    plan = small_plan()
+    again = Plan(plan.placement, 2, plan.rows)
+    assert len({plan, again, Plan(plan.placement, 2, plan.rows[::-1])}) == 2
+    assert hash(plan) == hash(again)
+
+
 def test_a_plan_cannot_be_changed() -> None:
     plan = small_plan()
     assert isinstance(plan.rows, tuple)

@@ -1,5 +1,7 @@
 """What a timeline says about its spans, and which spans it refuses."""
 
+import pickle
+
 import pytest
 
 from pykern.plan import Action, Costs, Placement, Span, Timeline, by_slots, simulate
@@ -24,8 +26,34 @@ def test_measures_of_a_small_one() -> None:
     assert timeline.rows[1][0] == span("1F0", 110, 120)
 
 
+def test_the_span_is_of_the_longest_device_alone() -> None:
+    timeline = Timeline(
+        [
+            [span("0F0", 0, 10), span("0B0", 30, 40)],
+            [span("1F0", 10, 20), span("1B0", 20, 70)],
+            [],
+        ]
+    )
+    assert (timeline.makespan_ns, timeline.span_ns) == (70, 60)
+    assert timeline.bubble_ratio == 1 - 80 / (3 * 70)
+    assert timeline.span_bubble_ratio == 1 - 80 / (3 * 60)
+
+
+def test_actions_side_by_side_are_busy_once() -> None:
+    timeline = Timeline([[span("0F1", 0, 10), span("0B0", 0, 6), span("0F2", 8, 14)]])
+    assert (timeline.busy_ns(0), timeline.makespan_ns, timeline.span_ns) == (14, 14, 14)
+
+
+def test_equality_and_pickle() -> None:
+    timeline = Timeline([[span("0F0", 100, 110)], [span("1F0.1", 110, 120.5)]])
+    assert pickle.loads(pickle.dumps(timeline)) == timeline
+    assert pickle.loads(pickle.dumps(timeline.rows[1][0])) == span("1F0.1", 110, 120.5)
+    assert timeline != Timeline([[span("0F0", 100, 110)], []])
+
+
 def test_nothing_ran() -> None:
     timeline = Timeline([[], []])
+    assert (timeline.span_ns, timeline.span_bubble_ratio) == (0, 0)
     assert (timeline.makespan_ns, timeline.bubble_ratio, timeline.busy_ns(1)) == (0, 0, 0)
     assert timeline.peak_in_flight(0) == 0
 

@@ -1,0 +1,77 @@
+#include "plan/clock.hpp"
+
+#include <cmath>
+#include <stdexcept>
+
+#include "plan/check.hpp"
+#include "plan/order.hpp"
+
+namespace pykern {
+
+Clock::Clock(const Plan& plan, const Costs& costs)
+    : plan_(plan),
+      links_(plan.placement()),
+      transfer_ns_(costs.table().transfer_ns),
+      overhead_ns_(costs.table().overhead_ns),
+      hidden_(costs.table().overlap),
+      shared_links_(costs.table().shared_links),
+      link_free_ns_(links_.all().size(), 0),
+      sent_ns_(plan.rows().size()),
+      rows_(plan.rows().size()) {
+    costs.require_fits(plan.num_stages(), plan.num_devices());
+    const auto num_stages = static_cast<std::size_t>(plan.num_stages());
+    for (std::size_t kind = 0; kind < kNumKinds; ++kind) {
+        for (std::size_t stage = 0; stage < num_stages; ++stage) {
+            durations_ns_.push_back(costs.of(static_cast<Kind>(kind), stage));
+        }
+    }
+    for (std::size_t stage = 0; stage < num_stages; ++stage) {
+        message_ns_.push_back(costs.message_ns(stage));
+    }
+    for (std::size_t device = 0; device < rows_.size(); ++device) {
+        speeds_.push_back(value_of(costs.table().device_speeds, device));
+        rows_[device].reserve(plan.rows()[device].size());
+    }
+}
+
+double Clock::duration_ns(std::size_t device, Action action) const {
+    const std::size_t entry = static_cast<std::size_t>(action.kind) * message_ns_.size();
+    return overhead_ns_ + durations_ns_[entry + action.stage] / speeds_[device];
+}
+
+void Clock::finish(std::size_t device, std::size_t position, std::size_t together) {
+    const Row& row = plan_.rows()[device];
+    std::vector<Span>& spans = rows_[device];
+    const double free_ns = spans.empty() ? 0 : spans.back().end_ns;
+    const double start_ns = std::max(free_ns, ready_ns_);
+    double busy_ns = duration_ns(device, row[position]);
+    if (together == 2) {
+        const double other_ns = duration_ns(device, row[position + 1]);
+        busy_ns = std::max(busy_ns, other_ns) + (1 - hidden_) * std::min(busy_ns, other_ns);
+    }
+    for (std::size_t i = 0; i < together; ++i) {
+        const Action action = row[position + i];
+        spans.push_back({action, start_ns, start_ns + busy_ns});
+        if (shared_links_) send(device, action, start_ns + busy_ns);
+    }
+}
+
+void Clock::send(std::size_t device, Action action, double end_ns) {
+    double& sent_ns = sent_ns_[device].emplace_back(end_ns);
+    const int link = links_.of(action);
+    if (link == Links::kStays) return;
+    double& free_ns = link_free_ns_[static_cast<std::size_t>(link)];
+    sent_ns = free_ns = std::max(end_ns, free_ns) + message_ns_[boundary_of(action)];
+}
+
+Simulated run_clock(const Plan& plan, const Costs& costs) {
+    Simulated simulated{check_rows(plan), Clock(plan, costs)};
+    require_finished(plan, simulated.index, walk(plan, simulated.index, simulated.clock));
+    for (const std::vector<Span>& row : simulated.clock.rows()) {
+        if (row.empty() || std::isfinite(row.back().end_ns)) continue;
+        throw std::invalid_argument("the costs add up to more nanoseconds than a double holds");
+    }
+    return simulated;
+}
+
+}  // namespace pykern

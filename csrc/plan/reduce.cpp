@@ -1,0 +1,91 @@
+#include "plan/reduce.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "plan/check.hpp"
+#include "plan/simulate.hpp"
+
+namespace pykern {
+
+namespace {
+
+// When each stage's last gradient is there.
+std::vector<double> gradient_ends(const Timeline& timeline, int num_stages) {
+    std::vector<double> ends(static_cast<std::size_t>(num_stages), 0);
+    for (const auto& row : timeline.rows()) {
+        for (const Span& span : row) {
+            if (span.action.kind != Kind::B && span.action.kind != Kind::W) continue;
+            double& end = ends[span.action.stage];
+            end = std::max(end, span.end_ns);
+        }
+    }
+    return ends;
+}
+
+struct Reduction {
+    double ready;
+    Action action;
+};
+
+// Those that a device computes, in the order in which they can start.
+std::vector<Reduction> reductions_of(const Plan& plan, int device,
+                                     const std::vector<double>& gradient_ends) {
+    std::vector<Reduction> reductions;
+    for (int stage = 0; stage < plan.num_stages(); ++stage) {
+        if (plan.placement().device_of(stage) != device) continue;
+        reductions.push_back({.ready = gradient_ends[static_cast<std::size_t>(stage)],
+                              .action = make_action(Kind::REDUCE, stage, 0)});
+    }
+    std::ranges::stable_sort(reductions, {}, &Reduction::ready);
+    return reductions;
+}
+
+struct RowWithOverlaps {
+    Row row;
+    Overlaps starts;
+};
+
+// The row with each reduction in front of the first action that starts once it is ready.
+RowWithOverlaps merged(const std::vector<Span>& spans, const Overlaps& old_starts,
+                       const std::vector<Reduction>& reductions) {
+    RowWithOverlaps result;
+    auto next = reductions.begin();
+    bool in_pair = false;
+    for (std::size_t position = 0; position < spans.size(); ++position) {
+        const double start_ns = spans[position].start_ns;
+        for (; !in_pair && next != reductions.end() && next->ready <= start_ns; ++next) {
+            result.row.push_back(next->action);
+        }
+        in_pair = std::ranges::binary_search(old_starts, position);
+        if (in_pair) result.starts.push_back(result.row.size());
+        result.row.push_back(spans[position].action);
+    }
+    for (; next != reductions.end(); ++next) result.row.push_back(next->action);
+    return result;
+}
+
+}  // namespace
+
+Plan with_reductions(const Plan& plan) {
+    check(plan);
+    const bool trains = plan.has(Kind::B) || plan.has(Kind::W);
+    if (plan.placement().num_replicas() == 1 || !trains || plan.has(Kind::REDUCE)) return plan;
+    const Timeline timeline = simulate(plan, Costs(1.0, 2.0));
+    const std::vector<double> ends = gradient_ends(timeline, plan.num_stages());
+    std::vector<Row> rows;
+    std::vector<Overlaps> overlaps;
+    for (int device = 0; device < plan.num_devices(); ++device) {
+        const auto number = static_cast<std::size_t>(device);
+        RowWithOverlaps row = merged(timeline.rows()[number], plan.overlaps()[number],
+                                     reductions_of(plan, device, ends));
+        rows.push_back(std::move(row.row));
+        overlaps.push_back(std::move(row.starts));
+    }
+    return {plan.placement(), plan.num_microbatches(), std::move(rows), plan.num_slices(),
+            std::move(overlaps)};
+}
+
+}  // namespace pykern

@@ -1,0 +1,49 @@
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "plan/check.hpp"
+#include "plan/check_lowered.hpp"
+#include "plan/generate.hpp"
+#include "plan/lower.hpp"
+#include "plans.hpp"
+
+using namespace pykern;
+
+TEST_CASE(
+    "every result that leaves its device has one copy, and what is lowered passes the check") {
+    for (const int waves : {1, 2, 4}) {
+        CAPTURE(waves);
+        const Placement placement = Placement::wave(4, waves);
+        const LoweredPlan lowered = lower(by_slots(placement, 12, 4, 16 * waves));
+        check(lowered);
+        std::size_t num_copies = 0;
+        for (const Lane& lane : lowered.lanes) num_copies += lane.copies.size();
+        // Both ways over each boundary but those where a wave turns.
+        CHECK(num_copies == 2U * 12U * 3U * 2U * static_cast<unsigned>(waves));
+    }
+}
+
+TEST_CASE("1F1B holds as many inputs as it has microbatches in flight, and one on its way") {
+    const LoweredPlan lowered = lower(by_slots(Placement::linear(4), 16, 1, 2));
+    std::vector<std::string> forward;
+    for (const Ring& ring : rings_of(lowered)) {
+        if (ring.kind != Kind::COPY_F) continue;
+        forward.push_back(std::to_string(ring.device) + ":" + std::to_string(ring.num_slots));
+    }
+    CHECK(forward == std::vector<std::string>{"1:4", "2:3", "3:2"});
+}
+
+TEST_CASE("a slot that is taken too early is refused") {
+    LoweredPlan lowered = lower(by_slots(Placement::linear(2), 4, 1, 2));
+    lowered.lanes[0].copies[2].freed_by.reset();
+    CHECK_THROWS_AS(check(lowered), PlanError);
+}
+
+TEST_CASE("copies of other stages than the plan's are refused before they are looked up") {
+    LoweredPlan lowered = lower(by_slots(Placement::linear(2), 4, 1, 2));
+    lowered.lanes[0].copies[0].action.stage = 65535;
+    CHECK_THROWS_AS(check(lowered), PlanError);
+}
