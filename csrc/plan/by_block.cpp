@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -15,13 +14,16 @@ namespace pykern {
 
 namespace {
 
-// One device's slots. F and I stand where they were put; W is not written down: the free slots take
-// it, oldest first.
+// Any free slot is W's: the oldest I that waits by then takes it.
+constexpr Action kFree{.kind = Kind::W};
+
+// One device's slots. F and I stand where they were put.
 class Lane {
    public:
-    explicit Lane(std::size_t num_slots) : slots_(num_slots), before_(num_slots) {}
+    explicit Lane(std::size_t num_slots) : slots_(num_slots, kFree), before_(num_slots) {}
 
-    const std::optional<Action>& at(std::size_t slot) const { return slots_[slot]; }
+    Action at(std::size_t slot) const { return slots_[slot]; }
+    bool is_free(std::size_t slot) const { return slots_[slot] == kFree; }
     void put(std::size_t slot, Action action) { slots_[slot] = action; }
 
     // To be called when all actions stand; returns the most that is in flight.
@@ -60,10 +62,10 @@ class Lane {
             row.push_back(inputs[issued++]);
             row.back().kind = Kind::W;
         };
-        for (const std::optional<Action>& action : slots_) {
-            if (action) row.push_back(*action);
-            if (action && action->kind == Kind::I) inputs.push_back(*action);
-            if (!action && issued < inputs.size()) weight();
+        for (const Action action : slots_) {
+            if (action != kFree) row.push_back(action);
+            if (action.kind == Kind::I) inputs.push_back(action);
+            if (action == kFree && issued < inputs.size()) weight();
         }
         while (issued < inputs.size()) weight();
         return row;
@@ -82,16 +84,14 @@ class Lane {
 
     // Passes a slot and returns how much is in flight in it.
     int pass(State& state, std::size_t slot) const {
-        if (!slots_[slot]) {
-            if (state.waiting == 0) return state.in_flight;
+        if (slots_[slot].kind == Kind::F) return ++state.in_flight;
+        if (slots_[slot].kind == Kind::I) {
+            ++state.waiting;
+        } else if (state.waiting > 0) {
             --state.waiting;
             return state.in_flight--;
         }
-        if (slots_[slot]->kind == Kind::I) {
-            ++state.waiting;
-            return state.in_flight;
-        }
-        return ++state.in_flight;
+        return state.in_flight;
     }
 
     // The slot behind `from` from which on all is as before; kOverPeak where the peak is exceeded.
@@ -104,7 +104,7 @@ class Lane {
         return slots_.size();
     }
 
-    std::vector<std::optional<Action>> slots_;
+    std::vector<Action> slots_;
     // The state in front of each slot.
     std::vector<State> before_;
 };
@@ -125,7 +125,7 @@ class Block {
             auto slot = static_cast<std::size_t>(slots[static_cast<std::size_t>(stage)]);
             for (std::size_t m = 0; m < num_microbatches_; ++m) {
                 Lane& lane = lanes_[static_cast<std::size_t>(device)];
-                if (lane.at(slot)) {
+                if (!lane.is_free(slot)) {
                     throw std::invalid_argument("the block asks for two actions in slot " +
                                                 std::to_string(slot) + " of device " +
                                                 std::to_string(device));
@@ -141,13 +141,14 @@ class Block {
         for (Lane& lane : lanes_) peak_ = std::max(peak_, lane.refresh());
         for (std::size_t slot = 0; slot < num_slots_; ++slot) {
             for (Lane& lane : lanes_) {
-                if (lane.at(slot)) advance(lane, slot, *lane.at(slot));
+                if (!lane.is_free(slot)) advance(lane, slot, lane.at(slot));
             }
         }
     }
 
     std::vector<Row> rows() const {
         std::vector<Row> rows;
+        rows.reserve(lanes_.size());
         for (const Lane& lane : lanes_) rows.push_back(lane.row());
         return rows;
     }
@@ -160,7 +161,7 @@ class Block {
 
     void advance(Lane& lane, std::size_t slot, Action action) {
         for (std::size_t to = earliest(action); to < slot; ++to) {
-            if (lane.at(to) || !lane.move(slot, to, peak_)) continue;
+            if (!lane.is_free(to) || !lane.move(slot, to, peak_)) continue;
             slot_of(action.kind, action.stage, action.microbatch) = to;
             return;
         }

@@ -63,8 +63,9 @@ class ListScheduler {
                 start(device, *action);
             }
             if (started.empty()) refuse();
-            for (const int position : started)
+            for (const int position : started) {
                 has_ended_[static_cast<std::size_t>(position)] = true;
+            }
         }
         std::vector<Row> rows;
         for (Device& device : devices_) rows.push_back(std::move(device.row));

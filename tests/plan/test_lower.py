@@ -68,13 +68,18 @@ def test_without_backwards_the_forward_frees_its_slot() -> None:
     }
 
 
-def test_a_lane_asks_for_no_more_than_its_last_copy_allows() -> None:
-    # 0F1 is sent last, but read first: were its copy to queue behind one that waits for 1F1 or
-    # later, neither would run.
-    rows = ["0F0 0F2 0F1", "1F1 1F0 1F2"]
+def test_no_copy_waits_for_what_runs_behind_the_reader_of_a_later_one() -> None:
+    rows = ["0F1 0F4 0F0 0F2 0F3", "1F0 1F1 1F2 1F3 1F4"]
     actions = [[Action.parse(text) for text in row.split()] for row in rows]
-    plan = Plan(Placement.linear(2), 3, actions)
-    assert written(lower(plan))[0, 1] == "0COPY_F0:0 0COPY_F2:1 0COPY_F1:2"
+    lowered = lower(Plan(Placement.linear(2), 5, actions))
+    assert written(lowered)[0, 1] == (
+        "0COPY_F1:0 0COPY_F4:1 0COPY_F0:2 0COPY_F2:2|1F0 0COPY_F3:0|1F1"
+    )
+    # 1F4 is far away and could take the slot that 1F1 frees, but 1F0 waits for the copy behind it.
+    copies = list(lowered.lanes[0].copies)
+    copies[1] = Copy(copies[1].action, 0, Action.parse("1F1"))
+    with pytest.raises(PlanError, match="P011"):
+        check_lowered(LoweredPlan(lowered.plan, [Lane(0, 1, copies), lowered.lanes[1]]))
 
 
 def test_what_stays_on_a_device_is_no_copy() -> None:

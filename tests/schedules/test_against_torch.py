@@ -90,22 +90,28 @@ def our_cells(plan: Plan) -> list[list[str]]:
     return rows
 
 
+INTERLEAVED = {
+    pipelining.ScheduleInterleaved1F1B: schedules.interleaved,
+    pipelining.ScheduleInterleavedZeroBubble: schedules.interleaved_zb,
+}
+
+
 @pytest.mark.parametrize("num_devices", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("num_chunks", [1, 2, 3])
-def test_interleaved_zero_bubble(num_devices: int, num_chunks: int) -> None:
+@pytest.mark.parametrize("schedule", INTERLEAVED)
+def test_interleaved_on_any_devices(schedule: type[Any], num_devices: int, num_chunks: int) -> None:
     for num_microbatches in range(1, 4 * num_devices + 1):
         rounds = max(1, num_microbatches // num_devices)
         if num_microbatches % rounds:
             continue  # torch refuses these
         theirs = torch_cells(
-            pipelining.ScheduleInterleavedZeroBubble,
+            schedule,
             num_devices,
             n_local_stages=num_chunks,
             microbatches_per_round=num_microbatches // rounds,
             _n_microbatches=num_microbatches,
         )
-        ours = schedules.interleaved_zb(num_devices, num_microbatches, num_chunks)
-        assert our_cells(ours) == theirs
+        assert our_cells(INTERLEAVED[schedule](num_devices, num_microbatches, num_chunks)) == theirs
 
 
 def test_zb_h1_is_interleaved_zero_bubble_of_one_chunk() -> None:
