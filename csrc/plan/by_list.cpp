@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -18,7 +19,7 @@ namespace pykern {
 namespace {
 
 // In the order in which a device tries them.
-enum Queue : std::size_t { kForwards, kBackwards, kWeights, kNumQueues };
+enum Queue : std::uint8_t { kForwards, kBackwards, kWeights, kNumQueues };
 
 Queue queue_of(Action action) {
     switch (action.kind) {
@@ -40,6 +41,18 @@ struct Device {
     std::array<std::size_t, kNumQueues> next{};
     int in_flight = 0;
     Row row;
+
+    const Action* head(std::size_t queue) const {
+        const Row& actions = queues[queue];
+        return next[queue] < actions.size() ? &actions[next[queue]] : nullptr;
+    }
+
+    void start(Action action) {
+        ++next[queue_of(action)];
+        if (action.kind == Kind::F) ++in_flight;
+        if (action.kind == Kind::B || action.kind == Kind::W) --in_flight;
+        row.push_back(action);
+    }
 };
 
 class ListScheduler {
@@ -60,7 +73,7 @@ class ListScheduler {
                 const Action* action = choose(device);
                 if (action == nullptr) continue;
                 started.push_back(index_.at(*action));
-                start(device, *action);
+                device.start(*action);
             }
             if (started.empty()) refuse();
             for (const int position : started) {
@@ -68,21 +81,16 @@ class ListScheduler {
             }
         }
         std::vector<Row> rows;
+        rows.reserve(devices_.size());
         for (Device& device : devices_) rows.push_back(std::move(device.row));
         return rows;
     }
 
    private:
-    const Action* head(const Device& device, std::size_t queue) const {
-        const Row& actions = device.queues[queue];
-        const std::size_t next = device.next[queue];
-        return next < actions.size() ? &actions[next] : nullptr;
-    }
-
     const Action* choose(const Device& device) const {
         for (std::size_t queue = kForwards; queue < kNumQueues; ++queue) {
             if (queue == kForwards && device.in_flight >= cap_) continue;
-            const Action* action = head(device, queue);
+            const Action* action = device.head(queue);
             if (action != nullptr && can_start(*action)) return action;
         }
         return nullptr;
@@ -96,18 +104,11 @@ class ListScheduler {
         return all;
     }
 
-    void start(Device& device, Action action) {
-        ++device.next[queue_of(action)];
-        if (action.kind == Kind::F) ++device.in_flight;
-        if (action.kind == Kind::B || action.kind == Kind::W) --device.in_flight;
-        device.row.push_back(action);
-    }
-
     // The first action of the plan's own order that has not run could start, but for the cap.
     [[noreturn]] void refuse() const {
         std::string held_back;
         for (std::size_t number = 0; number < devices_.size(); ++number) {
-            const Action* action = head(devices_[number], kForwards);
+            const Action* action = devices_[number].head(kForwards);
             if (action == nullptr || !can_start(*action)) continue;
             held_back += ", device " + std::to_string(number) + " before " + to_text(*action);
         }

@@ -39,7 +39,10 @@ std::vector<Reduction> reductions_of(const Plan& plan, int device,
         reductions.push_back({.ready = gradient_ends[static_cast<std::size_t>(stage)],
                               .action = make_action(Kind::REDUCE, stage, 0)});
     }
-    std::ranges::stable_sort(reductions, {}, &Reduction::ready);
+    const auto key = [](const Reduction& reduction) {
+        return std::pair(reduction.ready, reduction.action.stage);
+    };
+    std::ranges::sort(reductions, {}, key);
     return reductions;
 }
 

@@ -18,7 +18,10 @@ void require_value(const std::string& name, double value) {
 }  // namespace
 
 void require_values(const std::string& name, const StageValues& values) {
-    if (const auto* value = std::get_if<double>(&values)) return require_value(name, *value);
+    if (const auto* value = std::get_if<double>(&values)) {
+        require_value(name, *value);
+        return;
+    }
     const auto& list = std::get<std::vector<double>>(values);
     for (std::size_t stage = 0; stage < list.size(); ++stage) {
         require_value(name + " of stage " + std::to_string(stage), list[stage]);

@@ -13,6 +13,7 @@ HEADINGS = (
     "stages",
     "makespan",
     "bubble ratio",
+    "span bubble",
     "peak, W frees",
     "peak, I frees",
     "messages",
@@ -49,6 +50,7 @@ def figures(plan: Plan, timeline: Timeline) -> list[str]:
         str(plan.num_stages),
         f"{timeline.makespan_ns / 1e6:.4g}",
         f"{timeline.bubble_ratio:.3f}",
+        f"{timeline.span_bubble_ratio:.3f}",
         *(f"{max(peak):.3g}" if trains else "" for peak in peaks),
         f"{num_messages(plan) / plan.num_microbatches:g}",
     ]

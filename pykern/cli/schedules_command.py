@@ -6,8 +6,10 @@ from .catalogue import HEADINGS, entries, figures
 from .values import COSTS, TRANSFER, ShareCosts, number_option
 
 NOTE = (
-    "Makespan in ms; peak memory of the fullest device, in activations of a microbatch over a "
-    "device's share; messages between devices, for each microbatch. Options are left as they are."
+    "Makespan in ms; the span bubble is over the longest device's time from its first to its last "
+    "action, as the zero-bubble papers count; peak memory of the fullest device, in activations of "
+    "a microbatch over a device's share; messages between devices, for each microbatch. Options "
+    "are left as they are."
 )
 
 
@@ -24,7 +26,7 @@ def schedules(
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, padding=(0, 0, 0, 1))
     for place, heading in enumerate(HEADINGS):
         table.add_column(heading, justify="right" if place else "left", no_wrap=place == 0)
     refused = []

@@ -181,8 +181,8 @@ def test_the_table_has_a_line_for_every_schedule() -> None:
     lines = pykern_("schedules", "-p", "4", "-m", "8", "--costs", "1:1:1").stdout.splitlines()
     found = {line.split()[0].removesuffix(":"): line.split()[1:] for line in lines if line}
     assert by_name.keys() <= found.keys()
-    assert found["one_f_one_b"] == ["4", "33", "0.273", "4", "4", "6"]
-    assert found["gpipe"] == ["4", "33", "0.273", "8", "8", "6"]
+    assert found["one_f_one_b"] == ["4", "33", "0.273", "0.273", "4", "4", "6"]
+    assert found["gpipe"] == ["4", "33", "0.273", "0.273", "8", "8", "6"]
     assert found["hanayo"][-1] == "12"  # the turn is no message
 
 

@@ -28,8 +28,7 @@ bool never_interrupted() { return false; }
 class Witness final : public Client {
    public:
     explicit Witness(const Plan& plan)
-        : plan_(plan),
-          index_(plan),
+        : index_(plan),
           program_(plan),
           done_(plan.num_actions(), 0),
           row_(static_cast<std::size_t>(plan.num_devices()), 0),
@@ -87,7 +86,6 @@ class Witness final : public Client {
         if (!held) ++num_broken;
     }
 
-    const Plan& plan_;
     Index index_;
     Program program_;
     std::vector<int> done_;

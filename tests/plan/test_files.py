@@ -25,7 +25,22 @@ from pykern.plan.files.json_form import checksum, from_json, to_json
 from pykern.schedules import by_name, hanayo, one_f_one_b
 from tests.plan.strategies import valid_plans
 
-COSTS = Costs(1.5, [2, 3], 0.25, input_ns=[1, 1.5], weight_ns=1e-3)
+COSTS = Costs(
+    1.5,
+    [2, 3],
+    0.25,
+    recompute_ns=1.25,
+    input_ns=[1, 1.5],
+    weight_ns=1e-3,
+    update_ns=[4, 5],
+    reduce_ns=6,
+    overhead_ns=0.5,
+    message_bytes=[7, 8],
+    bandwidth=9,
+    shared_links=True,
+    overlap=0.75,
+    device_speeds=[1, 2],
+)
 
 
 def content(**changes: Any) -> str:
@@ -55,6 +70,31 @@ def test_costs_are_kept(tmp_path: Path) -> None:
     plan = one_f_one_b(2, 2)
     save_plan(plan, tmp_path / "plan.JSON", costs=COSTS)
     assert load_plan_and_costs(str(tmp_path / "plan.JSON")) == (plan, COSTS)
+
+
+def test_infinite_bandwidth_is_kept_in_plain_json() -> None:
+    text = to_json(one_f_one_b(2, 2), Costs(1, 2))
+    assert json.loads(text)["costs"]["bandwidth"] is None
+    assert "Infinity" not in text
+    assert from_json(text)[1] == Costs(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("shared_links", 1),
+        ("shared_links", None),
+        ("overlap", 2),
+        ("bandwidth", 0),
+        ("transfer_ns", None),
+        ("device_speeds", [1]),
+        ("device_speeds", 0),
+    ],
+)
+def test_each_cost_keeps_its_own_rule(name: str, value: object) -> None:
+    costs = json.loads(to_json(one_f_one_b(2, 2), COSTS))["costs"] | {name: value}
+    with pytest.raises(ValueError, match=name.removesuffix("s")):
+        from_json(content(costs=costs))
 
 
 def test_overlapped_pairs_are_kept() -> None:

@@ -3,6 +3,9 @@
 import re
 import runpy
 
+from pykern.plan.files.json_form import from_json, to_json
+from pykern.schedules import one_f_one_b
+
 
 def test_the_readmes_code_runs(python, root):
     blocks = re.findall(r"^```python\n(.*?)^```", (root / "README.md").read_text(), re.M | re.S)
@@ -29,6 +32,14 @@ def test_the_pages_of_the_catalogue_are_what_the_code_gives(root):
     assert stale == [], "run python docs/make_schedules.py"
     pictures = {f"schedules/{path.name}" for path in (root / "docs/schedules").iterdir()}
     assert pictures == made.keys() - {"schedules.md"}
+
+
+def test_the_plan_shown_as_a_file_is_one(root):
+    (shown,) = re.findall(
+        r"^```json\n(.*?)^```", (root / "docs/plan-files.md").read_text(), re.M | re.S
+    )
+    assert shown == to_json(one_f_one_b(2, 2))
+    assert from_json(shown) == (one_f_one_b(2, 2), None)
 
 
 def test_links_between_documents_lead_somewhere(root):

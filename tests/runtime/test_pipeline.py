@@ -225,7 +225,7 @@ def hooked_model() -> nn.Sequential:
         ({"devices": ["cpu", "cuda:0"]}, ValueError, "CUDA devices are not supported yet"),
         ({"devices": []}, ValueError, "devices is empty"),
         ({"devices": 4}, TypeError, "a string like 'cpu:4' or a list of devices, got 4"),
-        ({"schedule": "gpip"}, ValueError, "'gpip' is unknown; there are .*, gpipe"),
+        ({"schedule": "gpip"}, ValueError, r"'gpip' is unknown; there are .* gpipe"),
         ({"schedule": "gpipe", "waves": 2}, TypeError, "waves"),
         ({"schedule": schedules.gpipe(2, 2), "waves": 2}, TypeError, "no schedule options"),
         ({"schedule": schedules.gpipe(3, 2)}, ValueError, "plan is for 3 devices"),

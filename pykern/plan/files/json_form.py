@@ -28,9 +28,27 @@ KEYS = (
     "costs",
     "sha256",
 )
-# Costs are numbers of at least 0; the first ones may be lists with a number for each stage.
-STAGE_COSTS = ("forward_ns", "backward_ns", "input_ns", "weight_ns")
-COSTS = (*STAGE_COSTS, "transfer_ns")
+# One number, or a list with one for each stage.
+STAGE_COSTS = (
+    "forward_ns",
+    "backward_ns",
+    "recompute_ns",
+    "input_ns",
+    "weight_ns",
+    "update_ns",
+    "reduce_ns",
+    "message_bytes",
+)
+# Bandwidth is null where it is infinite, shared_links true or false, device_speeds perhaps a list.
+COSTS = (
+    *STAGE_COSTS,
+    "transfer_ns",
+    "overhead_ns",
+    "bandwidth",
+    "shared_links",
+    "overlap",
+    "device_speeds",
+)
 
 Content = dict[str, Any]
 
@@ -61,10 +79,16 @@ def to_json(plan: Plan, costs: Costs | None = None) -> str:
         "overlaps": plan.overlaps,
     }
     if costs is not None:
-        content["costs"] = {name: getattr(costs, name) for name in COSTS}
+        values = {name: getattr(costs, name) for name in COSTS}
+        content["costs"] = values | {"bandwidth": finite_or_none(costs.bandwidth)}
     content["sha256"] = checksum(content)
     lines = [f"  {json.dumps(key)}: {laid_out(value)}" for key, value in content.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def finite_or_none(value: float) -> float | None:
+    """JSON has no infinity."""
+    return value if value <= float_info.max else None
 
 
 def laid_out(value: Any) -> str:
@@ -111,7 +135,7 @@ def from_json(text: str) -> tuple[Plan, Costs | None]:
         count(content, "num_slices"),
         [int_list(f"overlaps[{index}]", row, 0) for index, row in enumerate(overlaps)],
     )
-    costs = costs_of(content["costs"], plan.num_stages) if "costs" in content else None
+    costs = costs_of(content["costs"], plan) if "costs" in content else None
     return plan, costs
 
 
@@ -200,27 +224,32 @@ def actions_of(where: str, value: object) -> list[Action]:
     return actions
 
 
-def costs_of(value: object, num_stages: int) -> Costs:
-    """Costs for that many stages."""
+def costs_of(value: object, plan: Plan) -> Costs:
+    """Costs for that plan; their ranges beyond those of all times are the core's to check."""
     if not isinstance(value, dict):
         raise ValueError(f"costs must be an object, got {shown(value)}")
     require_keys("costs", value, required=set(COSTS), allowed=set(COSTS))
-    for name, times in value.items():
-        per_stage = times if isinstance(times, list) else [times]
-        if not all(is_time(time) for time in per_stage):
-            raise ValueError(
-                f"costs.{name} must be finite and at least 0, for all stages or each, got "
-                f"{shown(times)}"
-            )
-        lengths = [num_stages] if name in STAGE_COSTS else []
-        if isinstance(times, list) and len(times) not in lengths:
-            either = f" or a list of {num_stages}" if lengths else ""
-            raise ValueError(f"costs.{name} must be one number{either}, got {shown(times)}")
-    return Costs(**value)
+    lengths = dict.fromkeys(STAGE_COSTS, plan.num_stages) | {"device_speeds": plan.num_devices}
+    for name, given in value.items():
+        if name == "shared_links":
+            if not isinstance(given, bool):
+                raise ValueError(f"costs.shared_links must be true or false, got {shown(given)}")
+        elif name != "bandwidth" or given is not None:
+            require_numbers(f"costs.{name}", given, lengths.get(name))
+    return Costs(**{name: given for name, given in value.items() if given is not None})
 
 
-def is_time(value: object) -> bool:
-    """Whether a float can hold it, and it is a time; True is not one."""
+def require_numbers(where: str, value: object, length: int | None) -> None:
+    """Refuses anything but a number, or a list of so many where there may be one."""
+    if isinstance(value, list) and len(value) != length:
+        either = f" or a list of {length}" if length else ""
+        raise ValueError(f"{where} must be one number{either}, got {shown(value)}")
+    if not all(is_number(item) for item in (value if isinstance(value, list) else [value])):
+        raise ValueError(f"{where} must be finite and at least 0, got {shown(value)}")
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a number from 0 to the largest that a float holds; True is none."""
     return type(value) in (int, float) and 0 <= value <= float_info.max  # type: ignore[operator]
 
 
