@@ -59,6 +59,7 @@ class Annealer {
     }
 
     bool change(Ticks limit) {
+        schedule_.charge(1);  // also where nothing can be moved, so that it comes to an end
         const auto [device, position] = random_.chance(60) ? critical() : anywhere();
         if (merges_ && random_.chance(20)) return fuse_or_split(device, position, limit);
         return random_.chance(50) ? move_later(device, position, limit)

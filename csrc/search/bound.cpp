@@ -40,9 +40,13 @@ Paths paths_of(const Problem& problem) {
     return paths;
 }
 
-// Microbatch 0 there and back.
+// Microbatch 0 there and back, up to the stage whose backward ends last.
 Ticks chain(const Problem& problem, const Paths& paths) {
-    return paths.back[0] + whole_back(problem, 0);
+    Ticks end = 0;
+    for (std::size_t stage = 0; stage < problem.num_stages; ++stage) {
+        end = std::max(end, paths.back[stage] + whole_back(problem, stage));
+    }
+    return end;
 }
 
 // All work of a device behind the first moment at which it has any.

@@ -52,8 +52,9 @@ class Schedule {
     Ticks tried_makespan() const { return tried_makespan_; }
     void accept();
 
-    // Actions timed so far: what a search is charged.
+    // Actions timed so far, and what else was charged: what a search may have too much of.
     std::int64_t work() const { return work_; }
+    void charge(std::int64_t work) { work_ += work; }
 
    private:
     struct Times {

@@ -37,6 +37,13 @@ def ascending(plan, kind):
     )
 
 
+@pytest.mark.parametrize("num_microbatches", [1, 2])
+def test_a_search_ends_where_there_is_nothing_to_move(num_microbatches):
+    costs = Costs(1, 9, 0.5, input_ns=1, weight_ns=8)
+    found = auto(3, num_microbatches, costs=costs, memory=0.4, budget_ms=5, max_chunks=1)
+    assert found.bound_ns <= found.makespan_ns
+
+
 def test_what_keeps_the_cap_is_a_seed_with_its_makespan():
     found = auto(4, 8, budget_ms=0)
     plan = one_f_one_b(4, 8)

@@ -4,7 +4,7 @@ import pytest
 
 from pykern import _C
 from pykern.plan import Costs, Memory, Placement
-from pykern.search import placements, wave_of
+from pykern.search import auto, wave_of
 from tests.search.exact import Instance, shortest
 
 # A proven optimum is never undercut, and no bound is above it.
@@ -90,12 +90,6 @@ def test_published_optima_are_found(placement, memory, optimum):
 @pytest.mark.parametrize("memory", [1.0, 0.75])
 def test_optima_over_all_placements_are_proven(memory):
     """At most four chunks: 0.75 forwards of bubble at full memory, 1.75 at three quarters."""
-    candidates = [
-        _C.Candidate(
-            each, Costs(4 / each.num_stages, 8 / each.num_stages), Memory(4 / each.num_stages)
-        )
-        for each in placements(4, 4)
-    ]
-    found = _C.search(candidates, 8, [4 * memory] * 4, [], 2000, 0)
+    found = auto(4, 8, memory=memory, budget_ms=1000)
     assert found.makespan_ns == 24 + {1.0: 0.75, 0.75: 1.75}[memory]
     assert found.proven
