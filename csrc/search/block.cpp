@@ -1,6 +1,7 @@
 #include "search/block.hpp"
 
 #include <algorithm>
+#include <array>
 
 #include "search/schedule.hpp"
 
@@ -13,13 +14,13 @@ std::size_t num_legs(const Problem& problem) {
 }
 
 int some_quarters(Random& random) {
-    constexpr int kLikely[] = {0, 0, 0, 1, 1, 2, 2, 3, 4, 4, 6, 8, 12};
-    return kLikely[random.below(std::size(kLikely))];
+    constexpr std::array kLikely{0, 0, 0, 1, 1, 2, 2, 3, 4, 4, 6, 8, 12};
+    return kLikely.at(random.below(kLikely.size()));
 }
 
 int few(Random& random) {
-    constexpr int kLikely[] = {0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 3, 4};
-    return kLikely[random.below(std::size(kLikely))];
+    constexpr std::array kLikely{0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 3, 4};
+    return kLikely.at(random.below(kLikely.size()));
 }
 
 // Slots waited at the n-th hop of a leg, so that they add up to a quarter of `quarters` per hop.
@@ -130,7 +131,7 @@ bool BlockPlanner::in_order() const {
     return true;
 }
 
-Block BlockPlanner::changed(const Block& block, Random& random) const {
+Block changed_block(const Block& block, Random& random) {
     Block changed = block;
     const Ticks by = 1 + block.period * static_cast<Ticks>(random.below(64)) / 256;
     const Ticks step = random.chance(50) ? by : -by;

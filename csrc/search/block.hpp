@@ -32,6 +32,9 @@ struct Block {
     std::vector<Ticks> at;
 };
 
+// The same with some symbols moved.
+Block changed_block(const Block& block, Random& random);
+
 // Turns blocks into orders.
 class BlockPlanner {
    public:
@@ -43,8 +46,6 @@ class BlockPlanner {
     const Order* plan(const Block& block);
     // What the last plan was made of.
     const Block& block() const { return block_; }
-    // The same with some symbols moved.
-    Block changed(const Block& block, Random& random) const;
     std::int64_t work() const { return work_; }
 
    private:

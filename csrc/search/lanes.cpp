@@ -28,7 +28,7 @@ void Lanes::reset() {
 
 void Lanes::push(Ticks time, std::size_t device) {
     events_.push_back({time, device});
-    std::push_heap(events_.begin(), events_.end());
+    std::ranges::push_heap(events_, later);
 }
 
 Ticks Lanes::arrival(Symbol symbol) const {

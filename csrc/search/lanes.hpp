@@ -43,11 +43,11 @@ class Lanes {
     struct Event {
         Ticks time;
         std::size_t device;
-        // The queue gives the largest first.
-        friend bool operator<(const Event& a, const Event& b) {
-            return a.time != b.time ? a.time > b.time : a.device > b.device;
-        }
     };
+    // For a heap that gives the earliest first.
+    static bool later(const Event& a, const Event& b) {
+        return a.time != b.time ? a.time > b.time : a.device > b.device;
+    }
 
     void reset();
     void push(Ticks time, std::size_t device);
@@ -70,7 +70,7 @@ template <class Policy>
 std::optional<Order> Lanes::run(Policy& policy) {
     reset();
     while (!events_.empty()) {
-        std::pop_heap(events_.begin(), events_.end());
+        std::ranges::pop_heap(events_, later);
         const Event event = events_.back();
         events_.pop_back();
         if (event.time < free_at_[event.device]) continue;

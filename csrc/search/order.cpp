@@ -1,5 +1,7 @@
 #include "search/order.hpp"
 
+#include <algorithm>
+#include <array>
 #include <utility>
 
 namespace pykern {
@@ -22,8 +24,8 @@ std::optional<Symbol> op_of_kind(Kind kind) {
 }
 
 Kind kind_of(Symbol symbol) {
-    constexpr Kind kKinds[] = {Kind::F, Kind::I, Kind::W, Kind::B};
-    return kKinds[op_of(symbol)];
+    constexpr std::array kKinds{Kind::F, Kind::I, Kind::W, Kind::B};
+    return kKinds.at(op_of(symbol));
 }
 
 }  // namespace
@@ -50,12 +52,11 @@ bool label(const Problem& problem, std::size_t device, const Symbols& row,
         }
         labelled.push_back({symbol, microbatch});
     }
-    for (const std::size_t stage : problem.stages[device]) {
-        if (forwards[stage] != problem.num_microbatches) return false;
-        if (backwards[stage] != problem.num_microbatches) return false;
-        if (weights[stage] != inputs[stage].size()) return false;
-    }
-    return true;
+    return std::ranges::all_of(problem.stages[device], [&](std::size_t stage) {
+        return forwards[stage] == problem.num_microbatches &&
+               backwards[stage] == problem.num_microbatches &&
+               weights[stage] == inputs[stage].size();
+    });
 }
 
 std::optional<Order> order_of(const Plan& plan) {

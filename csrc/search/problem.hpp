@@ -26,13 +26,13 @@ inline constexpr Symbol kWeight = 2;
 inline constexpr Symbol kBackward = 3;
 inline constexpr Symbol kNumOps = 4;
 
-inline constexpr std::size_t stage_of(Symbol symbol) { return symbol / kNumOps; }
-inline constexpr Symbol op_of(Symbol symbol) { return symbol % kNumOps; }
-inline constexpr Symbol symbol_of(std::size_t stage, Symbol op) {
+constexpr std::size_t stage_of(Symbol symbol) { return symbol / kNumOps; }
+constexpr Symbol op_of(Symbol symbol) { return symbol % kNumOps; }
+constexpr Symbol symbol_of(std::size_t stage, Symbol op) {
     return static_cast<Symbol>(stage) * kNumOps + op;
 }
 // Whether it hands a gradient to the stage before: I or B.
-inline constexpr bool is_backward(Symbol symbol) {
+constexpr bool is_backward(Symbol symbol) {
     return op_of(symbol) == kInput || op_of(symbol) == kBackward;
 }
 

@@ -30,7 +30,7 @@ class Random {
         const int zeros = std::countl_zero(uniform);
         const auto fraction = static_cast<std::int64_t>(((uniform << zeros) << 1) >> 48);
         const std::int64_t log2 = (std::int64_t{zeros} + 1) * 65536 - fraction;
-        return (mean * (log2 * 45426 >> 16)) >> 16;  // 45426 / 65536 is ln 2
+        return mean * (log2 * 45426 / 65536) / 65536;  // 45426 / 65536 is ln 2
     }
 
    private:

@@ -30,6 +30,7 @@ Schedule::Schedule(const Problem& problem)
       to_do_(problem.num_devices),
       queued_(problem.num_devices) {
     fill_tables();
+    fill_tails();
     std::size_t longest = 0;
     for (std::size_t device = 0; device < problem.num_devices; ++device) {
         const std::size_t length = 3 * problem.stages[device].size() * problem.num_microbatches;
@@ -62,6 +63,10 @@ void Schedule::fill_tables() {
             if (stage > 0) reader_[backward] = problem_.device_of[stage - 1];
         }
     }
+}
+
+void Schedule::fill_tails() {
+    const std::size_t num_stages = problem_.num_stages;
     Ticks back = 0;  // from the first backward of a stage's input to the end of the step
     for (std::size_t stage = 0; stage < num_stages; ++stage) {
         const Ticks* time = &problem_.time[symbol_of(stage, 0)];
@@ -146,7 +151,8 @@ std::optional<std::pair<std::size_t, std::size_t>> Schedule::critical_input(
     const Symbol symbol = action.symbol;
     const std::size_t stage = stage_of(symbol);
     const bool turns = is_backward(symbol) && stage + 1 == problem_.num_stages;
-    const std::size_t source = turns ? stage : is_backward(symbol) ? stage + 1 : stage - 1;
+    std::size_t source = is_backward(symbol) ? stage + 1 : stage - 1;
+    if (turns) source = stage;
     return {{problem_.device_of[source], accepted_[reads_[symbol] + action.microbatch].position}};
 }
 
@@ -245,7 +251,7 @@ bool Schedule::run_row(std::size_t device, Ticks moment, Ticks limit) {
         tried_[writes_[symbol] + microbatch] = {start, clock, trial_,
                                                 static_cast<std::uint32_t>(next)};
         const std::size_t reader = reader_[symbol];
-        if (reader == kNone || reader == device || queued_[reader]) continue;
+        if (reader == kNone || reader == device || queued_[reader] != 0) continue;
         queued_[reader] = 1;
         queue_.push_back(reader);
     }

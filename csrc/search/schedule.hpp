@@ -65,6 +65,7 @@ class Schedule {
     };
 
     void fill_tables();
+    void fill_tails();
     bool weigh(std::size_t device, std::size_t first);
     bool within_cap(std::size_t first, std::size_t last) const;
     bool time_from(Ticks moment, Ticks limit);

@@ -51,12 +51,12 @@ class Searcher {
 
     void run() {
         sweep_rules(share(10));
-        for (int round = 0; round < 3; ++round) {
-            each(8 >> round, share(7),
+        for (const int count : {8, 4, 2}) {
+            each(count, share(7),
                  [this](Site& site, std::int64_t work) { site.try_blocks(random_, work); });
         }
-        for (int round = 0; round < 3; ++round) {
-            each(6 >> round, share(8),
+        for (const int count : {6, 3, 1}) {
+            each(count, share(8),
                  [this](Site& site, std::int64_t work) { site.try_shifts(random_, work); });
         }
         const std::int64_t rung = share(40) / 4;
@@ -88,16 +88,17 @@ class Searcher {
 
     // The most promising sites that could still be better than the best.
     std::vector<Site*> promising(int count) const {
-        std::vector<Site*> sites;
         const double best_ns = best().makespan_ns();
-        for (const auto& site : sites_) {
-            if (site && site->bound_ns() < best_ns) sites.push_back(site.get());
+        std::vector<std::pair<double, std::size_t>> ranked;
+        for (std::size_t i = 0; i < sites_.size(); ++i) {
+            if (sites_[i] == nullptr || sites_[i]->bound_ns() >= best_ns) continue;
+            ranked.emplace_back(std::min(sites_[i]->promise_ns(), sites_[i]->makespan_ns()), i);
         }
-        std::ranges::stable_sort(sites, {}, [](const Site* site) {
-            return std::min(site->promise_ns(), site->makespan_ns());
-        });
-        if (sites.size() > static_cast<std::size_t>(count)) {
-            sites.resize(static_cast<std::size_t>(count));
+        std::ranges::sort(ranked);
+        std::vector<Site*> sites;
+        for (const auto& [promise_ns, i] : ranked) {
+            if (sites.size() == static_cast<std::size_t>(count)) break;
+            sites.push_back(sites_[i].get());
         }
         return sites;
     }

@@ -43,7 +43,7 @@ Bench::Bench(Problem of)
 
 Site::Site(const Problem& problem)
     : few_(with_few(problem)), bound_ns_(problem.to_ns(lower_bound(problem))) {
-    if (is_many(problem)) full_.emplace(problem);
+    if (is_many(problem)) full_ = std::make_unique<Bench>(problem);
 }
 
 bool Site::seed(const Order& order) {
@@ -137,7 +137,7 @@ void Site::try_shifts(Random& random, std::int64_t work) {
     const Ticks hottest = average_time(few_.problem) / 2;
     while (few_.work() < begin + work && promise_ns_ > bound_ns_) {
         const std::int64_t left = begin + work - few_.work();
-        const Block next = few_.planner.changed(block, random);
+        const Block next = changed_block(block, random);
         const std::optional<Ticks> makespan = try_plan(few_.planner.plan(next));
         const Ticks heat = hottest * (1024 * left / work) / 1024;
         if (!makespan || *makespan > current + random.exponential(heat)) continue;

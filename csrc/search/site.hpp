@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -60,7 +61,7 @@ class Site {
     void fuse(std::int64_t work);
 
    private:
-    bool repeats() const { return full_.has_value(); }
+    bool repeats() const { return full_ != nullptr; }
     void offer(const Order& order, Ticks makespan);
     void offer_full(const Order& order, double makespan_ns);
     void extend_loaded();
@@ -69,7 +70,7 @@ class Site {
     Bench& full() { return repeats() ? *full_ : few_; }
 
     Bench few_;
-    std::optional<Bench> full_;
+    std::unique_ptr<Bench> full_;  // where there are many
     double bound_ns_;
     Order few_order_;
     double promise_ns_ = std::numeric_limits<double>::infinity();
