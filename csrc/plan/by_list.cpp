@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -18,7 +19,7 @@ namespace pykern {
 namespace {
 
 // In the order in which a device tries them.
-enum Queue : std::size_t { kForwards, kBackwards, kWeights, kNumQueues };
+enum Queue : std::uint8_t { kForwards, kBackwards, kWeights, kNumQueues };
 
 Queue queue_of(Action action) {
     switch (action.kind) {
@@ -68,12 +69,13 @@ class ListScheduler {
             }
         }
         std::vector<Row> rows;
+        rows.reserve(devices_.size());
         for (Device& device : devices_) rows.push_back(std::move(device.row));
         return rows;
     }
 
    private:
-    const Action* head(const Device& device, std::size_t queue) const {
+    static const Action* head(const Device& device, std::size_t queue) {
         const Row& actions = device.queues[queue];
         const std::size_t next = device.next[queue];
         return next < actions.size() ? &actions[next] : nullptr;
@@ -96,7 +98,7 @@ class ListScheduler {
         return all;
     }
 
-    void start(Device& device, Action action) {
+    static void start(Device& device, Action action) {
         ++device.next[queue_of(action)];
         if (action.kind == Kind::F) ++device.in_flight;
         if (action.kind == Kind::B || action.kind == Kind::W) --device.in_flight;

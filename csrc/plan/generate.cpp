@@ -34,7 +34,7 @@ struct Lattice {
         const auto number = static_cast<int>(action.microbatch) / num_replicas / unit;
         const std::int64_t offset = std::int64_t{2} * num_slices * (number % group) +
                                     std::int64_t{group_offset} * (number / group);
-        if (action.kind == Kind::F) return action.stage + offset + 2 * action.slice;
+        if (action.kind == Kind::F) return action.stage + offset + std::int64_t{2} * action.slice;
         const int later = 2 * (2 * (num_slices - 1) - action.slice);
         return 2 * num_stages - 1 - action.stage + offset + later;
     }

@@ -61,6 +61,7 @@ Plan with_updates(const Plan& plan, int group, int delay) {
         throw std::invalid_argument("updates are added to a plan of one replica without any");
     }
     std::vector<Row> rows;
+    rows.reserve(plan.rows().size());
     for (int device = 0; device < plan.num_devices(); ++device) {
         rows.push_back(updated(plan, device, group, delay));
     }
