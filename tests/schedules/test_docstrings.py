@@ -34,7 +34,7 @@ def drawn(plan: Plan) -> list[str]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_table_is_the_plans(name: str) -> None:
-    slots = r"where (?:F and B take|every action takes) one\sslot(?:\seach)?"
+    slots = r"where (?:F and B take|every action takes) one[ \n]slot(?:[ \n]each)?"
     call = re.search(
         rf"^{name}\((.*)\), (in order, without times|{slots}):$", docstring(name), re.M
     )
