@@ -17,6 +17,12 @@ namespace {
 
 py::tuple as_tuple(const std::vector<double>& values) { return py::tuple(py::cast(values)); }
 
+// So that an interrupt ends a search at once.
+void raise_interrupts() {
+    const py::gil_scoped_acquire locked;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
 Found search_without_lock(const std::vector<Candidate>& candidates, int num_microbatches,
                           const std::vector<double>& caps,
                           const std::vector<std::pair<std::size_t, Plan>>& seeds, double budget_ms,
@@ -24,7 +30,8 @@ Found search_without_lock(const std::vector<Candidate>& candidates, int num_micr
     std::vector<Seed> all;
     for (const auto& [candidate, plan] : seeds) all.push_back({candidate, plan});
     const py::gil_scoped_release unlocked;
-    return search(candidates, num_microbatches, caps, all, budget_ms, random_seed);
+    return search(candidates, num_microbatches, caps, all, budget_ms, random_seed,
+                  raise_interrupts);
 }
 
 }  // namespace

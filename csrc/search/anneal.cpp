@@ -33,11 +33,12 @@ class Annealer {
     Annealer(Schedule& schedule, Random& random)
         : schedule_(schedule), random_(random), merges_(schedule.problem().split_has_price()) {}
 
-    Order run(const Cooling& cooling, Ticks& best) {
+    Order run(const Cooling& cooling, const Poll& poll, Ticks& best) {
         Order found = schedule_.order();
         best = schedule_.makespan();
         const std::int64_t begin = schedule_.work();
-        while (best > cooling.target) {
+        for (std::uint32_t round = 0; best > cooling.target; ++round) {
+            if (round % kRoundsPerPoll == 0) poll();
             const std::int64_t spent = schedule_.work() - begin;
             if (spent >= cooling.work) break;
             const Ticks heat = heat_at(cooling, spent);
@@ -52,6 +53,8 @@ class Annealer {
     }
 
    private:
+    static constexpr std::uint32_t kRoundsPerPoll = 256;
+
     // Falls as the square of what is left.
     static Ticks heat_at(const Cooling& cooling, std::int64_t spent) {
         const std::int64_t left = 1024 * (cooling.work - spent) / cooling.work;
@@ -138,8 +141,9 @@ class Annealer {
 
 }  // namespace
 
-Order anneal(Schedule& schedule, Random& random, const Cooling& cooling, Ticks& best) {
-    return Annealer(schedule, random).run(cooling, best);
+Order anneal(Schedule& schedule, Random& random, const Cooling& cooling, const Poll& poll,
+             Ticks& best) {
+    return Annealer(schedule, random).run(cooling, poll, best);
 }
 
 }  // namespace pykern

@@ -2,11 +2,15 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "search/random.hpp"
 #include "search/schedule.hpp"
 
 namespace pykern {
+
+// Called every few milliseconds; what it throws ends the search.
+using Poll = std::function<void()>;
 
 struct Cooling {
     Ticks hottest;      // how much worse a change may make it at first, on average
@@ -15,6 +19,7 @@ struct Cooling {
 };
 
 // Anneals the loaded schedule and returns the best order seen, its makespan in `best`.
-Order anneal(Schedule& schedule, Random& random, const Cooling& cooling, Ticks& best);
+Order anneal(Schedule& schedule, Random& random, const Cooling& cooling, const Poll& poll,
+             Ticks& best);
 
 }  // namespace pykern

@@ -27,7 +27,7 @@ class Random {
     // mantissa taken as a straight line, which is within 6 % and needs no library.
     std::int64_t exponential(std::int64_t mean) {
         const std::uint64_t uniform = next() | 1;
-        const int zeros = std::countl_zero(uniform);
+        const auto zeros = static_cast<unsigned>(std::countl_zero(uniform));
         const auto fraction = static_cast<std::int64_t>(((uniform << zeros) << 1) >> 48);
         const std::int64_t log2 = (std::int64_t{zeros} + 1) * 65536 - fraction;
         return mean * (log2 * 45426 / 65536) / 65536;  // 45426 / 65536 is ln 2

@@ -24,11 +24,12 @@ constexpr double kInfinite = std::numeric_limits<double>::infinity();
 class Searcher {
    public:
     Searcher(const std::vector<Candidate>& candidates, int num_microbatches,
-             const std::vector<double>& caps, std::int64_t budget, std::uint64_t random_seed)
+             const std::vector<double>& caps, std::int64_t budget, std::uint64_t random_seed,
+             const Poll& poll)
         : budget_(budget), random_(random_seed) {
         for (const Candidate& candidate : candidates) {
             const Problem problem = make_problem(candidate, num_microbatches, caps);
-            sites_.push_back(problem.fits() ? std::make_unique<Site>(problem) : nullptr);
+            sites_.push_back(problem.fits() ? std::make_unique<Site>(problem, poll) : nullptr);
             if (problem.fits()) bound_ns_ = std::min(bound_ns_, sites_.back()->bound_ns());
         }
         if (bound_ns_ == kInfinite) {
@@ -173,10 +174,10 @@ std::vector<double> makespans_ns(const std::vector<Candidate>& candidates,
 
 Found search(const std::vector<Candidate>& candidates, int num_microbatches,
              const std::vector<double>& caps, const std::vector<Seed>& seeds, double budget_ms,
-             std::uint64_t random_seed) {
+             std::uint64_t random_seed, const Poll& poll) {
     const std::int64_t budget = work_of(budget_ms);
     require_seeds(candidates, num_microbatches, seeds);
-    Searcher searcher(candidates, num_microbatches, caps, budget, random_seed);
+    Searcher searcher(candidates, num_microbatches, caps, budget, random_seed, poll);
     const std::vector<bool> taken = searcher.take(seeds);
     searcher.run();
     const std::size_t index = searcher.best_index();

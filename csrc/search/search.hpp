@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "plan/plan.hpp"
+#include "search/anneal.hpp"
 #include "search/problem.hpp"
 
 namespace pykern {
@@ -36,6 +37,6 @@ struct Found {
 // Throws std::invalid_argument where a number makes no sense or no candidate fits under the caps.
 Found search(const std::vector<Candidate>& candidates, int num_microbatches,
              const std::vector<double>& caps, const std::vector<Seed>& seeds, double budget_ms,
-             std::uint64_t random_seed);
+             std::uint64_t random_seed, const Poll& poll);
 
 }  // namespace pykern

@@ -41,8 +41,8 @@ Ticks average_time(const Problem& problem) {
 Bench::Bench(Problem of)
     : problem(std::move(of)), lanes(problem), guided(lanes), planner(problem), schedule(problem) {}
 
-Site::Site(const Problem& problem)
-    : few_(with_few(problem)), bound_ns_(problem.to_ns(lower_bound(problem))) {
+Site::Site(const Problem& problem, const Poll& poll)
+    : poll_(poll), few_(with_few(problem)), bound_ns_(problem.to_ns(lower_bound(problem))) {
     if (is_many(problem)) full_ = std::make_unique<Bench>(problem);
 }
 
@@ -101,6 +101,7 @@ void Site::try_rules(const GreedyRules& rules) {
 
 // The makespan of a block's plan as dispatched.
 std::optional<Ticks> Site::try_plan(const Order* plan) {
+    poll_();
     if (plan == nullptr) return std::nullopt;
     const std::optional<Order> order = few_.guided.run(*plan);
     if (!order) return std::nullopt;
@@ -151,7 +152,7 @@ void Site::try_annealing(Random& random, std::int64_t work, int heat) {
     const Ticks hottest = average_time(few_.problem) * heat / 100;
     const Ticks target = repeats() ? 0 : lower_bound(few_.problem);
     Ticks makespan = 0;
-    const Order order = anneal(few_.schedule, random, {hottest, work, target}, makespan);
+    const Order order = anneal(few_.schedule, random, {hottest, work, target}, poll_, makespan);
     offer(order, makespan);
 }
 
@@ -188,7 +189,7 @@ void Site::polish(Random& random, std::int64_t work) {
     const Ticks hottest = average_time(problem()) / 10;
     Ticks makespan = 0;
     const Order order =
-        anneal(full().schedule, random, {hottest, work, lower_bound(problem())}, makespan);
+        anneal(full().schedule, random, {hottest, work, lower_bound(problem())}, poll_, makespan);
     offer_full(order, problem().to_ns(makespan));
 }
 

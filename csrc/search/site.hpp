@@ -34,7 +34,7 @@ struct Bench {
 // Many microbatches are searched as a few, and the steady part of what is found is repeated.
 class Site {
    public:
-    explicit Site(const Problem& problem);
+    Site(const Problem& problem, const Poll& poll);
 
     const Problem& problem() const { return repeats() ? full_->problem : few_.problem; }
     double bound_ns() const { return bound_ns_; }
@@ -69,6 +69,7 @@ class Site {
     Order truncate(const Order& order) const;
     Bench& full() { return repeats() ? *full_ : few_; }
 
+    const Poll& poll_;
     Bench few_;
     std::unique_ptr<Bench> full_;  // where there are many
     double bound_ns_;

@@ -99,7 +99,7 @@ TEST_CASE("what annealing accepts is what a fresh evaluation gives") {
     const Ticks before = schedule.makespan();
     for (int round = 0; round < 20; ++round) {
         Ticks best = 0;
-        const Order order = anneal(schedule, random, {1 << 30, 20'000, 0}, best);
+        const Order order = anneal(schedule, random, {1 << 30, 20'000, 0}, [] {}, best);
         REQUIRE(fresh.load(order));
         CHECK(fresh.makespan() == best);
         REQUIRE(fresh.load(schedule.order()));
@@ -164,11 +164,11 @@ TEST_CASE("splits that win nothing are undone") {
 TEST_CASE("a search takes seeds only of its candidates") {
     const Plan plan = plan_of(Placement::linear(2), 1, {"0F0 0B0", "1F0 1B0"});
     const std::vector<Candidate> candidates = {even(Placement::linear(2))};
-    const Found found = search(candidates, 1, {1, 1}, {{0, plan}}, 1, 0);
+    const Found found = search(candidates, 1, {1, 1}, {{0, plan}}, 1, 0, [] {});
     CHECK(found.makespan_ns == 5);
     CHECK(found.proven);
     check(found.plan);
-    CHECK_THROWS_AS(search(candidates, 1, {1, 1}, {{1, plan}}, 1, 0), std::invalid_argument);
-    CHECK_THROWS_AS(search(candidates, 1, {0.5, 1}, {}, 1, 0), std::invalid_argument);
-    CHECK_THROWS_AS(search(candidates, 1, {1}, {}, 1, 0), std::invalid_argument);
+    CHECK_THROWS_AS(search(candidates, 1, {1, 1}, {{1, plan}}, 1, 0, [] {}), std::invalid_argument);
+    CHECK_THROWS_AS(search(candidates, 1, {0.5, 1}, {}, 1, 0, [] {}), std::invalid_argument);
+    CHECK_THROWS_AS(search(candidates, 1, {1}, {}, 1, 0, [] {}), std::invalid_argument);
 }

@@ -1,4 +1,6 @@
 import itertools
+import signal
+import time
 
 import pytest
 
@@ -77,6 +79,21 @@ def test_a_steady_part_is_repeated_for_many_microbatches():
     # The bubble stays about what it is for few.
     bubbles = [found.makespan_ns - 3 * found.plan.num_microbatches for found in (few, many)]
     assert bubbles[1] < 2 * bubbles[0]
+
+
+def test_an_interrupt_ends_a_search():
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    start = time.perf_counter()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            auto(4, 8, memory=0.5, budget_ms=1e6)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert time.perf_counter() - start < 5
 
 
 def test_caps_of_each_device_are_kept():
