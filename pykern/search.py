@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,8 +20,6 @@ WAVES = (2, 3, 4, 6, 8)
 # Most stages on a device where the caller does not say.
 MAX_CHUNKS = 4
 
-# Values of the schedules' own options that are worth a seed.
-_OPTIONS: Mapping[str, Sequence[int]] = {"num_chunks": (2, 4, 8), "waves": (1, 2, 4)}
 _SYNCHRONOUS = {Kind.F, Kind.B, Kind.I, Kind.W}
 
 # One device's share of the model, or what each of so many stages costs.
@@ -190,25 +189,28 @@ def published(num_devices: int, num_microbatches: int, max_chunks: int) -> dict[
     """
     plans = {}
     for name, rule in by_name.items():
-        for options in _options(rule):
+        for options in _options(rule, num_devices):
             try:
                 plan = rule(num_devices, num_microbatches, **options)
             except ValueError:
                 continue  # the schedule does not exist for these counts
-            words = [name, *(f"{option}={value}" for option, value in options.items())]
+            words = [name, *(f"{option}={value}" for option, value in options.items() if value)]
             if plan.num_stages <= max_chunks * num_devices and _can_start(plan):
                 plans[" ".join(words)] = Plan(plan.placement, num_microbatches, plan.rows)
     return plans
 
 
-def _options(rule: Callable[..., Plan]) -> Iterator[dict[str, int]]:
-    """No options for a schedule that has none, else each value of one of them."""
-    names = [name for name in inspect.signature(rule).parameters if name in _OPTIONS]
-    if not names:
-        yield {}
-    for name in names:
-        for value in _OPTIONS[name]:
-            yield {name: value}
+def _options(rule: Callable[..., Plan], num_devices: int) -> Iterator[dict[str, int | None]]:
+    """The options of a schedule that are worth a seed, in all combinations."""
+    worthwhile: dict[str, Sequence[int | None]] = {
+        "num_chunks": (2, 4, 8),
+        "waves": (1, 2, 4),
+        "group": (None, -(-num_devices // 2)),  # the smallest that gis takes, with least memory
+        "optimised": (False, True),
+    }
+    names = [name for name in inspect.signature(rule).parameters if name in worthwhile]
+    for values in itertools.product(*(worthwhile[name] for name in names)):
+        yield dict(zip(names, values, strict=True))
 
 
 def _can_start(plan: Plan) -> bool:
