@@ -4,8 +4,7 @@
 #include "bind.hpp"
 
 PYBIND11_MODULE(_C, module) {
-    module.doc() =
-        "The C++ core of pykern: plans, their checks, simulation, search and execution.";
+    module.doc() = "The C++ core of pykern: plans, their checks, simulation, search and execution.";
     pykern::bind_plan(module);
     pykern::bind_lower(module);
     pykern::bind_costs(module);
