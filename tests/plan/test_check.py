@@ -263,6 +263,14 @@ def test_the_memory_cap_names_the_first_action_beyond_it() -> None:
     assert (caught.value.rule, caught.value.device, caught.value.position) == ("P010", 0, 3)
 
 
+def test_the_memory_of_a_plan_that_cannot_run_is_not_asked_for() -> None:
+    wild = Plan(Placement.linear(1), 1, [[Action(Kind.F, 60_000, 4_000_000_000)]])
+    with pytest.raises(PlanError, match="P001"):
+        check_memory(wild, Memory(1), cap_bytes=1)
+    with pytest.raises(PlanError, match="P001"):
+        peak_bytes(wild, Memory(1))
+
+
 @pytest.mark.parametrize(
     ("memory", "message"),
     [
