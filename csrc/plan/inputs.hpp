@@ -12,7 +12,8 @@ namespace pykern {
 // allocates nor visits actions that the plan does not hold.
 //
 //   F(s, m, j)         F(s-1, m, j); F(s, m, j-1)
-//   R, OFFLOAD         F of the same cell;  LOAD: OFFLOAD of the same cell
+//   R                  F and LOAD of the same cell
+//   OFFLOAD, LOAD      F of the same cell; OFFLOAD of the same cell
 //   B, I (s, m, j)     F, R and LOAD of the same cell; B or I of (s+1, m, j) and of (s, m, j+1)
 //   W                  I of the same cell
 //   REDUCE(s)          what completes the gradients of s: B or W of every microbatch and slice
@@ -31,6 +32,8 @@ class InputVisitor {
                 if (action.slice > 0) use(Kind::F, action.stage, action, action.slice - 1);
                 return;
             case Kind::R:
+                use(Kind::F, action.stage, action);
+                return use(Kind::LOAD, action.stage, action);
             case Kind::OFFLOAD:
                 return use(Kind::F, action.stage, action);
             case Kind::LOAD:

@@ -192,6 +192,7 @@ def test_a_deadlock_between_devices_names_who_waits_for_what() -> None:
         ("P006", 1, "0F0 0B0 0R0"),
         ("P006", 1, "0F0 0LOAD0 0OFFLOAD0 0B0"),
         ("P006", 2, "0F0 0OFFLOAD0 0B0 0LOAD0"),
+        ("P006", 2, "0F0 0OFFLOAD0 0R0 0LOAD0 0B0"),
         ("P006", 1, "0F0 0W0 0I0"),
         ("P006", 1, "0F0 0REDUCE0 0B0"),
         ("P006", 2, "0F0 0I0 0REDUCE0 0W0"),
