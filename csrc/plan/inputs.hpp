@@ -80,9 +80,8 @@ class InputVisitor {
         }
     }
 
-    // From the last microbatch on: it is the likeliest to be missing, and who waits looks once.
     void reduce(int stage) {
-        for (int microbatch = index_.num_microbatches() - 1; microbatch >= 0; --microbatch) {
+        for (int microbatch = 0; microbatch < index_.num_microbatches(); ++microbatch) {
             const Action of{.microbatch = static_cast<std::uint32_t>(microbatch)};
             for (int slice = 0; slice < index_.num_slices(); ++slice) {
                 either(Kind::B, Kind::W, stage, of, slice);
