@@ -61,6 +61,9 @@ def sources_of(names: Sequence[str], counts: Counts, options: Given) -> list[Sou
         counts = counts_with(name, plan, counts)
     num_devices = counts.devices or NUM_DEVICES
     num_microbatches = counts.microbatches or NUM_MICROBATCHES
+    shown = {name: Path(name).name for name in files}
+    if len(set(shown.values())) < len(shown):
+        shown = {name: name for name in files}
     sources = []
     for name in names:
         if name in files:
@@ -68,9 +71,8 @@ def sources_of(names: Sequence[str], counts: Counts, options: Given) -> list[Sou
         else:
             plan = by_name[name](num_devices, num_microbatches, **of_schedule(name, options))
             costs = None
-        shown = Path(name).name if name in files else name
-        label = f"{shown}, {plan.num_stages} stages, {plan.num_microbatches} microbatches"
-        sources.append(Source(label, plan, costs))
+        counted = f"{plan.num_stages} stages, {plan.num_microbatches} microbatches"
+        sources.append(Source(f"{shown.get(name, name)}, {counted}", plan, costs))
     return sources
 
 

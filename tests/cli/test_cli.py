@@ -160,6 +160,18 @@ def test_two_are_compared_on_one_time_axis(tmp_path: Path) -> None:
     assert "hanayo, 8 stages" in picture
 
 
+def test_two_files_of_the_same_name_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder, schedule in (("old", "gpipe"), ("new", "one_f_one_b")):
+        (tmp_path / folder).mkdir()
+        save_plan(by_name[schedule](2, 4), f"{folder}/plan.json")
+    lines = pykern_("plan", "old/plan.json", "--compare", "new/plan.json").stdout.splitlines()
+    assert lines[0].startswith("old/plan.json, 2 stages")
+    assert lines[3].startswith("new/plan.json, 2 stages")
+
+
 def test_memory_is_told_for_both_rules_where_the_backward_is_split(tmp_path: Path) -> None:
     path = tmp_path / "plan.csv"
     path.write_text("0F0,0I0,0F1,0I1,0W0,0W1\n")
