@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,14 @@ def test_what_is_no_plan_is_refused_with_its_place(text: str, message: str, tmp_
         load_plan(path)
     assert str(caught.value).startswith(f"{path}: ")
     assert isinstance(caught.value.__cause__, PlanError) == bool(re.match(r"P\d", message))
+
+
+def test_a_repeated_key_is_found_among_many() -> None:
+    keys = [*range(50_000), 49_999]
+    start = time.perf_counter()
+    with pytest.raises(ValueError, match="key '49999' occurs twice"):
+        from_json("{" + ", ".join(f'"{key}": 0' for key in keys) + "}")
+    assert time.perf_counter() - start < 2
 
 
 @pytest.mark.parametrize("value", [True, "1", None, [1], [1, "2"], [1, 2, 3], {}, -1, 10**400])

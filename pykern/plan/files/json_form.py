@@ -5,6 +5,7 @@ Keys, types and ranges are exact; nothing is guessed or defaulted.
 
 import hashlib
 import json
+from collections import Counter
 from sys import float_info
 from typing import Any
 
@@ -154,8 +155,7 @@ def unique(pairs: list[tuple[str, Any]]) -> Content:
     """The pairs as a dict; json would keep the last of two equal keys."""
     content = dict(pairs)
     if len(content) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in content if keys.count(key) > 1)
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
         raise ValueError(f"key {shown(twice)} occurs twice")
     return content
 
