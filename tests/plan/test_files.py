@@ -166,6 +166,9 @@ def test_what_could_not_be_read_again_is_not_written(
     ):
         with pytest.raises(ValueError, match=message):
             save_plan(plan, tmp_path / path, **options)
+    for costs in (Costs([1, 2, 3], 1), Costs(1, 1, device_speeds=[1])):
+        with pytest.raises(ValueError, match=r"costs\..* or a list of 2, got \["):
+            save_plan(plan, tmp_path / "plan.json", costs=costs)
     for path in ("plan.json", "plan.csv"):
         with pytest.raises(PlanError, match="P005"):
             save_plan(wrong, tmp_path / path)

@@ -66,6 +66,7 @@ def to_json(plan: Plan, costs: Costs | None = None) -> str:
 
     Raises:
         PlanError: The plan breaks a rule.
+        ValueError: The costs are of another number of stages or devices.
     """
     check(plan)
     content: Content = {
@@ -82,6 +83,7 @@ def to_json(plan: Plan, costs: Costs | None = None) -> str:
     if costs is not None:
         values = {name: getattr(costs, name) for name in COSTS}
         content["costs"] = values | {"bandwidth": finite_or_none(costs.bandwidth)}
+        costs_of(content["costs"], plan)
     content["sha256"] = checksum(content)
     lines = [f"  {json.dumps(key)}: {laid_out(value)}" for key, value in content.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
