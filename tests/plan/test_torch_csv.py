@@ -166,7 +166,8 @@ def test_a_receive_stands_right_before_its_reader_where_nothing_forces_it() -> N
 
 
 REFUSED = [
-    ("0F0,0B0,0X0", 'line 1, cell 3: a cell is like "2F0", got "0X0"'),
+    ("0F0,0B0,0X0", """line 1, cell 3: a cell is like "2F0", got '0X0'"""),
+    ("0F0,\x1b[31m", r"""line 1, cell 2: a cell is like "2F0", got '\x1b[31m'"""),
     ("0F0,0B0 ", "line 1, cell 2: a cell"),
     ("0F0,0B00", "line 1, cell 2: an action is stage, kind, microbatch"),
     ("0F0,0B0junk", "line 1, cell 2: a cell"),

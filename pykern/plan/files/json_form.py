@@ -215,7 +215,8 @@ def int_list(where: str, value: object, least: int) -> list[int]:
 
 def actions_of(where: str, value: object) -> list[Action]:
     """A row: actions with one space between them."""
-    if not isinstance(value, str):
+    # What a terminal would take as a command reaches no message, and a lone surrogate no core.
+    if not isinstance(value, str) or not value.isprintable():
         raise ValueError(f"{where} must be a string of actions, got {shown(value)}")
     actions = []
     for position, word in enumerate(value.split(" ") if value else []):

@@ -163,7 +163,7 @@ def parse(text: str) -> Slot | Transfer:
         stage, down, sends = int(transfer[1]), transfer[3] == "F", transfer[2] == "SEND"
         sender = stage if sends else stage + (-1 if down else 1)
         return Transfer(sends, Message(down, sender, int(transfer[4])))
-    raise ValueError(f'a cell is like "2F0", got "{text[:40]}"')
+    raise ValueError(f'a cell is like "2F0", got {text[:40]!r}')
 
 
 def placement_of(rows: Sequence[Sequence[Cell]]) -> Placement:
