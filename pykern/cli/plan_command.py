@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..plan import Plan, save_plan, simulate
+from ..plan.replacing import replacing
 from .errors import bad_input
 from .memory import peaks_in_words
 from .schedule_options import Given, with_schedule_options
@@ -130,6 +131,7 @@ def save(out: Path, sources: list[Source], drawn: dict[str, "Timeline"]) -> None
 def save_one(out: Path, form: str, plan: Plan) -> None:
     """Write the plan itself."""
     if form == ".txt":
-        out.write_text(f"{plan}\n", encoding="utf-8")
+        with replacing(out) as partial:
+            partial.write_text(f"{plan}\n", encoding="utf-8")
     else:
         save_plan(plan, out, transfers=form == ".comms.csv")

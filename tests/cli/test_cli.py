@@ -221,6 +221,8 @@ REFUSED = [
         ["plan", "gpipe", "--out", "plan.pdf"],
         "must end in .trace.json, .json, .comms.csv, .csv, .txt, .png, .svg",
     ),
+    (["plan", "gpipe", "--out", "folder.svg"], "folder.svg: Is a directory"),
+    (["plan", "gpipe", "--out", "folder.txt"], "folder.txt: Is a directory"),
     (["plan", "gpipe", "--out", "absent/plan.png"], "absent is not a folder"),
     (["demo", "--steps", "0"], "'0' is not a whole number of at least 1"),
     (["demo", "--steps", "many"], "'many' is not a whole number of at least 1"),
@@ -244,6 +246,8 @@ def test_what_cannot_be_used_is_refused_in_one_line(
     arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    for folder in ("folder.svg", "folder.txt"):
+        (tmp_path / folder).mkdir()
     (tmp_path / "empty.txt").touch()
     (tmp_path / "binary.txt").write_bytes(b"abc\0" * 10_000)
     (tmp_path / "small.csv").write_text("0F0,0B0\n1F0,1B0\n")

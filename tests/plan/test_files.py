@@ -1,5 +1,6 @@
 """Plans as files: what is saved is loaded, and nothing but a plan that can run is."""
 
+import errno
 import json
 import os
 import re
@@ -145,10 +146,10 @@ def test_a_failed_write_leaves_the_old_file(
     before = path.read_bytes()
 
     def fail(*_: object) -> None:
-        raise OSError("no space left")
+        raise OSError(errno.ENOSPC, "no space left")
 
     monkeypatch.setattr(Path, "write_bytes", fail)
-    with pytest.raises(OSError, match="no space left"):
+    with pytest.raises(OSError, match=rf"no space left: '{re.escape(str(path))}'"):
         save_plan(hanayo(2, 2), path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
