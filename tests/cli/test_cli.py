@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 import pykern
 from pykern.cli import app
-from pykern.plan import Costs, load_plan, save_plan
+from pykern.plan import Costs, load_plan, load_plan_and_costs, save_plan
 from pykern.schedules import by_name
 
 
@@ -140,6 +140,9 @@ def test_a_file_s_own_costs_hold_unless_others_are_given(tmp_path: Path) -> None
     save_plan(by_name["gpipe"](2, 1), path, costs=Costs(5e6, 10e6))
     assert "makespan 30 ms" in pykern_("plan", str(path)).stdout
     assert "makespan 6 ms" in pykern_("plan", str(path), "--costs", "1:2").stdout
+    copy = tmp_path / "copy.json"
+    assert pykern_("plan", str(path), "--out", str(copy)).exit_code == 0
+    assert load_plan_and_costs(copy) == load_plan_and_costs(path)
     compared = pykern_("plan", "gpipe", "--compare", str(path))
     assert (compared.exit_code, compared.stdout) == (2, "")
     assert "the file has costs of its own; to compare give --costs" in compared.stderr
