@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -232,6 +233,14 @@ def test_what_is_no_plan_is_refused_with_its_place(text: str, message: str, tmp_
         load_plan(path)
     assert str(caught.value).startswith(f"{path}: ")
     assert isinstance(caught.value.__cause__, PlanError) == bool(re.match(r"P\d", message))
+
+
+def test_json_of_any_depth_is_refused() -> None:
+    text = to_json(one_f_one_b(2, 2))
+    for depth in range(500, sys.getrecursionlimit() + 1):
+        nested = text.replace('"num_devices": 2', f'"num_devices": {"[" * depth + "]" * depth}')
+        with pytest.raises(ValueError, match=r"nested too deeply|sha256 must be"):
+            from_json(nested)
 
 
 def test_a_repeated_key_is_found_among_many() -> None:

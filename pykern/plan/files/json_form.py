@@ -121,7 +121,14 @@ def from_json(text: str) -> tuple[Plan, Costs | None]:
         ValueError: The text is not such a plan; the message names the key and the value.
         PlanError: The plan breaks a rule.
     """
-    content = parse(text)
+    try:
+        return values_of(parse(text))
+    except RecursionError:
+        raise ValueError("the JSON is nested too deeply") from None
+
+
+def values_of(content: Content) -> tuple[Plan, Costs | None]:
+    """What the object says, once it is known to be whole."""
     require_header(content)
     replicas = [
         int_list(f"replicas[{index}]", replica, 0)
@@ -143,11 +150,8 @@ def from_json(text: str) -> tuple[Plan, Costs | None]:
 
 
 def parse(text: str) -> Content:
-    """One JSON object without repeated keys, infinities or depth."""
-    try:
-        content = json.loads(text, object_pairs_hook=unique, parse_constant=refuse_constant)
-    except RecursionError:
-        raise ValueError("the JSON is nested too deeply") from None
+    """One JSON object without repeated keys or infinities."""
+    content = json.loads(text, object_pairs_hook=unique, parse_constant=refuse_constant)
     if not isinstance(content, dict):
         raise ValueError(f"a plan is a JSON object, got {shown(content)}")
     return content
