@@ -66,6 +66,18 @@ def test_a_device_s_share_costs_the_same_however_many_chunks_it_has() -> None:
         assert "makespan 24 ms, bubble ratio 0.000" in out
 
 
+def test_auto_searches_and_says_how_good_it_is() -> None:
+    out = pykern_("plan", "auto", "--memory", "0.75", "--budget", "5").stdout
+    assert out.startswith("auto, ")
+    assert "memory 0.75x of at most 0.75x" in out
+    assert "time as v_half" in out or "less time than v_half" in out
+    # Costs and latency are the command line's.
+    slow = pykern_("plan", "auto", "--costs", "2:2:2", "--transfer", "1", "--budget", "1").stdout
+    bound = re.search(r"lower bound ([\d.]+) ms", slow)
+    assert bound is not None
+    assert float(bound[1]) >= 8 * 6 + 3 * 1.5
+
+
 def test_transfers_take_their_time() -> None:
     out = pykern_("plan", "gpipe", "-p", "2", "-m", "1", "--transfer", "0.5").stdout
     assert "makespan 7 ms" in out
@@ -194,6 +206,10 @@ def test_the_table_has_a_line_for_every_schedule() -> None:
 REFUSED = [
     (["frob"], "No such command 'frob'."),
     (["plan"], "Missing argument 'NAME|FILE'."),
+    (["plan", "gpipe", "--memory", "1"], "gpipe has no --memory; it is an option of auto"),
+    (["plan", "auto", "--memory", "0"], "'0' is not a number above 0"),
+    (["plan", "auto", "--memory", "0.1"], "no candidate fits"),
+    (["plan", "auto", "--waves", "2"], "auto has no --waves; it is an option of hanayo"),
     (["plan", "gpipe", "--frob"], "No such option: --frob"),
     (["plan", "2bw"], "schedule '2bw' is unknown; there are gpipe, one_f_one_b"),
     (["plan", "gpipe", "-p", "x"], "'x' is not a whole number of at least 1"),
