@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..plan import Plan, save_plan, simulate
+from ..plan import save_plan, simulate
+from ..plan.replacing import replacing
 from .errors import bad_input
 from .memory import peaks_in_words
 from .schedule_options import Given, with_schedule_options
@@ -135,12 +136,14 @@ def save(out: Path, sources: list[Source], drawn: dict[str, "Timeline"]) -> None
     elif form in DRAWN:
         save_picture(drawn, out)
     else:
-        save_one(out, form, sources[0].plan)
+        save_one(out, form, sources[0])
 
 
-def save_one(out: Path, form: str, plan: Plan) -> None:
-    """Write the plan itself."""
+def save_one(out: Path, form: str, source: Source) -> None:
+    """Write the plan itself, with the costs that its file had."""
     if form == ".txt":
-        out.write_text(f"{plan}\n", encoding="utf-8")
+        with replacing(out) as partial:
+            partial.write_text(f"{source.plan}\n", encoding="utf-8")
     else:
-        save_plan(plan, out, transfers=form == ".comms.csv")
+        costs = source.costs if form == ".json" else None
+        save_plan(source.plan, out, costs=costs, transfers=form == ".comms.csv")

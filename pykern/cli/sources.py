@@ -65,6 +65,9 @@ def sources_of(
         counts = counts_with(name, plan, counts)
     num_devices = counts.devices or NUM_DEVICES
     num_microbatches = counts.microbatches or NUM_MICROBATCHES
+    shown = {name: Path(name).name for name in files}
+    if len(set(shown.values())) < len(shown):
+        shown = {name: name for name in files}
     sources = []
     for name in names:
         if name in files:
@@ -74,9 +77,8 @@ def sources_of(
         else:
             plan = by_name[name](num_devices, num_microbatches, **of_schedule(name, options))
             costs = None
-        shown = Path(name).name if name in files else name
-        label = f"{shown}, {plan.num_stages} stages, {plan.num_microbatches} microbatches"
-        sources.append(Source(label, plan, costs))
+        counted = f"{plan.num_stages} stages, {plan.num_microbatches} microbatches"
+        sources.append(Source(f"{shown.get(name, name)}, {counted}", plan, costs))
     return sources
 
 
