@@ -62,7 +62,7 @@ class Draws:
 
     `possible` is true until an action has been watched and drew nothing, so that a stage without
     dropout pays for watching once; each kind of backward action is watched in the same way.
-    Changing the stage between train and eval mode asks again.
+    Changing the stage, as between train and eval mode, asks again.
     """
 
     def __init__(self, stage: int) -> None:

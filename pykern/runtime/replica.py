@@ -73,7 +73,7 @@ class Replica(Stage):
     def end(self) -> None:
         """Lets go of everything that belongs to the step."""
         super().end()
-        self.layers, self._pairs = (), []
+        self.layers, self._pairs = self._originals, []
 
     def _add_gradients(self) -> None:
         pairs, self._pairs = self._pairs, []

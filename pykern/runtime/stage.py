@@ -37,18 +37,23 @@ class Stage:
         self.previous: Stage | None = None
         # Each adds what another replica of this stage has collected.
         self.reductions: list[Callable[[], None]] = []
-        modules = [module for layer in layers for module in layer.modules()]
         # An in-place layer may not write into a leaf that requires grad, nor into what the previous
         # stage has saved for its backward, so it gets a copy.
-        self.copies_input = any(getattr(module, "inplace", False) for module in modules)
-        self._modules = modules
+        self.copies_input = False
+        self._settings: object = None
         self._draws = Draws(index)
         self._make_room(0)
 
     def begin(self, num_microbatches: int, seed: StepSeed, finish: Finish) -> None:
         """Makes room for a step."""
         self._finish = finish
-        self._draws.begin(seed, tuple(module.training for module in self._modules))
+        modules = [module for layer in self.layers for module in layer.modules()]
+        settings = [(module, module.training, *_numbers(module)) for module in modules]
+        if settings != self._settings:
+            self._settings = settings
+            self.copies_input = any(getattr(module, "inplace", False) for module in modules)
+        # Without gradients a step has no loss, which may draw as well.
+        self._draws.begin(seed, (self._settings, torch.is_grad_enabled()))
         self._make_room(num_microbatches)
 
     def end(self) -> None:
@@ -168,3 +173,8 @@ class Stage:
         receiver.leaves[microbatch] = leaves
         receiver.arguments[microbatch] = (pytree.tree_unflatten(values, spec),)
         return sent
+
+
+def _numbers(module: nn.Module) -> list[object]:
+    """What a user may set on a module between steps, such as the rate of a dropout."""
+    return [value for value in vars(module).values() if isinstance(value, int | float)]
