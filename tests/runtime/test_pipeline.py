@@ -318,3 +318,15 @@ def test_a_loss_that_is_none_is_named(loss: Any) -> None:
         pytest.raises(ValueError, match="loss_fn must return a tensor without dimensions"),
     ):
         pipe.step(torch.ones(4, 2), target=torch.ones(4, 2))
+
+
+@pytest.mark.parametrize("schedule", ["one_f_one_b", "zb_h1"])
+def test_a_loss_that_trains_nothing_is_named(schedule: str) -> None:
+    layers = [nn.Linear(2, 2).requires_grad_(False) for _ in range(2)]
+    with (
+        pykern.Pipeline(
+            layers, devices="cpu:2", schedule=schedule, microbatches=2, loss_fn=F.mse_loss
+        ) as pipe,
+        pytest.raises(RuntimeError, match="loss of microbatch 0 does not require grad"),
+    ):
+        pipe.step(torch.ones(4, 2), target=torch.ones(4, 2))
