@@ -89,6 +89,7 @@ class Pipeline(nn.Module):
         stages = [
             Stage(index, modules[span.start : span.stop]) for index, span in enumerate(cut.stages)
         ]
+        self._layers = layers
         self.training = any(layer.training for layer in modules)
         self._executor = Executor(stages, plan.placement.num_replicas, plan.num_devices)
         self._last_program: _C.Program | None = None
@@ -112,8 +113,8 @@ class Pipeline(nn.Module):
 
         Raises:
             SplitError: the batch cannot be cut.
-            RuntimeError: there is no loss function, gradients are off, the plan has no backward, or
-                a step is running.
+            RuntimeError: there is no loss function, gradients are off, the plan has no backward, a
+                layer was replaced, or a step is running.
             BaseException: the first exception of a stage, the same object, with a note of where.
                 The gradients of that step are then undefined; the next step is not affected.
         """
@@ -192,6 +193,12 @@ class Pipeline(nn.Module):
     def _run(
         self, program: _C.Program, inputs: tuple[Any, ...], rows: Sequence[int], finish: Finish
     ) -> None:
+        for name, layer in self._layers.items():
+            if self._modules.get(name) is not layer:
+                raise RuntimeError(
+                    f"layer {name!r} was replaced or removed, but the stages hold the one that the "
+                    "pipeline was made of; make a new Pipeline"
+                )
         parts = microbatch.split(inputs, rows)
         arguments = [part if n else None for part, n in zip(parts, rows, strict=True)]
         self._executor.run(program, arguments, finish)

@@ -311,6 +311,21 @@ def test_steps_that_cannot_work_are_refused_before_they_start() -> None:
     assert calls == []
 
 
+def test_a_layer_that_was_replaced_is_named() -> None:
+    with pykern.Pipeline(named_model(), devices="cpu:2", microbatches=2) as pipe:
+        x = torch.ones(4, 3)
+        body = pipe.get_submodule("body")
+        assert isinstance(body, nn.Sequential)
+        body[0] = nn.Linear(4, 4)
+        pipe(x)
+        head = pipe.head
+        pipe.head = nn.Linear(4, 2)
+        with pytest.raises(RuntimeError, match="layer 'head' was replaced"):
+            pipe(x)
+        pipe.head = head
+        pipe(x)
+
+
 @pytest.mark.parametrize("loss", [lambda output, _: output, lambda *_: 3.0], ids=["rows", "number"])
 def test_a_loss_that_is_none_is_named(loss: Any) -> None:
     with (
