@@ -18,7 +18,7 @@ from .plan import Costs, Kind, Timeline, simulate
 from .runtime import microbatch
 from .runtime.executor import Executor
 from .runtime.loss import Loss, Losses
-from .runtime.replica import refuse_to_copy
+from .runtime.replica import refuse_to_copy, refuse_trained_loss
 from .runtime.stage import Finish, Stage
 
 
@@ -35,7 +35,9 @@ class Pipeline(nn.Module):
         schedule: a name or function of `pykern.schedules`, or a `Plan`.
         microbatches: how many parts each batch is cut into; may be left out with a `Plan`.
         loss_fn: called with (output, target) of a microbatch, or (output) when `step` gets no
-            target; returns a tensor without dimensions.
+            target; returns a tensor without dimensions. Runs in the last stage: it may train
+            parameters of its own or of that stage, where it uses those of others the order of
+            their sums is not fixed.
         reduction: how `loss_fn` combines the rows it is given. With "mean" each microbatch counts
             by its rows, so that the loss and the gradients are those of the mean over the full
             batch; with "sum" they are added.
@@ -72,6 +74,7 @@ class Pipeline(nn.Module):
         refuse_shared_tensors(layers, cut)
         if plan.placement.num_replicas > 1:
             refuse_to_copy(layers)
+            refuse_trained_loss(loss_fn)
         train, predict = _C.Program(plan), _C.Program(plan.forward_only())
 
         self.plan = plan

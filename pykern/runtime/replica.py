@@ -102,6 +102,15 @@ def refuse_to_copy(layers: Mapping[str, nn.Module]) -> None:
                 )
 
 
+def refuse_trained_loss(loss_fn: object) -> None:
+    """Raises ValueError where the loss function trains: all replicas add to its `.grad`."""
+    if _trains(loss_fn, set()):
+        raise ValueError(
+            "loss_fn has parameters that train, to which replicas would add in no fixed order: a "
+            "plan with several replicas cannot run it; give them to the last layer"
+        )
+
+
 def _cannot_copy(module: nn.Module, copy: nn.Module) -> str | None:
     if isinstance(module, nn.modules.batchnorm._NormBase) and module.running_mean is not None:
         return "has running statistics, which replicas would update in no fixed order"
