@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -48,7 +48,7 @@ class Stage:
         """Makes room for a step."""
         self._finish = finish
         modules = [module for layer in self.layers for module in layer.modules()]
-        settings = [(module, module.training, *_numbers(module)) for module in modules]
+        settings = [tuple(_settings(module)) for module in modules]
         if settings != self._settings:
             self._settings = settings
             self.copies_input = any(getattr(module, "inplace", False) for module in modules)
@@ -101,16 +101,17 @@ class Stage:
         """B: adds to the parameters' `.grad` and hands input gradients to the previous stage."""
         outputs, gradients = self._take_gradients(microbatch)
         if outputs:
-            with self._draws.backward(Kind.B, microbatch):
+            with self._draws.backward(Kind.B, microbatch, len(self.leaves[microbatch])):
                 torch.autograd.backward(outputs, gradients)
         self._hand_back(microbatch)
 
     def input_gradients(self, microbatch: int) -> None:
         """I: hands input gradients to the previous stage."""
         outputs, gradients = self._take_gradients(microbatch)
-        with self._draws.backward(Kind.I, microbatch):
+        leaves = self.leaves[microbatch]
+        with self._draws.backward(Kind.I, microbatch, len(leaves)):
             self._weights[microbatch] = backward_to_inputs(
-                outputs, gradients, self.leaves[microbatch], self._finish_weights
+                outputs, gradients, leaves, self._finish_weights
             )
         self._hand_back(microbatch)
 
@@ -175,6 +176,9 @@ class Stage:
         return sent
 
 
-def _numbers(module: nn.Module) -> list[object]:
+def _settings(module: nn.Module) -> Iterator[object]:
     """What a user may set on a module between steps, such as the rate of a dropout."""
-    return [value for value in vars(module).values() if isinstance(value, int | float)]
+    yield module
+    yield module.training
+    yield from [value for value in vars(module).values() if isinstance(value, int | float)]
+    yield from [p.requires_grad for p in module._parameters.values() if p is not None]

@@ -216,6 +216,26 @@ def test_draws_in_a_backward_are_refused_not_wrong(layers: list[nn.Module], acti
                 pipe.step(batch[0], target=batch[1])
 
 
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("unfrozen", [0, 1])
+def test_draws_in_a_backward_are_refused_also_when_it_comes_to_reach_further(
+    split: bool, unfrozen: int
+) -> None:
+    layers = [nn.Linear(6, 6), nn.Sequential(Checkpointed(), nn.Linear(6, 6))]
+    frozen = [layers[0], layers[1].get_submodule("0")]
+    for layer in frozen:
+        layer.requires_grad_(False)
+    plan = schedules.one_f_one_b(2, 2)
+    if split:
+        plan = split_backward(plan)
+    with pykern.Pipeline(layers, devices="cpu:2", schedule=plan, loss_fn=F.mse_loss) as pipe:
+        batch = torch.ones(4, 6), torch.zeros(4, 6)
+        pipe.step(batch[0], target=batch[1])
+        frozen[unfrozen].requires_grad_(True)
+        with pytest.raises(RuntimeError, match=r"draws .* in a backward"):
+            pipe.step(batch[0], target=batch[1])
+
+
 def test_without_dropout_a_checkpoint_runs() -> None:
     layers = [nn.Linear(6, 6), Checkpointed()]
     with pykern.Pipeline(layers, devices="cpu:2", microbatches=2, loss_fn=F.mse_loss) as pipe:
