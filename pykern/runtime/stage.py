@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from ..plan import Kind
 from .random import Draws, StepSeed
+from .settings import Settings
 from .split import Work, backward_to_inputs
 
 # Gets (microbatch, output of the last stage); returns the tensors that backward starts from and
@@ -40,17 +41,16 @@ class Stage:
         # An in-place layer may not write into a leaf that requires grad, nor into what the previous
         # stage has saved for its backward, so it gets a copy.
         self.copies_input = False
-        self._settings: object = None
+        self._settings: Settings | None = None
         self._draws = Draws(index)
         self._make_room(0)
 
     def begin(self, num_microbatches: int, seed: StepSeed, finish: Finish) -> None:
         """Makes room for a step."""
         self._finish = finish
-        modules = [module for layer in self.layers for module in layer.modules()]
-        settings = [tuple(_settings(module)) for module in modules]
-        if settings != self._settings:
-            self._settings = settings
+        if self._settings is None or self._settings.have_changed():
+            self._settings = Settings(self.layers)
+            modules = self._settings.modules
             self.copies_input = any(getattr(module, "inplace", False) for module in modules)
         # Without gradients a step has no loss, which may draw as well.
         self._draws.begin(seed, (self._settings, torch.is_grad_enabled()))
@@ -174,11 +174,3 @@ class Stage:
         receiver.leaves[microbatch] = leaves
         receiver.arguments[microbatch] = (pytree.tree_unflatten(values, spec),)
         return sent
-
-
-def _settings(module: nn.Module) -> Iterator[object]:
-    """What a user may set on a module between steps, such as the rate of a dropout."""
-    yield module
-    yield module.training
-    yield from [value for value in vars(module).values() if isinstance(value, int | float)]
-    yield from [p.requires_grad for p in module._parameters.values() if p is not None]
