@@ -18,7 +18,7 @@ from .plan import Costs, Kind, Timeline, simulate
 from .runtime import microbatch
 from .runtime.executor import Executor
 from .runtime.loss import Loss, Losses
-from .runtime.replica import refuse_to_copy
+from .runtime.replica import refuse_to_copy, refuse_trained_loss
 from .runtime.stage import Finish, Stage
 
 
@@ -36,7 +36,9 @@ class Pipeline(nn.Module):
             `pykern.search.auto` finds.
         microbatches: how many parts each batch is cut into; may be left out with a `Plan`.
         loss_fn: called with (output, target) of a microbatch, or (output) when `step` gets no
-            target; returns a tensor without dimensions.
+            target; returns a tensor without dimensions. Runs in the last stage: it may train
+            parameters of its own or of that stage, where it uses those of others the order of
+            their sums is not fixed.
         reduction: how `loss_fn` combines the rows it is given. With "mean" each microbatch counts
             by its rows, so that the loss and the gradients are those of the mean over the full
             batch; with "sum" they are added.
@@ -73,6 +75,7 @@ class Pipeline(nn.Module):
         refuse_shared_tensors(layers, cut)
         if plan.placement.num_replicas > 1:
             refuse_to_copy(layers)
+            refuse_trained_loss(loss_fn)
         train, predict = _C.Program(plan), _C.Program(plan.forward_only())
 
         self.plan = plan
@@ -90,6 +93,7 @@ class Pipeline(nn.Module):
         stages = [
             Stage(index, modules[span.start : span.stop]) for index, span in enumerate(cut.stages)
         ]
+        self._layers = layers
         self.training = any(layer.training for layer in modules)
         self._executor = Executor(stages, plan.placement.num_replicas, plan.num_devices)
         self._last_program: _C.Program | None = None
@@ -113,8 +117,8 @@ class Pipeline(nn.Module):
 
         Raises:
             SplitError: the batch cannot be cut.
-            RuntimeError: there is no loss function, gradients are off, the plan has no backward, or
-                a step is running.
+            RuntimeError: there is no loss function, gradients are off, the plan has no backward, a
+                layer was replaced, or a step is running.
             BaseException: the first exception of a stage, the same object, with a note of where.
                 The gradients of that step are then undefined; the next step is not affected.
         """
@@ -193,6 +197,12 @@ class Pipeline(nn.Module):
     def _run(
         self, program: _C.Program, inputs: tuple[Any, ...], rows: Sequence[int], finish: Finish
     ) -> None:
+        for name, layer in self._layers.items():
+            if self._modules.get(name) is not layer:
+                raise RuntimeError(
+                    f"layer {name!r} was replaced or removed, but the stages hold the one that the "
+                    "pipeline was made of; make a new Pipeline"
+                )
         parts = microbatch.split(inputs, rows)
         arguments = [part if n else None for part, n in zip(parts, rows, strict=True)]
         self._executor.run(program, arguments, finish)

@@ -45,6 +45,11 @@ class Losses:
             raise ValueError(
                 f"loss_fn must return a tensor without dimensions for each microbatch, got {found}"
             )
+        if not loss.requires_grad:
+            raise RuntimeError(
+                f"the loss of microbatch {microbatch} does not require grad: it depends on nothing "
+                "that trains"
+            )
         self._losses[microbatch] = loss.detach()
         weight = self._weights[microbatch]
         gradient = self._gradients.get(weight)

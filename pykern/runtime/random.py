@@ -62,7 +62,7 @@ class Draws:
 
     `possible` is true until an action has been watched and drew nothing, so that a stage without
     dropout pays for watching once; each kind of backward action is watched in the same way.
-    Changing the stage between train and eval mode asks again.
+    Changing the stage, as between train and eval mode or in what it trains, asks again.
     """
 
     def __init__(self, stage: int) -> None:
@@ -70,7 +70,7 @@ class Draws:
         self._stage = stage
         self._drew = False
         self._mode: object = None
-        self._safe: set[Kind] = set()
+        self._safe: set[tuple[Kind, int]] = set()
 
     def begin(self, seed: StepSeed, mode: object) -> None:
         """Starts a step. `mode` is any value that changes when other layers may draw."""
@@ -90,11 +90,16 @@ class Draws:
         """The mode to run a forward action in."""
         return _OwnState(self, self._seed, self._stage, microbatch)
 
-    def backward(self, kind: Kind, microbatch: int) -> AbstractContextManager[object]:
-        """The mode to run a backward action in: none, once one has been seen to draw nothing."""
-        if not self.possible or kind in self._safe:
+    def backward(
+        self, kind: Kind, microbatch: int, num_inputs: int = 0
+    ) -> AbstractContextManager[object]:
+        """The mode to run a backward action in: none, once one has been seen to draw nothing.
+
+        One that leads to more inputs, because an earlier stage has come to train, is another.
+        """
+        if not self.possible or (kind, num_inputs) in self._safe:
             return _NO_MODE
-        return _RefuseInBackward(self._safe, Action(kind, self._stage, microbatch))
+        return _RefuseInBackward(self._safe, Action(kind, self._stage, microbatch), num_inputs)
 
 
 def _is_random(func: Any) -> bool:
@@ -144,10 +149,11 @@ class _OwnState(_Mode):
 class _RefuseInBackward(_Mode):
     """Finds recomputation that would draw other numbers than the forward it repeats."""
 
-    def __init__(self, safe: set[Kind], action: Action) -> None:
+    def __init__(self, safe: set[tuple[Kind, int]], action: Action, num_inputs: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._safe = safe
         self._action = action
+        self._num_inputs = num_inputs
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if _is_random(func):
@@ -161,4 +167,4 @@ class _RefuseInBackward(_Mode):
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
         if exception[0] is None:
-            self._safe.add(self._action.kind)
+            self._safe.add((self._action.kind, self._num_inputs))

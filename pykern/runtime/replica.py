@@ -73,7 +73,7 @@ class Replica(Stage):
     def end(self) -> None:
         """Lets go of everything that belongs to the step."""
         super().end()
-        self.layers, self._pairs = (), []
+        self.layers, self._pairs = self._originals, []
 
     def _add_gradients(self) -> None:
         pairs, self._pairs = self._pairs, []
@@ -100,6 +100,15 @@ def refuse_to_copy(layers: Mapping[str, nn.Module]) -> None:
                     f"{name} ({type(module).__name__}) {reason}: a plan with several replicas "
                     "cannot run it"
                 )
+
+
+def refuse_trained_loss(loss_fn: object) -> None:
+    """Raises ValueError where the loss function trains: all replicas add to its `.grad`."""
+    if _trains(loss_fn, set()):
+        raise ValueError(
+            "loss_fn has parameters that train, to which replicas would add in no fixed order: a "
+            "plan with several replicas cannot run it; give them to the last layer"
+        )
 
 
 def _cannot_copy(module: nn.Module, copy: nn.Module) -> str | None:

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from ..plan import Kind
 from .random import Draws, StepSeed
+from .settings import Settings
 from .split import Work, backward_to_inputs
 
 # Gets (microbatch, output of the last stage); returns the tensors that backward starts from and
@@ -37,18 +38,22 @@ class Stage:
         self.previous: Stage | None = None
         # Each adds what another replica of this stage has collected.
         self.reductions: list[Callable[[], None]] = []
-        modules = [module for layer in layers for module in layer.modules()]
         # An in-place layer may not write into a leaf that requires grad, nor into what the previous
         # stage has saved for its backward, so it gets a copy.
-        self.copies_input = any(getattr(module, "inplace", False) for module in modules)
-        self._modules = modules
+        self.copies_input = False
+        self._settings: Settings | None = None
         self._draws = Draws(index)
         self._make_room(0)
 
     def begin(self, num_microbatches: int, seed: StepSeed, finish: Finish) -> None:
         """Makes room for a step."""
         self._finish = finish
-        self._draws.begin(seed, tuple(module.training for module in self._modules))
+        if self._settings is None or self._settings.have_changed():
+            self._settings = Settings(self.layers)
+            modules = self._settings.modules
+            self.copies_input = any(getattr(module, "inplace", False) for module in modules)
+        # Without gradients a step has no loss, which may draw as well.
+        self._draws.begin(seed, (self._settings, torch.is_grad_enabled()))
         self._make_room(num_microbatches)
 
     def end(self) -> None:
@@ -96,16 +101,17 @@ class Stage:
         """B: adds to the parameters' `.grad` and hands input gradients to the previous stage."""
         outputs, gradients = self._take_gradients(microbatch)
         if outputs:
-            with self._draws.backward(Kind.B, microbatch):
+            with self._draws.backward(Kind.B, microbatch, len(self.leaves[microbatch])):
                 torch.autograd.backward(outputs, gradients)
         self._hand_back(microbatch)
 
     def input_gradients(self, microbatch: int) -> None:
         """I: hands input gradients to the previous stage."""
         outputs, gradients = self._take_gradients(microbatch)
-        with self._draws.backward(Kind.I, microbatch):
+        leaves = self.leaves[microbatch]
+        with self._draws.backward(Kind.I, microbatch, len(leaves)):
             self._weights[microbatch] = backward_to_inputs(
-                outputs, gradients, self.leaves[microbatch], self._finish_weights
+                outputs, gradients, leaves, self._finish_weights
             )
         self._hand_back(microbatch)
 

@@ -311,10 +311,37 @@ def test_steps_that_cannot_work_are_refused_before_they_start() -> None:
     assert calls == []
 
 
+def test_a_layer_that_was_replaced_is_named() -> None:
+    with pykern.Pipeline(named_model(), devices="cpu:2", microbatches=2) as pipe:
+        x = torch.ones(4, 3)
+        body = pipe.get_submodule("body")
+        assert isinstance(body, nn.Sequential)
+        body[0] = nn.Linear(4, 4)
+        pipe(x)
+        head = pipe.head
+        pipe.head = nn.Linear(4, 2)
+        with pytest.raises(RuntimeError, match="layer 'head' was replaced"):
+            pipe(x)
+        pipe.head = head
+        pipe(x)
+
+
 @pytest.mark.parametrize("loss", [lambda output, _: output, lambda *_: 3.0], ids=["rows", "number"])
 def test_a_loss_that_is_none_is_named(loss: Any) -> None:
     with (
         pykern.Pipeline(LINEAR, devices="cpu:2", microbatches=2, loss_fn=loss) as pipe,
         pytest.raises(ValueError, match="loss_fn must return a tensor without dimensions"),
+    ):
+        pipe.step(torch.ones(4, 2), target=torch.ones(4, 2))
+
+
+@pytest.mark.parametrize("schedule", ["one_f_one_b", "zb_h1"])
+def test_a_loss_that_trains_nothing_is_named(schedule: str) -> None:
+    layers = [nn.Linear(2, 2).requires_grad_(False) for _ in range(2)]
+    with (
+        pykern.Pipeline(
+            layers, devices="cpu:2", schedule=schedule, microbatches=2, loss_fn=F.mse_loss
+        ) as pipe,
+        pytest.raises(RuntimeError, match="loss of microbatch 0 does not require grad"),
     ):
         pipe.step(torch.ones(4, 2), target=torch.ones(4, 2))

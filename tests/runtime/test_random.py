@@ -79,6 +79,29 @@ def test_draws_begin_and_end_with_train_mode() -> None:
             assert not torch.equal(first, layers[0](x))
 
 
+def test_draws_begin_when_a_layer_is_changed_or_replaced() -> None:
+    block = nn.Sequential(nn.Dropout(0.0), nn.Dropout(0.0))
+    dropout = block[0]
+    assert isinstance(dropout, nn.Dropout)
+    with pykern.Pipeline([nn.Identity(), block], devices="cpu:2", microbatches=2) as pipe:
+        x = torch.ones(4, 6)
+
+        def draws_from_its_own_state() -> bool:
+            torch.manual_seed(3)
+            torch.empty((), dtype=torch.int64).random_()
+            expected = torch.rand(())
+            torch.manual_seed(3)
+            return not torch.equal(pipe(x), x) and torch.equal(torch.rand(()), expected)
+
+        assert torch.equal(pipe(x), x)
+        dropout.p = 0.5
+        assert draws_from_its_own_state()
+        dropout.p = 0.0
+        assert torch.equal(pipe(x), x)
+        block[1] = nn.Dropout(0.5)
+        assert draws_from_its_own_state()
+
+
 class Sometimes(nn.Module):
     """Draws in the calls that `pattern` says, and fails in those where it says None."""
 
@@ -132,12 +155,18 @@ def test_a_loss_that_draws_is_part_of_the_last_stage() -> None:
         return F.mse_loss(output, target)
 
     layers = [nn.Linear(2, 2), nn.Linear(2, 2)]
-    with pykern.Pipeline(layers, devices="cpu:2", microbatches=2, loss_fn=loss) as pipe:
+    with pykern.Pipeline(layers, devices="cpu:2", microbatches=4, loss_fn=loss) as pipe:
+        # Which calls no loss, and says nothing about it.
+        pipe(torch.ones(4, 2))
         for _ in range(2):
             torch.manual_seed(0)
             pipe.step(torch.ones(4, 2), target=torch.ones(4, 2))
-    assert len(set(drawn)) == 2
-    assert drawn[:2] == drawn[2:]
+            after = torch.rand(())
+            torch.manual_seed(0)
+            torch.empty((), dtype=torch.int64).random_()
+            assert torch.equal(after, torch.rand(()))
+    assert len(set(drawn)) == 4
+    assert drawn[:4] == drawn[4:]
 
 
 class Checkpointed(nn.Module):
@@ -185,6 +214,26 @@ def test_draws_in_a_backward_are_refused_not_wrong(layers: list[nn.Module], acti
         for _ in range(2):
             with pytest.raises(RuntimeError, match=f"draws .* in a backward .{action}."):
                 pipe.step(batch[0], target=batch[1])
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("unfrozen", [0, 1])
+def test_draws_in_a_backward_are_refused_also_when_it_comes_to_reach_further(
+    split: bool, unfrozen: int
+) -> None:
+    layers = [nn.Linear(6, 6), nn.Sequential(Checkpointed(), nn.Linear(6, 6))]
+    frozen = [layers[0], layers[1].get_submodule("0")]
+    for layer in frozen:
+        layer.requires_grad_(False)
+    plan = schedules.one_f_one_b(2, 2)
+    if split:
+        plan = split_backward(plan)
+    with pykern.Pipeline(layers, devices="cpu:2", schedule=plan, loss_fn=F.mse_loss) as pipe:
+        batch = torch.ones(4, 6), torch.zeros(4, 6)
+        pipe.step(batch[0], target=batch[1])
+        frozen[unfrozen].requires_grad_(True)
+        with pytest.raises(RuntimeError, match=r"draws .* in a backward"):
+            pipe.step(batch[0], target=batch[1])
 
 
 def test_without_dropout_a_checkpoint_runs() -> None:

@@ -190,6 +190,27 @@ def test_layers_that_cannot_have_copies_are_refused(
         pipeline(nn.Linear(4, 4), nn.Sequential(make()))
 
 
+class TrainedLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return F.mse_loss(output * self.scale, target)
+
+
+def test_a_loss_that_trains_is_refused() -> None:
+    layers = [nn.Linear(4, 4), nn.Linear(4, 4)]
+    loss = TrainedLoss()
+    for loss_fn in (loss, loss.forward):
+        with pytest.raises(ValueError, match="loss_fn has parameters that train"):
+            pykern.Pipeline(layers, devices="cpu:2", schedule=PLAN, loss_fn=loss_fn)
+    loss.requires_grad_(False)
+    with pykern.Pipeline(layers, devices="cpu:2", schedule=PLAN, loss_fn=loss) as pipe:
+        x, y = batch()
+        pipe.step(x, target=y)
+
+
 class Recorder(nn.Linear):
     """Trains, and has a hook for others."""
 

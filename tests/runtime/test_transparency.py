@@ -198,6 +198,23 @@ def test_a_tensor_that_is_handed_over_twice_stays_one(inplace: bool) -> None:
             assert_same_state(pipe, plain)
 
 
+def test_a_layer_may_become_one_that_works_in_place() -> None:
+    block = nn.Sequential(nn.Tanh(), nn.Linear(8, 8))
+    layers = nn.Sequential(nn.Linear(8, 8), block)
+    plain = copy.deepcopy(layers)
+    x, y = torch.randn(4, 8), torch.randn(4, 8)
+    with pykern.Pipeline(layers, devices="cpu:2", microbatches=2, loss_fn=F.mse_loss) as pipe:
+        for change in (nn.ReLU(), nn.ReLU(inplace=True)):
+            expected = plain_step(plain, x, y, F.mse_loss, 2)
+            assert torch.equal(pipe.step(x, target=y), expected)
+            assert_same_state(pipe, plain)
+            for model in (layers, plain):
+                model.get_submodule("1").register_module("0", change)
+        expected = plain_step(plain, x, y, F.mse_loss, 2)
+        assert torch.equal(pipe.step(x, target=y), expected)
+        assert_same_state(pipe, plain)
+
+
 def test_three_waves() -> None:
     case = CASES["mlp"](7)
     layers = torch.nn.Sequential(*case.layers, *copy.deepcopy(case.layers))
