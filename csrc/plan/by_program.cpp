@@ -137,7 +137,8 @@ Plan by_program(const Placement& placement, int num_microbatches,
             require_range("times of a phase", times, 0, kMaxCells);
             const auto words = parse_pattern(pattern, static_cast<int>(stages[device].size()));
             // A pass that writes nothing changes nothing, so neither would those after it.
-            for (int i = 0; i < times && writer.write(words); ++i) continue;
+            int passes = 0;
+            while (passes < times && writer.write(words)) ++passes;
         }
         rows.push_back(std::move(writer.row));
         overlaps.push_back(std::move(writer.overlaps));

@@ -95,7 +95,7 @@ TEST_CASE("who waits for many devices does not look at all of them again each ti
     for (int replica = 0; replica < kNumReplicas; ++replica) {
         const std::string number = std::to_string(replica);
         replicas.push_back({replica});
-        rows.push_back("0F" + number + " 0B" + number);
+        rows.emplace_back("0F").append(number).append(" 0B").append(number);
     }
     rows[0] += " 0REDUCE0";
     for (const bool reversed : {false, true}) {
@@ -108,8 +108,11 @@ TEST_CASE("who waits for many devices does not look at all of them again each ti
         struct {
             int num_inputs = 0;
             void begin() {}
-            void input(Action, Action, std::size_t, std::size_t) { ++num_inputs; }
-            void finish(std::size_t, std::size_t, std::size_t) {}
+            void input(Action /*action*/, Action /*input*/, std::size_t /*row*/,
+                       std::size_t /*position*/) {
+                ++num_inputs;
+            }
+            void finish(std::size_t /*row*/, std::size_t /*position*/, std::size_t /*together*/) {}
         } run;
         const Index index(plan);
         CHECK(walk(plan, index, run)[0] == 3);
