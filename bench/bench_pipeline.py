@@ -36,8 +36,23 @@ from .harness import Contender, Record, assert_same_answer, in_this_process, int
 _NUM_DEVICES = 2
 
 # Schedules, each with the number of stages that it cuts the model into.
-_PYKERN = {"gpipe": 2, "one_f_one_b": 2, "interleaved": 4, "hanayo": 4}
-_TORCH = {"GPipe": 2, "1F1B": 2, "Interleaved1F1B": 4, "ZBVZeroBubble": 4, "DualPipeV": 4}
+_PYKERN = {
+    "gpipe": 2,
+    "one_f_one_b": 2,
+    "zb_h1": 2,
+    "interleaved": 4,
+    "hanayo": 4,
+    "interleaved_zb": 4,
+    "zb_v": 4,
+}
+_TORCH = {
+    "GPipe": 2,
+    "1F1B": 2,
+    "Interleaved1F1B": 4,
+    "InterleavedZeroBubble": 4,
+    "ZBVZeroBubble": 4,
+    "DualPipeV": 4,
+}
 
 # Threads of a contender with two of them spin for some milliseconds after their last work.
 _SETTLE_S = 0.02

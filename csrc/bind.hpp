@@ -14,6 +14,7 @@ void bind_plan(pybind11::module_& module);
 void bind_lower(pybind11::module_& module);
 void bind_costs(pybind11::module_& module);
 void bind_timeline(pybind11::module_& module);
+void bind_search(pybind11::module_& module);
 void bind_exec(pybind11::module_& module);
 
 // Immutable all the way down, like the values it is made of.

@@ -131,8 +131,14 @@ void bind_memory(py::module_& module) {
 void bind_costs(py::module_& module) {
     bind_costs_class(module);
     bind_memory(module);
-    module.def("check_memory", &check_memory, "plan"_a, "memory"_a, "cap_bytes"_a,
-               "Raises PlanError where a device would hold more than the cap at once.");
+    module.def(
+        "check_memory",
+        [](const Plan& plan, const Memory& memory, double cap_bytes) {
+            check(plan);
+            check_memory(plan, memory, cap_bytes);
+        },
+        "plan"_a, "memory"_a, "cap_bytes"_a,
+        "Raises PlanError where a device would hold more than the cap at once.");
     module.def(
         "peak_bytes",
         [](const Plan& plan, const Memory& memory) {

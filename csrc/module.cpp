@@ -4,11 +4,11 @@
 #include "bind.hpp"
 
 PYBIND11_MODULE(_C, module) {
-    module.doc() =
-        "The C++ core of pykern: plans, their checks and simulation, and their execution.";
+    module.doc() = "The C++ core of pykern: plans, their checks, simulation, search and execution.";
     pykern::bind_plan(module);
     pykern::bind_lower(module);
     pykern::bind_costs(module);
     pykern::bind_timeline(module);
+    pykern::bind_search(module);
     pykern::bind_exec(module);
 }

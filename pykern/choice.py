@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import schedules
+from . import schedules, search
 from .plan import Kind, Plan, with_reductions
 from .runtime.executor import KINDS
 
@@ -13,20 +13,28 @@ Schedule = str | Plan | Callable[..., Plan]
 
 
 def choose_plan(
-    schedule: Schedule, num_devices: int, microbatches: int | None, options: dict[str, Any]
+    schedule: Schedule,
+    num_devices: int,
+    microbatches: int | None,
+    num_layers: int,
+    options: dict[str, Any],
 ) -> Plan:
     """The plan of a schedule, with what its steps need beside what the schedule says.
 
     Args:
-        schedule: a name or function of `pykern.schedules`, or a plan.
+        schedule: a name or function of `pykern.schedules`, a plan, or "auto".
         num_devices: how many devices there are.
         microbatches: how many parts a batch is cut into; may be None with a plan.
+        num_layers: how many the model has: "auto" makes no more stages of them.
         options: for the schedule.
 
     Raises:
         TypeError, ValueError: the schedule is unknown, does not fit, or holds what cannot run here.
         PlanError: the plan cannot run at all.
     """
+    if schedule == "auto":
+        chunks = max(1, min(search.MAX_CHUNKS, num_layers // num_devices))
+        options = {"max_chunks": chunks} | options
     plan = _make_plan(schedule, num_devices, microbatches, options)
     if plan.num_slices > 1:
         raise ValueError(
@@ -56,9 +64,11 @@ def _make_plan(
         return schedule
     if microbatches is None:
         raise TypeError("Pipeline needs microbatches=N: how many parts a batch is cut into")
+    if schedule == "auto":
+        return search.auto(num_devices, microbatches, **options).plan
     if isinstance(schedule, str):
         if schedule not in schedules.by_name:
-            known = ", ".join(sorted(schedules.by_name))
+            known = ", ".join(sorted(["auto", *schedules.by_name]))
             raise ValueError(f"schedule {schedule!r} is unknown; there are {known}")
         schedule = schedules.by_name[schedule]
     return schedule(num_devices, microbatches, **options)

@@ -32,7 +32,8 @@ class Pipeline(nn.Module):
         model: an `nn.Sequential` or a list of modules, called one after another. The first may take
             several arguments, every other takes the output of the one before.
         devices: "cpu:4" for four CPU workers, or a list with one name per device.
-        schedule: a name or function of `pykern.schedules`, or a `Plan`.
+        schedule: a name or function of `pykern.schedules`, a `Plan`, or "auto" for the best that
+            `pykern.search.auto` finds.
         microbatches: how many parts each batch is cut into; may be left out with a `Plan`.
         loss_fn: called with (output, target) of a microbatch, or (output) when `step` gets no
             target; returns a tensor without dimensions. Runs in the last stage: it may train
@@ -43,7 +44,7 @@ class Pipeline(nn.Module):
             batch; with "sum" they are added.
         balance: how layers are shared out, see `pykern.partition`.
         sample: an input for `balance="time"`.
-        **options: for the schedule, e.g. `waves=2`.
+        **options: for the schedule, e.g. `waves=2`; for "auto" e.g. `memory=0.5`.
 
     Raises:
         TypeError, ValueError: an argument is wrong; nothing has been started.
@@ -68,7 +69,7 @@ class Pipeline(nn.Module):
             raise ValueError(f"reduction is 'mean' or 'sum', got {reduction!r}")
         lanes = parse_devices(devices)
         layers = named_layers(model)
-        plan = choose_plan(schedule, len(lanes), microbatches, options)
+        plan = choose_plan(schedule, len(lanes), microbatches, len(layers), options)
         refuse_foreign_devices(layers)
         cut = partition(list(layers.values()), plan.num_stages, balance=balance, sample=sample)
         refuse_shared_tensors(layers, cut)

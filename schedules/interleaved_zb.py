@@ -14,8 +14,8 @@ def interleaved_zb(num_devices: int, num_microbatches: int, num_chunks: int = 2)
 
     Closed forms, for M a multiple of P (P devices, M microbatches, v chunks, d the device, T_F, T_I
     and T_W the forward, input gradient and weight gradient of one microbatch over one device's
-    share; the bubble ratio at T_F = T_I = T_W; peak in chunks, in flight until W; uniform stages,
-    no transfer time):
+    share, T_I at least the smaller of T_F and T_W; the bubble ratio at T_F = T_I = T_W; peak in
+    chunks, in flight until W; uniform stages, no transfer time):
 
         makespan       = M * (T_F + T_I + T_W) + (P - 1) * (T_I + max(T_F - T_W, 0)) / v
         bubble ratio   = (P - 1) / (3 * v * M + P - 1)

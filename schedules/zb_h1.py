@@ -13,8 +13,9 @@ def zb_h1(num_devices: int, num_microbatches: int) -> Plan:
         device 2 | .   .   2F0 2I0 2F1 2I1 2F2 2I2 2W0 2F3 2I3 2W1 2W2 2W3
 
     Closed forms, for M of at least P (P devices, M microbatches, d the device, T_F, T_I and T_W the
-    forward, input gradient and weight gradient of one microbatch over one device's share; the
-    bubble ratio at T_F = T_I = T_W; in flight until W; uniform stages, no transfer time):
+    forward, input gradient and weight gradient of one microbatch over one device's share, T_I at
+    least the smaller of T_F and T_W; the bubble ratio at T_F = T_I = T_W; in flight until W;
+    uniform stages, no transfer time):
 
         makespan       = M * (T_F + T_I + T_W) + (P - 1) * (T_I + max(T_F - T_W, 0))
         bubble ratio   = (P - 1) / (3 * M + P - 1)

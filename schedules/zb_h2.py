@@ -13,8 +13,9 @@ def zb_h2(num_devices: int, num_microbatches: int) -> Plan:
         device 2 | .   .   2F0 2I0 2F1 2I1 2F2 2I2 2F3 2I3 2F4 2I4 2W0 2W1 2W2 2W3 2W4
 
     Closed forms, for M of at least 2 P - 1 (P devices, M microbatches, d the device, T_F, T_I and
-    T_W the forward, input gradient and weight gradient of one microbatch over one device's share;
-    the bubble ratio at T_F = T_I = T_W; in flight until W; uniform stages, no transfer time):
+    T_W the forward, input gradient and weight gradient of one microbatch over one device's share,
+    T_F at least the smaller of T_I and T_W; the bubble ratio at T_F = T_I = T_W; in flight until W;
+    uniform stages, no transfer time):
 
         makespan       = M * (T_F + T_I + T_W) + (P - 1) * (T_F + max(T_I - 2 * T_W, 0))
         bubble ratio   = (P - 1) / (3 * M + P - 1)

@@ -76,7 +76,9 @@ class Writer {
           forwards_(stages.size(), 0),
           backwards_(stages.size(), 0) {}
 
-    void write(const std::vector<Word>& words) {
+    // Returns whether any of the words stood for an action.
+    bool write(const std::vector<Word>& words) {
+        const std::size_t before = row.size();
         bool pairs = false;
         for (const Word& word : words) {
             const std::optional<Action> action = next(word);
@@ -84,6 +86,7 @@ class Writer {
             pairs = word.pairs && action;
             if (action) row.push_back(*action);
         }
+        return row.size() > before;
     }
 
     Row row;
@@ -133,7 +136,8 @@ Plan by_program(const Placement& placement, int num_microbatches,
         for (const auto& [times, pattern] : programs[device]) {
             require_range("times of a phase", times, 0, kMaxCells);
             const auto words = parse_pattern(pattern, static_cast<int>(stages[device].size()));
-            for (int i = 0; i < times; ++i) writer.write(words);
+            // A pass that writes nothing changes nothing, so neither would those after it.
+            for (int i = 0; i < times && writer.write(words); ++i) continue;
         }
         rows.push_back(std::move(writer.row));
         overlaps.push_back(std::move(writer.overlaps));

@@ -12,7 +12,8 @@ namespace pykern {
 // allocates nor visits actions that the plan does not hold.
 //
 //   F(s, m, j)         F(s-1, m, j); F(s, m, j-1)
-//   R, OFFLOAD         F of the same cell;  LOAD: OFFLOAD of the same cell
+//   R                  F and LOAD of the same cell
+//   OFFLOAD, LOAD      F of the same cell; OFFLOAD of the same cell
 //   B, I (s, m, j)     F, R and LOAD of the same cell; B or I of (s+1, m, j) and of (s, m, j+1)
 //   W                  I of the same cell
 //   REDUCE(s)          what completes the gradients of s: B or W of every microbatch and slice
@@ -31,6 +32,8 @@ class InputVisitor {
                 if (action.slice > 0) use(Kind::F, action.stage, action, action.slice - 1);
                 return;
             case Kind::R:
+                use(Kind::F, action.stage, action);
+                return use(Kind::LOAD, action.stage, action);
             case Kind::OFFLOAD:
                 return use(Kind::F, action.stage, action);
             case Kind::LOAD:
@@ -77,9 +80,8 @@ class InputVisitor {
         }
     }
 
-    // From the last microbatch on: it is the likeliest to be missing, and who waits looks once.
     void reduce(int stage) {
-        for (int microbatch = index_.num_microbatches() - 1; microbatch >= 0; --microbatch) {
+        for (int microbatch = 0; microbatch < index_.num_microbatches(); ++microbatch) {
             const Action of{.microbatch = static_cast<std::uint32_t>(microbatch)};
             for (int slice = 0; slice < index_.num_slices(); ++slice) {
                 either(Kind::B, Kind::W, stage, of, slice);

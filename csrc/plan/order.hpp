@@ -15,7 +15,8 @@
 
 namespace pykern {
 
-// Runs each row until it meets an action whose input has not run, and parks the device there. What
+// Runs each row until it meets an action with inputs that have not run, and parks the device until
+// the last of them has: so no action is looked at more than twice, however many inputs it has. What
 // has run of a row is its front, so all that is remembered is a position and the waiters per
 // device.
 //
@@ -31,6 +32,7 @@ class Walk {
           run_(run),
           next_(plan.rows().size(), 0),
           next_overlap_(plan.rows().size(), 0),
+          num_missing_(plan.rows().size(), 0),
           waiters_(plan.rows().size()) {}
 
     std::vector<std::size_t> to_the_end() && {
@@ -79,25 +81,26 @@ class Walk {
     }
 
     bool waits(Action action, int device) {
-        bool parked = false;
+        int& num_missing = num_missing_[static_cast<std::size_t>(device)];
         for_each_input(action, index_, [&](Action input, int position) {
             const int owner = plan_.device_of(input);
             const auto row = static_cast<std::size_t>(owner);
             const auto place = static_cast<std::size_t>(position - index_.row_start(owner));
             if (place < next_[row]) {
                 if (owner != device) run_.input(action, input, row, place);
-            } else if (!parked) {
-                parked = true;
+            } else {
+                ++num_missing;
                 waiters_[row].push_back({place, device});
                 std::ranges::push_heap(waiters_[row], std::greater{});
             }
         });
-        return parked;
+        return num_missing > 0;
     }
 
     void wake(std::vector<Waiter>& waiters, std::size_t next) {
         while (!waiters.empty() && waiters.front().position < next) {
-            ready_.push_back(waiters.front().device);
+            const int device = waiters.front().device;
+            if (--num_missing_[static_cast<std::size_t>(device)] == 0) ready_.push_back(device);
             std::ranges::pop_heap(waiters, std::greater{});
             waiters.pop_back();
         }
@@ -108,6 +111,8 @@ class Walk {
     Run& run_;
     std::vector<std::size_t> next_;
     std::vector<std::size_t> next_overlap_;
+    // By device: inputs of the action it is parked at that have not run.
+    std::vector<int> num_missing_;
     // By device that is waited for: a heap, the earliest position in front.
     std::vector<std::vector<Waiter>> waiters_;
     std::vector<int> ready_;

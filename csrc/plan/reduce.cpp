@@ -87,8 +87,10 @@ Plan with_reductions(const Plan& plan) {
         rows.push_back(std::move(row.row));
         overlaps.push_back(std::move(row.starts));
     }
-    return {plan.placement(), plan.num_microbatches(), std::move(rows), plan.num_slices(),
-            std::move(overlaps)};
+    Plan reduced{plan.placement(), plan.num_microbatches(), std::move(rows), plan.num_slices(),
+                 std::move(overlaps)};
+    check(reduced);
+    return reduced;
 }
 
 }  // namespace pykern

@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..plan import Plan, save_plan, simulate
+from ..plan import save_plan, simulate
+from ..plan.replacing import replacing
 from .errors import bad_input
 from .memory import peaks_in_words
 from .schedule_options import Given, with_schedule_options
+from .search import Search
 from .sources import CATALOGUE, NUM_DEVICES, NUM_MICROBATCHES, Counts, Source, sources_of
-from .values import COSTS, TRANSFER, ShareCosts, number_option, share_costs
+from .values import BUDGET, COSTS, MEMORY, TRANSFER, ShareCosts, number_option, share_costs
 
 if TYPE_CHECKING:
     from ..plan import Costs, Timeline
@@ -33,7 +35,11 @@ DRAWN = (".trace.json", ".png", ".svg")
 @with_schedule_options
 def plan(
     schedule: Annotated[
-        str, typer.Argument(metavar="NAME|FILE", help=f"{CATALOGUE} Or a plan's .json or .csv.")
+        str,
+        typer.Argument(
+            metavar="NAME|FILE",
+            help=f"{CATALOGUE} Or auto, the best that a search finds. Or a plan's .json or .csv.",
+        ),
     ],
     devices: Annotated[
         int | None,
@@ -49,6 +55,8 @@ def plan(
     ] = None,
     costs: Annotated[ShareCosts | None, COSTS] = None,
     transfer: Annotated[float | None, TRANSFER] = None,
+    memory: Annotated[float | None, MEMORY] = None,
+    budget: Annotated[float | None, BUDGET] = None,
     compare: Annotated[
         str | None, typer.Option(metavar="NAME|FILE", help="A second one, on the same time axis.")
     ] = None,
@@ -74,7 +82,9 @@ def plan(
         names = [schedule] if compare is None else [schedule, compare]
         if len(set(names)) < len(names):
             raise ValueError(f"--compare needs another plan than {schedule} itself")
-        sources = sources_of(names, Counts(devices, microbatches), options)
+        search = Search(costs or share_costs(DEFAULT_COSTS), transfer or 0.0, memory, budget)
+        search.require_used(names)
+        sources = sources_of(names, Counts(devices, microbatches), options, search)
         drawn = timelines(sources, costs, transfer)
         if out is not None:
             save(out, sources, drawn)
@@ -83,6 +93,8 @@ def plan(
     for source in sources:
         start = f"{source.label}: " if compare else ""
         console.print(Text(start + peaks_in_words(source.plan)))
+    if search.found is not None:
+        console.print(Text(str(search.found)), soft_wrap=True)
     if out is not None:
         console.print(Text(f"written: {out}"), soft_wrap=True)
 
@@ -124,12 +136,14 @@ def save(out: Path, sources: list[Source], drawn: dict[str, "Timeline"]) -> None
     elif form in DRAWN:
         save_picture(drawn, out)
     else:
-        save_one(out, form, sources[0].plan)
+        save_one(out, form, sources[0])
 
 
-def save_one(out: Path, form: str, plan: Plan) -> None:
-    """Write the plan itself."""
+def save_one(out: Path, form: str, source: Source) -> None:
+    """Write the plan itself, with the costs that its file had."""
     if form == ".txt":
-        out.write_text(f"{plan}\n", encoding="utf-8")
+        with replacing(out) as partial:
+            partial.write_text(f"{source.plan}\n", encoding="utf-8")
     else:
-        save_plan(plan, out, transfers=form == ".comms.csv")
+        costs = source.costs if form == ".json" else None
+        save_plan(source.plan, out, costs=costs, transfers=form == ".comms.csv")

@@ -8,6 +8,7 @@ from ..plan import Costs, Plan, load_plan_and_costs
 from ..plan.files import SUFFIXES
 from ..schedules import by_name
 from .schedule_options import Given, of_schedule, require_owned
+from .search import AUTO, Search
 
 NUM_DEVICES = 4
 NUM_MICROBATCHES = 8
@@ -37,13 +38,16 @@ def scheduled(name: str, num_devices: int, num_microbatches: int, options: Given
     return by_name[name](num_devices, num_microbatches, **options)
 
 
-def sources_of(names: Sequence[str], counts: Counts, options: Given) -> list[Source]:
+def sources_of(
+    names: Sequence[str], counts: Counts, options: Given, search: Search
+) -> list[Source]:
     """The plans of these names or files, all for the same counts.
 
     Args:
         names: A name that ends like a plan's file is one.
         counts: Where they are not given, a file's counts hold for the schedules beside it.
         options: Of the schedules; each must belong to one of them.
+        search: Makes the plan of the name "auto".
 
     Returns:
         As many plans, in that order.
@@ -54,23 +58,27 @@ def sources_of(names: Sequence[str], counts: Counts, options: Given) -> list[Sou
     """
     files = {name: load_plan_and_costs(name) for name in names if is_file(name)}
     for name in names:
-        if name not in files:
+        if name not in files and name != AUTO:
             require_named(name)
     require_owned([name for name in names if name not in files] or [names[0]], options)
     for name, (plan, _) in files.items():
         counts = counts_with(name, plan, counts)
     num_devices = counts.devices or NUM_DEVICES
     num_microbatches = counts.microbatches or NUM_MICROBATCHES
+    shown = {name: Path(name).name for name in files}
+    if len(set(shown.values())) < len(shown):
+        shown = {name: name for name in files}
     sources = []
     for name in names:
         if name in files:
             plan, costs = files[name]
+        elif name == AUTO:
+            plan, costs = search(num_devices, num_microbatches), None
         else:
             plan = by_name[name](num_devices, num_microbatches, **of_schedule(name, options))
             costs = None
-        shown = Path(name).name if name in files else name
-        label = f"{shown}, {plan.num_stages} stages, {plan.num_microbatches} microbatches"
-        sources.append(Source(label, plan, costs))
+        counted = f"{plan.num_stages} stages, {plan.num_microbatches} microbatches"
+        sources.append(Source(f"{shown.get(name, name)}, {counted}", plan, costs))
     return sources
 
 

@@ -17,7 +17,14 @@ class ShareCosts(NamedTuple):
 
     def of(self, plan: Plan, transfer_ms: float) -> Costs:
         """What each action takes when model and microbatch are the same however they are cut."""
-        share_ns = 1e6 * plan.num_devices / (plan.num_stages * plan.num_slices)
+        return self._times(plan.num_devices / (plan.num_stages * plan.num_slices), transfer_ms)
+
+    def of_share(self, transfer_ms: float) -> Costs:
+        """What a whole share takes."""
+        return self._times(1.0, transfer_ms)
+
+    def _times(self, part: float, transfer_ms: float) -> Costs:
+        share_ns = 1e6 * part
         return Costs(
             self.forward * share_ns,
             (self.input + self.weight) * share_ns,
@@ -41,6 +48,14 @@ def milliseconds(given: object) -> float:
     if math.isnan(time):
         raise typer.BadParameter(f"'{given}' is not a time of at least 0")
     return time
+
+
+def positive(given: object) -> float:
+    """A finite number above 0."""
+    number = time_of(str(given))
+    if not number > 0:
+        raise typer.BadParameter(f"'{given}' is not a number above 0")
+    return number
 
 
 def share_costs(given: object) -> ShareCosts:
@@ -77,6 +92,18 @@ COSTS: Any = typer.Option(
 TRANSFER: Any = typer.Option(
     "--transfer",
     help="Latency of a transfer between devices, in ms.",
+    parser=milliseconds,
+    metavar="MS",
+)
+MEMORY: Any = typer.Option(
+    "--memory",
+    help="For auto: memory for activations, where 1 is what 1F1B takes; 1 if not given.",
+    parser=positive,
+    metavar="X",
+)
+BUDGET: Any = typer.Option(
+    "--budget",
+    help="For auto: how long to search, in ms of one core; 100 if not given.",
     parser=milliseconds,
     metavar="MS",
 )

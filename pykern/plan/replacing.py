@@ -8,10 +8,16 @@ from uuid import uuid4
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Gives a name beside `path` to write to, and moves it there once the block has succeeded."""
+    """Gives a name beside `path` to write to, and moves it there once the block has succeeded.
+
+    Raises:
+        OSError: What failed on the way, said of `path`: the other name would tell nobody anything.
+    """
     partial = path.with_name(f".{uuid4().hex}.part")
     try:
         yield partial
         partial.replace(path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
     finally:
         partial.unlink(missing_ok=True)

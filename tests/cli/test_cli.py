@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 import pykern
 from pykern.cli import app
-from pykern.plan import Costs, load_plan, save_plan
+from pykern.plan import Costs, load_plan, load_plan_and_costs, save_plan
 from pykern.schedules import by_name
 
 
@@ -64,6 +64,18 @@ def test_a_device_s_share_costs_the_same_however_many_chunks_it_has() -> None:
     for chunks in ("1", "2", "4"):
         out = pykern_("plan", "interleaved", "-p", "1", "-m", "8", "--chunks", chunks).stdout
         assert "makespan 24 ms, bubble ratio 0.000" in out
+
+
+def test_auto_searches_and_says_how_good_it_is() -> None:
+    out = pykern_("plan", "auto", "--memory", "0.75", "--budget", "5").stdout
+    assert out.startswith("auto, ")
+    assert "memory 0.75x of at most 0.75x" in out
+    assert "time as v_half" in out or "less time than v_half" in out
+    # Costs and latency are the command line's.
+    slow = pykern_("plan", "auto", "--costs", "2:2:2", "--transfer", "1", "--budget", "1").stdout
+    bound = re.search(r"lower bound ([\d.]+) ms", slow)
+    assert bound is not None
+    assert float(bound[1]) >= 8 * 6 + 3 * 1.5
 
 
 def test_transfers_take_their_time() -> None:
@@ -140,6 +152,9 @@ def test_a_file_s_own_costs_hold_unless_others_are_given(tmp_path: Path) -> None
     save_plan(by_name["gpipe"](2, 1), path, costs=Costs(5e6, 10e6))
     assert "makespan 30 ms" in pykern_("plan", str(path)).stdout
     assert "makespan 6 ms" in pykern_("plan", str(path), "--costs", "1:2").stdout
+    copy = tmp_path / "copy.json"
+    assert pykern_("plan", str(path), "--out", str(copy)).exit_code == 0
+    assert load_plan_and_costs(copy) == load_plan_and_costs(path)
     compared = pykern_("plan", "gpipe", "--compare", str(path))
     assert (compared.exit_code, compared.stdout) == (2, "")
     assert "the file has costs of its own; to compare give --costs" in compared.stderr
@@ -158,6 +173,18 @@ def test_two_are_compared_on_one_time_axis(tmp_path: Path) -> None:
     picture = out.read_text()
     assert "one_f_one_b, 2 stages" in picture
     assert "hanayo, 8 stages" in picture
+
+
+def test_two_files_of_the_same_name_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder, schedule in (("old", "gpipe"), ("new", "one_f_one_b")):
+        (tmp_path / folder).mkdir()
+        save_plan(by_name[schedule](2, 4), f"{folder}/plan.json")
+    lines = pykern_("plan", "old/plan.json", "--compare", "new/plan.json").stdout.splitlines()
+    assert lines[0].startswith("old/plan.json, 2 stages")
+    assert lines[3].startswith("new/plan.json, 2 stages")
 
 
 def test_memory_is_told_for_both_rules_where_the_backward_is_split(tmp_path: Path) -> None:
@@ -179,6 +206,10 @@ def test_the_table_has_a_line_for_every_schedule() -> None:
 REFUSED = [
     (["frob"], "No such command 'frob'."),
     (["plan"], "Missing argument 'NAME|FILE'."),
+    (["plan", "gpipe", "--memory", "1"], "gpipe has no --memory; it is an option of auto"),
+    (["plan", "auto", "--memory", "0"], "'0' is not a number above 0"),
+    (["plan", "auto", "--memory", "0.1"], "no candidate fits"),
+    (["plan", "auto", "--waves", "2"], "auto has no --waves; it is an option of hanayo"),
     (["plan", "gpipe", "--frob"], "No such option: --frob"),
     (["plan", "2bw"], "schedule '2bw' is unknown; there are gpipe, one_f_one_b"),
     (["plan", "gpipe", "-p", "x"], "'x' is not a whole number of at least 1"),
@@ -209,6 +240,8 @@ REFUSED = [
         ["plan", "gpipe", "--out", "plan.pdf"],
         "must end in .trace.json, .json, .comms.csv, .csv, .txt, .png, .svg",
     ),
+    (["plan", "gpipe", "--out", "folder.svg"], "folder.svg: Is a directory"),
+    (["plan", "gpipe", "--out", "folder.txt"], "folder.txt: Is a directory"),
     (["plan", "gpipe", "--out", "absent/plan.png"], "absent is not a folder"),
     (["demo", "--steps", "0"], "'0' is not a whole number of at least 1"),
     (["demo", "--steps", "many"], "'many' is not a whole number of at least 1"),
@@ -232,6 +265,8 @@ def test_what_cannot_be_used_is_refused_in_one_line(
     arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    for folder in ("folder.svg", "folder.txt"):
+        (tmp_path / folder).mkdir()
     (tmp_path / "empty.txt").touch()
     (tmp_path / "binary.txt").write_bytes(b"abc\0" * 10_000)
     (tmp_path / "small.csv").write_text("0F0,0B0\n1F0,1B0\n")

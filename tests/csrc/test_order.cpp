@@ -1,6 +1,8 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstddef>
+#include <string>
 #include <vector>
 
 #include "plan/generate.hpp"
@@ -83,6 +85,36 @@ TEST_CASE("many devices can wait for one") {
     const Plan plan =
         plan_of(placement, 2, {"0F0 0F1", "2F1 2F0", "4F0 4F1", "1F0 1F1 3F1 3F0 5F0 5F1"});
     CHECK(walk_and_check(plan) == std::vector<std::size_t>{2, 2, 2, 6});
+}
+
+TEST_CASE("who waits for many devices does not look at all of them again each time") {
+    // Replica m is alone on device m, and device 0 reduces over all of them.
+    constexpr int kNumReplicas = 100;
+    std::vector<Replica> replicas;
+    std::vector<std::string> rows;
+    for (int replica = 0; replica < kNumReplicas; ++replica) {
+        const std::string number = std::to_string(replica);
+        replicas.push_back({replica});
+        rows.push_back("0F" + number + " 0B" + number);
+    }
+    rows[0] += " 0REDUCE0";
+    for (const bool reversed : {false, true}) {
+        CAPTURE(reversed);
+        if (reversed) {
+            std::ranges::reverse(replicas.begin() + 1, replicas.end());
+            std::ranges::reverse(rows.begin() + 1, rows.end());
+        }
+        const Plan plan = plan_of(Placement(kNumReplicas, replicas), kNumReplicas, rows);
+        struct {
+            int num_inputs = 0;
+            void begin() {}
+            void input(Action, Action, std::size_t, std::size_t) { ++num_inputs; }
+            void finish(std::size_t, std::size_t, std::size_t) {}
+        } run;
+        const Index index(plan);
+        CHECK(walk(plan, index, run)[0] == 3);
+        CHECK(run.num_inputs <= 2 * kNumReplicas);
+    }
 }
 
 TEST_CASE("a deadlock ends the walk where each row stops") {

@@ -1,5 +1,7 @@
 """Plans written out as patterns: what the words mean and what is refused."""
 
+import time
+
 import pytest
 
 from pykern.plan import Placement, PlanError, by_program
@@ -20,6 +22,13 @@ def test_a_weight_of_any_chunk_is_the_oldest_that_waits() -> None:
 def test_words_beyond_the_last_microbatch_stand_for_nothing() -> None:
     plan = by_program(ONE, 1, [[(3, "F0 F1 W"), (3, "I1 I0 W W1")]])
     assert str(plan) == "device 0 | 0F0 1F0 1I0 0I0 1W0 0W0"
+
+
+def test_phases_that_write_nothing_more_take_no_time() -> None:
+    start = time.perf_counter()
+    plan = by_program(ONE, 1, [[*[(2**24, "F0 F1")] * 20, (1, "B1 B0")]])
+    assert time.perf_counter() - start < 1
+    assert plan.num_actions == 4
 
 
 def test_pairs_share_a_slot_where_both_are_there() -> None:

@@ -192,6 +192,7 @@ def test_a_deadlock_between_devices_names_who_waits_for_what() -> None:
         ("P006", 1, "0F0 0B0 0R0"),
         ("P006", 1, "0F0 0LOAD0 0OFFLOAD0 0B0"),
         ("P006", 2, "0F0 0OFFLOAD0 0B0 0LOAD0"),
+        ("P006", 2, "0F0 0OFFLOAD0 0R0 0LOAD0 0B0"),
         ("P006", 1, "0F0 0W0 0I0"),
         ("P006", 1, "0F0 0REDUCE0 0B0"),
         ("P006", 2, "0F0 0I0 0REDUCE0 0W0"),
@@ -261,6 +262,14 @@ def test_the_memory_cap_names_the_first_action_beyond_it() -> None:
     with pytest.raises(PlanError, match=r"0F3 makes the device hold 16.* cap is 15.5") as caught:
         check_memory(plan, Memory([4, 3, 2, 1]), cap_bytes=15.5)
     assert (caught.value.rule, caught.value.device, caught.value.position) == ("P010", 0, 3)
+
+
+def test_the_memory_of_a_plan_that_cannot_run_is_not_asked_for() -> None:
+    wild = Plan(Placement.linear(1), 1, [[Action(Kind.F, 60_000, 4_000_000_000)]])
+    with pytest.raises(PlanError, match="P001"):
+        check_memory(wild, Memory(1), cap_bytes=1)
+    with pytest.raises(PlanError, match="P001"):
+        peak_bytes(wild, Memory(1))
 
 
 @pytest.mark.parametrize(

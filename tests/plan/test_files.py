@@ -1,8 +1,11 @@
 """Plans as files: what is saved is loaded, and nothing but a plan that can run is."""
 
+import errno
 import json
 import os
 import re
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -144,10 +147,10 @@ def test_a_failed_write_leaves_the_old_file(
     before = path.read_bytes()
 
     def fail(*_: object) -> None:
-        raise OSError("no space left")
+        raise OSError(errno.ENOSPC, "no space left")
 
     monkeypatch.setattr(Path, "write_bytes", fail)
-    with pytest.raises(OSError, match="no space left"):
+    with pytest.raises(OSError, match=rf"no space left: '{re.escape(str(path))}'"):
         save_plan(hanayo(2, 2), path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
@@ -165,6 +168,9 @@ def test_what_could_not_be_read_again_is_not_written(
     ):
         with pytest.raises(ValueError, match=message):
             save_plan(plan, tmp_path / path, **options)
+    for costs in (Costs([1, 2, 3], 1), Costs(1, 1, device_speeds=[1])):
+        with pytest.raises(ValueError, match=r"costs\..* or a list of 2, got \["):
+            save_plan(plan, tmp_path / "plan.json", costs=costs)
     for path in ("plan.json", "plan.csv"):
         with pytest.raises(PlanError, match="P005"):
             save_plan(wrong, tmp_path / path)
@@ -205,6 +211,8 @@ REFUSED = [
     (content(rows="0F0"), "rows must be a list, got '0F0'"),
     (content(rows=[["0F0"]]), "rows[0] must be a string of actions, got ['0F0']"),
     (content(rows=["0F0 0F1  0B0", ""]), "rows[0], position 2: an action is"),
+    (content(rows=["\x1b[31m0F0", ""]), r"rows[0] must be a string of actions, got '\x1b[31m0F0'"),
+    (content(rows=["\ud8000F0", ""]), r"rows[0] must be a string of actions, got '\ud8000F0'"),
     (content(rows=["0F0 0F1 0B0 0B1", "1F0 1F01"]), "rows[1], position 1: an action is"),
     (content(rows=["0F0 0F1 0B0 0B1", "1F0 1F1 1B1 1COPY_F0"]), "P002"),
     (content(rows=["0F0 0F1 0B0 0B1", "1B0 1F0 1B1 1F1"]), "P006"),
@@ -225,6 +233,22 @@ def test_what_is_no_plan_is_refused_with_its_place(text: str, message: str, tmp_
         load_plan(path)
     assert str(caught.value).startswith(f"{path}: ")
     assert isinstance(caught.value.__cause__, PlanError) == bool(re.match(r"P\d", message))
+
+
+def test_json_of_any_depth_is_refused() -> None:
+    text = to_json(one_f_one_b(2, 2))
+    for depth in range(500, sys.getrecursionlimit() + 1):
+        nested = text.replace('"num_devices": 2', f'"num_devices": {"[" * depth + "]" * depth}')
+        with pytest.raises(ValueError, match=r"nested too deeply|sha256 must be"):
+            from_json(nested)
+
+
+def test_a_repeated_key_is_found_among_many() -> None:
+    keys = [*range(50_000), 49_999]
+    start = time.perf_counter()
+    with pytest.raises(ValueError, match="key '49999' occurs twice"):
+        from_json("{" + ", ".join(f'"{key}": 0' for key in keys) + "}")
+    assert time.perf_counter() - start < 2
 
 
 @pytest.mark.parametrize("value", [True, "1", None, [1], [1, "2"], [1, 2, 3], {}, -1, 10**400])

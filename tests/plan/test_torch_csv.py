@@ -166,7 +166,8 @@ def test_a_receive_stands_right_before_its_reader_where_nothing_forces_it() -> N
 
 
 REFUSED = [
-    ("0F0,0B0,0X0", 'line 1, cell 3: a cell is like "2F0", got "0X0"'),
+    ("0F0,0B0,0X0", """line 1, cell 3: a cell is like "2F0", got '0X0'"""),
+    ("0F0,\x1b[31m", r"""line 1, cell 2: a cell is like "2F0", got '\x1b[31m'"""),
     ("0F0,0B0 ", "line 1, cell 2: a cell"),
     ("0F0,0B00", "line 1, cell 2: an action is stage, kind, microbatch"),
     ("0F0,0B0junk", "line 1, cell 2: a cell"),
@@ -182,6 +183,7 @@ REFUSED = [
     ("70000F0", "stage must be 0 to 65535, got 70000"),
     ("", "num_devices must be 1 to 65536, got 0"),
     ('"0F0,0B0', "line 1: unexpected end of data"),
+    ("0F0,0B0" + "\n" * 65_537, "line 65537: a plan has at most 65536 devices"),
     (SMALL.replace("0SEND_F1,", ""), "line 1, cell 3: 0SEND_F1 is missing after it"),
     (SMALL.replace("1RECV_F1,", ""), "line 2, cell 5: 1F1 has no 1RECV_F1 before it"),
     (SMALL.replace("0F1,0SEND_F1", "0SEND_F1,0F1"), "line 1, cell 3: 0SEND_F1 sends what"),
@@ -195,7 +197,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("text", "message"), REFUSED)
+@pytest.mark.parametrize(("text", "message"), REFUSED, ids=lambda text: text[:30])
 def test_what_is_no_plan_is_refused_with_its_place(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         from_torch_csv(text)

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
+from itertools import product
 
 import pytest
 
@@ -78,16 +79,18 @@ OPTIONS: dict[str, tuple[str, str, list[int]] | None] = {
 }
 
 Times = list[tuple[float, float, float]]
-ANY: Times = [(1, 1, 1), (2, 2, 1), (2, 3, 1), (1, 2, 2), (3, 2, 2)]
+ANY: Times = list(product((1, 2, 3), (1, 2, 3), (1, 2, 3)))
+INPUT_NOT_SHORTEST: Times = [times for times in ANY if times[1] >= min(times[0], times[2])]
+FORWARD_NOT_SHORTEST: Times = [times for times in ANY if times[0] >= min(times[1], times[2])]
 EQUAL: Times = [(1, 1, 1), (2, 2, 2)]
 FAST_WEIGHT: Times = [(1, 1, 1), (2, 2, 1), (4, 4, 3), (4, 4, 1)]
 SLOW_INPUT: Times = [(1, 1, 1), (2, 2, 1), (2, 3, 1), (1, 2, 2), (2, 5, 4), (4, 4, 1)]
 
 # Schedules with split backward: the F, I and W at which the forms hold, and the least M for P.
 SPLIT: dict[str, tuple[Times, Callable[[int], int]]] = {
-    "zb_h1": (ANY, lambda num_devices: num_devices),
-    "zb_h2": (ANY, lambda num_devices: 2 * num_devices - 1),
-    "interleaved_zb": (ANY, lambda num_devices: num_devices),
+    "zb_h1": (INPUT_NOT_SHORTEST, lambda num_devices: num_devices),
+    "zb_h2": (FORWARD_NOT_SHORTEST, lambda num_devices: 2 * num_devices - 1),
+    "interleaved_zb": (INPUT_NOT_SHORTEST, lambda num_devices: num_devices),
     "zb_v": (SLOW_INPUT, lambda num_devices: 2 * num_devices - 1),
     "v_half": (EQUAL, lambda num_devices: num_devices),
     "v_min": (EQUAL, lambda num_devices: num_devices),

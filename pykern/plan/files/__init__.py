@@ -40,8 +40,8 @@ def save_plan(
             "compute_comms" and the one without as "compute_only".
 
     Raises:
-        ValueError: The plan cannot run, or the file is of another kind, cannot say it, or would be
-            larger than 16 MiB.
+        ValueError: The plan cannot run, the costs are not for it, or the file is of another kind,
+            cannot say it, or would be larger than 16 MiB.
         OSError: The file cannot be written.
     """
     target = Path(path)

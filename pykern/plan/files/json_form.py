@@ -5,6 +5,7 @@ Keys, types and ranges are exact; nothing is guessed or defaulted.
 
 import hashlib
 import json
+from collections import Counter
 from sys import float_info
 from typing import Any
 
@@ -65,6 +66,7 @@ def to_json(plan: Plan, costs: Costs | None = None) -> str:
 
     Raises:
         PlanError: The plan breaks a rule.
+        ValueError: The costs are of another number of stages or devices.
     """
     check(plan)
     content: Content = {
@@ -81,6 +83,7 @@ def to_json(plan: Plan, costs: Costs | None = None) -> str:
     if costs is not None:
         values = {name: getattr(costs, name) for name in COSTS}
         content["costs"] = values | {"bandwidth": finite_or_none(costs.bandwidth)}
+        costs_of(content["costs"], plan)
     content["sha256"] = checksum(content)
     lines = [f"  {json.dumps(key)}: {laid_out(value)}" for key, value in content.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
@@ -118,7 +121,14 @@ def from_json(text: str) -> tuple[Plan, Costs | None]:
         ValueError: The text is not such a plan; the message names the key and the value.
         PlanError: The plan breaks a rule.
     """
-    content = parse(text)
+    try:
+        return values_of(parse(text))
+    except RecursionError:
+        raise ValueError("the JSON is nested too deeply") from None
+
+
+def values_of(content: Content) -> tuple[Plan, Costs | None]:
+    """What the object says, once it is known to be whole."""
     require_header(content)
     replicas = [
         int_list(f"replicas[{index}]", replica, 0)
@@ -140,11 +150,8 @@ def from_json(text: str) -> tuple[Plan, Costs | None]:
 
 
 def parse(text: str) -> Content:
-    """One JSON object without repeated keys, infinities or depth."""
-    try:
-        content = json.loads(text, object_pairs_hook=unique, parse_constant=refuse_constant)
-    except RecursionError:
-        raise ValueError("the JSON is nested too deeply") from None
+    """One JSON object without repeated keys or infinities."""
+    content = json.loads(text, object_pairs_hook=unique, parse_constant=refuse_constant)
     if not isinstance(content, dict):
         raise ValueError(f"a plan is a JSON object, got {shown(content)}")
     return content
@@ -154,8 +161,7 @@ def unique(pairs: list[tuple[str, Any]]) -> Content:
     """The pairs as a dict; json would keep the last of two equal keys."""
     content = dict(pairs)
     if len(content) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in content if keys.count(key) > 1)
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
         raise ValueError(f"key {shown(twice)} occurs twice")
     return content
 
@@ -213,7 +219,8 @@ def int_list(where: str, value: object, least: int) -> list[int]:
 
 def actions_of(where: str, value: object) -> list[Action]:
     """A row: actions with one space between them."""
-    if not isinstance(value, str):
+    # What a terminal would take as a command reaches no message, and a lone surrogate no core.
+    if not isinstance(value, str) or not value.isprintable():
         raise ValueError(f"{where} must be a string of actions, got {shown(value)}")
     actions = []
     for position, word in enumerate(value.split(" ") if value else []):

@@ -9,6 +9,7 @@ import io
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 from pykern._C import Action, Kind, Placement, Plan, check
 from pykern.plan.files.proved import proved_plan
@@ -23,6 +24,8 @@ from pykern.plan.files.transfers import (
 )
 
 KINDS = (Kind.F, Kind.B, Kind.I, Kind.W)
+# What a placement takes; a line is a device.
+MAX_DEVICES = 1 << 16
 
 ACTION = re.compile(r"[0-9]+[FBIW][0-9]+")
 PAIR = re.compile(r"\(([0-9]+F[0-9]+);([0-9]+[BI][0-9]+)\)OVERLAP_F_B")
@@ -134,12 +137,15 @@ def from_torch_csv(text: str) -> Plan:
 
 
 def lines_of(text: str) -> list[list[str]]:
-    """The cells of every line."""
+    """The cells of every line; lines are counted before anything is made of them."""
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
-        return list(reader)
+        lines = list(islice(reader, MAX_DEVICES + 1))
     except csv.Error as error:
         raise ValueError(f"line {reader.line_num}: {error}") from error
+    if len(lines) > MAX_DEVICES:
+        raise ValueError(f"line {len(lines)}: a plan has at most {MAX_DEVICES} devices")
+    return lines
 
 
 def cells_of(line: int, texts: Iterable[str]) -> Iterator[Cell]:
@@ -163,7 +169,7 @@ def parse(text: str) -> Slot | Transfer:
         stage, down, sends = int(transfer[1]), transfer[3] == "F", transfer[2] == "SEND"
         sender = stage if sends else stage + (-1 if down else 1)
         return Transfer(sends, Message(down, sender, int(transfer[4])))
-    raise ValueError(f'a cell is like "2F0", got "{text[:40]}"')
+    raise ValueError(f'a cell is like "2F0", got {text[:40]!r}')
 
 
 def placement_of(rows: Sequence[Sequence[Cell]]) -> Placement:

@@ -1,0 +1,68 @@
+#include <pybind11/stl.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "bind.hpp"
+#include "search/search.hpp"
+
+namespace py = pybind11;
+using namespace py::literals;
+
+namespace pykern {
+
+namespace {
+
+py::tuple as_tuple(const std::vector<double>& values) { return py::tuple(py::cast(values)); }
+
+// So that an interrupt ends a search at once.
+void raise_interrupts() {
+    const py::gil_scoped_acquire locked;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+Found search_without_lock(const std::vector<Candidate>& candidates, int num_microbatches,
+                          const std::vector<double>& caps,
+                          const std::vector<std::pair<std::size_t, Plan>>& seeds, double budget_ms,
+                          std::uint64_t random_seed) {
+    std::vector<Seed> all;
+    for (const auto& [candidate, plan] : seeds) all.push_back({candidate, plan});
+    const py::gil_scoped_release unlocked;
+    return search(candidates, num_microbatches, caps, all, budget_ms, random_seed,
+                  raise_interrupts);
+}
+
+}  // namespace
+
+void bind_search(py::module_& module) {
+    py::class_<Candidate>(module, "Candidate",
+                          "One way to lay a model out, with what it then costs and holds.")
+        .def(py::init<Placement, Costs, Memory>(), "placement"_a, "costs"_a, "memory"_a)
+        .def_readonly("placement", &Candidate::placement)
+        .def_readonly("costs", &Candidate::costs)
+        .def_readonly("memory", &Candidate::memory);
+
+    py::class_<Found>(module, "SearchResult", "The best plan that a search found.")
+        .def_readonly("plan", &Found::plan)
+        .def_readonly("candidate", &Found::candidate)
+        .def_readonly("makespan_ns", &Found::makespan_ns)
+        .def_readonly("bound_ns", &Found::bound_ns)
+        .def_readonly("proven", &Found::proven)
+        .def_property_readonly(
+            "seed_makespans_ns", [](const Found& self) { return as_tuple(self.seed_makespans_ns); },
+            "Of each seed in the order given; infinite where it breaks the cap.")
+        .def_property_readonly(
+            "peaks", [](const Found& self) { return as_tuple(self.peaks); },
+            "Most that each device holds at once, in the unit of the caps.")
+        .def_readonly("work", &Found::work);
+
+    module.attr("WORK_PER_MS") = kWorkPerMs;
+    module.def("search", &search_without_lock, "candidates"_a, "num_microbatches"_a, "caps"_a,
+               "seeds"_a, "budget_ms"_a, "random_seed"_a,
+               "The best plan of the candidates that keeps each device under its cap, never worse "
+               "than a seed that does.");
+}
+
+}  // namespace pykern

@@ -1,0 +1,54 @@
+#include "search/fuse.hpp"
+
+#include <algorithm>
+
+namespace pykern {
+
+namespace {
+
+// Where the W of the I at this position is, or the row's size where there is none.
+std::size_t find_weight(const std::vector<Labelled>& row, std::size_t input) {
+    const Labelled weight{symbol_of(stage_of(row[input].symbol), kWeight), row[input].microbatch};
+    const auto from = row.begin() + static_cast<std::ptrdiff_t>(input);
+    return static_cast<std::size_t>(std::find(from, row.end(), weight) - row.begin());
+}
+
+}  // namespace
+
+bool try_fuse(Schedule& schedule, std::size_t device, std::size_t input, std::size_t weight,
+              Ticks limit) {
+    std::vector<Labelled>& row = schedule.edit(device);
+    row[input].symbol = symbol_of(stage_of(row[input].symbol), kBackward);
+    row.erase(row.begin() + static_cast<std::ptrdiff_t>(weight));
+    return schedule.try_row(input, weight - 1, limit);
+}
+
+void fuse_all(Schedule& schedule, std::int64_t work) {
+    const std::int64_t end = schedule.work() + work;
+    for (std::size_t device = 0; device < schedule.problem().num_devices; ++device) {
+        // From the back, where little has to be timed again.
+        for (std::size_t i = schedule.row(device).size(); i-- > 0;) {
+            if (schedule.work() >= end) return;
+            const std::vector<Labelled>& row = schedule.row(device);
+            if (op_of(row[i].symbol) != kInput) continue;
+            const std::size_t weight = find_weight(row, i);
+            if (try_fuse(schedule, device, i, weight, schedule.makespan())) schedule.accept();
+        }
+    }
+}
+
+Order split_all(const Order& order) {
+    Order split;
+    for (const Symbols& row : order.rows) {
+        Symbols& symbols = split.rows.emplace_back();
+        for (const Symbol symbol : row) {
+            const std::size_t stage = stage_of(symbol);
+            const bool whole = op_of(symbol) == kBackward;
+            symbols.push_back(whole ? symbol_of(stage, kInput) : symbol);
+            if (whole) symbols.push_back(symbol_of(stage, kWeight));
+        }
+    }
+    return split;
+}
+
+}  // namespace pykern

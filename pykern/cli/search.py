@@ -1,0 +1,49 @@
+"""`pykern plan auto`: the search, and what it has to say when it is done."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..plan import Plan
+    from ..search import Found
+    from .values import ShareCosts
+
+AUTO = "auto"
+
+
+class Search:
+    """Makes the plan of the name "auto".
+
+    Args:
+        costs: Of a device's share of the model.
+        transfer_ms: Latency between devices.
+        memory: Cap in 1F1B's, or None.
+        budget_ms: Work, or None.
+    """
+
+    def __init__(
+        self,
+        costs: ShareCosts,
+        transfer_ms: float,
+        memory: float | None,
+        budget_ms: float | None,
+    ) -> None:
+        self.costs = costs.of_share(transfer_ms)
+        limits = {"memory": memory, "budget_ms": budget_ms}
+        self.limits: dict[str, Any] = {k: v for k, v in limits.items() if v is not None}
+        self.found: Found | None = None
+
+    def __call__(self, num_devices: int, num_microbatches: int) -> Plan:
+        """Search, and keep what was found."""
+        from ..search import auto
+
+        self.found = auto(num_devices, num_microbatches, costs=self.costs, **self.limits)
+        return self.found.plan
+
+    def require_used(self, names: list[str]) -> None:
+        """Refuses limits where nothing is searched."""
+        for option in self.limits:
+            if AUTO not in names:
+                flag = {"memory": "--memory", "budget_ms": "--budget"}[option]
+                raise ValueError(f"{names[0]} has no {flag}; it is an option of {AUTO}")

@@ -1,0 +1,32 @@
+import pytest
+
+from pykern.plan import Costs, check, peak_bytes, simulate
+from pykern.search import auto
+
+pytest.importorskip("ortools")
+
+from pykern.polish import polish
+
+
+def test_a_small_plan_becomes_optimal():
+    found = auto(3, 3, memory=0.67, budget_ms=0, max_chunks=1)
+    better = polish(found, seconds=10)
+    check(better.plan)
+    assert better.makespan_ns < found.makespan_ns
+    assert better.bound_ns <= better.makespan_ns
+    assert max(peak_bytes(better.plan, better.memory)) <= 0.67 * 3
+    assert simulate(better.plan, better.costs).makespan_ns == better.makespan_ns
+
+
+def test_costs_of_a_split_latency_and_what_is_kept_are_counted():
+    costs = Costs(1, 2, 0.1, input_ns=1.2, weight_ns=1.3, overhead_ns=0.1, device_speeds=[1, 2, 1])
+    found = auto(3, 4, costs=costs, memory=0.75, kept=0.5, budget_ms=0, max_chunks=2)
+    better = polish(found, seconds=2)
+    check(better.plan)
+    assert better.makespan_ns <= found.makespan_ns
+    assert max(peak_bytes(better.plan, better.memory)) <= 0.75 * 3 * (1 + 1e-6)
+
+
+def test_a_time_is_needed():
+    with pytest.raises(ValueError, match="seconds must be above 0, got 0"):
+        polish(auto(2, 2, budget_ms=0), seconds=0)
