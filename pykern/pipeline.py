@@ -102,9 +102,10 @@ class Pipeline(nn.Module):
         """Forward and backward of one batch on all devices.
 
         Adds to every parameter's `.grad` what the plain model's backward would add, and never
-        rescales what is there. Microbatches add up in ascending order; where the plan has replicas,
-        those of the first do, then the sum of each other is added. A parameter's hooks are called
-        for each of these additions.
+        rescales what is there. Microbatches add up in the order of the plan's B and W, which is
+        ascending in all of `pykern.schedules`; where the plan has replicas, those of the first do,
+        then the sum of each other is added. A parameter's hooks are called for each of these
+        additions.
 
         Args:
             *inputs: arguments of the first layer; tensors anywhere in them have one row per sample

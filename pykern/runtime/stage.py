@@ -70,8 +70,8 @@ class Stage:
         # them.
         self.outputs: list[Sequence[Tensor]] = [()] * num_microbatches
         self.gradients: list[Sequence[Tensor | None]] = [()] * num_microbatches
-        # What I has left for W to do.
-        self._weights: list[Work | None] = [None] * num_microbatches
+        # What I has left for W to do, by microbatch.
+        self._weights: dict[int, Work] = {}
 
     def forward(self, microbatch: int) -> None:
         """F: computes the layers and hands the output over to the next stage."""
@@ -110,20 +110,20 @@ class Stage:
         outputs, gradients = self._take_gradients(microbatch)
         leaves = self.leaves[microbatch]
         with self._draws.backward(Kind.I, microbatch, len(leaves)):
-            self._weights[microbatch] = backward_to_inputs(
-                outputs, gradients, leaves, self._finish_weights
-            )
+            weights = backward_to_inputs(outputs, gradients, leaves, self._finish_weights)
+        if weights is not None:
+            self._weights[microbatch] = weights
         self._hand_back(microbatch)
 
     def weight_gradients(self, microbatch: int) -> None:
         """W: adds to the parameters' `.grad` what I has left."""
-        weights, self._weights[microbatch] = self._weights[microbatch], None
+        weights = self._weights.pop(microbatch, None)
         if weights is not None:
             with self._draws.backward(Kind.W, microbatch):
                 weights()
 
     def _finish_weights(self) -> None:
-        for microbatch in range(len(self._weights)):
+        for microbatch in sorted(self._weights):
             self.weight_gradients(microbatch)
 
     def reduce(self, _: int) -> None:
