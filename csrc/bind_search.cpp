@@ -28,10 +28,11 @@ Found search_without_lock(const std::vector<Candidate>& candidates, int num_micr
                           const std::vector<std::pair<std::size_t, Plan>>& seeds, double budget_ms,
                           std::uint64_t random_seed) {
     std::vector<Seed> all;
+    all.reserve(seeds.size());
     for (const auto& [candidate, plan] : seeds) all.push_back({candidate, plan});
     const py::gil_scoped_release unlocked;
-    return search(candidates, num_microbatches, caps, all, budget_ms, random_seed,
-                  raise_interrupts);
+    return search(candidates, num_microbatches, caps, all,
+                  {.budget_ms = budget_ms, .random_seed = random_seed, .poll = raise_interrupts});
 }
 
 }  // namespace

@@ -114,15 +114,17 @@ std::optional<Symbol> Greedy::pick(std::size_t device, Ticks now) const {
     if (const auto symbol = backward(device, now)) return symbol;
     const Ticks next_back = next_arrival(device, back_, now);
     const auto waits_for_it = [&](Symbol symbol) {
-        return (next_back - now) * 100 < problem_.time[symbol] * rules_.yield_percent;
+        return next_back != kNever &&
+               (next_back - now) * 100 < problem_.time[symbol] * rules_.yield_percent;
     };
     const auto entering = forward(device, now);
     if (entering && !waits_for_it(*entering)) return entering;
     const auto filling = weight(device);
     if (!filling) return std::nullopt;
-    const Ticks gap = std::min(next_back, next_arrival(device, kForward, now)) - now;
-    if (gap * 100 >= problem_.time[*filling] * rules_.gap_percent) return filling;
-    return std::nullopt;
+    const Ticks gap_end = std::min(next_back, next_arrival(device, kForward, now));
+    const bool gap_is_long =
+        gap_end == kNever || (gap_end - now) * 100 >= problem_.time[*filling] * rules_.gap_percent;
+    return gap_is_long ? filling : std::nullopt;
 }
 
 }  // namespace pykern

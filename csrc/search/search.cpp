@@ -173,11 +173,11 @@ std::vector<double> makespans_ns(const std::vector<Candidate>& candidates,
 }  // namespace
 
 Found search(const std::vector<Candidate>& candidates, int num_microbatches,
-             const std::vector<double>& caps, const std::vector<Seed>& seeds, double budget_ms,
-             std::uint64_t random_seed, const Poll& poll) {
-    const std::int64_t budget = work_of(budget_ms);
+             const std::vector<double>& caps, const std::vector<Seed>& seeds,
+             const Effort& effort) {
+    const std::int64_t budget = work_of(effort.budget_ms);
     require_seeds(candidates, num_microbatches, seeds);
-    Searcher searcher(candidates, num_microbatches, caps, budget, random_seed, poll);
+    Searcher searcher(candidates, num_microbatches, caps, budget, effort.random_seed, effort.poll);
     const std::vector<bool> taken = searcher.take(seeds);
     searcher.run();
     const std::size_t index = searcher.best_index();

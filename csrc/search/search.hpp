@@ -34,9 +34,16 @@ struct Found {
     std::int64_t work;                      // actions timed
 };
 
+// How much to do, with which random choices, and what to call now and then; it may throw to end the
+// search.
+struct Effort {
+    double budget_ms;
+    std::uint64_t random_seed;
+    Poll poll;
+};
+
 // Throws std::invalid_argument where a number makes no sense or no candidate fits under the caps.
 Found search(const std::vector<Candidate>& candidates, int num_microbatches,
-             const std::vector<double>& caps, const std::vector<Seed>& seeds, double budget_ms,
-             std::uint64_t random_seed, const Poll& poll);
+             const std::vector<double>& caps, const std::vector<Seed>& seeds, const Effort& effort);
 
 }  // namespace pykern

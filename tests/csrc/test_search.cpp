@@ -39,8 +39,7 @@ Candidate even(const Placement& placement) {
 Order greedy_order(const Problem& problem, const GreedyRules& rules) {
     Lanes lanes(problem);
     const std::optional<Order> order = Greedy(lanes, rules).run();
-    REQUIRE(order);
-    return *order;
+    return order.value();
 }
 
 }  // namespace
@@ -124,8 +123,7 @@ TEST_CASE("blocks keep the cap when they are repeated, and dispatch keeps it too
         ++plans;
         REQUIRE(schedule.load(*plan));
         const std::optional<Order> order = guided.run(*plan);
-        REQUIRE(order);
-        REQUIRE(schedule.load(*order));
+        REQUIRE(schedule.load(order.value()));
         CHECK(schedule.makespan() == lanes.makespan());
     }
     CHECK(plans > 50);
@@ -139,8 +137,8 @@ TEST_CASE("a steady part is repeated as often as there are microbatches more") {
     REQUIRE(schedule.load(greedy_order(few, greedy_sweep(false)[0])));
     Schedule longer(many);
     Ticks best = kNever;
-    for (const std::size_t period : {1, 3}) {
-        for (const int eighth : {2, 3, 4, 5}) {
+    for (const std::size_t period : {std::size_t{1}, std::size_t{3}}) {
+        for (const Ticks eighth : {2, 3, 4, 5}) {
             const Ticks moment = schedule.makespan() * eighth / 8;
             REQUIRE(longer.load(extend(schedule, 18, period, moment)));
             best = std::min(best, longer.makespan());
@@ -164,11 +162,12 @@ TEST_CASE("splits that win nothing are undone") {
 TEST_CASE("a search takes seeds only of its candidates") {
     const Plan plan = plan_of(Placement::linear(2), 1, {"0F0 0B0", "1F0 1B0"});
     const std::vector<Candidate> candidates = {even(Placement::linear(2))};
-    const Found found = search(candidates, 1, {1, 1}, {{0, plan}}, 1, 0, [] {});
+    const Effort effort{.budget_ms = 1, .random_seed = 0, .poll = [] {}};
+    const Found found = search(candidates, 1, {1, 1}, {{0, plan}}, effort);
     CHECK(found.makespan_ns == 5);
     CHECK(found.proven);
     check(found.plan);
-    CHECK_THROWS_AS(search(candidates, 1, {1, 1}, {{1, plan}}, 1, 0, [] {}), std::invalid_argument);
-    CHECK_THROWS_AS(search(candidates, 1, {0.5, 1}, {}, 1, 0, [] {}), std::invalid_argument);
-    CHECK_THROWS_AS(search(candidates, 1, {1}, {}, 1, 0, [] {}), std::invalid_argument);
+    CHECK_THROWS_AS(search(candidates, 1, {1, 1}, {{1, plan}}, effort), std::invalid_argument);
+    CHECK_THROWS_AS(search(candidates, 1, {0.5, 1}, {}, effort), std::invalid_argument);
+    CHECK_THROWS_AS(search(candidates, 1, {1}, {}, effort), std::invalid_argument);
 }
