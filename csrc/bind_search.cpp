@@ -15,7 +15,10 @@ namespace pykern {
 
 namespace {
 
-py::tuple as_tuple(const std::vector<double>& values) { return py::tuple(py::cast(values)); }
+py::tuple as_tuple(const std::vector<double>& values) {
+    const py::tuple result(py::cast(values));
+    return result;
+}
 
 // So that an interrupt ends a search at once.
 void raise_interrupts() {
