@@ -6,6 +6,7 @@ It needs OR-tools: `pip install pykern-runtime[search]`.
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -16,7 +17,8 @@ from .plan import Action, Kind, Memory, Plan, simulate
 from .search import Found
 
 if TYPE_CHECKING:
-    from ortools.sat.python.cp_model import CpModel, IntervalVar, IntVar
+    from ortools.sat.python.cp_model import CpModel, CpSolver, IntervalVar, IntVar
+    from ortools.sat.python.cp_model_helper import CpSolverStatus
 
 # Ticks of the longest action where the times have no common unit that makes it less.
 _MOST_TICKS = 1000
@@ -50,7 +52,7 @@ def polish(found: Found, seconds: float) -> Found:
     model = _Model(found, cp_model.CpModel())
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = seconds
-    status = solver.solve(model.model)
+    status = _solve(solver, model.model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return found
     starts = {action: solver.value(cell.start) for action, cell in model.cells.items()}
@@ -67,6 +69,19 @@ def polish(found: Found, seconds: float) -> Found:
     if better.makespan_ns >= found.makespan_ns:
         return found
     return replace(found, plan=better.plan, makespan_ns=better.makespan_ns, peak=better.peaks)
+
+
+def _solve(solver: CpSolver, model: CpModel) -> CpSolverStatus:
+    """On a thread of its own, so that an interrupt reaches the caller and ends the solver."""
+    # Its own handler would take the place of Python's, and not give it back.
+    solver.parameters.catch_sigint_signal = False
+    with ThreadPoolExecutor(1) as pool:
+        status = pool.submit(solver.solve, model)
+        try:
+            return status.result()
+        except BaseException:
+            solver.stop_search()
+            raise
 
 
 @dataclass(frozen=True)

@@ -1,3 +1,8 @@
+import os
+import signal
+import threading
+import time
+
 import pytest
 
 from pykern.plan import Costs, check, peak_bytes, simulate
@@ -30,3 +35,18 @@ def test_costs_of_a_split_latency_and_what_is_kept_are_counted():
 def test_a_time_is_needed():
     with pytest.raises(ValueError, match="seconds must be above 0, got 0"):
         polish(auto(2, 2, budget_ms=0), seconds=0)
+
+
+def test_an_interrupt_ends_it_and_reaches_the_caller():
+    found = auto(4, 8, memory=0.5, budget_ms=100)
+    handler = signal.getsignal(signal.SIGINT)
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    start = time.monotonic()
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        polish(found, seconds=50)
+    assert time.monotonic() - start < 20
+    assert signal.getsignal(signal.SIGINT) is handler
+    # The solver's own handler would have taken this one's place below Python, and end the process.
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
