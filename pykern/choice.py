@@ -36,6 +36,12 @@ def choose_plan(
         chunks = max(1, min(search.MAX_CHUNKS, num_layers // num_devices))
         options = {"max_chunks": chunks} | options
     plan = _make_plan(schedule, num_devices, microbatches, options)
+    require_runnable(plan)
+    return with_reductions(plan)
+
+
+def require_runnable(plan: Plan) -> None:
+    """Raises ValueError where the plan holds what CPU workers do not run."""
     if plan.num_slices > 1:
         raise ValueError(
             f"the plan cuts microbatches into {plan.num_slices} slices; CPU workers run whole ones"
@@ -44,7 +50,6 @@ def choose_plan(
         if plan.has(kind) and kind not in KINDS:
             known = ", ".join(known.name for known in KINDS)
             raise ValueError(f"the plan holds {kind.name} actions; CPU workers run {known}")
-    return with_reductions(plan)
 
 
 def _make_plan(

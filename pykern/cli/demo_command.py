@@ -28,12 +28,17 @@ def demo(
     with bad_input():
         from rich.console import Console
 
+        from ..choice import require_runnable
         from ..demo.report import make_folder
         from ..demo.run import Settings, run
         from ..demo.text import standard_library, text_file
         from ..devices import parse_devices
+        from ..plan import Kind
 
         plan = scheduled(schedule, len(parse_devices(devices)), microbatches, options)
+        require_runnable(plan)
+        if not (plan.has(Kind.B) or plan.has(Kind.I)):
+            raise ValueError(f"{schedule} has no backward, and the demo trains")
         settings = Settings(steps=steps)
         corpus = text_file(data, settings.window) if data else standard_library(settings.window)
         make_folder(out)
