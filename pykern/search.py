@@ -233,6 +233,11 @@ def _cap(memory: float | Sequence[float], num_devices: int) -> tuple[float, ...]
     for share in shares:
         if not share > 0 or math.isinf(share):
             raise ValueError(f"memory must be finite and above 0, got {share}")
+        if share * num_devices < 1 - 1e-9:
+            raise ValueError(
+                f"memory must be at least 1 / num_devices = {1 / num_devices:.3g}, which holds one "
+                f"microbatch, got {share}"
+            )
     return tuple(share * num_devices for share in shares)
 
 

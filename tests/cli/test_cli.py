@@ -208,7 +208,7 @@ REFUSED = [
     (["plan"], "Missing argument 'NAME|FILE'."),
     (["plan", "gpipe", "--memory", "1"], "gpipe has no --memory; it is an option of auto"),
     (["plan", "auto", "--memory", "0"], "'0' is not a number above 0"),
-    (["plan", "auto", "--memory", "0.1"], "no candidate fits"),
+    (["plan", "auto", "--memory", "0.1"], "memory must be at least 1 / num_devices = 0.25, which"),
     (["plan", "auto", "--waves", "2"], "auto has no --waves; it is an option of hanayo"),
     (["plan", "gpipe", "--frob"], "No such option: --frob"),
     (["plan", "2bw"], "schedule '2bw' is unknown; there are gpipe, one_f_one_b"),

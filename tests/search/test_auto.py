@@ -174,7 +174,7 @@ def test_placements_are_named():
     [
         ({"memory": 0.0}, "memory must be finite and above 0, got 0"),
         ({"memory": [1.0, 1.0]}, "one for each of 4 devices"),
-        ({"memory": 0.2}, "no candidate fits"),
+        ({"memory": 0.2}, r"memory must be at least 1 / num_devices = 0\..*, got 0.2"),
         ({"kept": 1.5}, "kept must be 0 to 1, got 1.5"),
         ({"budget_ms": -1}, "budget_ms must be 0 to 1e9"),
         ({"max_chunks": 0}, "max_chunks must be 1"),
