@@ -164,9 +164,9 @@ class _OwnState(_Mode):
             return func(*args, **kwargs)
         with _default_generators:
             generator = _generator_of(args, kwargs)
-            callers = generator.get_state()
-            before = self._begin(generator)
+            before = callers = generator.get_state()
             try:
+                before = self._begin(generator)
                 return func(*args, **kwargs)
             finally:
                 after = self._states[generator] = generator.get_state()
