@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "bind.hpp"
+#include "exec/ranges.hpp"
 #include "exec/workers.hpp"
 #include "plan/text.hpp"
 
@@ -313,6 +314,8 @@ class Executor {
 }  // namespace
 
 void bind_exec(py::module_& module) {
+    module.attr("nvtx_built") = kNvtxBuilt;
+
     py::class_<Job>(module, "Program",
                     "A checked plan, ready to run, with the trace of its last steps.")
         .def(py::init<const Plan&>(), py::arg("plan"))
