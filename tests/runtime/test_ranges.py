@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pykern import _C
-from pykern.plan import Action, Kind
+from pykern.plan import Action, Kind, with_reductions
 from pykern.plan.drawing.colours import colours_of
 from pykern.schedules import one_f_one_b
 from tests.runtime.plans import split_backward, two_replicas
@@ -144,9 +144,7 @@ def expected_range(action: Action) -> tuple[str, str, str, int, str]:
 @pytest.mark.parametrize("plan", PLANS)
 def test_one_range_per_action(run, plan):
     record, _ = run(plan)
-    actions = [action for row in PLANS[plan].rows for action in row]
-    if PLANS[plan].placement.num_replicas > 1:
-        actions += [Action(Kind.REDUCE, stage, 0) for stage in range(PLANS[plan].num_stages)]
+    actions = [action for row in with_reductions(PLANS[plan]).rows for action in row]
     assert len(actions) >= 16
     assert Counter(entry[1:] for entry in record.ranges) == Counter(map(expected_range, actions))
 
