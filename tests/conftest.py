@@ -1,9 +1,12 @@
 """What every test shares. It does not import torch: the tests of the planner run without it."""
 
 import signal
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+
+from tests.fake_cuda.fake import FakeCuda
 
 # The same examples on every run, and no deadline: another process on the machine is no failure.
 settings.register_profile("pykern", derandomize=True, deadline=None)
@@ -22,3 +25,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("needs a CUDA device")
+
+
+@pytest.fixture
+def fake_cuda() -> Iterator[FakeCuda]:
+    """A fresh fake driver of two devices; in the end no rule is broken and nothing is left."""
+    fake = FakeCuda()
+    yield fake
+    fake.close()
+    assert fake.violations == []
+    assert fake.leaks == []

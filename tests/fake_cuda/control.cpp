@@ -1,0 +1,202 @@
+// What tests tell and ask: see fake.hpp.
+#include <cstring>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "copy.hpp"
+#include "entry.hpp"
+
+namespace {
+
+using namespace pykern;  // NOLINT(google-build-using-namespace)
+using fake::Model;
+
+// Never fails and counts as no call; a wrong argument is told as a violation.
+template <class Body>
+auto tell(const char* function, const Body& body) -> decltype(body(std::declval<Model&>())) {
+    const std::lock_guard lock(fake::world().mutex);
+    Model& model = *fake::world().model;
+    const fake::Entered entered(model, function);
+    try {
+        return body(model);
+    } catch (const fake::Refused&) {
+        return decltype(body(model))();
+    }
+}
+
+std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
+    // The finaliser of splitmix64 over both.
+    hash = (hash ^ value) + 0x9e3779b97f4a7c15;
+    hash = (hash ^ (hash >> 30)) * 0xbf58476d1ce4e5b9;
+    hash = (hash ^ (hash >> 27)) * 0x94d049bb133111eb;
+    return hash ^ (hash >> 31);
+}
+
+void run_mix(std::uint64_t hash, const std::vector<FakeAccess>& accesses) {
+    for (const FakeAccess& access : accesses) {
+        for (std::size_t i = 0; access.writes == 0 && i < access.bytes; ++i) {
+            hash = mix(hash, std::to_integer<std::uint64_t>(fake::bytes_at(access.address)[i]));
+        }
+    }
+    for (const FakeAccess& access : accesses) {
+        for (std::size_t i = 0; access.writes != 0 && i < access.bytes; ++i) {
+            hash = mix(hash, i);
+            fake::bytes_at(access.address)[i] = static_cast<std::byte>(hash & 0xff);
+        }
+    }
+}
+
+cuda::CUgraph make_captured(Model& model, fake::Node node) {
+    auto graph = std::make_shared<fake::Graph>();
+    graph->captured = true;
+    graph->add(std::move(node));
+    return model.graphs.add(std::move(graph));
+}
+
+}  // namespace
+
+void fake_reset(int num_devices, std::uint64_t seed) {
+    const std::lock_guard lock(fake::world().mutex);
+    fake::world().model = std::make_unique<Model>(num_devices, seed);
+    fake::world().driver_version = 13000;
+}
+
+void* fake_function(const char* name) {
+    return tell("fake_function", [&](Model& model) { return fake::known_function(model, name); });
+}
+
+void fake_set_eagerness(double probability) {
+    tell("fake_set_eagerness", [&](Model& model) {
+        if (!(probability >= 0 && probability <= 1)) {
+            model.refuse("a probability is from 0 to 1", cuda::kInvalidValue);
+        }
+        model.schedule.set_eagerness(probability);
+    });
+}
+
+void fake_set_peer(int device, int peer, int reachable) {
+    tell("fake_set_peer", [&](Model& model) {
+        model.device(device);
+        model.device(peer);
+        if (reachable != 0) {
+            model.unreachable.erase({device, peer});
+        } else {
+            model.unreachable.emplace(device, peer);
+        }
+    });
+}
+
+void fake_set_copy_cost(double latency_ns, double bytes_per_ns) {
+    tell("fake_set_copy_cost", [&](Model& model) { model.copy_cost = {latency_ns, bytes_per_ns}; });
+}
+
+void fake_set_driver_version(int version) {
+    tell("fake_set_driver_version", [&](Model&) { fake::world().driver_version = version; });
+}
+
+void fake_alloc(cuda::CUdeviceptr address, std::size_t bytes, cuda::CUstream owner) {
+    tell("fake_alloc", [&](Model& model) {
+        model.memory.allocate(address, bytes, model.stream(owner).shared_from_this());
+    });
+}
+
+void fake_free(cuda::CUdeviceptr address) {
+    tell("fake_free", [&](Model& model) {
+        if (!model.memory.is_allocated(address)) {
+            model.refuse("memory that is not allocated, or not its start", cuda::kInvalidValue);
+        }
+        // The bytes are gone after this call, so what touches them runs now; that orders nothing.
+        model.schedule.complete(address, model.memory.bytes_at(address));
+        model.memory.free(address, model.host);
+    });
+}
+
+void fake_allow_undeclared(int allowed) {
+    tell("fake_allow_undeclared",
+         [&](Model& model) { model.memory.allow_undeclared(allowed != 0); });
+}
+
+void fake_kernel(cuda::CUstream stream, double duration_ns, const FakeAccess* accesses,
+                 std::size_t num_accesses) {
+    tell("fake_kernel", [&](Model& model) {
+        fake::Work work;
+        work.accesses.assign(accesses, accesses + num_accesses);
+        model.issue(model.stream(stream), std::move(work), duration_ns);
+        model.schedule.run_some();
+    });
+}
+
+void fake_complete(cuda::CUstream stream) {
+    tell("fake_complete", [&](Model& model) { model.schedule.complete(model.stream(stream)); });
+}
+
+void fake_run_all() {
+    tell("fake_run_all", [](Model& model) { model.schedule.run_all(); });
+}
+
+void fake_begin_step() {
+    tell("fake_begin_step", [](Model& model) { ++model.step; });
+}
+
+cuda::CUgraph fake_make_graph(double duration_ns, void (*run)(void*), void* argument) {
+    return tell("fake_make_graph", [&](Model& model) {
+        return make_captured(model, {duration_ns, [=] { run(argument); }, {}, {}});
+    });
+}
+
+void fake_graph_access(cuda::CUgraph graph, cuda::CUdeviceptr address, std::size_t bytes,
+                       int writes) {
+    tell("fake_graph_access", [&](Model& model) {
+        fake::Graph& its = model.graph(graph);
+        if (!its.captured) model.refuse("a graph that is not captured", cuda::kInvalidValue);
+        its.nodes.front().accesses.push_back({address, bytes, writes});
+    });
+}
+
+cuda::CUgraph fake_make_mix_graph(double duration_ns, std::uint64_t salt,
+                                  const FakeAccess* accesses, std::size_t num_accesses) {
+    return tell("fake_make_mix_graph", [&](Model& model) {
+        const std::vector<FakeAccess> its(accesses, accesses + num_accesses);
+        return make_captured(model, {duration_ns, [=] { run_mix(salt, its); }, its, {}});
+    });
+}
+
+void fake_fail(const char* function, int nth, int error, int sticky) {
+    tell("fake_fail", [&](Model& model) {
+        fake::known_function(model, function);
+        model.faults.plan(function, nth, error, sticky != 0);
+    });
+}
+
+int fake_violations() {
+    return tell("fake_violations",
+                [](Model& model) { return static_cast<int>(model.violations.texts().size()); });
+}
+
+const char* fake_violation(int index) {
+    static std::string text;
+    return tell("fake_violation", [&](Model& model) {
+        text = model.violations.texts().at(static_cast<std::size_t>(index));
+        return text.c_str();
+    });
+}
+
+const char* fake_leaks() {
+    static std::string text;
+    return tell("fake_leaks", [&](Model& model) {
+        text = model.leaks();
+        return text.c_str();
+    });
+}
+
+std::uint64_t fake_calls(const char* function) {
+    return tell("fake_calls", [&](Model& model) {
+        fake::known_function(model, function);
+        return model.faults.calls(function);
+    });
+}
+
+std::uint64_t fake_staged_copies() {
+    return tell("fake_staged_copies", [](Model& model) { return model.staged_copies; });
+}

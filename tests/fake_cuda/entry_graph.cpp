@@ -1,0 +1,127 @@
+// Graphs: built of children and copies, instantiated, launched.
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "copy.hpp"
+#include "entry.hpp"
+
+namespace pykern::fake {
+namespace {
+
+// The nodes that come last of those that the handles stand for.
+std::vector<std::size_t> ends_of(Model& model, const Graph& graph, const CUgraphNode* nodes,
+                                 std::size_t num_nodes) {
+    std::vector<std::size_t> ends;
+    for (std::size_t i = 0; i < num_nodes; ++i) {
+        const auto found = graph.ends.find(nodes[i]);
+        if (found == graph.ends.end()) model.refuse("a node of another graph", kInvalidValue);
+        ends.insert(ends.end(), found->second.begin(), found->second.end());
+    }
+    return ends;
+}
+
+void check_flat(Model& model, const Memcpy3D& copy) {
+    const bool unified =
+        copy.srcMemoryType == kMemoryTypeUnified && copy.dstMemoryType == kMemoryTypeUnified;
+    const bool flat = copy.Height == 1 && copy.Depth == 1 && copy.srcXInBytes == 0 &&
+                      copy.dstXInBytes == 0 && copy.srcY == 0 && copy.dstY == 0 && copy.srcZ == 0 &&
+                      copy.dstZ == 0;
+    if (!unified || !flat) {
+        model.refuse("only flat copies between unified addresses are modelled", kInvalidValue);
+    }
+}
+
+void launch(Model& model, Stream& stream, Exec& exec) {
+    Work work;
+    work.accesses = exec.accesses;
+    work.run = [nodes = exec.nodes, &random = model.schedule.random()] { run(*nodes, random); };
+    const Site site = model.issue(stream, std::move(work), exec.duration_ns);
+    if (exec.last_launch && !stream.clock.covers(exec.last_launch->point)) {
+        model.violations.add("the graph launched while running: nothing orders " + text_of(site) +
+                             " after " + text_of(*exec.last_launch));
+    }
+    exec.last_launch = site;
+}
+
+}  // namespace
+
+CUresult cuGraphCreate(CUgraph* graph, unsigned flags) {
+    return call("cuGraphCreate", Call::kPlain, [&](Model& model) {
+        if (flags != 0) model.refuse("flags must be 0", kInvalidValue);
+        *graph = model.graphs.add(std::make_shared<Graph>());
+        return kSuccess;
+    });
+}
+
+CUresult cuGraphDestroy(CUgraph graph) {
+    return call("cuGraphDestroy", Call::kRelease, [&](Model& model) {
+        model.graph(graph);
+        model.graphs.remove(graph);
+        return kSuccess;
+    });
+}
+
+CUresult cuGraphAddChildGraphNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* after,
+                                  std::size_t num_after, CUgraph child) {
+    return call("cuGraphAddChildGraphNode", Call::kPlain, [&](Model& model) {
+        Graph& its = model.graph(graph);
+        if (graph == child) model.refuse("a graph cannot be its own child", kInvalidValue);
+        *node = its.add_child(model.graph(child), ends_of(model, its, after, num_after));
+        return kSuccess;
+    });
+}
+
+CUresult cuGraphAddMemcpyNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* after,
+                              std::size_t num_after, const Memcpy3D* copy, CUcontext context) {
+    return call("cuGraphAddMemcpyNode", Call::kPlain, [&](Model& model) {
+        Graph& its = model.graph(graph);
+        model.context(context);
+        check_flat(model, *copy);
+        Work work = copy_work(copy->dstDevice, copy->srcDevice, copy->WidthInBytes);
+        *node = its.add({model.copy_cost.duration_ns(copy->WidthInBytes), std::move(work.run),
+                         std::move(work.accesses), ends_of(model, its, after, num_after)});
+        return kSuccess;
+    });
+}
+
+CUresult cuGraphInstantiateWithFlags(CUgraphExec* exec, CUgraph graph,
+                                     unsigned long long /*flags*/) {
+    return call("cuGraphInstantiateWithFlags", Call::kPlain, [&](Model& model) {
+        model.current_context();
+        *exec = model.execs.add(
+            std::make_shared<Exec>(instantiate(model.graph(graph), model.violations)));
+        return kSuccess;
+    });
+}
+
+CUresult cuGraphUpload(CUgraphExec exec, CUstream stream) {
+    return call("cuGraphUpload", Call::kWork, [&](Model& model) {
+        model.current_context();
+        model.exec(exec);
+        model.issue(model.stream(stream), Work{}, 0);
+        return kSuccess;
+    });
+}
+
+CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
+    return call("cuGraphLaunch", Call::kWork, [&](Model& model) {
+        model.current_context();
+        launch(model, model.stream(stream), model.exec(exec));
+        return kSuccess;
+    });
+}
+
+CUresult cuGraphExecDestroy(CUgraphExec exec) {
+    return call("cuGraphExecDestroy", Call::kRelease, [&](Model& model) {
+        const auto& last = model.exec(exec).last_launch;
+        if (last && !model.host.covers(last->point)) {
+            model.violations.add("the graph destroyed while running: the host has not waited for " +
+                                 text_of(*last));
+        }
+        model.execs.remove(exec);
+        return kSuccess;
+    });
+}
+
+}  // namespace pykern::fake

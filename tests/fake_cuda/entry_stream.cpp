@@ -1,0 +1,128 @@
+// Streams, events, copies.
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "copy.hpp"
+#include "entry.hpp"
+
+namespace pykern::fake {
+namespace {
+
+// Both were recorded with times on one device, and are reached.
+CUresult elapsed(Model& model, const Event& start, const Event& end, float* milliseconds) {
+    if (!start.timed || !end.timed) model.refuse("an event has no time", kInvalidHandle);
+    if (start.mark == nullptr || end.mark == nullptr) {
+        model.refuse("an event was never recorded", kInvalidHandle);
+    }
+    if (start.device != end.device) {
+        model.refuse("the events are of different devices", kInvalidHandle);
+    }
+    if (!start.mark->done || !end.mark->done) return kNotReady;
+    *milliseconds = static_cast<float>((end.mark->time_ns - start.mark->time_ns) / 1e6);
+    return kSuccess;
+}
+
+}  // namespace
+
+CUresult cuStreamCreateWithPriority(CUstream* stream, unsigned flags, int /*priority*/) {
+    return call("cuStreamCreateWithPriority", Call::kPlain, [&](Model& model) {
+        if (flags != kStreamNonBlocking) {
+            model.violations.add("the stream blocks on the default stream");
+        }
+        *stream = model.streams.add(model.make_stream(model.current_context()));
+        return kSuccess;
+    });
+}
+
+CUresult cuStreamDestroy(CUstream stream) {
+    return call("cuStreamDestroy", Call::kRelease, [&](Model& model) {
+        model.stream(stream);
+        model.streams.remove(stream);
+        return kSuccess;
+    });
+}
+
+CUresult cuStreamSynchronize(CUstream stream) {
+    return call("cuStreamSynchronize", Call::kPlain, [&](Model& model) {
+        const Stream& its = model.stream(stream);
+        model.schedule.complete(its);
+        model.host_waits_for(its.clock, its.end_ns);
+        return kSuccess;
+    });
+}
+
+CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
+    return call("cuStreamWaitEvent", Call::kWork, [&](Model& model) {
+        model.current_context();
+        if (flags != 0) model.refuse("flags must be 0", kInvalidValue);
+        model.wait(model.stream(stream), model.event(event));
+        return kSuccess;
+    });
+}
+
+CUresult cuEventCreate(CUevent* event, unsigned flags) {
+    return call("cuEventCreate", Call::kPlain, [&](Model& model) {
+        if ((flags & ~kEventDisableTiming) != 0) {
+            model.refuse("flags that are not modelled", kInvalidValue);
+        }
+        const CUcontext now = model.current_context();
+        *event = model.events.add(std::make_shared<Event>(
+            Event{now, flags == kEventTimed, model.context(now).device, nullptr}));
+        return kSuccess;
+    });
+}
+
+CUresult cuEventDestroy(CUevent event) {
+    return call("cuEventDestroy", Call::kRelease, [&](Model& model) {
+        model.event(event);
+        model.events.remove(event);
+        return kSuccess;
+    });
+}
+
+CUresult cuEventRecord(CUevent event, CUstream stream) {
+    return call("cuEventRecord", Call::kWork, [&](Model& model) {
+        model.current_context();
+        model.record(model.stream(stream), model.event(event));
+        return kSuccess;
+    });
+}
+
+CUresult cuEventQuery(CUevent event) {
+    return call("cuEventQuery", Call::kPlain, [&](Model& model) {
+        const auto mark = model.event(event).mark;
+        if (mark == nullptr) return kSuccess;
+        if (!mark->done) return kNotReady;
+        model.host_waits_for(mark->clock, mark->time_ns);
+        return kSuccess;
+    });
+}
+
+CUresult cuEventSynchronize(CUevent event) {
+    return call("cuEventSynchronize", Call::kPlain, [&](Model& model) {
+        const auto mark = model.event(event).mark;
+        if (mark == nullptr) return kSuccess;
+        model.schedule.run_until([&] { return mark->done; });
+        model.host_waits_for(mark->clock, mark->time_ns);
+        return kSuccess;
+    });
+}
+
+CUresult cuEventElapsedTime(float* milliseconds, CUevent start, CUevent end) {
+    return call("cuEventElapsedTime", Call::kPlain, [&](Model& model) {
+        return elapsed(model, model.event(start), model.event(end), milliseconds);
+    });
+}
+
+CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
+    return call("cuMemcpyAsync", Call::kWork, [&](Model& model) {
+        model.current_context();
+        Stream& its = model.stream(stream);
+        model.count_if_staged(its, to, from);
+        model.issue(its, copy_work(to, from, bytes), model.copy_cost.duration_ns(bytes));
+        return kSuccess;
+    });
+}
+
+}  // namespace pykern::fake

@@ -1,0 +1,81 @@
+// What tests tell and ask the fake driver. Arguments are plain, so that ctypes can pass them.
+//
+// The fake is a checking model: no function of it runs work when it is issued. Work runs later, in
+// a random order that the streams and events allow, and whatever is not ordered by them is told
+// as a violation, in whichever order it happened to run.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/api.hpp"
+
+#define PYKERN_FAKE_EXPORT __attribute__((visibility("default")))
+
+extern "C" {
+
+// A range of bytes that work reads or writes.
+struct FakeAccess {
+    pykern::cuda::CUdeviceptr address;
+    std::size_t bytes;
+    int writes;
+};
+
+// A new model: devices 0 to num_devices - 1, each of 132 multiprocessors, all of them peers. What
+// was made before is unknown from here on, and work that has not run never will.
+PYKERN_FAKE_EXPORT void fake_reset(int num_devices, std::uint64_t seed);
+
+// A function of the driver by its name, null if there is none: for tests without the loader.
+PYKERN_FAKE_EXPORT void* fake_function(const char* name);
+
+// How much work runs by itself after each call: 0 as late as possible, 1 as early as possible.
+PYKERN_FAKE_EXPORT void fake_set_eagerness(double probability);
+PYKERN_FAKE_EXPORT void fake_set_peer(int device, int peer, int reachable);
+PYKERN_FAKE_EXPORT void fake_set_copy_cost(double latency_ns, double bytes_per_ns);
+// The functions that came with a later release are not there. At first it is 13000.
+PYKERN_FAKE_EXPORT void fake_set_driver_version(int version);
+
+// Memory that belongs to a stream, as with torch's allocator, which may hand it out again at once
+// for that stream's later work: so what other streams did with it must be ordered before.
+PYKERN_FAKE_EXPORT void fake_alloc(pykern::cuda::CUdeviceptr address, std::size_t bytes,
+                                   pykern::cuda::CUstream owner);
+// To be called while the bytes are still there: work that touches them is run first.
+PYKERN_FAKE_EXPORT void fake_free(pykern::cuda::CUdeviceptr address);
+// Whether work may touch memory that was never given to fake_alloc. At first it may not.
+PYKERN_FAKE_EXPORT void fake_allow_undeclared(int allowed);
+
+// Work on a stream that touches these ranges: what a callback did at the time of the call.
+PYKERN_FAKE_EXPORT void fake_kernel(pykern::cuda::CUstream stream, double duration_ns,
+                                    const FakeAccess* accesses, std::size_t num_accesses);
+// Runs what is needed to have all done that is on the stream by now. It orders nothing.
+PYKERN_FAKE_EXPORT void fake_complete(pykern::cuda::CUstream stream);
+PYKERN_FAKE_EXPORT void fake_run_all();
+// From here on, waiting for an event that was last recorded before is a violation.
+PYKERN_FAKE_EXPORT void fake_begin_step();
+
+// What capturing a stream gives: a graph of one node that calls run(argument), which must not call
+// the driver, and touches what fake_graph_access adds.
+PYKERN_FAKE_EXPORT pykern::cuda::CUgraph fake_make_graph(double duration_ns, void (*run)(void*),
+                                                         void* argument);
+PYKERN_FAKE_EXPORT void fake_graph_access(pykern::cuda::CUgraph graph,
+                                          pykern::cuda::CUdeviceptr address, std::size_t bytes,
+                                          int writes);
+// A graph of one node that fills what it writes with a hash of the salt and of what it reads.
+PYKERN_FAKE_EXPORT pykern::cuda::CUgraph fake_make_mix_graph(double duration_ns, std::uint64_t salt,
+                                                             const FakeAccess* accesses,
+                                                             std::size_t num_accesses);
+
+// From now on, the nth call (1 is the next) of a function fails with this error. If it is sticky,
+// so does every later call of any function, and work that is under way is lost.
+PYKERN_FAKE_EXPORT void fake_fail(const char* function, int nth, int error, int sticky);
+
+// Asked at the end. A text lives until the next call of the same function.
+PYKERN_FAKE_EXPORT int fake_violations();
+PYKERN_FAKE_EXPORT const char* fake_violation(int index);
+// What is alive and was not made by the functions above, a line for each; empty if nothing is.
+PYKERN_FAKE_EXPORT const char* fake_leaks();
+// Calls of a function of the driver since the reset.
+PYKERN_FAKE_EXPORT std::uint64_t fake_calls(const char* function);
+// Copies between devices of which the stream's has no access to the other.
+PYKERN_FAKE_EXPORT std::uint64_t fake_staged_copies();
+}

@@ -1,0 +1,258 @@
+"""The fake driver's Python face: built from tests/fake_cuda on first use, and loaded by ctypes.
+
+Loaded before the extension asks for libcuda.so.1, it is what the extension gets: the C library
+answers with the library of that name that the process already has.
+"""
+
+import ctypes
+import fcntl
+import hashlib
+import os
+import shlex
+import subprocess
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+ROOT = FOLDER.parents[1]
+API = ROOT / "csrc/cuda/api.hpp"
+NON_BLOCKING = 1
+Range = tuple[int, int]  # address, bytes
+RUN = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class Access(ctypes.Structure):
+    _fields_ = (
+        ("address", ctypes.c_ulonglong),
+        ("bytes", ctypes.c_size_t),
+        ("writes", ctypes.c_int),
+    )
+
+
+def build() -> Path:
+    """The library, built if its sources or the compiler have changed since it was."""
+    compiler = shlex.split(os.environ.get("CXX", "c++"))
+    sources = [API, *sorted(FOLDER.glob("*.[ch]pp"))]
+    digest = hashlib.sha256(" ".join(compiler).encode())
+    for source in sources:
+        digest.update(source.read_bytes())
+    folder = ROOT / "build/fake_cuda" / digest.hexdigest()[:16]
+    library = folder / "libcuda.so.1"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not library.exists():
+            compile_library(compiler, library)
+    return library
+
+
+def compile_library(compiler: list[str], library: Path) -> None:
+    # As one unit, which takes a third of the time.
+    unit = "".join(f'#include "{source}"\n' for source in sorted(FOLDER.glob("*.cpp")))
+    flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-fvisibility=hidden"]
+    paths = [f"-I{ROOT / 'csrc'}", f"-I{FOLDER}", "-Wl,-soname,libcuda.so.1"]
+    unfinished = library.with_suffix(".unfinished")
+    subprocess.run(
+        [*compiler, *flags, *paths, "-x", "c++", "-", "-o", unfinished],
+        input=unit,
+        text=True,
+        check=True,
+    )
+    unfinished.rename(library)
+
+
+@cache
+def load() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(build()), mode=ctypes.RTLD_GLOBAL)
+    pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64
+    accesses = ctypes.POINTER(Access)
+    for name, result, parameters in [
+        ("fake_function", pointer, [ctypes.c_char_p]),
+        ("fake_reset", None, [ctypes.c_int, number]),
+        ("fake_set_eagerness", None, [ctypes.c_double]),
+        ("fake_set_peer", None, [ctypes.c_int] * 3),
+        ("fake_set_copy_cost", None, [ctypes.c_double] * 2),
+        ("fake_set_driver_version", None, [ctypes.c_int]),
+        ("fake_alloc", None, [number, size, pointer]),
+        ("fake_free", None, [number]),
+        ("fake_allow_undeclared", None, [ctypes.c_int]),
+        ("fake_kernel", None, [pointer, ctypes.c_double, accesses, size]),
+        ("fake_complete", None, [pointer]),
+        ("fake_run_all", None, []),
+        ("fake_begin_step", None, []),
+        ("fake_make_graph", pointer, [ctypes.c_double, RUN, pointer]),
+        ("fake_graph_access", None, [pointer, number, size, ctypes.c_int]),
+        ("fake_fail", None, [ctypes.c_char_p] + [ctypes.c_int] * 3),
+        ("fake_violations", ctypes.c_int, []),
+        ("fake_violation", ctypes.c_char_p, [ctypes.c_int]),
+        ("fake_leaks", ctypes.c_char_p, []),
+        ("fake_calls", number, [ctypes.c_char_p]),
+        ("fake_staged_copies", number, []),
+    ]:
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, parameters
+    return library
+
+
+class FakeCuda:
+    """A model of a driver, fresh when made. Streams and graphs are addresses, as in torch.
+
+    What is made through it stands for what torch makes, and `close` destroys it.
+    """
+
+    def __init__(self, num_devices: int = 2, seed: int = 0) -> None:
+        self.library = load()
+        self._undo: list[tuple[str, int]] = []
+        self._kept: list[object] = []
+        self.reset(num_devices, seed)
+
+    def reset(self, num_devices: int, seed: int = 0) -> None:
+        """Begins a new model of devices that are all peers of each other."""
+        self._undo.clear()
+        self.library.fake_reset(num_devices, seed)
+        self.call("cuInit", ctypes.c_uint(0))
+
+    def call(self, name: str, *arguments: object) -> None:
+        """Calls a function of the driver, and raises if it fails."""
+        if error := self.result(name, *arguments):
+            raise RuntimeError(f"{name} failed with {error}")
+
+    def result(self, name: str, *arguments: object) -> int:
+        """Calls a function of the driver, and returns its error, 0 if there is none."""
+        address = self.library.fake_function(name.encode())
+        assert address is not None, f"no function {name}"
+        return ctypes.CFUNCTYPE(ctypes.c_int)(address)(*arguments)
+
+    def retain(self, device: int) -> int:
+        """Makes a device's primary context current, as torch does, and returns it."""
+        context = self._made("cuDevicePrimaryCtxRetain", ctypes.c_int(device))
+        self._undo.append(("cuDevicePrimaryCtxRelease", device))
+        self.call("cuCtxSetCurrent", ctypes.c_void_p(context))
+        return context
+
+    def stream(self, device: int) -> int:
+        """A stream of a device, such as torch's current one."""
+        self.retain(device)
+        flags, priority = ctypes.c_uint(NON_BLOCKING), ctypes.c_int(0)
+        stream = self._made("cuStreamCreateWithPriority", flags, priority)
+        self._undo.append(("cuStreamDestroy", stream))
+        return stream
+
+    def graph(
+        self,
+        run: Callable[[], None],
+        reads: Iterable[Range] = (),
+        writes: Iterable[Range] = (),
+        duration_ns: float = 1000,
+    ) -> int:
+        """A graph of one node that calls run, such as torch captures."""
+        function = RUN(lambda _: run())
+        self._kept.append(function)
+        graph = self.library.fake_make_graph(duration_ns, function, None)
+        self._undo.append(("cuGraphDestroy", graph))
+        for access in accesses_of(reads, writes):
+            self.library.fake_graph_access(graph, access.address, access.bytes, access.writes)
+        return graph
+
+    def instantiate(self, graph: int) -> int:
+        """An executable graph, such as torch instantiates from its own."""
+        executable = self._made(
+            "cuGraphInstantiateWithFlags", ctypes.c_void_p(graph), ctypes.c_ulonglong(0)
+        )
+        self._undo.append(("cuGraphExecDestroy", executable))
+        return executable
+
+    def alloc(self, address: int, num_bytes: int, stream: int) -> None:
+        """Declares memory, which is of the stream's device and may be used again on it at once."""
+        self.library.fake_alloc(address, num_bytes, stream)
+
+    def free(self, address: int) -> None:
+        """To be called before the bytes go: it runs the work that touches them."""
+        self.library.fake_free(address)
+
+    def allow_undeclared(self, allowed: bool = True) -> None:
+        self.library.fake_allow_undeclared(allowed)
+
+    def kernel(
+        self,
+        stream: int,
+        reads: Iterable[Range] = (),
+        writes: Iterable[Range] = (),
+        duration_ns: float = 1000,
+    ) -> None:
+        """Work that touches these ranges: what a callback has just done, by the stream's order."""
+        accesses = accesses_of(reads, writes)
+        self.library.fake_kernel(
+            stream, duration_ns, (Access * len(accesses))(*accesses), len(accesses)
+        )
+
+    def complete(self, stream: int) -> None:
+        """Runs what is needed for all on the stream to be done. It orders nothing."""
+        self.library.fake_complete(stream)
+
+    def run_all(self) -> None:
+        self.library.fake_run_all()
+
+    def begin_step(self) -> None:
+        """From here on, waiting for an event that was last recorded before is a violation."""
+        self.library.fake_begin_step()
+
+    def set_eagerness(self, probability: float) -> None:
+        """How much runs by itself after a call: 0 as late as possible, 1 as early as possible."""
+        self.library.fake_set_eagerness(probability)
+
+    def set_peer(self, device: int, peer: int, reachable: bool) -> None:
+        self.library.fake_set_peer(device, peer, reachable)
+
+    def set_copy_cost(self, latency_ns: float, bytes_per_ns: float) -> None:
+        self.library.fake_set_copy_cost(latency_ns, bytes_per_ns)
+
+    def set_driver_version(self, version: int) -> None:
+        """Functions that came with a later release are not there."""
+        self.library.fake_set_driver_version(version)
+
+    def fail(self, function: str, nth: int, error: int, *, sticky: bool = False) -> None:
+        """The nth call of a function from now on fails; if sticky, so does every later call."""
+        self.library.fake_fail(function.encode(), nth, error, sticky)
+
+    def calls(self, function: str) -> int:
+        return self.library.fake_calls(function.encode())
+
+    @property
+    def staged_copies(self) -> int:
+        """Copies between devices of which the stream's has no access to the other."""
+        return self.library.fake_staged_copies()
+
+    @property
+    def violations(self) -> list[str]:
+        count = self.library.fake_violations()
+        return [self.library.fake_violation(i).decode() for i in range(count)]
+
+    @property
+    def leaks(self) -> list[str]:
+        return self.library.fake_leaks().decode().splitlines()
+
+    def close(self) -> None:
+        """Waits for the streams made through this object, then destroys all that was."""
+        for name, handle in self._undo:
+            if name == "cuStreamDestroy":
+                self.result("cuStreamSynchronize", ctypes.c_void_p(handle))
+        for name, handle in reversed(self._undo):
+            is_device = name == "cuDevicePrimaryCtxRelease"
+            self.result(name, ctypes.c_int(handle) if is_device else ctypes.c_void_p(handle))
+        self._undo.clear()
+
+    def _made(self, name: str, *arguments: object) -> int:
+        made = ctypes.c_void_p()
+        self.call(name, ctypes.byref(made), *arguments)
+        assert made.value is not None
+        return made.value
+
+
+def accesses_of(reads: Iterable[Range], writes: Iterable[Range]) -> list[Access]:
+    return [
+        Access(address, num_bytes, kind)
+        for kind, ranges in enumerate((reads, writes))
+        for address, num_bytes in ranges
+    ]

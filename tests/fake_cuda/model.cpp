@@ -1,0 +1,164 @@
+#include "model.hpp"
+
+#include <algorithm>
+#include <sstream>
+#include <utility>
+
+namespace pykern::fake {
+namespace {
+
+// The object of a handle, or the end of the call.
+template <class Handle, class Object>
+Object& known(Model& model, const Handles<Handle, Object>& handles, Handle handle,
+              const char* kind) {
+    const std::shared_ptr<Object> object = handles.find(handle);
+    if (object == nullptr) {
+        model.refuse(std::string(kind) + " that is unknown or destroyed", kInvalidHandle);
+    }
+    return *object;
+}
+
+}  // namespace
+
+Model::Model(int num_devices, std::uint64_t seed)
+    : schedule(seed), devices(static_cast<std::size_t>(num_devices)) {}
+
+void Model::refuse(const std::string& text, CUresult error) {
+    violations.add(text);
+    throw Refused{error};
+}
+
+Device& Model::device(int ordinal) {
+    if (ordinal < 0 || ordinal >= static_cast<int>(devices.size())) {
+        refuse("no device " + std::to_string(ordinal), kInvalidDevice);
+    }
+    return devices[static_cast<std::size_t>(ordinal)];
+}
+
+cuda::CUcontext Model::current_context() {
+    const auto found = current.find(std::this_thread::get_id());
+    if (found == current.end() || found->second == nullptr) {
+        refuse("no context is current", kInvalidContext);
+    }
+    context(found->second);
+    return found->second;
+}
+
+Context& Model::context(cuda::CUcontext handle) {
+    return known(*this, contexts, handle, "a context");
+}
+Event& Model::event(cuda::CUevent handle) { return known(*this, events, handle, "an event"); }
+Graph& Model::graph(cuda::CUgraph handle) { return known(*this, graphs, handle, "a graph"); }
+Exec& Model::exec(cuda::CUgraphExec handle) {
+    return known(*this, execs, handle, "an executable graph");
+}
+Green& Model::green(cuda::CUgreenCtx handle) {
+    return known(*this, greens, handle, "a green context");
+}
+
+Stream& Model::stream(cuda::CUstream handle) {
+    if (handle != nullptr) return known(*this, streams, handle, "a stream");
+    const cuda::CUcontext now = current_context();
+    Context& its = context(now);
+    if (its.default_stream == nullptr) its.default_stream = make_stream(now);
+    return *its.default_stream;
+}
+
+std::shared_ptr<Stream> Model::make_stream(cuda::CUcontext handle) {
+    auto made = std::make_shared<Stream>();
+    made->index = num_streams_++;
+    made->context = handle;
+    made->device = context(handle).device;
+    schedule.add(made);
+    return made;
+}
+
+Site Model::issue(Stream& stream, Work work, double duration_ns) {
+    stream.clock.join(host);
+    stream.end_ns = std::max(stream.end_ns, host_ns) + duration_ns;
+    const Site site{violations.function(), stream.clock.advance(stream.index), stream.device};
+    for (const FakeAccess& access : work.accesses) memory.touch(site, stream.clock, access);
+    stream.queue.push_back(std::move(work));
+    return site;
+}
+
+void Model::record(Stream& stream, Event& event) {
+    if (event.context != stream.context) {
+        refuse("the event is of another context than the stream", kInvalidHandle);
+    }
+    const auto mark = std::make_shared<Mark>();
+    Work work;
+    work.mark = mark;
+    issue(stream, std::move(work), 0);
+    mark->clock = stream.clock;
+    mark->time_ns = stream.end_ns;
+    mark->step = step;
+    event.mark = mark;
+}
+
+void Model::wait(Stream& stream, const Event& event) {
+    if (event.mark == nullptr) {
+        violations.add("the event was never recorded, so nothing is waited for");
+        return;
+    }
+    if (event.mark->step != step) {
+        violations.add("the event was not recorded in this step");
+    }
+    stream.clock.join(event.mark->clock);
+    stream.end_ns = std::max(stream.end_ns, event.mark->time_ns);
+    Work work;
+    work.waits_for = event.mark;
+    issue(stream, std::move(work), 0);
+}
+
+void Model::host_waits_for(const Clock& clock, double time_ns) {
+    host.join(clock);
+    host_ns = std::max(host_ns, time_ns);
+}
+
+void Model::count_if_staged(const Stream& stream, cuda::CUdeviceptr to, cuda::CUdeviceptr from) {
+    const auto reachable = [&](cuda::CUdeviceptr address) {
+        const int owner = memory.device_of(address).value_or(stream.device);
+        return owner == stream.device ||
+               std::any_of(peers.begin(), peers.end(), [&](const auto& pair) {
+                   const auto mine = contexts.find(pair.first);
+                   const auto other = contexts.find(pair.second);
+                   return mine && other && mine->device == stream.device && other->device == owner;
+               });
+    };
+    if (!reachable(to) || !reachable(from)) ++staged_copies;
+}
+
+void Model::drop_work() {
+    schedule.drop_all();
+    for (const auto& stream : schedule.streams()) host_waits_for(stream->clock, stream->end_ns);
+}
+
+std::string Model::leaks() const {
+    std::ostringstream text;
+    for (const auto& [handle, stream] : streams.all()) {
+        text << "stream " << stream->index << " on device " << stream->device << "\n";
+    }
+    for (const auto& [handle, event] : events.all()) {
+        text << "event of device " << event->device << "\n";
+    }
+    for (const auto& [handle, graph] : graphs.all()) {
+        if (!graph->captured) text << "graph of " << graph->nodes.size() << " nodes\n";
+    }
+    for (const auto& [handle, exec] : execs.all()) {
+        text << "executable graph of " << exec->nodes->size() << " nodes\n";
+    }
+    for (const auto& [handle, green] : greens.all()) {
+        text << "green context of " << green->group.count << " multiprocessors on device "
+             << green->group.device << "\n";
+    }
+    for (std::size_t i = 0; i < devices.size(); ++i) {
+        if (devices[i].retained != 0) {
+            text << "primary context of device " << i << ", retained " << devices[i].retained
+                 << " times\n";
+        }
+    }
+    return text.str();
+}
+
+}  // namespace pykern::fake

@@ -1,0 +1,130 @@
+// Everything the fake driver knows: devices, contexts, streams, events, graphs.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "faults.hpp"
+#include "graph.hpp"
+#include "handles.hpp"
+#include "memory.hpp"
+#include "schedule.hpp"
+#include "violations.hpp"
+
+namespace pykern::fake {
+
+using cuda::CUresult;
+
+inline constexpr int kNumMultiprocessors = 132;  // as an H200
+inline constexpr CUresult kNotInitialized = 3;
+inline constexpr CUresult kInvalidDevice = 101;
+inline constexpr CUresult kInvalidContext = 201;
+inline constexpr CUresult kPeerAccessUnsupported = 217;
+inline constexpr CUresult kInvalidHandle = 400;
+inline constexpr CUresult kInvalidResourceType = 914;
+inline constexpr CUresult kInvalidResourceConfiguration = 915;
+
+// Ends a call with this error.
+struct Refused {
+    CUresult error;
+};
+
+struct Device {
+    cuda::CUcontext primary = nullptr;
+    int retained = 0;
+};
+
+struct Context {
+    int device = 0;
+    bool green = false;
+    std::shared_ptr<Stream> default_stream;  // made when it is first used
+};
+
+struct Event {
+    cuda::CUcontext context = nullptr;
+    bool timed = false;
+    int device = 0;
+    std::shared_ptr<const Mark> mark;
+};
+
+// Multiprocessors first to first + count - 1 of a device.
+struct Group {
+    int device = 0;
+    unsigned first = 0;
+    unsigned count = 0;
+};
+
+struct Green {
+    Group group;
+    cuda::CUcontext context = nullptr;
+};
+
+struct CopyCost {
+    double latency_ns = 1000;
+    double bytes_per_ns = 100;
+    double duration_ns(std::size_t bytes) const {
+        return latency_ns + static_cast<double>(bytes) / bytes_per_ns;
+    }
+};
+
+// One lock over it all: see entry.hpp.
+struct Model {
+    Model(int num_devices, std::uint64_t seed);
+
+    Violations violations;
+    Faults faults;
+    Schedule schedule;
+    Memory memory{violations};
+    CopyCost copy_cost;
+
+    std::vector<Device> devices;
+    std::map<std::thread::id, cuda::CUcontext> current;
+    std::set<std::pair<int, int>> unreachable;
+    std::set<std::pair<cuda::CUcontext, cuda::CUcontext>> peers;
+    Handles<cuda::CUcontext, Context> contexts;
+    Handles<cuda::CUgreenCtx, Green> greens;
+    Handles<cuda::CUdevResourceDesc, Group> descriptions;
+    Handles<cuda::CUstream, Stream> streams;
+    Handles<cuda::CUevent, Event> events;
+    Handles<cuda::CUgraph, Graph> graphs;
+    Handles<cuda::CUgraphExec, Exec> execs;
+
+    // What the host knows to be done, and when it came to know: before all it issues later.
+    Clock host;
+    double host_ns = 0;
+    int step = 0;
+    std::uint64_t staged_copies = 0;
+
+    // What a handle stands for. A wrong one is a violation, and ends the call.
+    Device& device(int ordinal);
+    cuda::CUcontext current_context();
+    Context& context(cuda::CUcontext handle);
+    Stream& stream(cuda::CUstream handle);
+    Event& event(cuda::CUevent handle);
+    Graph& graph(cuda::CUgraph handle);
+    Exec& exec(cuda::CUgraphExec handle);
+    Green& green(cuda::CUgreenCtx handle);
+
+    std::shared_ptr<Stream> make_stream(cuda::CUcontext context);
+    Site issue(Stream& stream, Work work, double duration_ns);
+    void record(Stream& stream, Event& event);
+    void wait(Stream& stream, const Event& event);
+    void host_waits_for(const Clock& clock, double time_ns);
+    void count_if_staged(const Stream& stream, cuda::CUdeviceptr to, cuda::CUdeviceptr from);
+    // After a sticky error.
+    void drop_work();
+    std::string leaks() const;
+
+    [[noreturn]] void refuse(const std::string& text, CUresult error);
+
+   private:
+    std::size_t num_streams_ = 0;
+};
+
+}  // namespace pykern::fake

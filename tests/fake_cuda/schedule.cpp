@@ -1,0 +1,83 @@
+#include "schedule.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+namespace pykern::fake {
+namespace {
+
+bool ready(const Stream& stream) {
+    if (stream.queue.empty()) return false;
+    const auto& mark = stream.queue.front().waits_for;
+    return mark == nullptr || mark->done;
+}
+
+bool touches(const Work& work, cuda::CUdeviceptr address, std::size_t bytes) {
+    return std::any_of(work.accesses.begin(), work.accesses.end(), [&](const FakeAccess& access) {
+        return access.address < address + bytes && address < access.address + access.bytes;
+    });
+}
+
+}  // namespace
+
+void Schedule::add(const std::shared_ptr<Stream>& stream) {
+    // A destroyed stream's work still runs; then it is forgotten.
+    std::erase_if(streams_,
+                  [](const auto& old) { return old.use_count() == 1 && old->queue.empty(); });
+    streams_.push_back(stream);
+}
+
+bool Schedule::run_one() {
+    std::vector<Stream*> heads;
+    for (const auto& stream : streams_) {
+        if (ready(*stream)) heads.push_back(stream.get());
+    }
+    if (heads.empty()) return false;
+    std::uniform_int_distribution<std::size_t> any(0, heads.size() - 1);
+    Stream& stream = *heads[any(random_)];
+    // Taken off first: what it runs may free memory and so come back here.
+    const Work work = std::move(stream.queue.front());
+    stream.queue.pop_front();
+    if (work.run) work.run();
+    if (work.mark) work.mark->done = true;
+    return true;
+}
+
+void Schedule::run_some() {
+    while (std::bernoulli_distribution(eagerness_)(random_) && run_one()) continue;
+}
+
+void Schedule::run_all() {
+    while (run_one()) continue;
+}
+
+void Schedule::run_until(const std::function<bool()>& done) {
+    while (!done()) {
+        if (!run_one()) throw std::logic_error("the fake driver: nothing is ready to run");
+    }
+}
+
+void Schedule::complete(const Stream& stream) {
+    run_until([&] { return stream.queue.empty(); });
+}
+
+void Schedule::complete(cuda::CUdeviceptr address, std::size_t bytes) {
+    run_until([&] {
+        return std::none_of(streams_.begin(), streams_.end(), [&](const auto& stream) {
+            return std::any_of(stream->queue.begin(), stream->queue.end(),
+                               [&](const Work& work) { return touches(work, address, bytes); });
+        });
+    });
+}
+
+void Schedule::drop_all() {
+    for (const auto& stream : streams_) {
+        for (const Work& work : stream->queue) {
+            if (work.mark) work.mark->done = true;
+        }
+        stream->queue.clear();
+    }
+}
+
+}  // namespace pykern::fake

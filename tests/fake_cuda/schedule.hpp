@@ -1,0 +1,72 @@
+// Streams, and who runs next: at random, among what streams and events allow.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "fake.hpp"
+#include "order.hpp"
+
+namespace pykern::fake {
+
+using Random = std::mt19937_64;
+
+// What a record leaves: which work is before it, when that ends, and whether it has been reached.
+struct Mark {
+    Clock clock;
+    double time_ns = 0;
+    int step = 0;
+    bool done = false;
+};
+
+// The head of a stream's queue waits for a mark, moves data, sets a mark, or does nothing.
+struct Work {
+    std::shared_ptr<const Mark> waits_for;
+    std::function<void()> run;
+    std::shared_ptr<Mark> mark;
+    std::vector<FakeAccess> accesses;
+};
+
+// Order and times are known when work is issued, whenever it runs.
+struct Stream : std::enable_shared_from_this<Stream> {
+    std::size_t index = 0;
+    cuda::CUcontext context = nullptr;
+    int device = 0;
+    Clock clock;
+    double end_ns = 0;
+    std::deque<Work> queue;
+};
+
+// Of the unfinished work, that issued first is always ready, since an event is waited for as it was
+// recorded before the call: so running until something is done ends.
+class Schedule {
+   public:
+    explicit Schedule(std::uint64_t seed) : random_(seed) {}
+
+    void set_eagerness(double probability) { eagerness_ = probability; }
+    void add(const std::shared_ptr<Stream>& stream);
+    const std::vector<std::shared_ptr<Stream>>& streams() const { return streams_; }
+    Random& random() { return random_; }
+
+    void run_some();
+    void run_all();
+    void run_until(const std::function<bool()>& done);
+    void complete(const Stream& stream);
+    // Work that touches these bytes.
+    void complete(cuda::CUdeviceptr address, std::size_t bytes);
+    // Nothing that is under way runs any more, and nobody waits for it.
+    void drop_all();
+
+   private:
+    bool run_one();
+
+    Random random_;
+    double eagerness_ = 0.5;
+    std::vector<std::shared_ptr<Stream>> streams_;
+};
+
+}  // namespace pykern::fake

@@ -1,0 +1,24 @@
+// The rules that were broken, each told once and collected.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace pykern::fake {
+
+class Violations {
+   public:
+    // The function that is running, by a literal: violations begin with it. Answers the former one.
+    const char* enter(const char* function) { return std::exchange(function_, function); }
+    const char* function() const { return function_; }
+
+    void add(const std::string& text) { texts_.push_back(std::string(function_) + ": " + text); }
+    const std::vector<std::string>& texts() const { return texts_; }
+
+   private:
+    const char* function_ = "";
+    std::vector<std::string> texts_;
+};
+
+}  // namespace pykern::fake
