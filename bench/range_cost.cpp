@@ -10,7 +10,7 @@
 int main() {
     using Clock = std::chrono::steady_clock;
     constexpr std::uint32_t kRanges = 20'000'000;
-    std::printf("with NVTX: %s\n", pykern::kNvtxBuilt ? "yes" : "no");
+    std::printf("with NVTX: %s\n", pykern::nvtx_built() ? "yes" : "no");
     for (int round = 0; round < 5; ++round) {
         const auto start = Clock::now();
         for (std::uint32_t i = 0; i < kRanges; ++i) {

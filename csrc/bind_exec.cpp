@@ -237,7 +237,7 @@ class Executor {
 }  // namespace
 
 void bind_exec(py::module_& module) {
-    module.attr("nvtx_built") = kNvtxBuilt;
+    module.attr("nvtx_built") = nvtx_built();
 
     py::class_<Job>(module, "Program",
                     "A checked plan, ready to run, with the trace of its last steps.")

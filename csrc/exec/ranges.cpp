@@ -39,7 +39,7 @@ constexpr std::array<Look, kNumKinds> kLooks = {{
 }};
 
 // nvToolsExtCuda.h calls it NVTX_RESOURCE_TYPE_CUDA_STREAM, but needs CUDA's own header.
-constexpr std::int32_t kCudaStream = (4 << 16) | 3;
+constexpr std::int32_t kCudaStream = 0x40003;
 
 struct Domain {
     Domain() : handle(nvtxDomainCreateA("pykern")) {
@@ -73,7 +73,7 @@ const Domain& domain() {
 
 }  // namespace
 
-const bool kNvtxBuilt = true;
+bool nvtx_built() noexcept { return true; }
 
 Range::Range(Action action) noexcept {
     nvtxEventAttributes_t range = domain().ranges[static_cast<std::size_t>(action.kind)];
@@ -104,7 +104,7 @@ void name_stream(CUstream_st* stream, const char* name) noexcept {
 
 namespace pykern {
 
-const bool kNvtxBuilt = false;
+bool nvtx_built() noexcept { return false; }
 
 Range::Range(Action /*action*/) noexcept {}
 Range::~Range() = default;

@@ -13,7 +13,7 @@ struct CUstream_st;
 namespace pykern {
 
 // Whether ranges reach a tool at all.
-extern const bool kNvtxBuilt;
+bool nvtx_built() noexcept;
 
 // A range on this thread around one action. Ranges of a thread nest.
 class [[nodiscard]] Range {
