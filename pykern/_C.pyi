@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 
 MAX_CELLS: int
+nvtx_built: bool
 
 class PlanError(ValueError):
     rule: str
