@@ -16,6 +16,18 @@ void bind_costs(pybind11::module_& module);
 void bind_timeline(pybind11::module_& module);
 void bind_search(pybind11::module_& module);
 void bind_exec(pybind11::module_& module);
+void bind_cuda(pybind11::module_& module);
+
+// Adds an exception type to the module. It lives as long as the process: what raises it may do so
+// while the interpreter shuts down.
+inline PyObject* add_exception(pybind11::module_& module, const char* name, const char* doc,
+                               PyObject* base) {
+    const std::string full = "pykern._C." + std::string(name);
+    PyObject* type = PyErr_NewExceptionWithDoc(full.c_str(), doc, base, nullptr);
+    if (type == nullptr) throw pybind11::error_already_set();
+    module.attr(name) = pybind11::reinterpret_borrow<pybind11::object>(type);
+    return type;
+}
 
 // Immutable all the way down, like the values it is made of.
 template <class T>

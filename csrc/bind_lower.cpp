@@ -24,7 +24,8 @@ void bind_copy(py::module_& module) {
         .def_readonly("action", &Copy::action)
         .def_readonly("slot", &Copy::slot)
         .def_readonly("freed_by", &Copy::freed_by,
-                      "The receiver's action that must have ended before; None at first use.")
+                      "The receiver's action that must have ended before; None for a slot's first "
+                      "use, and for COPY_B, which lands where its microbatch is.")
         .def(py::self == py::self)
         .def("__repr__", [](const Copy& self) {
             return py::str("Copy({}, slot={}, freed_by={})")
@@ -46,13 +47,12 @@ void bind_lane(py::module_& module) {
 }
 
 void bind_ring(py::module_& module) {
-    py::class_<Ring>(module, "Ring", "The slots that the copies of one kind and stage fill.")
-        .def(py::init<Kind, int, int, int, int>(), "kind"_a, "stage"_a, "replica"_a, "device"_a,
-             "num_slots"_a)
-        .def_readonly("kind", &Ring::kind, "COPY_F or COPY_B.")
-        .def_readonly("stage", &Ring::stage, "The stage that the copies come from.")
+    py::class_<Ring>(module, "Ring",
+                     "The slots of a stage. Each holds a microbatch from its input to its B or W.")
+        .def(py::init<int, int, int, int>(), "stage"_a, "replica"_a, "device"_a, "num_slots"_a)
+        .def_readonly("stage", &Ring::stage)
         .def_readonly("replica", &Ring::replica)
-        .def_readonly("device", &Ring::device, "The device that holds the ring: the receiver.")
+        .def_readonly("device", &Ring::device, "The device of the stage in that replica.")
         .def_readonly("num_slots", &Ring::num_slots)
         .def(py::self == py::self);
 }
@@ -77,7 +77,7 @@ void bind_lower(py::module_& module) {
                 check(self);
                 return rings_of(self);
             },
-            "Where copies arrive, and in how many slots.")
+            "How many slots each stage has, replica after replica.")
         .def(py::self == py::self);
     module.def("lower", &lower, "plan"_a, "The plan with the copies between its devices.");
     module.def("check_lowered", py::overload_cast<const LoweredPlan&>(&check), "lowered"_a,

@@ -45,12 +45,7 @@ void bind_error(py::module_& module) {
     const char* doc =
         "A plan that cannot run. `rule` is the id of the rule it breaks (docs/plan-rules.md);\n"
         "`device` and `position` say where.";
-    PyObject* made =
-        PyErr_NewExceptionWithDoc("pykern._C.PlanError", doc, PyExc_ValueError, nullptr);
-    if (made == nullptr) throw py::error_already_set();
-    // Lives as long as the process: a plan may be refused while the interpreter shuts down.
-    static PyObject* type = made;
-    module.attr("PlanError") = py::reinterpret_borrow<py::object>(type);
+    static PyObject* type = add_exception(module, "PlanError", doc, PyExc_ValueError);
     py::register_local_exception_translator([](std::exception_ptr pointer) {
         try {
             if (pointer) std::rethrow_exception(pointer);

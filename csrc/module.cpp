@@ -11,4 +11,5 @@ PYBIND11_MODULE(_C, module) {
     pykern::bind_timeline(module);
     pykern::bind_search(module);
     pykern::bind_exec(module);
+    pykern::bind_cuda(module);
 }

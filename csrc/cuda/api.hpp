@@ -5,8 +5,8 @@
 // up and documented (CUDA Driver API reference, 13.0).
 #pragma once
 
+#include <array>
 #include <cstddef>
-#include <cstdint>
 
 // The driver's own tags, so that a handle is the same type as in the toolkit's headers.
 struct CUctx_st;
@@ -67,15 +67,18 @@ struct Memcpy3D {
     std::size_t WidthInBytes, Height, Depth;
 };
 
+// CUdevSmResource.
+struct DevSmResource {
+    unsigned smCount, minSmPartitionSize, smCoscheduledAlignment;
+};
+
 // CUdevResource_v1, of which only the multiprocessors are used.
 struct DevResource {
     int type;
-    unsigned char internal_padding[92];
+    std::array<unsigned char, 92> internal_padding;
     union {
-        struct {
-            unsigned smCount, minSmPartitionSize, smCoscheduledAlignment;
-        } sm;
-        unsigned char oversize[48];
+        DevSmResource sm;
+        std::array<unsigned char, 48> oversize;
     };
 };
 
@@ -138,6 +141,7 @@ struct DevResource {
 
 // One pointer per function.
 struct Api {
+// NOLINTNEXTLINE(bugprone-macro-parentheses): a list of parameters cannot stand in more of them
 #define PYKERN_CUDA_POINTER(name, version, parameters) CUresult(*name) parameters = nullptr;
     PYKERN_CUDA_FUNCTIONS(PYKERN_CUDA_POINTER)
 #undef PYKERN_CUDA_POINTER

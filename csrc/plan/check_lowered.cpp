@@ -92,6 +92,14 @@ class RingCheck {
     std::vector<std::size_t> free_at_;
 };
 
+// A gradient lands where its cell is, which needs no wait.
+void require_cell(const LoweredPlan& lowered, const Copy& copy, int slot, int device) {
+    if (copy.slot == slot && !copy.freed_by) return;
+    throw PlanError(kSlots, lowered.plan, device, 0,
+                    to_text(copy.action) + " goes to slot " + std::to_string(slot) +
+                        ", where its microbatch is, and waits for no slot");
+}
+
 }  // namespace
 
 void check(const LoweredPlan& lowered) {
@@ -100,14 +108,26 @@ void check(const LoweredPlan& lowered) {
     const RingUses uses(lowered.plan, index);
     require_lanes(lowered, uses);
     const Placement& placement = lowered.plan.placement();
-    std::vector<RingCheck> rings(num_rings(placement), RingCheck(lowered, index));
-    for (std::size_t number = 0; number < lowered.lanes.size(); ++number) {
-        const Lane& lane = lowered.lanes[number];
-        for (std::size_t i = 0; i < lane.copies.size(); ++i) {
-            const Copy& copy = lane.copies[i];
-            rings[ring_of(placement, copy.action)].take(copy, uses.of(number)[i], lane.link.to);
+    const auto num_stages = static_cast<std::size_t>(placement.num_stages());
+    std::vector<RingCheck> rings(placement.replicas().size() * num_stages,
+                                 RingCheck(lowered, index));
+    const auto for_each_copy = [&](Kind kind, auto visit) {
+        for (std::size_t number = 0; number < lowered.lanes.size(); ++number) {
+            const Lane& lane = lowered.lanes[number];
+            for (std::size_t i = 0; i < lane.copies.size(); ++i) {
+                if (lane.copies[i].action.kind != kind) continue;
+                visit(lane.copies[i], uses.of(number)[i], lane.link.to);
+            }
         }
-    }
+    };
+    for_each_copy(Kind::COPY_F, [&](const Copy& copy, const RingUse& use, int device) {
+        const auto replica = static_cast<std::size_t>(placement.replica_of(copy.action.microbatch));
+        rings[replica * num_stages + copy.action.stage].take(copy, use, device);
+    });
+    const CellSlots slots = slots_of(lowered);
+    for_each_copy(Kind::COPY_B, [&](const Copy& copy, const RingUse&, int device) {
+        require_cell(lowered, copy, slots.of(reader_of(copy.action, index)), device);
+    });
 }
 
 }  // namespace pykern

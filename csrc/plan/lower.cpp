@@ -1,10 +1,6 @@
 #include "plan/lower.hpp"
 
-#include <algorithm>
-#include <compare>
 #include <cstddef>
-#include <functional>
-#include <queue>
 #include <utility>
 
 #include "plan/check.hpp"
@@ -12,44 +8,13 @@
 
 namespace pykern {
 
-namespace {
-
-// A slot, and the position of the action that frees it.
-struct Taken {
-    std::size_t to;
-    int slot;
-
-    friend auto operator<=>(const Taken&, const Taken&) = default;
-};
-
-// Gives out the slots of one ring. Uses come in ascending order of `from`, and always taking the
-// slot that was freed first then needs as few as are in use at once.
-class Slots {
-   public:
-    Copy take(const RingUse& use, const Row& receiver) {
-        Copy copy{.action = use.copy, .slot = num_slots_, .freed_by = {}};
-        if (!taken_.empty() && taken_.top().to < use.from) {
-            copy.slot = taken_.top().slot;
-            copy.freed_by = receiver[taken_.top().to];
-            taken_.pop();
-        } else {
-            ++num_slots_;
-        }
-        taken_.push({use.to, copy.slot});
-        return copy;
-    }
-
-   private:
-    int num_slots_ = 0;
-    std::priority_queue<Taken, std::vector<Taken>, std::greater<>> taken_;
-};
-
-}  // namespace
-
 LoweredPlan lower(const Plan& plan) {
     check(plan);
-    const RingUses uses(plan, Index(plan));
-    std::vector<Slots> slots(num_rings(plan.placement()));
+    const Index index(plan);
+    const RingUses uses(plan, index);
+    CellSlots slots(plan);
+    std::vector<FreeSlots> rings(plan.placement().replicas().size() *
+                                 static_cast<std::size_t>(plan.num_stages()));
     std::vector<Lane> lanes;
     for (std::size_t number = 0; number < uses.links().all().size(); ++number) {
         lanes.push_back({uses.links().all()[number], {}});
@@ -57,26 +22,53 @@ LoweredPlan lower(const Plan& plan) {
         const Row& receiver = plan.rows()[static_cast<std::size_t>(lane.link.to)];
         lane.copies.reserve(uses.of(number).size());
         for (const RingUse& use : uses.of(number)) {
-            lane.copies.push_back(slots[ring_of(plan.placement(), use.copy)].take(use, receiver));
+            lane.copies.push_back({.action = use.copy, .slot = CellSlots::kNone, .freed_by = {}});
+            if (use.copy.kind == Kind::COPY_B) continue;
+            const Action reader = reader_of(use.copy, index);
+            const int replica = plan.placement().replica_of(reader.microbatch);
+            const auto ring = static_cast<std::size_t>(replica * plan.num_stages() + reader.stage);
+            const FreeSlots::Taken taken = rings[ring].take(use.from, use.to);
+            Copy& copy = lane.copies.back();
+            copy.slot = taken.slot;
+            if (taken.freed_at != FreeSlots::kNeverUsed) copy.freed_by = receiver[taken.freed_at];
+            slots.give(reader, taken.slot);
+        }
+    }
+    slots.give_to_rest(plan, index);
+    for (Lane& lane : lanes) {
+        for (Copy& copy : lane.copies) {
+            if (copy.slot == CellSlots::kNone) copy.slot = slots.of(reader_of(copy.action, index));
         }
     }
     return {plan, std::move(lanes)};
 }
 
-std::vector<Ring> rings_of(const LoweredPlan& lowered) {
-    const Placement& placement = lowered.plan.placement();
-    std::vector<Ring> rings(num_rings(placement));
+CellSlots slots_of(const LoweredPlan& lowered) {
+    const Index index(lowered.plan);
+    CellSlots slots(lowered.plan);
     for (const Lane& lane : lowered.lanes) {
         for (const Copy& copy : lane.copies) {
-            Ring& ring = rings[ring_of(placement, copy.action)];
-            ring = {.kind = copy.action.kind,
-                    .stage = copy.action.stage,
-                    .replica = placement.replica_of(copy.action.microbatch),
-                    .device = lane.link.to,
-                    .num_slots = std::max(ring.num_slots, copy.slot + 1)};
+            if (copy.action.kind == Kind::COPY_F) {
+                slots.give(reader_of(copy.action, index), copy.slot);
+            }
         }
     }
-    std::erase_if(rings, [](const Ring& ring) { return ring.num_slots == 0; });
+    slots.give_to_rest(lowered.plan, index);
+    return slots;
+}
+
+std::vector<Ring> rings_of(const LoweredPlan& lowered) {
+    const Placement& placement = lowered.plan.placement();
+    const CellSlots slots = slots_of(lowered);
+    std::vector<Ring> rings;
+    for (int replica = 0; replica < placement.num_replicas(); ++replica) {
+        for (int stage = 0; stage < placement.num_stages(); ++stage) {
+            rings.push_back({.stage = stage,
+                             .replica = replica,
+                             .device = placement.device_of(stage, replica),
+                             .num_slots = slots.num_slots(replica, stage)});
+        }
+    }
     return rings;
 }
 

@@ -5,20 +5,19 @@
 #include <vector>
 
 #include "plan/action.hpp"
+#include "plan/cell_slots.hpp"
 #include "plan/links.hpp"
 #include "plan/plan.hpp"
 
 namespace pykern {
 
 // COPY_F(s, m) brings what F(s, m) made to the device of stage s + 1, COPY_B(s, m) what B or I made
-// to the device of stage s - 1. The copies of one kind, stage and replica fill a ring at the
-// receiver; a slot is held from the copy to the end of the receiving stage's B or W of that
-// microbatch, or of its F in a plan without backwards.
+// to the device of stage s - 1. Both land in the slot of the receiving cell (cell_slots.hpp).
 struct Copy {
     Action action;
     int slot = 0;
     // An action of the receiver: the copy may not start before it has ended. None where the slot
-    // was free from the beginning.
+    // was free from the beginning, and for COPY_B, whose cell has the slot already.
     std::optional<Action> freed_by;
 
     friend bool operator==(const Copy&, const Copy&) = default;
@@ -34,8 +33,7 @@ struct Lane {
 };
 
 struct Ring {
-    Kind kind;  // of the copies that fill it
-    int stage;  // theirs too
+    int stage;
     int replica;
     int device;  // where it is
     int num_slots;
@@ -55,7 +53,9 @@ struct LoweredPlan {
 // cannot run.
 LoweredPlan lower(const Plan& plan);
 
-// What the lanes of a lowered plan that has passed `check` need.
+// The slots of a lowered plan that has passed `check`, and how many of them each stage has, replica
+// after replica.
+CellSlots slots_of(const LoweredPlan& lowered);
 std::vector<Ring> rings_of(const LoweredPlan& lowered);
 
 }  // namespace pykern

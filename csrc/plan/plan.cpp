@@ -31,6 +31,11 @@ void require_pairs(const Overlaps& starts, std::size_t device, std::size_t row_s
 
 }  // namespace
 
+std::size_t slot_start(const Overlaps& overlaps, std::size_t position) {
+    const bool second = position > 0 && std::ranges::binary_search(overlaps, position - 1);
+    return position - (second ? 1 : 0);
+}
+
 void require_plan_size(int num_stages, int num_microbatches, int num_slices) {
     require_range("num_microbatches", num_microbatches, 1, kMaxCells);
     require_range("num_slices", num_slices, 1, kMaxSlices);

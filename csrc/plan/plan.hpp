@@ -14,6 +14,9 @@ using Row = std::vector<Action>;
 // together and are computed side by side.
 using Overlaps = std::vector<std::size_t>;
 
+// Where the slot begins that this position of the row is in.
+std::size_t slot_start(const Overlaps& overlaps, std::size_t position);
+
 // Most (stage, microbatch, slice) cells of one plan: it bounds the memory that a plan from a
 // stranger takes.
 inline constexpr int kMaxCells = 1 << 24;

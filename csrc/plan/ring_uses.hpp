@@ -39,8 +39,8 @@ class RingUses {
     std::vector<std::vector<RingUse>> uses_;
 };
 
-// Number of the ring that a copy fills, below num_rings.
-std::size_t ring_of(const Placement& placement, Action copy);
-std::size_t num_rings(const Placement& placement);
+// What COPY_F and COPY_B bring is read by an F, or by a B or I, of the next stage or the one
+// before.
+Action reader_of(Action copy, const Index& index);
 
 }  // namespace pykern

@@ -43,11 +43,11 @@ def test_copies_of_1f1b_by_hand() -> None:
     lowered = lower(by_slots(Placement.linear(2), 4, group=1, group_offset=2))
     assert written(lowered) == {
         (0, 1): "0COPY_F0:0 0COPY_F1:1 0COPY_F2:0|1B0 0COPY_F3:1|1B1",
-        (1, 0): "1COPY_B0:0 1COPY_B1:0|0B0 1COPY_B2:0|0B1 1COPY_B3:1",
+        (1, 0): "1COPY_B0:0 1COPY_B1:1 1COPY_B2:0 1COPY_B3:1",
     }
     assert lowered.rings() == [
-        Ring(Kind.COPY_F, stage=0, replica=0, device=1, num_slots=2),
-        Ring(Kind.COPY_B, stage=1, replica=0, device=0, num_slots=2),
+        Ring(stage=0, replica=0, device=0, num_slots=2),
+        Ring(stage=1, replica=0, device=1, num_slots=2),
     ]
 
 
@@ -85,7 +85,7 @@ def test_no_copy_waits_for_what_runs_behind_the_reader_of_a_later_one() -> None:
 def test_what_stays_on_a_device_is_no_copy() -> None:
     lowered = lower(by_phases(Placement(1, [0, 0]), 2, [4], 2))
     assert lowered.lanes == ()
-    assert lowered.rings() == []
+    assert [ring.num_slots for ring in lowered.rings()] == [2, 2]
 
 
 def runs_by_trial(lowered: LoweredPlan, rng: random.Random) -> None:
@@ -130,8 +130,8 @@ COPY = {Kind.F: Kind.COPY_F, Kind.B: Kind.COPY_B, Kind.I: Kind.COPY_B}
 
 
 def last_use(oracle: Oracle, copy: Action) -> Action:
-    """The action whose end frees the slot of a copy."""
-    stage = copy.stage + (1 if copy.kind is Kind.COPY_F else -1)
+    """The action whose end frees the slot of a copy, or of the cell of an F."""
+    stage = copy.stage + {Kind.COPY_F: 1, Kind.COPY_B: -1}.get(copy.kind, 0)
     cell = stage, copy.microbatch, copy.slice
     found = [Action(k, *cell) for k in (Kind.W, Kind.B, Kind.F)]
     return next(a for a in found if a in oracle.place)
@@ -147,18 +147,44 @@ def test_copies_of_any_plan_run_in_any_order(plan: Plan, rng: random.Random) -> 
 @given(full_plans())
 def test_rings_are_as_small_as_the_prefetch_allows(plan: Plan) -> None:
     lowered, oracle = lower(plan), Oracle(plan)
-    most: Counter[tuple[Kind, int, int]] = Counter()
+    uses: list[tuple[int, int, tuple[int, int]]] = []
     for lane in lowered.lanes:
-        uses = uses_of(oracle, [copy.action for copy in lane.copies])
-        for start, _, ring in uses:
-            in_use = [1 for first, last, other in uses if other == ring and first <= start <= last]
-            most[ring] = max(most[ring], len(in_use))
-    assert {(r.kind, r.stage, r.replica): r.num_slots for r in lowered.rings()} == most
+        uses += uses_of(oracle, [copy.action for copy in lane.copies])
+    brought = {ring for _, _, ring in uses}
+    for row in plan.rows:
+        for position, action in enumerate(row):
+            ring = action.stage, action.microbatch % plan.placement.num_replicas
+            if action.kind is Kind.F and ring not in brought:
+                start = oracle.place[oracle.slot(action)[0]][1]
+                assert start in (position, position - 1)
+                uses.append((start, oracle.place[last_use(oracle, action)][1], ring))
+    most: Counter[tuple[int, int]] = Counter()
+    for start, _, ring in uses:
+        in_use = [1 for first, last, other in uses if other == ring and first <= start <= last]
+        most[ring] = max(most[ring], len(in_use))
+    # A replica without microbatches needs none.
+    assert {(r.stage, r.replica): r.num_slots for r in lowered.rings() if r.num_slots} == most
 
 
-def uses_of(oracle: Oracle, copies: list[Action]) -> list[tuple[int, int, tuple[Kind, int, int]]]:
-    """First and last position of the receiver's row at which each copy's slot is in use."""
-    uses: list[tuple[int, int, tuple[Kind, int, int]]] = []
+@given(full_plans())
+def test_a_gradient_lands_in_the_slot_of_its_microbatch(plan: Plan) -> None:
+    copies = [copy for lane in lower(plan).lanes for copy in lane.copies]
+    # The cell that a copy is for: the stage after the sender's, or the one before.
+    inputs = {
+        (c.action.stage + 1, c.action.microbatch, c.action.slice): c.slot
+        for c in copies
+        if c.action.kind is Kind.COPY_F
+    }
+    for copy in copies:
+        if copy.action.kind is Kind.COPY_B:
+            cell = copy.action.stage - 1, copy.action.microbatch, copy.action.slice
+            assert copy.freed_by is None
+            assert inputs.get(cell, copy.slot) == copy.slot
+
+
+def uses_of(oracle: Oracle, copies: list[Action]) -> list[tuple[int, int, tuple[int, int]]]:
+    """First and last position of the receiver's row at which the slot of each input is in use."""
+    uses: list[tuple[int, int, tuple[int, int]]] = []
     earliest = 1 << 30
     for copy in reversed(copies):
         stage = copy.stage + (1 if copy.kind is Kind.COPY_F else -1)
@@ -170,7 +196,8 @@ def uses_of(oracle: Oracle, copies: list[Action]) -> list[tuple[int, int, tuple[
         earliest = min(earliest, start)
         replica = copy.microbatch % oracle.plan.placement.num_replicas
         end = oracle.place[last_use(oracle, copy)][1]
-        uses.append((earliest, end, (copy.kind, copy.stage, replica)))
+        if copy.kind is Kind.COPY_F:
+            uses.append((earliest, end, (stage, replica)))
     return uses
 
 
@@ -218,6 +245,17 @@ def test_slots_taken_early_are_refused(
     )
     with pytest.raises(PlanError, match="P011"):
         wrong.rings()
+
+
+@pytest.mark.parametrize("copy", [Copy(Action.parse("1COPY_B1"), 0), None])
+def test_a_gradient_that_goes_elsewhere_is_refused(copy: Copy | None) -> None:
+    copy = copy or Copy(Action.parse("1COPY_B1"), 1, Action.parse("0B0"))
+
+    def change(copies: list[Copy]) -> None:
+        copies[1] = copy
+
+    with pytest.raises(PlanError, match="1COPY_B1 goes to slot 1, where its microbatch is"):
+        check_lowered(changed(change, lane=1))
 
 
 def test_waiting_for_a_later_action_than_needed_is_allowed() -> None:

@@ -1,0 +1,27 @@
+// What the driver says of its devices, and which of them may reach each other's memory.
+#pragma once
+
+#include <string>
+
+#include "cuda/objects.hpp"
+
+namespace pykern::cuda {
+
+// The newest CUDA release that the driver serves, such as "13.0".
+std::string driver_version();
+
+int device_count();
+
+// Devices have the numbers that torch gives them. Throws std::out_of_range for one that is not
+// there, as do all below.
+CUdevice find_device(int device);
+
+std::string device_name(int device);
+int num_sms(int device);
+bool can_access_peer(int device, int peer);
+
+// Lets work of `from` reach the memory of `to`, but for memory that torch maps by itself
+// (expandable segments): torch must have enabled the pair for that.
+void enable_peer_access(const PrimaryContext& from, const PrimaryContext& to);
+
+}  // namespace pykern::cuda
