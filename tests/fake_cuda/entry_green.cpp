@@ -26,7 +26,7 @@ Group group_of(Model& model, const DevResource& resource) {
         model.refuse("a resource that is not multiprocessors", kInvalidResourceType);
     }
     Group group;
-    std::memcpy(&group, &resource.internal_padding, sizeof group);
+    std::memcpy(static_cast<void*>(&group), &resource.internal_padding, sizeof group);
     return group;
 }
 
