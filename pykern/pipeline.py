@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from . import _C
 from .choice import Schedule, choose_plan
 from .devices import Devices, parse_devices
-from .layers import named_layers, refuse_foreign_devices, refuse_shared_tensors
+from .layers import named_layers, place_layers, refuse_foreign_devices, refuse_shared_tensors
 from .partition import Balance, partition
 from .plan import Costs, Kind, Timeline, simulate
 from .runtime import microbatch
@@ -68,9 +68,14 @@ class Pipeline(nn.Module):
         if reduction not in ("mean", "sum"):
             raise ValueError(f"reduction is 'mean' or 'sum', got {reduction!r}")
         lanes = parse_devices(devices)
+        if lanes[0].device.type != "cpu":
+            raise ValueError(
+                f"devices={devices!r}: CUDA devices are not supported yet; use CPU workers, e.g. "
+                "'cpu:4'"
+            )
         layers = named_layers(model)
         plan = choose_plan(schedule, len(lanes), microbatches, len(layers), options)
-        refuse_foreign_devices(layers)
+        refuse_foreign_devices(layers, lanes[0].device.type)
         cut = partition(list(layers.values()), plan.num_stages, balance=balance, sample=sample)
         refuse_shared_tensors(layers, cut)
         if plan.placement.num_replicas > 1:
@@ -90,8 +95,11 @@ class Pipeline(nn.Module):
                 )
             self.add_module(name, layer)
         modules = list(layers.values())
+        homes = [lanes[plan.placement.device_of(s)].device for s in range(plan.num_stages)]
+        place_layers(layers, cut, homes)
         stages = [
-            Stage(index, modules[span.start : span.stop]) for index, span in enumerate(cut.stages)
+            Stage(index, modules[span.start : span.stop], home)
+            for index, (span, home) in enumerate(zip(cut.stages, homes, strict=True))
         ]
         self._layers = layers
         self.training = any(layer.training for layer in modules)

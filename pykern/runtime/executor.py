@@ -35,7 +35,9 @@ class Executor:
 
     def __init__(self, stages: Sequence[Stage], num_replicas: int, num_devices: int) -> None:
         self._replicas: list[Sequence[Stage]] = [stages]
-        self._replicas += [[Replica(stage) for stage in stages] for _ in range(1, num_replicas)]
+        self._replicas += [
+            [Replica(stage, stage.device) for stage in stages] for _ in range(1, num_replicas)
+        ]
         for replica in self._replicas:
             for stage, following in pairwise(replica):
                 stage.next, following.previous = following, stage

@@ -32,7 +32,6 @@ class Losses:
         self._targets = targets
         self._weights = weights
         self._losses: list[Tensor | None] = [None] * len(weights)
-        self._gradients: dict[float, Tensor] = {}
 
     def finish(self, microbatch: int, output: Any) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """The last stage's output becomes a loss, which is returned with its gradient."""
@@ -51,20 +50,22 @@ class Losses:
                 "that trains"
             )
         self._losses[microbatch] = loss.detach()
-        weight = self._weights[microbatch]
-        gradient = self._gradients.get(weight)
-        if gradient is None or gradient.dtype != loss.dtype:
-            gradient = self._gradients[weight] = torch.full_like(loss, weight, requires_grad=False)
+        # One for each: two stages that end on one GPU could not share it without waiting.
+        gradient = torch.full_like(loss, self._weights[microbatch], requires_grad=False)
         return (loss,), (gradient,)
 
     def total(self) -> Tensor:
-        """The loss of the batch: weighted losses added in ascending order of microbatches."""
+        """The loss of the batch: weighted losses added in ascending order of microbatches.
+
+        Where the last stages of several replicas are on several devices, it is on the first's.
+        """
         pairs = zip(self._losses, self._weights, strict=True)
         ran = [(loss, weight) for loss, weight in pairs if loss is not None]
+        home = ran[0][0].device
         terms: list[Tensor] = []
         # Equal weights stand together. One product for each, because a call for every microbatch
         # would be most of what a step of tiny stages costs beyond its actions.
         for weight, group in groupby(ran, key=itemgetter(1)):
-            terms += (torch.stack([loss for loss, _ in group]) * weight).unbind()
+            terms += (torch.stack([loss.to(home) for loss, _ in group]) * weight).unbind()
         first, *others = terms
         return sum(others, first)

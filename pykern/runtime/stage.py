@@ -14,6 +14,8 @@ from .random import Draws, StepSeed
 from .settings import Settings
 from .split import Work, backward_to_inputs
 
+_CPU = torch.device("cpu")
+
 # Gets (microbatch, output of the last stage); returns the tensors that backward starts from and
 # their gradients, both empty when there is no backward.
 Finish = Callable[[int, Any], tuple[Sequence[Tensor], Sequence[Tensor]]]
@@ -30,9 +32,12 @@ class Stage:
     order what neighbours hand over. Attributes that are lists hold one entry per microbatch.
     """
 
-    def __init__(self, index: int, layers: Sequence[nn.Module]) -> None:
+    def __init__(
+        self, index: int, layers: Sequence[nn.Module], device: torch.device = _CPU
+    ) -> None:
         self.index = index
         self.layers = layers
+        self.device = device
         self._finish: Finish | None = None
         self.next: Stage | None = None
         self.previous: Stage | None = None
