@@ -77,6 +77,7 @@ struct FakePair {
 
     static std::vector<std::string> violations() {
         std::vector<std::string> texts;
+        texts.reserve(static_cast<std::size_t>(fake_violations()));
         for (int i = 0; i < fake_violations(); ++i) texts.emplace_back(fake_violation(i));
         return texts;
     }

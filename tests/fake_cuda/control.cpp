@@ -15,7 +15,7 @@ using fake::Model;
 // Never fails and counts as no call; a wrong argument is told as a violation.
 template <class Body>
 auto tell(const char* function, const Body& body) -> decltype(body(std::declval<Model&>())) {
-    const std::lock_guard lock(fake::world().mutex);
+    const std::scoped_lock lock(fake::world().mutex);
     Model& model = *fake::world().model;
     const fake::Entered entered(model, function);
     try {
@@ -57,7 +57,7 @@ cuda::CUgraph make_captured(Model& model, fake::Node node) {
 }  // namespace
 
 void fake_reset(int num_devices, std::uint64_t seed) {
-    const std::lock_guard lock(fake::world().mutex);
+    const std::scoped_lock lock(fake::world().mutex);
     fake::world().model = std::make_unique<Model>(num_devices, seed);
     fake::world().driver_version = 13000;
 }
@@ -68,7 +68,7 @@ void* fake_function(const char* name) {
 
 void fake_set_eagerness(double probability) {
     tell("fake_set_eagerness", [&](Model& model) {
-        if (!(probability >= 0 && probability <= 1)) {
+        if (probability < 0 || probability > 1) {
             model.refuse("a probability is from 0 to 1", cuda::kInvalidValue);
         }
         model.schedule.set_eagerness(probability);

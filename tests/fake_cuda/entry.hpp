@@ -1,6 +1,7 @@
 // How a call comes in: one at a time, counted, failing where a test says so.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -29,7 +30,7 @@ void* known_function(Model& model, const char* name);
 
 // A call that gives something back is done even if it fails, as the driver's are, which then tell
 // of an earlier error. A call that issues work must not come after the context is lost.
-enum class Call { kPlain, kWork, kRelease };
+enum class Call : std::uint8_t { kPlain, kWork, kRelease };
 
 // The function's name while it runs.
 class Entered {
@@ -52,13 +53,13 @@ CUresult attempt(Model& model, const Body& body) {
     try {
         return body(model);
     } catch (const Refused& refused) {
-        return refused.error;
+        return refused.error();
     }
 }
 
 template <class Body>
 CUresult call(const char* function, Call kind, const Body& body) {
-    const std::lock_guard lock(world().mutex);
+    const std::scoped_lock lock(world().mutex);
     Model& model = *world().model;
     const Entered entered(model, function);
     const CUresult lost = model.faults.sticky();

@@ -1,5 +1,6 @@
 // Devices, contexts, errors by name.
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -15,7 +16,7 @@ struct Error {
     const char* text;
 };
 
-constexpr Error kErrors[] = {
+constexpr auto kErrors = std::to_array<Error>({
     {kSuccess, "CUDA_SUCCESS", "no error"},
     {kInvalidValue, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
     {kOutOfMemory, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
@@ -31,17 +32,17 @@ constexpr Error kErrors[] = {
     {700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
     {kPeerAccessAlreadyEnabled, "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED",
      "peer access is already enabled"},
+    {kContextIsDestroyed, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "context is destroyed"},
     {719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
     {kInvalidResourceType, "CUDA_ERROR_INVALID_RESOURCE_TYPE", "invalid resource type"},
     {kInvalidResourceConfiguration, "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION",
      "invalid resource configuration"},
-};
+});
 
 const Error* find_error(CUresult error) {
     const auto* const found =
-        std::find_if(std::begin(kErrors), std::end(kErrors),
-                     [&](const Error& known) { return known.error == error; });
-    return found == std::end(kErrors) ? nullptr : found;
+        std::ranges::find_if(kErrors, [&](const Error& known) { return known.error == error; });
+    return found == kErrors.end() ? nullptr : found;
 }
 
 }  // namespace
@@ -53,7 +54,7 @@ World& world() {
 
 CUresult cuInit(unsigned /*flags*/) {
     {
-        const std::lock_guard lock(world().mutex);
+        const std::scoped_lock lock(world().mutex);
         world().initialised = true;
     }
     return call("cuInit", Call::kPlain, [](Model&) { return kSuccess; });
@@ -126,21 +127,14 @@ CUresult cuDeviceCanAccessPeer(int* can, CUdevice device, CUdevice peer) {
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
     return call("cuDevicePrimaryCtxRetain", Call::kPlain, [&](Model& model) {
-        Device& its = model.device(device);
-        if (its.retained++ == 0) {
-            its.primary =
-                model.contexts.add(std::make_shared<Context>(Context{device, false, nullptr}));
-        }
-        *context = its.primary;
+        *context = model.retain(device);
         return kSuccess;
     });
 }
 
 CUresult cuDevicePrimaryCtxRelease(CUdevice device) {
     return call("cuDevicePrimaryCtxRelease", Call::kRelease, [&](Model& model) {
-        Device& its = model.device(device);
-        if (its.retained == 0) model.refuse("the context is not retained", kInvalidContext);
-        if (--its.retained == 0) model.contexts.remove(std::exchange(its.primary, nullptr));
+        model.release(device);
         return kSuccess;
     });
 }

@@ -95,10 +95,11 @@ CUresult cuGreenCtxCreate(CUgreenCtx* green, CUdevResourceDesc description, CUde
         if (flags != kGreenCtxDefaultStream) {
             model.refuse("the flag for the default stream is required", kInvalidValue);
         }
-        if (model.device(device).retained == 0 || group->device != device) {
-            model.refuse("the multiprocessors are not of a device in use", kInvalidDevice);
+        if (group->device != device) {
+            model.refuse("the multiprocessors are of another device", kInvalidDevice);
         }
         check_apart(model, *group);
+        model.retain(device);
         const CUcontext context =
             model.contexts.add(std::make_shared<Context>(Context{device, true, nullptr}));
         *green = model.greens.add(std::make_shared<Green>(Green{*group, context}));
@@ -108,7 +109,9 @@ CUresult cuGreenCtxCreate(CUgreenCtx* green, CUdevResourceDesc description, CUde
 
 CUresult cuGreenCtxDestroy(CUgreenCtx green) {
     return call("cuGreenCtxDestroy", Call::kRelease, [&](Model& model) {
-        model.contexts.remove(model.green(green).context);
+        const Green& its = model.green(green);
+        model.contexts.remove(its.context);
+        model.release(its.group.device);
         model.greens.remove(green);
         return kSuccess;
     });

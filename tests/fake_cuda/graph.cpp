@@ -9,14 +9,15 @@
 namespace pykern::fake {
 namespace {
 
+bool conflict(const FakeAccess& one, const FakeAccess& other) {
+    return (one.writes != 0 || other.writes != 0) && one.address < other.address + other.bytes &&
+           other.address < one.address + one.bytes;
+}
+
 bool conflict(const Node& one, const Node& other) {
-    return std::any_of(one.accesses.begin(), one.accesses.end(), [&](const FakeAccess& mine) {
-        return std::any_of(other.accesses.begin(), other.accesses.end(),
-                           [&](const FakeAccess& theirs) {
-                               return (mine.writes != 0 || theirs.writes != 0) &&
-                                      mine.address < theirs.address + theirs.bytes &&
-                                      theirs.address < mine.address + mine.bytes;
-                           });
+    return std::ranges::any_of(one.accesses, [&](const FakeAccess& mine) {
+        return std::ranges::any_of(
+            other.accesses, [&](const FakeAccess& theirs) { return conflict(mine, theirs); });
     });
 }
 
@@ -52,7 +53,7 @@ double critical_path_ns(const std::vector<Node>& nodes) {
 }  // namespace
 
 cuda::CUgraphNode Graph::add(Node node) {
-    const auto handle = static_cast<cuda::CUgraphNode>(unused_address());
+    auto* const handle = static_cast<cuda::CUgraphNode>(unused_address());
     ends[handle] = {nodes.size()};
     nodes.push_back(std::move(node));
     return handle;
@@ -69,7 +70,7 @@ cuda::CUgraphNode Graph::add_child(const Graph& child, const std::vector<std::si
         if (node.after.empty()) node.after = after;
         nodes.push_back(std::move(node));
     }
-    const auto handle = static_cast<cuda::CUgraphNode>(unused_address());
+    auto* const handle = static_cast<cuda::CUgraphNode>(unused_address());
     // What follows an empty child follows what the child follows.
     if (child.nodes.empty()) ends[handle] = after;
     for (std::size_t i = 0; i < last.size(); ++i) {

@@ -13,7 +13,7 @@ namespace pykern::fake {
 inline void* unused_address() {
     static std::mutex mutex;
     static std::deque<char> bytes;
-    const std::lock_guard lock(mutex);
+    const std::scoped_lock lock(mutex);
     return &bytes.emplace_back();
 }
 

@@ -60,8 +60,8 @@ void Memory::free(cuda::CUdeviceptr address, const Clock& host) {
     for (auto piece = first; piece != last && !told; ++piece) {
         std::vector<Site> sites = piece->second.reads;
         if (piece->second.write) sites.push_back(*piece->second.write);
-        const auto open = std::find_if(sites.begin(), sites.end(),
-                                       [&](const Site& site) { return !now.covers(site.point); });
+        const auto open =
+            std::ranges::find_if(sites, [&](const Site& site) { return !now.covers(site.point); });
         told = open != sites.end();
         if (told) tell(*open);
     }

@@ -25,7 +25,7 @@ Model::Model(int num_devices, std::uint64_t seed)
 
 void Model::refuse(const std::string& text, CUresult error) {
     violations.add(text);
-    throw Refused{error};
+    throw Refused(error);
 }
 
 Device& Model::device(int ordinal) {
@@ -57,18 +57,38 @@ Green& Model::green(cuda::CUgreenCtx handle) {
 }
 
 Stream& Model::stream(cuda::CUstream handle) {
-    if (handle != nullptr) return known(*this, streams, handle, "a stream");
+    if (handle != nullptr) {
+        Stream& its = known(*this, streams, handle, "a stream");
+        if (contexts.find(its.context) == nullptr) {
+            refuse("a stream of a context that is destroyed", kContextIsDestroyed);
+        }
+        return its;
+    }
     const cuda::CUcontext now = current_context();
     Context& its = context(now);
     if (its.default_stream == nullptr) its.default_stream = make_stream(now);
     return *its.default_stream;
 }
 
-std::shared_ptr<Stream> Model::make_stream(cuda::CUcontext handle) {
+cuda::CUcontext Model::retain(int ordinal) {
+    Device& its = device(ordinal);
+    if (its.retained++ == 0) {
+        its.primary = contexts.add(std::make_shared<Context>(Context{ordinal, false, nullptr}));
+    }
+    return its.primary;
+}
+
+void Model::release(int ordinal) {
+    Device& its = device(ordinal);
+    if (its.retained == 0) refuse("the context is not retained", kInvalidContext);
+    if (--its.retained == 0) contexts.remove(std::exchange(its.primary, nullptr));
+}
+
+std::shared_ptr<Stream> Model::make_stream(cuda::CUcontext owner) {
     auto made = std::make_shared<Stream>();
     made->index = num_streams_++;
-    made->context = handle;
-    made->device = context(handle).device;
+    made->context = owner;
+    made->device = context(owner).device;
     schedule.add(made);
     return made;
 }
@@ -119,8 +139,7 @@ void Model::host_waits_for(const Clock& clock, double time_ns) {
 void Model::count_if_staged(const Stream& stream, cuda::CUdeviceptr to, cuda::CUdeviceptr from) {
     const auto reachable = [&](cuda::CUdeviceptr address) {
         const int owner = memory.device_of(address).value_or(stream.device);
-        return owner == stream.device ||
-               std::any_of(peers.begin(), peers.end(), [&](const auto& pair) {
+        return owner == stream.device || std::ranges::any_of(peers, [&](const auto& pair) {
                    const auto mine = contexts.find(pair.first);
                    const auto other = contexts.find(pair.second);
                    return mine && other && mine->device == stream.device && other->device == owner;

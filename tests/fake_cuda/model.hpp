@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <map>
 #include <memory>
 #include <set>
@@ -27,12 +28,18 @@ inline constexpr CUresult kInvalidDevice = 101;
 inline constexpr CUresult kInvalidContext = 201;
 inline constexpr CUresult kPeerAccessUnsupported = 217;
 inline constexpr CUresult kInvalidHandle = 400;
+inline constexpr CUresult kContextIsDestroyed = 709;
 inline constexpr CUresult kInvalidResourceType = 914;
 inline constexpr CUresult kInvalidResourceConfiguration = 915;
 
 // Ends a call with this error.
-struct Refused {
-    CUresult error;
+class Refused : public std::exception {
+   public:
+    explicit Refused(CUresult error) : error_(error) {}
+    CUresult error() const { return error_; }
+
+   private:
+    CUresult error_;
 };
 
 struct Device {
@@ -111,7 +118,10 @@ struct Model {
     Exec& exec(cuda::CUgraphExec handle);
     Green& green(cuda::CUgreenCtx handle);
 
-    std::shared_ptr<Stream> make_stream(cuda::CUcontext context);
+    // The primary context of a device, which lives until it is released as often.
+    cuda::CUcontext retain(int ordinal);
+    void release(int ordinal);
+    std::shared_ptr<Stream> make_stream(cuda::CUcontext owner);
     Site issue(Stream& stream, Work work, double duration_ns);
     void record(Stream& stream, Event& event);
     void wait(Stream& stream, const Event& event);

@@ -19,9 +19,9 @@ class Clock {
    public:
     void join(const Clock& other) {
         if (counts_.size() < other.counts_.size()) counts_.resize(other.counts_.size());
-        std::transform(
-            other.counts_.begin(), other.counts_.end(), counts_.begin(), counts_.begin(),
-            [](std::uint64_t theirs, std::uint64_t ours) { return std::max(theirs, ours); });
+        for (std::size_t i = 0; i < other.counts_.size(); ++i) {
+            counts_[i] = std::max(counts_[i], other.counts_[i]);
+        }
     }
 
     // The next work of a stream.

@@ -14,7 +14,7 @@ bool ready(const Stream& stream) {
 }
 
 bool touches(const Work& work, cuda::CUdeviceptr address, std::size_t bytes) {
-    return std::any_of(work.accesses.begin(), work.accesses.end(), [&](const FakeAccess& access) {
+    return std::ranges::any_of(work.accesses, [&](const FakeAccess& access) {
         return access.address < address + bytes && address < access.address + access.bytes;
     });
 }
@@ -64,9 +64,9 @@ void Schedule::complete(const Stream& stream) {
 
 void Schedule::complete(cuda::CUdeviceptr address, std::size_t bytes) {
     run_until([&] {
-        return std::none_of(streams_.begin(), streams_.end(), [&](const auto& stream) {
-            return std::any_of(stream->queue.begin(), stream->queue.end(),
-                               [&](const Work& work) { return touches(work, address, bytes); });
+        return std::ranges::none_of(streams_, [&](const auto& stream) {
+            return std::ranges::any_of(
+                stream->queue, [&](const Work& work) { return touches(work, address, bytes); });
         });
     });
 }

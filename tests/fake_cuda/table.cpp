@@ -1,4 +1,5 @@
 // The one function by which the others are found.
+#include <array>
 #include <cstdint>
 #include <cstring>
 
@@ -19,12 +20,12 @@ struct Function {
 };
 
 const Function* find(const char* name) {
-    static const Function functions[] = {
+    static const auto functions = std::to_array<Function>({
 #define PYKERN_FAKE_ROW(name, version, parameters) \
     {#name, version, reinterpret_cast<void*>(&fake::name)},
         PYKERN_CUDA_FUNCTIONS(PYKERN_FAKE_ROW)
 #undef PYKERN_FAKE_ROW
-    };
+    });
     for (const Function& function : functions) {
         if (std::strcmp(function.name, name) == 0) return &function;
     }
@@ -58,7 +59,7 @@ void* fake::known_function(Model& model, const char* name) {
 
 extern "C" PYKERN_FAKE_EXPORT int cuGetProcAddress_v2(const char* name, void** address, int version,
                                                       std::uint64_t /*flags*/, int* status) {
-    const std::lock_guard lock(fake::world().mutex);
+    const std::scoped_lock lock(fake::world().mutex);
     fake::Model& model = *fake::world().model;
     const fake::Entered entered(model, "cuGetProcAddress_v2");
     *address = nullptr;
