@@ -19,9 +19,7 @@ class Passage:
         del microbatch
         return tensors
 
-    def back(
-        self, microbatch: int, gradients: Sequence[Tensor | None]
-    ) -> Sequence[Tensor | None]:
+    def back(self, microbatch: int, gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         """What the previous stage gets for these gradients of its outputs."""
         del microbatch
         return gradients
