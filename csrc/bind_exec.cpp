@@ -13,6 +13,7 @@
 
 #include "bind.hpp"
 #include "calls.hpp"
+#include "exec/ranges.hpp"
 #include "exec/workers.hpp"
 
 namespace py = pybind11;
@@ -236,6 +237,8 @@ class Executor {
 }  // namespace
 
 void bind_exec(py::module_& module) {
+    module.attr("nvtx_built") = nvtx_built();
+
     py::class_<Job>(module, "Program",
                     "A checked plan, ready to run, with the trace of its last steps.")
         .def(py::init<const Plan&>(), py::arg("plan"))

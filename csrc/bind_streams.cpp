@@ -197,6 +197,9 @@ void bind_streams(py::module_& module) {
     bind_lanes(module);
     py::class_<PythonJob>(module, "StreamProgram", "A checked plan, ready to run on lanes.")
         .def(py::init<const Plan&, std::shared_ptr<const Lanes>>(), "plan"_a, "lanes"_a)
+        .def_property_readonly(
+            "num_microbatches",
+            [](const PythonJob& self) { return self.job.program().plan().num_microbatches(); })
         .def(
             "slot_of",
             [](const PythonJob& self, Action action) {

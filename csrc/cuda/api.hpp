@@ -5,6 +5,7 @@
 // up and documented (CUDA Driver API reference, 13.0).
 #pragma once
 
+#include <array>
 #include <cstddef>
 
 // The driver's own tags, so that a handle is the same type as in the toolkit's headers.
@@ -73,14 +74,12 @@ struct DevSmResource {
 
 // CUdevResource_v1, of which only the multiprocessors are used.
 struct DevResource {
-    // NOLINTBEGIN(modernize-avoid-c-arrays): the driver's own bytes, as it declares them
     int type;
-    unsigned char internal_padding[92];
+    std::array<unsigned char, 92> internal_padding;
     union {
         DevSmResource sm;
-        unsigned char oversize[48];
+        std::array<unsigned char, 48> oversize;
     };
-    // NOLINTEND(modernize-avoid-c-arrays)
 };
 
 // X(name, version, parameters): the version is the CUDA release that brought this prototype, which

@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from .microbatch import to_device
 
 Loss = Callable[..., Tensor]
 
@@ -38,7 +41,8 @@ class Losses:
         if self._targets is None:
             loss = self._loss_fn(output)
         else:
-            loss = self._loss_fn(output, self._targets[microbatch])
+            target = to_device(self._targets[microbatch], _device_of(output))
+            loss = self._loss_fn(output, target)
         if not isinstance(loss, Tensor) or loss.dim() != 0:
             found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
             raise ValueError(
@@ -69,3 +73,11 @@ class Losses:
             terms += (torch.stack([loss.to(home) for loss, _ in group]) * weight).unbind()
         first, *others = terms
         return sum(others, first)
+
+
+def _device_of(output: Any) -> torch.device:
+    """Where the first tensor of an output is."""
+    if isinstance(output, Tensor):
+        return output.device
+    tensors = (leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor))
+    return next((tensor.device for tensor in tensors), torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""How tensors get from a stage to its neighbours, and what a stage keeps until they have."""
+"""How tensors get from a stage to its neighbours, and out of the pipeline."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from torch import Tensor
 
 
 class Passage:
-    """The way out of a stage whose neighbours are on the same device: there is nothing to do.
+    """The way out of a stage where all stages share one memory: there is nothing to do.
 
-    Others may move what passes, into memory that is used again and again.
+    Others move what passes, into memory that is used again and again.
     """
 
-    def there(self, microbatch: int, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    def there(self, microbatch: int, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
         """What the next stage gets for these outputs, which are detached."""
         del microbatch
-        return tensors
+        return outputs
 
     def back(self, microbatch: int, gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         """What the previous stage gets for these gradients of its outputs."""
         del microbatch
         return gradients
 
-    def keep(self, results: Any) -> Any:
-        """What leaves the pipeline, in memory of its own."""
-        return results
-
     def take_in(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The gradients that came for a stage, before a backward may make them its own."""
+        """Gradients that have come for the stage, as its backward may keep them."""
         return gradients
+
+    def keep(self, output: Any) -> Any:
+        """An output that leaves the pipeline, as its caller may keep it."""
+        return output

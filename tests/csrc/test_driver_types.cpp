@@ -114,10 +114,12 @@ static_assert(sizeof(Memcpy3D::dstMemoryType) == sizeof(CUDA_MEMCPY3D_v2::dstMem
 // The toolkit may name more kinds of resource in the union, but the driver keeps to this size.
 static_assert(sizeof(DevResource) == sizeof(CUdevResource_v1));
 PYKERN_SAME_RESOURCE(type, type);
-PYKERN_SAME_RESOURCE(internal_padding, _internal_padding);
 PYKERN_SAME_RESOURCE(sm.smCount, sm.smCount);
 PYKERN_SAME_RESOURCE(sm.minSmPartitionSize, sm.minSmPartitionSize);
 PYKERN_SAME_RESOURCE(sm.smCoscheduledAlignment, sm.smCoscheduledAlignment);
+static_assert(offsetof(DevResource, internal_padding) ==
+              offsetof(CUdevResource_v1, _internal_padding));
+static_assert(sizeof(DevResource::internal_padding) == sizeof(CUdevResource_v1::_internal_padding));
 static_assert(offsetof(DevResource, oversize) == offsetof(CUdevResource_v1, _oversize));
 
 static_assert(kSuccess == CUDA_SUCCESS);

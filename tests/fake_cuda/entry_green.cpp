@@ -17,7 +17,7 @@ DevResource resource_of(const Group& group) {
     DevResource resource{};
     resource.type = kResourceTypeSm;
     resource.sm = {group.count, kGranularity, kGranularity};
-    std::memcpy(&resource.internal_padding, &group, sizeof group);
+    std::memcpy(resource.internal_padding.data(), &group, sizeof group);
     return resource;
 }
 
@@ -26,7 +26,7 @@ Group group_of(Model& model, const DevResource& resource) {
         model.refuse("a resource that is not multiprocessors", kInvalidResourceType);
     }
     Group group;
-    std::memcpy(static_cast<void*>(&group), &resource.internal_padding, sizeof group);
+    std::memcpy(&group, resource.internal_padding.data(), sizeof group);
     return group;
 }
 

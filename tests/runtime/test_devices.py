@@ -4,9 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-import pykern
 from pykern.devices import Lane, parse_devices
 
 CPU = torch.device("cpu")
@@ -78,9 +76,3 @@ def test_a_machine_without_gpus_says_so(monkeypatch: pytest.MonkeyPatch, devices
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(ValueError, match=r"'cuda.*': torch sees no GPU"):
         parse_devices(devices)
-
-
-@pytest.mark.usefixtures("_two_gpus")
-def test_a_pipeline_says_that_it_cannot_use_gpus_yet() -> None:
-    with pytest.raises(ValueError, match="devices='cuda': CUDA devices are not supported yet"):
-        pykern.Pipeline([nn.Linear(2, 2)] * 2, devices="cuda", microbatches=2)
