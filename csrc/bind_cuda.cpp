@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <cstddef>
 #include <exception>
 #include <string>
 #include <utility>
@@ -20,8 +21,10 @@ namespace {
 
 // Name and number of multiprocessors of each.
 std::vector<std::pair<std::string, int>> devices() {
+    const int count = cuda::device_count();
     std::vector<std::pair<std::string, int>> result;
-    for (int device = 0; device < cuda::device_count(); ++device) {
+    result.reserve(static_cast<std::size_t>(count));
+    for (int device = 0; device < count; ++device) {
         result.emplace_back(cuda::device_name(device), cuda::num_sms(device));
     }
     return result;
