@@ -1,6 +1,7 @@
 #include "schedule.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <stdexcept>
 #include <utility>
 
@@ -20,13 +21,6 @@ bool touches(const Work& work, cuda::CUdeviceptr address, std::size_t bytes) {
 }
 
 }  // namespace
-
-void Schedule::add(const std::shared_ptr<Stream>& stream) {
-    // A destroyed stream's work still runs; then it is forgotten.
-    std::erase_if(streams_,
-                  [](const auto& old) { return old.use_count() == 1 && old->queue.empty(); });
-    streams_.push_back(stream);
-}
 
 bool Schedule::run_one() {
     std::vector<Stream*> heads;
@@ -63,12 +57,14 @@ void Schedule::complete(const Stream& stream) {
 }
 
 void Schedule::complete(cuda::CUdeviceptr address, std::size_t bytes) {
-    run_until([&] {
-        return std::ranges::none_of(streams_, [&](const auto& stream) {
-            return std::ranges::any_of(
-                stream->queue, [&](const Work& work) { return touches(work, address, bytes); });
+    for (const auto& stream : streams_) {
+        const auto& queue = stream->queue;
+        const auto last = std::find_if(queue.rbegin(), queue.rend(), [&](const Work& work) {
+            return touches(work, address, bytes);
         });
-    });
+        const auto behind = static_cast<std::size_t>(std::distance(queue.rbegin(), last));
+        if (last != queue.rend()) run_until([&] { return queue.size() <= behind; });
+    }
 }
 
 void Schedule::drop_all() {
