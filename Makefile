@@ -10,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The second --quiet hides pip's warnings about package locations; errors still show.
 INSTALL := $(BIN)/python -m pip install --quiet --quiet --constraint constraints/cpu.txt
-SOURCES := CMakeLists.txt pyproject.toml $(shell find csrc -name '*.cpp' -o -name '*.hpp')
+SOURCES := CMakeLists.txt cmake/nvtx.cmake pyproject.toml $(shell find csrc -name '*.cpp' -o -name '*.hpp')
 
 .PHONY: setup demo test clean
 
@@ -33,7 +33,7 @@ $(VENV)/.build-tools: constraints/cpu.txt
 	    { echo "pykern needs a C++20 compiler (GCC 11, Clang 14 or newer), and '$(CXX)' is none." \
 	           "Name another: make CXX=g++-13"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) "scikit-build-core>=0.11" "pybind11>=3.0" "cmake>=3.24" ninja
+	$(INSTALL) "scikit-build-core>=0.11" "pybind11>=3.0" "cmake>=3.24" ninja nvidia-nvtx
 	@touch $@
 
 # Editable: Python sources are used where they lie; a change in csrc compiles what it touches.

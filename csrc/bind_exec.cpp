@@ -1,53 +1,26 @@
 // Python's side of the executor: the interpreter lock, callables, exceptions and contexts.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
-#include <unistd.h>
 
 #include <array>
-#include <condition_variable>
 #include <cstdint>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
-#include <thread>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "bind.hpp"
+#include "calls.hpp"
+#include "exec/ranges.hpp"
 #include "exec/workers.hpp"
-#include "plan/text.hpp"
 
 namespace py = pybind11;
 
 namespace pykern {
 
 namespace {
-
-// The action that raised, its device, and the exception. An interrupt has no action and device -1.
-using Failure = std::tuple<std::optional<Action>, int, py::object>;
-// Callables by kind; for each stage of each replica one, replica after replica.
-using CallsOfKinds = std::map<Kind, std::vector<py::object>>;
-
-// Takes the exception that Python has raised, with its traceback.
-py::object fetch_exception() {
-#if PY_VERSION_HEX >= 0x030C0000
-    return py::reinterpret_steal<py::object>(PyErr_GetRaisedException());
-#else
-    PyObject* type = nullptr;
-    PyObject* value = nullptr;
-    PyObject* traceback = nullptr;
-    PyErr_Fetch(&type, &value, &traceback);
-    PyErr_NormalizeException(&type, &value, &traceback);
-    if (traceback != nullptr) PyException_SetTraceback(value, traceback);
-    Py_XDECREF(type);
-    Py_XDECREF(traceback);
-    return py::reinterpret_steal<py::object>(value);
-#endif
-}
 
 // Runs the actions of a step as Python calls. Every member is guarded by the interpreter lock.
 class Callbacks final : public Client {
@@ -202,7 +175,7 @@ class Executor {
     // Giving the lock back throws only where pybind11 was never set up.
     // NOLINTNEXTLINE(bugprone-exception-escape)
     ~Executor() {
-        if (is_fork()) {
+        if (claim_.is_fork()) {
             // The threads stayed in the parent: there is nothing to join, and their locks may be
             // held.
             [[maybe_unused]] const Workers* workers = workers_.release();
@@ -213,30 +186,8 @@ class Executor {
         workers_.reset();
     }
 
-    // Takes the executor for one step, before the caller touches anything that a step uses. As
-    // __enter__ it cannot be separated from its release: Python raises no signal between it and the
-    // block, nor between the block and __exit__.
-    void claim() {
-        if (is_fork()) {
-            throw std::runtime_error(
-                "this pipeline was made in another process: its workers do not survive a fork; "
-                "make a new one in the child");
-        }
-        if (workers_->closed()) throw std::runtime_error("the pipeline is closed");
-        const std::scoped_lock lock(claim_mutex_);
-        if (claimed_by_ != std::thread::id()) {
-            throw std::runtime_error(
-                "the pipeline is already running a step: a stage, a hook or another thread called "
-                "it again");
-        }
-        claimed_by_ = std::this_thread::get_id();
-    }
-
-    void release() {
-        const std::scoped_lock lock(claim_mutex_);
-        claimed_by_ = std::thread::id();
-        released_.notify_all();
-    }
+    void claim() { claim_.take(); }
+    void release() { claim_.release(); }
 
     std::vector<Failure> run(Job& job, CallsOfKinds calls, py::object carry) {
         refuse_misfit(job.program, calls);
@@ -253,59 +204,32 @@ class Executor {
     }
 
     void close() {
-        if (is_fork()) return;
-        if (workers_->is_worker() || is_mine()) {
+        if (claim_.is_fork()) return;
+        if (workers_->is_worker() || claim_.is_mine()) {
             throw std::runtime_error(
                 "a stage or a signal handler cannot close the pipeline that runs it");
         }
         const py::gil_scoped_release no_gil;
+        claim_.close();
         workers_->close();
         // At exit the interpreter goes down next, and would end the process if the step's caller
         // came back for its lock from here.
-        std::unique_lock lock(claim_mutex_);
-        released_.wait(lock, [this] { return claimed_by_ == std::thread::id(); });
+        claim_.wait();
     }
 
    private:
-    bool is_fork() const { return getpid() != process_; }
-
-    // Whether the calling thread is in a step of this executor.
-    bool is_mine() {
-        const std::scoped_lock lock(claim_mutex_);
-        return claimed_by_ == std::this_thread::get_id();
-    }
-
     void refuse_misfit(const Program& program, const CallsOfKinds& calls) {
-        if (!is_mine()) throw std::logic_error("run needs a claim");
+        if (!claim_.is_mine()) throw std::logic_error("run needs a claim");
         if (program.num_devices() > num_workers_) {
             throw std::invalid_argument(
                 "the program needs " + std::to_string(program.num_devices()) +
                 " workers, the executor has " + std::to_string(num_workers_));
         }
-        if (program.num_slices() > 1) {
-            throw std::invalid_argument("the program cuts its microbatches into " +
-                                        std::to_string(program.num_slices()) +
-                                        " slices, which callbacks do not take");
-        }
-        const int num_calls = program.placement().num_replicas() * program.num_stages();
-        for (std::size_t i = 0; i < kNumKinds; ++i) {
-            const auto kind = static_cast<Kind>(i);
-            if (!program.holds(kind)) continue;
-            const auto found = calls.find(kind);
-            const std::size_t given = found == calls.end() ? 0 : found->second.size();
-            if (given == static_cast<std::size_t>(num_calls)) continue;
-            throw std::invalid_argument("the program needs " + std::to_string(num_calls) +
-                                        " callbacks of kind " + kind_name(kind) +
-                                        ", one for each stage of each replica, got " +
-                                        std::to_string(given));
-        }
+        require_calls(program.placement(), program.num_slices(), program.held(), calls);
     }
 
     int num_workers_;
-    pid_t process_ = getpid();
-    std::mutex claim_mutex_;
-    std::condition_variable released_;
-    std::thread::id claimed_by_;  // no thread: free; guarded by claim_mutex_
+    Claim claim_;
     std::unique_ptr<Callbacks> callbacks_;
     std::unique_ptr<Workers> workers_;  // after callbacks_, which its threads use
 };
@@ -313,6 +237,8 @@ class Executor {
 }  // namespace
 
 void bind_exec(py::module_& module) {
+    module.attr("nvtx_built") = nvtx_built();
+
     py::class_<Job>(module, "Program",
                     "A checked plan, ready to run, with the trace of its last steps.")
         .def(py::init<const Plan&>(), py::arg("plan"))

@@ -12,4 +12,5 @@ PYBIND11_MODULE(_C, module) {
     pykern::bind_search(module);
     pykern::bind_exec(module);
     pykern::bind_cuda(module);
+    pykern::bind_streams(module);
 }

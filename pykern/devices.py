@@ -4,46 +4,115 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 Devices = str | Sequence[str | torch.device]
 
 _WORKERS = re.compile(r"cpu(?::([0-9]{1,4}))?")
+_GPU = re.compile(r"cuda:([0-9]{1,4})(?:/([0-9]{1,4}))?")
 MAX_WORKERS = 256
+MAX_PARTS = 64
 
 
-def parse_devices(devices: Devices) -> list[torch.device]:
-    """One device per lane: "cpu:4" is four CPU workers, "cpu" one, a list names each.
+@dataclass(frozen=True)
+class Lane:
+    """What runs one device's row of a plan.
+
+    Attributes:
+        device: where its tensors live: the CPU, or a GPU with its index.
+        part: which of the groups of SMs that the GPU is split into, from 0.
+        num_parts: how many groups that are; 1 where the GPU is not split.
+    """
+
+    device: torch.device
+    part: int = 0
+    num_parts: int = 1
+
+
+def parse_devices(devices: Devices) -> list[Lane]:
+    """The lanes that a user's words stand for.
+
+    "cpu:4" is four CPU workers, "cpu" one, "cuda" every GPU, "cuda:1" one GPU, "cuda:0/4" four
+    groups of the SMs of one GPU. A list names the device of each lane; lanes that name the same GPU
+    share all of it.
 
     Raises:
         TypeError: it is neither a string nor a list.
-        ValueError: the name is unknown, the count out of range, or the list empty.
+        ValueError: a name is unknown, a count out of range, the list empty or of both kinds, or
+            there is no such GPU.
     """
     if isinstance(devices, str):
-        match = _WORKERS.fullmatch(devices)
-        if match is None:
-            raise _unknown(devices)
-        count = int(match[1] or 1)
-        if not 1 <= count <= MAX_WORKERS:
-            raise ValueError(f"devices={devices!r}: the number of workers is 1 to {MAX_WORKERS}")
-        return [torch.device("cpu")] * count
+        return _lanes(devices)
     if not isinstance(devices, Sequence):
         raise TypeError(f"devices is a string like 'cpu:4' or a list of devices, got {devices!r}")
     names = [str(device) for device in devices]
     if not names:
         raise ValueError("devices is empty: give at least one, for example 'cpu:4'")
-    for name in names:
-        if name != "cpu":
-            raise _unknown(name)
-    return [torch.device("cpu")] * len(names)
+    lanes = [Lane(_device(name)) for name in names]
+    if len({lane.device.type for lane in lanes}) > 1:
+        raise ValueError(f"devices={names!r}: a pipeline has CPU workers or GPUs, not both")
+    return lanes
+
+
+def _lanes(name: str) -> list[Lane]:
+    """The lanes that a string on its own stands for."""
+    if workers := _WORKERS.fullmatch(name):
+        count = _in_range(name, "workers", int(workers[1] or 1), MAX_WORKERS)
+        return [Lane(torch.device("cpu"))] * count
+    if name == "cuda":
+        return [Lane(torch.device("cuda", index)) for index in range(_num_gpus(name))]
+    if (gpu := _GPU.fullmatch(name)) is None:
+        raise _unknown(name)
+    num_parts = _in_range(name, "parts", int(gpu[2] or 1), MAX_PARTS)
+    device = _gpu(name, int(gpu[1]))
+    return [Lane(device, part, num_parts) for part in range(num_parts)]
+
+
+def _device(name: str) -> torch.device:
+    """The device that one entry of a list names."""
+    if name == "cpu":
+        return torch.device("cpu")
+    if name == "cuda":
+        raise ValueError("device 'cuda' in a list says not which GPU: use 'cuda:0'")
+    if (gpu := _GPU.fullmatch(name)) is None:
+        raise _unknown(name)
+    if gpu[2] is not None:
+        raise ValueError(
+            f"device {name!r} in a list: only a GPU on its own is split into parts, "
+            f"devices={name!r}"
+        )
+    return _gpu(name, int(gpu[1]))
+
+
+def _gpu(name: str, index: int) -> torch.device:
+    count = _num_gpus(name)
+    if index >= count:
+        raise ValueError(f"device {name!r}: there is no GPU {index}; torch sees {count}, from 0")
+    return torch.device("cuda", index)
+
+
+def _num_gpus(name: str) -> int:
+    # Not torch.backends.cuda.is_built(), which is true for AMD's GPUs as well.
+    if torch.version.cuda is None:
+        raise ValueError(
+            f"device {name!r}: torch is built without CUDA; use CPU workers, e.g. 'cpu:4'"
+        )
+    count = torch.cuda.device_count()
+    if count == 0:
+        raise ValueError(f"device {name!r}: torch sees no GPU; use CPU workers, e.g. 'cpu:4'")
+    return count
+
+
+def _in_range(name: str, what: str, count: int, largest: int) -> int:
+    if not 1 <= count <= largest:
+        raise ValueError(f"devices={name!r}: the number of {what} is 1 to {largest}")
+    return count
 
 
 def _unknown(name: str) -> ValueError:
-    if name.startswith("cuda"):
-        return ValueError(
-            f"device {name!r}: CUDA devices are not supported yet; use CPU workers, e.g. 'cpu:4'"
-        )
     return ValueError(
-        f"device {name!r} is unknown: use 'cpu:N' for N CPU workers, or a list of 'cpu'"
+        f"device {name!r} is unknown: use 'cpu:N' for N CPU workers, 'cuda' for every GPU, "
+        "'cuda:0' for one, 'cuda:0/4' for four parts of one, or a list of 'cpu' or of 'cuda:0'"
     )

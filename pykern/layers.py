@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from .partition import Partition
@@ -41,14 +42,72 @@ def named_layers(model: nn.Sequential | Sequence[nn.Module]) -> dict[str, nn.Mod
     return layers
 
 
-def refuse_foreign_devices(layers: Mapping[str, nn.Module]) -> None:
-    """Raises ValueError where a parameter or buffer is not on the CPU."""
+def refuse_foreign_devices(layers: Mapping[str, nn.Module], device_type: str) -> None:
+    """Raises ValueError where the pipeline's devices cannot have a parameter or buffer.
+
+    Args:
+        layers: the layers by name.
+        device_type: of the pipeline's devices. CPU workers take what is on the CPU; to a GPU
+            ("cuda") it can be moved from there and from other GPUs.
+    """
     for name, layer in layers.items():
-        for parameter_name, tensor in (*layer.named_parameters(), *layer.named_buffers()):
-            if tensor.device.type != "cpu":
+        for tensor_name, tensor in (*layer.named_parameters(), *layer.named_buffers()):
+            if tensor.device.type not in ("cpu", device_type):
+                whose = "CPU workers" if device_type == "cpu" else "GPUs"
                 raise ValueError(
-                    f"{name}.{parameter_name} is on {tensor.device}, but the pipeline's devices "
-                    "are CPU workers; move the model to the CPU first"
+                    f"{name}.{tensor_name} is on {tensor.device}, but the pipeline's devices "
+                    f"are {whose}; move the model to the CPU first"
+                )
+
+
+def place_layers(
+    layers: Mapping[str, nn.Module], cut: Partition, devices: Sequence[torch.device]
+) -> None:
+    """Moves the layers, in place, to the devices of their stages; parameters stay the same objects.
+
+    Args:
+        layers: the layers by name, which `refuse_foreign_devices` has let pass.
+        cut: which of them form each stage.
+        devices: one per stage.
+
+    Raises:
+        ValueError: a module occurs in stages on different devices, or torch is set to make new
+            parameters where it moves a module. No layer has been moved.
+    """
+    names = list(layers)
+    placed = [
+        (f"layer {name!r}", layers[name], device)
+        for span, device in zip(cut.stages, devices, strict=True)
+        for name in names[span.start : span.stop]
+    ]
+    moving = [item for item in placed if any(t.device != item[2] for t in _tensors(item[1]))]
+    if moving and torch.__future__.get_overwrite_module_params_on_conversion():
+        raise ValueError(
+            "torch.__future__.set_overwrite_module_params_on_conversion(True) makes new parameters "
+            f"of those that are moved, which an optimizer would not know: {moving[0][0]} has to be "
+            f"moved to {moving[0][2]}; set it to False, or move the layer first"
+        )
+    _refuse_two_places(placed)
+    for _, layer, device in moving:
+        layer.to(device)
+
+
+def _tensors(module: nn.Module, *, recurse: bool = True) -> Iterator[Tensor]:
+    yield from module.parameters(recurse)
+    yield from module.buffers(recurse)
+
+
+def _refuse_two_places(placed: Sequence[tuple[str, nn.Module, torch.device]]) -> None:
+    owner: dict[nn.Module, tuple[str, torch.device]] = {}
+    for name, layer, device in placed:
+        for module in layer.modules():
+            there, first = owner.setdefault(module, (name, device))
+            holds = next(_tensors(module, recurse=False), None) is not None
+            if holds and first != device:
+                raise ValueError(
+                    f"{there} on {first} and {name} on {device} contain the same "
+                    f"{type(module).__name__}, whose buffers cannot be in both places: give each "
+                    "its own copy, or cut so that they share a stage (balance=[...])"
                 )
 
 

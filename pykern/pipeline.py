@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from statistics import fmean
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from . import _C
 from .choice import Schedule, choose_plan
 from .devices import Devices, parse_devices
-from .layers import named_layers, refuse_foreign_devices, refuse_shared_tensors
+from .layers import named_layers, place_layers, refuse_foreign_devices, refuse_shared_tensors
 from .partition import Balance, partition
 from .plan import Costs, Kind, Timeline, simulate
 from .runtime import microbatch
-from .runtime.executor import Executor
+from .runtime.executor import Executor, Program, open_driver
 from .runtime.loss import Loss, Losses
 from .runtime.replica import refuse_to_copy, refuse_trained_loss
 from .runtime.stage import Finish, Stage
@@ -31,7 +31,9 @@ class Pipeline(nn.Module):
     Args:
         model: an `nn.Sequential` or a list of modules, called one after another. The first may take
             several arguments, every other takes the output of the one before.
-        devices: "cpu:4" for four CPU workers, or a list with one name per device.
+        devices: "cpu:4" for four CPU workers, "cuda" for every GPU, "cuda:0/4" for four groups of
+            the SMs of one GPU, or a list with one name per device. Layers are moved to the GPU of
+            their stage.
         schedule: a name or function of `pykern.schedules`, a `Plan`, or "auto" for the best that
             `pykern.search.auto` finds.
         microbatches: how many parts each batch is cut into; may be left out with a `Plan`.
@@ -70,33 +72,38 @@ class Pipeline(nn.Module):
         lanes = parse_devices(devices)
         layers = named_layers(model)
         plan = choose_plan(schedule, len(lanes), microbatches, len(layers), options)
-        refuse_foreign_devices(layers)
+        refuse_foreign_devices(layers, lanes[0].device.type)
         cut = partition(list(layers.values()), plan.num_stages, balance=balance, sample=sample)
         refuse_shared_tensors(layers, cut)
         if plan.placement.num_replicas > 1:
             refuse_to_copy(layers)
             refuse_trained_loss(loss_fn)
-        train, predict = _C.Program(plan), _C.Program(plan.forward_only())
 
         self.plan = plan
         self.partition = cut
         self._loss_fn = loss_fn
         self._reduction = reduction
-        self._train_program, self._predict_program = train, predict
         for name, layer in layers.items():
             if hasattr(self, name):
                 raise ValueError(
                     f"a layer cannot be named {name!r}: Pipeline uses that name itself"
                 )
             self.add_module(name, layer)
+        driver = open_driver(lanes)
+        devices_of = [driver.device(lane) for lane in range(len(lanes))]
+        homes = [devices_of[plan.placement.device_of(s)] for s in range(plan.num_stages)]
+        place_layers(layers, cut, homes)
         modules = list(layers.values())
         stages = [
-            Stage(index, modules[span.start : span.stop]) for index, span in enumerate(cut.stages)
+            Stage(index, modules[span.start : span.stop], home)
+            for index, (span, home) in enumerate(zip(cut.stages, homes, strict=True))
         ]
         self._layers = layers
         self.training = any(layer.training for layer in modules)
-        self._executor = Executor(stages, plan.placement.num_replicas, plan.num_devices)
-        self._last_program: _C.Program | None = None
+        self._executor = Executor(stages, plan, devices_of, driver)
+        self._train_program = self._executor.program(plan)
+        self._predict_program = self._executor.program(plan.forward_only())
+        self._last_program: Program | None = None
 
     def step(self, *inputs: Any, target: Any = None) -> Tensor:
         """Forward and backward of one batch on all devices.
@@ -156,18 +163,31 @@ class Pipeline(nn.Module):
             return microbatch.merge([outputs[index] for index in sorted(outputs)])
 
     def timeline(self, ago: int = 0) -> Timeline:
-        """What ran when in the last step or forward.
+        """What ran when in the last step or forward; on GPUs, in the last that was traced.
 
         Args:
-            ago: how many steps, or forwards, before the last one; the last eight are kept.
+            ago: how many steps, or forwards, before the last one. CPU workers keep the last eight,
+                GPUs one.
 
         Raises:
-            RuntimeError: nothing has run yet.
+            RuntimeError: nothing has run yet, or on GPUs, nothing within `tracing()`.
             IndexError: that step is not kept.
         """
         if self._last_program is None:
             raise RuntimeError("there is no timeline yet: call step or the pipeline itself first")
-        return self._last_program.timeline(ago)
+        return self._executor.timeline(self._last_program, ago)
+
+    @contextmanager
+    def tracing(self) -> Iterator[None]:
+        """Within it, steps on GPUs are timed. On CPU workers all are.
+
+        Timing a step waits for everything before it, and its events take time of their own.
+        """
+        self._executor.traced = True
+        try:
+            yield
+        finally:
+            self._executor.traced = False
 
     def prediction(self) -> Timeline:
         """The simulator's timeline for the last step, from its mean cost per stage and kind."""
@@ -196,7 +216,7 @@ class Pipeline(nn.Module):
         return [n / total for n in rows]
 
     def _run(
-        self, program: _C.Program, inputs: tuple[Any, ...], rows: Sequence[int], finish: Finish
+        self, program: Program, inputs: tuple[Any, ...], rows: Sequence[int], finish: Finish
     ) -> None:
         for name, layer in self._layers.items():
             if self._modules.get(name) is not layer:

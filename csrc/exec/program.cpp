@@ -20,7 +20,7 @@ struct Edge {
 Program::Program(const Plan& plan) : placement_(plan.placement()), num_slices_(plan.num_slices()) {
     check(plan);
     for (std::size_t kind = 0; kind < kNumKinds; ++kind) {
-        holds_[kind] = plan.has(static_cast<Kind>(kind));
+        held_[kind] = plan.has(static_cast<Kind>(kind));
     }
     for (int device = 0; device < plan.num_devices(); ++device) {
         row_begin_.push_back(static_cast<Position>(actions_.size()));

@@ -26,7 +26,8 @@ class Program {
     const Placement& placement() const { return placement_; }
     int num_stages() const { return placement_.num_stages(); }
     int num_slices() const { return num_slices_; }
-    bool holds(Kind kind) const { return holds_[static_cast<std::size_t>(kind)]; }
+    // Which kinds there are.
+    const std::array<bool, kNumKinds>& held() const { return held_; }
     std::size_t num_actions() const { return actions_.size(); }
 
     const Action& action(Position position) const { return actions_[position]; }
@@ -49,7 +50,7 @@ class Program {
    private:
     Placement placement_;
     int num_slices_;
-    std::array<bool, kNumKinds> holds_{};
+    std::array<bool, kNumKinds> held_{};
     std::vector<Action> actions_;
     std::vector<int> device_;
     std::vector<Position> row_begin_;

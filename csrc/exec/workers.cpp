@@ -6,6 +6,8 @@
 #include <chrono>
 #include <string>
 
+#include "exec/ranges.hpp"
+
 namespace pykern {
 
 namespace {
@@ -23,6 +25,7 @@ thread_local const Workers* workers_of_this_thread = nullptr;
 void name_this_thread(int worker) {
     const std::string name = "pykern dev" + std::to_string(worker);
     pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
+    name_thread(name.c_str());
 }
 
 }  // namespace
@@ -184,13 +187,15 @@ bool Workers::run_action(int worker, Position position) {
         ok = client_.enter(worker);
     }
     if (ok) {
+        const Action action = job_->program.action(position);
+        const Range range(action);
         const std::int64_t start = now_ns();
         ok = client_.run(worker, position);
         const std::int64_t end = now_ns();
         // One that failed was cut short, or did not even start: its time says nothing.
         if (ok) {
             job_->trace.record(position, start, end);
-            job_->pace.observe(job_->program.action(position), end - start);
+            job_->pace.observe(action, end - start);
         }
     }
     client_.suspend(worker);

@@ -12,30 +12,62 @@ from typing import Any
 import torch
 
 from .. import _C
-from ..plan import Action, Kind
-from .carry import CallerState
+from ..devices import Lane
+from ..plan import Action, Kind, Plan, Timeline
 from .random import StepSeed
 from .replica import Replica
 from .stage import Finish, Stage
+from .streams import Streams
+from .workers import Failure, Workers
+
+Program = _C.Program | _C.StreamProgram
+Driver = Workers | Streams
+
+
+def open_driver(lanes: Sequence[Lane]) -> Driver:
+    """Who runs plans on these lanes.
+
+    Raises:
+        RuntimeError: the GPUs cannot be used.
+    """
+    return Workers(len(lanes)) if lanes[0].device.type == "cpu" else Streams(lanes)
+
 
 _open: weakref.WeakSet[Executor] = weakref.WeakSet()
 
 
-# What CPU workers can run.
+# What stages can run.
 KINDS = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.REDUCE)
 
 
 class Executor:
-    """The stages of a model with the threads that run them, one per device.
+    """The stages of a model with what runs them.
 
     A step ends in one of two ways: everything ran, or the first exception is raised, the same
-    object that user code raised, with a note of where. Either way no worker runs user code any
-    more, no tensor of the step is held, and the next step starts fresh.
+    object that user code raised, with a note of where. Either way no user code runs any more, no
+    tensor of the step is held, and the next step starts fresh.
+
+    Args:
+        stages: those of the first replica.
+        plan: what the stages are for.
+        devices: where each device of the plan has its tensors.
+        driver: who runs the actions.
     """
 
-    def __init__(self, stages: Sequence[Stage], num_replicas: int, num_devices: int) -> None:
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        plan: Plan,
+        devices: Sequence[torch.device],
+        driver: Driver,
+    ) -> None:
+        placement = plan.placement
         self._replicas: list[Sequence[Stage]] = [stages]
-        self._replicas += [[Replica(stage) for stage in stages] for _ in range(1, num_replicas)]
+        for number in range(1, placement.num_replicas):
+            homes = [devices[placement.device_of(stage.index, number)] for stage in stages]
+            self._replicas.append(
+                [Replica(stage, home) for stage, home in zip(stages, homes, strict=True)]
+            )
         for replica in self._replicas:
             for stage, following in pairwise(replica):
                 stage.next, following.previous = following, stage
@@ -47,13 +79,23 @@ class Executor:
             Kind.W: [stage.weight_gradients for stage in self._stages],
             Kind.REDUCE: [stage.reduce for stage in self._stages],
         }
-        self._num_devices = num_devices
-        self._workers = _C.Executor(num_devices)
+        self._driver: Any = driver
+        # Whether steps are timed where that is not free.
+        self.traced = False
+        driver.connect(self._replicas, plan)
         _open.add(self)
+
+    def program(self, plan: Plan) -> Program:
+        """A plan over these stages, ready to run."""
+        return self._driver.program(plan)  # type: ignore[no-any-return]
+
+    def timeline(self, program: Program, ago: int) -> Timeline:
+        """What ran when in a step of the program, `ago` steps before the last one."""
+        return self._driver.timeline(program, ago)  # type: ignore[no-any-return]
 
     def run(
         self,
-        program: _C.Program,
+        program: Program,
         arguments: Sequence[tuple[Any, ...] | None],
         finish: Finish,
     ) -> None:
@@ -69,25 +111,16 @@ class Executor:
             RuntimeError: the executor is closed, running, or from before a fork.
             BaseException: the first exception that a stage raised, unchanged but for a note.
         """
-        caller = CallerState(self._num_devices)
-        threads = torch.get_num_threads()
-        with self._workers:
+        with self._driver.claim:
             try:
                 self._begin(arguments, finish)
-                failures = self._workers.run(program, self._callbacks, caller)
+                failures = self._driver.run(program, self._callbacks, traced=self.traced)
             finally:
-                # A worker that takes its share of threads also changes a setting that MKL keeps per
-                # process; this puts it back.
-                if caller.changed_threads:
-                    torch.set_num_threads(threads)
                 for stage in self._stages:
                     stage.end()
-            # An interrupt reaches workers between any two instructions, also while torch enters or
-            # leaves a mode. What that left behind goes with the threads.
-            if any(device < 0 for _, device, _ in failures):
-                self._workers = _C.Executor(self._num_devices)
+                self._driver.end()
         if failures:
-            raise _first(failures)
+            raise self._first(failures)
 
     def _begin(self, arguments: Sequence[tuple[Any, ...] | None], finish: Finish) -> None:
         seed = StepSeed()
@@ -97,28 +130,30 @@ class Executor:
             replica[0].arguments = list(arguments)
 
     def close(self) -> None:
-        """Ends the threads. A step in progress in another thread is stopped first."""
-        self._workers.close()
+        """Ends what runs the actions, after a step in progress in another thread."""
+        self._driver.close()
 
+    def _first(self, failures: Sequence[Failure]) -> BaseException:
+        """The exception that happened first, with notes of where and of what happened after it."""
+        (action, device, first), *later = failures
+        # An exception that takes no notes (a frozen dataclass) or cannot be shown is raised as
+        # well.
+        with suppress(Exception):
+            if action is not None:
+                first.add_note(f"pykern: raised in {self._where(action, device)}")
+            for action, device, exception in later:
+                first.add_note(
+                    f"pykern: {self._where(action, device)} failed as well: {exception!r}"
+                )
+        return first
 
-def _first(failures: Sequence[tuple[Action | None, int, BaseException]]) -> BaseException:
-    """The exception that happened first, with notes of where and of what happened after it."""
-    (action, device, first), *later = failures
-    # An exception that takes no notes (a frozen dataclass) or cannot be shown is raised as well.
-    with suppress(Exception):
-        if action is not None:
-            first.add_note(f"pykern: raised in {_where(action, device)}")
-        for action, device, exception in later:
-            first.add_note(f"pykern: {_where(action, device)} failed as well: {exception!r}")
-    return first
-
-
-def _where(action: Action | None, device: int) -> str:
-    if device < 0:
-        return "a signal handler"
-    if action is None:
-        return f"the worker of device {device}, outside its actions"
-    return f"stage {action.stage}, microbatch {action.microbatch}, action {action}, device {device}"
+    def _where(self, action: Action | None, device: int) -> str:
+        if device < 0:
+            return "a signal handler"
+        if action is None:
+            return f"{self._driver.where(device)}, outside its actions"
+        cell = f"stage {action.stage}, microbatch {action.microbatch}"
+        return f"{cell}, action {action}, device {device}"
 
 
 @atexit.register

@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from .microbatch import to_device
 
 Loss = Callable[..., Tensor]
 
@@ -32,14 +35,14 @@ class Losses:
         self._targets = targets
         self._weights = weights
         self._losses: list[Tensor | None] = [None] * len(weights)
-        self._gradients: dict[float, Tensor] = {}
 
     def finish(self, microbatch: int, output: Any) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """The last stage's output becomes a loss, which is returned with its gradient."""
         if self._targets is None:
             loss = self._loss_fn(output)
         else:
-            loss = self._loss_fn(output, self._targets[microbatch])
+            target = to_device(self._targets[microbatch], _device_of(output))
+            loss = self._loss_fn(output, target)
         if not isinstance(loss, Tensor) or loss.dim() != 0:
             found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
             raise ValueError(
@@ -51,20 +54,30 @@ class Losses:
                 "that trains"
             )
         self._losses[microbatch] = loss.detach()
-        weight = self._weights[microbatch]
-        gradient = self._gradients.get(weight)
-        if gradient is None or gradient.dtype != loss.dtype:
-            gradient = self._gradients[weight] = torch.full_like(loss, weight, requires_grad=False)
+        # One for each: two stages that end on one GPU could not share it without waiting.
+        gradient = torch.full_like(loss, self._weights[microbatch], requires_grad=False)
         return (loss,), (gradient,)
 
     def total(self) -> Tensor:
-        """The loss of the batch: weighted losses added in ascending order of microbatches."""
+        """The loss of the batch: weighted losses added in ascending order of microbatches.
+
+        Where the last stages of several replicas are on several devices, it is on the first's.
+        """
         pairs = zip(self._losses, self._weights, strict=True)
         ran = [(loss, weight) for loss, weight in pairs if loss is not None]
+        home = ran[0][0].device
         terms: list[Tensor] = []
         # Equal weights stand together. One product for each, because a call for every microbatch
         # would be most of what a step of tiny stages costs beyond its actions.
         for weight, group in groupby(ran, key=itemgetter(1)):
-            terms += (torch.stack([loss for loss, _ in group]) * weight).unbind()
+            terms += (torch.stack([loss.to(home) for loss, _ in group]) * weight).unbind()
         first, *others = terms
         return sum(others, first)
+
+
+def _device_of(output: Any) -> torch.device:
+    """Where the first tensor of an output is."""
+    if isinstance(output, Tensor):
+        return output.device
+    tensors = (leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor))
+    return next((tensor.device for tensor in tensors), torch.device("cpu"))

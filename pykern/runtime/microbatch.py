@@ -53,6 +53,23 @@ def split(tree: Any, rows: Sequence[int]) -> list[Any]:
     return [pytree.tree_unflatten(list(column), spec) for column in columns]
 
 
+def to_device(tree: Any, device: torch.device) -> Any:
+    """The tree with its tensors on the device; those that are there already stay the same objects.
+
+    A copy from pinned memory to a GPU does not wait until it is done: a later write to the source
+    must not come before that.
+    """
+    if isinstance(tree, Tensor):
+        # The other way the caller would read a tensor that is not there yet.
+        return tree.to(device, non_blocking=device.type == "cuda")
+    if type(tree) is tuple:
+        return tuple(to_device(part, device) for part in tree)
+    leaves, spec = pytree.tree_flatten(tree)
+    if spec.is_leaf():
+        return tree
+    return pytree.tree_unflatten([to_device(leaf, device) for leaf in leaves], spec)
+
+
 def merge(parts: Sequence[Any]) -> Any:
     """The inverse of `split`: tensors joined along dimension 0, equal other values kept.
 

@@ -1,11 +1,11 @@
 """Random numbers of concurrent stages, reproducible whatever the threads do.
 
-torch has one default generator on the CPU, and stages that run at the same time would draw from it
-in the order in which they happen to arrive. So every forward action draws from a state of its own,
-keyed by (step, stage, microbatch); the key of the step is one number drawn from the caller's
-default generator by the first action that needs it. The plain model draws the same numbers when
-`torch.manual_seed(action_seed(step_seed, stage, microbatch))` precedes each stage of each
-microbatch.
+torch has one default generator for the CPU and one for each GPU, and stages that run at the same
+time would draw from it in the order in which they happen to arrive. So every forward action draws
+from states of its own, keyed by (step, stage, microbatch); the key of the step is one number drawn
+from the caller's default generator on the CPU by the first action that needs it. The plain model
+draws the same numbers when `torch.manual_seed(action_seed(step_seed, stage, microbatch))`, which
+seeds the generators of all devices, precedes each stage of each microbatch.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..plan import Action, Kind
 
-# Held while the default generator lends its place to an action's state.
-_default_generator = threading.RLock()
+# Held while a default generator lends its place to an action's state.
+_default_generators = threading.RLock()
 
 _NO_MODE = nullcontext()
+_CPU = torch.device("cpu")
 
 _MASK = (1 << 64) - 1
 
@@ -40,21 +41,34 @@ def action_seed(step_seed: int, stage: int, microbatch: int) -> int:
 
 
 class StepSeed:
-    """The random number of one step, drawn from torch's default generator when first asked for.
+    """The next random number of torch's default generator, from which it is taken when used.
 
     A model that draws nothing thus leaves the caller's generator alone.
     """
 
     def __init__(self) -> None:
         self._value: int | None = None
+        # The caller's generator behind the number, until the number is used.
+        self._behind: Tensor | None = None
 
     def value(self) -> int:
         """The number; the same for all who ask in one step."""
-        with _default_generator:
+        with _default_generators:
             if self._value is None:
+                generator = torch.default_generator
+                before = generator.get_state()
                 draw = torch.empty((), dtype=torch.int64, device="cpu").random_()
                 self._value = int(draw.item())
+                self._behind = generator.get_state()
+                generator.set_state(before)
             return self._value
+
+    def use(self) -> None:
+        """Takes the number from the caller's generator, once however many use it."""
+        with _default_generators:
+            if self._behind is not None:
+                torch.default_generator.set_state(self._behind)
+                self._behind = None
 
 
 class Draws:
@@ -102,8 +116,27 @@ class Draws:
         return _RefuseInBackward(self._safe, Action(kind, self._stage, microbatch), num_inputs)
 
 
+def default_generator(device: torch.device) -> torch.Generator:
+    """The generator from which random operations on a device draw."""
+    if device.type != "cuda":
+        return torch.default_generator
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return torch.cuda.default_generators[index]
+
+
+def _generator_of(args: Any, kwargs: Any) -> torch.Generator:
+    """The default generator of the device on which an operation draws."""
+    of_tensors = (value.device for value in args if isinstance(value, Tensor))
+    return default_generator(kwargs.get("device") or next(of_tensors, _CPU))
+
+
 def _is_random(func: Any) -> bool:
+    """Whether the operation may draw. Attention on a GPU also has the tag without dropout."""
     return torch.Tag.nondeterministic_seeded in func.tags
+
+
+def _has_own_generator(args: Any, kwargs: Any) -> bool:
+    return any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values()))
 
 
 class _Mode(TorchDispatchMode):
@@ -115,35 +148,46 @@ class _Mode(TorchDispatchMode):
 
 
 class _OwnState(_Mode):
-    """Gives every random operation the generator state of this action."""
+    """Gives every random operation this action's state of the generator that it draws from."""
 
     def __init__(self, draws: Draws, seed: StepSeed, stage: int, microbatch: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._draws = draws
         self._seed = seed
         self._key = (stage, microbatch)
-        self._state: Tensor | None = None
+        self._states: dict[torch.Generator, Tensor] = {}
+        self._drew = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         if not _is_random(func):
-            return func(*args, **(kwargs or {}))
-        default = torch.default_generator
-        with _default_generator:
-            if self._state is None:
-                seed = action_seed(self._seed.value(), *self._key)
-                self._state = torch.Generator().manual_seed(seed).get_state()
-            callers = default.get_state()
-            default.set_state(self._state)
+            return func(*args, **kwargs)
+        with _default_generators:
+            generator = _generator_of(args, kwargs)
+            before = callers = generator.get_state()
             try:
-                return func(*args, **(kwargs or {}))
+                before = self._begin(generator)
+                return func(*args, **kwargs)
             finally:
-                self._state = default.get_state()
-                default.set_state(callers)
+                after = self._states[generator] = generator.get_state()
+                generator.set_state(callers)
+                if _has_own_generator(args, kwargs) or not torch.equal(before, after):
+                    self._drew = True
+                    self._seed.use()
+
+    def _begin(self, generator: torch.Generator) -> Tensor:
+        """Sets the generator to this action's state, which is returned."""
+        state = self._states.get(generator)
+        if state is not None:
+            generator.set_state(state)
+            return state
+        generator.manual_seed(action_seed(self._seed.value(), *self._key))
+        return generator.get_state()
 
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
         if exception[0] is None:
-            self._draws.watched(drew=self._state is not None)
+            self._draws.watched(drew=self._drew)
 
 
 class _RefuseInBackward(_Mode):
@@ -156,13 +200,26 @@ class _RefuseInBackward(_Mode):
         self._num_inputs = num_inputs
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if _is_random(func):
-            raise RuntimeError(
-                f"{func} draws random numbers in a backward ({self._action}): activation "
-                "checkpointing of a layer with dropout cannot repeat the numbers of its forward "
-                "here; checkpoint without dropout, or use dropout without checkpointing"
-            )
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if not _is_random(func):
+            return func(*args, **kwargs)
+        if _has_own_generator(args, kwargs):
+            raise self._refusal(func)
+        with _default_generators:
+            generator = _generator_of(args, kwargs)
+            before = generator.get_state()
+            result = func(*args, **kwargs)
+            if not torch.equal(before, generator.get_state()):
+                generator.set_state(before)
+                raise self._refusal(func)
+        return result
+
+    def _refusal(self, func: Any) -> RuntimeError:
+        return RuntimeError(
+            f"{func} draws random numbers in a backward ({self._action}): activation "
+            "checkpointing of a layer with dropout cannot repeat the numbers of its forward "
+            "here; checkpoint without dropout, or use dropout without checkpointing"
+        )
 
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)  # type: ignore[no-untyped-call]

@@ -1,8 +1,9 @@
-"""Further replicas of a stage, whose layers share all storage with those of the first.
+"""Further replicas of a stage, whose layers share what they can with those of the first.
 
-A copy of a layer is a module of the same type with the same attributes, hooks, buffers and modes.
-Its parameters are others with the same storage: their values are always the originals', their
-`.grad` is their own. Copies are made for each step, so that nothing done to an original is missed.
+A copy of a layer is a module of the same type with the same attributes, hooks and modes. On the
+device of the original its buffers are the same and its parameters others with the same storage; on
+another device the storage is a copy. So their values are the originals', their `.grad` is their
+own. Copies are made for each step, so that nothing done to an original is missed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .random import StepSeed
 from .stage import Finish, Stage
@@ -25,42 +26,62 @@ _BOUND = ("forward", "_compiled_call_impl")
 _OF_MODULES = frozenset(vars(nn.Module()))
 
 
-def copy_layers(layers: Sequence[nn.Module]) -> tuple[list[nn.Module], Pairs]:
-    """Copies of the layers, and each of their parameters with its copy."""
-    copies: dict[nn.Module, nn.Module] = {}
-    parameters: dict[nn.Parameter, nn.Parameter] = {}
-    result = [_copy(layer, copies, parameters) for layer in layers]
-    return result, list(parameters.items())
+def copy_layers(
+    layers: Sequence[nn.Module], device: torch.device | None
+) -> tuple[list[nn.Module], Pairs]:
+    """Copies of the layers, and each of their parameters with its copy.
+
+    Args:
+        layers: the originals.
+        device: where the copies live; None for where each tensor of the originals is.
+    """
+    copies = _Copies(device)
+    return [copies.of(layer) for layer in layers], list(copies.parameters.items())
 
 
-def _copy(
-    module: nn.Module,
-    copies: dict[nn.Module, nn.Module],
-    parameters: dict[nn.Parameter, nn.Parameter],
-) -> nn.Module:
-    if module in copies:
-        return copies[module]
-    copy: Any = module._replicate_for_data_parallel()
-    copies[module] = copy
-    for name, parameter in module._parameters.items():
-        if parameter is not None and parameter not in parameters:
-            shared = nn.Parameter(parameter.detach(), parameter.requires_grad)
-            parameters[parameter] = shared
-        if parameter is None:
-            copy.register_parameter(name, None)
-        else:
-            # As an attribute, because recurrent layers note their parameters elsewhere too.
-            setattr(copy, name, parameters[parameter])
-    for name, child in module._modules.items():
-        copy._modules[name] = None if child is None else _copy(child, copies, parameters)
-    return copy  # type: ignore[no-any-return]
+class _Copies:
+    """Copies of modules and parameters, one of each however often it occurs."""
+
+    def __init__(self, device: torch.device | None) -> None:
+        self.parameters: dict[nn.Parameter, nn.Parameter] = {}
+        self._modules: dict[nn.Module, nn.Module] = {}
+        self._buffers: dict[Tensor, Tensor] = {}
+        self._device = device
+
+    def of(self, module: nn.Module) -> nn.Module:
+        if module in self._modules:
+            return self._modules[module]
+        copy: Any = module._replicate_for_data_parallel()
+        self._modules[module] = copy
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                copy.register_parameter(name, None)
+            else:
+                # As an attribute, because recurrent layers note their parameters elsewhere too.
+                setattr(copy, name, self._parameter(parameter))
+        for name, buffer in module._buffers.items():
+            copy._buffers[name] = None if buffer is None else self._buffer(buffer)
+        for name, child in module._modules.items():
+            copy._modules[name] = None if child is None else self.of(child)
+        return copy  # type: ignore[no-any-return]
+
+    def _parameter(self, original: nn.Parameter) -> nn.Parameter:
+        if original not in self.parameters:
+            values = original.detach().to(self._device)
+            self.parameters[original] = nn.Parameter(values, original.requires_grad)
+        return self.parameters[original]
+
+    def _buffer(self, original: Tensor) -> Tensor:
+        if original not in self._buffers:
+            self._buffers[original] = original.to(self._device)
+        return self._buffers[original]
 
 
 class Replica(Stage):
-    """The same stage once more, for other microbatches."""
+    """The same stage once more, for other microbatches, on the same device or another."""
 
-    def __init__(self, original: Stage) -> None:
-        super().__init__(original.index, original.layers)
+    def __init__(self, original: Stage, device: torch.device) -> None:
+        super().__init__(original.index, original.layers, device)
         self._originals = original.layers
         self._pairs: Pairs = []
         original.reductions.append(self._add_gradients)
@@ -68,7 +89,7 @@ class Replica(Stage):
     def begin(self, num_microbatches: int, seed: StepSeed, finish: Finish) -> None:
         """Makes room for a step, and copies of the original's layers."""
         super().begin(num_microbatches, seed, finish)
-        self.layers, self._pairs = copy_layers(self._originals)
+        self.layers, self._pairs = copy_layers(self._originals, self.device)
 
     def end(self) -> None:
         """Lets go of everything that belongs to the step."""
@@ -76,8 +97,12 @@ class Replica(Stage):
         self.layers, self._pairs = self._originals, []
 
     def _add_gradients(self) -> None:
-        pairs, self._pairs = self._pairs, []
-        used = [(original, copy.grad) for original, copy in pairs if copy.grad is not None]
+        # The copies keep their gradients until the step ends: a GPU may still be reading them.
+        used = [
+            (original, copy.grad.to(original.device))
+            for original, copy in self._pairs
+            if copy.grad is not None
+        ]
         if used:
             originals, gradients = zip(*used, strict=True)
             # As a backward does it, with the hooks of the parameters.
@@ -92,7 +117,8 @@ def refuse_to_copy(layers: Mapping[str, nn.Module]) -> None:
             keeps parameters or modules where a copy would still find the originals.
     """
     for layer_name, layer in layers.items():
-        copies = dict(zip(layer.modules(), _copy(layer, {}, {}).modules(), strict=True))
+        (copy,), _ = copy_layers([layer], None)
+        copies = dict(zip(layer.modules(), copy.modules(), strict=True))
         for name, module in layer.named_modules(prefix=layer_name):
             reason = _cannot_copy(module, copies[module])
             if reason is not None:

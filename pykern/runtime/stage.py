@@ -10,9 +10,13 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..plan import Kind
+from .microbatch import to_device
+from .passage import Passage
 from .random import Draws, StepSeed
 from .settings import Settings
 from .split import Work, backward_to_inputs
+
+_CPU = torch.device("cpu")
 
 # Gets (microbatch, output of the last stage); returns the tensors that backward starts from and
 # their gradients, both empty when there is no backward.
@@ -30,9 +34,12 @@ class Stage:
     order what neighbours hand over. Attributes that are lists hold one entry per microbatch.
     """
 
-    def __init__(self, index: int, layers: Sequence[nn.Module]) -> None:
+    def __init__(
+        self, index: int, layers: Sequence[nn.Module], device: torch.device = _CPU
+    ) -> None:
         self.index = index
         self.layers = layers
+        self.device = device
         self._finish: Finish | None = None
         self.next: Stage | None = None
         self.previous: Stage | None = None
@@ -43,6 +50,7 @@ class Stage:
         self.copies_input = False
         self._settings: Settings | None = None
         self._draws = Draws(index)
+        self.passage = Passage()
         self._make_room(0)
 
     def begin(self, num_microbatches: int, seed: StepSeed, finish: Finish) -> None:
@@ -86,6 +94,11 @@ class Stage:
             self._forward(microbatch, arguments)
 
     def _forward(self, microbatch: int, arguments: tuple[Any, ...]) -> None:
+        if self.previous is None:
+            if self.device.type != "cpu":
+                arguments = to_device(arguments, self.device)
+        elif self.copies_input:
+            arguments = _copies(arguments)
         first, *others = self.layers
         output = first(*arguments)
         for layer in others:
@@ -94,7 +107,7 @@ class Stage:
             self.outputs[microbatch] = self._hand_over(microbatch, output, self.next)
         else:
             assert self._finish is not None
-            ends = self._finish(microbatch, output)
+            ends = self._finish(microbatch, self.passage.keep(output))
             self.outputs[microbatch], self.gradients[microbatch] = ends
 
     def backward(self, microbatch: int) -> None:
@@ -139,38 +152,48 @@ class Stage:
         if len(used) < len(gradients):
             pairs = zip(outputs, gradients, strict=True)
             outputs = [output for output, gradient in pairs if gradient is not None]
-        return outputs, used
+        return outputs, self.passage.take_in(used)
 
     def _hand_back(self, microbatch: int) -> None:
         if self.previous is not None:
             leaves = self.leaves[microbatch]
             self.leaves[microbatch] = ()
-            self.previous.gradients[microbatch] = [leaf.grad for leaf in leaves]
+            gradients = [leaf.grad for leaf in leaves]
+            self.previous.gradients[microbatch] = self.passage.back(microbatch, gradients)
 
     def _hand_over(self, microbatch: int, output: Any, receiver: Stage) -> Sequence[Tensor]:
         """Gives the receiver detached leaves; returns the tensors whose gradients come back."""
         if isinstance(output, Tensor):
-            leaf = output.detach()
+            (leaf,) = self.passage.there(microbatch, (output.detach(),))
             if output.requires_grad:
                 receiver.leaves[microbatch] = (leaf.requires_grad_(),)
-            receiver.arguments[microbatch] = (leaf.clone() if receiver.copies_input else leaf,)
+            receiver.arguments[microbatch] = (leaf,)
             return (output,) if output.requires_grad else ()
         values, spec = pytree.tree_flatten(output)
-        sent: list[Tensor] = []
-        leaves: list[Tensor] = []
-        handed: dict[int, Tensor] = {}
-        for position, value in enumerate(values):
-            if not isinstance(value, Tensor):
-                continue
-            # A tensor that occurs twice stays one, or its gradients would add up in another order
-            # and a layer that works in place would change only one of the two.
-            if id(value) not in handed:
-                leaf = value.detach()
-                if value.requires_grad:
-                    sent.append(value)
-                    leaves.append(leaf.requires_grad_())
-                handed[id(value)] = leaf.clone() if receiver.copies_input else leaf
-            values[position] = handed[id(value)]
-        receiver.leaves[microbatch] = leaves
+        # A tensor that occurs twice stays one, or its gradients would add up in another order and a
+        # layer that works in place would change only one of the two.
+        unique = {id(value): value for value in values if isinstance(value, Tensor)}
+        outputs = list(unique.values())
+        landed = self.passage.there(microbatch, [value.detach() for value in outputs])
+        pairs = list(zip(outputs, landed, strict=True))
+        receiver.leaves[microbatch] = [
+            leaf.requires_grad_() for value, leaf in pairs if value.requires_grad
+        ]
+        handed = dict(zip(unique, landed, strict=True))
+        values = [handed.get(id(value), value) for value in values]
         receiver.arguments[microbatch] = (pytree.tree_unflatten(values, spec),)
-        return sent
+        return [value for value in outputs if value.requires_grad]
+
+
+def _copies(arguments: Any) -> Any:
+    """The arguments with a copy of each tensor, one where it occurs twice."""
+    if isinstance(arguments[0], Tensor):
+        return (arguments[0].clone(),)
+    copies: dict[int, Tensor] = {}
+
+    def copy(tensor: Tensor) -> Tensor:
+        if id(tensor) not in copies:
+            copies[id(tensor)] = tensor.clone()
+        return copies[id(tensor)]
+
+    return pytree.tree_map_only(Tensor, copy, arguments)

@@ -49,9 +49,9 @@ TEST_CASE("a plan that cannot run makes no program") {
 TEST_CASE("a program knows its kinds, and whose stage an action is of") {
     const Program program(plan_of(Placement::bidirectional(2), 2,
                                   {"0F0 1F1 0I0 1B1 0W0 0REDUCE0", "0F1 1F0 1B0 0B1 1REDUCE0"}));
-    CHECK(program.holds(Kind::W));
-    CHECK(program.holds(Kind::REDUCE));
-    CHECK_FALSE(program.holds(Kind::U));
+    CHECK(program.held()[static_cast<std::size_t>(Kind::W)]);
+    CHECK(program.held()[static_cast<std::size_t>(Kind::REDUCE)]);
+    CHECK_FALSE(program.held()[static_cast<std::size_t>(Kind::U)]);
     CHECK(program.stage_of_replica(0) == 0);  // 0F0
     CHECK(program.stage_of_replica(1) == 3);  // 1F1, of the second replica
     CHECK(program.stage_of_replica(6) == 2);  // 0F1

@@ -112,6 +112,10 @@ void fake_free(cuda::CUdeviceptr address) {
     });
 }
 
+void fake_forget(cuda::CUdeviceptr address) {
+    tell("fake_forget", [&](Model& model) { model.memory.forget(address); });
+}
+
 void fake_allow_undeclared(int allowed) {
     tell("fake_allow_undeclared",
          [&](Model& model) { model.memory.allow_undeclared(allowed != 0); });

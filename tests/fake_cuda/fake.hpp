@@ -41,6 +41,8 @@ PYKERN_FAKE_EXPORT void fake_alloc(pykern::cuda::CUdeviceptr address, std::size_
                                    pykern::cuda::CUstream owner);
 // To be called while the bytes are still there: work that touches them is run first.
 PYKERN_FAKE_EXPORT void fake_free(pykern::cuda::CUdeviceptr address);
+// Of memory that was freed: its bytes are really gone, and the address may come back as any other.
+PYKERN_FAKE_EXPORT void fake_forget(pykern::cuda::CUdeviceptr address);
 // Whether work may touch memory that was never given to fake_alloc. At first it may not.
 PYKERN_FAKE_EXPORT void fake_allow_undeclared(int allowed);
 

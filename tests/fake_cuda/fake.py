@@ -77,6 +77,7 @@ def load() -> ctypes.CDLL:
         ("fake_set_driver_version", None, [ctypes.c_int]),
         ("fake_alloc", None, [number, size, pointer]),
         ("fake_free", None, [number]),
+        ("fake_forget", None, [number]),
         ("fake_allow_undeclared", None, [ctypes.c_int]),
         ("fake_kernel", None, [pointer, ctypes.c_double, accesses, size]),
         ("fake_complete", None, [pointer]),
@@ -176,6 +177,10 @@ class FakeCuda:
     def free(self, address: int) -> None:
         """To be called before the bytes go: it runs the work that touches them."""
         self.library.fake_free(address)
+
+    def forget(self, address: int) -> None:
+        """Of memory that was freed: the address may come back as something else."""
+        self.library.fake_forget(address)
 
     def allow_undeclared(self, allowed: bool = True) -> None:
         self.library.fake_allow_undeclared(allowed)

@@ -69,6 +69,13 @@ void Memory::free(cuda::CUdeviceptr address, const Clock& host) {
     allocation.freed = true;
 }
 
+void Memory::forget(cuda::CUdeviceptr address) {
+    const cuda::CUdeviceptr end = address + bytes_at(address);
+    const auto first = cover(address, end);
+    pieces_.erase(first, pieces_.lower_bound(end));
+    allocations_.erase(address);
+}
+
 void Memory::touch(const Site& site, const Clock& clock, const FakeAccess& access) {
     if (access.bytes == 0) return;
     check_life(site, access);

@@ -35,6 +35,8 @@ class Memory {
     std::size_t bytes_at(cuda::CUdeviceptr address) const;
     // host is what the host knows to be done.
     void free(cuda::CUdeviceptr address, const Clock& host);
+    // The address means other memory from now on, of which nothing is known.
+    void forget(cuda::CUdeviceptr address);
     void touch(const Site& site, const Clock& clock, const FakeAccess& access);
     // The device of memory that is allocated.
     std::optional<int> device_of(cuda::CUdeviceptr address) const;

@@ -1,5 +1,6 @@
 """What the documents show, works."""
 
+import json
 import re
 import runpy
 
@@ -20,6 +21,16 @@ def test_the_guide_to_schedules_runs_and_prints_what_it_shows(python, root):
     code = "".join(re.findall(r"^```python\n(.*?)^```", page, re.M | re.S))
     shown = "".join(re.findall(r"^```text\n(.*?)^```", page, re.M | re.S))
     assert python("-W", "error", "-c", code).stdout == shown
+
+
+def test_the_page_on_profiling_runs(root, tmp_path, monkeypatch):
+    (code,) = re.findall(
+        r"^```python\n(.*?)^```", (root / "docs/profiling.md").read_text(), re.M | re.S
+    )
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    events = json.loads((tmp_path / "step.trace.json").read_text())["traceEvents"]
+    assert sum(event["ph"] == "X" for event in events) == 2 * 2 * 4 * 8
 
 
 def test_the_pages_of_the_catalogue_are_what_the_code_gives(root):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pykern import SplitError
-from pykern.runtime.microbatch import batch_size, merge, sizes, split
+from pykern.runtime.microbatch import batch_size, merge, sizes, split, to_device
 
 Point = namedtuple("Point", ["x", "y"])
 
@@ -100,3 +100,15 @@ def test_a_batch_that_cannot_be_cut_is_named(tree: Any, message: str) -> None:
 def test_results_that_cannot_be_joined_are_named(parts: Any, message: str) -> None:
     with pytest.raises(SplitError, match=message):
         merge(parts)
+
+
+def test_to_device_moves_the_tensors_of_a_tree() -> None:
+    meta = torch.device("meta")
+    there = torch.ones(2, device=meta)
+    tree = (torch.ones(2), {"a": [there, "b"]}, Point(torch.ones(3), 4), None)
+    moved = to_device(tree, meta)
+    assert moved[0].device == moved[2].x.device == meta
+    assert moved[1]["a"][0] is there
+    assert (moved[1]["a"][1], moved[2].y, moved[3]) == ("b", 4, None)
+    here = torch.ones(2)
+    assert to_device(here, torch.device("cpu")) is here

@@ -1,0 +1,1 @@
+"""The sections of bench/gpu_session.py, one module each with a function run(folder) -> figures."""

@@ -1,0 +1,151 @@
+"""The frame around the sections: where they run, for how long, and how results are kept."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# In this order, each with the seconds it may take. What everything else needs comes first.
+SECTIONS = {
+    "build": 150,
+    "driver_costs": 40,
+    "raw_launch": 40,
+    "capture_copy": 30,
+    "green": 60,
+    "overlap": 60,
+    "pools": 40,
+    "split_capture": 40,
+    "stitch": 40,
+    "issue_rate": 40,
+    "profiler": 40,
+    "tests": 120,
+}
+# Under this a section is not worth starting: torch alone takes seconds to import.
+LEAST_S = 15
+PACKAGES = ("torch", "cuda-bindings", "cupy-cuda13x", "triton", "numpy", "pykern-runtime")
+SOURCES = ("csrc", "cmake", "CMakeLists.txt", "pyproject.toml", "pykern", "schedules", "bench/gpu")
+
+Json = dict[str, Any]
+
+
+def purpose(name: str) -> str:
+    """The first line of a section's docstring. Importing it needs no GPU."""
+    section = importlib.import_module(f"bench.gpu.{name}")
+    if not callable(section.run):
+        raise TypeError(f"section {name!r}: run is {section.run!r}, and must be a function")
+    return (section.__doc__ or "").partition("\n")[0]
+
+
+def has_device() -> bool:
+    """Asked in another process: one that forks or sets variables later must not have begun CUDA."""
+    ask = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+    return subprocess.run([sys.executable, "-c", ask], check=False).returncode == 0
+
+
+def digest() -> str:
+    """Of the sources, because a copy of the tree may come without its git history."""
+    found = hashlib.sha256()
+    for source in SOURCES:
+        path = ROOT / source
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        for file in files:
+            if file.suffix in {".py", ".cpp", ".hpp", ".txt", ".toml", ".cmake"}:
+                found.update(str(file.relative_to(ROOT)).encode() + file.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def environment() -> Json:
+    return {
+        "sources": digest(),
+        "commit": output_of("git", "describe", "--always", "--dirty", "--exclude=*"),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
+        "python": platform.python_version(),
+        "cores": len(os.sched_getaffinity(0)),
+        "gpu": output_of(
+            "nvidia-smi",
+            "--query-gpu=name,driver_version,memory.total,clocks.sm,clocks.mem,clocks.max.sm",
+            "--format=csv,noheader",
+        ),
+        "versions": {package: version_of(package) for package in PACKAGES},
+    }
+
+
+def version_of(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def output_of(*command: str) -> str | None:
+    """What a command prints; none where it is not there or fails."""
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+def resume(path: Path, now: Json) -> Json:
+    """The session so far, where the file is of the same sources; else a new one."""
+    if path.exists():
+        session: Json = json.loads(path.read_text())
+        if session["environment"]["sources"] == now["sources"]:
+            return session
+    return {"environment": now, "sections": {}}
+
+
+def save(path: Path, session: Json) -> None:
+    """In one piece, so that a session cut off leaves a whole file."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(session, indent=2) + "\n")
+    partial.replace(path)
+
+
+def run_section(name: str, folder: Path, left_s: float) -> Json:
+    """Runs a section in a process of its own. What fails is a result too."""
+    allowance_s = min(SECTIONS[name], left_s)
+    if allowance_s < LEAST_S:
+        return {"outcome": "not started", "error": f"{left_s:.0f} s were left"}
+    start = time.monotonic()
+    command = [sys.executable, "-m", "bench.gpu.one", name, str(folder.resolve())]
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, timeout=allowance_s, check=False
+        )
+    except subprocess.TimeoutExpired as late:
+        return {"outcome": "out of time", "error": tail(late.stderr), "took_s": allowance_s}
+    took_s = round(time.monotonic() - start, 1)
+    if done.returncode != 0:
+        return {"outcome": "failed", "error": tail(done.stderr), "took_s": took_s}
+    # The last line: libraries print what they like before.
+    return {
+        "outcome": "ok",
+        "figures": json.loads(done.stdout.splitlines()[-1]),
+        "took_s": took_s,
+    }
+
+
+def tail(text: str | bytes | None) -> str:
+    """The end of an error output. After a timeout Python gives it undecoded."""
+    decoded = text.decode(errors="replace") if isinstance(text, bytes) else text or ""
+    return decoded[-3000:]
+
+
+def summary(name: str, result: Json) -> str:
+    """One line; the figures themselves are in the file."""
+    shown = json.dumps(result["figures"]) if "figures" in result else result["error"].strip()
+    last_line = shown.splitlines()[-1] if shown else ""
+    return f"{name:15} {result['outcome']:12} {result.get('took_s', 0):6.1f} s  {last_line[:150]}"

@@ -1,0 +1,238 @@
+// Python's side of the streams driver: lanes, programs on them, and the executor.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bind.hpp"
+#include "calls.hpp"
+#include "exec/stream_job.hpp"
+#include "exec/stream_trace.hpp"
+#include "exec/streams.hpp"
+#include "plan/text.hpp"
+
+namespace py = pybind11;
+using namespace py::literals;
+
+namespace pykern {
+
+namespace {
+
+using Address = std::uintptr_t;
+// to, from, bytes, and by way of which pinned memory, or 0.
+using PythonTransfer = std::tuple<Address, Address, std::size_t, Address>;
+
+Transfers transfers_from(const std::vector<PythonTransfer>& given) {
+    Transfers transfers;
+    transfers.reserve(given.size());
+    for (const auto& [to, from, bytes, via] : given) {
+        transfers.push_back({.to = to, .from = from, .bytes = bytes, .via = via});
+    }
+    return transfers;
+}
+
+// A job with the trace of its last traced step.
+class PythonJob {
+   public:
+    PythonJob(const Plan& plan, std::shared_ptr<const Lanes> lanes) : job(plan, std::move(lanes)) {
+        const Plan& held = job.program().plan();
+        for (std::size_t kind = 0; kind < kNumKinds; ++kind) {
+            held_[kind] = held.has(static_cast<Kind>(kind));
+        }
+    }
+
+    TaskNumber task_of(Action action) const {
+        const TaskNumber task = job.task_of(action);
+        if (task != StreamJob::kNoTask) return task;
+        throw std::invalid_argument("the program does not hold " + to_text(action));
+    }
+
+    const StreamTrace& last_trace() const {
+        if (!is_traced) throw std::runtime_error("no step has been traced");
+        return *trace;
+    }
+
+    const std::array<bool, kNumKinds>& held() const { return held_; }
+
+    StreamJob job;
+    std::unique_ptr<StreamTrace> trace;
+    bool is_traced = false;
+
+   private:
+    std::array<bool, kNumKinds> held_{};
+};
+
+// Runs the actions of one step as Python calls on the calling thread.
+class StreamCallbacks final : public StreamClient {
+   public:
+    StreamCallbacks(const StreamProgram& program, const CallsOfKinds& calls)
+        : program_(program), calls_(calls) {}
+
+    bool run(TaskNumber number, Transfers& transfers) noexcept override {
+        const Task& task = program_.tasks()[number];
+        const py::gil_scoped_acquire gil;
+        try {
+            const Placement& placement = program_.plan().placement();
+            const int replica = placement.replica_of(task.action.microbatch);
+            const int stage = replica * placement.num_stages() + task.action.stage;
+            const py::object result = calls_.at(task.action.kind)[static_cast<std::size_t>(stage)](
+                task.action.microbatch);
+            if (!result.is_none()) {
+                transfers = transfers_from(py::cast<std::vector<PythonTransfer>>(result));
+            }
+            return true;
+        } catch (py::error_already_set& error) {
+            error.restore();
+            failures_.emplace_back(task.action, task.stream, fetch_exception());
+        } catch (const std::exception& error) {
+            failures_.emplace_back(
+                task.action, task.stream,
+                py::module_::import("builtins").attr("RuntimeError")(error.what()));
+        }
+        return false;
+    }
+
+    std::vector<Failure> take_failures() { return std::move(failures_); }
+
+   private:
+    const StreamProgram& program_;
+    const CallsOfKinds& calls_;
+    std::vector<Failure> failures_;
+};
+
+class StreamExecutor {
+   public:
+    void claim() { claim_.take(); }
+    void release() { claim_.release(); }
+
+    std::vector<Failure> run(PythonJob& job, const CallsOfKinds& calls,
+                             const std::map<int, Address>& callers, const std::vector<bool>& eager,
+                             bool traced) {
+        if (!claim_.is_mine()) throw std::logic_error("run needs a claim");
+        const StreamProgram& program = job.job.program();
+        const Plan& plan = program.plan();
+        require_calls(plan.placement(), plan.num_slices(), job.held(), calls);
+        if (eager.size() != static_cast<std::size_t>(plan.num_microbatches())) {
+            throw std::invalid_argument("eager must say something for each of " +
+                                        std::to_string(plan.num_microbatches()) + " microbatches");
+        }
+        std::map<int, cuda::CUstream> streams;
+        // A handle, as the driver's own users pass it around.
+        // NOLINTNEXTLINE(performance-no-int-to-ptr)
+        for (const auto& [gpu, stream] : callers)
+            streams[gpu] = reinterpret_cast<cuda::CUstream>(stream);
+        StreamCallbacks callbacks(program, calls);
+        {
+            const py::gil_scoped_release no_gil;
+            StreamTrace* trace = traced ? begin_trace(job) : nullptr;
+            job.is_traced = Dispatch(job.job, streams, callbacks, eager, trace).run() &&
+                            (traced || job.is_traced);
+        }
+        return callbacks.take_failures();
+    }
+
+    void close() {
+        if (claim_.is_fork()) return;
+        if (claim_.is_mine()) {
+            throw std::runtime_error(
+                "a stage or a signal handler cannot close the pipeline that runs it");
+        }
+        const py::gil_scoped_release no_gil;
+        claim_.close();
+        claim_.wait();
+    }
+
+   private:
+    static StreamTrace* begin_trace(PythonJob& job) {
+        if (!job.trace) job.trace = std::make_unique<StreamTrace>(job.job);
+        job.is_traced = false;
+        job.trace->begin();
+        return job.trace.get();
+    }
+
+    Claim claim_;
+};
+
+void bind_lanes(py::module_& module) {
+    py::class_<Lanes, std::shared_ptr<Lanes>>(
+        module, "Lanes", "GPUs, or parts of them, as the devices of a plan, with their streams.")
+        .def(py::init([](const std::vector<std::tuple<int, int, int>>& given) {
+                 std::vector<LaneName> names;
+                 for (const auto& [gpu, part, num_parts] : given) {
+                     names.push_back({.gpu = gpu, .part = part, .num_parts = num_parts});
+                 }
+                 return std::make_shared<Lanes>(std::move(names));
+             }),
+             "names"_a)
+        .def("__len__", &Lanes::size)
+        .def(
+            "compute",
+            [](const Lanes& self, int lane) {
+                in_range("lane", lane, self.size());
+                return reinterpret_cast<Address>(self.compute(lane));
+            },
+            "lane"_a, "Handle of the stream on which the lane computes.")
+        .def(
+            "reaches",
+            [](const Lanes& self, int sender, int receiver) {
+                in_range("sender", sender, self.size());
+                in_range("receiver", receiver, self.size());
+                return self.reaches(sender, receiver);
+            },
+            "sender"_a, "receiver"_a,
+            "Whether one lane's GPU can write to the memory of the other's.");
+}
+
+}  // namespace
+
+void bind_streams(py::module_& module) {
+    bind_lanes(module);
+    py::class_<PythonJob>(module, "StreamProgram", "A checked plan, ready to run on lanes.")
+        .def(py::init<const Plan&, std::shared_ptr<const Lanes>>(), "plan"_a, "lanes"_a)
+        .def_property_readonly(
+            "num_microbatches",
+            [](const PythonJob& self) { return self.job.program().plan().num_microbatches(); })
+        .def(
+            "slot_of",
+            [](const PythonJob& self, Action action) {
+                return self.job.program().tasks()[self.task_of(action)].slot;
+            },
+            "action"_a, "The slot of an action's cell, or of the cell that a copy is for.")
+        .def(
+            "set_transfers",
+            [](PythonJob& self, Action copy, const std::vector<PythonTransfer>& transfers) {
+                self.job.set_transfers(self.task_of(copy), transfers_from(transfers));
+            },
+            "copy"_a, "transfers"_a,
+            "What a copy moves whose action is launched: (to, from, bytes, via) for each tensor.")
+        .def(
+            "timeline", [](const PythonJob& self) { return self.last_trace().actions(); },
+            "What ran when in the last traced step, on the GPUs' clocks; a row for each device.")
+        .def(
+            "copies", [](const PythonJob& self) { return self.last_trace().copies(); },
+            "The same for its copies; a row for each copy stream.");
+
+    py::class_<StreamExecutor>(module, "StreamExecutor", "Issues programs to the streams of lanes.")
+        .def(py::init<>())
+        .def("__enter__", &StreamExecutor::claim,
+             "Takes the executor for one step; raises RuntimeError when it cannot run one.")
+        .def("__exit__", [](StreamExecutor& self, const py::args&) { self.release(); })
+        .def("run", &StreamExecutor::run, "program"_a, "callbacks"_a, "callers"_a, "eager"_a,
+             "traced"_a,
+             "Issues a step on the calling thread, which began on the callers' streams, one for "
+             "each GPU. Calls callbacks[kind][replica * num_stages + stage](microbatch) for each "
+             "action without a launch, and for all of an eager microbatch; each returns what the "
+             "copy of its result moves, as (to, from, bytes, via). Returns what failed, as "
+             "(action, device, exception). Raises CudaError.")
+        .def("close", &StreamExecutor::close, "No step begins any more; waits for the last one.");
+}
+
+}  // namespace pykern

@@ -1,0 +1,62 @@
+// Calls: what the executors have in common at Python's edge. Which callables a step needs, what it
+// gives back where one fails, and who may run a step.
+#pragma once
+
+#include <pybind11/pybind11.h>
+#include <sys/types.h>
+
+#include <array>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "plan/action.hpp"
+#include "plan/placement.hpp"
+
+namespace pykern {
+
+// The action that raised, its device, and the exception. An interrupt has no action and device -1.
+using Failure = std::tuple<std::optional<Action>, int, pybind11::object>;
+// Callables by kind; for each stage of each replica one, replica after replica.
+using CallsOfKinds = std::map<Kind, std::vector<pybind11::object>>;
+
+// Takes the exception that Python has raised, with its traceback.
+pybind11::object fetch_exception();
+
+// Throws std::invalid_argument unless there are callables for all that such a plan holds, and they
+// can run it.
+void require_calls(const Placement& placement, int num_slices,
+                   const std::array<bool, kNumKinds>& held, const CallsOfKinds& calls);
+
+// Who is in a step: one thread at a time, in the process that made the executor.
+class Claim {
+   public:
+    Claim();
+
+    // Takes the executor for one step, before the caller touches anything that a step uses. As
+    // __enter__ it cannot be separated from its release: Python raises no signal between it and the
+    // block, nor between the block and __exit__. Throws std::runtime_error where that may not be.
+    void take();
+    void release();
+    // No further step begins.
+    void close();
+    // Until nobody is in a step.
+    void wait();
+
+    bool is_fork() const;
+    // Whether the calling thread is in a step of this executor.
+    bool is_mine();
+
+   private:
+    pid_t process_;
+    std::mutex mutex_;
+    std::condition_variable released_;
+    std::thread::id taken_by_;  // no thread: free; guarded by mutex_
+    bool closed_ = false;       // guarded by mutex_
+};
+
+}  // namespace pykern

@@ -1,0 +1,50 @@
+#include "exec/lanes.hpp"
+
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "cuda/device.hpp"
+
+namespace pykern {
+
+Lanes::Lanes(std::vector<LaneName> names) : names_(std::move(names)) {
+    if (names_.empty()) throw std::invalid_argument("lanes: there must be at least one");
+    std::map<int, int> parts_of;
+    for (const LaneName& name : names_) {
+        if (name.num_parts < 1 || name.part < 0 || name.part >= name.num_parts) {
+            throw std::invalid_argument("GPU " + std::to_string(name.gpu) + ": part " +
+                                        std::to_string(name.part) + " of " +
+                                        std::to_string(name.num_parts) + " does not exist");
+        }
+        const auto [parts, is_new] = parts_of.try_emplace(name.gpu, name.num_parts);
+        if (!is_new && parts->second != name.num_parts) {
+            throw std::invalid_argument("GPU " + std::to_string(name.gpu) + " is in " +
+                                        std::to_string(parts->second) + " parts and in " +
+                                        std::to_string(name.num_parts) +
+                                        ": parts of two splits would overlap");
+        }
+    }
+    for (const LaneName& name : names_) add(name);
+}
+
+void Lanes::add(const LaneName& name) {
+    const cuda::PrimaryContext& primary = primaries_.try_emplace(name.gpu, name.gpu).first->second;
+    if (name.num_parts == 1) {
+        contexts_.push_back(primary.get());
+        compute_.push_back(cuda::make_stream(primary.get()));
+        return;
+    }
+    const auto num_parts = static_cast<unsigned>(name.num_parts);
+    const cuda::Partition& partition =
+        partitions_.try_emplace(name.gpu, name.gpu, num_parts).first->second;
+    const cuda::Group& group = partition.groups()[static_cast<std::size_t>(name.part)];
+    contexts_.push_back(group.context());
+    compute_.push_back(group.make_stream());
+}
+
+bool Lanes::reaches(int from, int to) const {
+    return gpu_of(from) == gpu_of(to) || cuda::can_access_peer(gpu_of(from), gpu_of(to));
+}
+
+}  // namespace pykern

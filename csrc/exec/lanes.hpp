@@ -1,0 +1,53 @@
+// Lanes: the devices of a plan as GPUs, or parts of them, with the streams that compute.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "cuda/objects.hpp"
+#include "cuda/partition.hpp"
+
+namespace pykern {
+
+// One device of a plan: a GPU, or one of num_parts groups of its multiprocessors.
+struct LaneName {
+    int gpu;
+    int part = 0;
+    int num_parts = 1;
+};
+
+// Several lanes may share a GPU. Must be gone before the interpreter goes down.
+class Lanes {
+   public:
+    // Throws std::invalid_argument where a part is out of range or two lanes part one GPU
+    // differently.
+    explicit Lanes(std::vector<LaneName> names);
+
+    int size() const { return static_cast<int>(names_.size()); }
+    int gpu_of(int lane) const { return names_[static_cast<std::size_t>(lane)].gpu; }
+    cuda::CUstream compute(int lane) const {
+        return compute_[static_cast<std::size_t>(lane)].get();
+    }
+    // What is current while work for the lane's GPU is issued, by whomever.
+    cuda::CUcontext primary(int lane) const { return primaries_.at(gpu_of(lane)).get(); }
+    // What events of the compute stream are made under; that of its part, where it is one.
+    cuda::CUcontext compute_context(int lane) const {
+        return contexts_[static_cast<std::size_t>(lane)];
+    }
+    // Whether the GPU of one lane can write to the memory of the other's.
+    bool reaches(int from, int to) const;
+    // A context for each GPU in use.
+    const std::map<int, cuda::PrimaryContext>& primaries() const { return primaries_; }
+
+   private:
+    void add(const LaneName& name);
+
+    std::vector<LaneName> names_;
+    std::map<int, cuda::PrimaryContext> primaries_;
+    std::map<int, cuda::Partition> partitions_;
+    std::vector<cuda::CUcontext> contexts_;
+    std::vector<cuda::Stream> compute_;
+};
+
+}  // namespace pykern

@@ -1,0 +1,33 @@
+// Ranges: what profilers such as Nsight Systems are told, by NVTX.
+//
+// All of it is in the NVTX domain "pykern". A range has the kind of its action as text ("F"), the
+// kind's colour in the drawings, a category (the kind; COPY for every transfer), and an unsigned
+// 64-bit payload that says whose it is: stage << 32 | microbatch. It spans the time between its two
+// ends on the calling thread. Without a tool both ends together cost a few nanoseconds.
+#pragma once
+
+#include "plan/action.hpp"
+
+struct CUstream_st;
+
+namespace pykern {
+
+// Whether ranges reach a tool at all.
+bool nvtx_built() noexcept;
+
+// A range on this thread around one action. Ranges of a thread nest.
+class [[nodiscard]] Range {
+   public:
+    explicit Range(Action action) noexcept;
+    Range(const Range&) = delete;
+    Range& operator=(const Range&) = delete;
+    ~Range();
+};
+
+// Names the calling thread.
+void name_thread(const char* name) noexcept;
+
+// Names a stream of the CUDA driver for as long as the process lives.
+void name_stream(CUstream_st* stream, const char* name) noexcept;
+
+}  // namespace pykern

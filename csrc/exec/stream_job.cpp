@@ -1,0 +1,112 @@
+#include "exec/stream_job.hpp"
+
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "plan/text.hpp"
+
+namespace pykern {
+
+namespace {
+
+// Whose result a copy carries: its F, or its B or I.
+std::vector<Action> sources_of(Action copy) {
+    Action source = copy;
+    if (copy.kind == Kind::COPY_F) {
+        source.kind = Kind::F;
+        return {source};
+    }
+    source.kind = Kind::B;
+    Action other = source;
+    other.kind = Kind::I;
+    return {source, other};
+}
+
+}  // namespace
+
+StreamJob::StreamJob(const Plan& plan, std::shared_ptr<const Lanes> lanes)
+    : program_(lower(plan)), lanes_(std::move(lanes)) {
+    if (program_.num_devices() != lanes_->size()) {
+        throw std::invalid_argument("the plan is for " + std::to_string(program_.num_devices()) +
+                                    " devices, but there are " + std::to_string(lanes_->size()));
+    }
+    const std::vector<Task>& tasks = program_.tasks();
+    for (TaskNumber task = 0; task < tasks.size(); ++task) task_of_[tasks[task].action] = task;
+    carriers_.assign(tasks.size(), kNoTask);
+    launches_.resize(tasks.size());
+    transfers_.resize(tasks.size());
+    for (TaskNumber copy = 0; copy < tasks.size(); ++copy) {
+        if (program_.is_compute(tasks[copy])) continue;
+        for (const Action source : sources_of(tasks[copy].action)) {
+            if (const TaskNumber task = task_of(source); task != kNoTask) carriers_[task] = copy;
+        }
+    }
+    make_events();
+}
+
+void StreamJob::make_events() {
+    for (const auto& [gpu, primary] : lanes_->primaries()) {
+        start_.emplace(gpu, cuda::make_event(primary.get(), cuda::kEventDisableTiming));
+    }
+    for (int lane = 0; lane < lanes_->size(); ++lane) {
+        lane_end_.push_back(
+            cuda::make_event(lanes_->compute_context(lane), cuda::kEventDisableTiming));
+    }
+    for (const CopyStream& copy_stream : program_.copy_streams()) {
+        const auto make_event = [this](int device) {
+            return cuda::make_event(lanes_->primary(device), cuda::kEventDisableTiming);
+        };
+        const auto [sender, receiver, kind] = copy_stream;
+        CopyLane lane{.stream = cuda::make_stream(lanes_->primary(sender)),
+                      .end = make_event(sender),
+                      .by_host = {}};
+        if (!lanes_->reaches(sender, receiver)) {
+            lane.by_host = {.landing = cuda::make_stream(lanes_->primary(receiver)),
+                            .half = make_event(sender),
+                            .landed = make_event(receiver)};
+        }
+        copy_lanes_.push_back(std::move(lane));
+    }
+    for (const Task& task : program_.tasks()) {
+        done_.push_back(task.awaited
+                            ? cuda::make_event(context_of(task.stream), cuda::kEventDisableTiming)
+                            : cuda::Event());
+    }
+}
+
+cuda::CUcontext StreamJob::context_of(int stream) const {
+    return stream < program_.num_devices() ? lanes_->compute_context(stream)
+                                           : lanes_->primary(program_.device_of_stream(stream));
+}
+
+cuda::CUstream StreamJob::stream(int number) const {
+    const int num_lanes = program_.num_devices();
+    if (number < num_lanes) return lanes_->compute(number);
+    return copy_lanes_[static_cast<std::size_t>(number - num_lanes)].stream.get();
+}
+
+TaskNumber StreamJob::task_of(Action action) const {
+    const auto found = task_of_.find(action);
+    return found == task_of_.end() ? kNoTask : found->second;
+}
+
+void StreamJob::set_launch(TaskNumber task, Launch launch) {
+    require(task, true);
+    launches_[task] = std::move(launch);
+}
+
+void StreamJob::set_transfers(TaskNumber copy, Transfers transfers) {
+    require(copy, false);
+    transfers_[copy] = std::move(transfers);
+}
+
+void StreamJob::require(TaskNumber task, bool compute) const {
+    if (task < program_.tasks().size() && program_.is_compute(program_.tasks()[task]) == compute) {
+        return;
+    }
+    throw std::invalid_argument("task " + std::to_string(task) + " is no " +
+                                (compute ? "action" : "copy") + " of the program");
+}
+
+}  // namespace pykern

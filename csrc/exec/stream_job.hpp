@@ -1,0 +1,103 @@
+// Stream job: a stream program on certain lanes, with the events it needs and what its tasks move
+// and launch.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "exec/lanes.hpp"
+#include "exec/stream_program.hpp"
+
+namespace pykern {
+
+// Bytes that go from one address to another; by way of pinned memory of the host where neither
+// device reaches the other's memory.
+struct Transfer {
+    cuda::CUdeviceptr to = 0;
+    cuda::CUdeviceptr from = 0;
+    std::size_t bytes = 0;
+    cuda::CUdeviceptr via = 0;
+};
+using Transfers = std::vector<Transfer>;
+
+// What an action is in graph mode: a captured graph, between what it is given and what is taken
+// from it, all at addresses that stay.
+struct Launch {
+    cuda::CUgraphExec exec = nullptr;
+    // What `exec` was made of.
+    cuda::CUgraph graph = nullptr;
+    Transfers before;
+    Transfers after;
+};
+
+// The driver's objects for one copy stream.
+struct CopyLane {
+    // What transfers by way of the host need: a stream of the receiver for their second half.
+    struct ByHost {
+        cuda::Stream landing;
+        cuda::Event half;
+        cuda::Event landed;
+    };
+
+    cuda::Stream stream;
+    cuda::Event end;
+    std::optional<ByHost> by_host;
+};
+
+// Everything the driver must make is made up front, because making takes locks.
+class StreamJob {
+   public:
+    // Throws PlanError for a plan that cannot run, std::invalid_argument for one of other devices.
+    StreamJob(const Plan& plan, std::shared_ptr<const Lanes> lanes);
+
+    const StreamProgram& program() const { return program_; }
+    const Lanes& lanes() const { return *lanes_; }
+
+    static constexpr TaskNumber kNoTask = static_cast<TaskNumber>(-1);
+    // The task of an action or a copy, and kNoTask where there is none.
+    TaskNumber task_of(Action action) const;
+    // The copy of what the task gives, or kNoTask.
+    TaskNumber carrier_of(TaskNumber task) const { return carriers_[task]; }
+
+    // An action without a launch is run by the client.
+    void set_launch(TaskNumber task, Launch launch);
+    const Launch& launch(TaskNumber task) const { return launches_[task]; }
+    void set_transfers(TaskNumber copy, Transfers transfers);
+    const Transfers& transfers(TaskNumber copy) const { return transfers_[copy]; }
+
+    // Streams as the program numbers them, and the context that their events are made under.
+    cuda::CUstream stream(int number) const;
+    cuda::CUcontext context_of(int stream) const;
+    const CopyLane& copy_lane(const Task& copy) const {
+        return copy_lanes_[static_cast<std::size_t>(copy.stream - program_.num_devices())];
+    }
+    const std::vector<CopyLane>& copy_lanes() const { return copy_lanes_; }
+    // Of a task that is awaited.
+    cuda::CUevent done(TaskNumber task) const { return done_[task].get(); }
+    cuda::CUevent lane_end(int lane) const {
+        return lane_end_[static_cast<std::size_t>(lane)].get();
+    }
+    // When the caller began the step, by GPU.
+    cuda::CUevent start(int gpu) const { return start_.at(gpu).get(); }
+
+   private:
+    void make_events();
+    void require(TaskNumber task, bool compute) const;
+
+    StreamProgram program_;
+    std::shared_ptr<const Lanes> lanes_;
+    std::map<Action, TaskNumber> task_of_;
+    std::vector<TaskNumber> carriers_;
+    std::vector<Launch> launches_;
+    std::vector<Transfers> transfers_;
+
+    std::vector<CopyLane> copy_lanes_;
+    std::vector<cuda::Event> done_;
+    std::vector<cuda::Event> lane_end_;
+    std::map<int, cuda::Event> start_;
+};
+
+}  // namespace pykern

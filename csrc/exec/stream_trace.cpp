@@ -1,0 +1,88 @@
+#include "exec/stream_trace.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "exec/trace.hpp"
+
+namespace pykern {
+
+namespace {
+
+namespace driver = cuda::driver;
+
+constexpr double kNsPerMs = 1e6;
+
+}  // namespace
+
+StreamTrace::StreamTrace(const StreamJob& job) : job_(job) {
+    const StreamProgram& program = job.program();
+    const auto make_event = [&](int stream) {
+        return cuda::make_event(job.context_of(stream), cuda::kEventTimed);
+    };
+    for (int stream = 0; stream < program.num_streams(); ++stream) {
+        base_.push_back(make_event(stream));
+    }
+    base_ns_.assign(base_.size(), 0);
+    for (const Task& task : program.tasks()) {
+        start_.push_back(make_event(task.stream));
+        end_.push_back(make_event(task.stream));
+    }
+}
+
+void StreamTrace::begin() {
+    for (int stream = 0; stream < static_cast<int>(base_.size()); ++stream) {
+        driver::cuStreamSynchronize(job_.stream(stream));
+    }
+    for (std::size_t stream = 0; stream < base_.size(); ++stream) {
+        driver::cuEventRecord(base_[stream].get(), job_.stream(static_cast<int>(stream)));
+        base_ns_[stream] = now_ns();
+    }
+}
+
+void StreamTrace::record(cuda::CUevent event, TaskNumber task) const {
+    driver::cuEventRecord(event, job_.stream(job_.program().tasks()[task].stream));
+}
+
+double StreamTrace::ns_of(cuda::CUevent event, int stream) const {
+    driver::cuEventSynchronize(event);
+    float milliseconds = 0;
+    const auto number = static_cast<std::size_t>(stream);
+    driver::cuEventElapsedTime(&milliseconds, base_[number].get(), event);
+    return static_cast<double>(base_ns_[number] - base_ns_[0]) + milliseconds * kNsPerMs;
+}
+
+Timeline StreamTrace::actions() const { return rows(0, job_.program().num_devices()); }
+
+Timeline StreamTrace::copies() const {
+    const StreamProgram& program = job_.program();
+    return rows(program.num_devices(), static_cast<int>(program.copy_streams().size()));
+}
+
+Timeline StreamTrace::rows(int first_stream, int num_streams) const {
+    const std::vector<Task>& tasks = job_.program().tasks();
+    std::vector<std::vector<Span>> rows(static_cast<std::size_t>(num_streams));
+    // The step begins with the first action, for the rows of copies as well.
+    double origin = std::numeric_limits<double>::max();
+    for (TaskNumber task = 0; task < tasks.size(); ++task) {
+        const int stream = tasks[task].stream;
+        if (stream < job_.program().num_devices()) {
+            origin = std::min(origin, ns_of(start_[task].get(), stream));
+        }
+        const int row = stream - first_stream;
+        if (row < 0 || row >= num_streams) continue;
+        rows[static_cast<std::size_t>(row)].push_back({tasks[task].action,
+                                                       ns_of(start_[task].get(), stream),
+                                                       ns_of(end_[task].get(), stream)});
+    }
+    for (std::vector<Span>& row : rows) {
+        for (Span& span : row) {
+            span.start_ns -= origin;
+            span.end_ns -= origin;
+        }
+    }
+    return Timeline(std::move(rows));
+}
+
+}  // namespace pykern

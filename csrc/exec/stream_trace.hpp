@@ -1,0 +1,41 @@
+// Stream trace: when the tasks of one step started and ended on their streams.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "exec/stream_job.hpp"
+#include "plan/timeline.hpp"
+
+namespace pykern {
+
+// Timed events cost time, so only steps that are to be looked at have them. Times of two streams
+// cannot be compared by the driver where their contexts differ, so each stream counts from an event
+// of its own, which was recorded when nothing was under way, and when is known by the host's clock.
+class StreamTrace {
+   public:
+    explicit StreamTrace(const StreamJob& job);
+
+    // Waits until the streams are empty and records where their times count from.
+    void begin();
+    void start(TaskNumber task) { record(start_[task].get(), task); }
+    void end(TaskNumber task) { record(end_[task].get(), task); }
+
+    // Of a step that was issued as a whole; wait for its end. A row for each device.
+    Timeline actions() const;
+    // A row for each copy stream.
+    Timeline copies() const;
+
+   private:
+    void record(cuda::CUevent event, TaskNumber task) const;
+    double ns_of(cuda::CUevent event, int stream) const;
+    Timeline rows(int first_stream, int num_streams) const;
+
+    const StreamJob& job_;
+    std::vector<cuda::Event> base_;  // by stream
+    std::vector<std::int64_t> base_ns_;
+    std::vector<cuda::Event> start_;  // by task
+    std::vector<cuda::Event> end_;
+};
+
+}  // namespace pykern

@@ -1,0 +1,156 @@
+#include "exec/streams.hpp"
+
+#include <utility>
+
+#include "exec/stream_trace.hpp"
+
+namespace pykern {
+
+namespace {
+
+namespace driver = cuda::driver;
+
+void move_on(cuda::CUstream stream, const Transfers& transfers) {
+    for (const Transfer& transfer : transfers) {
+        driver::cuMemcpyAsync(transfer.to, transfer.from, transfer.bytes, stream);
+    }
+}
+
+void wait(cuda::CUstream stream, cuda::CUevent event) {
+    driver::cuStreamWaitEvent(stream, event, 0);
+}
+
+}  // namespace
+
+Dispatch::Dispatch(StreamJob& job, const std::map<int, cuda::CUstream>& callers,
+                   StreamClient& client, const std::vector<bool>& eager, StreamTrace* trace)
+    : job_(job),
+      program_(job.program()),
+      callers_(callers),
+      client_(client),
+      eager_(eager),
+      trace_(trace),
+      given_(job.program().tasks().size()) {}
+
+bool Dispatch::run() {
+    const cuda::CurrentContext restore(job_.lanes().primary(0));
+    try {
+        begin();
+        for (TaskNumber task = 0; task < program_.tasks().size(); ++task) {
+            if (!issue(task)) {
+                drain();
+                return false;
+            }
+        }
+        end();
+        return true;
+    } catch (...) {
+        drain();
+        throw;
+    }
+}
+
+// Every stream waits for what its GPU's caller has issued so far; a copy stream also for that of
+// the receiver, whose slots it is about to fill.
+void Dispatch::begin() {
+    const Lanes& lanes = job_.lanes();
+    for (const auto& [gpu, primary] : lanes.primaries()) {
+        // Current, because the caller's stream may be the default one, which every context has.
+        driver::cuCtxSetCurrent(primary.get());
+        driver::cuEventRecord(job_.start(gpu), callers_.at(gpu));
+    }
+    for (int lane = 0; lane < lanes.size(); ++lane) {
+        wait(lanes.compute(lane), job_.start(lanes.gpu_of(lane)));
+    }
+    for (std::size_t i = 0; i < job_.copy_lanes().size(); ++i) {
+        const CopyStream& ends = program_.copy_streams()[i];
+        const cuda::CUstream stream = job_.copy_lanes()[i].stream.get();
+        wait(stream, job_.start(lanes.gpu_of(ends.sender)));
+        if (lanes.gpu_of(ends.receiver) != lanes.gpu_of(ends.sender)) {
+            wait(stream, job_.start(lanes.gpu_of(ends.receiver)));
+        }
+    }
+}
+
+bool Dispatch::issue(TaskNumber number) {
+    const Task& task = program_.tasks()[number];
+    const cuda::CUstream stream = job_.stream(task.stream);
+    driver::cuCtxSetCurrent(job_.lanes().primary(program_.device_of_stream(task.stream)));
+    for (const TaskNumber input : program_.waits(number)) wait(stream, job_.done(input));
+    if (trace_ != nullptr) trace_->start(number);
+    if (program_.is_compute(task)) {
+        if (!act(number)) return false;
+    } else {
+        const auto& given = given_[number];
+        move(given ? *given : job_.transfers(number), job_.copy_lane(task));
+    }
+    if (trace_ != nullptr) trace_->end(number);
+    if (task.awaited) driver::cuEventRecord(job_.done(number), stream);
+    return true;
+}
+
+bool Dispatch::act(TaskNumber number) {
+    const Task& task = program_.tasks()[number];
+    const Launch& launch = job_.launch(number);
+    if (launch.exec != nullptr && !eager_[task.action.microbatch]) {
+        const cuda::CUstream stream = job_.stream(task.stream);
+        move_on(stream, launch.before);
+        driver::cuGraphLaunch(launch.exec, stream);
+        move_on(stream, launch.after);
+        return true;
+    }
+    Transfers transfers;
+    if (!client_.run(number, transfers)) return false;
+    // The client may have made another context current.
+    driver::cuCtxSetCurrent(job_.lanes().primary(task.stream));
+    const TaskNumber carrier = job_.carrier_of(number);
+    if (carrier != StreamJob::kNoTask) given_[carrier] = std::move(transfers);
+    return true;
+}
+
+void Dispatch::move(const Transfers& transfers, const CopyLane& lane) const {
+    const cuda::CUstream stream = lane.stream.get();
+    if (!lane.by_host) return move_on(stream, transfers);
+    const cuda::CUstream landing = lane.by_host->landing.get();
+    for (const Transfer& transfer : transfers) {
+        driver::cuMemcpyAsync(transfer.via, transfer.from, transfer.bytes, stream);
+    }
+    driver::cuEventRecord(lane.by_host->half.get(), stream);
+    wait(landing, lane.by_host->half.get());
+    for (const Transfer& transfer : transfers) {
+        driver::cuMemcpyAsync(transfer.to, transfer.via, transfer.bytes, landing);
+    }
+    driver::cuEventRecord(lane.by_host->landed.get(), landing);
+    wait(stream, lane.by_host->landed.get());
+}
+
+// A lane waits for the copies that leave it, whose sources its GPU's memory is reused after; those
+// that arrive, an action of it has waited for.
+void Dispatch::end() {
+    const Lanes& lanes = job_.lanes();
+    for (std::size_t i = 0; i < job_.copy_lanes().size(); ++i) {
+        const CopyLane& copies = job_.copy_lanes()[i];
+        driver::cuEventRecord(copies.end.get(), copies.stream.get());
+        wait(lanes.compute(program_.copy_streams()[i].sender), copies.end.get());
+    }
+    for (int lane = 0; lane < lanes.size(); ++lane) {
+        driver::cuEventRecord(job_.lane_end(lane), lanes.compute(lane));
+    }
+    for (int lane = 0; lane < lanes.size(); ++lane) {
+        driver::cuCtxSetCurrent(lanes.primary(lane));
+        wait(callers_.at(lanes.gpu_of(lane)), job_.lane_end(lane));
+    }
+}
+
+// Whatever it meets, because there is a failure to report already.
+void Dispatch::drain() const noexcept {
+    const auto finish = [](cuda::CUstream stream) noexcept {
+        cuda::api().cuStreamSynchronize(stream);
+    };
+    for (int stream = 0; stream < program_.num_streams(); ++stream) finish(job_.stream(stream));
+    for (const CopyLane& copies : job_.copy_lanes()) {
+        if (copies.by_host) finish(copies.by_host->landing.get());
+    }
+}
+
+}  // namespace pykern

@@ -1,0 +1,58 @@
+// Streams: the CUDA driver. One thread issues the tasks of a program to the streams of its lanes.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "exec/stream_job.hpp"
+
+namespace pykern {
+
+class StreamTrace;
+
+// Runs the actions that have no launch.
+class StreamClient {
+   public:
+    StreamClient() = default;
+    StreamClient(const StreamClient&) = delete;
+    StreamClient& operator=(const StreamClient&) = delete;
+    virtual ~StreamClient() = default;
+
+    // Issues the action's work to the compute stream of its lane and says what its copy, if it has
+    // one, has to move. False fails the step: nothing further is issued.
+    virtual bool run(TaskNumber task, Transfers& transfers) noexcept = 0;
+};
+
+// One step of a job, on the calling thread. It begins after what the callers' streams, one for each
+// GPU, hold so far, and these go on after its end. `run` returns when everything is issued, not
+// done; but where it fails, or throws CudaError, when all that was issued is done.
+class Dispatch {
+   public:
+    // `eager` microbatches are run by the client even where there are launches. `trace` may be
+    // null.
+    Dispatch(StreamJob& job, const std::map<int, cuda::CUstream>& callers, StreamClient& client,
+             const std::vector<bool>& eager, StreamTrace* trace);
+
+    // False where the client has failed.
+    bool run();
+
+   private:
+    void begin();
+    bool issue(TaskNumber task);
+    bool act(TaskNumber task);
+    void move(const Transfers& transfers, const CopyLane& lane) const;
+    void end();
+    void drain() const noexcept;
+
+    StreamJob& job_;
+    const StreamProgram& program_;
+    const std::map<int, cuda::CUstream>& callers_;
+    StreamClient& client_;
+    const std::vector<bool>& eager_;
+    StreamTrace* trace_;
+    // By copy: what an action that the client ran has given it.
+    std::vector<std::optional<Transfers>> given_;
+};
+
+}  // namespace pykern

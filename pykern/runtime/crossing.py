@@ -1,0 +1,199 @@
+"""How tensors get to a stage on another GPU: by copies into memory that is used again and again.
+
+A stage has a ring of slots. A microbatch has one of them for as long as the stage works on it; what
+comes for it lands there, and what it sends is kept until the copy is done. When that is, the plan's
+waits say (csrc/exec/stream_program.hpp), so nothing here asks the GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from .. import _C
+from ..plan import Action, Kind
+from .passage import Passage
+
+# To, from, bytes, and by way of which pinned memory, or 0.
+Transfer = tuple[int, int, int, int]
+
+
+class Memory(Protocol):
+    """Where rings lie."""
+
+    def on_lane(self, lane: int, num_bytes: int) -> Tensor:
+        """Bytes on a lane's GPU that nothing else has used in this step."""
+
+    def pinned(self, num_bytes: int) -> Tensor:
+        """Bytes of the host that GPUs can copy from and to."""
+
+
+class Ring:
+    """Where tensors for one stage land. A place is a slot and which of its tensors it is."""
+
+    def __init__(self, memory: Memory, lane: int) -> None:
+        self.lane = lane
+        self._memory = memory
+        self._buffers: dict[tuple[Any, ...], Tensor] = {}
+        self._outgrown: list[Tensor] = []
+        self._addresses: set[int] = set()
+
+    def place(self, place: tuple[Any, ...], like: Tensor) -> Tensor:
+        """A tensor of the same type, shape and strides there, of which nothing else knows."""
+        num_bytes = like.numel() * like.element_size()
+        storage = self._room(place, num_bytes, host=False).untyped_storage()
+        landed = torch.empty(0, dtype=like.dtype, device=storage.device)
+        return landed.set_(storage, 0, like.shape, like.stride())
+
+    def host(self, place: tuple[Any, ...], num_bytes: int) -> int:
+        """Address of as many bytes of the host, for what goes to that place."""
+        return self._room((*place, "host"), num_bytes, host=True).data_ptr()
+
+    def owns(self, tensor: Tensor) -> bool:
+        """Whether it lies in the ring, and will be overwritten."""
+        return tensor.untyped_storage().data_ptr() in self._addresses
+
+    def end(self) -> None:
+        """Lets go of what has been replaced: after the step, nothing reads it any more."""
+        self._addresses -= {buffer.data_ptr() for buffer in self._outgrown}
+        self._outgrown.clear()
+
+    def _room(self, place: tuple[Any, ...], num_bytes: int, *, host: bool) -> Tensor:
+        buffer = self._buffers.get(place)
+        if buffer is None or buffer.numel() < num_bytes:
+            if buffer is not None:
+                self._outgrown.append(buffer)
+            # At least one byte, for an address.
+            size = max(num_bytes, 1)
+            buffer = self._memory.pinned(size) if host else self._memory.on_lane(self.lane, size)
+            self._buffers[place] = buffer
+            self._addresses.add(buffer.data_ptr())
+        return buffer
+
+
+class Crossing(Passage):
+    """The way out of a stage on a GPU.
+
+    Args:
+        stage: the stage's number.
+        ring: the stage's own.
+        following, previous: the rings of its neighbours, None where there is no neighbour.
+        lanes: tells which lanes reach each other's memory.
+    """
+
+    def __init__(
+        self, stage: int, ring: Ring, following: Ring | None, previous: Ring | None, lanes: _C.Lanes
+    ) -> None:
+        self._stage = stage
+        self._ring = ring
+        self._following = following
+        self._previous = previous
+        self._lanes = lanes
+        self._program: _C.StreamProgram | None = None
+        # By slot: what is being sent for the microbatch that has it, or had it last.
+        self._held: dict[int, list[Tensor]] = {}
+        self._transfers: list[Transfer] = []
+
+    def begin(self, program: _C.StreamProgram) -> None:
+        """Starts a step of this program."""
+        self._program = program
+
+    def end(self) -> None:
+        """Ends it: all copies are done before anything that is issued from now on."""
+        self._program = None
+        self._held.clear()
+        self._transfers.clear()
+        self._ring.end()
+
+    def start(self, kind: Kind, microbatch: int) -> None:
+        """Begins an action, which is issued after the copies that it waits for.
+
+        An F has waited for all that was sent from its slot before, a B or I for the answer to what
+        its F has sent. So the memory of that may be used again by the lane.
+        """
+        if kind in (Kind.F, Kind.B, Kind.I):
+            self._held.pop(self._slot(Kind.F, self._stage, microbatch), None)
+
+    def take_transfers(self) -> list[Transfer]:
+        """What the action that just ended has to send."""
+        transfers, self._transfers = self._transfers, []
+        return transfers
+
+    def there(self, microbatch: int, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Copies in the ring of the next stage."""
+        assert self._following is not None
+        if self._following.lane == self._ring.lane:
+            return [self._own(output) for output in outputs]
+        slot = self._slot(Kind.F, self._stage + 1, microbatch)
+        return [
+            self._send(microbatch, output, self._following, (slot, Kind.F, index))
+            for index, output in enumerate(outputs)
+        ]
+
+    def back(self, microbatch: int, gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        """Copies in the ring of the previous stage."""
+        assert self._previous is not None
+        if self._previous.lane == self._ring.lane:
+            return gradients
+        slot = self._slot(Kind.F, self._stage - 1, microbatch)
+        return [
+            None
+            if gradient is None
+            else self._send(microbatch, gradient, self._previous, (slot, Kind.B, index))
+            for index, gradient in enumerate(gradients)
+        ]
+
+    def take_in(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+        """In memory of their own: a parameter may make a gradient its `.grad`, a hook keep it."""
+        return [self._own(gradient) for gradient in gradients]
+
+    def keep(self, output: Any) -> Any:
+        """In memory of its own: a layer may have returned what it was given."""
+        return pytree.tree_map_only(Tensor, self._own, output)
+
+    def _own(self, tensor: Tensor) -> Tensor:
+        return tensor.clone() if self._ring.owns(tensor) else tensor
+
+    def _send(self, microbatch: int, tensor: Tensor, ring: Ring, place: tuple[Any, ...]) -> Tensor:
+        source = self._own(_dense(tensor))
+        landing = ring.place(place, source)
+        num_bytes = source.numel() * source.element_size()
+        if num_bytes > 0:
+            reached = self._lanes.reaches(self._ring.lane, ring.lane)
+            via = 0 if reached else ring.host(place, num_bytes)
+            self._transfers.append((landing.data_ptr(), source.data_ptr(), num_bytes, via))
+            slot = self._slot(Kind.F, self._stage, microbatch)
+            self._held.setdefault(slot, []).append(source)
+        return landing
+
+    def _slot(self, kind: Kind, stage: int, microbatch: int) -> int:
+        assert self._program is not None
+        return self._program.slot_of(Action(kind, stage, microbatch))
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    """The tensor in one piece of memory, in its own strides where they leave no gaps."""
+    if tensor.layout is not torch.strided:
+        raise ValueError(
+            f"a stage hands over a tensor of layout {tensor.layout}; only dense tensors can be "
+            "copied to another GPU"
+        )
+    tensor = tensor.resolve_conj().resolve_neg()
+    return tensor if _fills_its_memory(tensor) else tensor.contiguous()
+
+
+def _fills_its_memory(tensor: Tensor) -> bool:
+    """Whether the strides leave no gaps and no element lies on another, in any order of dims."""
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    dims = [(stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True)]
+    for stride, size in sorted(dim for dim in dims if dim[1] != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True

@@ -1,0 +1,87 @@
+"""The GPUs as torch sees them: devices, memory, and which stream is current."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+from torch import Tensor
+
+from .. import _C
+from ..devices import Lane
+
+# How many queues the hardware serves at once, 8 if nothing is said. More streams than queues are
+# still right, but work waits for other work that it does not need.
+_QUEUES = ("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+
+
+class Gpus:
+    """The GPUs of some lanes, each lane with the stream on which it computes."""
+
+    def __init__(self, lanes: Sequence[Lane]) -> None:
+        # The driver reads it when the first context of the process is made.
+        os.environ.setdefault(*_QUEUES)
+        torch.cuda.init()
+        self._devices = [lane.device for lane in lanes]
+        self.lanes = _C.Lanes([(lane.device.index, lane.part, lane.num_parts) for lane in lanes])
+        self._compute = [
+            torch.cuda.ExternalStream(self.lanes.compute(number), device)
+            for number, device in enumerate(self._devices)
+        ]
+        self._unique = sorted({device.index for device in self._devices})
+        # Rings are allocated on streams that compute nothing, so that no memory comes back to them
+        # that a kernel may still use.
+        self._ring_streams = {gpu: torch.cuda.Stream(gpu) for gpu in self._unique}
+        self._connect()
+
+    def _connect(self) -> None:
+        """Has torch enable access between all pairs of GPUs that can have it.
+
+        The driver alone could not do it for memory that torch maps itself (expandable segments).
+        """
+        for sender in self._unique:
+            for receiver in self._unique:
+                if sender != receiver and torch.cuda.can_device_access_peer(sender, receiver):
+                    torch.empty(1, device=f"cuda:{sender}").to(f"cuda:{receiver}")
+
+    def device(self, lane: int) -> torch.device:
+        """The GPU of a lane."""
+        return self._devices[lane]
+
+    def callers(self) -> dict[int, int]:
+        """Handle of torch's current stream on each GPU."""
+        return {gpu: torch.cuda.current_stream(gpu).cuda_stream for gpu in self._unique}
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Makes the lanes' streams current, on every GPU, and restores the caller's at the end.
+
+        On every GPU, because a copy by torch between two of them runs on the current streams of
+        both.
+        """
+        device = torch.cuda.current_device()
+        before = [torch.cuda.current_stream(gpu) for gpu in self._unique]
+        try:
+            for own in self._compute:
+                torch.cuda.set_stream(own)
+            yield
+        finally:
+            for stream in before:
+                torch.cuda.set_stream(stream)
+            torch.cuda.set_device(device)
+
+    def active(self, lane: int) -> AbstractContextManager[object]:
+        """Makes the lane's GPU and stream current."""
+        return torch.cuda.stream(self._compute[lane])
+
+    def on_lane(self, lane: int, num_bytes: int) -> Tensor:
+        """Bytes on a lane's GPU that nothing else has used in this step."""
+        device = self._devices[lane]
+        with torch.cuda.stream(self._ring_streams[device.index]):
+            return torch.empty(num_bytes, dtype=torch.uint8, device=device)
+
+    def pinned(self, num_bytes: int) -> Tensor:
+        """Bytes of the host that GPUs can copy from and to."""
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)

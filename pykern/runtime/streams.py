@@ -1,0 +1,108 @@
+"""The CUDA driver: the calling thread issues a step to the streams of all GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+
+from .. import _C
+from ..devices import Lane
+from ..plan import Kind, Plan, Timeline
+from . import cuda
+from .crossing import Crossing, Ring, Transfer
+from .stage import Stage
+from .workers import Callbacks, Failure
+
+StreamCallback = Callable[[int], Sequence[Transfer] | None]
+
+
+class Streams:
+    """Runs plans on the streams of lanes.
+
+    A step returns when it is issued; torch's current streams wait for it. Backward runs on the
+    calling thread, in the order of the plan, not on autograd's threads.
+    """
+
+    def __init__(self, lanes: Sequence[Lane]) -> None:
+        self._gpus = cuda.Gpus(lanes)
+        self.claim = _C.StreamExecutor()
+        self._lane_of: list[int] = []
+        self._crossings: list[Crossing] = []
+
+    def device(self, lane: int) -> torch.device:
+        """Where a device of the plan has its tensors."""
+        return self._gpus.device(lane)
+
+    def connect(self, replicas: Sequence[Sequence[Stage]], plan: Plan) -> None:
+        """Lets stages reach their neighbours on other GPUs."""
+        lanes = self._gpus.lanes
+        for number, stages in enumerate(replicas):
+            homes = [plan.placement.device_of(stage.index, number) for stage in stages]
+            rings = [Ring(self._gpus, lane) for lane in homes]
+            neighbours = [None, *rings, None]
+            for index, stage in enumerate(stages):
+                stage.passage = Crossing(
+                    stage.index, rings[index], neighbours[index + 2], neighbours[index], lanes
+                )
+                self._crossings.append(stage.passage)
+            self._lane_of += homes
+
+    def program(self, plan: Plan) -> _C.StreamProgram:
+        """The plan, ready to run."""
+        return _C.StreamProgram(plan, self._gpus.lanes)
+
+    def run(
+        self, program: _C.StreamProgram, callbacks: Callbacks, *, traced: bool
+    ) -> list[Failure]:
+        """Issues a step for whoever has the claim; returns what failed.
+
+        Raises:
+            CudaError: the driver has failed; everything issued has ended.
+        """
+        for crossing in self._crossings:
+            crossing.begin(program)
+        on_lanes: Mapping[Kind, Sequence[StreamCallback]] = {
+            kind: [
+                partial(self._run, kind, lane, crossing, call)
+                for lane, crossing, call in zip(self._lane_of, self._crossings, calls, strict=True)
+            ]
+            for kind, calls in callbacks.items()
+        }
+        callers = self._gpus.callers()
+        eager = [False] * program.num_microbatches
+        with self._gpus.step(), torch.autograd.set_multithreading_enabled(False):
+            return self.claim.run(program, on_lanes, callers, eager, traced)
+
+    def _run(
+        self,
+        kind: Kind,
+        lane: int,
+        crossing: Crossing,
+        call: Callable[[int], None],
+        microbatch: int,
+    ) -> list[Transfer]:
+        with self._gpus.active(lane):
+            crossing.start(kind, microbatch)
+            call(microbatch)
+        return crossing.take_transfers()
+
+    def end(self) -> None:
+        """Lets go of everything that belongs to the step."""
+        for crossing in self._crossings:
+            crossing.end()
+
+    def timeline(self, program: _C.StreamProgram, ago: int) -> Timeline:
+        """What ran when in the last traced step."""
+        if ago != 0:
+            raise IndexError(f"on GPUs the last traced step is kept, not the one {ago} before it")
+        return program.timeline()
+
+    def where(self, device: int) -> str:
+        """What a device is called in a message."""
+        return f"lane {device}"
+
+    def close(self) -> None:
+        """Ends all work, after a step in progress in another thread has been issued."""
+        self.claim.close()

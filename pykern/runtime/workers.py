@@ -1,0 +1,71 @@
+"""The CPU driver: one worker thread per device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from .. import _C
+from ..plan import Action, Kind, Plan, Timeline
+from .carry import CallerState
+from .stage import Stage
+
+Callbacks = Mapping[Kind, Sequence[Callable[[int], None]]]
+# The action that raised, or None, its device, or one below 0 for an interrupt, and the exception.
+Failure = tuple[Action | None, int, BaseException]
+
+
+class Workers:
+    """Runs plans on worker threads, one for each device."""
+
+    def __init__(self, num_devices: int) -> None:
+        self._num_devices = num_devices
+        self.claim = _C.Executor(num_devices)
+
+    def connect(self, replicas: Sequence[Sequence[Stage]], plan: Plan) -> None:
+        """Lets stages reach their neighbours: in one memory they do."""
+
+    def program(self, plan: Plan) -> _C.Program:
+        """The plan, ready to run."""
+        return _C.Program(plan)
+
+    def device(self, _: int) -> torch.device:
+        """Where a device of the plan has its tensors."""
+        return torch.device("cpu")
+
+    def run(self, program: _C.Program, callbacks: Callbacks, *, traced: bool) -> list[Failure]:
+        """Runs a step for whoever has the claim; returns what failed, first things first.
+
+        It is traced anyway.
+        """
+        del traced
+        caller = CallerState(self._num_devices)
+        threads = torch.get_num_threads()
+        try:
+            failures = self.claim.run(program, callbacks, caller)
+        finally:
+            # A worker that takes its share of threads also changes a setting that MKL keeps per
+            # process; this puts it back.
+            if caller.changed_threads:
+                torch.set_num_threads(threads)
+        # An interrupt reaches workers between any two instructions, also while torch enters or
+        # leaves a mode. What that left behind goes with the threads.
+        if any(device < 0 for _, device, _ in failures):
+            self.claim = _C.Executor(self._num_devices)
+        return failures
+
+    def end(self) -> None:
+        """Lets go of everything that belongs to the step."""
+
+    def timeline(self, program: _C.Program, ago: int) -> Timeline:
+        """What ran when, `ago` steps before the last one."""
+        return program.timeline(ago)
+
+    def where(self, device: int) -> str:
+        """What a device is called in a message."""
+        return f"the worker of device {device}"
+
+    def close(self) -> None:
+        """Ends the threads. A step in progress in another thread is stopped first."""
+        self.claim.close()

@@ -1,0 +1,164 @@
+"""GPUs that are the host: torch computes on the CPU, the fake driver says in which order.
+
+An action computes at once, when it is called. First everything that its stream waits for is run,
+and nothing else that need not be; so what a missing wait leaves undone is not there. What the
+action has read, written and allocated is then told to the driver's model as one kernel.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pykern import _C
+from pykern.devices import Lane
+from tests.fake_cuda.fake import FakeCuda, Range
+
+
+class HostGpus:
+    """Takes the place of pykern.runtime.cuda.Gpus."""
+
+    fake: FakeCuda  # set by whoever puts this in its place
+
+    def __init__(self, lanes: Sequence[Lane]) -> None:
+        self._gpu_of = [lane.device.index for lane in lanes]
+        self.lanes = _C.Lanes([(lane.device.index, lane.part, lane.num_parts) for lane in lanes])
+        self._callers = {gpu: self.fake.stream(gpu) for gpu in sorted(set(self._gpu_of))}
+        self._rings = {gpu: self.fake.stream(gpu) for gpu in self._callers}
+        self._memory = _Memory(self.fake)
+
+    def device(self, lane: int) -> torch.device:
+        return torch.device("cpu")
+
+    def callers(self) -> dict[int, int]:
+        return dict(self._callers)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Before it the caller has written to all that the last step has used, and then reads it."""
+        self.fake.begin_step()
+        for gpu, stream in self._callers.items():
+            self._memory.write_all(gpu, stream)
+        yield
+        for gpu, stream in self._callers.items():
+            self._memory.read_all(gpu, stream)
+            self.fake.complete(stream)
+        self._memory.end()
+
+    @contextmanager
+    def active(self, lane: int) -> Iterator[None]:
+        stream = self.lanes.compute(lane)
+        self.fake.complete(stream)
+        with self._memory.kernel(self._gpu_of[lane], stream):
+            yield
+
+    def on_lane(self, lane: int, num_bytes: int) -> Tensor:
+        return self._persistent(num_bytes, self._rings[self._gpu_of[lane]])
+
+    def pinned(self, num_bytes: int) -> Tensor:
+        return self._persistent(num_bytes, self._rings[min(self._rings)])
+
+    def _persistent(self, num_bytes: int, stream: int) -> Tensor:
+        # What is there before anything lands must not look like a result.
+        with torch.utils._python_dispatch._disable_current_modes():
+            buffer = torch.full((num_bytes,), 0xFF, dtype=torch.uint8)
+        self._memory.add(buffer.untyped_storage(), stream)
+        return buffer
+
+
+class _Memory:
+    """What tensors the program holds, and what kernels do to them."""
+
+    def __init__(self, fake: FakeCuda) -> None:
+        self._fake = fake
+        # Held here, so that no address comes back before the step is over.
+        self._held: dict[int, Any] = {}
+        self._freed: dict[int, Any] = {}
+        # By place: the GPUs that have used it, and the one that has written to it last.
+        self._users: dict[Range, tuple[set[int], int | None]] = {}
+
+    def add(self, storage: Any, stream: int) -> None:
+        address = storage.data_ptr()
+        if address and address not in self._held:
+            self._held[address] = storage
+            self._fake.alloc(address, storage.nbytes(), stream)
+
+    @contextmanager
+    def kernel(self, gpu: int, stream: int) -> Iterator[None]:
+        with _Watch(self, stream) as watch:
+            yield
+        reads = [place for place, written in watch.touched.items() if not written]
+        writes = [place for place, written in watch.touched.items() if written]
+        self._fake.kernel(stream, reads, writes)
+        for place, written in watch.touched.items():
+            users, writer = self._users.get(place, (set(), None))
+            self._users[place] = users | {gpu}, gpu if written else writer
+        self._release()
+
+    def write_all(self, gpu: int, stream: int) -> None:
+        """Writes to what only this GPU has used, and what the program still holds of it."""
+        places = [place for place, (users, _) in self._users.items() if users == {gpu}]
+        self._fake.kernel(stream, writes=[place for place in places if self._is_there(place)])
+
+    def read_all(self, gpu: int, stream: int) -> None:
+        """Reads what this GPU has written last."""
+        places = [place for place, (_, writer) in self._users.items() if writer == gpu]
+        self._fake.kernel(stream, reads=[place for place in places if self._is_there(place)])
+
+    def end(self) -> None:
+        """Ends a step: addresses may come back."""
+        for address in self._freed:
+            self._fake.forget(address)
+        self._freed.clear()
+        self._users = {place: use for place, use in self._users.items() if self._is_there(place)}
+
+    def _is_there(self, place: Range) -> bool:
+        return place[0] in self._held
+
+    def _release(self) -> None:
+        """Tells of the storages that the program has let go of."""
+        for address, storage in list(self._held.items()):
+            # One use is the reference in the list here.
+            if torch._C._storage_Use_Count(storage._cdata) == 1:
+                self._fake.free(address)
+                self._freed[address] = self._held.pop(address)
+
+
+class _Watch(TorchDispatchMode):
+    """Notes the memory that operations touch."""
+
+    def __init__(self, memory: _Memory, stream: int) -> None:
+        super().__init__()
+        self.touched: dict[Range, bool] = {}
+        self._memory = memory
+        self._stream = stream
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        written = [
+            value
+            for argument, value in zip(func._schema.arguments, args, strict=False)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+        for tensor in _tensors((args, kwargs)):
+            self._touch(tensor, written=False)
+        if not func.is_view:
+            for tensor in _tensors((result, written)):
+                self._memory.add(tensor.untyped_storage(), self._stream)
+                self._touch(tensor, written=True)
+        return result
+
+    def _touch(self, tensor: Tensor, *, written: bool) -> None:
+        storage = tensor.untyped_storage()
+        if storage.nbytes():
+            place = storage.data_ptr(), storage.nbytes()
+            self.touched[place] = self.touched.get(place, False) or written
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]

@@ -1,0 +1,83 @@
+"""What of the GPU session can be checked without a GPU: its frame, and that its sections import."""
+
+import pytest
+import torch
+
+from bench.gpu import frame, overlap
+from pykern.plan import Action
+from pykern.schedules import gpipe, hanayo, interleaved, one_f_one_b
+
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+
+
+@no_gpu
+def test_a_dry_run_describes_every_section_and_starts_none(python, tmp_path):
+    out = tmp_path / "results"
+    done = python("bench/gpu_session.py", "--out", out, "--dry-run")
+    assert done.returncode == 0, done.stdout
+    lines = done.stdout.splitlines()
+    for name in frame.SECTIONS:
+        mine = [line for line in lines if line.split()[0] == name]
+        assert len(mine) == 2, name
+        assert mine[1].endswith("skipped: no CUDA device")
+    assert not out.exists()
+
+
+def test_an_unknown_section_is_named(python, tmp_path):
+    done = python("bench/gpu_session.py", "--out", tmp_path, "--sections", "green,gren")
+    assert done.returncode == 1
+    assert "unknown sections ['gren']" in done.stdout
+
+
+@no_gpu
+def test_a_section_that_fails_is_a_result(tmp_path):
+    result = frame.run_section("capture_copy", tmp_path, 60)
+    assert result["outcome"] == "failed"
+    assert "Traceback" in result["error"]
+
+
+def test_a_section_without_time_is_not_started(tmp_path):
+    assert frame.run_section("green", tmp_path, 3)["outcome"] == "not started"
+
+
+def test_a_section_out_of_time_is_stopped(tmp_path, monkeypatch):
+    monkeypatch.setitem(frame.SECTIONS, "green", 0.2)
+    monkeypatch.setattr(frame, "LEAST_S", 0)
+    assert frame.run_section("green", tmp_path, 60)["outcome"] == "out of time"
+
+
+def test_results_are_resumed_for_the_same_sources_only(tmp_path):
+    path = tmp_path / "session.json"
+    kept = {"environment": {"sources": "a"}, "sections": {"green": {"outcome": "ok"}}}
+    frame.save(path, kept)
+    assert frame.resume(path, {"sources": "a"}) == kept
+    assert frame.resume(path, {"sources": "b"})["sections"] == {}
+
+
+def test_the_sources_have_one_digest_until_one_changes(tmp_path, monkeypatch):
+    for name in frame.SOURCES:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    for name in ("csrc", "cmake", "pykern", "schedules", "bench/gpu"):
+        (tmp_path / name).mkdir(exist_ok=True)
+    for name in ("CMakeLists.txt", "pyproject.toml", "csrc/a.cpp", "pykern/b.py"):
+        (tmp_path / name).write_text("text")
+    monkeypatch.setattr(frame, "ROOT", tmp_path)
+    before = frame.digest()
+    assert frame.digest() == before
+    (tmp_path / "csrc/a.cpp").write_text("other")
+    assert frame.digest() != before
+
+
+PLANS = [gpipe(4, 8), one_f_one_b(4, 8), interleaved(4, 8, 2), hanayo(4, 8, 2)]
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=["gpipe", "1f1b", "interleaved", "hanayo"])
+def test_spinning_pipelines_are_issued_behind_their_inputs(plan):
+    order = overlap.in_order(plan)
+    issued: set[Action] = set()
+    for _, action in order:
+        assert issued.issuperset(overlap.inputs(action, plan.num_stages))
+        issued.add(action)
+    # Each row as it stands in the plan, so that streams run what devices would.
+    for device, row in enumerate(plan.rows):
+        assert [action for on, action in order if on == device] == list(row)

@@ -1,0 +1,78 @@
+"""Names of devices become lanes, or are refused before anything starts."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from pykern.devices import Lane, parse_devices
+
+CPU = torch.device("cpu")
+CUDA = [torch.device("cuda", index) for index in range(2)]
+
+
+@pytest.fixture
+def _two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+
+@pytest.mark.usefixtures("_two_gpus")
+@pytest.mark.parametrize(
+    ("devices", "lanes"),
+    [
+        ("cpu", [Lane(CPU)]),
+        ("cpu:3", [Lane(CPU)] * 3),
+        (["cpu", CPU], [Lane(CPU)] * 2),
+        ("cuda", [Lane(CUDA[0]), Lane(CUDA[1])]),
+        ("cuda:1", [Lane(CUDA[1])]),
+        ("cuda:1/1", [Lane(CUDA[1])]),
+        ("cuda:0/3", [Lane(CUDA[0], part, 3) for part in range(3)]),
+        (["cuda:1", CUDA[0]], [Lane(CUDA[1]), Lane(CUDA[0])]),
+        (("cuda:0",) * 4, [Lane(CUDA[0])] * 4),
+    ],
+)
+def test_what_names_stand_for(devices: Any, lanes: list[Lane]) -> None:
+    assert parse_devices(devices) == lanes
+
+
+@pytest.mark.usefixtures("_two_gpus")
+@pytest.mark.parametrize(
+    ("devices", "message"),
+    [
+        ("cuda:2", "'cuda:2': there is no GPU 2; torch sees 2"),
+        ("cuda:2/2", "'cuda:2/2': there is no GPU 2; torch sees 2"),
+        (["cuda:0", "cuda:7"], "'cuda:7': there is no GPU 7; torch sees 2"),
+        ("cuda:0/0", "'cuda:0/0': the number of parts is 1 to 64"),
+        ("cuda:0/65", "'cuda:0/65': the number of parts is 1 to 64"),
+        ("cuda/2", "'cuda/2' is unknown"),
+        ("cuda:0/", "'cuda:0/' is unknown"),
+        ("cuda:-1", "'cuda:-1' is unknown"),
+        ("cuda:٣", "is unknown"),
+        ("cuda:0\n", "is unknown"),
+        (["cuda:0/2"], "'cuda:0/2' in a list: only a GPU on its own"),
+        (["cuda"], "says not which GPU"),
+        ([torch.device("cuda")], "says not which GPU"),
+        (["cpu", "cuda:0"], "CPU workers or GPUs, not both"),
+        (["cpu:2"], "'cpu:2' is unknown"),
+        (["meta"], "'meta' is unknown"),
+    ],
+)
+def test_what_is_no_device_is_refused(devices: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_devices(devices)
+
+
+@pytest.mark.parametrize("devices", ["cuda", "cuda:0", "cuda:0/4", ["cuda:0"], ["cpu", "cuda:0"]])
+def test_a_torch_without_cuda_says_so(monkeypatch: pytest.MonkeyPatch, devices: Any) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(ValueError, match=r"'cuda.*': torch is built without CUDA; use"):
+        parse_devices(devices)
+
+
+@pytest.mark.parametrize("devices", ["cuda", "cuda:0", ["cuda:0"]])
+def test_a_machine_without_gpus_says_so(monkeypatch: pytest.MonkeyPatch, devices: Any) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ValueError, match=r"'cuda.*': torch sees no GPU"):
+        parse_devices(devices)

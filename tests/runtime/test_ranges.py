@@ -1,0 +1,172 @@
+"""What a profiler sees: one NVTX range per action, told by a recorder in its place."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from pykern import _C
+from pykern.plan import Action, Kind, with_reductions
+from pykern.plan.drawing.colours import colours_of
+from pykern.schedules import one_f_one_b
+from tests.runtime.plans import split_backward, two_replicas
+
+ROOT = Path(__file__).parents[2]
+RECORDER = ROOT / "tests/nvtx_injection/recorder.cpp"
+PLANS = {
+    "one_f_one_b(2, 4)": one_f_one_b(2, 4),
+    "split_backward(one_f_one_b(3, 4))": split_backward(one_f_one_b(3, 4)),
+    "two_replicas(2, 4)": two_replicas(2, 4),
+}
+
+pytestmark = pytest.mark.skipif(not _C.nvtx_built, reason="built without NVTX's header")
+
+# A step of the plan that is named, with a stage that may raise in its third forward.
+PROGRAM = """
+import sys
+import torch
+from torch import nn
+import pykern
+from pykern.schedules import one_f_one_b
+from tests.runtime.plans import split_backward, two_replicas
+
+class Third(nn.Linear):
+    calls = 0
+    def forward(self, x):
+        Third.calls += 1
+        if Third.calls == 3:
+            raise ValueError("the third call")
+        return super().forward(x)
+
+plan = eval(sys.argv[1])
+last = Third(3, 3) if sys.argv[2:] else nn.Linear(3, 3)
+layers = nn.Sequential(*(nn.Linear(3, 3) for _ in range(plan.num_stages - 1)), last)
+pipe = pykern.Pipeline(layers, devices=f"cpu:{plan.num_devices}", schedule=plan,
+                       loss_fn=nn.functional.mse_loss, balance="layers")
+try:
+    pipe.step(torch.ones(8, 3), target=torch.ones(8, 3))
+except ValueError as error:
+    print(error)
+pipe.close()
+"""
+
+
+@dataclass
+class Record:
+    """What the recorder wrote."""
+
+    domains: dict[str, str] = field(default_factory=dict)
+    categories: dict[str, str] = field(default_factory=dict)
+    strings: dict[str, str] = field(default_factory=dict)
+    threads: dict[str, str] = field(default_factory=dict)
+    # Thread, domain, category, text, payload, colour.
+    ranges: list[tuple[str, str, str, str, int, str]] = field(default_factory=list)
+
+
+def read(path: Path) -> Record:
+    """Fails unless each range is closed on its thread before the next one there."""
+    record = Record()
+    open_ranges: Counter[str] = Counter()
+    for line in path.read_text().splitlines():
+        match line.split(maxsplit=3):
+            case ["domain", number, name]:
+                record.domains[number] = name
+            case ["category", _, number, name]:
+                assert record.categories.setdefault(number, name) == name
+            case ["string", _, number, text]:
+                record.strings[number] = text
+            case ["thread", number, *name]:
+                record.threads[number] = " ".join(name)
+            case ["push", thread, domain, rest]:
+                category, text, payload, colour = rest.split()
+                record.ranges.append(
+                    (
+                        thread,
+                        record.domains[domain],
+                        record.categories[category],
+                        record.strings[text],
+                        int(payload),
+                        colour,
+                    )
+                )
+                open_ranges[thread] += 1
+                assert open_ranges[thread] == 1
+            case ["pop", thread, _]:
+                open_ranges[thread] -= 1
+                assert open_ranges[thread] == 0
+            case _:
+                pytest.fail(f"unexpected: {line}")
+    assert not open_ranges.total(), "a range was left open"
+    return record
+
+
+@pytest.fixture(scope="module")
+def recorder(tmp_path_factory) -> Path:
+    spec = importlib.util.find_spec("nvidia")
+    roots = [Path(root) for root in (spec and spec.submodule_search_locations) or ()]
+    includes = [path for root in roots for path in root.glob("*/include")]
+    toolkit = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))
+    flags = [f"-isystem{path}" for path in [*includes, toolkit / "include"]]
+    library = tmp_path_factory.mktemp("nvtx") / "recorder.so"
+    command = [os.environ.get("CXX", "c++"), "-std=c++20", "-shared", "-fPIC", "-Wall", "-Werror"]
+    subprocess.run([*command, *flags, RECORDER, "-o", library], check=True)
+    return library
+
+
+@pytest.fixture
+def run(recorder, tmp_path):
+    def steps(*arguments: str) -> tuple[Record, str]:
+        path = tmp_path / "record"
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, *arguments],
+            cwd=ROOT,
+            env=os.environ | {"NVTX_INJECTION64_PATH": str(recorder), "PYKERN_RECORD": str(path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return read(path), done.stdout
+
+    return steps
+
+
+def expected_range(action: Action) -> tuple[str, str, str, int, str]:
+    name = action.kind.name
+    payload = action.stage << 32 | action.microbatch
+    return "pykern", name, name, payload, "ff" + colours_of(action.kind, 0, 1).fill[1:]
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_one_range_per_action(run, plan):
+    record, _ = run(plan)
+    actions = [action for row in with_reductions(PLANS[plan]).rows for action in row]
+    assert len(actions) >= 16
+    assert Counter(entry[1:] for entry in record.ranges) == Counter(map(expected_range, actions))
+
+
+def test_the_domain_names_its_categories_and_texts_once(run):
+    record, _ = run("one_f_one_b(2, 4)")
+    assert [name for name in record.domains.values() if name == "pykern"] == ["pykern"]
+    names = ["F", "R", "B", "I", "W", "U", "COPY", "REDUCE"]
+    assert record.categories == {str(i): name for i, name in enumerate(names, 1)}
+    assert list(record.strings.values()) == [kind.name for kind in Kind]
+
+
+def test_ranges_are_on_threads_that_are_named_after_their_devices(run):
+    record, _ = run("one_f_one_b(2, 4)")
+    assert sorted(record.threads.values()) == ["pykern dev0", "pykern dev1"]
+    assert {entry[0] for entry in record.ranges} <= set(record.threads)
+
+
+def test_a_stage_that_raises_closes_its_range(run):
+    record, output = run("one_f_one_b(2, 4)", "raise")
+    assert output == "the third call\n"
+    actions = Counter(entry[1:] for entry in record.ranges)
+    assert actions[expected_range(Action(Kind.F, 1, 2))] == 1
+    assert actions[expected_range(Action(Kind.B, 1, 3))] == 0
+    assert max(actions.values()) == 1

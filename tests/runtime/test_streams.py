@@ -1,0 +1,51 @@
+"""The CUDA path on the fake driver: same bits as the plain model, and no rule of CUDA is broken."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import pykern
+from pykern import schedules
+from pykern.plan import Plan
+from pykern.runtime import cuda
+from tests.fake_cuda.fake import FakeCuda
+from tests.fake_cuda.host_gpus import HostGpus
+from tests.runtime.models import CASES, Case
+from tests.runtime.reference import assert_same_state, plain_step
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
+    """Eight GPUs; in the end no rule is broken and nothing is left."""
+    fake = FakeCuda(num_devices=8)
+    fake.allow_undeclared()
+    monkeypatch.setattr(HostGpus, "fake", fake, raising=False)
+    monkeypatch.setattr(cuda, "Gpus", HostGpus)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    yield fake
+    assert fake.violations == []
+    fake.close()
+
+
+def pipeline(case: Case, plan: Plan, devices: Any = None) -> pykern.Pipeline:
+    names = [f"cuda:{device}" for device in range(plan.num_devices)]
+    return pykern.Pipeline(
+        case.layers, devices=devices or names, schedule=plan, loss_fn=case.loss_fn
+    )
+
+
+@pytest.mark.parametrize("model", CASES)
+def test_every_bit_equals_the_plain_model(gpus: FakeCuda, model: str) -> None:
+    case = CASES[model](11)
+    plain = copy.deepcopy(case.layers)
+    plan = schedules.one_f_one_b(3, 4)
+    with pipeline(case, plan) as pipe:
+        for rows in (11, 3):
+            x, y = case.inputs[:rows], case.target[:rows]
+            expected = plain_step(plain, x, y, case.loss_fn, 4, pipe.partition.stages)
+            assert torch.equal(pipe.step(x, target=y), expected)
+            assert_same_state(pipe, plain)
