@@ -39,7 +39,7 @@ class HostGpus:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Before it the caller has written to all that the last step has used, and then reads it."""
+        """Before it the caller has written to all that the last step has used, and reads it after."""
         self.fake.begin_step()
         for gpu, stream in self._callers.items():
             self._memory.write_all(gpu, stream)
@@ -78,6 +78,8 @@ class _Memory:
         # Held here, so that no address comes back before the step is over.
         self._held: dict[int, Any] = {}
         self._freed: dict[int, Any] = {}
+        # What is not the program's, such as the state of a generator.
+        self._others: dict[int, Any] = {}
         # By place: the GPUs that have used it, and the one that has written to it last.
         self._users: dict[Range, tuple[set[int], int | None]] = {}
 
@@ -86,6 +88,11 @@ class _Memory:
         if address and address not in self._held:
             self._held[address] = storage
             self._fake.alloc(address, storage.nbytes(), stream)
+
+    def meet(self, storage: Any) -> None:
+        """Keeps memory that has come from elsewhere until the step is over."""
+        if storage.data_ptr() not in self._held:
+            self._others[storage.data_ptr()] = storage
 
     @contextmanager
     def kernel(self, gpu: int, stream: int) -> Iterator[None]:
@@ -114,6 +121,7 @@ class _Memory:
         for address in self._freed:
             self._fake.forget(address)
         self._freed.clear()
+        self._others.clear()
         self._users = {place: use for place, use in self._users.items() if self._is_there(place)}
 
     def _is_there(self, place: Range) -> bool:
@@ -156,6 +164,7 @@ class _Watch(TorchDispatchMode):
     def _touch(self, tensor: Tensor, *, written: bool) -> None:
         storage = tensor.untyped_storage()
         if storage.nbytes():
+            self._memory.meet(storage)
             place = storage.data_ptr(), storage.nbytes()
             self.touched[place] = self.touched.get(place, False) or written
 

@@ -1,6 +1,7 @@
 """The CUDA path on the fake driver: same bits as the plain model, and no rule of CUDA is broken."""
 
 import copy
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,8 +28,10 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     yield fake
-    assert fake.violations == []
+    gc.collect()
     fake.close()
+    assert fake.violations == []
+    assert fake.leaks == []
 
 
 def pipeline(case: Case, plan: Plan, devices: Any = None) -> pykern.Pipeline:
