@@ -1,7 +1,6 @@
 #include "schedule.hpp"
 
 #include <algorithm>
-#include <iterator>
 #include <stdexcept>
 #include <utility>
 
@@ -59,11 +58,11 @@ void Schedule::complete(const Stream& stream) {
 void Schedule::complete(cuda::CUdeviceptr address, std::size_t bytes) {
     for (const auto& stream : streams_) {
         const auto& queue = stream->queue;
-        const auto last = std::find_if(queue.rbegin(), queue.rend(), [&](const Work& work) {
-            return touches(work, address, bytes);
-        });
-        const auto behind = static_cast<std::size_t>(std::distance(queue.rbegin(), last));
-        if (last != queue.rend()) run_until([&] { return queue.size() <= behind; });
+        auto behind = queue.size();
+        for (std::size_t i = 0; i < queue.size(); ++i) {
+            if (touches(queue[i], address, bytes)) behind = queue.size() - i - 1;
+        }
+        run_until([&] { return queue.size() <= behind; });
     }
 }
 
