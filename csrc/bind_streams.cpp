@@ -121,8 +121,7 @@ class StreamExecutor {
     void release() { claim_.release(); }
 
     std::vector<Failure> run(PythonJob& job, const CallsOfKinds& calls,
-                             const std::map<int, Address>& callers, const std::vector<bool>& eager,
-                             bool traced) {
+                             const std::map<int, Address>& callers, bool replay, bool traced) {
         if (!claim_.is_mine()) throw std::logic_error("run needs a claim");
         const StreamProgram& program = job.job.program();
         const Plan& plan = program.plan();

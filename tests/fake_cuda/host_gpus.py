@@ -42,7 +42,7 @@ class HostGpus:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Before it the caller writes to all that the last step has used; then it reads it."""
+        """The caller writes to all that the last step has used before it, and reads it after."""
         self.fake.begin_step()
         for gpu, stream in self._callers.items():
             self._memory.write_all(gpu, stream)

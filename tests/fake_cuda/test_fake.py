@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 import pytest
 
-import pykern._C
 from tests.fake_cuda.fake import FakeCuda
 
 Bytes = ctypes.Array[ctypes.c_char]
@@ -57,15 +56,6 @@ def test_a_missing_wait_is_told_with_both_works_and_the_range(fake):
         "fake_kernel, work 1 of stream 1 on device 1 reads what "
         "cuMemcpyAsync, work 1 of stream 0 on device 0 writes, and nothing orders the two"
     ]
-
-
-def test_the_extension_gets_the_fake(fake_cuda):
-    fake_cuda.set_peer(1, 0, reachable=False)
-    driver = pykern._C.CudaDriver()
-    assert (driver.version, driver.num_devices, driver.num_sms(1)) == ("13.0", 2, 132)
-    assert driver.device_name(1) == "fake device 1"
-    assert driver.can_access_peer(0, 1)
-    assert not driver.can_access_peer(1, 0)
 
 
 def test_a_graph_calls_python_when_it_runs_and_may_free_memory(fake_cuda):
