@@ -40,6 +40,7 @@ class Dispatch {
    private:
     void begin();
     bool issue(TaskNumber task);
+    bool perform(TaskNumber task);
     bool act(TaskNumber task);
     void move(const Transfers& transfers, const CopyLane& lane) const;
     void end();

@@ -1,0 +1,181 @@
+// A step whose actions are graphs of the fake driver that mix what they read into what they write:
+// the bytes at its end show in which order all of it ran.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "exec/stream_job.hpp"
+#include "fake_pair.hpp"
+
+namespace pykern {
+
+class MixStep {
+   public:
+    // Device d of the plan is a lane of GPU gpus[d].
+    MixStep(const Plan& plan, const std::vector<int>& gpus) : MixStep(plan, lanes_of(gpus)) {}
+    MixStep(const MixStep&) = delete;
+    MixStep& operator=(const MixStep&) = delete;
+    ~MixStep() {
+        for (const auto& [gpu, stream] : callers) {
+            cuda::api().cuStreamSynchronize(stream);
+            cuda::api().cuStreamDestroy(stream);
+        }
+    }
+
+    // What the callers do between steps: write new inputs, and read what the last step gave.
+    void touch_inputs_and_results() const {
+        for (const auto& [gpu, stream] : callers) {
+            std::vector<FakeAccess> accesses;
+            for (const auto& [place, bytes] : bytes_) {
+                const auto& [what, stage, index] = place;
+                const bool is_input = what == "input";
+                if (gpu_of(stage) != gpu) continue;
+                if (!is_input && what != "loss" && what != "weights") continue;
+                accesses.push_back({address_of(bytes), sizeof bytes, is_input ? 1 : 0});
+            }
+            fake_kernel(stream, 1000, accesses.data(), accesses.size());
+        }
+    }
+
+    // The bytes when all is done.
+    std::map<std::tuple<std::string, int, int>, std::array<std::uint8_t, 16>> bytes() const {
+        fake_run_all();
+        return bytes_;
+    }
+
+    // One task after the other, on one stream.
+    void run_in_order() const {
+        const cuda::CUstream stream = callers.begin()->second;
+        for (TaskNumber task = 0; task < job.program().tasks().size(); ++task) {
+            copy_all(job.launch(task).before, stream);
+            if (job.launch(task).graph != nullptr) launch(job.launch(task).graph, stream);
+            copy_all(job.launch(task).after, stream);
+            copy_all(job.transfers(task), stream);
+        }
+    }
+
+    static std::shared_ptr<Lanes> lanes_of(const std::vector<int>& gpus) {
+        std::vector<LaneName> names;
+        for (const int gpu : gpus) names.push_back({.gpu = gpu});
+        return std::make_shared<Lanes>(names);
+    }
+
+    StreamJob job;
+    std::map<int, cuda::CUstream> callers;
+
+   private:
+    MixStep(const Plan& plan, const std::shared_ptr<Lanes>& lanes) : job(plan, lanes) {
+        for (const auto& [gpu, primary] : lanes->primaries()) {
+            cuda::api().cuCtxSetCurrent(primary.get());
+            cuda::api().cuStreamCreateWithPriority(&callers[gpu], cuda::kStreamNonBlocking, 0);
+        }
+        for (TaskNumber task = 0; task < job.program().tasks().size(); ++task) {
+            const Action action = job.program().tasks()[task].action;
+            if (action.kind == Kind::F) job.set_launch(task, forward(action));
+            if (action.kind == Kind::B) job.set_launch(task, backward(action));
+            if (action.kind == Kind::COPY_F) job.set_transfers(task, {copy_of(action, 1)});
+            if (action.kind == Kind::COPY_B) job.set_transfers(task, {copy_of(action, -1)});
+        }
+    }
+
+    // Its input comes from the caller, from a copy, or from the stage before on the same device.
+    Launch forward(Action action) {
+        const int stage = action.stage;
+        const int slot = slot_of(stage, action);
+        Launch launch;
+        if (stage == 0) {
+            const int microbatch = static_cast<int>(action.microbatch);
+            bytes_[{"input", 0, microbatch}].fill(static_cast<std::uint8_t>(microbatch + 1));
+            launch.before = {move(at("x", 0, slot), at("input", 0, microbatch))};
+        } else if (device_of(stage - 1) == device_of(stage)) {
+            launch.before = {
+                move(at("x", stage, slot), at("y", stage - 1, slot_of(stage - 1, action)))};
+        }
+        launch.graph = mix(action, {read("x", stage, slot), write("y", stage, slot)});
+        if (stage + 1 == job.program().plan().num_stages()) {
+            const int microbatch = static_cast<int>(action.microbatch);
+            launch.after = {move(at("loss", stage, microbatch), at("y", stage, slot))};
+        }
+        return launch;
+    }
+
+    Launch backward(Action action) {
+        const int stage = action.stage;
+        const int slot = slot_of(stage, action);
+        Launch launch;
+        launch.graph = mix(action, {read("x", stage, slot), read("y", stage, slot),
+                                    read("dy", stage, slot), write("dx", stage, slot),
+                                    read("weights", stage, 0), write("weights", stage, 0)});
+        if (stage > 0 && device_of(stage - 1) == device_of(stage)) {
+            launch.after = {
+                move(at("dy", stage - 1, slot_of(stage - 1, action)), at("dx", stage, slot))};
+        }
+        return launch;
+    }
+
+    // To the next stage or the one before.
+    Transfer copy_of(Action action, int direction) {
+        const int from = action.stage;
+        const int to = from + direction;
+        const bool forwards = direction > 0;
+        const int slot = slot_of(to, action);
+        Transfer transfer = move(at(forwards ? "x" : "dy", to, slot),
+                                 at(forwards ? "y" : "dx", from, slot_of(from, action)));
+        if (!job.lanes().reaches(device_of(from), device_of(to))) {
+            transfer.via = at(forwards ? "host of x" : "host of dy", to, slot);
+        }
+        return transfer;
+    }
+
+    cuda::CUgraph mix(Action action, const std::vector<FakeAccess>& accesses) const {
+        const std::uint64_t salt = action.stage * 100U + static_cast<unsigned>(action.kind);
+        return fake_make_mix_graph(1000, salt, accesses.data(), accesses.size());
+    }
+
+    static void copy_all(const Transfers& transfers, cuda::CUstream stream) {
+        for (const auto& [to, from, bytes, via] : transfers) {
+            if (via != 0) cuda::api().cuMemcpyAsync(via, from, bytes, stream);
+            cuda::api().cuMemcpyAsync(to, via != 0 ? via : from, bytes, stream);
+        }
+    }
+
+    static void launch(cuda::CUgraph graph, cuda::CUstream stream) {
+        cuda::CUgraphExec exec = nullptr;
+        cuda::api().cuGraphInstantiateWithFlags(&exec, graph, 0);
+        cuda::api().cuGraphLaunch(exec, stream);
+        cuda::api().cuStreamSynchronize(stream);
+        cuda::api().cuGraphExecDestroy(exec);
+    }
+
+    static Transfer move(cuda::CUdeviceptr to, cuda::CUdeviceptr from) {
+        return {.to = to, .from = from, .bytes = 16};
+    }
+    cuda::CUdeviceptr at(const std::string& what, int stage, int index) {
+        return address_of(bytes_[{what, stage, index}]);
+    }
+    FakeAccess read(const std::string& what, int stage, int index) {
+        return {at(what, stage, index), 16, 0};
+    }
+    FakeAccess write(const std::string& what, int stage, int index) {
+        return {at(what, stage, index), 16, 1};
+    }
+    int slot_of(int stage, Action action) const {
+        return job.program().slot_of({.microbatch = action.microbatch,
+                                      .stage = static_cast<std::uint16_t>(stage),
+                                      .kind = Kind::F});
+    }
+    int device_of(int stage) const { return job.program().plan().placement().device_of(stage); }
+    int gpu_of(int stage) const { return job.lanes().gpu_of(device_of(stage)); }
+
+    // By what, stage, and slot or microbatch.
+    std::map<std::tuple<std::string, int, int>, std::array<std::uint8_t, 16>> bytes_;
+};
+
+}  // namespace pykern
