@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -65,15 +66,15 @@ class Chain {
 
 void add_action(Chain& chain, const StreamJob& job, TaskNumber number) {
     const Task& task = job.program().tasks()[number];
-    const Launch& launch = job.launch(number);
-    if (launch.graph == nullptr) {
-        throw std::invalid_argument("a whole step is made of the graphs of all actions, but " +
+    const std::optional<Launch>& launch = job.launch(number);
+    if (!launch) {
+        throw std::invalid_argument("a whole step is made of the launches of all actions, but " +
                                     to_text(task.action) + " has none");
     }
     const cuda::CUcontext context = job.lanes().primary(task.stream);
-    chain.add(launch.before, context);
-    chain.add(launch.graph);
-    chain.add(launch.after, context);
+    chain.add(launch->before, context);
+    if (launch->graph != nullptr) chain.add(launch->graph);
+    chain.add(launch->after, context);
 }
 
 void add_copy(Chain& chain, const StreamJob& job, TaskNumber number) {

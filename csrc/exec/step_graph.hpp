@@ -8,15 +8,16 @@
 
 namespace pykern {
 
-// Made of the graphs of all actions, as children, and of a node for each transfer; the edges are
-// those of the program: after the task before in the stream, and after those that are waited for.
-// Kernels keep the multiprocessors of the stream that they were captured on. Nothing in it can be
-// timed or run by the client, and what of it runs side by side, the driver decides.
+// Made of the launches of all actions, their graphs as children and their transfers, and of those
+// of the copies, each a node; the edges are those of the program: after the task before in the
+// stream, and after those that are waited for. Kernels keep the multiprocessors of the stream that
+// they were captured on. Nothing in it can be timed or run by the client, and what of it runs side
+// by side, the driver decides.
 //
 // The job must outlive it, and so must what the actions' graphs were captured with.
 class StepGraph {
    public:
-    // Throws std::invalid_argument where an action has no graph.
+    // Throws std::invalid_argument where an action has no launch.
     explicit StepGraph(const StreamJob& job);
     StepGraph(const StepGraph&) = delete;
     StepGraph& operator=(const StepGraph&) = delete;

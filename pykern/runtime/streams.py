@@ -71,9 +71,8 @@ class Streams:
             for kind, calls in callbacks.items()
         }
         callers = self._gpus.callers()
-        eager = [False] * program.num_microbatches
         with self._gpus.step(), torch.autograd.set_multithreading_enabled(False):
-            return self.claim.run(program, on_lanes, callers, eager, traced)
+            return self.claim.run(program, on_lanes, callers, replay=False, traced=traced)
 
     def _run(
         self,

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -18,8 +19,9 @@ namespace pykern {
 
 class MixStep {
    public:
-    // Device d of the plan is a lane of GPU gpus[d].
-    MixStep(const Plan& plan, const std::vector<int>& gpus) : MixStep(plan, lanes_of(gpus)) {}
+    // Device d of the plan is a lane of GPU gpus[d]. Some actions are left without a launch.
+    MixStep(const Plan& plan, const std::vector<int>& gpus, const std::set<Action>& without = {})
+        : MixStep(plan, lanes_of(gpus), without) {}
     MixStep(const MixStep&) = delete;
     MixStep& operator=(const MixStep&) = delete;
     ~MixStep() {
@@ -54,9 +56,11 @@ class MixStep {
     void run_in_order() const {
         const cuda::CUstream stream = callers.begin()->second;
         for (TaskNumber task = 0; task < job.program().tasks().size(); ++task) {
-            copy_all(job.launch(task).before, stream);
-            if (job.launch(task).graph != nullptr) launch(job.launch(task).graph, stream);
-            copy_all(job.launch(task).after, stream);
+            if (const auto& its = job.launch(task)) {
+                copy_all(its->before, stream);
+                launch(its->graph, stream);
+                copy_all(its->after, stream);
+            }
             copy_all(job.transfers(task), stream);
         }
     }
@@ -71,13 +75,15 @@ class MixStep {
     std::map<int, cuda::CUstream> callers;
 
    private:
-    MixStep(const Plan& plan, const std::shared_ptr<Lanes>& lanes) : job(plan, lanes) {
+    MixStep(const Plan& plan, const std::shared_ptr<Lanes>& lanes, const std::set<Action>& without)
+        : job(plan, lanes) {
         for (const auto& [gpu, primary] : lanes->primaries()) {
             cuda::api().cuCtxSetCurrent(primary.get());
             cuda::api().cuStreamCreateWithPriority(&callers[gpu], cuda::kStreamNonBlocking, 0);
         }
         for (TaskNumber task = 0; task < job.program().tasks().size(); ++task) {
             const Action action = job.program().tasks()[task].action;
+            if (without.contains(action)) continue;
             if (action.kind == Kind::F) job.set_launch(task, forward(action));
             if (action.kind == Kind::B) job.set_launch(task, backward(action));
             if (action.kind == Kind::COPY_F) job.set_transfers(task, {copy_of(action, 1)});

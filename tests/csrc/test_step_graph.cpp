@@ -86,16 +86,17 @@ TEST_CASE("a whole step is one launch, and moves the bytes that its tasks would 
     }
 }
 
-TEST_CASE("an action without a graph is named, and nothing is left") {
+TEST_CASE("an action without a launch is named, and nothing is left") {
     const Case given = cases()[0];
     reset(given, 0);
     {
-        MixStep step(given.plan, given.gpus);
-        step.job.set_launch(step.job.task_of({.microbatch = 2, .stage = 1, .kind = Kind::F}), {});
-        step.job.set_launch(step.job.task_of({.microbatch = 3, .stage = 2, .kind = Kind::B}), {});
-        CHECK_THROWS_WITH_AS(StepGraph(step.job),
-                             "a whole step is made of the graphs of all actions, but 1F2 has none",
-                             std::invalid_argument);
+        const Action first{.microbatch = 2, .stage = 1, .kind = Kind::F};
+        const Action later{.microbatch = 3, .stage = 2, .kind = Kind::B};
+        const MixStep step(given.plan, given.gpus, {first, later});
+        CHECK_THROWS_WITH_AS(
+            StepGraph(step.job),
+            "a whole step is made of the launches of all actions, but 1F2 has none",
+            std::invalid_argument);
     }
     check_clean();
 }
@@ -113,7 +114,7 @@ TEST_CASE("a graph is of the launches and transfers that it was made of") {
     const StepGraph other(step.job);
     CHECK(other.is_current());
     run(other, step);
-    step.job.set_launch(0, step.job.launch(0));
+    step.job.set_launch(0, *step.job.launch(0));
     CHECK(!other.is_current());
     fake_run_all();
     for (const std::string& text : FakePair::violations()) FAIL_CHECK(text);

@@ -39,7 +39,7 @@ class HostGpus:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Before it the caller has written to all that the last step has used, and reads it after."""
+        """The caller writes to all that the last step has used before it, and reads it after."""
         self.fake.begin_step()
         for gpu, stream in self._callers.items():
             self._memory.write_all(gpu, stream)
