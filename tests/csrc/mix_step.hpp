@@ -19,6 +19,9 @@ namespace pykern {
 
 class MixStep {
    public:
+    // By what, replica, stage, and slot or microbatch.
+    using Bytes = std::map<std::tuple<std::string, int, int, int>, std::array<std::uint8_t, 16>>;
+
     // Device d of the plan is a lane of GPU gpus[d]. Some actions are left without a launch.
     MixStep(const Plan& plan, const std::vector<int>& gpus, const std::set<Action>& without = {})
         : MixStep(plan, lanes_of(gpus), without) {}
@@ -36,9 +39,9 @@ class MixStep {
         for (const auto& [gpu, stream] : callers) {
             std::vector<FakeAccess> accesses;
             for (const auto& [place, bytes] : bytes_) {
-                const auto& [what, stage, index] = place;
+                const auto& [what, replica, stage, index] = place;
                 const bool is_input = what == "input";
-                if (gpu_of(stage) != gpu) continue;
+                if (job.lanes().gpu_of(device_of(stage, replica)) != gpu) continue;
                 if (!is_input && what != "loss" && what != "weights") continue;
                 accesses.push_back({address_of(bytes), sizeof bytes, is_input ? 1 : 0});
             }
@@ -47,9 +50,14 @@ class MixStep {
     }
 
     // The bytes when all is done.
-    std::map<std::tuple<std::string, int, int>, std::array<std::uint8_t, 16>> bytes() const {
+    Bytes bytes() const {
         fake_run_all();
         return bytes_;
+    }
+
+    // Where bytes lie.
+    cuda::CUdeviceptr at(const std::string& what, int replica, int stage, int index) {
+        return address_of(bytes_[{what, replica, stage, index}]);
     }
 
     // One task after the other, on one stream.
@@ -91,51 +99,68 @@ class MixStep {
         }
     }
 
+    // A stage of a replica, in which the action's microbatch has a slot.
+    struct Cell {
+        int stage;
+        int replica;
+        int slot;
+    };
+    Cell cell(int stage, Action action) const {
+        const Plan& plan = job.program().plan();
+        action.stage = static_cast<std::uint16_t>(stage);
+        action.kind = Kind::F;
+        return {stage, plan.placement().replica_of(action.microbatch),
+                job.program().slot_of(action)};
+    }
+    int device_of(int stage, int replica) const {
+        return job.program().plan().placement().device_of(stage, replica);
+    }
+    bool side_by_side(const Cell& one, const Cell& other) const {
+        return device_of(one.stage, one.replica) == device_of(other.stage, other.replica);
+    }
+
     // Its input comes from the caller, from a copy, or from the stage before on the same device.
     Launch forward(Action action) {
-        const int stage = action.stage;
-        const int slot = slot_of(stage, action);
+        const Cell its = cell(action.stage, action);
+        const int microbatch = static_cast<int>(action.microbatch);
         Launch launch;
-        if (stage == 0) {
-            const int microbatch = static_cast<int>(action.microbatch);
-            bytes_[{"input", 0, microbatch}].fill(static_cast<std::uint8_t>(microbatch + 1));
-            launch.before = {move(at("x", 0, slot), at("input", 0, microbatch))};
-        } else if (device_of(stage - 1) == device_of(stage)) {
-            launch.before = {
-                move(at("x", stage, slot), at("y", stage - 1, slot_of(stage - 1, action)))};
+        if (its.stage == 0) {
+            bytes_[{"input", its.replica, 0, microbatch}].fill(
+                static_cast<std::uint8_t>(microbatch + 1));
+            launch.before = {move(at("x", its), at("input", {0, its.replica, microbatch}))};
+        } else if (const Cell former = cell(its.stage - 1, action); side_by_side(former, its)) {
+            launch.before = {move(at("x", its), at("y", former))};
         }
-        launch.graph = mix(action, {read("x", stage, slot), write("y", stage, slot)});
-        if (stage + 1 == job.program().plan().num_stages()) {
-            const int microbatch = static_cast<int>(action.microbatch);
-            launch.after = {move(at("loss", stage, microbatch), at("y", stage, slot))};
+        launch.graph = mix(action, {read("x", its), write("y", its)});
+        if (its.stage + 1 == job.program().plan().num_stages()) {
+            launch.after = {move(at("loss", {its.stage, its.replica, microbatch}), at("y", its))};
         }
         return launch;
     }
 
     Launch backward(Action action) {
-        const int stage = action.stage;
-        const int slot = slot_of(stage, action);
+        const Cell its = cell(action.stage, action);
+        const Cell weights{its.stage, its.replica, 0};
         Launch launch;
-        launch.graph = mix(action, {read("x", stage, slot), read("y", stage, slot),
-                                    read("dy", stage, slot), write("dx", stage, slot),
-                                    read("weights", stage, 0), write("weights", stage, 0)});
-        if (stage > 0 && device_of(stage - 1) == device_of(stage)) {
-            launch.after = {
-                move(at("dy", stage - 1, slot_of(stage - 1, action)), at("dx", stage, slot))};
+        launch.graph =
+            mix(action, {read("x", its), read("y", its), read("dy", its), write("dx", its),
+                         read("weights", weights), write("weights", weights)});
+        if (its.stage == 0) return launch;
+        if (const Cell former = cell(its.stage - 1, action); side_by_side(former, its)) {
+            launch.after = {move(at("dy", former), at("dx", its))};
         }
         return launch;
     }
 
     // To the next stage or the one before.
     Transfer copy_of(Action action, int direction) {
-        const int from = action.stage;
-        const int to = from + direction;
+        const Cell from = cell(action.stage, action);
+        const Cell to = cell(action.stage + direction, action);
         const bool forwards = direction > 0;
-        const int slot = slot_of(to, action);
-        Transfer transfer = move(at(forwards ? "x" : "dy", to, slot),
-                                 at(forwards ? "y" : "dx", from, slot_of(from, action)));
-        if (!job.lanes().reaches(device_of(from), device_of(to))) {
-            transfer.via = at(forwards ? "host of x" : "host of dy", to, slot);
+        Transfer transfer = move(at(forwards ? "x" : "dy", to), at(forwards ? "y" : "dx", from));
+        if (!job.lanes().reaches(device_of(from.stage, from.replica),
+                                 device_of(to.stage, to.replica))) {
+            transfer.via = at(forwards ? "host of x" : "host of dy", to);
         }
         return transfer;
     }
@@ -163,25 +188,13 @@ class MixStep {
     static Transfer move(cuda::CUdeviceptr to, cuda::CUdeviceptr from) {
         return {.to = to, .from = from, .bytes = 16};
     }
-    cuda::CUdeviceptr at(const std::string& what, int stage, int index) {
-        return address_of(bytes_[{what, stage, index}]);
+    cuda::CUdeviceptr at(const std::string& what, const Cell& cell) {
+        return at(what, cell.replica, cell.stage, cell.slot);
     }
-    FakeAccess read(const std::string& what, int stage, int index) {
-        return {at(what, stage, index), 16, 0};
-    }
-    FakeAccess write(const std::string& what, int stage, int index) {
-        return {at(what, stage, index), 16, 1};
-    }
-    int slot_of(int stage, Action action) const {
-        return job.program().slot_of({.microbatch = action.microbatch,
-                                      .stage = static_cast<std::uint16_t>(stage),
-                                      .kind = Kind::F});
-    }
-    int device_of(int stage) const { return job.program().plan().placement().device_of(stage); }
-    int gpu_of(int stage) const { return job.lanes().gpu_of(device_of(stage)); }
+    FakeAccess read(const std::string& what, const Cell& cell) { return {at(what, cell), 16, 0}; }
+    FakeAccess write(const std::string& what, const Cell& cell) { return {at(what, cell), 16, 1}; }
 
-    // By what, stage, and slot or microbatch.
-    std::map<std::tuple<std::string, int, int>, std::array<std::uint8_t, 16>> bytes_;
+    Bytes bytes_;
 };
 
 }  // namespace pykern
