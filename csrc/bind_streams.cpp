@@ -135,7 +135,7 @@ class StreamExecutor {
         if (!claim_.is_mine()) throw std::logic_error("run needs a claim");
         const StreamProgram& program = job.job.program();
         const Plan& plan = program.plan();
-        require_calls(plan.placement(), plan.num_slices(), job.held(), calls);
+        if (!replay) require_calls(plan.placement(), plan.num_slices(), job.held(), calls);
         const std::map<int, cuda::CUstream> streams = streams_from(callers);
         StreamCallbacks callbacks(program, calls);
         {
