@@ -1,6 +1,9 @@
 """What a traced step on GPUs says: on the fake driver, which keeps its own time, as simulated."""
 
 import itertools
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -168,3 +171,15 @@ def test_cpu_workers_copy_nothing() -> None:
     ) as pipe:
         pipe.step(x, target=x)
         assert pipe.copies() == Timeline([])
+
+
+def test_the_guide_to_gpus_runs(
+    gpus: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guide = (Path(__file__).parents[2] / "docs/gpus.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```", guide, re.M | re.S)
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    events = json.loads((tmp_path / "step.trace.json").read_text())["traceEvents"]
+    # Of 8 stages, 16 microbatches: F and B of each, and both copies over each of 7 boundaries.
+    assert sum(event["ph"] == "X" for event in events) == 16 * 2 * (8 + 7)
