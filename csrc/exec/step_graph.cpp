@@ -82,7 +82,10 @@ void add_copy(Chain& chain, const StreamJob& job, TaskNumber number) {
     const Transfers& transfers = job.transfers(number);
     const CopyStream& ends = job.program().copy_stream(task);
     const cuda::CUcontext sender = job.lanes().primary(ends.sender);
-    if (!job.copy_lane(task).by_host) return chain.add(transfers, sender);
+    if (!job.copy_lane(task).by_host) {
+        chain.add(transfers, sender);
+        return;
+    }
     for (const Transfer& transfer : transfers) {
         chain.add_copy(transfer.via, transfer.from, transfer.bytes, sender);
     }

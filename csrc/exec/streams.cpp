@@ -21,6 +21,25 @@ void wait(cuda::CUstream stream, cuda::CUevent event) {
     driver::cuStreamWaitEvent(stream, event, 0);
 }
 
+void move(const Transfers& transfers, const CopyLane& lane) {
+    const cuda::CUstream stream = lane.stream.get();
+    if (!lane.by_host) {
+        move_on(stream, transfers);
+        return;
+    }
+    const cuda::CUstream landing = lane.by_host->landing.get();
+    for (const Transfer& transfer : transfers) {
+        driver::cuMemcpyAsync(transfer.via, transfer.from, transfer.bytes, stream);
+    }
+    driver::cuEventRecord(lane.by_host->half.get(), stream);
+    wait(landing, lane.by_host->half.get());
+    for (const Transfer& transfer : transfers) {
+        driver::cuMemcpyAsync(transfer.to, transfer.via, transfer.bytes, landing);
+    }
+    driver::cuEventRecord(lane.by_host->landed.get(), landing);
+    wait(stream, lane.by_host->landed.get());
+}
+
 }  // namespace
 
 Dispatch::Dispatch(StreamJob& job, const std::map<int, cuda::CUstream>& callers,
@@ -106,22 +125,6 @@ bool Dispatch::act(TaskNumber number) {
     const TaskNumber carrier = job_.carrier_of(number);
     if (carrier != StreamJob::kNoTask) given_[carrier] = std::move(transfers);
     return true;
-}
-
-void Dispatch::move(const Transfers& transfers, const CopyLane& lane) const {
-    const cuda::CUstream stream = lane.stream.get();
-    if (!lane.by_host) return move_on(stream, transfers);
-    const cuda::CUstream landing = lane.by_host->landing.get();
-    for (const Transfer& transfer : transfers) {
-        driver::cuMemcpyAsync(transfer.via, transfer.from, transfer.bytes, stream);
-    }
-    driver::cuEventRecord(lane.by_host->half.get(), stream);
-    wait(landing, lane.by_host->half.get());
-    for (const Transfer& transfer : transfers) {
-        driver::cuMemcpyAsync(transfer.to, transfer.via, transfer.bytes, landing);
-    }
-    driver::cuEventRecord(lane.by_host->landed.get(), landing);
-    wait(stream, lane.by_host->landed.get());
 }
 
 // A lane waits for the copies that leave it, whose sources its GPU's memory is reused after; those

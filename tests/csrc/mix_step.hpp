@@ -75,6 +75,7 @@ class MixStep {
 
     static std::shared_ptr<Lanes> lanes_of(const std::vector<int>& gpus) {
         std::vector<LaneName> names;
+        names.reserve(gpus.size());
         for (const int gpu : gpus) names.push_back({.gpu = gpu});
         return std::make_shared<Lanes>(names);
     }
@@ -165,7 +166,7 @@ class MixStep {
         return transfer;
     }
 
-    cuda::CUgraph mix(Action action, const std::vector<FakeAccess>& accesses) const {
+    static cuda::CUgraph mix(Action action, const std::vector<FakeAccess>& accesses) {
         const std::uint64_t salt = action.stage * 100U + static_cast<unsigned>(action.kind);
         return fake_make_mix_graph(1000, salt, accesses.data(), accesses.size());
     }
