@@ -27,6 +27,8 @@ class HostGpus:
     """Takes the place of pykern.runtime.cuda.Gpus."""
 
     fake: FakeCuda  # set by whoever puts this in its place
+    # How long the model says that an action takes: a test may change it while the action runs.
+    duration_ns = 1000.0
 
     def __init__(self, lanes: Sequence[Lane]) -> None:
         self._gpu_of = [lane.device.index for lane in lanes]
@@ -162,7 +164,7 @@ class _Memory:
             yield
         reads = [place for place, written in watch.touched.items() if not written]
         writes = [place for place, written in watch.touched.items() if written]
-        self._fake.kernel(stream, reads, writes)
+        self._fake.kernel(stream, reads, writes, HostGpus.duration_ns)
         for place, written in watch.touched.items():
             users, writer = self._users.get(place, (set(), None))
             self._users[place] = users | {gpu}, gpu if written else writer

@@ -15,7 +15,6 @@ from pykern.plan import Plan
 from tests.fake_cuda.fake import FakeCuda
 from tests.runtime.models import CASES, Case
 from tests.runtime.reference import assert_same_state, plain_step
-from tests.runtime.test_streams import gpus  # noqa: F401 - a fixture
 
 # In four microbatches each begins at a multiple of 16 bytes, as copies of them do: what a matrix
 # product rounds to depends on where its factors lie.
