@@ -53,7 +53,7 @@ def steps(pipe: pykern.Pipeline, plain: nn.Sequential, case: Case, count: int) -
 @pytest.mark.parametrize("model", sorted(CASES.keys() - {"dropout"}))
 @pytest.mark.parametrize("name", ["one_f_one_b", "interleaved", "zb_h1", "hanayo"])
 def test_replays_have_the_bits_of_the_plain_model(
-    gpus: FakeCuda,  # noqa: F811
+    gpus: FakeCuda,
     model: str,
     name: str,
 ) -> None:
@@ -67,7 +67,7 @@ def test_replays_have_the_bits_of_the_plain_model(
 @pytest.mark.parametrize("devices", [["cuda:0"] * 4, "cuda:0/4", None])
 @pytest.mark.parametrize("name", ["gpipe", "zb_v", "breadth_first"])
 def test_lanes_may_share_a_gpu_or_not_reach_each_other(
-    gpus: FakeCuda,  # noqa: F811
+    gpus: FakeCuda,
     name: str,
     devices: Any,
 ) -> None:
@@ -79,7 +79,22 @@ def test_lanes_may_share_a_gpu_or_not_reach_each_other(
         steps(pipe, plain, case, 4)
 
 
-def test_after_the_first_step_nothing_is_called(gpus: FakeCuda) -> None:  # noqa: F811
+@pytest.mark.parametrize("model", ["mlp", "gpt", "structured"])
+@pytest.mark.parametrize("name", ["one_f_one_b", "hanayo", "zb_h1"])
+def test_a_whole_step_is_one_launch(gpus: FakeCuda, model: str, name: str) -> None:
+    gpus.set_peer(1, 0, False)
+    case = CASES[model](ROWS)
+    plain = copy.deepcopy(case.layers)
+    with captured(case, schedules.by_name[name](2, 4), "step") as pipe:
+        steps(pipe, plain, case, 4)
+        assert gpus.calls("cuGraphLaunch") == 3
+        with pipe.tracing():
+            steps(pipe, plain, case, 1)
+        assert gpus.calls("cuGraphLaunch") > 4
+        assert pipe.timeline().makespan_ns > 0
+
+
+def test_after_the_first_step_nothing_is_called(gpus: FakeCuda) -> None:
     calls = []
 
     class Counted(nn.Linear):
@@ -138,7 +153,7 @@ OBSTACLES = {
 
 
 @pytest.mark.parametrize("name", OBSTACLES)
-def test_what_cannot_be_captured_is_named(gpus: FakeCuda, name: str) -> None:  # noqa: F811
+def test_what_cannot_be_captured_is_named(gpus: FakeCuda, name: str) -> None:
     make, message = OBSTACLES[name]
     layers = nn.Sequential(nn.Linear(12, 12), make(), nn.Linear(12, 12))
     case = Case(layers, torch.randn(ROWS, 12), torch.randn(ROWS, 12), F.mse_loss)
@@ -156,7 +171,7 @@ def test_what_cannot_be_captured_is_named(gpus: FakeCuda, name: str) -> None:  #
 
 
 @pytest.mark.parametrize("model", ["dropout", "mlp"])
-def test_auto_captures_or_warns_once_and_goes_on(gpus: FakeCuda, model: str) -> None:  # noqa: F811
+def test_auto_captures_or_warns_once_and_goes_on(gpus: FakeCuda, model: str) -> None:
     case = CASES[model](ROWS)
     plain = copy.deepcopy(case.layers)
     with (
@@ -175,7 +190,7 @@ def test_auto_captures_or_warns_once_and_goes_on(gpus: FakeCuda, model: str) -> 
         assert gpus.calls("cuGraphLaunch") > 0
 
 
-def test_other_shapes_run_as_usual_with_one_warning(gpus: FakeCuda) -> None:  # noqa: F811
+def test_other_shapes_run_as_usual_with_one_warning(gpus: FakeCuda) -> None:
     case = CASES["mlp"](ROWS)
     plain = copy.deepcopy(case.layers)
     with captured(case, schedules.one_f_one_b(2, 4)) as pipe:
@@ -196,7 +211,7 @@ def test_other_shapes_run_as_usual_with_one_warning(gpus: FakeCuda) -> None:  # 
         assert gpus.calls("cuGraphLaunch") > launches
 
 
-def test_changed_layers_are_captured_again(gpus: FakeCuda) -> None:  # noqa: F811
+def test_changed_layers_are_captured_again(gpus: FakeCuda) -> None:
     case = CASES["cnn"](ROWS)
     plain = copy.deepcopy(case.layers)
     with captured(case, schedules.one_f_one_b(2, 4)) as pipe:
@@ -216,7 +231,7 @@ def test_changed_layers_are_captured_again(gpus: FakeCuda) -> None:  # noqa: F81
             assert gpus.calls("cuGraphLaunch") > launches
 
 
-def test_prediction_and_tracing_go_beside_it(gpus: FakeCuda) -> None:  # noqa: F811
+def test_prediction_and_tracing_go_beside_it(gpus: FakeCuda) -> None:
     case = CASES["mlp"](ROWS)
     with captured(case, schedules.one_f_one_b(2, 4)) as pipe:
         for _ in range(2):
@@ -236,13 +251,13 @@ def test_where_nothing_can_be_captured_it_is_refused_at_once() -> None:
             pykern.Pipeline([nn.Linear(2, 2)], devices="cpu", microbatches=1, capture=capture)
 
 
-def test_several_replicas_are_refused_at_once(gpus: FakeCuda) -> None:  # noqa: F811
+def test_several_replicas_are_refused_at_once(gpus: FakeCuda) -> None:
     case = CASES["mlp"](ROWS)
     with pytest.raises(RuntimeError, match="several replicas cannot be captured"):
         captured(case, schedules.chimera(2, 4))
 
 
-def test_layers_that_never_stay_the_same_are_told(gpus: FakeCuda) -> None:  # noqa: F811
+def test_layers_that_never_stay_the_same_are_told(gpus: FakeCuda) -> None:
     class Counts(nn.Linear):
         count = 0
 
