@@ -113,7 +113,7 @@ class HostGpus:
         reads = [place for place, written in watch.touched.items() if not written]
         writes = [place for place, written in watch.touched.items() if written]
         for result in results:
-            storage = result.untyped_storage()
+            storage: Any = result.untyped_storage()
             self._lasting[storage.data_ptr()] = storage
             writes.append((storage.data_ptr(), storage.nbytes()))
             # Nothing has been computed yet.

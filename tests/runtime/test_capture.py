@@ -201,12 +201,16 @@ def test_what_is_handed_over_may_have_any_strides(gpus: FakeCuda, name: str) -> 
 
 
 def test_a_loss_that_trains_is_refused(gpus: FakeCuda) -> None:
-    class Loss(nn.Linear):
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(12, 12)
+
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            return F.mse_loss(super().forward(x), y)
+            return F.mse_loss(self.linear(x), y)
 
     layers = nn.Sequential(*(nn.Linear(12, 12) for _ in range(2)))
-    case = Case(layers, torch.randn(ROWS, 12), torch.randn(ROWS, 12), Loss(12, 12))
+    case = Case(layers, torch.randn(ROWS, 12), torch.randn(ROWS, 12), Loss())
     with captured(case, schedules.one_f_one_b(2, 4)) as pipe:
         pipe.step(case.inputs, target=case.target)
         with pytest.raises(RuntimeError, match="stage 1, or the loss, trains a tensor"):
@@ -308,9 +312,10 @@ def test_layers_that_never_stay_the_same_are_told(gpus: FakeCuda) -> None:
             self.count += 1
             return super().forward(x)
 
-    case = Case(nn.Sequential(Counts(4, 4)), torch.randn(8, 4), torch.randn(8, 4), F.mse_loss)
+    layer = Counts(4, 4)
+    layer.count = 1
+    case = Case(nn.Sequential(layer), torch.randn(8, 4), torch.randn(8, 4), F.mse_loss)
     with captured(case, schedules.gpipe(1, 4)) as pipe:
-        case.layers[0].count = 1
         for _ in range(4):
             pipe.step(case.inputs, target=case.target)
         with pytest.raises(RuntimeError, match="layers change in every step"):
