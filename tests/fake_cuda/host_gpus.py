@@ -113,11 +113,11 @@ class HostGpus:
         reads = [place for place, written in watch.touched.items() if not written]
         writes = [place for place, written in watch.touched.items() if written]
         for result in results:
-            storage: Any = result.untyped_storage()
-            self._lasting[storage.data_ptr()] = storage
-            writes.append((storage.data_ptr(), storage.nbytes()))
+            memory: Any = result.untyped_storage()
+            self._lasting[memory.data_ptr()] = memory
+            writes.append((memory.data_ptr(), memory.nbytes()))
             # Nothing has been computed yet.
-            storage.fill_(0xFF)
+            memory.fill_(0xFF)
         graph = self.fake.graph(
             replay,
             [place for place in reads if place[0] in self._lasting],
