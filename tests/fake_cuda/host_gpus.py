@@ -5,10 +5,12 @@ and nothing else that need not be; so what a missing wait leaves undone is not t
 action has read, written and allocated is then told to the driver's model as one kernel.
 """
 
+import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -16,20 +18,40 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pykern import _C
 from pykern.devices import Lane
+from pykern.runtime import cuda
 from tests.fake_cuda.fake import FakeCuda, Range
+
+
+@contextmanager
+def host_gpus(num_gpus: int) -> Iterator[FakeCuda]:
+    """Within it pykern finds so many GPUs; in the end no rule is broken and nothing is left."""
+    fake = FakeCuda(num_devices=num_gpus)
+    fake.allow_undeclared()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HostGpus, "fake", fake, raising=False)
+        patch.setattr(cuda, "Gpus", HostGpus)
+        patch.setattr(torch.version, "cuda", "13.0")
+        patch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+        yield fake
+    gc.collect()
+    fake.close()
+    assert fake.violations == []
+    assert fake.leaks == []
 
 
 class HostGpus:
     """Takes the place of pykern.runtime.cuda.Gpus."""
 
     fake: FakeCuda  # set by whoever puts this in its place
+    # How long every action takes on the driver's clock.
+    action_ns = 1000.0
 
     def __init__(self, lanes: Sequence[Lane]) -> None:
         self._gpu_of = [lane.device.index for lane in lanes]
         self.lanes = _C.Lanes([(lane.device.index, lane.part, lane.num_parts) for lane in lanes])
         self._callers = {gpu: self.fake.stream(gpu) for gpu in sorted(set(self._gpu_of))}
         self._rings = {gpu: self.fake.stream(gpu) for gpu in self._callers}
-        self._memory = _Memory(self.fake)
+        self._memory = _Memory(self.fake, self.action_ns)
 
     def device(self, lane: int) -> torch.device:
         return torch.device("cpu")
@@ -73,8 +95,9 @@ class HostGpus:
 class _Memory:
     """What tensors the program holds, and what kernels do to them."""
 
-    def __init__(self, fake: FakeCuda) -> None:
+    def __init__(self, fake: FakeCuda, action_ns: float) -> None:
         self._fake = fake
+        self._action_ns = action_ns
         # Held here, so that no address comes back before the step is over.
         self._held: dict[int, Any] = {}
         self._freed: dict[int, Any] = {}
@@ -100,7 +123,7 @@ class _Memory:
             yield
         reads = [place for place, written in watch.touched.items() if not written]
         writes = [place for place, written in watch.touched.items() if written]
-        self._fake.kernel(stream, reads, writes)
+        self._fake.kernel(stream, reads, writes, self._action_ns)
         for place, written in watch.touched.items():
             users, writer = self._users.get(place, (set(), None))
             self._users[place] = users | {gpu}, gpu if written else writer

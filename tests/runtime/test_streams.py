@@ -1,7 +1,6 @@
 """The CUDA path on the fake driver: same bits as the plain model, and no rule of CUDA is broken."""
 
 import copy
-import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,27 +10,17 @@ import torch
 import pykern
 from pykern import schedules
 from pykern.plan import Plan
-from pykern.runtime import cuda
 from tests.fake_cuda.fake import FakeCuda
-from tests.fake_cuda.host_gpus import HostGpus
+from tests.fake_cuda.host_gpus import host_gpus
 from tests.runtime.models import CASES, Case
 from tests.runtime.reference import assert_same_state, plain_step
 
 
 @pytest.fixture
-def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
-    """Eight GPUs; in the end no rule is broken and nothing is left."""
-    fake = FakeCuda(num_devices=8)
-    fake.allow_undeclared()
-    monkeypatch.setattr(HostGpus, "fake", fake, raising=False)
-    monkeypatch.setattr(cuda, "Gpus", HostGpus)
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    yield fake
-    gc.collect()
-    fake.close()
-    assert fake.violations == []
-    assert fake.leaks == []
+def gpus() -> Iterator[FakeCuda]:
+    """Eight GPUs."""
+    with host_gpus(8) as fake:
+        yield fake
 
 
 def pipeline(case: Case, plan: Plan, devices: Any = None) -> pykern.Pipeline:
