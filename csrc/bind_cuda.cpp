@@ -1,7 +1,12 @@
 // The CUDA driver as Python sees it: what devices there are, and what a failed call says.
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
+#include <cstddef>
 #include <exception>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "bind.hpp"
 #include "cuda/device.hpp"
@@ -14,10 +19,16 @@ namespace pykern {
 
 namespace {
 
-// Stands for the driver of this process, once it has been loaded.
-struct CudaDriver {
-    CudaDriver() { cuda::api(); }
-};
+// Name and number of multiprocessors of each.
+std::vector<std::pair<std::string, int>> devices() {
+    const int count = cuda::device_count();
+    std::vector<std::pair<std::string, int>> result;
+    result.reserve(static_cast<std::size_t>(count));
+    for (int device = 0; device < count; ++device) {
+        result.emplace_back(cuda::device_name(device), cuda::num_sms(device));
+    }
+    return result;
+}
 
 void raise_cuda_error(const py::object& type, const cuda::CudaError& error) {
     const py::object instance = type(error.what());
@@ -28,9 +39,8 @@ void raise_cuda_error(const py::object& type, const cuda::CudaError& error) {
 
 void bind_error(py::module_& module) {
     const char* doc =
-        "A call of the CUDA driver that failed. `call` is its name, `code` the driver's number "
-        "for\n"
-        "what went wrong; the text has the driver's words for it.";
+        "A call of the CUDA driver that failed. `call` is its name, `code` the driver's number;\n"
+        "the text has the driver's words for it.";
     static PyObject* type = add_exception(module, "CudaError", doc, PyExc_RuntimeError);
     py::register_local_exception_translator([](std::exception_ptr pointer) {
         try {
@@ -45,30 +55,15 @@ void bind_error(py::module_& module) {
 
 void bind_cuda(py::module_& module) {
     bind_error(module);
-    const char* doc = "The CUDA driver of this process. Devices have the numbers torch gives them.";
-    py::class_<CudaDriver>(module, "CudaDriver", doc)
-        // The first may take seconds, in which Python runs on.
-        .def(py::init<>(), py::call_guard<py::gil_scoped_release>(),
-             "Loads the driver. Raises RuntimeError with the reason where there is none, or none\n"
-             "that is new enough.")
-        .def_property_readonly(
-            "version", [](const CudaDriver&) { return cuda::driver_version(); },
-            "The newest CUDA release that it serves, such as \"13.0\".")
-        .def_property_readonly(
-            "num_devices", [](const CudaDriver&) { return cuda::device_count(); },
-            "How many devices this process may use.")
-        .def(
-            "device_name", [](const CudaDriver&, int device) { return cuda::device_name(device); },
-            "device"_a, "What the maker calls this device.")
-        .def(
-            "num_sms", [](const CudaDriver&, int device) { return cuda::num_sms(device); },
-            "device"_a, "How many multiprocessors this device has.")
-        .def(
-            "can_access_peer",
-            [](const CudaDriver&, int device, int peer) {
-                return cuda::can_access_peer(device, peer);
-            },
-            "device"_a, "peer"_a, "Whether this device can reach the memory of the other.");
+    // Whichever comes first may take seconds to load the driver, in which Python runs on. Each
+    // raises RuntimeError with the reason where there is no driver, or none that is new enough.
+    using Unlocked = py::call_guard<py::gil_scoped_release>;
+    module.def("cuda_version", &cuda::driver_version, Unlocked(),
+               "The newest CUDA release that the driver serves, such as \"13.0\".");
+    module.def("cuda_devices", &devices, Unlocked(),
+               "Name and number of multiprocessors of each device, in torch's order.");
+    module.def("cuda_can_access_peer", &cuda::can_access_peer, "device"_a, "peer"_a, Unlocked(),
+               "Whether a device can reach the memory of another.");
 }
 
 }  // namespace pykern

@@ -30,6 +30,13 @@ using Address = std::uintptr_t;
 // to, from, bytes, and by way of which pinned memory, or 0.
 using PythonTransfer = std::tuple<Address, Address, std::size_t, Address>;
 
+// A handle of the driver, as its users pass it around.
+template <class Handle>
+Handle handle_from(Address address) {
+    // NOLINTNEXTLINE(performance-no-int-to-ptr)
+    return reinterpret_cast<Handle>(address);
+}
+
 Transfers transfers_from(const std::vector<PythonTransfer>& given) {
     Transfers transfers;
     transfers.reserve(given.size());
@@ -114,26 +121,20 @@ class StreamExecutor {
     void release() { claim_.release(); }
 
     std::vector<Failure> run(PythonJob& job, const CallsOfKinds& calls,
-                             const std::map<int, Address>& callers, const std::vector<bool>& eager,
-                             bool traced) {
+                             const std::map<int, Address>& callers, bool replay, bool traced) {
         if (!claim_.is_mine()) throw std::logic_error("run needs a claim");
         const StreamProgram& program = job.job.program();
         const Plan& plan = program.plan();
-        require_calls(plan.placement(), plan.num_slices(), job.held(), calls);
-        if (eager.size() != static_cast<std::size_t>(plan.num_microbatches())) {
-            throw std::invalid_argument("eager must say something for each of " +
-                                        std::to_string(plan.num_microbatches()) + " microbatches");
-        }
+        if (!replay) require_calls(plan.placement(), plan.num_slices(), job.held(), calls);
         std::map<int, cuda::CUstream> streams;
-        // A handle, as the driver's own users pass it around.
-        // NOLINTNEXTLINE(performance-no-int-to-ptr)
-        for (const auto& [gpu, stream] : callers)
-            streams[gpu] = reinterpret_cast<cuda::CUstream>(stream);
+        for (const auto& [gpu, stream] : callers) {
+            streams[gpu] = handle_from<cuda::CUstream>(stream);
+        }
         StreamCallbacks callbacks(program, calls);
         {
             const py::gil_scoped_release no_gil;
             StreamTrace* trace = traced ? begin_trace(job) : nullptr;
-            job.is_traced = Dispatch(job.job, streams, callbacks, eager, trace).run() &&
+            job.is_traced = Dispatch(job.job, streams, callbacks, replay, trace).run() &&
                             (traced || job.is_traced);
         }
         return callbacks.take_failures();
@@ -197,15 +198,35 @@ void bind_streams(py::module_& module) {
     bind_lanes(module);
     py::class_<PythonJob>(module, "StreamProgram", "A checked plan, ready to run on lanes.")
         .def(py::init<const Plan&, std::shared_ptr<const Lanes>>(), "plan"_a, "lanes"_a)
-        .def_property_readonly(
-            "num_microbatches",
-            [](const PythonJob& self) { return self.job.program().plan().num_microbatches(); })
+        .def_property_readonly("plan",
+                               [](const PythonJob& self) { return self.job.program().plan(); })
+        .def(
+            "num_slots",
+            [](const PythonJob& self, int stage) {
+                in_range("stage", stage, self.job.program().plan().num_stages());
+                return self.job.program().num_slots(0, stage);
+            },
+            "stage"_a, "How many microbatches the stage holds at once, in the first replica.")
         .def(
             "slot_of",
             [](const PythonJob& self, Action action) {
                 return self.job.program().tasks()[self.task_of(action)].slot;
             },
             "action"_a, "The slot of an action's cell, or of the cell that a copy is for.")
+        .def(
+            "set_launch",
+            [](PythonJob& self, Action action, Address exec, Address graph,
+               const std::vector<PythonTransfer>& before,
+               const std::vector<PythonTransfer>& after) {
+                self.job.set_launch(self.task_of(action),
+                                    {.exec = handle_from<cuda::CUgraphExec>(exec),
+                                     .graph = handle_from<cuda::CUgraph>(graph),
+                                     .before = transfers_from(before),
+                                     .after = transfers_from(after)});
+            },
+            "action"_a, "exec"_a, "graph"_a, "before"_a, "after"_a,
+            "What an action is when it is replayed: a captured graph as instantiated and as "
+            "captured, both 0 where there is nothing to compute, and what moves before and after.")
         .def(
             "set_transfers",
             [](PythonJob& self, Action copy, const std::vector<PythonTransfer>& transfers) {
@@ -225,11 +246,11 @@ void bind_streams(py::module_& module) {
         .def("__enter__", &StreamExecutor::claim,
              "Takes the executor for one step; raises RuntimeError when it cannot run one.")
         .def("__exit__", [](StreamExecutor& self, const py::args&) { self.release(); })
-        .def("run", &StreamExecutor::run, "program"_a, "callbacks"_a, "callers"_a, "eager"_a,
+        .def("run", &StreamExecutor::run, "program"_a, "callbacks"_a, "callers"_a, "replay"_a,
              "traced"_a,
              "Issues a step on the calling thread, which began on the callers' streams, one for "
-             "each GPU. Calls callbacks[kind][replica * num_stages + stage](microbatch) for each "
-             "action without a launch, and for all of an eager microbatch; each returns what the "
+             "each GPU. Replays launches, or else calls "
+             "callbacks[kind][replica * num_stages + stage](microbatch), which returns what the "
              "copy of its result moves, as (to, from, bytes, via). Returns what failed, as "
              "(action, device, exception). Raises CudaError.")
         .def("close", &StreamExecutor::close, "No step begins any more; waits for the last one.");

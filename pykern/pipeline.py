@@ -16,10 +16,12 @@ from .layers import named_layers, place_layers, refuse_foreign_devices, refuse_s
 from .partition import Balance, partition
 from .plan import Costs, Kind, Timeline, simulate
 from .runtime import microbatch
+from .runtime.batch import Batch
 from .runtime.executor import Executor, Program, open_driver
 from .runtime.loss import Loss, Losses
+from .runtime.recorder import Capture
 from .runtime.replica import refuse_to_copy, refuse_trained_loss
-from .runtime.stage import Finish, Stage
+from .runtime.stage import Stage
 
 
 class Pipeline(nn.Module):
@@ -46,6 +48,12 @@ class Pipeline(nn.Module):
             batch; with "sum" they are added.
         balance: how layers are shared out, see `pykern.partition`.
         sample: an input for `balance="time"`.
+        capture: whether the actions of a training step are captured as CUDA graphs, which replay
+            without Python. True: the first step of a kind runs as usual and the second captures it,
+            or says what cannot be captured and why. "auto": where something cannot be, all steps
+            run as usual, with one warning. "step": as True, and all graphs and copies of a step
+            become one graph. A step whose shapes are not the captured ones runs as usual, with
+            one warning.
         **options: for the schedule, e.g. `waves=2`; for "auto" e.g. `memory=0.5`.
 
     Raises:
@@ -64,6 +72,7 @@ class Pipeline(nn.Module):
         reduction: Literal["mean", "sum"] = "mean",
         balance: Balance = "parameters",
         sample: Any = None,
+        capture: Capture = False,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -89,7 +98,7 @@ class Pipeline(nn.Module):
                     f"a layer cannot be named {name!r}: Pipeline uses that name itself"
                 )
             self.add_module(name, layer)
-        driver = open_driver(lanes)
+        driver = open_driver(lanes, capture)
         devices_of = [driver.device(lane) for lane in range(len(lanes))]
         homes = [devices_of[plan.placement.device_of(s)] for s in range(plan.num_stages)]
         place_layers(layers, cut, homes)
@@ -139,7 +148,7 @@ class Pipeline(nn.Module):
         rows = self._rows((inputs, target))
         targets = None if target is None else microbatch.split(target, rows)
         losses = Losses(self._loss_fn, targets, self._weights(rows))
-        self._run(self._train_program, inputs, rows, losses.finish)
+        self._run(self._train_program, Batch(inputs, target, rows, losses))
         return losses.total()
 
     def forward(self, *inputs: Any) -> Any:
@@ -159,7 +168,7 @@ class Pipeline(nn.Module):
             return (), ()
 
         with torch.no_grad():
-            self._run(self._predict_program, inputs, rows, keep)
+            self._run(self._predict_program, Batch(inputs, None, rows, keep))
             return microbatch.merge([outputs[index] for index in sorted(outputs)])
 
     def timeline(self, ago: int = 0) -> Timeline:
@@ -215,18 +224,14 @@ class Pipeline(nn.Module):
         total = sum(rows)
         return [n / total for n in rows]
 
-    def _run(
-        self, program: Program, inputs: tuple[Any, ...], rows: Sequence[int], finish: Finish
-    ) -> None:
+    def _run(self, program: Program, batch: Batch) -> None:
         for name, layer in self._layers.items():
             if self._modules.get(name) is not layer:
                 raise RuntimeError(
                     f"layer {name!r} was replaced or removed, but the stages hold the one that the "
                     "pipeline was made of; make a new Pipeline"
                 )
-        parts = microbatch.split(inputs, rows)
-        arguments = [part if n else None for part, n in zip(parts, rows, strict=True)]
-        self._executor.run(program, arguments, finish)
+        self._executor.run(program, batch)
         self._last_program = program
 
 

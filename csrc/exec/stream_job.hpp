@@ -26,6 +26,7 @@ using Transfers = std::vector<Transfer>;
 // What an action is in graph mode: a captured graph, between what it is given and what is taken
 // from it, all at addresses that stay.
 struct Launch {
+    // Null where there is nothing to compute.
     cuda::CUgraphExec exec = nullptr;
     // What `exec` was made of.
     cuda::CUgraph graph = nullptr;
@@ -64,7 +65,7 @@ class StreamJob {
 
     // An action without a launch is run by the client.
     void set_launch(TaskNumber task, Launch launch);
-    const Launch& launch(TaskNumber task) const { return launches_[task]; }
+    const std::optional<Launch>& launch(TaskNumber task) const { return launches_[task]; }
     void set_transfers(TaskNumber copy, Transfers transfers);
     const Transfers& transfers(TaskNumber copy) const { return transfers_[copy]; }
 
@@ -91,7 +92,7 @@ class StreamJob {
     std::shared_ptr<const Lanes> lanes_;
     std::map<Action, TaskNumber> task_of_;
     std::vector<TaskNumber> carriers_;
-    std::vector<Launch> launches_;
+    std::vector<std::optional<Launch>> launches_;
     std::vector<Transfers> transfers_;
 
     std::vector<CopyLane> copy_lanes_;

@@ -23,12 +23,12 @@ void wait(cuda::CUstream stream, cuda::CUevent event) {
 }  // namespace
 
 Dispatch::Dispatch(StreamJob& job, const std::map<int, cuda::CUstream>& callers,
-                   StreamClient& client, const std::vector<bool>& eager, StreamTrace* trace)
+                   StreamClient& client, bool replay, StreamTrace* trace)
     : job_(job),
       program_(job.program()),
       callers_(callers),
       client_(client),
-      eager_(eager),
+      replay_(replay),
       trace_(trace),
       given_(job.program().tasks().size()) {}
 
@@ -91,12 +91,11 @@ bool Dispatch::issue(TaskNumber number) {
 
 bool Dispatch::act(TaskNumber number) {
     const Task& task = program_.tasks()[number];
-    const Launch& launch = job_.launch(number);
-    if (launch.exec != nullptr && !eager_[task.action.microbatch]) {
+    if (const auto& launch = job_.launch(number); launch && replay_) {
         const cuda::CUstream stream = job_.stream(task.stream);
-        move_on(stream, launch.before);
-        driver::cuGraphLaunch(launch.exec, stream);
-        move_on(stream, launch.after);
+        move_on(stream, launch->before);
+        if (launch->exec != nullptr) driver::cuGraphLaunch(launch->exec, stream);
+        move_on(stream, launch->after);
         return true;
     }
     Transfers transfers;

@@ -11,7 +11,7 @@ namespace pykern {
 
 class StreamTrace;
 
-// Runs the actions that have no launch.
+// Runs the actions that are not launched.
 class StreamClient {
    public:
     StreamClient() = default;
@@ -29,10 +29,9 @@ class StreamClient {
 // done; but where it fails, or throws CudaError, when all that was issued is done.
 class Dispatch {
    public:
-    // `eager` microbatches are run by the client even where there are launches. `trace` may be
-    // null.
+    // Without `replay` the client runs actions that have a launch as well. `trace` may be null.
     Dispatch(StreamJob& job, const std::map<int, cuda::CUstream>& callers, StreamClient& client,
-             const std::vector<bool>& eager, StreamTrace* trace);
+             bool replay, StreamTrace* trace);
 
     // False where the client has failed.
     bool run();
@@ -49,7 +48,7 @@ class Dispatch {
     const StreamProgram& program_;
     const std::map<int, cuda::CUstream>& callers_;
     StreamClient& client_;
-    const std::vector<bool>& eager_;
+    bool replay_;
     StreamTrace* trace_;
     // By copy: what an action that the client ran has given it.
     std::vector<std::optional<Transfers>> given_;

@@ -8,7 +8,7 @@ waits say (csrc/exec/stream_program.hpp), so nothing here asks the GPU.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,26 +16,17 @@ from torch.utils import _pytree as pytree
 
 from .. import _C
 from ..plan import Action, Kind
+from .cuda import Gpus
 from .passage import Passage
 
 # To, from, bytes, and by way of which pinned memory, or 0.
 Transfer = tuple[int, int, int, int]
 
 
-class Memory(Protocol):
-    """Where rings lie."""
-
-    def on_lane(self, lane: int, num_bytes: int) -> Tensor:
-        """Bytes on a lane's GPU that nothing else has used in this step."""
-
-    def pinned(self, num_bytes: int) -> Tensor:
-        """Bytes of the host that GPUs can copy from and to."""
-
-
 class Ring:
     """Where tensors for one stage land. A place is a slot and which of its tensors it is."""
 
-    def __init__(self, memory: Memory, lane: int) -> None:
+    def __init__(self, memory: Gpus, lane: int) -> None:
         self.lane = lane
         self._memory = memory
         self._buffers: dict[tuple[Any, ...], Tensor] = {}

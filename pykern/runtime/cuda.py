@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -88,3 +90,42 @@ class Gpus:
     def pinned(self, num_bytes: int) -> Tensor:
         """Bytes of the host that GPUs can copy from and to."""
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def generators(self) -> list[int]:
+        """How far the default generators have come: equal as long as nobody draws."""
+        return [torch.cuda.default_generators[gpu].get_offset() for gpu in self._unique]
+
+    def pool(self) -> Any:
+        """Memory for graphs that are replayed in the order in which they are captured."""
+        return torch.cuda.graph_pool_handle()
+
+    def capture(self, lane: int, pool: Any, run: Callable[[], object]) -> Graph:
+        """What `run` issues to the lane's stream, without executing it."""
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        with torch.cuda.stream(self._compute[lane]):
+            # The default would let any thread's CUDA call spoil it.
+            graph.capture_begin(pool, capture_error_mode="thread_local")
+            try:
+                run()
+            except BaseException:
+                # What went wrong in the capture is what matters, not that it cannot be ended.
+                with suppress(RuntimeError):
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        graph.instantiate()
+        return Graph(graph, graph.raw_cuda_graph_exec(), graph.raw_cuda_graph())
+
+    def synchronize(self) -> None:
+        """Waits until all GPUs have done what was issued."""
+        for gpu in self._unique:
+            torch.cuda.synchronize(gpu)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A captured graph: torch's, which keeps it, and the driver's handles of it."""
+
+    captured: torch.cuda.CUDAGraph
+    exec: int
+    graph: int

@@ -14,9 +14,11 @@ import torch
 from .. import _C
 from ..devices import Lane
 from ..plan import Action, Kind, Plan, Timeline
+from .batch import Batch
 from .random import StepSeed
+from .recorder import Capture
 from .replica import Replica
-from .stage import Finish, Stage
+from .stage import Stage
 from .streams import Streams
 from .workers import Failure, Workers
 
@@ -24,13 +26,18 @@ Program = _C.Program | _C.StreamProgram
 Driver = Workers | Streams
 
 
-def open_driver(lanes: Sequence[Lane]) -> Driver:
+def open_driver(lanes: Sequence[Lane], capture: Capture) -> Driver:
     """Who runs plans on these lanes.
 
     Raises:
+        ValueError: such lanes capture nothing.
         RuntimeError: the GPUs cannot be used.
     """
-    return Workers(len(lanes)) if lanes[0].device.type == "cpu" else Streams(lanes)
+    if lanes[0].device.type != "cpu":
+        return Streams(lanes, capture)
+    if capture in (True, "step"):
+        raise ValueError(f"capture={capture!r} needs GPUs; CPU workers call every action")
+    return Workers(len(lanes))
 
 
 _open: weakref.WeakSet[Executor] = weakref.WeakSet()
@@ -93,19 +100,8 @@ class Executor:
         """What ran when in a step of the program, `ago` steps before the last one."""
         return self._driver.timeline(program, ago)  # type: ignore[no-any-return]
 
-    def run(
-        self,
-        program: Program,
-        arguments: Sequence[tuple[Any, ...] | None],
-        finish: Finish,
-    ) -> None:
-        """Runs one step.
-
-        Args:
-            program: a plan over these stages.
-            arguments: what the first layer is called with, per microbatch; None skips a microbatch.
-            finish: called in the last stage with each microbatch and its output; returns where
-                backward starts.
+    def run(self, program: Program, batch: Batch) -> None:
+        """Runs one step of a program over these stages.
 
         Raises:
             RuntimeError: the executor is closed, running, or from before a fork.
@@ -113,8 +109,8 @@ class Executor:
         """
         with self._driver.claim:
             try:
-                self._begin(arguments, finish)
-                failures = self._driver.run(program, self._callbacks, traced=self.traced)
+                self._begin(batch)
+                failures = self._driver.run(program, self._callbacks, batch, traced=self.traced)
             finally:
                 for stage in self._stages:
                     stage.end()
@@ -122,12 +118,12 @@ class Executor:
         if failures:
             raise self._first(failures)
 
-    def _begin(self, arguments: Sequence[tuple[Any, ...] | None], finish: Finish) -> None:
+    def _begin(self, batch: Batch) -> None:
         seed = StepSeed()
         for stage in self._stages:
-            stage.begin(len(arguments), seed, finish)
+            stage.begin(len(batch.rows), seed, batch.finish)
         for replica in self._replicas:
-            replica[0].arguments = list(arguments)
+            replica[0].arguments = batch.arguments()
 
     def close(self) -> None:
         """Ends what runs the actions, after a step in progress in another thread."""

@@ -36,7 +36,7 @@ class Losses:
         self._weights = weights
         self._losses: list[Tensor | None] = [None] * len(weights)
 
-    def finish(self, microbatch: int, output: Any) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    def __call__(self, microbatch: int, output: Any) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """The last stage's output becomes a loss, which is returned with its gradient."""
         if self._targets is None:
             loss = self._loss_fn(output)
@@ -57,6 +57,20 @@ class Losses:
         # One for each: two stages that end on one GPU could not share it without waiting.
         gradient = torch.full_like(loss, self._weights[microbatch], requires_grad=False)
         return (loss,), (gradient,)
+
+    def of(self, microbatch: int) -> Tensor:
+        """The loss of a microbatch that has ended."""
+        loss = self._losses[microbatch]
+        assert loss is not None
+        return loss
+
+    def among(self, targets: Sequence[Any] | None, count: int) -> Losses:
+        """The same loss for as many other targets, each weighted as the first here is."""
+        return Losses(self._loss_fn, targets, [self._weights[0]] * count)
+
+    def take(self, losses: Sequence[Tensor]) -> None:
+        """Takes the losses of all microbatches, computed elsewhere."""
+        self._losses = list(losses)
 
     def total(self) -> Tensor:
         """The loss of the batch: weighted losses added in ascending order of microbatches.

@@ -64,6 +64,23 @@ class Stage:
         self._draws.begin(seed, (self._settings, torch.is_grad_enabled()))
         self._make_room(num_microbatches)
 
+    def twin(self) -> Stage:
+        """A stage of the same layers, which knows what this one has seen them do."""
+        twin = Stage(self.index, self.layers, self.device)
+        twin._settings, twin._draws = self._settings, self._draws
+        twin.copies_input = self.copies_input
+        return twin
+
+    @property
+    def settings(self) -> Settings | None:
+        """Of the layers, in the last step; another object where any has changed."""
+        return self._settings
+
+    @property
+    def may_draw(self) -> bool:
+        """Whether a forward may draw random numbers, as far as has been seen."""
+        return self._draws.possible
+
     def end(self) -> None:
         """Lets go of everything that belongs to the step."""
         self._finish = None
@@ -134,6 +151,10 @@ class Stage:
         if weights is not None:
             with self._draws.backward(Kind.W, microbatch):
                 weights()
+
+    def has_weights(self, microbatch: int) -> bool:
+        """Whether I has left anything for W to do."""
+        return microbatch in self._weights
 
     def _finish_weights(self) -> None:
         for microbatch in sorted(self._weights):

@@ -11,7 +11,11 @@ from .. import _C
 from ..devices import Lane
 from ..plan import Kind, Plan, Timeline
 from . import cuda
+from .batch import Batch
+from .capture import Recording
 from .crossing import Crossing, Ring, Transfer
+from .loss import Losses
+from .recorder import Capture, Recorder
 from .stage import Stage
 from .workers import Callbacks, Failure
 
@@ -25,8 +29,10 @@ class Streams:
     calling thread, in the order of the plan, not on autograd's threads.
     """
 
-    def __init__(self, lanes: Sequence[Lane]) -> None:
+    def __init__(self, lanes: Sequence[Lane], capture: Capture) -> None:
         self._gpus = cuda.Gpus(lanes)
+        self._capture = capture
+        self._recorder: Recorder | None = None
         self.claim = _C.StreamExecutor()
         self._lane_of: list[int] = []
         self._crossings: list[Crossing] = []
@@ -48,32 +54,55 @@ class Streams:
                 )
                 self._crossings.append(stage.passage)
             self._lane_of += homes
+        if self._capture is not False:
+            homes = self._lane_of[: plan.num_stages]
+            self._recorder = Recorder(self._capture, self._gpus, plan, replicas[0], homes)
 
     def program(self, plan: Plan) -> _C.StreamProgram:
         """The plan, ready to run."""
         return _C.StreamProgram(plan, self._gpus.lanes)
 
     def run(
-        self, program: _C.StreamProgram, callbacks: Callbacks, *, traced: bool
+        self, program: _C.StreamProgram, callbacks: Callbacks, batch: Batch, *, traced: bool
     ) -> list[Failure]:
         """Issues a step for whoever has the claim; returns what failed.
 
         Raises:
             CudaError: the driver has failed; everything issued has ended.
+            CannotCapture: the step has to be captured and cannot be.
         """
-        for crossing in self._crossings:
-            crossing.begin(program)
-        on_lanes: Mapping[Kind, Sequence[StreamCallback]] = {
-            kind: [
-                partial(self._run, kind, lane, crossing, call)
-                for lane, crossing, call in zip(self._lane_of, self._crossings, calls, strict=True)
-            ]
-            for kind, calls in callbacks.items()
-        }
+        with torch.autograd.set_multithreading_enabled(False):
+            recording = None if self._recorder is None else self._recorder.ready(program, batch)
+            if recording is not None:
+                return self._replay(recording, program, batch, traced=traced)
+            for crossing in self._crossings:
+                crossing.begin(program)
+            on_lanes: Mapping[Kind, Sequence[StreamCallback]] = {
+                kind: [
+                    partial(self._run, kind, lane, crossing, call)
+                    for lane, crossing, call in zip(
+                        self._lane_of, self._crossings, calls, strict=True
+                    )
+                ]
+                for kind, calls in callbacks.items()
+            }
+            callers = self._gpus.callers()
+            with self._gpus.step():
+                failures = self.claim.run(program, on_lanes, callers, replay=False, traced=traced)
+            if self._recorder is not None and not failures:
+                self._recorder.learn(batch)
+            return failures
+
+    def _replay(
+        self, recording: Recording, program: _C.StreamProgram, batch: Batch, *, traced: bool
+    ) -> list[Failure]:
+        recording.load(batch)
         callers = self._gpus.callers()
-        eager = [False] * program.num_microbatches
-        with self._gpus.step(), torch.autograd.set_multithreading_enabled(False):
-            return self.claim.run(program, on_lanes, callers, eager, traced)
+        with self._gpus.step():
+            failures = self.claim.run(program, {}, callers, replay=True, traced=traced)
+        assert isinstance(batch.finish, Losses)
+        recording.collect(batch.finish)
+        return failures
 
     def _run(
         self,

@@ -8,6 +8,7 @@ import torch
 
 from .. import _C
 from ..plan import Action, Kind, Plan, Timeline
+from .batch import Batch
 from .carry import CallerState
 from .stage import Stage
 
@@ -34,12 +35,14 @@ class Workers:
         """Where a device of the plan has its tensors."""
         return torch.device("cpu")
 
-    def run(self, program: _C.Program, callbacks: Callbacks, *, traced: bool) -> list[Failure]:
+    def run(
+        self, program: _C.Program, callbacks: Callbacks, batch: Batch, *, traced: bool
+    ) -> list[Failure]:
         """Runs a step for whoever has the claim; returns what failed, first things first.
 
-        It is traced anyway.
+        It is traced anyway, and the stages have the batch.
         """
-        del traced
+        del batch, traced
         caller = CallerState(self._num_devices)
         threads = torch.get_num_threads()
         try:

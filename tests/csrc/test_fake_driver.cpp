@@ -75,6 +75,16 @@ TEST_CASE("memory is freed when all streams are before its owner's next work") {
         pair.touch_slot(pair.receiver, true);
         CHECK(pair.violations().size() == 1);
     }
+    SUBCASE("an address that means something else") {
+        pair.receive();
+        fake_forget(address_of(pair.slot));
+        CHECK(pair.violations_about("was not freed") == 1);
+        fake_free(address_of(pair.slot));
+        fake_forget(address_of(pair.slot));
+        pair.touch_slot(pair.sender, true);
+        CHECK(pair.violations_about("was never allocated") == 1);
+        CHECK(pair.violations().size() == 2);
+    }
 }
 
 TEST_CASE("copies of the wrong size, or of memory nobody declared") {

@@ -113,7 +113,12 @@ void fake_free(cuda::CUdeviceptr address) {
 }
 
 void fake_forget(cuda::CUdeviceptr address) {
-    tell("fake_forget", [&](Model& model) { model.memory.forget(address); });
+    tell("fake_forget", [&](Model& model) {
+        if (!model.memory.is_freed(address)) {
+            model.refuse("memory that was not freed", cuda::kInvalidValue);
+        }
+        model.memory.forget(address);
+    });
 }
 
 void fake_allow_undeclared(int allowed) {

@@ -6,6 +6,7 @@ answers with the library of that name that the process already has.
 
 import ctypes
 import fcntl
+import gc
 import hashlib
 import os
 import shlex
@@ -99,18 +100,22 @@ def load() -> ctypes.CDLL:
 class FakeCuda:
     """A model of a driver, fresh when made. Streams and graphs are addresses, as in torch.
 
-    What is made through it stands for what torch makes, and `close` destroys it.
+    What is made through it stands for what torch makes, and `close` destroys it. A callback that
+    computes on the CPU what a device would, has `complete` run what it depends on, computes, and
+    tells by `kernel` what it has touched.
     """
 
     def __init__(self, num_devices: int = 2, seed: int = 0) -> None:
         self.library = load()
         self._undo: list[tuple[str, int]] = []
+        self._contexts: set[int] = set()
         self._kept: list[object] = []
         self.reset(num_devices, seed)
 
     def reset(self, num_devices: int, seed: int = 0) -> None:
         """Begins a new model of devices that are all peers of each other."""
         self._undo.clear()
+        self._contexts.clear()
         self.library.fake_reset(num_devices, seed)
         self.call("cuInit", ctypes.c_uint(0))
 
@@ -129,6 +134,7 @@ class FakeCuda:
         """Makes a device's primary context current, as torch does, and returns it."""
         context = self._made("cuDevicePrimaryCtxRetain", ctypes.c_int(device))
         self._undo.append(("cuDevicePrimaryCtxRelease", device))
+        self._contexts.add(context)
         self.call("cuCtxSetCurrent", ctypes.c_void_p(context))
         return context
 
@@ -239,14 +245,16 @@ class FakeCuda:
         return self.library.fake_leaks().decode().splitlines()
 
     def close(self) -> None:
-        """Waits for the streams made through this object, then destroys all that was."""
-        for name, handle in self._undo:
-            if name == "cuStreamDestroy":
-                self.result("cuStreamSynchronize", ctypes.c_void_p(handle))
+        """Waits for the devices in use, then destroys all that was made through this object."""
+        gc.collect()  # what only a cycle keeps alive is no leak, but must go before the next model
+        for context in self._contexts:
+            self.result("cuCtxSetCurrent", ctypes.c_void_p(context))
+            self.result("cuCtxSynchronize")
         for name, handle in reversed(self._undo):
             is_device = name == "cuDevicePrimaryCtxRelease"
             self.result(name, ctypes.c_int(handle) if is_device else ctypes.c_void_p(handle))
         self._undo.clear()
+        self._contexts.clear()
 
     def _made(self, name: str, *arguments: object) -> int:
         made = ctypes.c_void_p()

@@ -40,6 +40,11 @@ bool Memory::is_allocated(cuda::CUdeviceptr address) const {
     return found != allocations_.end() && !found->second.freed;
 }
 
+bool Memory::is_freed(cuda::CUdeviceptr address) const {
+    const auto found = allocations_.find(address);
+    return found != allocations_.end() && found->second.freed;
+}
+
 std::size_t Memory::bytes_at(cuda::CUdeviceptr address) const {
     return allocations_.at(address).bytes;
 }

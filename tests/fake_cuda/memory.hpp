@@ -31,6 +31,7 @@ class Memory {
     void allocate(cuda::CUdeviceptr address, std::size_t bytes,
                   std::shared_ptr<const Stream> owner);
     bool is_allocated(cuda::CUdeviceptr address) const;
+    bool is_freed(cuda::CUdeviceptr address) const;
     // The size of the allocation that starts there.
     std::size_t bytes_at(cuda::CUdeviceptr address) const;
     // host is what the host knows to be done.

@@ -21,13 +21,6 @@ bool touches(const Work& work, cuda::CUdeviceptr address, std::size_t bytes) {
 
 }  // namespace
 
-void Schedule::add(const std::shared_ptr<Stream>& stream) {
-    // A destroyed stream's work still runs; then it is forgotten.
-    std::erase_if(streams_,
-                  [](const auto& old) { return old.use_count() == 1 && old->queue.empty(); });
-    streams_.push_back(stream);
-}
-
 bool Schedule::run_one() {
     std::vector<Stream*> heads;
     for (const auto& stream : streams_) {
@@ -63,12 +56,14 @@ void Schedule::complete(const Stream& stream) {
 }
 
 void Schedule::complete(cuda::CUdeviceptr address, std::size_t bytes) {
-    run_until([&] {
-        return std::ranges::none_of(streams_, [&](const auto& stream) {
-            return std::ranges::any_of(
-                stream->queue, [&](const Work& work) { return touches(work, address, bytes); });
-        });
-    });
+    for (const auto& stream : streams_) {
+        const auto& queue = stream->queue;
+        auto behind = queue.size();
+        for (std::size_t i = 0; i < queue.size(); ++i) {
+            if (touches(queue[i], address, bytes)) behind = queue.size() - i - 1;
+        }
+        run_until([&] { return queue.size() <= behind; });
+    }
 }
 
 void Schedule::drop_all() {

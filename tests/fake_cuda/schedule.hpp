@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "fake.hpp"
@@ -48,7 +49,8 @@ class Schedule {
     explicit Schedule(std::uint64_t seed) : random_(seed) {}
 
     void set_eagerness(double probability) { eagerness_ = probability; }
-    void add(const std::shared_ptr<Stream>& stream);
+    // Kept when it is destroyed: its work still runs, and is waited for with its context.
+    void add(std::shared_ptr<Stream> stream) { streams_.push_back(std::move(stream)); }
     const std::vector<std::shared_ptr<Stream>>& streams() const { return streams_; }
     Random& random() { return random_; }
 

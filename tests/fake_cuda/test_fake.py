@@ -56,3 +56,55 @@ def test_a_missing_wait_is_told_with_both_works_and_the_range(fake):
         "fake_kernel, work 1 of stream 1 on device 1 reads what "
         "cuMemcpyAsync, work 1 of stream 0 on device 0 writes, and nothing orders the two"
     ]
+
+
+def test_a_graph_calls_python_when_it_runs_and_may_free_memory(fake_cuda):
+    fake_cuda.set_eagerness(0)
+    stream = fake_cuda.stream(1)
+    source, slot = memory(fake_cuda, stream, b"sent"), memory(fake_cuda, stream)
+    seen = []
+
+    def run() -> None:
+        seen.append(slot.value)
+        fake_cuda.free(ctypes.addressof(source))
+
+    graph = fake_cuda.graph(run, reads=[(ctypes.addressof(slot), SIZE)])
+    executable = fake_cuda.instantiate(graph)
+    copy(fake_cuda, slot, source, stream)
+    fake_cuda.call("cuGraphLaunch", ctypes.c_void_p(executable), ctypes.c_void_p(stream))
+    assert seen == []
+    fake_cuda.call("cuStreamSynchronize", ctypes.c_void_p(stream))
+    assert seen == [b"sent"]
+
+
+def test_a_call_fails_where_the_test_says_so(fake):
+    stream = fake.stream(0)
+    fake.fail("cuStreamSynchronize", 1, 700, sticky=True)
+    with pytest.raises(RuntimeError, match="cuStreamSynchronize failed with 700"):
+        fake.call("cuStreamSynchronize", ctypes.c_void_p(stream))
+    assert fake.result("cuStreamSynchronize", ctypes.c_void_p(stream)) == 700
+    assert fake.calls("cuStreamSynchronize") == 2
+    assert fake.violations == []
+    with pytest.raises(AssertionError, match="no function cuMadeUp"):
+        fake.call("cuMadeUp")
+
+
+def test_what_is_not_given_back_is_told(fake):
+    assert fake.leaks == []
+    fake.retain(1)
+    assert fake.leaks == ["primary context of device 1, retained 1 times"]
+
+
+def test_closing_waits_for_the_work_of_streams_that_are_destroyed(fake):
+    fake.set_eagerness(0)
+    fake.retain(0)
+    seen = []
+    executable = fake.instantiate(fake.graph(lambda: seen.append("ran")))
+    stream = ctypes.c_void_p()
+    fake.call("cuStreamCreateWithPriority", ctypes.byref(stream), ctypes.c_uint(1), ctypes.c_int(0))
+    fake.call("cuGraphLaunch", ctypes.c_void_p(executable), stream)
+    fake.call("cuStreamDestroy", stream)
+    assert seen == []
+    fake.close()
+    assert seen == ["ran"]
+    assert fake.violations == []

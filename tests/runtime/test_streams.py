@@ -41,3 +41,25 @@ def test_every_bit_equals_the_plain_model(gpus: FakeCuda, model: str) -> None:
             expected = plain_step(plain, x, y, case.loss_fn, 4, pipe.partition.stages)
             assert torch.equal(pipe.step(x, target=y), expected)
             assert_same_state(pipe, plain)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        schedules.gpipe(2, 4),
+        schedules.interleaved(2, 4, 2),
+        schedules.hanayo(2, 4, 1),
+        schedules.zb_h1(2, 4),
+    ],
+    ids=["gpipe", "interleaved", "hanayo", "zb_h1"],
+)
+def test_slots_are_used_again_in_order_whatever_the_schedule(gpus: FakeCuda, plan: Plan) -> None:
+    case = CASES["mlp"](11)
+    plain = copy.deepcopy(case.layers)
+    with pipeline(case, plan) as pipe:
+        for _ in range(2):
+            expected = plain_step(
+                plain, case.inputs, case.target, case.loss_fn, 4, pipe.partition.stages
+            )
+            assert torch.equal(pipe.step(case.inputs, target=case.target), expected)
+            assert_same_state(pipe, plain)

@@ -1,0 +1,117 @@
+"""What keeps a training step from being captured, and what a captured one depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules import module as global_hooks
+from torch.utils import _pytree as pytree
+
+from ..plan import Kind, Plan
+from .batch import Batch
+from .carry import CallerState
+from .stage import Stage
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_GLOBAL_HOOKS = (
+    "_global_forward_pre_hooks",
+    "_global_forward_hooks",
+    "_global_backward_pre_hooks",
+    "_global_backward_hooks",
+)
+
+
+class CannotCapture(RuntimeError):
+    """A step cannot be captured; the message names what stands in the way."""
+
+
+def refuse_plan(plan: Plan) -> None:
+    """Raises CannotCapture where the plan holds what is not captured."""
+    if plan.placement.num_replicas > 1:
+        raise CannotCapture("a plan with several replicas cannot be captured: their layers change")
+    if not (plan.has(Kind.B) or plan.has(Kind.I)):
+        raise CannotCapture("a plan without backward cannot be captured")
+
+
+def refuse_stage(stage: Stage, *, drew: bool) -> None:
+    """Raises CannotCapture where replays of the stage would do something else than its layers.
+
+    Args:
+        stage: after a step of it.
+        drew: whether a generator has moved in that step.
+    """
+    if drew or stage.may_draw:
+        who = _drawing(stage) if stage.may_draw else "a kernel that torch does not know of"
+        raise CannotCapture(f"{who} draws random numbers, which would be the same in every replay")
+    for name in _GLOBAL_HOOKS:
+        if getattr(global_hooks, name):
+            raise CannotCapture("hooks of all modules are set, which a replay would not call")
+    for name, module in _modules(stage):
+        if any(getattr(module, hooks) for hooks in _HOOKS):
+            raise CannotCapture(f"{name} has hooks, which a replay would not call")
+        for parameter_name, parameter in module.named_parameters(recurse=False):
+            if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+                raise CannotCapture(
+                    f"{parameter_name} of {name} has hooks, which a replay would not call"
+                )
+
+
+def named(error: BaseException, stage: Stage) -> str:
+    """The innermost module of the stage that an exception came through, or the stage."""
+    names = {id(module): name for name, module in _modules(stage)}
+    found = f"stage {stage.index}"
+    traceback = error.__traceback__
+    while traceback is not None:
+        found = names.get(id(traceback.tb_frame.f_locals.get("self")), found)
+        traceback = traceback.tb_next
+    return found
+
+
+def signature(batch: Batch, stages: Sequence[Stage]) -> tuple[Any, ...] | None:
+    """What must be equal for the same graphs to serve; None where none can.
+
+    Shapes and types of the batch, other values in it, how it is cut, the caller's modes, and the
+    settings of all layers.
+    """
+    caller = CallerState(1)
+    hooks = (caller.saved_tensors_hooks, caller.saved_tensors_disabled)
+    if len(set(batch.rows)) > 1 or caller.inference or any(hook is not None for hook in hooks):
+        return None
+    if caller.function_modes or caller.dispatch_modes:
+        return None
+    leaves, spec = pytree.tree_flatten((batch.inputs, batch.target))
+    described = tuple(
+        (leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves
+    )
+    # Settings are other objects when anything has changed.
+    settings = tuple(stage.settings for stage in stages)
+    autocast = tuple(caller.autocast)
+    return described, spec, tuple(batch.rows), autocast, settings
+
+
+def shapes(batch: Batch) -> str:
+    """The batch's shapes, for a message."""
+    leaves = pytree.tree_leaves((batch.inputs, batch.target))
+    texts = [str(tuple(leaf.shape)) for leaf in leaves if isinstance(leaf, Tensor)]
+    return f"{', '.join(texts)} in microbatches of {', '.join(map(str, sorted(set(batch.rows))))}"
+
+
+def _modules(stage: Stage) -> list[tuple[str, nn.Module]]:
+    found = []
+    for index, layer in enumerate(stage.layers):
+        for name, module in layer.named_modules():
+            where = f"layer {index} of stage {stage.index}"
+            place = f"{name} in {where}" if name else where
+            found.append((f"{type(module).__name__} ({place})", module))
+    return found
+
+
+def _drawing(stage: Stage) -> str:
+    """The module that draws, as far as it can be told from outside."""
+    for name, module in _modules(stage):
+        rates = (getattr(module, attribute, None) for attribute in ("p", "dropout"))
+        if module.training and any(isinstance(rate, float) and rate > 0 for rate in rates):
+            return name
+    return f"stage {stage.index}"

@@ -1,0 +1,133 @@
+"""A stage at addresses that stay, to be captured: it has slots where others have microbatches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ..plan import Kind
+from .crossing import Ring
+from .loss import Losses
+from .passage import Passage
+from .random import StepSeed
+from .stage import Stage
+
+
+class Twin(Passage):
+    """The same layers as a stage has, run on the same few tensors again and again.
+
+    F reads `inputs` of its slot and its results are `outputs`; B or I reads `incoming` and its
+    results are `outgoing`. Whoever replays them fills the former and fetches the latter.
+
+    Attributes:
+        inputs: by slot, the tensors that an F reads.
+        outputs: by slot, what it hands over.
+        incoming: by slot, where the gradients of `outputs` that need one are put.
+        outgoing: by slot, the gradients of `inputs`, None for those without.
+    """
+
+    def __init__(self, original: Stage, ring: Ring, num_slots: int, losses: Losses | None) -> None:
+        self._ring = ring
+        self._losses = losses
+        self.num_slots = num_slots
+        self.inputs: list[list[Tensor]] = [[] for _ in range(num_slots)]
+        self.outputs: list[list[Tensor]] = [[] for _ in range(num_slots)]
+        self.incoming: list[list[Tensor | None]] = [[] for _ in range(num_slots)]
+        self.outgoing: list[list[Tensor | None]] = [[] for _ in range(num_slots)]
+        self._arguments: list[tuple[Any, ...]] = [()] * num_slots
+        self._leaves: list[list[Tensor]] = [[] for _ in range(num_slots)]
+        # Neighbours that only hold what is handed over.
+        self._stage = original.twin()
+        self._after = Stage(original.index + 1, ()) if original.next is not None else None
+        self._before = Stage(original.index - 1, ()) if original.previous is not None else None
+        self._stage.next, self._stage.previous = self._after, self._before
+        self._stage.passage = self
+        for stage in (self._stage, self._after, self._before):
+            if stage is not None:
+                stage.begin(num_slots, StepSeed(), losses or _no_finish)
+
+    def take(self, slot: int, arguments: tuple[Any, ...], leaves: Sequence[Tensor]) -> None:
+        """Makes room for such arguments, of which some tensors need gradients.
+
+        Args:
+            slot: whose.
+            arguments: as the stage is called with.
+            leaves: the tensors among them that get a gradient.
+        """
+        needs = {id(leaf) for leaf in leaves}
+        places: dict[int, Tensor] = {}
+
+        def place(tensor: Tensor) -> Tensor:
+            if id(tensor) not in places:
+                where = ("captured", slot, Kind.F, len(places))
+                places[id(tensor)] = self._ring.place(where, tensor.detach())
+                self.inputs[slot].append(places[id(tensor)])
+                if id(tensor) in needs:
+                    self._leaves[slot].append(places[id(tensor)].requires_grad_())
+            return places[id(tensor)]
+
+        self._arguments[slot] = pytree.tree_map_only(Tensor, place, arguments)
+
+    def expect(self, slot: int, gradients: Sequence[Tensor | None]) -> None:
+        """Makes room for such gradients of the outputs."""
+        self.incoming[slot] = [
+            None
+            if gradient is None
+            else self._ring.place(("captured", slot, Kind.B, index), gradient)
+            for index, gradient in enumerate(gradients)
+        ]
+
+    def handed(self, slot: int) -> tuple[tuple[Any, ...], Sequence[Tensor]]:
+        """What F has made for the next stage: its arguments, and which of them need gradients."""
+        assert self._after is not None
+        arguments = self._after.arguments[slot]
+        assert arguments is not None
+        return arguments, self._after.leaves[slot]
+
+    def has(self, kind: Kind, slot: int) -> bool:
+        """Whether there is anything to do for an action, after those before it."""
+        if kind is Kind.W:
+            return self._stage.has_weights(slot)
+        return kind is Kind.F or len(self._stage.outputs[slot]) > 0
+
+    def run(self, kind: Kind, slot: int) -> list[Tensor]:
+        """Runs an action; returns what others will read of it."""
+        if kind is Kind.F:
+            return self._forward(slot)
+        if kind is Kind.W:
+            self._stage.weight_gradients(slot)
+            return []
+        if self._after is not None:
+            self._stage.gradients[slot] = self.incoming[slot]
+        if kind is Kind.B:
+            self._stage.backward(slot)
+        else:
+            self._stage.input_gradients(slot)
+        return [gradient for gradient in self.outgoing[slot] if gradient is not None]
+
+    def _forward(self, slot: int) -> list[Tensor]:
+        self._stage.arguments[slot] = self._arguments[slot]
+        self._stage.leaves[slot] = self._leaves[slot]
+        for leaf in self._leaves[slot]:
+            leaf.grad = None
+        self._stage.forward(slot)
+        if self._losses is not None:
+            self.outputs[slot] = [self._losses.of(slot)]
+        return self.outputs[slot]
+
+    def there(self, microbatch: int, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Notes what is handed over."""
+        self.outputs[microbatch] = list(outputs)
+        return outputs
+
+    def back(self, microbatch: int, gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        """Notes what is handed back."""
+        self.outgoing[microbatch] = list(gradients)
+        return gradients
+
+
+def _no_finish(slot: int, output: Any) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    raise AssertionError(f"slot {slot} of a stage that is not the last has ended: {output}")
