@@ -1,7 +1,7 @@
 """Pipelines of several devices on one GPU have the loss and the gradients of the plain model."""
 
 import copy
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def schedules_that_run() -> list[str]:
     return [
         name
         for name, plan in plans.items()
-        if plan.has(Kind.B) | plan.has(Kind.I) and not plan.has(Kind.U) and plan.num_slices == 1
+        if (plan.has(Kind.B) or plan.has(Kind.I)) and not plan.has(Kind.U) and plan.num_slices == 1
     ]
 
 
@@ -41,9 +41,13 @@ def case_on(home: torch.device, model: str, rows: int) -> Case:
     return Case(case.layers, case.inputs.to(home), case.target.to(home), case.loss_fn)
 
 
-def pipeline(case: Case, plan: Plan, devices: str) -> pykern.Pipeline:
+def pipeline(
+    case: Case, plan: Plan, devices: str, capture: Literal[True, False, "step"] = False
+) -> pykern.Pipeline:
     names, _ = DEVICES[devices]
-    return pykern.Pipeline(case.layers, devices=names, schedule=plan, loss_fn=case.loss_fn)
+    return pykern.Pipeline(
+        case.layers, devices=names, schedule=plan, loss_fn=case.loss_fn, capture=capture
+    )
 
 
 def assert_steps_are_plain(
@@ -88,6 +92,21 @@ def test_every_schedule_has_them(home: torch.device, devices: str, name: str) ->
         assert_steps_are_plain(pipe, plain, case, 16, 13)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["gpipe", "one_f_one_b", "interleaved", "hanayo", "zb_h1", "zb_v"])
+@pytest.mark.parametrize("devices", FOURS)
+@pytest.mark.parametrize("capture", [True, "step"])
+@pytest.mark.parametrize("model", ["mlp", "gpt"])
+def test_replayed_steps_have_them(
+    model: str, capture: Literal[True, "step"], devices: str, name: str
+) -> None:
+    case = case_on(torch.device("cuda", 0), model, 16)
+    plain = copy.deepcopy(case.layers)
+    plan = schedules.by_name[name](4, NUM_MICROBATCHES)
+    with pipeline(case, plan, devices, capture) as pipe:
+        assert_steps_are_plain(pipe, plain, case, 16, 16, 16)
+
+
 @pytest.mark.parametrize("devices", FOURS)
 def test_steps_and_predictions_take_turns(home: torch.device, devices: str) -> None:
     case = case_on(home, "mlp", 8)
@@ -100,9 +119,11 @@ def test_steps_and_predictions_take_turns(home: torch.device, devices: str) -> N
             assert_steps_are_plain(pipe, plain, case, 8)
 
 
+# Not on the host, which gives each pipeline a stream of the caller's own.
+@pytest.mark.gpu
 @pytest.mark.parametrize("devices", FOURS)
-def test_two_pipelines_train_one_model(home: torch.device, devices: str) -> None:
-    case = case_on(home, "mlp", 8)
+def test_two_pipelines_train_one_model(devices: str) -> None:
+    case = case_on(torch.device("cuda", 0), "mlp", 8)
     plain = copy.deepcopy(case.layers)
     one, other = schedules.one_f_one_b(4, 4), schedules.hanayo(4, 4, 1)
     with pipeline(case, one, devices) as first, pipeline(case, other, devices) as second:
