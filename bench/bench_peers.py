@@ -1,8 +1,8 @@
-"""Claim: of the runtimes that keep a pipeline in one process, none dispatches for less than pykern.
+"""Claim: no runtime that keeps a pipeline in one process dispatches for less than pykern.
 
-torchgpipe and fairscale's Pipe were made for GPUs, where each device has a thread; on the CPU all of
-their stages share one, so that one worker is what pykern gets here. Both are left out where they
-are not installed.
+torchgpipe and fairscale's Pipe have a thread for each device, and the CPU is one device: so all of
+their stages share a thread, and pykern gets one worker here. Both are left out where they are not
+installed.
 """
 
 from __future__ import annotations

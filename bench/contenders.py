@@ -1,4 +1,4 @@
-"""What runs a chain of layers in this process: the plain loop, torch's own runtime, older pipelines.
+"""What runs a chain of layers in this process: the plain loop, torch's runtime, older pipelines.
 
 On CPU or GPU. Older pipelines are torchgpipe (Kim et al. 2020) and its descendant in fairscale.
 """
@@ -139,9 +139,6 @@ def _older(name: str, module: str, made_by: str, task: Task, num_stages: int) ->
     return in_this_process(name, model, 1, step)
 
 
-def _stages(model: nn.Sequential, counts: list[int]) -> list[nn.Sequential]:
+def _stages(model: nn.Sequential, counts: list[int]) -> list[nn.Module]:
     starts = [sum(counts[:stage]) for stage in range(len(counts))]
-    return [
-        nn.Sequential(*model[start : start + count])
-        for start, count in zip(starts, counts, strict=True)
-    ]
+    return [model[start : start + count] for start, count in zip(starts, counts, strict=True)]

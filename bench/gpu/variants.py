@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -23,7 +24,7 @@ FOURS: dict[str, Any] = {"streams": ["cuda:0"] * 4, "groups": "cuda:0/4"}
 WARM_UP = 3
 
 
-def pipeline(  # noqa: PLR0913, PLR0917 - what a pipeline is made of
+def pipeline(
     model: nn.Sequential,
     plan: Plan,
     devices: Any,
@@ -31,6 +32,8 @@ def pipeline(  # noqa: PLR0913, PLR0917 - what a pipeline is made of
     loss_fn: Callable[..., Any],
     balance: Balance = "layers",
 ) -> pykern.Pipeline:
+    # The one before, which is held in cycles, has groups and memory that this one is to get.
+    gc.collect()
     return pykern.Pipeline(
         model, devices=devices, schedule=plan, loss_fn=loss_fn, balance=balance, capture=capture
     )

@@ -1,4 +1,4 @@
-"""The GPU session's measurements of pipelines, on GPUs that are the host: their arithmetic is right.
+"""The GPU session's measurements of pipelines are right, on GPUs that are the host.
 
 What needs torch's own CUDA, such as a captured graph, is reported as an error there.
 """
@@ -14,7 +14,7 @@ from bench.gpu import action_cpu, copy_overlap, each_once, makespan, peers, sani
 from bench.gpu.spin import Spin, Times
 from pykern import schedules
 from pykern.plan import Action, Costs, Kind, Placement, Span, Timeline
-from tests.fake_cuda.host_gpus import HostGpus, host_gpus
+from tests.fake_cuda.host_gpus import HostGpus, unchecked_gpus
 
 HOST = torch.device("cpu")
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="the real driver is loaded")
@@ -27,7 +27,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(HostGpus, "action_ns", 1e9)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    with host_gpus(1):
+    with unchecked_gpus(1):
         yield
     torch.set_num_threads(threads)
     torch.autograd.set_multithreading_enabled(True)
@@ -122,7 +122,7 @@ def test_a_spinning_stage_sleeps_in_each_part_of_backward() -> None:
         pipe.step(torch.zeros(2, 3))
         rows = [[action.kind for action in row] for row in pipe.plan.rows]
     assert rows == [[Kind.F, Kind.I, Kind.W]] * 2
-    # F, F, I of stage 1, then W of stage 1 beside the backward of stage 0, where x needs no gradient
-    # and the whole is left to W.
+    # F, F, I of stage 1, then its W beside the backward of stage 0, which is W's as a whole: there,
+    # x needs no gradient.
     assert slept[:3] == [1, 1, 20]
     assert sorted(slept[3:]) == [20, 300, 300]
