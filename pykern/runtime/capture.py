@@ -56,7 +56,7 @@ class Recording:
         self._lane_of = lane_of
         self._rings = [Ring(gpus, lane) for lane in lane_of]
         self._graphs: dict[tuple[Kind, int, int], Graph | None] = {}
-        self._gradients = [(p, torch.zeros_like(p)) for p in trained]
+        self._gradients = [(parameter, _gradient_of(parameter)) for parameter in trained]
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
 
@@ -247,6 +247,12 @@ def _no_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def _gradient_of(parameter: Tensor) -> Tensor:
+    """A tensor to collect its gradients in, with what there is of them."""
+    collected = torch.zeros_like(parameter, requires_grad=False)
+    return collected if parameter.grad is None else collected.copy_(parameter.grad)
 
 
 def _copy_to(tree: Any, device: torch.device) -> Any:

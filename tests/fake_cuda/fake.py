@@ -254,6 +254,9 @@ class FakeCuda:
             is_device = name == "cuDevicePrimaryCtxRelease"
             self.result(name, ctypes.c_int(handle) if is_device else ctypes.c_void_p(handle))
         self._undo.clear()
+        # What graphs call may hold what the program has made.
+        self._kept.clear()
+        gc.collect()
         self._contexts.clear()
 
     def _made(self, name: str, *arguments: object) -> int:

@@ -6,7 +6,7 @@ action has read, written and allocated is then told to the driver's model as one
 """
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pykern import _C
 from pykern.devices import Lane
 from pykern.runtime import cuda
+from pykern.runtime.cuda import Graph
 from tests.fake_cuda.fake import FakeCuda, Range
 
 # Points a tensor at memory, such as a slot of another device, and touches none of it.
@@ -62,6 +63,9 @@ class HostGpus:
         self._callers = {gpu: self.fake.stream(gpu) for gpu in sorted(set(self._gpu_of))}
         self._rings = {gpu: self.fake.stream(gpu) for gpu in self._callers}
         self._memory = _Memory(self.fake, self.action_ns)
+        self.errors: list[Exception] = []
+        # Addresses that stay: of rings, and of what graphs give out.
+        self._lasting: dict[int, Any] = {}
 
     def device(self, lane: int) -> torch.device:
         return torch.device("cpu")
@@ -76,6 +80,8 @@ class HostGpus:
         for gpu, stream in self._callers.items():
             self._memory.write_all(gpu, stream)
         yield
+        if self.errors:
+            raise self.errors.pop()
         for gpu, stream in self._callers.items():
             self._memory.read_all(gpu, stream)
             self.fake.complete(stream)
@@ -94,11 +100,65 @@ class HostGpus:
     def pinned(self, num_bytes: int) -> Tensor:
         return self._persistent(num_bytes, self._rings[min(self._rings)])
 
+    def generators(self) -> bytes:
+        return torch.default_generator.get_state().numpy().tobytes()
+
+    def pool(self) -> None:
+        return None
+
+    def synchronize(self) -> None:
+        self.fake.run_all()
+
+    def capture(self, lane: int, pool: None, run: Callable[[], list[Tensor]]) -> Graph:
+        """A graph that computes again what `run` computes, and puts it where the first went."""
+        watch = _Unexecuted(self._memory, self.lanes.compute(lane))
+        # A capture looks at no values; here they must be such that nothing objects to them.
+        before = {storage: storage.clone() for storage in self._lasting.values()}
+        for storage in before:
+            storage.fill_(0)
+        try:
+            with watch:
+                results = run()
+        finally:
+            watch.undo()
+            for storage, value in before.items():
+                storage.copy_(value)
+        for result in results:
+            self._memory.add(result.untyped_storage(), self.lanes.compute(lane))
+
+        def replay() -> None:
+            try:
+                with torch.enable_grad():
+                    again = run()
+                with torch.no_grad():
+                    for place, value in zip(results, again, strict=True):
+                        place.copy_(value)
+            except Exception as error:
+                self.errors.append(error)
+
+        # What graphs of one slot hand to each other is not for others to see.
+        reads = [place for place, written in watch.touched.items() if not written]
+        writes = [place for place, written in watch.touched.items() if written]
+        for result in results:
+            storage = result.untyped_storage()
+            self._lasting[storage.data_ptr()] = storage
+            writes.append((storage.data_ptr(), storage.nbytes()))
+            # Nothing has been computed yet.
+            storage.fill_(0xFF)
+        graph = self.fake.graph(
+            replay,
+            [place for place in reads if place[0] in self._lasting],
+            [place for place in writes if place[0] in self._lasting],
+            self.action_ns,
+        )
+        return Graph(self, self.fake.instantiate(graph), graph)  # type: ignore[arg-type]
+
     def _persistent(self, num_bytes: int, stream: int) -> Tensor:
         # What is there before anything lands must not look like a result.
         with torch.utils._python_dispatch._disable_current_modes():
             buffer = torch.full((num_bytes,), 0xFF, dtype=torch.uint8)
         self._memory.add(buffer.untyped_storage(), stream)
+        self._lasting[buffer.data_ptr()] = buffer.untyped_storage()
         return buffer
 
 
@@ -202,6 +262,37 @@ class _Watch(TorchDispatchMode):
             self._memory.meet(storage)
             place = storage.data_ptr(), storage.nbytes()
             self.touched[place] = self.touched.get(place, False) or written
+
+
+class _Unexecuted(_Watch):
+    """Notes what operations touch, and undoes what they do to memory that was there before."""
+
+    def __init__(self, memory: _Memory, stream: int) -> None:
+        super().__init__(memory, stream)
+        self._fresh: set[int] = set()
+        self._before: dict[int, tuple[Any, Any]] = {}
+        self._kept: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        known = {tensor.untyped_storage().data_ptr() for tensor in _tensors((args, kwargs))}
+        for tensor in _tensors((args, kwargs)):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in self._fresh | self._before.keys():
+                self._before[storage.data_ptr()] = storage, storage.clone()
+        result = func(*args, **(kwargs or {}))
+        for tensor in _tensors(result):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in known | self._before.keys():
+                self._fresh.add(storage.data_ptr())
+                self._kept.append(storage)
+        return result
+
+    def undo(self) -> None:
+        for storage, before in self._before.values():
+            changed = bytes(storage) != bytes(before)
+            self.touched[storage.data_ptr(), storage.nbytes()] = changed
+            if changed:
+                storage.copy_(before)
 
 
 def _tensors(tree: Any) -> list[Tensor]:

@@ -92,15 +92,14 @@ def test_every_schedule_has_them(home: torch.device, devices: str, name: str) ->
         assert_steps_are_plain(pipe, plain, case, 16, 13)
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("name", ["gpipe", "one_f_one_b", "interleaved", "hanayo", "zb_h1", "zb_v"])
 @pytest.mark.parametrize("devices", FOURS)
 @pytest.mark.parametrize("capture", [True, "step"])
 @pytest.mark.parametrize("model", ["mlp", "gpt"])
 def test_replayed_steps_have_them(
-    model: str, capture: Literal[True, "step"], devices: str, name: str
+    home: torch.device, model: str, capture: Literal[True, "step"], devices: str, name: str
 ) -> None:
-    case = case_on(torch.device("cuda", 0), model, 16)
+    case = case_on(home, model, 16)
     plain = copy.deepcopy(case.layers)
     plan = schedules.by_name[name](4, NUM_MICROBATCHES)
     with pipeline(case, plan, devices, capture) as pipe:
