@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -121,15 +122,17 @@ def fairscale(task: Task, num_stages: int) -> Contender:
 
 def _older(name: str, module: str, made_by: str, task: Task, num_stages: int) -> Contender:
     """Raises ImportError where the package is not installed."""
-    make = getattr(importlib.import_module(module), made_by)
     model = task.fresh()
-    pipe = make(
-        model,
-        balance=task.cut(num_stages),
-        devices=[task.inputs.device] * num_stages,
-        chunks=task.num_microbatches,
-        checkpoint="never",
-    )
+    with warnings.catch_warnings():
+        # They say of themselves that they are deprecated.
+        warnings.simplefilter("ignore")
+        pipe = getattr(importlib.import_module(module), made_by)(
+            model,
+            balance=task.cut(num_stages),
+            devices=[task.inputs.device] * num_stages,
+            chunks=task.num_microbatches,
+            checkpoint="never",
+        )
 
     def step() -> Tensor:
         loss = task.loss_fn(pipe(task.inputs), task.target)

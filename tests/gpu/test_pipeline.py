@@ -92,18 +92,31 @@ def test_every_schedule_has_them(home: torch.device, devices: str, name: str) ->
         assert_steps_are_plain(pipe, plain, case, 16, 13)
 
 
-@pytest.mark.parametrize("name", ["gpipe", "one_f_one_b", "interleaved", "hanayo", "zb_h1", "zb_v"])
-@pytest.mark.parametrize("devices", FOURS)
-@pytest.mark.parametrize("capture", [True, "step"])
-@pytest.mark.parametrize("model", ["mlp", "gpt"])
-def test_replayed_steps_have_them(
-    home: torch.device, model: str, capture: Literal[True, "step"], devices: str, name: str
+def assert_replays_are_plain(
+    home: torch.device, model: str, name: str, devices: str, capture: Literal[True, "step"]
 ) -> None:
     case = case_on(home, model, 16)
     plain = copy.deepcopy(case.layers)
     plan = schedules.by_name[name](4, NUM_MICROBATCHES)
     with pipeline(case, plan, devices, capture) as pipe:
         assert_steps_are_plain(pipe, plain, case, 16, 16, 16)
+
+
+@pytest.mark.parametrize("name", ["one_f_one_b", "zb_h1"])
+def test_replayed_steps_have_them(home: torch.device, name: str) -> None:
+    assert_replays_are_plain(home, "mlp", name, "four parts", capture=True)
+
+
+# Many, and slow on the host, where tests/runtime/test_capture.py has most of them.
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["gpipe", "one_f_one_b", "interleaved", "hanayo", "zb_h1", "zb_v"])
+@pytest.mark.parametrize("devices", FOURS)
+@pytest.mark.parametrize("capture", [True, "step"])
+@pytest.mark.parametrize("model", ["mlp", "gpt"])
+def test_replayed_steps_of_every_kind_have_them(
+    model: str, capture: Literal[True, "step"], devices: str, name: str
+) -> None:
+    assert_replays_are_plain(torch.device("cuda", 0), model, name, devices, capture)
 
 
 @pytest.mark.parametrize("devices", FOURS)

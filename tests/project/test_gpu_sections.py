@@ -1,6 +1,6 @@
 """The GPU session's measurements of pipelines are right, on GPUs that are the host.
 
-What needs torch's own CUDA, such as a captured graph, is reported as an error there.
+Whether the GPU's rules are kept is for the tests of pipelines; here, several share a host.
 """
 
 import importlib.util
@@ -37,6 +37,7 @@ def no_sleep(us: float) -> None:
     """The driver's clock is told of actions as a whole."""
 
 
+@pytest.mark.slow
 def test_measured_makespans_are_the_simulated_ones(gpu: None) -> None:
     costs = Costs(forward_ns=1e9, backward_ns=1e9)
     x = torch.zeros(makespan.NUM_MICROBATCHES, 4)
@@ -44,17 +45,20 @@ def test_measured_makespans_are_the_simulated_ones(gpu: None) -> None:
     assert list(figures) == list(makespan.PLANS)
     for of_plan in figures.values():
         for devices in ("streams", "groups"):
-            assert of_plan[devices]["eager"]["traced_by_simulated"] == pytest.approx(1, abs=0.01)
+            for variant in ("eager", "graph"):
+                ratio = of_plan[devices][variant]["traced_by_simulated"]
+                assert ratio == pytest.approx(1, abs=0.01), variant
 
 
 def test_what_copies_overlap_with_is_measured(gpu: None) -> None:
     figures = copy_overlap.measure(no_sleep, torch.zeros(copy_overlap.NUM_MICROBATCHES, 8))
     assert figures["message_bytes"] == 32
     for devices in ("streams", "groups"):
-        eager = figures[devices]["eager"]
-        assert eager["copies"] == 2 * 3 * copy_overlap.NUM_MICROBATCHES
-        assert eager["makespan_ms"] == pytest.approx(11 * 2 * 1e3, rel=0.01)
-        assert 0 <= eager["share_while_both_compute"] <= 1
+        for variant in ("eager", "graph"):
+            found = figures[devices][variant]
+            assert found["copies"] == 2 * 3 * copy_overlap.NUM_MICROBATCHES
+            assert found["makespan_ms"] == pytest.approx(11 * 2 * 1e3, rel=0.01)
+            assert 0 <= found["share_while_both_compute"] <= 1
 
 
 def test_shares_of_copies_by_hand() -> None:
@@ -88,7 +92,10 @@ def test_every_way_takes_its_steps(gpu: None, capsys: pytest.CaptureFixture[str]
 
 def test_peers_are_compared_and_timed(gpu: None) -> None:
     figures = peers.measure("tiny", peers.tiny(HOST), rounds=2)
-    wanted = ["plain loop", "pykern eager", "torch runtime, 1 process"]
+    wanted = ["plain loop", "pykern eager", "pykern graph"]
+    if "step" not in figures["errors"]:
+        wanted.append("pykern step")
+    wanted.append("torch runtime, 1 process")
     older = {"torchgpipe": "torchgpipe", "fairscale": "fairscale Pipe"}
     for name, contender in older.items():
         if importlib.util.find_spec(name):
