@@ -7,6 +7,7 @@ installed.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -32,6 +33,8 @@ def test_peers(
     kind: str, benchmark: BenchmarkFixture, smoke: bool, report: Callable[[list[Record]], None]
 ) -> None:
     """A step of four stages in this process, of layers that hardly compute and of a small GPT."""
+    if not smoke and os.environ.get("OMP_NUM_THREADS") != "1":
+        pytest.fail("run this with OMP_NUM_THREADS=1: peers compute on threads of their own")
     case, task = _tiny(smoke) if kind == "tiny" else _gpt(smoke)
     with process_group():
         contenders = [plain(task), _pykern(task), torch_runtime(task, _NUM_STAGES)]
