@@ -14,6 +14,7 @@
 
 #include "bind.hpp"
 #include "calls.hpp"
+#include "exec/step_graph.hpp"
 #include "exec/stream_job.hpp"
 #include "exec/stream_trace.hpp"
 #include "exec/streams.hpp"
@@ -46,7 +47,15 @@ Transfers transfers_from(const std::vector<PythonTransfer>& given) {
     return transfers;
 }
 
-// A job with the trace of its last traced step.
+std::map<int, cuda::CUstream> streams_from(const std::map<int, Address>& handles) {
+    std::map<int, cuda::CUstream> streams;
+    for (const auto& [gpu, stream] : handles) {
+        streams[gpu] = handle_from<cuda::CUstream>(stream);
+    }
+    return streams;
+}
+
+// A job with the trace of its last traced step, and its whole step as a graph.
 class PythonJob {
    public:
     PythonJob(const Plan& plan, std::shared_ptr<const Lanes> lanes) : job(plan, std::move(lanes)) {
@@ -72,6 +81,7 @@ class PythonJob {
     StreamJob job;
     std::unique_ptr<StreamTrace> trace;
     bool is_traced = false;
+    std::unique_ptr<StepGraph> whole;
 
    private:
     std::array<bool, kNumKinds> held_{};
@@ -126,10 +136,7 @@ class StreamExecutor {
         const StreamProgram& program = job.job.program();
         const Plan& plan = program.plan();
         if (!replay) require_calls(plan.placement(), plan.num_slices(), job.held(), calls);
-        std::map<int, cuda::CUstream> streams;
-        for (const auto& [gpu, stream] : callers) {
-            streams[gpu] = handle_from<cuda::CUstream>(stream);
-        }
+        const std::map<int, cuda::CUstream> streams = streams_from(callers);
         StreamCallbacks callbacks(program, calls);
         {
             const py::gil_scoped_release no_gil;
@@ -138,6 +145,17 @@ class StreamExecutor {
                             (traced || job.is_traced);
         }
         return callbacks.take_failures();
+    }
+
+    void run_whole(PythonJob& job, const std::map<int, Address>& callers) {
+        if (!claim_.is_mine()) throw std::logic_error("run_whole needs a claim");
+        const std::map<int, cuda::CUstream> streams = streams_from(callers);
+        const py::gil_scoped_release no_gil;
+        if (!job.whole || !job.whole->is_current()) {
+            job.whole.reset();
+            job.whole = std::make_unique<StepGraph>(job.job);
+        }
+        job.whole->run(streams);
     }
 
     void close() {
@@ -253,6 +271,10 @@ void bind_streams(py::module_& module) {
              "callbacks[kind][replica * num_stages + stage](microbatch), which returns what the "
              "copy of its result moves, as (to, from, bytes, via). Returns what failed, as "
              "(action, device, exception). Raises CudaError.")
+        .def("run_whole", &StreamExecutor::run_whole, "program"_a, "callers"_a,
+             "Launches a step as one graph, made of the graphs of all actions; it is made at the "
+             "first call, and again when a launch or transfers have changed. Raises ValueError "
+             "where an action has no launch, and CudaError.")
         .def("close", &StreamExecutor::close, "No step begins any more; waits for the last one.");
 }
 

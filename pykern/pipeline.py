@@ -14,7 +14,7 @@ from .choice import Schedule, choose_plan
 from .devices import Devices, parse_devices
 from .layers import named_layers, place_layers, refuse_foreign_devices, refuse_shared_tensors
 from .partition import Balance, partition
-from .plan import Costs, Kind, Timeline, simulate
+from .plan import Costs, Kind, Span, Timeline, simulate
 from .runtime import microbatch
 from .runtime.batch import Batch
 from .runtime.executor import Executor, Program, open_driver
@@ -186,6 +186,20 @@ class Pipeline(nn.Module):
             raise RuntimeError("there is no timeline yet: call step or the pipeline itself first")
         return self._executor.timeline(self._last_program, ago)
 
+    def copies(self) -> Timeline:
+        """When each copy between GPUs ran in the last step that was traced.
+
+        Returns:
+            A row for each copy stream, in the time of `timeline()`; no rows on CPU workers, where
+            nothing is copied.
+
+        Raises:
+            RuntimeError: nothing has run yet, or on GPUs, nothing within `tracing()`.
+        """
+        if self._last_program is None:
+            raise RuntimeError("there are no copies yet: call step or the pipeline itself first")
+        return self._executor.copies(self._last_program)
+
     @contextmanager
     def tracing(self) -> Iterator[None]:
         """Within it, steps on GPUs are timed. On CPU workers all are.
@@ -199,11 +213,15 @@ class Pipeline(nn.Module):
             self._executor.traced = False
 
     def prediction(self) -> Timeline:
-        """The simulator's timeline for the last step, from its mean cost per stage and kind."""
+        """The simulator's timeline for the last step, from its mean times.
+
+        Those are the times of each stage's actions by kind and, on GPUs, of the copies between
+        each two stages.
+        """
         measured = self.timeline()
         forward_only = self._last_program is self._predict_program
         plan = self.plan.forward_only() if forward_only else self.plan
-        return simulate(plan, _mean_costs(measured, plan.num_stages))
+        return simulate(plan, _mean_costs(measured, self.copies(), plan.num_stages))
 
     def close(self) -> None:
         """Ends the worker threads; the layers stay usable. Happens by itself at exit."""
@@ -235,16 +253,34 @@ class Pipeline(nn.Module):
         self._last_program = program
 
 
-def _mean_costs(timeline: Timeline, num_stages: int) -> Costs:
-    """The mean time of each stage for F, B, I and W; 0 where the timeline holds none."""
+def _mean_costs(timeline: Timeline, copies: Timeline, num_stages: int) -> Costs:
+    """The mean time of each stage for F, B, I and W, and of copies; 0 where there are none."""
     kinds = (Kind.F, Kind.B, Kind.I, Kind.W)
     times: dict[Kind, list[list[float]]] = {kind: [[] for _ in range(num_stages)] for kind in kinds}
-    for row in timeline.rows:
-        for span in row:
-            if span.action.kind in times:
-                of_stage = times[span.action.kind][span.action.stage]
-                of_stage.append(span.end_ns - span.start_ns)
-    forward, backward, inputs, weights = (
-        [fmean(of_stage) if of_stage else 0.0 for of_stage in times[kind]] for kind in kinds
+    for span in _spans(timeline):
+        if span.action.kind in times:
+            of_stage = times[span.action.kind][span.action.stage]
+            of_stage.append(span.end_ns - span.start_ns)
+    crossings: list[list[float]] = [[] for _ in range(num_stages)]
+    for span in _spans(copies):
+        # The boundary behind a stage, which a gradient crosses from the other side.
+        back = span.action.kind == Kind.COPY_B
+        crossings[span.action.stage - back].append(span.end_ns - span.start_ns)
+    forward, backward, inputs, weights = (_means(times[kind]) for kind in kinds)
+    # As many bytes as nanoseconds, because a cost has one bandwidth for all boundaries.
+    return Costs(
+        forward,
+        backward,
+        input_ns=inputs,
+        weight_ns=weights,
+        message_bytes=_means(crossings),
+        bandwidth=1.0,
     )
-    return Costs(forward, backward, input_ns=inputs, weight_ns=weights)
+
+
+def _spans(timeline: Timeline) -> Iterator[Span]:
+    return (span for row in timeline.rows for span in row)
+
+
+def _means(times: Sequence[Sequence[float]]) -> list[float]:
+    return [fmean(of_stage) if of_stage else 0.0 for of_stage in times]

@@ -41,7 +41,7 @@ def measure(sleep: Sleep, x: Tensor) -> Json:
 
 def overlap(devices: Any, sleep: Sleep, x: Tensor, capture: Capture) -> Json:
     if capture == "step":
-        raise ValueError("one graph has no times of its copies")
+        raise ValueError("a step that is traced is not one graph")
     model = nn.Sequential(*(Spin(sleep, TIMES) for _ in range(PLAN.num_stages)))
     with pipeline(model, PLAN, devices, capture, Tensor.mean) as pipe:
         for _ in range(WARM_UP):

@@ -69,7 +69,7 @@ def against(
             finish()
             steps_ns.append(time.perf_counter_ns() - start)
         found = {"step_by_simulated": min(steps_ns) / simulated_ns}
-        if capture == "step":  # one graph has no times of its actions
+        if capture == "step":  # a step that is traced is not one graph
             return found
         for _ in range(3):
             with pipe.tracing():

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cuda/device.hpp"
+#include "exec/ranges.hpp"
 
 namespace pykern {
 
@@ -25,7 +26,11 @@ Lanes::Lanes(std::vector<LaneName> names) : names_(std::move(names)) {
                                         ": parts of two splits would overlap");
         }
     }
-    for (const LaneName& name : names_) add(name);
+    for (const LaneName& name : names_) {
+        add(name);
+        const std::string lane = std::to_string(compute_.size() - 1);
+        name_stream(compute_.back().get(), ("pykern dev" + lane + " compute").c_str());
+    }
 }
 
 void Lanes::add(const LaneName& name) {

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "exec/ranges.hpp"
 #include "plan/text.hpp"
 
 namespace pykern {
@@ -21,6 +22,15 @@ std::vector<Action> sources_of(Action copy) {
     Action other = source;
     other.kind = Kind::I;
     return {source, other};
+}
+
+// "pykern dev2 > dev3 F": what F makes goes from device 2 to 3.
+void name_streams(const CopyStream& ends, const CopyLane& lane) {
+    const std::string name = "pykern dev" + std::to_string(ends.sender) + " > dev" +
+                             std::to_string(ends.receiver) +
+                             (ends.kind == Kind::COPY_F ? " F" : " B");
+    name_stream(lane.stream.get(), name.c_str());
+    if (lane.by_host) name_stream(lane.by_host->landing.get(), (name + " landing").c_str());
 }
 
 }  // namespace
@@ -66,6 +76,7 @@ void StreamJob::make_events() {
                             .half = make_event(sender),
                             .landed = make_event(receiver)};
         }
+        name_streams(copy_stream, lane);
         copy_lanes_.push_back(std::move(lane));
     }
     for (const Task& task : program_.tasks()) {
@@ -94,11 +105,21 @@ TaskNumber StreamJob::task_of(Action action) const {
 void StreamJob::set_launch(TaskNumber task, Launch launch) {
     require(task, true);
     launches_[task] = std::move(launch);
+    ++version_;
 }
 
 void StreamJob::set_transfers(TaskNumber copy, Transfers transfers) {
     require(copy, false);
     transfers_[copy] = std::move(transfers);
+    ++version_;
+}
+
+void StreamJob::record_start(const std::map<int, cuda::CUstream>& callers) const {
+    for (const auto& [gpu, primary] : lanes_->primaries()) {
+        // Current, because the caller's stream may be the default one, which every context has.
+        cuda::driver::cuCtxSetCurrent(primary.get());
+        cuda::driver::cuEventRecord(start(gpu), callers.at(gpu));
+    }
 }
 
 void StreamJob::require(TaskNumber task, bool compute) const {

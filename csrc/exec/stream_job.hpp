@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
@@ -69,6 +70,9 @@ class StreamJob {
     void set_transfers(TaskNumber copy, Transfers transfers);
     const Transfers& transfers(TaskNumber copy) const { return transfers_[copy]; }
 
+    // Changes whenever a launch or transfers are set.
+    std::uint64_t version() const { return version_; }
+
     // Streams as the program numbers them, and the context that their events are made under.
     cuda::CUstream stream(int number) const;
     cuda::CUcontext context_of(int stream) const;
@@ -81,6 +85,9 @@ class StreamJob {
     cuda::CUevent lane_end(int lane) const {
         return lane_end_[static_cast<std::size_t>(lane)].get();
     }
+    // Has the step begin after what the callers' streams, one for each GPU, hold so far. Makes
+    // other contexts current.
+    void record_start(const std::map<int, cuda::CUstream>& callers) const;
     // When the caller began the step, by GPU.
     cuda::CUevent start(int gpu) const { return start_.at(gpu).get(); }
 
@@ -94,6 +101,7 @@ class StreamJob {
     std::vector<TaskNumber> carriers_;
     std::vector<std::optional<Launch>> launches_;
     std::vector<Transfers> transfers_;
+    std::uint64_t version_ = 0;
 
     std::vector<CopyLane> copy_lanes_;
     std::vector<cuda::Event> done_;

@@ -51,6 +51,10 @@ class StreamProgram {
     // Stream num_devices() + i is copy_streams()[i].
     const std::vector<CopyStream>& copy_streams() const { return copy_streams_; }
     bool is_compute(const Task& task) const { return task.stream < num_devices(); }
+    // That of a copy.
+    const CopyStream& copy_stream(const Task& copy) const {
+        return copy_streams_[static_cast<std::size_t>(copy.stream - num_devices())];
+    }
     // The device that the stream belongs to.
     int device_of_stream(int stream) const;
 

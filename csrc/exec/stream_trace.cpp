@@ -22,9 +22,10 @@ StreamTrace::StreamTrace(const StreamJob& job) : job_(job) {
         return cuda::make_event(job.context_of(stream), cuda::kEventTimed);
     };
     for (int stream = 0; stream < program.num_streams(); ++stream) {
-        base_.push_back(make_event(stream));
+        const cuda::CUcontext context = job.context_of(stream);
+        if (bases_.contains(context)) continue;
+        bases_.emplace(context, Base{.event = make_event(stream), .stream = job.stream(stream)});
     }
-    base_ns_.assign(base_.size(), 0);
     for (const Task& task : program.tasks()) {
         start_.push_back(make_event(task.stream));
         end_.push_back(make_event(task.stream));
@@ -32,12 +33,13 @@ StreamTrace::StreamTrace(const StreamJob& job) : job_(job) {
 }
 
 void StreamTrace::begin() {
-    for (int stream = 0; stream < static_cast<int>(base_.size()); ++stream) {
+    for (int stream = 0; stream < job_.program().num_streams(); ++stream) {
         driver::cuStreamSynchronize(job_.stream(stream));
     }
-    for (std::size_t stream = 0; stream < base_.size(); ++stream) {
-        driver::cuEventRecord(base_[stream].get(), job_.stream(static_cast<int>(stream)));
-        base_ns_[stream] = now_ns();
+    const cuda::CurrentContext current(job_.lanes().primary(0));
+    for (auto& [context, base] : bases_) {
+        driver::cuEventRecord(base.event.get(), base.stream);
+        base.host_ns = now_ns();
     }
 }
 
@@ -48,9 +50,9 @@ void StreamTrace::record(cuda::CUevent event, TaskNumber task) const {
 double StreamTrace::ns_of(cuda::CUevent event, int stream) const {
     driver::cuEventSynchronize(event);
     float milliseconds = 0;
-    const auto number = static_cast<std::size_t>(stream);
-    driver::cuEventElapsedTime(&milliseconds, base_[number].get(), event);
-    return static_cast<double>(base_ns_[number] - base_ns_[0]) + milliseconds * kNsPerMs;
+    const Base& base = base_of(stream);
+    driver::cuEventElapsedTime(&milliseconds, base.event.get(), event);
+    return static_cast<double>(base.host_ns - base_of(0).host_ns) + milliseconds * kNsPerMs;
 }
 
 Timeline StreamTrace::actions() const { return rows(0, job_.program().num_devices()); }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <vector>
 
 #include "exec/stream_job.hpp"
@@ -10,8 +11,10 @@
 namespace pykern {
 
 // Timed events cost time, so only steps that are to be looked at have them. Times of two streams
-// cannot be compared by the driver where their contexts differ, so each stream counts from an event
-// of its own, which was recorded when nothing was under way, and when is known by the host's clock.
+// cannot be compared by the driver where their contexts differ, so each context counts from an
+// event of its own, which was recorded when nothing was under way, and when is known by the host's
+// clock. So within a context times are the GPU's, and across contexts off by the microseconds
+// between the host's call and the GPU's record.
 class StreamTrace {
    public:
     explicit StreamTrace(const StreamJob& job);
@@ -32,8 +35,14 @@ class StreamTrace {
     Timeline rows(int first_stream, int num_streams) const;
 
     const StreamJob& job_;
-    std::vector<cuda::Event> base_;  // by stream
-    std::vector<std::int64_t> base_ns_;
+    struct Base {
+        cuda::Event event;
+        cuda::CUstream stream;
+        std::int64_t host_ns = 0;
+    };
+    const Base& base_of(int stream) const { return bases_.at(job_.context_of(stream)); }
+
+    std::map<cuda::CUcontext, Base> bases_;
     std::vector<cuda::Event> start_;  // by task
     std::vector<cuda::Event> end_;
 };

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "exec/ranges.hpp"
 #include "exec/stream_trace.hpp"
 
 namespace pykern {
@@ -18,6 +19,25 @@ void move_on(cuda::CUstream stream, const Transfers& transfers) {
 
 void wait(cuda::CUstream stream, cuda::CUevent event) {
     driver::cuStreamWaitEvent(stream, event, 0);
+}
+
+void move(const Transfers& transfers, const CopyLane& lane) {
+    const cuda::CUstream stream = lane.stream.get();
+    if (!lane.by_host) {
+        move_on(stream, transfers);
+        return;
+    }
+    const cuda::CUstream landing = lane.by_host->landing.get();
+    for (const Transfer& transfer : transfers) {
+        driver::cuMemcpyAsync(transfer.via, transfer.from, transfer.bytes, stream);
+    }
+    driver::cuEventRecord(lane.by_host->half.get(), stream);
+    wait(landing, lane.by_host->half.get());
+    for (const Transfer& transfer : transfers) {
+        driver::cuMemcpyAsync(transfer.to, transfer.via, transfer.bytes, landing);
+    }
+    driver::cuEventRecord(lane.by_host->landed.get(), landing);
+    wait(stream, lane.by_host->landed.get());
 }
 
 }  // namespace
@@ -54,11 +74,7 @@ bool Dispatch::run() {
 // the receiver, whose slots it is about to fill.
 void Dispatch::begin() {
     const Lanes& lanes = job_.lanes();
-    for (const auto& [gpu, primary] : lanes.primaries()) {
-        // Current, because the caller's stream may be the default one, which every context has.
-        driver::cuCtxSetCurrent(primary.get());
-        driver::cuEventRecord(job_.start(gpu), callers_.at(gpu));
-    }
+    job_.record_start(callers_);
     for (int lane = 0; lane < lanes.size(); ++lane) {
         wait(lanes.compute(lane), job_.start(lanes.gpu_of(lane)));
     }
@@ -78,14 +94,18 @@ bool Dispatch::issue(TaskNumber number) {
     driver::cuCtxSetCurrent(job_.lanes().primary(program_.device_of_stream(task.stream)));
     for (const TaskNumber input : program_.waits(number)) wait(stream, job_.done(input));
     if (trace_ != nullptr) trace_->start(number);
-    if (program_.is_compute(task)) {
-        if (!act(number)) return false;
-    } else {
-        const auto& given = given_[number];
-        move(given ? *given : job_.transfers(number), job_.copy_lane(task));
-    }
+    if (!perform(number)) return false;
     if (trace_ != nullptr) trace_->end(number);
     if (task.awaited) driver::cuEventRecord(job_.done(number), stream);
+    return true;
+}
+
+bool Dispatch::perform(TaskNumber number) {
+    const Task& task = program_.tasks()[number];
+    const Range range(task.action);
+    if (program_.is_compute(task)) return act(number);
+    const auto& given = given_[number];
+    move(given ? *given : job_.transfers(number), job_.copy_lane(task));
     return true;
 }
 
@@ -105,22 +125,6 @@ bool Dispatch::act(TaskNumber number) {
     const TaskNumber carrier = job_.carrier_of(number);
     if (carrier != StreamJob::kNoTask) given_[carrier] = std::move(transfers);
     return true;
-}
-
-void Dispatch::move(const Transfers& transfers, const CopyLane& lane) const {
-    const cuda::CUstream stream = lane.stream.get();
-    if (!lane.by_host) return move_on(stream, transfers);
-    const cuda::CUstream landing = lane.by_host->landing.get();
-    for (const Transfer& transfer : transfers) {
-        driver::cuMemcpyAsync(transfer.via, transfer.from, transfer.bytes, stream);
-    }
-    driver::cuEventRecord(lane.by_host->half.get(), stream);
-    wait(landing, lane.by_host->half.get());
-    for (const Transfer& transfer : transfers) {
-        driver::cuMemcpyAsync(transfer.to, transfer.via, transfer.bytes, landing);
-    }
-    driver::cuEventRecord(lane.by_host->landed.get(), landing);
-    wait(stream, lane.by_host->landed.get());
 }
 
 // A lane waits for the copies that leave it, whose sources its GPU's memory is reused after; those

@@ -38,9 +38,9 @@ class Dispatch {
 
    private:
     void begin();
-    bool issue(TaskNumber task);
-    bool act(TaskNumber task);
-    void move(const Transfers& transfers, const CopyLane& lane) const;
+    bool issue(TaskNumber number);
+    bool perform(TaskNumber number);
+    bool act(TaskNumber number);
     void end();
     void drain() const noexcept;
 

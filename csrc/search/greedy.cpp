@@ -21,9 +21,9 @@ std::vector<GreedyRules> greedy_sweep(bool with_fused) {
     return sweep;
 }
 
-Greedy::Greedy(Lanes& lanes, const GreedyRules& rules)
-    : lanes_(lanes),
-      problem_(lanes.problem()),
+Greedy::Greedy(Devices& devices, const GreedyRules& rules)
+    : devices_(devices),
+      problem_(devices.problem()),
       rules_(rules),
       back_(rules.fused ? kBackward : kInput),
       most_(problem_.num_stages, 1) {
@@ -64,16 +64,17 @@ void Greedy::share_out(std::size_t device) {
 bool Greedy::may_enter(std::size_t device, std::size_t stage) const {
     const Symbol gives = symbol_of(stage, rules_.fused ? kBackward : kWeight);
     const Symbol forward = symbol_of(stage, kForward);
-    return lanes_.started(forward) - lanes_.started(gives) < most_[stage] &&
-           lanes_.held(device) + problem_.takes[forward] <= problem_.cap[device];
+    return devices_.started(forward) - devices_.started(gives) < most_[stage] &&
+           devices_.held(device) + problem_.takes[forward] <= problem_.cap[device];
 }
 
 std::optional<Symbol> Greedy::backward(std::size_t device, Ticks now) const {
     std::optional<Symbol> best;
     for (const std::size_t stage : problem_.stages[device]) {
         const Symbol symbol = symbol_of(stage, back_);
-        if (lanes_.arrival(symbol) > now) continue;
-        if (!best || lanes_.backwards(stage) <= lanes_.backwards(stage_of(*best))) best = symbol;
+        if (devices_.arrival(symbol) > now) continue;
+        if (!best || devices_.backwards(stage) <= devices_.backwards(stage_of(*best)))
+            best = symbol;
     }
     return best;
 }
@@ -82,8 +83,8 @@ std::optional<Symbol> Greedy::forward(std::size_t device, Ticks now) const {
     std::optional<Symbol> best;
     for (const std::size_t stage : problem_.stages[device]) {
         const Symbol symbol = symbol_of(stage, kForward);
-        if (lanes_.arrival(symbol) > now || !may_enter(device, stage)) continue;
-        if (!best || rules_.deepest_first || lanes_.started(symbol) < lanes_.started(*best)) {
+        if (devices_.arrival(symbol) > now || !may_enter(device, stage)) continue;
+        if (!best || rules_.deepest_first || devices_.started(symbol) < devices_.started(*best)) {
             best = symbol;
         }
     }
@@ -94,8 +95,8 @@ std::optional<Symbol> Greedy::weight(std::size_t device) const {
     std::optional<Symbol> best;
     for (const std::size_t stage : problem_.stages[device]) {
         const Symbol symbol = symbol_of(stage, kWeight);
-        if (lanes_.arrival(symbol) != 0) continue;
-        if (!best || lanes_.started(symbol) < lanes_.started(*best)) best = symbol;
+        if (devices_.arrival(symbol) != 0) continue;
+        if (!best || devices_.started(symbol) < devices_.started(*best)) best = symbol;
     }
     return best;
 }
@@ -104,7 +105,7 @@ Ticks Greedy::next_arrival(std::size_t device, Symbol op, Ticks now) const {
     Ticks next = kNever;
     for (const std::size_t stage : problem_.stages[device]) {
         if (op == kForward && !may_enter(device, stage)) continue;
-        const Ticks arrival = lanes_.arrival(symbol_of(stage, op));
+        const Ticks arrival = devices_.arrival(symbol_of(stage, op));
         if (arrival > now) next = std::min(next, arrival);
     }
     return next;

@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "search/lanes.hpp"
+#include "search/devices.hpp"
 #include "search/order.hpp"
 
 namespace pykern {
@@ -23,10 +23,10 @@ std::vector<GreedyRules> greedy_sweep(bool with_fused);
 
 class Greedy {
    public:
-    Greedy(Lanes& lanes, const GreedyRules& rules);
+    Greedy(Devices& devices, const GreedyRules& rules);
 
-    std::optional<Order> run() { return lanes_.run(*this); }
-    // For Lanes.
+    std::optional<Order> run() { return devices_.run(*this); }
+    // For Devices.
     std::optional<Symbol> pick(std::size_t device, Ticks now) const;
 
    private:
@@ -37,7 +37,7 @@ class Greedy {
     Ticks next_arrival(std::size_t device, Symbol op, Ticks now) const;
     bool may_enter(std::size_t device, std::size_t stage) const;
 
-    Lanes& lanes_;
+    Devices& devices_;
     const Problem& problem_;
     GreedyRules rules_;
     Symbol back_;

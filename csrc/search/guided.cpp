@@ -11,9 +11,11 @@ constexpr std::size_t kLookAhead = 24;
 
 }  // namespace
 
-Guided::Guided(Lanes& lanes)
-    : lanes_(lanes), rows_(lanes.problem().num_devices), passed_(lanes.problem().time.size()) {
-    const Problem& problem = lanes.problem();
+Guided::Guided(Devices& devices)
+    : devices_(devices),
+      rows_(devices.problem().num_devices),
+      passed_(devices.problem().time.size()) {
+    const Problem& problem = devices.problem();
     for (std::size_t device = 0; device < problem.num_devices; ++device) {
         rows_[device].reserve(3 * problem.stages[device].size() * problem.num_microbatches + 1);
     }
@@ -29,14 +31,14 @@ std::optional<Order> Guided::run(const Order& plan) {
         }
         row.back().next = 0;
     }
-    return lanes_.run(*this);
+    return devices_.run(*this);
 }
 
 // When the next planned action can start, at the earliest.
 Ticks Guided::next_start(Symbol symbol, Ticks now) const {
-    const Ticks known = lanes_.arrival(symbol);
+    const Ticks known = devices_.arrival(symbol);
     if (known != kNever) return known;
-    const Problem& problem = lanes_.problem();
+    const Problem& problem = devices_.problem();
     const std::size_t stage = stage_of(symbol);
     if (op_of(symbol) == kForward && stage > 0) {
         return now + problem.hop[stage - 1] + problem.time[symbol_of(stage - 1, kForward)];
@@ -55,14 +57,14 @@ Symbol Guided::take(std::size_t device, std::uint32_t before) {
 }
 
 std::optional<Symbol> Guided::pick(std::size_t device, Ticks now) {
-    const Problem& problem = lanes_.problem();
+    const Problem& problem = devices_.problem();
     const std::vector<Link>& row = rows_[device];
     std::uint32_t before = 0;
     if (row[before].next == 0) return std::nullopt;
     const Symbol head = row[row[before].next].symbol;
-    if (lanes_.arrival(head) <= now) return take(device, before);
+    if (devices_.arrival(head) <= now) return take(device, before);
     const Ticks deadline = next_start(head, now);
-    Ticks held = lanes_.held(device);
+    Ticks held = devices_.held(device);
     Ticks peak = held;
     std::ranges::fill(passed_, 0);
     for (std::size_t i = 0; i < kLookAhead && row[before].next != 0; ++i) {
@@ -71,7 +73,7 @@ std::optional<Symbol> Guided::pick(std::size_t device, Ticks now) {
         const Symbol queue = is_backward(symbol) ? symbol_of(stage, kInput) : symbol;
         const Ticks takes = problem.takes[symbol];
         const bool fits = takes <= 0 || peak + takes <= problem.cap[device];
-        if (passed_[queue] == 0 && fits && lanes_.arrival(symbol) <= now &&
+        if (passed_[queue] == 0 && fits && devices_.arrival(symbol) <= now &&
             now + problem.time[symbol] <= deadline) {
             return take(device, before);
         }

@@ -4,7 +4,7 @@
 #include <optional>
 #include <vector>
 
-#include "search/lanes.hpp"
+#include "search/devices.hpp"
 #include "search/order.hpp"
 
 namespace pykern {
@@ -15,11 +15,11 @@ namespace pykern {
 // planned order remains possible, and dispatch cannot run into a corner.
 class Guided {
    public:
-    explicit Guided(Lanes& lanes);
+    explicit Guided(Devices& devices);
 
     // Nothing where the plan cannot run.
     std::optional<Order> run(const Order& plan);
-    // For Lanes.
+    // For Devices.
     std::optional<Symbol> pick(std::size_t device, Ticks now);
 
    private:
@@ -31,7 +31,7 @@ class Guided {
     Ticks next_start(Symbol symbol, Ticks now) const;
     Symbol take(std::size_t device, std::uint32_t before);
 
-    Lanes& lanes_;
+    Devices& devices_;
     // The actions of each row that have not run, as a list whose head is element 0.
     std::vector<std::vector<Link>> rows_;
     std::vector<std::uint8_t> passed_;  // per symbol: overtaken in this look ahead

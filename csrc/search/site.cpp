@@ -39,7 +39,11 @@ Ticks average_time(const Problem& problem) {
 }  // namespace
 
 Bench::Bench(Problem of)
-    : problem(std::move(of)), lanes(problem), guided(lanes), planner(problem), schedule(problem) {}
+    : problem(std::move(of)),
+      devices(problem),
+      guided(devices),
+      planner(problem),
+      schedule(problem) {}
 
 Site::Site(const Problem& problem, const Poll& poll)
     : poll_(poll), few_(with_few(problem)), bound_ns_(problem.to_ns(lower_bound(problem))) {
@@ -94,8 +98,8 @@ void Site::offer(const Order& order, Ticks makespan) {
 }
 
 void Site::try_rules(const GreedyRules& rules) {
-    if (const std::optional<Order> order = Greedy(few_.lanes, rules).run()) {
-        offer(*order, few_.lanes.makespan());
+    if (const std::optional<Order> order = Greedy(few_.devices, rules).run()) {
+        offer(*order, few_.devices.makespan());
     }
 }
 
@@ -105,7 +109,7 @@ std::optional<Ticks> Site::try_plan(const Order* plan) {
     if (plan == nullptr) return std::nullopt;
     const std::optional<Order> order = few_.guided.run(*plan);
     if (!order) return std::nullopt;
-    const Ticks makespan = few_.lanes.makespan();
+    const Ticks makespan = few_.devices.makespan();
     offer(*order, makespan);
     if (makespan < block_makespan_) {
         block_makespan_ = makespan;
@@ -164,11 +168,11 @@ void Site::extend() {
         const Order* plan = full_->planner.plan(*block_);
         const std::optional<Order> order =
             plan == nullptr ? std::nullopt : full_->guided.run(*plan);
-        if (order) offer_full(*order, problem().to_ns(full_->lanes.makespan()));
+        if (order) offer_full(*order, problem().to_ns(full_->devices.makespan()));
     }
     if (!order_.rows.empty()) return;
-    const std::optional<Order> order = Greedy(full_->lanes, greedy_sweep(false)[0]).run();
-    if (order) offer_full(*order, problem().to_ns(full_->lanes.makespan()));
+    const std::optional<Order> order = Greedy(full_->devices, greedy_sweep(false)[0]).run();
+    if (order) offer_full(*order, problem().to_ns(full_->devices.makespan()));
 }
 
 void Site::extend_loaded() {

@@ -10,9 +10,9 @@
 
 #include "search/anneal.hpp"
 #include "search/block.hpp"
+#include "search/devices.hpp"
 #include "search/greedy.hpp"
 #include "search/guided.hpp"
-#include "search/lanes.hpp"
 #include "search/schedule.hpp"
 
 namespace pykern {
@@ -22,10 +22,10 @@ struct Bench {
     explicit Bench(Problem of);
     Bench(const Bench&) = delete;
 
-    std::int64_t work() const { return lanes.work() + planner.work() + schedule.work(); }
+    std::int64_t work() const { return devices.work() + planner.work() + schedule.work(); }
 
     const Problem problem;
-    Lanes lanes;
+    Devices devices;
     Guided guided;
     BlockPlanner planner;
     Schedule schedule;

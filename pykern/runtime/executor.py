@@ -100,6 +100,10 @@ class Executor:
         """What ran when in a step of the program, `ago` steps before the last one."""
         return self._driver.timeline(program, ago)  # type: ignore[no-any-return]
 
+    def copies(self, program: Program) -> Timeline:
+        """When the program's copies ran in its last traced step; none where nothing is copied."""
+        return Timeline([]) if isinstance(program, _C.Program) else program.copies()
+
     def run(self, program: Program, batch: Batch) -> None:
         """Runs one step of a program over these stages.
 

@@ -35,16 +35,16 @@ def refuse_plan(plan: Plan) -> None:
         raise CannotCapture("a plan without backward cannot be captured")
 
 
-def refuse_stage(stage: Stage, *, drew: bool) -> None:
+def refuse_stage(stage: Stage) -> None:
     """Raises CannotCapture where replays of the stage would do something else than its layers.
 
     Args:
         stage: after a step of it.
-        drew: whether a generator has moved in that step.
     """
-    if drew or stage.may_draw:
-        who = _drawing(stage) if stage.may_draw else "a kernel that torch does not know of"
-        raise CannotCapture(f"{who} draws random numbers, which would be the same in every replay")
+    if stage.may_draw:
+        raise CannotCapture(
+            f"{_drawing(stage)} draws random numbers, which would be the same in every replay"
+        )
     for name in _GLOBAL_HOOKS:
         if getattr(global_hooks, name):
             raise CannotCapture("hooks of all modules are set, which a replay would not call")
@@ -85,7 +85,6 @@ def signature(batch: Batch, stages: Sequence[Stage]) -> tuple[Any, ...] | None:
     described = tuple(
         (leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves
     )
-    # Settings are other objects when anything has changed.
     settings = tuple(stage.settings for stage in stages)
     autocast = tuple(caller.autocast)
     return described, spec, tuple(batch.rows), autocast, settings

@@ -19,6 +19,10 @@ from .stage import Stage
 
 Capture = bool | Literal["auto", "step"]
 
+# This many steps in a row whose layers are set otherwise than in the one before are no accident.
+_TOO_MANY = 4
+_TO_THE_USER = 8
+
 
 class Recorder:
     """Decides for each step whether it is replayed.
@@ -55,6 +59,8 @@ class Recorder:
         self._generators: Any = None
         self._drew = False
         self._refused: Any = None
+        # How often layers have been set otherwise since the last capture.
+        self._changes = 0
         self._has_warned = False
         if self._must:
             refuse_plan(plan)
@@ -69,31 +75,42 @@ class Recorder:
             return None
         self._generators = self._gpus.generators()
         wanted = signature(batch, self._stages)
+        self._notice(wanted)
         if self.recording is not None and wanted == self._recorded:
             return self.recording
-        if self.recording is not None and _settings(wanted) != _settings(self._recorded):
-            self._gpus.synchronize()
-            self.recording = None
         if self.recording is not None or wanted is None:
             self._warn(f"{shapes(batch)}, or the modes of the caller, are not what was captured")
-            return None
-        if wanted != self._warm or wanted == self._refused:
-            return None
+        elif wanted == self._warm and wanted != self._refused:
+            self._record(program, batch, wanted)
+        return self.recording if wanted == self._recorded else None
+
+    def _notice(self, wanted: Any) -> None:
+        """Lets go of graphs whose layers have changed."""
+        if wanted is None or self._warm is None or wanted[-1] == self._warm[-1]:
+            return
+        if self.recording is not None:
+            self._gpus.synchronize()
+            self.recording = self._recorded = None
+        self._changes += 1
+        if self._changes == _TOO_MANY:
+            self._give_up(CannotCapture("layers change in every step: a number they hold, say"))
+
+    def _record(self, program: _C.StreamProgram, batch: Batch, wanted: Any) -> None:
         try:
             refuse_plan(self._plan)
             for stage in self._stages:
-                refuse_stage(stage, drew=self._drew)
+                refuse_stage(stage)
+            if self._drew:
+                raise CannotCapture("a kernel of which torch knows nothing draws random numbers")
             self.recording = Recording(
                 self._gpus, program, self._stages, self._lane_of, batch, self._trained
             )
         except CannotCapture as error:
-            if self._must:
-                raise
             self._refused = wanted
-            self._warn(str(error))
-            return None
-        self._recorded = wanted
-        return self.recording
+            self._give_up(error)
+        else:
+            self._changes = 0
+            self._recorded = wanted
 
     def learn(self, batch: Batch) -> None:
         """A step has run as usual, to its end."""
@@ -108,11 +125,13 @@ class Recorder:
                 if parameter.grad is not None
             ]
 
+    def _give_up(self, error: CannotCapture) -> None:
+        if self._must:
+            raise error
+        self._warn(str(error))
+
     def _warn(self, why: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            warnings.warn(f"pykern: steps run without CUDA graphs: {why}", stacklevel=5)
-
-
-def _settings(described: Any) -> Any:
-    return None if described is None else described[-1]
+            # As from the line that calls the pipeline.
+            warnings.warn(f"pykern: steps run without CUDA graphs: {why}", stacklevel=_TO_THE_USER)

@@ -30,6 +30,11 @@ class Settings:
         """Whether anything has changed since this was made."""
         return self._now() != self._then
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Settings) and self._then == other._then
+
+    __hash__ = None  # type: ignore[assignment]
+
     def _now(self) -> tuple[list[object], ...]:
         return (
             [module.training for module in self.modules],

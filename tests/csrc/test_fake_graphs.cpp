@@ -153,6 +153,19 @@ TEST_CASE("nodes that no edges order must not touch the same bytes") {
     CHECK(pair.violations_about("race in a graph: its nodes 0 and 1") == 1);
 }
 
+TEST_CASE("a node comes after another once") {
+    FakePair pair(0);
+    CUgraph step = nullptr;
+    CHECK(pair.api.cuGraphCreate(&step, 0) == kSuccess);
+    const CUgraphNode first = add_copy(pair, step, {});
+    CUgraph consume = mix(2, {reads(pair.slot)});
+    const std::array<CUgraphNode, 2> twice{first, first};
+    CUgraphNode node = nullptr;
+    CHECK(pair.api.cuGraphAddChildGraphNode(&node, step, twice.data(), 2, consume) ==
+          kInvalidValue);
+    CHECK(pair.violations_about("a node is named twice") == 1);
+}
+
 TEST_CASE("a graph takes as long as its longest path") {
     FakePair pair(0);
     fake_set_copy_cost(3e6, 1e9);

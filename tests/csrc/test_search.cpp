@@ -37,8 +37,8 @@ Candidate even(const Placement& placement) {
 }
 
 Order greedy_order(const Problem& problem, const GreedyRules& rules) {
-    Lanes lanes(problem);
-    const std::optional<Order> order = Greedy(lanes, rules).run();
+    Devices devices(problem);
+    const std::optional<Order> order = Greedy(devices, rules).run();
     return order.value_or(Order{});
 }
 
@@ -111,8 +111,8 @@ TEST_CASE("what annealing accepts is what a fresh evaluation gives") {
 
 TEST_CASE("blocks keep the cap when they are repeated, and dispatch keeps it too") {
     const Problem problem = make_problem(even(Placement::wave(4, 2)), 12, {20, 20, 20, 20});
-    Lanes lanes(problem);
-    Guided guided(lanes);
+    Devices devices(problem);
+    Guided guided(devices);
     BlockPlanner planner(problem);
     Schedule schedule(problem);
     Random random(3);
@@ -124,7 +124,7 @@ TEST_CASE("blocks keep the cap when they are repeated, and dispatch keeps it too
         REQUIRE(schedule.load(*plan));
         const std::optional<Order> order = guided.run(*plan);
         REQUIRE(schedule.load(order.value_or(Order{})));
-        CHECK(schedule.makespan() == lanes.makespan());
+        CHECK(schedule.makespan() == devices.makespan());
     }
     CHECK(plans > 50);
 }

@@ -1,4 +1,5 @@
 // Graphs: built of children and copies, instantiated, launched.
+#include <algorithm>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -16,6 +17,9 @@ std::vector<std::size_t> ends_of(Model& model, const Graph& graph, const CUgraph
     for (std::size_t i = 0; i < num_nodes; ++i) {
         const auto found = graph.ends.find(nodes[i]);
         if (found == graph.ends.end()) model.refuse("a node of another graph", kInvalidValue);
+        if (std::find(nodes, nodes + i, nodes[i]) != nodes + i) {
+            model.refuse("a node is named twice", kInvalidValue);
+        }
         ends.insert(ends.end(), found->second.begin(), found->second.end());
     }
     return ends;

@@ -54,15 +54,15 @@ class HostGpus:
     """Takes the place of pykern.runtime.cuda.Gpus."""
 
     fake: FakeCuda  # set by whoever puts this in its place
-    # How long every action takes on the driver's clock.
-    action_ns = 1000.0
+    # How long the model says that an action takes: a test may change it while the action runs.
+    duration_ns = 1000.0
 
     def __init__(self, lanes: Sequence[Lane]) -> None:
         self._gpu_of = [lane.device.index for lane in lanes]
         self.lanes = _C.Lanes([(lane.device.index, lane.part, lane.num_parts) for lane in lanes])
         self._callers = {gpu: self.fake.stream(gpu) for gpu in sorted(set(self._gpu_of))}
         self._rings = {gpu: self.fake.stream(gpu) for gpu in self._callers}
-        self._memory = _Memory(self.fake, self.action_ns)
+        self._memory = _Memory(self.fake)
         self.errors: list[Exception] = []
         # Addresses that stay: of rings, and of what graphs give out.
         self._lasting: dict[int, Any] = {}
@@ -149,7 +149,7 @@ class HostGpus:
             replay,
             [place for place in reads if place[0] in self._lasting],
             [place for place in writes if place[0] in self._lasting],
-            self.action_ns,
+            self.duration_ns,
         )
         return Graph(self, self.fake.instantiate(graph), graph)  # type: ignore[arg-type]
 
@@ -165,9 +165,8 @@ class HostGpus:
 class _Memory:
     """What tensors the program holds, and what kernels do to them."""
 
-    def __init__(self, fake: FakeCuda, action_ns: float) -> None:
+    def __init__(self, fake: FakeCuda) -> None:
         self._fake = fake
-        self._action_ns = action_ns
         # Held here, so that no address comes back before the step is over.
         self._held: dict[int, Any] = {}
         self._freed: dict[int, Any] = {}
@@ -193,7 +192,7 @@ class _Memory:
             yield
         reads = [place for place, written in watch.touched.items() if not written]
         writes = [place for place, written in watch.touched.items() if written]
-        self._fake.kernel(stream, reads, writes, self._action_ns)
+        self._fake.kernel(stream, reads, writes, HostGpus.duration_ns)
         for place, written in watch.touched.items():
             users, writer = self._users.get(place, (set(), None))
             self._users[place] = users | {gpu}, gpu if written else writer

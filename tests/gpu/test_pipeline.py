@@ -109,10 +109,20 @@ def test_replayed_steps_have_them(home: torch.device, name: str) -> None:
 
 # Many, and slow on the host, where tests/runtime/test_capture.py has most of them.
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["gpipe", "one_f_one_b", "interleaved", "hanayo", "zb_h1", "zb_v"])
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("mlp", "gpipe"),
+        ("mlp", "one_f_one_b"),
+        ("mlp", "interleaved"),
+        ("mlp", "hanayo"),
+        ("mlp", "zb_h1"),
+        ("mlp", "zb_v"),
+        ("gpt", "one_f_one_b"),
+    ],
+)
 @pytest.mark.parametrize("devices", FOURS)
 @pytest.mark.parametrize("capture", [True, "step"])
-@pytest.mark.parametrize("model", ["mlp", "gpt"])
 def test_replayed_steps_of_every_kind_have_them(
     model: str, capture: Literal[True, "step"], devices: str, name: str
 ) -> None:

@@ -66,6 +66,13 @@ void name_thread(std::uint32_t thread, const char* name) {
     write("thread %u %s\n", thread, name);
 }
 
+nvtxResourceHandle_t create_resource(nvtxDomainHandle_t domain,
+                                     nvtxResourceAttributes_t* resource) {
+    const std::scoped_lock lock(mutex);
+    write("resource %ld %s\n", number(domain), resource->message.ascii);
+    return nullptr;
+}
+
 template <class Function>
 NvtxFunctionPointer erased(Function* function) {
     return reinterpret_cast<NvtxFunctionPointer>(function);
@@ -88,6 +95,7 @@ extern "C" __attribute__((visibility("default"))) int InitializeInjectionNvtx2(
     *core2[NVTX_CBID_CORE2_DomainCreateA] = erased(create_domain);
     *core2[NVTX_CBID_CORE2_DomainNameCategoryA] = erased(name_category);
     *core2[NVTX_CBID_CORE2_DomainRegisterStringA] = erased(register_string);
+    *core2[NVTX_CBID_CORE2_DomainResourceCreate] = erased(create_resource);
     *core2[NVTX_CBID_CORE2_DomainRangePushEx] = erased(push);
     *core2[NVTX_CBID_CORE2_DomainRangePop] = erased(pop);
     return 1;

@@ -268,3 +268,37 @@ def test_an_action_without_a_duration_is_a_thin_line_in_a_picture(tmp_path: Path
     save_picture({"": spans("0F0@0-10 0U0@10-10")}, tmp_path / "plan.svg")
     widths = re.findall(r"h([\d.]+)v", "".join(shapes(tmp_path / "plan.svg")))
     assert widths == ["784", "2"]
+
+
+def step_with_copies() -> dict[str, Timeline]:
+    return {
+        "measured": spans("0F0@0-10 0B0@30-40", "1F0@12-20 1B0@20-28"),
+        "copies": spans("0COPY_F0@10-12", "1COPY_B0@28-30"),
+    }
+
+
+def test_copies_stand_below_their_step_in_its_time() -> None:
+    assert as_text(step_with_copies(), width=51).plain.split("\n")[:6] == [
+        "measured  makespan 40 ns, bubble ratio 0.550",
+        "device 0 |0F0-------                    0B0=======|",
+        "device 1 |            1F0-----1B0=====            |",
+        "copies  2 copies, 2 ns each on average",
+        "F of 0   |          C~                            |",
+        "B of 1   |                            C~          |",
+    ]
+
+
+def test_copies_alone_are_drawn_in_the_time_of_their_step(tmp_path: Path) -> None:
+    save_picture({"": step_with_copies()["copies"]}, tmp_path / "copies.svg")
+    bars = re.findall(r"M([\d.]+) [\d.]+h([\d.]+)v", "".join(shapes(tmp_path / "copies.svg")))
+    # Of 30 ns that are 784 points wide, from 62 on.
+    assert bars == [("323.33", "52.27"), ("793.73", "52.27")]
+
+
+def test_a_row_of_copies_has_the_name_of_what_it_carries(tmp_path: Path) -> None:
+    many = spans("0COPY_F0@0-1 2COPY_F0@1-2 4COPY_F0@2-3", "1COPY_B0@0-1 3COPY_B0@1-2")
+    path = tmp_path / "trace.json"
+    save_chrome_trace({"copies": many}, path)
+    events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    names = [event["args"]["name"] for event in events if event["name"] == "thread_name"]
+    assert names == ["F of 0, 2, …", "B of 1, 3"]

@@ -24,7 +24,7 @@ pytestmark = no_gpu
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """One, on which every action takes as long as any other: far longer than the host."""
-    monkeypatch.setattr(HostGpus, "action_ns", 1e9)
+    monkeypatch.setattr(HostGpus, "duration_ns", 1e9)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with unchecked_gpus(1):

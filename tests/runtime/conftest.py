@@ -5,6 +5,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.fake_cuda.fake import FakeCuda
+from tests.fake_cuda.host_gpus import host_gpus
+
 
 @pytest.fixture(autouse=True)
 def _one_thread_and_a_seed() -> Iterator[None]:
@@ -14,3 +17,10 @@ def _one_thread_and_a_seed() -> Iterator[None]:
     torch.manual_seed(1234)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def gpus() -> Iterator[FakeCuda]:
+    """Eight GPUs; in the end no rule is broken and nothing is left."""
+    with host_gpus(8) as fake:
+        yield fake

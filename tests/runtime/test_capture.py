@@ -1,4 +1,4 @@
-"""Graph mode on the fake driver: replays give the bits of the plain model, or say why they cannot."""
+"""Graph mode on the fake driver: replays have the bits of the plain model, or say why not."""
 
 import copy
 import warnings
@@ -15,9 +15,10 @@ from pykern.plan import Plan
 from tests.fake_cuda.fake import FakeCuda
 from tests.runtime.models import CASES, Case
 from tests.runtime.reference import assert_same_state, plain_step
-from tests.runtime.test_streams import gpus  # noqa: F401 - a fixture
 
-ROWS = 12
+# In four microbatches each begins at a multiple of 16 bytes, as copies of them do: what a matrix
+# product rounds to depends on where its factors lie.
+ROWS = 16
 
 
 def captured(case: Case, plan: Plan, capture: Any = True, devices: Any = None) -> pykern.Pipeline:
@@ -52,7 +53,7 @@ def steps(pipe: pykern.Pipeline, plain: nn.Sequential, case: Case, count: int) -
 @pytest.mark.parametrize("model", sorted(CASES.keys() - {"dropout"}))
 @pytest.mark.parametrize("name", ["one_f_one_b", "interleaved", "zb_h1", "hanayo"])
 def test_replays_have_the_bits_of_the_plain_model(
-    gpus: FakeCuda,  # noqa: F811
+    gpus: FakeCuda,
     model: str,
     name: str,
 ) -> None:
@@ -61,3 +62,213 @@ def test_replays_have_the_bits_of_the_plain_model(
     with captured(case, schedules.by_name[name](2, 4)) as pipe:
         steps(pipe, plain, case, 6)
         assert gpus.calls("cuGraphLaunch") > 0
+
+
+@pytest.mark.parametrize("devices", [["cuda:0"] * 4, "cuda:0/4", None])
+@pytest.mark.parametrize("name", ["gpipe", "zb_v", "breadth_first"])
+def test_lanes_may_share_a_gpu_or_not_reach_each_other(
+    gpus: FakeCuda,
+    name: str,
+    devices: Any,
+) -> None:
+    gpus.set_peer(0, 1, False)
+    gpus.set_peer(3, 2, False)
+    case = CASES["mlp"](ROWS)
+    plain = copy.deepcopy(case.layers)
+    with captured(case, schedules.by_name[name](4, 8), devices=devices) as pipe:
+        steps(pipe, plain, case, 4)
+
+
+@pytest.mark.parametrize("model", ["mlp", "gpt", "structured"])
+@pytest.mark.parametrize("name", ["one_f_one_b", "hanayo", "zb_h1"])
+def test_a_whole_step_is_one_launch(gpus: FakeCuda, model: str, name: str) -> None:
+    gpus.set_peer(1, 0, False)
+    case = CASES[model](ROWS)
+    plain = copy.deepcopy(case.layers)
+    with captured(case, schedules.by_name[name](2, 4), "step") as pipe:
+        steps(pipe, plain, case, 4)
+        assert gpus.calls("cuGraphLaunch") == 3
+        with pipe.tracing():
+            steps(pipe, plain, case, 1)
+        assert gpus.calls("cuGraphLaunch") > 4
+        assert pipe.timeline().makespan_ns > 0
+
+
+def test_after_the_first_step_nothing_is_called(gpus: FakeCuda) -> None:
+    calls = []
+
+    class Counted(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            calls.append(1)
+            return super().forward(x)
+
+    layers = nn.Sequential(*(Counted(4, 4) for _ in range(2)))
+    case = Case(layers, torch.randn(8, 4), torch.randn(8, 4), F.mse_loss)
+    plan = schedules.one_f_one_b(2, 4)
+    with captured(case, plan) as pipe:
+        pipe.step(case.inputs, target=case.target)
+        assert len(calls) == 8
+        calls.clear()
+        before = gpus.calls("cuGraphLaunch")
+        pipe.step(case.inputs, target=case.target)
+        assert gpus.calls("cuGraphLaunch") - before == plan.num_actions
+
+
+def forbidden(*_: Any) -> None:
+    raise AssertionError("a hook")
+
+
+def hooked() -> nn.Module:
+    layer = nn.Linear(12, 12)
+    layer.register_forward_hook(lambda *_: None)
+    return layer
+
+
+def hooked_parameter() -> nn.Module:
+    layer = nn.Linear(12, 12)
+    layer.weight.register_post_accumulate_grad_hook(lambda _: None)
+    return layer
+
+
+class Objects(nn.Module):
+    """Refuses a second call, as a capture refuses a synchronisation with the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[int] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.append(1)
+        if len(self.calls) > 4:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return x * 1
+
+
+OBSTACLES = {
+    "dropout": (lambda: nn.Dropout(0.5), r"Dropout \(layer 0 of stage 1\) draws random numbers"),
+    "hook": (hooked, r"Linear \(layer 0 of stage 1\) has hooks"),
+    "parameter": (hooked_parameter, r"weight of Linear \(layer 0 of stage 1\) has hooks"),
+    "sync": (Objects, r"F of Objects \(layer 0 of stage 1\) cannot be captured: operation not"),
+}
+
+
+@pytest.mark.parametrize("name", OBSTACLES)
+def test_what_cannot_be_captured_is_named(gpus: FakeCuda, name: str) -> None:
+    make, message = OBSTACLES[name]
+    layers = nn.Sequential(nn.Linear(12, 12), make(), nn.Linear(12, 12))
+    case = Case(layers, torch.randn(ROWS, 12), torch.randn(ROWS, 12), F.mse_loss)
+    with pykern.Pipeline(
+        layers,
+        devices=["cuda:0", "cuda:1"],
+        schedule=schedules.one_f_one_b(2, 4),
+        loss_fn=F.mse_loss,
+        balance=[1, 2],
+        capture=True,
+    ) as pipe:
+        pipe.step(case.inputs, target=case.target)
+        with pytest.raises(RuntimeError, match=message):
+            pipe.step(case.inputs, target=case.target)
+
+
+@pytest.mark.parametrize("model", ["dropout", "mlp"])
+def test_auto_captures_or_warns_once_and_goes_on(gpus: FakeCuda, model: str) -> None:
+    case = CASES[model](ROWS)
+    plain = copy.deepcopy(case.layers)
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        captured(case, schedules.one_f_one_b(2, 4), "auto") as pipe,
+    ):
+        warnings.simplefilter("always")
+        steps(pipe, plain, case, 4)
+    texts = [str(warning.message) for warning in caught]
+    if model == "dropout":
+        assert len(texts) == 1
+        assert "steps run without CUDA graphs: Dropout (layer 1 of stage 0) draws" in texts[0]
+        assert gpus.calls("cuGraphLaunch") == 0
+    else:
+        assert texts == []
+        assert gpus.calls("cuGraphLaunch") > 0
+
+
+def test_other_shapes_run_as_usual_with_one_warning(gpus: FakeCuda) -> None:
+    case = CASES["mlp"](ROWS)
+    plain = copy.deepcopy(case.layers)
+    with captured(case, schedules.one_f_one_b(2, 4)) as pipe:
+        steps(pipe, plain, case, 3)
+        launches = gpus.calls("cuGraphLaunch")
+        expected = r"\(6, 12\), \(6, 12\) in microbatches of 1, 2"
+        for rows, match in [(6, expected), (8, None)]:
+            x, y = case.inputs[:rows], case.target[:rows]
+            loss = plain_step(plain, x, y, case.loss_fn, 4, pipe.partition.stages)
+            if match:
+                with pytest.warns(UserWarning, match=match):
+                    assert torch.equal(pipe.step(x, target=y), loss)
+            else:
+                assert torch.equal(pipe.step(x, target=y), loss)
+            assert_same_state(pipe, plain)
+        assert gpus.calls("cuGraphLaunch") == launches
+        steps(pipe, plain, case, 1)
+        assert gpus.calls("cuGraphLaunch") > launches
+
+
+def test_changed_layers_are_captured_again(gpus: FakeCuda) -> None:
+    case = CASES["cnn"](ROWS)
+    plain = copy.deepcopy(case.layers)
+    with captured(case, schedules.one_f_one_b(2, 4)) as pipe:
+        steps(pipe, plain, case, 2)
+        for change in (
+            lambda model: model.eval(),
+            lambda model: model.train(),
+            lambda model: next(model.parameters()).requires_grad_(False),
+        ):
+            for model in (pipe, plain):
+                change(model)
+                model.zero_grad()
+            launches = gpus.calls("cuGraphLaunch")
+            steps(pipe, plain, case, 1)
+            assert gpus.calls("cuGraphLaunch") == launches
+            steps(pipe, plain, case, 2)
+            assert gpus.calls("cuGraphLaunch") > launches
+
+
+def test_prediction_and_tracing_go_beside_it(gpus: FakeCuda) -> None:
+    case = CASES["mlp"](ROWS)
+    with captured(case, schedules.one_f_one_b(2, 4)) as pipe:
+        for _ in range(2):
+            pipe.step(case.inputs, target=case.target)
+        assert torch.equal(pipe(case.inputs), case.layers(case.inputs))
+        with pipe.tracing():
+            pipe.step(case.inputs, target=case.target)
+        actions = [span.action for row in pipe.timeline().rows for span in row]
+        assert sorted(map(str, actions)) == sorted(
+            str(action) for row in pipe.plan.rows for action in row
+        )
+
+
+def test_where_nothing_can_be_captured_it_is_refused_at_once() -> None:
+    for capture in (True, "step"):
+        with pytest.raises(ValueError, match="needs GPUs; CPU workers call every action"):
+            pykern.Pipeline([nn.Linear(2, 2)], devices="cpu", microbatches=1, capture=capture)
+
+
+def test_several_replicas_are_refused_at_once(gpus: FakeCuda) -> None:
+    case = CASES["mlp"](ROWS)
+    with pytest.raises(RuntimeError, match="several replicas cannot be captured"):
+        captured(case, schedules.chimera(2, 4))
+
+
+def test_layers_that_never_stay_the_same_are_told(gpus: FakeCuda) -> None:
+    class Counts(nn.Linear):
+        count = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.count += 1
+            return super().forward(x)
+
+    case = Case(nn.Sequential(Counts(4, 4)), torch.randn(8, 4), torch.randn(8, 4), F.mse_loss)
+    with captured(case, schedules.gpipe(1, 4)) as pipe:
+        case.layers[0].count = 1
+        for _ in range(4):
+            pipe.step(case.inputs, target=case.target)
+        with pytest.raises(RuntimeError, match="layers change in every step"):
+            pipe.step(case.inputs, target=case.target)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pykern import _C
-from pykern.plan import Action, Kind, with_reductions
+from pykern.plan import Action, Kind, lower, with_reductions
 from pykern.plan.drawing.colours import colours_of
 from pykern.schedules import one_f_one_b
 from tests.runtime.plans import split_backward, two_replicas
@@ -55,6 +55,33 @@ except ValueError as error:
 pipe.close()
 """
 
+# Two steps of the plan on GPUs of the fake driver, none of which reaches another.
+GPU_PROGRAM = """
+import sys
+import torch
+from torch import nn
+import pykern
+from pykern.runtime import cuda
+from pykern.schedules import one_f_one_b
+from tests.fake_cuda.fake import FakeCuda
+from tests.fake_cuda.host_gpus import HostGpus
+from tests.runtime.plans import split_backward, two_replicas
+
+plan = eval(sys.argv[1])
+HostGpus.fake = FakeCuda(plan.num_devices)
+HostGpus.fake.allow_undeclared()
+HostGpus.fake.set_peer(0, 1, False)
+cuda.Gpus = HostGpus
+torch.version.cuda = "13.0"
+torch.cuda.device_count = lambda: plan.num_devices
+layers = nn.Sequential(*(nn.Linear(3, 3) for _ in range(plan.num_stages)))
+pipe = pykern.Pipeline(layers, devices="cuda", schedule=plan, loss_fn=nn.functional.mse_loss,
+                       balance="layers")
+for _ in range(2):
+    pipe.step(torch.ones(8, 3), target=torch.ones(8, 3))
+pipe.close()
+"""
+
 
 @dataclass
 class Record:
@@ -64,6 +91,8 @@ class Record:
     categories: dict[str, str] = field(default_factory=dict)
     strings: dict[str, str] = field(default_factory=dict)
     threads: dict[str, str] = field(default_factory=dict)
+    # Names of streams.
+    resources: Counter[str] = field(default_factory=Counter)
     # Thread, domain, category, text, payload, colour.
     ranges: list[tuple[str, str, str, str, int, str]] = field(default_factory=list)
 
@@ -82,6 +111,9 @@ def read(path: Path) -> Record:
                 record.strings[number] = text
             case ["thread", number, *name]:
                 record.threads[number] = " ".join(name)
+            case ["resource", domain, *name]:
+                assert record.domains[domain] == "pykern"
+                record.resources[" ".join(name)] += 1
             case ["push", thread, domain, rest]:
                 category, text, payload, colour = rest.split()
                 record.ranges.append(
@@ -120,10 +152,10 @@ def recorder(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def run(recorder, tmp_path):
-    def steps(*arguments: str) -> tuple[Record, str]:
+    def steps(*arguments: str, program: str = PROGRAM) -> tuple[Record, str]:
         path = tmp_path / "record"
         done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, *arguments],
+            [sys.executable, "-c", program, *arguments],
             cwd=ROOT,
             env=os.environ | {"NVTX_INJECTION64_PATH": str(recorder), "PYKERN_RECORD": str(path)},
             capture_output=True,
@@ -137,8 +169,9 @@ def run(recorder, tmp_path):
 
 def expected_range(action: Action) -> tuple[str, str, str, int, str]:
     name = action.kind.name
+    category = "COPY" if action.kind in (Kind.COPY_F, Kind.COPY_B) else name
     payload = action.stage << 32 | action.microbatch
-    return "pykern", name, name, payload, "ff" + colours_of(action.kind, 0, 1).fill[1:]
+    return "pykern", category, name, payload, "ff" + colours_of(action.kind, 0, 1).fill[1:]
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -170,3 +203,29 @@ def test_a_stage_that_raises_closes_its_range(run):
     assert actions[expected_range(Action(Kind.F, 1, 2))] == 1
     assert actions[expected_range(Action(Kind.B, 1, 3))] == 0
     assert max(actions.values()) == 1
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_on_gpus_one_range_per_action_and_per_copy(run, plan):
+    record, _ = run(plan, program=GPU_PROGRAM)
+    whole = with_reductions(PLANS[plan])
+    actions = [action for row in whole.rows for action in row]
+    copies = [copy.action for lane in lower(whole).lanes for copy in lane.copies]
+    assert len(copies) >= 8
+    once = Counter(map(expected_range, actions + copies))
+    assert Counter(entry[1:] for entry in record.ranges) == once + once
+    # All of them are the caller's, who has a name already.
+    assert len({entry[0] for entry in record.ranges}) == 1
+    assert not record.threads
+
+
+def test_streams_are_named_after_their_devices(run):
+    record, _ = run("one_f_one_b(2, 4)", program=GPU_PROGRAM)
+    # Copy streams belong to a program; a pipeline has one to train and one to predict.
+    assert record.resources == {
+        "pykern dev0 compute": 1,
+        "pykern dev1 compute": 1,
+        "pykern dev0 > dev1 F": 2,
+        "pykern dev0 > dev1 F landing": 2,
+        "pykern dev1 > dev0 B": 1,
+    }

@@ -1,7 +1,6 @@
 """The CUDA path on the fake driver: same bits as the plain model, and no rule of CUDA is broken."""
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,16 +10,8 @@ import pykern
 from pykern import schedules
 from pykern.plan import Plan
 from tests.fake_cuda.fake import FakeCuda
-from tests.fake_cuda.host_gpus import host_gpus
 from tests.runtime.models import CASES, Case
 from tests.runtime.reference import assert_same_state, plain_step
-
-
-@pytest.fixture
-def gpus() -> Iterator[FakeCuda]:
-    """Eight GPUs."""
-    with host_gpus(8) as fake:
-        yield fake
 
 
 def pipeline(case: Case, plan: Plan, devices: Any = None) -> pykern.Pipeline:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from pykern._C import Timeline
-from pykern.plan.drawing.words import require_timelines
+from pykern.plan.drawing.words import require_timelines, row_names
 from pykern.plan.replacing import replacing
 
 
 def save_chrome_trace(timelines: Mapping[str, Timeline], path: str | os.PathLike[str]) -> None:
-    """Writes timelines as one process each, with a thread for each device.
+    """Writes timelines as one process each, with a thread for each device or copy stream.
 
     Args:
         timelines: By label. A label may hold anything.
@@ -35,15 +35,15 @@ def save_chrome_trace(timelines: Mapping[str, Timeline], path: str | os.PathLike
 def events_of(process: int, label: str, timeline: Timeline) -> Iterator[dict[str, Any]]:
     """The names of one timeline's process and threads, then its spans in microseconds."""
     yield named("process_name", label, pid=process)
-    for device, row in enumerate(timeline.rows):
-        yield named("thread_name", f"device {device}", pid=process, tid=device)
+    for number, (name, row) in enumerate(zip(row_names(timeline), timeline.rows, strict=True)):
+        yield named("thread_name", name, pid=process, tid=number)
         for span in row:
             yield {
                 "name": str(span.action),
                 "cat": span.action.kind.name,
                 "ph": "X",
                 "pid": process,
-                "tid": device,
+                "tid": number,
                 "ts": span.start_ns / 1e3,
                 "dur": (span.end_ns - span.start_ns) / 1e3,
                 "args": {

@@ -20,7 +20,14 @@ from pykern.plan.drawing.layout import (
     legend_of,
 )
 from pykern.plan.drawing.svg import as_svg
-from pykern.plan.drawing.words import clean, measures, require_timelines, time_unit
+from pykern.plan.drawing.words import (
+    clean,
+    length_ns,
+    measures,
+    require_timelines,
+    row_names,
+    time_unit,
+)
 from pykern.plan.replacing import replacing
 
 if TYPE_CHECKING:
@@ -70,7 +77,7 @@ def draw(timelines: Mapping[str, Timeline]) -> "Figure":
     heights = [ROW_HEIGHT * timeline.num_devices for timeline in timelines.values()]
     height = sum(heights) + TITLE_HEIGHT * len(heights) + FOOT_HEIGHT
     figure = Figure(figsize=(WIDTH / POINTS_PER_INCH, height / POINTS_PER_INCH), facecolor="white")
-    longest_ns = max(timeline.makespan_ns for timeline in timelines.values()) or 1.0
+    longest_ns = max(map(length_ns, timelines.values())) or 1.0
     unit, unit_ns = time_unit(longest_ns)
     bottom = height
     for (label, timeline), panel_height in zip(timelines.items(), heights, strict=True):
@@ -96,12 +103,11 @@ def set_title(axes: "Axes", label: str, timeline: Timeline) -> None:
 
 def set_up(axes: "Axes", timeline: Timeline, unit_ns: float) -> None:
     """A panel without cells: device 0 at the top, grey as far as the makespan."""
-    names = [f"device {device}" for device in range(timeline.num_devices)]
     axes.set_ylim(timeline.num_devices - 0.5, -0.5)
-    axes.set_yticks(range(timeline.num_devices), names)
+    axes.set_yticks(range(timeline.num_devices), row_names(timeline))
     axes.tick_params(left=False, labelbottom=False, color="#999999")
     axes.spines[:].set_visible(False)
-    axes.axvspan(0, timeline.makespan_ns / unit_ns, color="#efefef", linewidth=0)
+    axes.axvspan(0, length_ns(timeline) / unit_ns, color="#efefef", linewidth=0)
 
 
 def draw_cells(axes: "Axes", cells: list[Cell], unit_ns: float) -> None:

@@ -17,7 +17,7 @@ from pykern.plan.drawing.layout import (
     cells_of,
     legend_of,
 )
-from pykern.plan.drawing.words import clean, measures, time_unit
+from pykern.plan.drawing.words import clean, length_ns, measures, row_names, time_unit
 
 LEGEND_LETTER_WIDTH = 5.4
 FEWEST_TICKS = 4
@@ -34,7 +34,7 @@ def as_svg(timelines: Mapping[str, Timeline]) -> str:
     """
     rows = sum(timeline.num_devices for timeline in timelines.values())
     height = rows * ROW_HEIGHT + len(timelines) * TITLE_HEIGHT + FOOT_HEIGHT
-    longest_ns = max(timeline.makespan_ns for timeline in timelines.values()) or 1.0
+    longest_ns = max(map(length_ns, timelines.values())) or 1.0
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {number(WIDTH)} {number(height)}" '
         f'font-family="sans-serif" font-size="{number(LETTER_HEIGHT)}">',
@@ -62,17 +62,17 @@ def text(x: float, y: float, content: str, more: str = "") -> str:
 
 
 def panel(label: str, timeline: Timeline, top: float, longest_ns: float) -> Iterator[str]:
-    """One timeline: title and measures, device 0 at the top, grey as far as the makespan."""
+    """One timeline: title and measures, the first row at the top, grey as far as it goes."""
     right = MARGIN_LEFT + PANEL_WIDTH
     yield text(MARGIN_LEFT, top - 7, clean(label), ' font-size="11" font-weight="bold"')
     more = ' font-size="10" text-anchor="end" fill="#444"'
     yield text(right, top - 7, measures(timeline), more)
-    width = timeline.makespan_ns / longest_ns * PANEL_WIDTH
+    width = length_ns(timeline) / longest_ns * PANEL_WIDTH
     height = timeline.num_devices * ROW_HEIGHT
     yield f'<path fill="#efefef" d="{bar(MARGIN_LEFT, top, width, height)}"/>'
-    for device in range(timeline.num_devices):
-        middle = top + (device + 0.5) * ROW_HEIGHT + 3.5
-        yield text(MARGIN_LEFT - 8, middle, f"device {device}", ' font-size="10" text-anchor="end"')
+    for number_of_row, name in enumerate(row_names(timeline)):
+        middle = top + (number_of_row + 0.5) * ROW_HEIGHT + 3.5
+        yield text(MARGIN_LEFT - 8, middle, name, ' font-size="10" text-anchor="end"')
     yield from cells(timeline, top, longest_ns)
 
 

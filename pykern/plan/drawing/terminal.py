@@ -15,10 +15,12 @@ from pykern.plan.drawing.words import (
     clean,
     first_start_ns,
     kinds_of,
+    length_ns,
     measures,
     number_of,
     pair_starts,
     require_timelines,
+    row_names,
 )
 
 # Fills a cell behind its text, so that kinds can be told apart without colour.
@@ -55,16 +57,17 @@ def as_text(timelines: Mapping[str, Timeline], width: int = 100) -> Text:
         ValueError: There is nothing to draw.
     """
     require_timelines(timelines)
-    longest_ns = max(timeline.makespan_ns for timeline in timelines.values())
-    num_devices = max(timeline.num_devices for timeline in timelines.values())
-    head = len(f"device {num_devices - 1} |")
+    longest_ns = max(map(length_ns, timelines.values()))
+    names = {label: row_names(timeline) for label, timeline in timelines.items()}
+    head = max(len(name) for of_rows in names.values() for name in of_rows) + len(" |")
     columns = max(width - head - 1, FEWEST_COLUMNS)
     columns_per_ns = columns / longest_ns if longest_ns > 0 else 0.0
     text = Text(no_wrap=True, overflow="crop")
     for label, timeline in timelines.items():
         text.append(clean(label), style="bold").append(f"  {measures(timeline)}\n")
-        for device, line in enumerate(lines_of(timeline, columns, columns_per_ns)):
-            text.append(f"device {device} ".ljust(head - 1) + "|").append_text(line).append("|\n")
+        lines = lines_of(timeline, columns, columns_per_ns)
+        for name, line in zip(names[label], lines, strict=True):
+            text.append(f"{name} ".ljust(head - 1) + "|").append_text(line).append("|\n")
     return text.append(legend(timelines), style="dim")
 
 

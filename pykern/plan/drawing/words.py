@@ -2,10 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from statistics import fmean
 
 from pykern._C import Action, Kind, Span, Timeline
 
 LONGEST_LABEL = 80
+# In the name of a row of copies.
+MOST_STAGES = 2
+
+COPIES = (Kind.COPY_F, Kind.COPY_B)
 
 KIND_NAMES = {
     Kind.F: "forward",
@@ -44,16 +49,49 @@ def time_unit(longest_ns: float) -> tuple[str, float]:
     return next((unit for unit in units if longest_ns >= unit[1]), ("ns", 1.0))
 
 
+def holds_copies(timeline: Timeline) -> bool:
+    """Whether its rows are copy streams, not devices."""
+    return any(span.action.kind in COPIES for row in timeline.rows for span in row)
+
+
+def row_names(timeline: Timeline) -> list[str]:
+    """What each row is: a device, or the copies of what F or B of some stages give."""
+    if not holds_copies(timeline):
+        return [f"device {device}" for device in range(timeline.num_devices)]
+    return [copies_name(row) for row in timeline.rows]
+
+
+def copies_name(row: Sequence[Span]) -> str:
+    """A copy stream by what it carries: "F of 0, 2" is what stages 0 and 2 give by F."""
+    kinds = sorted({span.action.kind.name.removeprefix("COPY_") for span in row})
+    stages = sorted({span.action.stage for span in row})
+    shown = [*map(str, stages[:MOST_STAGES]), *["…"][: len(stages) > MOST_STAGES]]
+    return f"{'/'.join(kinds)} of {', '.join(shown)}"
+
+
 def measures(timeline: Timeline) -> str:
-    """Makespan and bubble ratio."""
+    """Makespan and bubble ratio, or how long a copy takes."""
+    if holds_copies(timeline):
+        times = [span.end_ns - span.start_ns for row in timeline.rows for span in row]
+        unit, unit_ns = time_unit(fmean(times))
+        return f"{len(times)} copies, {fmean(times) / unit_ns:.4g} {unit} each on average"
     unit, unit_ns = time_unit(timeline.makespan_ns)
     makespan = timeline.makespan_ns / unit_ns
     return f"makespan {makespan:.4g} {unit}, bubble ratio {timeline.bubble_ratio:.3f}"
 
 
 def first_start_ns(timeline: Timeline) -> float:
-    """Where the drawing of this timeline starts."""
+    """Where the drawing of this timeline starts: copies are drawn in the time of their step."""
+    if holds_copies(timeline):
+        return 0.0
     return min((row[0].start_ns for row in timeline.rows if row), default=0.0)
+
+
+def length_ns(timeline: Timeline) -> float:
+    """How far the drawing of this timeline goes from where it starts."""
+    if holds_copies(timeline):
+        return max(span.end_ns for row in timeline.rows for span in row)
+    return timeline.makespan_ns
 
 
 def number_of(action: Action) -> str:

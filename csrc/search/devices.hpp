@@ -1,4 +1,4 @@
-// Lanes: devices that run actions in time order, and who decides what each runs next.
+// Devices: they run actions in time order, and a policy decides what each runs next.
 //
 // A device that is free asks its policy at every moment at which something may have changed: its
 // own action ended, or an input from another device arrived.
@@ -16,9 +16,9 @@
 
 namespace pykern {
 
-class Lanes {
+class Devices {
    public:
-    explicit Lanes(const Problem& problem);
+    explicit Devices(const Problem& problem);
 
     const Problem& problem() const { return problem_; }
     Ticks held(std::size_t device) const { return held_[device]; }
@@ -67,7 +67,7 @@ class Lanes {
 };
 
 template <class Policy>
-std::optional<Order> Lanes::run(Policy& policy) {
+std::optional<Order> Devices::run(Policy& policy) {
     reset();
     while (!events_.empty()) {
         std::ranges::pop_heap(events_, later);

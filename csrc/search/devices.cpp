@@ -1,8 +1,8 @@
-#include "search/lanes.hpp"
+#include "search/devices.hpp"
 
 namespace pykern {
 
-Lanes::Lanes(const Problem& problem)
+Devices::Devices(const Problem& problem)
     : problem_(problem),
       started_(problem.time.size()),
       forward_end_(problem.num_stages * problem.num_microbatches),
@@ -16,7 +16,7 @@ Lanes::Lanes(const Problem& problem)
     events_.reserve(2 * forward_end_.size());
 }
 
-void Lanes::reset() {
+void Devices::reset() {
     std::ranges::fill(started_, 0);
     std::ranges::fill(free_at_, 0);
     std::ranges::fill(held_, 0);
@@ -26,12 +26,12 @@ void Lanes::reset() {
     for (std::size_t device = 0; device < problem_.num_devices; ++device) push(0, device);
 }
 
-void Lanes::push(Ticks time, std::size_t device) {
+void Devices::push(Ticks time, std::size_t device) {
     events_.push_back({time, device});
     std::ranges::push_heap(events_, later);
 }
 
-Ticks Lanes::arrival(Symbol symbol) const {
+Ticks Devices::arrival(Symbol symbol) const {
     const std::size_t stage = stage_of(symbol);
     const std::size_t count = problem_.num_microbatches;
     if (op_of(symbol) == kWeight) {
@@ -51,7 +51,7 @@ Ticks Lanes::arrival(Symbol symbol) const {
     return backward_end_[(stage + 1) * count + next] + problem_.hop[stage];
 }
 
-void Lanes::start(std::size_t device, Symbol symbol, Ticks now) {
+void Devices::start(std::size_t device, Symbol symbol, Ticks now) {
     const std::size_t stage = stage_of(symbol);
     const Ticks end = now + problem_.time[symbol];
     if (op_of(symbol) == kForward) {
@@ -71,7 +71,7 @@ void Lanes::start(std::size_t device, Symbol symbol, Ticks now) {
     push(end, device);
 }
 
-bool Lanes::finished() const {
+bool Devices::finished() const {
     for (std::size_t stage = 0; stage < problem_.num_stages; ++stage) {
         const std::size_t inputs = started_[symbol_of(stage, kInput)];
         if (backwards(stage) != problem_.num_microbatches) return false;
