@@ -12,6 +12,7 @@ import torch
 import pykern
 from bench.gpu import action_cpu, copy_overlap, each_once, makespan, peers, sanitizer
 from bench.gpu.spin import Spin, Times
+from bench.gpu.variants import FOURS
 from pykern import schedules
 from pykern.plan import Action, Costs, Kind, Placement, Span, Timeline
 from tests.fake_cuda.host_gpus import HostGpus, unchecked_gpus
@@ -37,17 +38,27 @@ def no_sleep(us: float) -> None:
     """The driver's clock is told of actions as a whole."""
 
 
-@pytest.mark.slow
-def test_measured_makespans_are_the_simulated_ones(gpu: None) -> None:
-    costs = Costs(forward_ns=1e9, backward_ns=1e9)
+COSTS = Costs(forward_ns=1e9, backward_ns=1e9)
+
+
+@pytest.mark.parametrize("name", makespan.PLANS)
+@pytest.mark.parametrize("devices", FOURS)
+def test_a_measured_makespan_is_the_simulated_one(gpu: None, devices: str, name: str) -> None:
     x = torch.zeros(makespan.NUM_MICROBATCHES, 4)
-    figures = makespan.measure(no_sleep, costs, x)
-    assert list(figures) == list(makespan.PLANS)
-    for of_plan in figures.values():
-        for devices in ("streams", "groups"):
-            for variant in ("eager", "graph"):
-                ratio = of_plan[devices][variant]["traced_by_simulated"]
-                assert ratio == pytest.approx(1, abs=0.01), variant
+    plan = makespan.PLANS[name]
+    figures = makespan.against(plan, FOURS[devices], no_sleep, COSTS, x, capture=False)
+    assert figures["traced_by_simulated"] == pytest.approx(1, abs=0.01)
+
+
+@pytest.mark.slow
+def test_makespans_are_measured_of_each_variant(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(makespan, "PLANS", {"1f1b": makespan.PLANS["1f1b"]})
+    figures = makespan.measure(no_sleep, COSTS, torch.zeros(makespan.NUM_MICROBATCHES, 4))
+    assert list(figures["1f1b"]) == list(FOURS)
+    for of_devices in figures["1f1b"].values():
+        assert list(of_devices) == ["eager", "graph", "step"]
+        assert of_devices["graph"]["traced_by_simulated"] == pytest.approx(1, abs=0.01)
+        assert of_devices["step"]["step_by_simulated"] > 0
 
 
 def test_what_copies_overlap_with_is_measured(gpu: None) -> None:
