@@ -128,12 +128,22 @@ class Recording:
                     arguments, leaves = twin.handed(0)
             gradients: Sequence[Tensor | None] = ()
             for stage, twin in reversed(list(enumerate(self._twins))):
+                self._refuse_others(stage)
                 for slot in range(twin.num_slots):
                     if stage + 1 < len(self._twins):
                         twin.expect(slot, gradients)
                     for kind in kinds[stage]:
                         self._record(kind, stage, slot, pools[stage][slot])
                 gradients = twin.outgoing[0]
+
+    def _refuse_others(self, stage: int) -> None:
+        """A tensor without a gradient in the step before would get one in a graph's memory."""
+        known = {id(parameter) for parameter, _ in self._gradients}
+        if any(id(leaf) not in known for leaf in self._twins[stage].trains(0)):
+            raise CannotCapture(
+                f"stage {stage}, or the loss, trains a tensor that is no parameter of its layers, "
+                "or that had no gradient after the step before"
+            )
 
     def _record(self, kind: Kind, stage: int, slot: int, pool: Any) -> None:
         twin = self._twins[stage]

@@ -150,7 +150,7 @@ class Crossing(Passage):
         return tensor.clone() if self._ring.owns(tensor) else tensor
 
     def _send(self, microbatch: int, tensor: Tensor, ring: Ring, place: tuple[Any, ...]) -> Tensor:
-        source = self._own(_dense(tensor))
+        source = self._own(dense(tensor))
         landing = ring.place(place, source)
         num_bytes = source.numel() * source.element_size()
         if num_bytes > 0:
@@ -166,7 +166,7 @@ class Crossing(Passage):
         return self._program.slot_of(Action(kind, stage, microbatch))
 
 
-def _dense(tensor: Tensor) -> Tensor:
+def dense(tensor: Tensor) -> Tensor:
     """The tensor in one piece of memory, in its own strides where they leave no gaps."""
     if tensor.layout is not torch.strided:
         raise ValueError(

@@ -87,6 +87,22 @@ class Graph:
         return all(later[edge] == 0 or later[edge] + first[edge] <= 2 for edge in first)
 
 
+def leaves_of(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors that a backward from the outputs would add to the `.grad` of."""
+    seen: set[Node] = set()
+    stack = [get_gradient_edge(output).node for output in outputs]
+    leaves: list[Tensor] = []
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            leaves.append(node.variable)
+        stack += [target for target, _ in node.next_functions if target is not None]
+    return leaves
+
+
 def edges_of(node: Node, positions: Iterable[int]) -> list[GradientEdge]:
     """Where the gradients go that the node computes at these positions."""
     edges: Any = node.next_functions

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..plan import Kind
-from .crossing import Ring
+from .crossing import Ring, dense
+from .graph import leaves_of
 from .loss import Losses
 from .passage import Passage
 from .random import StepSeed
@@ -87,6 +88,11 @@ class Twin(Passage):
         assert arguments is not None
         return arguments, self._after.leaves[slot]
 
+    def trains(self, slot: int) -> list[Tensor]:
+        """What collects gradients in a backward, after an F."""
+        own = {id(leaf) for leaf in self._leaves[slot]}
+        return [leaf for leaf in leaves_of(self._stage.outputs[slot]) if id(leaf) not in own]
+
     def has(self, kind: Kind, slot: int) -> bool:
         """Whether there is anything to do for an action, after those before it."""
         if kind is Kind.W:
@@ -119,14 +125,16 @@ class Twin(Passage):
         return self.outputs[slot]
 
     def there(self, microbatch: int, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Notes what is handed over."""
-        self.outputs[microbatch] = list(outputs)
-        return outputs
+        """Notes what is handed over, each in one piece to be copied."""
+        self.outputs[microbatch] = [dense(output) for output in outputs]
+        return self.outputs[microbatch]
 
     def back(self, microbatch: int, gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-        """Notes what is handed back."""
-        self.outgoing[microbatch] = list(gradients)
-        return gradients
+        """Notes what is handed back, in the same way."""
+        self.outgoing[microbatch] = [
+            None if gradient is None else dense(gradient) for gradient in gradients
+        ]
+        return self.outgoing[microbatch]
 
 
 def _no_finish(slot: int, output: Any) -> tuple[Sequence[Tensor], Sequence[Tensor]]:

@@ -170,6 +170,49 @@ def test_what_cannot_be_captured_is_named(gpus: FakeCuda, name: str) -> None:
             pipe.step(case.inputs, target=case.target)
 
 
+class Strided(nn.Module):
+    """Hands over what leaves gaps in its memory, and a gradient that is one number throughout."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat((x, x), 1)[:, ::2]
+
+
+class Summed(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sum(1, keepdim=True).expand(-1, 3)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "hanayo"])
+def test_what_is_handed_over_may_have_any_strides(gpus: FakeCuda, name: str) -> None:
+    layers = [nn.Linear(12, 12), Strided(), nn.Linear(12, 12), Summed()]
+    x = torch.randn(ROWS, 12)
+    case = Case(nn.Sequential(*layers), x, torch.randn(ROWS, 3), F.mse_loss)
+    plain = copy.deepcopy(case.layers)
+    plan = schedules.by_name[name](2, 4)
+    with pykern.Pipeline(
+        case.layers,
+        devices=["cuda:0", "cuda:1"],
+        schedule=plan,
+        loss_fn=F.mse_loss,
+        balance=[2, 2] if plan.num_stages == 2 else [1, 1, 1, 1],
+        capture=True,
+    ) as pipe:
+        steps(pipe, plain, case, 3)
+
+
+def test_a_loss_that_trains_is_refused(gpus: FakeCuda) -> None:
+    class Loss(nn.Linear):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return F.mse_loss(super().forward(x), y)
+
+    layers = nn.Sequential(*(nn.Linear(12, 12) for _ in range(2)))
+    case = Case(layers, torch.randn(ROWS, 12), torch.randn(ROWS, 12), Loss(12, 12))
+    with captured(case, schedules.one_f_one_b(2, 4)) as pipe:
+        pipe.step(case.inputs, target=case.target)
+        with pytest.raises(RuntimeError, match="stage 1, or the loss, trains a tensor"):
+            pipe.step(case.inputs, target=case.target)
+
+
 @pytest.mark.parametrize("model", ["dropout", "mlp"])
 def test_auto_captures_or_warns_once_and_goes_on(gpus: FakeCuda, model: str) -> None:
     case = CASES[model](ROWS)
