@@ -5,10 +5,12 @@ and nothing else that need not be; so what a missing wait leaves undone is not t
 action has read, written and allocated is then told to the driver's model as one kernel.
 """
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -16,11 +18,36 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pykern import _C
 from pykern.devices import Lane
+from pykern.runtime import cuda
 from pykern.runtime.cuda import Graph
 from tests.fake_cuda.fake import FakeCuda, Range
 
 # Points a tensor at memory, such as a slot of another device, and touches none of it.
 POINTS = torch.ops.aten.set_.source_Storage_storage_offset
+
+
+@contextmanager
+def host_gpus(num_gpus: int) -> Iterator[FakeCuda]:
+    """For one pipeline: within it pykern finds so many GPUs; in the end no rule is broken."""
+    with unchecked_gpus(num_gpus) as fake:
+        yield fake
+    assert not fake.violations, fake.violations[:3]
+    assert not fake.leaks, fake.leaks
+
+
+@contextmanager
+def unchecked_gpus(num_gpus: int) -> Iterator[FakeCuda]:
+    """The same for several, where each takes what the one before has left for memory in use."""
+    fake = FakeCuda(num_devices=num_gpus)
+    fake.allow_undeclared()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HostGpus, "fake", fake, raising=False)
+        patch.setattr(cuda, "Gpus", HostGpus)
+        patch.setattr(torch.version, "cuda", "13.0")
+        patch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+        yield fake
+    gc.collect()
+    fake.close()
 
 
 class HostGpus:
@@ -122,6 +149,7 @@ class HostGpus:
             replay,
             [place for place in reads if place[0] in self._lasting],
             [place for place in writes if place[0] in self._lasting],
+            self.duration_ns,
         )
         return Graph(self, self.fake.instantiate(graph), graph)  # type: ignore[arg-type]
 
