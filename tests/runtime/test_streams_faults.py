@@ -53,7 +53,9 @@ def test_every_call_of_a_step_may_fail_once(gpus: FakeCuda) -> None:
     x, y = case.inputs, case.target
     plain = copy.deepcopy(case.layers)
     expected = plain_step(plain, x, y, case.loss_fn, 3)
-    with make(case) as pipe:
+    with pytest.warns(UserWarning, match="do not reach each other's memory"):
+        pipe = make(case)
+    with pipe:
         counts = calls_of(gpus, lambda: pipe.step(x, target=y))
         # The last one puts the caller's context back, when all has been issued: nobody is told.
         counts["cuCtxSetCurrent"] -= 1
