@@ -1,5 +1,6 @@
 """Batches of captured steps: what a replay cannot do with one is done by calls."""
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from pykern import schedules
 from tests.fake_cuda.fake import FakeCuda
 from tests.runtime.models import Case
-from tests.runtime.test_capture import ROWS, captured
+from tests.runtime.test_capture import ROWS, captured, steps
 
 
 class Times(nn.Module):
@@ -88,3 +89,45 @@ def test_numbers_in_a_batch_are_part_of_what_is_captured(gpus: FakeCuda) -> None
             loss = pipe.step(case.inputs, 3.0, target=case.target)
         assert torch.equal(loss, loss_of(case, 3.0))
         assert torch.equal(pipe.step(case.inputs, 2.0, target=case.target), loss_of(case, 2.0))
+
+
+class Returns(nn.Module):
+    """Hands over its own memory, or what it was given, beside or in place of a result."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.linear = nn.Linear(12, 12)
+        self.constant = nn.Buffer(torch.full((12,), 0.5))
+        self.what = what
+
+    def forward(self, x: Any) -> Any:
+        x = x if isinstance(x, Tensor) else x[0] + x[1]
+        y = self.linear(x)
+        return {
+            "input": lambda: x,
+            "view": lambda: x.view(-1, 12),
+            "twice": lambda: (y, y),
+            "both": lambda: (y, x),
+            "constant": lambda: (y, self.constant),
+            "parameter": lambda: (y, self.linear.bias),
+        }[self.what]()
+
+
+class Last(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(12, 12)
+
+    def forward(self, x: Any) -> Tensor:
+        result: Tensor = self.linear(x if isinstance(x, Tensor) else x[0] * x[1])
+        return result
+
+
+@pytest.mark.parametrize("what", ["input", "view", "twice", "both", "constant", "parameter"])
+def test_stages_may_hand_over_what_they_did_not_make(gpus: FakeCuda, what: str) -> None:
+    layers = [nn.Linear(12, 12), Returns(what), Returns(what), Last()]
+    case = Case(nn.Sequential(*layers), torch.randn(ROWS, 12), torch.randn(ROWS, 12), F.mse_loss)
+    plain = copy.deepcopy(case.layers)
+    with captured(case, schedules.interleaved(2, 4, 2)) as pipe:
+        steps(pipe, plain, case, 4)
+        assert gpus.calls("cuGraphLaunch") > 0
