@@ -61,7 +61,7 @@ class HostGpus:
         self._gpu_of = [lane.device.index for lane in lanes]
         self.lanes = _C.Lanes([(lane.device.index, lane.part, lane.num_parts) for lane in lanes])
         self._callers = {gpu: self.fake.stream(gpu) for gpu in sorted(set(self._gpu_of))}
-        self._rings = {gpu: self.fake.stream(gpu) for gpu in self._callers}
+        self._host = self.fake.stream(min(self._callers))
         self._memory = _Memory(self.fake)
         self.errors: list[Exception] = []
         # Addresses that stay: of rings, and of what graphs give out.
@@ -95,10 +95,12 @@ class HostGpus:
             yield
 
     def on_lane(self, lane: int, num_bytes: int) -> Tensor:
-        return self._persistent(num_bytes, self._rings[self._gpu_of[lane]])
+        # What is let go of after a step is used by later steps only, which the caller is behind.
+        return self._persistent(num_bytes, self._callers[self._gpu_of[lane]])
 
     def pinned(self, num_bytes: int) -> Tensor:
-        return self._persistent(num_bytes, self._rings[min(self._rings)])
+        # The host may use it again at once, so it must have waited: this stream has nothing else.
+        return self._persistent(num_bytes, self._host)
 
     def generators(self) -> bytes:
         return torch.default_generator.get_state().numpy().tobytes()
@@ -174,15 +176,20 @@ class _Memory:
         # Held here, so that no address comes back before the step is over.
         self._held: dict[int, Any] = {}
         self._freed: dict[int, Any] = {}
+        # By address: the GPU and the stream whose action has made it.
+        self._makers: dict[int, tuple[int, int]] = {}
         # What is not the program's, such as the state of a generator.
         self._others: dict[int, Any] = {}
         # By place: the GPUs that have used it, and the one that has written to it last.
         self._users: dict[Range, tuple[set[int], int | None]] = {}
 
-    def add(self, storage: Any, stream: int) -> None:
+    def add(self, storage: Any, stream: int, gpu: int | None = None) -> None:
+        """Memory of a stream, which an action on that GPU has made where one is named."""
         address = storage.data_ptr()
         if address and address not in self._held:
             self._held[address] = storage
+            if gpu is not None:
+                self._makers[address] = gpu, stream
             self._fake.alloc(address, storage.nbytes(), stream)
 
     def meet(self, storage: Any) -> None:
@@ -192,15 +199,26 @@ class _Memory:
 
     @contextmanager
     def kernel(self, gpu: int, stream: int) -> Iterator[None]:
-        with _Watch(self, stream) as watch:
+        with _Watch(self, stream, gpu) as watch:
             yield
         reads = [place for place, written in watch.touched.items() if not written]
         writes = [place for place, written in watch.touched.items() if written]
+        brought = [place for place in reads if self._makers.get(place[0], (gpu,))[0] != gpu]
+        for place in brought:
+            self._bring(place, stream)
+        reads = [place for place in reads if place not in brought]
         self._fake.kernel(stream, reads, writes, HostGpus.duration_ns)
         for place, written in watch.touched.items():
             users, writer = self._users.get(place, (set(), None))
             self._users[place] = users | {gpu}, gpu if written else writer
         self._release()
+
+    def _bring(self, place: Range, stream: int) -> None:
+        """What `to` does between GPUs: a copy by the source's stream, which both wait for."""
+        _, source = self._makers[place[0]]
+        self._fake.order(stream, source)
+        self._fake.kernel(source, reads=[place])
+        self._fake.order(source, stream)
 
     def write_all(self, gpu: int, stream: int) -> None:
         """Writes to what only this GPU has used, and what the program still holds of it."""
@@ -230,13 +248,15 @@ class _Memory:
             if torch._C._storage_Use_Count(storage._cdata) == 1:
                 self._fake.free(address)
                 self._freed[address] = self._held.pop(address)
+                self._makers.pop(address, None)
 
 
 class _Watch(TorchDispatchMode):
     """Notes the memory that operations touch."""
 
-    def __init__(self, memory: _Memory, stream: int) -> None:
+    def __init__(self, memory: _Memory, stream: int, gpu: int | None = None) -> None:
         super().__init__()
+        self._gpu = gpu
         self.touched: dict[Range, bool] = {}
         self._memory = memory
         self._stream = stream
@@ -255,7 +275,7 @@ class _Watch(TorchDispatchMode):
             self._touch(tensor, written=False)
         if not func.is_view:
             for tensor in _tensors((result, written)):
-                self._memory.add(tensor.untyped_storage(), self._stream)
+                self._memory.add(tensor.untyped_storage(), self._stream, self._gpu)
                 self._touch(tensor, written=True)
         return result
 

@@ -1,5 +1,6 @@
 """Shared by the runtime's tests."""
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -22,5 +23,16 @@ def _one_thread_and_a_seed() -> Iterator[None]:
 @pytest.fixture
 def gpus() -> Iterator[FakeCuda]:
     """Eight GPUs; in the end no rule is broken and nothing is left."""
+    # What is there by now is not looked through each time that pipelines are collected.
+    gc.freeze()
     with host_gpus(8) as fake:
         yield fake
+    gc.unfreeze()
+
+
+def expect_nothing_broken(fake: FakeCuda) -> None:
+    """For a test of several pipelines, of which those so far must be gone."""
+    gc.collect()
+    fake.close()
+    assert fake.violations == []
+    assert fake.leaks == []
