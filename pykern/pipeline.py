@@ -227,6 +227,12 @@ class Pipeline(nn.Module):
         """Ends the worker threads; the layers stay usable. Happens by itself at exit."""
         self._executor.close()
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a Pipeline cannot be copied or pickled, for it holds threads or streams; save its "
+            "state_dict, or copy the layers and make another Pipeline"
+        )
+
     def __enter__(self) -> Pipeline:
         return self
 

@@ -31,7 +31,7 @@ class Losses:
     def __init__(
         self, loss_fn: Loss, targets: Sequence[Any] | None, weights: Sequence[float]
     ) -> None:
-        self._loss_fn = loss_fn
+        self.function = loss_fn
         self._targets = targets
         self._weights = weights
         self._losses: list[Tensor | None] = [None] * len(weights)
@@ -39,10 +39,10 @@ class Losses:
     def __call__(self, microbatch: int, output: Any) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """The last stage's output becomes a loss, which is returned with its gradient."""
         if self._targets is None:
-            loss = self._loss_fn(output)
+            loss = self.function(output)
         else:
             target = to_device(self._targets[microbatch], _device_of(output))
-            loss = self._loss_fn(output, target)
+            loss = self.function(output, target)
         if not isinstance(loss, Tensor) or loss.dim() != 0:
             found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
             raise ValueError(
@@ -66,7 +66,7 @@ class Losses:
 
     def among(self, targets: Sequence[Any] | None, count: int) -> Losses:
         """The same loss for as many other targets, each weighted as the first here is."""
-        return Losses(self._loss_fn, targets, [self._weights[0]] * count)
+        return Losses(self.function, targets, [self._weights[0]] * count)
 
     def take(self, losses: Sequence[Tensor]) -> None:
         """Takes the losses of all microbatches, computed elsewhere."""

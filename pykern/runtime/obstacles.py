@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as global_hooks
 from torch.utils import _pytree as pytree
@@ -12,6 +13,7 @@ from torch.utils import _pytree as pytree
 from ..plan import Kind, Plan
 from .batch import Batch
 from .carry import CallerState
+from .loss import Losses
 from .stage import Stage
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
@@ -21,6 +23,10 @@ _GLOBAL_HOOKS = (
     "_global_backward_pre_hooks",
     "_global_backward_hooks",
 )
+
+
+# Other objects in a batch may come to hold something else without being others.
+_VALUES = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
 class CannotCapture(RuntimeError):
@@ -45,22 +51,63 @@ def refuse_stage(stage: Stage) -> None:
         raise CannotCapture(
             f"{_drawing(stage)} draws random numbers, which would be the same in every replay"
         )
-    for name in _GLOBAL_HOOKS:
-        if getattr(global_hooks, name):
-            raise CannotCapture("hooks of all modules are set, which a replay would not call")
-    for name, module in _modules(stage):
-        if any(getattr(module, hooks) for hooks in _HOOKS):
-            raise CannotCapture(f"{name} has hooks, which a replay would not call")
-        for parameter_name, parameter in module.named_parameters(recurse=False):
-            if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+    if _are_hooked_globally():
+        raise CannotCapture("hooks of all modules are set, which a replay would not call")
+    for name, module in modules_of(stage):
+        _refuse_hooks(name, module)
+
+
+def refuse_batch(batch: Batch) -> None:
+    """Raises CannotCapture where replays would not do with the batch what a call does."""
+    for leaf in pytree.tree_leaves((batch.inputs, batch.target)):
+        if isinstance(leaf, Tensor):
+            if leaf.requires_grad:
                 raise CannotCapture(
-                    f"{parameter_name} of {name} has hooks, which a replay would not call"
+                    f"a tensor of the batch, of shape {tuple(leaf.shape)}, requires grad, and "
+                    "replays compute none for the batch"
                 )
+            if leaf.layout is not torch.strided:
+                raise CannotCapture(
+                    f"a tensor of the batch, of shape {tuple(leaf.shape)}, has layout "
+                    f"{leaf.layout}; replays read dense tensors"
+                )
+        elif not isinstance(leaf, _VALUES):
+            raise CannotCapture(
+                f"the batch holds a {type(leaf).__name__}, which may change without being seen"
+            )
+
+
+def modules_of_loss(batch: Batch) -> list[tuple[str, nn.Module]]:
+    """The modules that the loss is made of, by name; none where it is another function."""
+    loss = batch.finish.function if isinstance(batch.finish, Losses) else None
+    if not isinstance(loss, nn.Module):
+        return []
+    return _named_modules(loss, "the loss")
+
+
+def refuse_loss(batch: Batch) -> None:
+    """Raises CannotCapture where replays of the loss would do something else."""
+    for name, module in modules_of_loss(batch):
+        _refuse_hooks(name, module)
+
+
+def _are_hooked_globally() -> bool:
+    return any(getattr(global_hooks, name) for name in _GLOBAL_HOOKS)
+
+
+def _refuse_hooks(name: str, module: nn.Module) -> None:
+    if any(getattr(module, hooks) for hooks in _HOOKS):
+        raise CannotCapture(f"{name} has hooks, which a replay would not call")
+    for parameter_name, parameter in module.named_parameters(recurse=False):
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise CannotCapture(
+                f"{parameter_name} of {name} has hooks, which a replay would not call"
+            )
 
 
 def named(error: BaseException, stage: Stage) -> str:
     """The innermost module of the stage that an exception came through, or the stage."""
-    names = {id(module): name for name, module in _modules(stage)}
+    names = {id(module): name for name, module in modules_of(stage)}
     found = f"stage {stage.index}"
     traceback = error.__traceback__
     while traceback is not None:
@@ -82,12 +129,16 @@ def signature(batch: Batch, stages: Sequence[Stage]) -> tuple[Any, ...] | None:
     if caller.function_modes or caller.dispatch_modes:
         return None
     leaves, spec = pytree.tree_flatten((batch.inputs, batch.target))
-    described = tuple(
-        (leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves
-    )
+    described = tuple(map(_described, leaves))
     settings = tuple(stage.settings for stage in stages)
     autocast = tuple(caller.autocast)
-    return described, spec, tuple(batch.rows), autocast, settings
+    return described, spec, tuple(batch.rows), autocast, _are_hooked_globally(), settings
+
+
+def _described(leaf: Any) -> tuple[Any, ...]:
+    if isinstance(leaf, Tensor):
+        return leaf.shape, leaf.dtype, leaf.layout, leaf.requires_grad
+    return type(leaf), leaf if isinstance(leaf, _VALUES) else None
 
 
 def shapes(batch: Batch) -> str:
@@ -97,19 +148,25 @@ def shapes(batch: Batch) -> str:
     return f"{', '.join(texts)} in microbatches of {', '.join(map(str, sorted(set(batch.rows))))}"
 
 
-def _modules(stage: Stage) -> list[tuple[str, nn.Module]]:
-    found = []
-    for index, layer in enumerate(stage.layers):
-        for name, module in layer.named_modules():
-            where = f"layer {index} of stage {stage.index}"
-            place = f"{name} in {where}" if name else where
-            found.append((f"{type(module).__name__} ({place})", module))
-    return found
+def modules_of(stage: Stage) -> list[tuple[str, nn.Module]]:
+    """The modules of a stage with what a message calls them."""
+    return [
+        named_module
+        for index, layer in enumerate(stage.layers)
+        for named_module in _named_modules(layer, f"layer {index} of stage {stage.index}")
+    ]
+
+
+def _named_modules(root: nn.Module, where: str) -> list[tuple[str, nn.Module]]:
+    return [
+        (f"{type(module).__name__} ({f'{name} in {where}' if name else where})", module)
+        for name, module in root.named_modules()
+    ]
 
 
 def _drawing(stage: Stage) -> str:
     """The module that draws, as far as it can be told from outside."""
-    for name, module in _modules(stage):
+    for name, module in modules_of(stage):
         rates = (getattr(module, attribute, None) for attribute in ("p", "dropout"))
         if module.training and any(isinstance(rate, float) and rate > 0 for rate in rates):
             return name

@@ -12,9 +12,20 @@ from .. import _C
 from ..plan import Plan
 from .batch import Batch
 from .capture import Recording
+from .contents import Contents
 from .cuda import Gpus
 from .loss import Losses
-from .obstacles import CannotCapture, refuse_plan, refuse_stage, shapes, signature
+from .obstacles import (
+    CannotCapture,
+    modules_of,
+    modules_of_loss,
+    refuse_batch,
+    refuse_loss,
+    refuse_plan,
+    refuse_stage,
+    shapes,
+    signature,
+)
 from .stage import Stage
 
 Capture = bool | Literal["auto", "step"]
@@ -56,6 +67,10 @@ class Recorder:
         # Of the last step that ran as usual, what it trained, and what it drew from.
         self._warm: Any = None
         self._trained: list[Tensor] = []
+        # What its layers and loss held after it; of the recorded one, as long as there is one.
+        self._contents = Contents([])
+        # Before a step that runs as usual: each parameter's gradient, and how often it was written.
+        self._gradients: list[tuple[Tensor | None, int]] = []
         self._generators: Any = None
         self._drew = False
         self._refused: Any = None
@@ -82,12 +97,18 @@ class Recorder:
             self._warn(f"{shapes(batch)}, or the modes of the caller, are not what was captured")
         elif wanted == self._warm and wanted != self._refused:
             self._record(program, batch, wanted)
-        return self.recording if wanted == self._recorded else None
+            if self.recording is not None:
+                return self.recording
+        self._gradients = [_written(parameter) for parameter in self._parameters()]
+        return None
 
     def _notice(self, wanted: Any) -> None:
-        """Lets go of graphs whose layers have changed."""
-        if wanted is None or self._warm is None or wanted[-1] == self._warm[-1]:
+        """Lets go of graphs whose layers, or loss, have changed."""
+        if self._contents.changed() is not None:
+            self._refused = None
+        elif wanted is None or self._warm is None or wanted[-1] == self._warm[-1]:
             return
+        self._warm, self._contents = None, Contents([])
         if self.recording is not None:
             self._gpus.synchronize()
             self.recording = self._recorded = None
@@ -100,30 +121,46 @@ class Recorder:
             refuse_plan(self._plan)
             for stage in self._stages:
                 refuse_stage(stage)
+            refuse_loss(batch)
+            refuse_batch(batch)
             if self._drew:
                 raise CannotCapture("a kernel of which torch knows nothing draws random numbers")
-            self.recording = Recording(
+            recording = Recording(
                 self._gpus, program, self._stages, self._lane_of, batch, self._trained
             )
+            changed = self._contents.changed()
+            if changed is not None:
+                raise CannotCapture(
+                    f"{changed} changes what it holds when it is called, which a replay would not"
+                )
         except CannotCapture as error:
-            self._refused = wanted
+            # Where it must be captured, whoever has removed what was in the way tries again.
+            if not self._must:
+                self._refused, self._contents = wanted, Contents([])
             self._give_up(error)
         else:
             self._changes = 0
             self._recorded = wanted
+            self.recording = recording
 
     def learn(self, batch: Batch) -> None:
         """A step has run as usual, to its end."""
         if isinstance(batch.finish, Losses):
             self._warm = signature(batch, self._stages)
             self._drew = self._gpus.generators() != self._generators
+            pairs = zip(self._parameters(), self._gradients, strict=True)
             self._trained = [
-                parameter
-                for stage in self._stages
-                for layer in stage.layers
-                for parameter in layer.parameters()
-                if parameter.grad is not None
+                parameter for parameter, before in pairs if _was_written(parameter, *before)
             ]
+            if self.recording is None:
+                modules = [named for stage in self._stages for named in modules_of(stage)]
+                self._contents = Contents([*modules, *modules_of_loss(batch)])
+        self._gradients = []
+
+    def _parameters(self) -> list[Tensor]:
+        modules = (module for stage in self._stages for module in stage.layers)
+        found = (parameter for module in modules for parameter in module.parameters())
+        return list({id(parameter): parameter for parameter in found}.values())
 
     def _give_up(self, error: CannotCapture) -> None:
         if self._must:
@@ -135,3 +172,15 @@ class Recorder:
             self._has_warned = True
             # As from the line that calls the pipeline.
             warnings.warn(f"pykern: steps run without CUDA graphs: {why}", stacklevel=_TO_THE_USER)
+
+
+def _written(parameter: Tensor) -> tuple[Tensor | None, int]:
+    """Its gradient, and how often that was written."""
+    gradient = parameter.grad
+    return gradient, 0 if gradient is None else gradient._version
+
+
+def _was_written(parameter: Tensor, gradient: Tensor | None, version: int) -> bool:
+    """Whether its gradient is another one, or written again."""
+    now = parameter.grad
+    return now is not None and (now is not gradient or now._version != version)

@@ -125,7 +125,10 @@ class HostGpus:
             watch.undo()
             for storage, value in before.items():
                 storage.copy_(value)
-        for result in results:
+        there = {address for address, _ in watch.touched}
+        # The others are in memory that is not the graph's, such as a parameter's.
+        made = [place for place in results if place.untyped_storage().data_ptr() not in there]
+        for result in made:
             self._memory.add(result.untyped_storage(), self.lanes.compute(lane))
 
         def replay() -> None:
@@ -134,14 +137,15 @@ class HostGpus:
                     again = run()
                 with torch.no_grad():
                     for place, value in zip(results, again, strict=True):
-                        place.copy_(value)
+                        if place.data_ptr() != value.data_ptr():
+                            place.copy_(value)
             except Exception as error:
                 self.errors.append(error)
 
         # What graphs of one slot hand to each other is not for others to see.
         reads = [place for place, written in watch.touched.items() if not written]
         writes = [place for place, written in watch.touched.items() if written]
-        for result in results:
+        for result in made:
             memory: Any = result.untyped_storage()
             self._lasting[memory.data_ptr()] = memory
             writes.append((memory.data_ptr(), memory.nbytes()))

@@ -1,7 +1,9 @@
 """Pipeline as a user meets it: a module, its names, and what it refuses."""
 
 import copy
+import pickle
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -343,3 +345,12 @@ def test_a_loss_that_trains_nothing_is_named(schedule: str) -> None:
         pytest.raises(RuntimeError, match="loss of microbatch 0 does not require grad"),
     ):
         pipe.step(torch.ones(4, 2), target=torch.ones(4, 2))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickle.dumps])
+def test_copies_are_refused_with_a_way_out(copied: Callable[[object], object]) -> None:
+    with (
+        pykern.Pipeline([nn.Linear(2, 2)], devices="cpu:1", microbatches=1) as pipe,
+        pytest.raises(TypeError, match=r"a Pipeline cannot be copied or pickled.*state_dict"),
+    ):
+        copied(pipe)
