@@ -100,17 +100,16 @@ class Gpus:
         """What `run` issues to the lane's stream, without executing it."""
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         with torch.cuda.stream(self._compute[lane]):
-            # The default would let any thread's CUDA call spoil it.
-            graph.capture_begin(pool, capture_error_mode="thread_local")
             try:
+                # The default would let any thread's CUDA call spoil it.
+                graph.capture_begin(pool, capture_error_mode="thread_local")
                 run()
+                graph.capture_end()
             except BaseException:
-                # What went wrong in the capture is what matters, not that it cannot be ended.
-                with suppress(RuntimeError):
-                    graph.capture_end()
+                _abandon(graph, self._devices[lane].index, pool)
                 raise
-            graph.capture_end()
-        graph.instantiate()
+            # Here, where the lane's GPU is the current one.
+            graph.instantiate()
         return Graph(graph, graph.raw_cuda_graph_exec(), graph.raw_cuda_graph())
 
     def synchronize(self) -> None:
@@ -126,3 +125,26 @@ class Graph:
     captured: torch.cuda.CUDAGraph
     exec: int
     graph: int
+
+
+# Captures that torch could not end: its allocator of pinned memory goes on asking them.
+_abandoned: list[torch.cuda.CUDAGraph] = []
+
+
+def _abandon(graph: torch.cuda.CUDAGraph, gpu: int, pool: Any) -> None:
+    """Ends a capture in which something went wrong; that is what matters, so nothing is raised.
+
+    A capture that the driver has given up, because something in it waited for the GPU, torch cannot
+    end. Without the rest its allocator would not make room by freeing what it caches any more, and
+    the default generator would refuse to draw outside captures.
+    """
+    try:
+        graph.capture_end()
+    except RuntimeError:
+        _abandoned.append(graph)
+        with suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(gpu, pool)
+            torch._C._cuda_releasePool(gpu, pool)
+        with suppress(RuntimeError):
+            generator = torch.cuda.default_generators[gpu]
+            generator.graphsafe_set_state(generator.clone_state())
