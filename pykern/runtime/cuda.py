@@ -34,8 +34,10 @@ class Gpus:
         ]
         self._unique = sorted({device.index for device in self._devices})
         # Rings are allocated on streams that compute nothing, so that no memory comes back to them
-        # that a kernel may still use.
-        self._ring_streams = {gpu: torch.cuda.Stream(gpu) for gpu in self._unique}
+        # that a kernel may still use. torch's own streams may be the user's as well.
+        self._ring_streams = {
+            gpu: torch.cuda.ExternalStream(self.lanes.ring(gpu), gpu) for gpu in self._unique
+        }
         self._connect()
 
     def _connect(self) -> None:
@@ -63,16 +65,16 @@ class Gpus:
         On every GPU, because a copy by torch between two of them runs on the current streams of
         both.
         """
-        device = torch.cuda.current_device()
         before = [torch.cuda.current_stream(gpu) for gpu in self._unique]
-        try:
-            for own in self._compute:
-                torch.cuda.set_stream(own)
-            yield
-        finally:
-            for stream in before:
-                torch.cuda.set_stream(stream)
-            torch.cuda.set_device(device)
+        # Restores the caller's device without making a context there, where there was none.
+        with torch.cuda.device(self._unique[0]):
+            try:
+                for own in self._compute:
+                    torch.cuda.set_stream(own)
+                yield
+            finally:
+                for stream in before:
+                    torch.cuda.set_stream(stream)
 
     def active(self, lane: int) -> AbstractContextManager[object]:
         """Makes the lane's GPU and stream current."""
@@ -142,8 +144,10 @@ def _abandon(graph: torch.cuda.CUDAGraph, gpu: int, pool: Any) -> None:
         graph.capture_end()
     except RuntimeError:
         _abandoned.append(graph)
+        # Refused by a torch that has done so itself (pytorch #180395).
         with suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(gpu, pool)
+        with suppress(RuntimeError):
             torch._C._cuda_releasePool(gpu, pool)
         with suppress(RuntimeError):
             generator = torch.cuda.default_generators[gpu]
