@@ -5,7 +5,7 @@ and nothing else that need not be; so what a missing wait leaves undone is not t
 action has read, written and allocated is then told to the driver's model as one kernel.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,11 +34,9 @@ class HostGpus:
         self._gpu_of = [lane.device.index for lane in lanes]
         self.lanes = _C.Lanes([(lane.device.index, lane.part, lane.num_parts) for lane in lanes])
         self._callers = {gpu: self.fake.stream(gpu) for gpu in sorted(set(self._gpu_of))}
-        self._rings = {gpu: self.fake.stream(gpu) for gpu in self._callers}
+        self._rings = {gpu: self.lanes.ring(gpu) for gpu in self._callers}
         self._memory = _Memory(self.fake)
         self.errors: list[Exception] = []
-        # Addresses that stay: of rings, and of what graphs give out.
-        self._lasting: dict[int, Any] = {}
 
     def device(self, lane: int) -> torch.device:
         return torch.device("cpu")
@@ -50,6 +48,7 @@ class HostGpus:
     def step(self) -> Iterator[None]:
         """The caller writes to all that the last step has used before it, and reads it after."""
         self.fake.begin_step()
+        self._memory.begin()
         for gpu, stream in self._callers.items():
             self._memory.write_all(gpu, stream)
         yield
@@ -80,13 +79,13 @@ class HostGpus:
         return None
 
     def synchronize(self) -> None:
-        self.fake.run_all()
+        self.fake.synchronize()
 
     def capture(self, lane: int, pool: None, run: Callable[[], list[Tensor]]) -> Graph:
         """A graph that computes again what `run` computes, and puts it where the first went."""
         watch = _Unexecuted(self._memory, self.lanes.compute(lane))
         # A capture looks at no values; here they must be such that nothing objects to them.
-        before = {storage: storage.clone() for storage in self._lasting.values()}
+        before = {storage: storage.clone() for storage in self._memory.lasting()}
         for storage in before:
             storage.fill_(0)
         try:
@@ -97,7 +96,7 @@ class HostGpus:
             for storage, value in before.items():
                 storage.copy_(value)
         for result in results:
-            self._memory.add(result.untyped_storage(), self.lanes.compute(lane))
+            self._memory.add(result.untyped_storage(), self.lanes.compute(lane), lasts=True)
 
         def replay() -> None:
             try:
@@ -114,14 +113,13 @@ class HostGpus:
         writes = [place for place, written in watch.touched.items() if written]
         for result in results:
             storage = result.untyped_storage()
-            self._lasting[storage.data_ptr()] = storage
             writes.append((storage.data_ptr(), storage.nbytes()))
             # Nothing has been computed yet.
             storage.fill_(0xFF)
         graph = self.fake.graph(
             replay,
-            [place for place in reads if place[0] in self._lasting],
-            [place for place in writes if place[0] in self._lasting],
+            [place for place in reads if self._memory.lasts(place)],
+            [place for place in writes if self._memory.lasts(place)],
         )
         return Graph(self, self.fake.instantiate(graph), graph)  # type: ignore[arg-type]
 
@@ -129,8 +127,7 @@ class HostGpus:
         # What is there before anything lands must not look like a result.
         with torch.utils._python_dispatch._disable_current_modes():
             buffer = torch.full((num_bytes,), 0xFF, dtype=torch.uint8)
-        self._memory.add(buffer.untyped_storage(), stream)
-        self._lasting[buffer.data_ptr()] = buffer.untyped_storage()
+        self._memory.add(buffer.untyped_storage(), stream, lasts=True)
         return buffer
 
 
@@ -142,13 +139,23 @@ class _Memory:
         # Held here, so that no address comes back before the step is over.
         self._held: dict[int, Any] = {}
         self._freed: dict[int, Any] = {}
+        # Addresses that stay from step to step: of rings, and of what graphs give out.
+        self._lasting: set[int] = set()
         # What is not the program's, such as the state of a generator.
         self._others: dict[int, Any] = {}
         # By place: the GPUs that have used it, and the one that has written to it last.
         self._users: dict[Range, tuple[set[int], int | None]] = {}
 
-    def add(self, storage: Any, stream: int) -> None:
+    def lasting(self) -> list[Any]:
+        return [self._held[address] for address in self._lasting]
+
+    def lasts(self, place: Range) -> bool:
+        return place[0] in self._lasting
+
+    def add(self, storage: Any, stream: int, *, lasts: bool = False) -> None:
         address = storage.data_ptr()
+        if lasts and address:
+            self._lasting.add(address)
         if address and address not in self._held:
             self._held[address] = storage
             self._fake.alloc(address, storage.nbytes(), stream)
@@ -168,7 +175,11 @@ class _Memory:
         for place, written in watch.touched.items():
             users, writer = self._users.get(place, (set(), None))
             self._users[place] = users | {gpu}, gpu if written else writer
-        self._release()
+        self._release(self._held)
+
+    def begin(self) -> None:
+        """Begins a step: whoever writes now may have been given what lasted until here."""
+        self._release(self._lasting)
 
     def write_all(self, gpu: int, stream: int) -> None:
         """Writes to what only this GPU has used, and what the program still holds of it."""
@@ -191,12 +202,13 @@ class _Memory:
     def _is_there(self, place: Range) -> bool:
         return place[0] in self._held
 
-    def _release(self) -> None:
-        """Tells of the storages that the program has let go of."""
-        for address, storage in list(self._held.items()):
-            # One use is the reference in the list here.
-            if torch._C._storage_Use_Count(storage._cdata) == 1:
+    def _release(self, addresses: Iterable[int]) -> None:
+        """Tells of those storages that the program has let go of."""
+        for address in list(addresses):
+            # One use is the reference held here.
+            if torch._C._storage_Use_Count(self._held[address]._cdata) == 1:
                 self._fake.free(address)
+                self._lasting.discard(address)
                 self._freed[address] = self._held.pop(address)
 
 
