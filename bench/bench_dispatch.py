@@ -11,30 +11,23 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from pytest_benchmark.fixture import BenchmarkFixture
 from torch import Tensor, nn
-from torch._C._distributed_c10d import HashStore
-from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
-from torch.distributed.pipelining.stage import _PipelineStageBase
 
 import pykern
 from pykern import schedules
 
+from . import contenders as other
 from .harness import Contender, Record, assert_same_answer, in_this_process, interleave, judge
-
-_CPU = torch.device("cpu")
 
 Report = Callable[[list[Record]], None]
 
 
 @pytest.fixture(scope="module")
 def process_group() -> Iterator[None]:
-    """A group of this process alone: torch's stages refuse to be made without one."""
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+    with other.process_group():
+        yield
 
 
 @pytest.mark.timeout(300)
@@ -47,10 +40,11 @@ def test_dispatch(
     torch.manual_seed(0)
     chain = nn.Sequential(*(nn.Linear(16, 16) for _ in range(num_stages)))
     batch = torch.randn(2, 4 * num_microbatches, 16)
+    x, y = batch
     contenders = [
         _hand_loop(chain, batch, num_microbatches),
         _pykern(chain, batch, num_microbatches, num_workers=1),
-        _torch_runtime(chain, batch, num_microbatches),
+        other.torch_runtime(other.Task(chain, x, y, num_microbatches, F.mse_loss), num_stages),
     ]
     if num_stages > 1:
         contenders.insert(2, _pykern(chain, batch, num_microbatches, num_workers=num_stages))
@@ -139,29 +133,3 @@ def _pykern(
     x, y = batch
     workers = "1 worker" if num_workers == 1 else f"{num_workers} workers"
     return in_this_process(f"pykern, {workers}", chain, 1, lambda: pipe.step(x, target=y))
-
-
-def _torch_runtime(model: nn.Sequential, batch: Tensor, num_microbatches: int) -> Contender:
-    """All stages in this process, with static metadata, which spares it the inference of shapes."""
-    chain = copy.deepcopy(model)
-    example = batch[0].chunk(num_microbatches)[0]
-    stages: list[_PipelineStageBase] = [
-        PipelineStage(
-            module,
-            index,
-            len(chain),
-            _CPU,
-            input_args=example.clone().requires_grad_(index > 0),
-            output_args=example.clone().requires_grad_(),
-        )
-        for index, module in enumerate(chain)
-    ]
-    schedule = ScheduleInterleaved1F1B(stages, num_microbatches, loss_fn=F.mse_loss)
-    x, y = batch
-
-    def step() -> Tensor:
-        losses: list[Tensor] = []
-        schedule.step(x, target=y, losses=losses, return_outputs=False)
-        return torch.stack(losses).mean()
-
-    return in_this_process("torch runtime, 1 process", chain, 1, step)

@@ -6,7 +6,7 @@
 
 Each section is a module of bench/gpu, run in a process of its own, so that one that fails or hangs
 takes no other along. DIR/gpu_session.json is written after each; a later call skips what is there
-and succeeded on the same sources.
+and succeeded on the same sources. Sections that are named share the time among themselves.
 """
 
 from __future__ import annotations
@@ -59,10 +59,11 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / FILE
     session = frame.resume(path, frame.environment())
+    stretch = options.limit_s / sum(frame.SECTIONS[name] for name in names)
     for name in names:
         if session["sections"].get(name, {}).get("outcome") != "ok":
             left_s = deadline - time.monotonic()
-            session["sections"][name] = frame.run_section(name, options.out, left_s)
+            session["sections"][name] = frame.run_section(name, options.out, left_s, stretch)
             frame.save(path, session)
         print(frame.summary(name, session["sections"][name]), flush=True)
     print(f"wrote {path}")

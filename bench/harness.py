@@ -9,10 +9,9 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
-from pytest_benchmark.fixture import BenchmarkFixture
 from torch import Tensor, nn
 
 Verdict = Literal["BASELINE", "SAME", "FASTER", "SLOWER", "AMBIGUOUS"]
@@ -21,6 +20,22 @@ Verdict = Literal["BASELINE", "SAME", "FASTER", "SLOWER", "AMBIGUOUS"]
 _SAME = 0.02
 
 _WARMUP_ROUNDS = 3
+
+
+class Rounds(Protocol):
+    """Calls a round as often as it is told, as pytest-benchmark's fixture does."""
+
+    def pedantic(self, target: Callable[[], object], *, rounds: int, warmup_rounds: int) -> object:
+        """Calls it for every round, those of the warm-up first."""
+
+
+class PlainRounds:
+    """Rounds outside pytest."""
+
+    def pedantic(self, target: Callable[[], object], *, rounds: int, warmup_rounds: int) -> None:
+        """Calls it for every round."""
+        for _ in range(warmup_rounds + rounds):
+            target()
 
 
 @dataclass(frozen=True)
@@ -115,7 +130,7 @@ def _answer(contender: Contender) -> tuple[float, dict[str, Tensor]]:
 
 
 def interleave(
-    benchmark: BenchmarkFixture, contenders: Sequence[Contender], rounds: int, settle_s: float = 0.0
+    benchmark: Rounds, contenders: Sequence[Contender], rounds: int, settle_s: float = 0.0
 ) -> dict[str, list[float]]:
     """Times the contenders in turn, A B C A B C, so that drift of the machine hits all alike.
 

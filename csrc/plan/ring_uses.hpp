@@ -26,6 +26,10 @@ struct RingUse {
 // all behind wait too. So `from` is the least of what the copy and those behind it ask for, and
 // waiting for a slot can never deadlock: in any order that the plan can run in, put each copy right
 // before the first reader of it and those behind it. Whatever it waits for is further ahead.
+//
+// In a plan without backwards a slot's next F also waits until what the slot held has been sent on.
+// So there a copy may start when its source ends, in a timetable in which all forwards take equally
+// long: what it waits for has ended by then, and what waits for it comes later.
 class RingUses {
    public:
     // The plan must have passed `check`.

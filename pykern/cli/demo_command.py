@@ -14,7 +14,9 @@ from .values import number_option
 @with_schedule_options
 def demo(
     schedule: Annotated[str, typer.Option(help=CATALOGUE)] = "hanayo",
-    devices: Annotated[str, typer.Option(help='Workers: "cpu:4" is four.')] = "cpu:4",
+    devices: Annotated[
+        str, typer.Option(help='"cpu:4": four workers; "cuda": all GPUs.')
+    ] = "cpu:4",
     microbatches: Annotated[int, number_option(about="Parts of each batch.")] = 8,
     steps: Annotated[int, number_option(about="Optimizer steps.")] = 400,
     data: Annotated[
@@ -24,7 +26,7 @@ def demo(
     *,
     options: Given,
 ) -> None:
-    """Train a small GPT by a pipeline of CPU workers, and compare the run with its prediction."""
+    """Train a small GPT by a pipeline, and compare the run with its prediction."""
     with bad_input():
         from rich.console import Console
 

@@ -69,13 +69,15 @@ def result(console: Console, before: float, after: float, text: bytes) -> None:
     console.print(Text(indent(printable(text), "  ")))
 
 
-def timelines(console: Console, measured: Timeline, predicted: Timeline, out: Path) -> None:
+def timelines(
+    console: Console, measured: Timeline, predicted: Timeline, out: Path, *, by_workers: bool
+) -> None:
     """Show the last step beside its prediction, and keep both as a picture and as a trace."""
     both = {"measured (last step)": measured, "predicted": predicted}
     console.print("\nWhat ran when:\n")
     console.print(as_text(both, console.width))
     num_cores = len(os.sched_getaffinity(0))
-    if measured.num_devices > num_cores:
+    if by_workers and measured.num_devices > num_cores:
         console.print(
             f"\n{measured.num_devices} workers share {num_cores} cores here; "
             "the prediction has one core for each."

@@ -111,5 +111,5 @@ def run(
         after = held_out_loss(pipe, *held_out)
         text = generate(pipe, b"def ", settings.sample_bytes, settings.context, 0.6, SEED)
     report.result(console, before, after, text)
-    report.timelines(console, measured, predicted, out)
+    report.timelines(console, measured, predicted, out, by_workers=devices.startswith("cpu"))
     report.closing(console)

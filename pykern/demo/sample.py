@@ -33,7 +33,7 @@ def generate(
     text = bytearray(prompt)
     with torch.no_grad():
         for _ in range(num_bytes):
-            logits = model(torch.tensor([list(text[-context:])]))[0, -1]
+            logits = model(torch.tensor([list(text[-context:])]))[0, -1].cpu()
             chances = torch.softmax(logits / temperature, dim=-1)
             text.append(int(torch.multinomial(chances, 1, generator=generator)))
     return bytes(text)

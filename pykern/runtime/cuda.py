@@ -84,7 +84,10 @@ class Gpus:
         """Bytes on a lane's GPU that nothing else has used in this step."""
         device = self._devices[lane]
         with torch.cuda.stream(self._ring_streams[device.index]):
-            return torch.empty(num_bytes, dtype=torch.uint8, device=device)
+            # Not torch.empty, which fills what it gives under deterministic algorithms: nothing
+            # waits for the ring stream.
+            storage = torch.UntypedStorage(num_bytes, device=device)
+        return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
 
     def pinned(self, num_bytes: int) -> Tensor:
         """Bytes of the host that GPUs can copy from and to."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import pairwise
 
 import torch
 
@@ -59,9 +61,29 @@ class Streams:
                 )
                 self._crossings.append(stage.passage)
             self._lane_of += homes
+        self._tell_of_detours(replicas, plan)
         if self._capture is not False:
             homes = self._lane_of[: plan.num_stages]
             self._recorder = Recorder(self._capture, self._gpus, plan, replicas[0], homes)
+
+    def _tell_of_detours(self, replicas: Sequence[Sequence[Stage]], plan: Plan) -> None:
+        """Warns, once for all, of neighbours whose tensors go through the host."""
+        lanes = self._gpus.lanes
+        homes = [
+            [plan.placement.device_of(stage.index, number) for stage in stages]
+            for number, stages in enumerate(replicas)
+        ]
+        ends = {(low, high) for of_replica in homes for low, high in pairwise(of_replica)}
+        ends |= {(high, low) for low, high in ends}
+        detours = sorted((a, b) for a, b in ends if not lanes.reaches(a, b))
+        if detours:
+            names = ", ".join(f"{a} to {b}" for a, b in detours)
+            # As from the line that makes the pipeline.
+            warnings.warn(
+                f"pykern: these devices of the plan do not reach each other's memory: {names}. "
+                "Copies go through pinned memory of the host, which is slow",
+                stacklevel=4,
+            )
 
     def program(self, plan: Plan) -> _C.StreamProgram:
         """The plan, ready to run."""

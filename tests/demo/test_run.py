@@ -4,6 +4,7 @@ import io
 import json
 import re
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from pykern.demo.train import held_out_loss, train
 from pykern.models import gpt, next_token_loss
 from pykern.plan import Plan
 from pykern.schedules import gpipe, hanayo, interleaved
+from tests.fake_cuda.host_gpus import host_gpus
 
 TINY = Settings(
     steps=3, blocks=1, width=8, heads=1, context=8, batch=4, held_out_windows=2, sample_bytes=9
@@ -34,10 +36,12 @@ def corpus(tmp_path: Path) -> Corpus:
     return text_file(path, TINY.window)
 
 
-def tell(plan: Plan, corpus: Corpus, out: Path, width: int = 100) -> str:
+def tell(
+    plan: Plan, corpus: Corpus, out: Path, width: int = 100, devices: str | None = None
+) -> str:
     """What the tiny demo prints where nobody watches."""
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    run(plan, f"cpu:{plan.num_devices}", corpus, out, console, TINY)
+    run(plan, devices or f"cpu:{plan.num_devices}", corpus, out, console, TINY)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -63,6 +67,18 @@ def test_it_tells_the_whole_story(plan: Plan, corpus: Corpus, tmp_path: Path) ->
     places = [story.find(part) for part in expected]
     assert -1 not in places
     assert places == sorted(places)
+
+
+def test_on_gpus_it_is_the_same(corpus: Corpus, tmp_path: Path) -> None:
+    def losses(story: str) -> list[str]:
+        return re.findall(r"loss (\d\.\d+)", story)
+
+    plan = hanayo(2, 4)
+    by_workers = tell(plan, corpus, tmp_path)
+    with host_gpus(2):
+        on_gpus = tell(plan, corpus, tmp_path, devices="cuda")
+    assert losses(on_gpus) == losses(by_workers)
+    assert "measured (last step)  makespan" in on_gpus
 
 
 def test_it_leaves_a_picture_and_a_trace_of_both_timelines(corpus: Corpus, tmp_path: Path) -> None:
@@ -110,6 +126,9 @@ class Plain(nn.Sequential):
         loss = next_token_loss(self(x), target)
         loss.backward()
         return loss.detach()
+
+    def tracing(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 def test_training_by_the_pipeline_is_training_the_plain_model(corpus: Corpus) -> None:

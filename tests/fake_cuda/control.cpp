@@ -136,6 +136,14 @@ void fake_kernel(cuda::CUstream stream, double duration_ns, const FakeAccess* ac
     });
 }
 
+void fake_order(cuda::CUstream before, cuda::CUstream after) {
+    tell("fake_order", [&](Model& model) {
+        fake::Event event{.context = model.stream(before).context};
+        model.record(model.stream(before), event);
+        model.wait(model.stream(after), event);
+    });
+}
+
 void fake_complete(cuda::CUstream stream) {
     tell("fake_complete", [&](Model& model) { model.schedule.complete(model.stream(stream)); });
 }
@@ -176,6 +184,10 @@ void fake_fail(const char* function, int nth, int error, int sticky) {
         fake::known_function(model, function);
         model.faults.plan(function, nth, error, sticky != 0);
     });
+}
+
+void fake_drop_wait(int nth) {
+    tell("fake_drop_wait", [&](Model& model) { model.waits_to_drop = nth; });
 }
 
 int fake_violations() {

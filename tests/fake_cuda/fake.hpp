@@ -49,6 +49,9 @@ PYKERN_FAKE_EXPORT void fake_allow_undeclared(int allowed);
 // Work on a stream that touches these ranges: what a callback did at the time of the call.
 PYKERN_FAKE_EXPORT void fake_kernel(pykern::cuda::CUstream stream, double duration_ns,
                                     const FakeAccess* accesses, std::size_t num_accesses);
+// What is issued to `after` from here on comes after what `before` holds by now: what torch does by
+// an event, and what no test lets fail.
+PYKERN_FAKE_EXPORT void fake_order(pykern::cuda::CUstream before, pykern::cuda::CUstream after);
 // Runs what is needed to have all done that is on the stream by now. It orders nothing.
 PYKERN_FAKE_EXPORT void fake_complete(pykern::cuda::CUstream stream);
 PYKERN_FAKE_EXPORT void fake_run_all();
@@ -70,6 +73,10 @@ PYKERN_FAKE_EXPORT pykern::cuda::CUgraph fake_make_mix_graph(double duration_ns,
 // From now on, the nth call (1 is the next) of a function fails with this error. If it is sticky,
 // so does every later call of any function, and work that is under way is lost.
 PYKERN_FAKE_EXPORT void fake_fail(const char* function, int nth, int error, int sticky);
+
+// From now on, the nth wait of a stream for an event (1 is the next) is left out: so tests see
+// whether they would have noticed that it is missing.
+PYKERN_FAKE_EXPORT void fake_drop_wait(int nth);
 
 // Asked at the end. A text lives until the next call of the same function.
 PYKERN_FAKE_EXPORT int fake_violations();

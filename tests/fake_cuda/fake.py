@@ -80,12 +80,14 @@ def load() -> ctypes.CDLL:
         ("fake_forget", None, [number]),
         ("fake_allow_undeclared", None, [ctypes.c_int]),
         ("fake_kernel", None, [pointer, ctypes.c_double, accesses, size]),
+        ("fake_order", None, [pointer, pointer]),
         ("fake_complete", None, [pointer]),
         ("fake_run_all", None, []),
         ("fake_begin_step", None, []),
         ("fake_make_graph", pointer, [ctypes.c_double, RUN, pointer]),
         ("fake_graph_access", None, [pointer, number, size, ctypes.c_int]),
         ("fake_fail", None, [ctypes.c_char_p] + [ctypes.c_int] * 3),
+        ("fake_drop_wait", None, [ctypes.c_int]),
         ("fake_violations", ctypes.c_int, []),
         ("fake_violation", ctypes.c_char_p, [ctypes.c_int]),
         ("fake_leaks", ctypes.c_char_p, []),
@@ -198,6 +200,10 @@ class FakeCuda:
             stream, duration_ns, (Access * len(accesses))(*accesses), len(accesses)
         )
 
+    def order(self, before: int, after: int) -> None:
+        """What is issued to `after` from here on comes after what `before` holds by now."""
+        self.library.fake_order(before, after)
+
     def complete(self, stream: int) -> None:
         """Runs what is needed for all on the stream to be done. It orders nothing."""
         self.library.fake_complete(stream)
@@ -235,6 +241,10 @@ class FakeCuda:
     def fail(self, function: str, nth: int, error: int, *, sticky: bool = False) -> None:
         """The nth call of a function from now on fails; if sticky, so does every later call."""
         self.library.fake_fail(function.encode(), nth, error, sticky)
+
+    def drop_wait(self, nth: int) -> None:
+        """The nth wait of a stream for an event, from now on, is left out."""
+        self.library.fake_drop_wait(nth)
 
     def calls(self, function: str) -> int:
         return self.library.fake_calls(function.encode())

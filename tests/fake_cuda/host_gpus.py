@@ -5,10 +5,12 @@ and nothing else that need not be; so what a missing wait leaves undone is not t
 action has read, written and allocated is then told to the driver's model as one kernel.
 """
 
+import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -16,11 +18,36 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pykern import _C
 from pykern.devices import Lane
+from pykern.runtime import cuda
 from pykern.runtime.cuda import Graph
 from tests.fake_cuda.fake import FakeCuda, Range
 
 # Points a tensor at memory, such as a slot of another device, and touches none of it.
 POINTS = torch.ops.aten.set_.source_Storage_storage_offset
+
+
+@contextmanager
+def host_gpus(num_gpus: int) -> Iterator[FakeCuda]:
+    """For one pipeline: within it pykern finds so many GPUs; in the end no rule is broken."""
+    with unchecked_gpus(num_gpus) as fake:
+        yield fake
+    assert not fake.violations, fake.violations[:3]
+    assert not fake.leaks, fake.leaks
+
+
+@contextmanager
+def unchecked_gpus(num_gpus: int) -> Iterator[FakeCuda]:
+    """The same for several, where each takes what the one before has left for memory in use."""
+    fake = FakeCuda(num_devices=num_gpus)
+    fake.allow_undeclared()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HostGpus, "fake", fake, raising=False)
+        patch.setattr(cuda, "Gpus", HostGpus)
+        patch.setattr(torch.version, "cuda", "13.0")
+        patch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+        yield fake
+    gc.collect()
+    fake.close()
 
 
 class HostGpus:
@@ -34,7 +61,7 @@ class HostGpus:
         self._gpu_of = [lane.device.index for lane in lanes]
         self.lanes = _C.Lanes([(lane.device.index, lane.part, lane.num_parts) for lane in lanes])
         self._callers = {gpu: self.fake.stream(gpu) for gpu in sorted(set(self._gpu_of))}
-        self._rings = {gpu: self.lanes.ring(gpu) for gpu in self._callers}
+        self._host = self.fake.stream(min(self._callers))
         self._memory = _Memory(self.fake)
         self.errors: list[Exception] = []
 
@@ -67,10 +94,12 @@ class HostGpus:
             yield
 
     def on_lane(self, lane: int, num_bytes: int) -> Tensor:
-        return self._persistent(num_bytes, self._rings[self._gpu_of[lane]])
+        # What is let go of after a step is used by later steps only, which the caller is behind.
+        return self._persistent(num_bytes, self._callers[self._gpu_of[lane]])
 
     def pinned(self, num_bytes: int) -> Tensor:
-        return self._persistent(num_bytes, self._rings[min(self._rings)])
+        # The host may use it again at once, so it must have waited: this stream has nothing else.
+        return self._persistent(num_bytes, self._host)
 
     def generators(self) -> bytes:
         return torch.default_generator.get_state().numpy().tobytes()
@@ -112,14 +141,15 @@ class HostGpus:
         reads = [place for place, written in watch.touched.items() if not written]
         writes = [place for place, written in watch.touched.items() if written]
         for result in results:
-            storage = result.untyped_storage()
-            writes.append((storage.data_ptr(), storage.nbytes()))
+            memory: Any = result.untyped_storage()
+            writes.append((memory.data_ptr(), memory.nbytes()))
             # Nothing has been computed yet.
-            storage.fill_(0xFF)
+            memory.fill_(0xFF)
         graph = self.fake.graph(
             replay,
             [place for place in reads if self._memory.lasts(place)],
             [place for place in writes if self._memory.lasts(place)],
+            self.duration_ns,
         )
         return Graph(self, self.fake.instantiate(graph), graph)  # type: ignore[arg-type]
 
@@ -141,6 +171,8 @@ class _Memory:
         self._freed: dict[int, Any] = {}
         # Addresses that stay from step to step: of rings, and of what graphs give out.
         self._lasting: set[int] = set()
+        # By address: the GPU and the stream whose action has made it.
+        self._makers: dict[int, tuple[int, int]] = {}
         # What is not the program's, such as the state of a generator.
         self._others: dict[int, Any] = {}
         # By place: the GPUs that have used it, and the one that has written to it last.
@@ -152,12 +184,17 @@ class _Memory:
     def lasts(self, place: Range) -> bool:
         return place[0] in self._lasting
 
-    def add(self, storage: Any, stream: int, *, lasts: bool = False) -> None:
+    def add(
+        self, storage: Any, stream: int, gpu: int | None = None, *, lasts: bool = False
+    ) -> None:
+        """Memory of a stream, which an action on that GPU has made where one is named."""
         address = storage.data_ptr()
         if lasts and address:
             self._lasting.add(address)
         if address and address not in self._held:
             self._held[address] = storage
+            if gpu is not None:
+                self._makers[address] = gpu, stream
             self._fake.alloc(address, storage.nbytes(), stream)
 
     def meet(self, storage: Any) -> None:
@@ -167,10 +204,14 @@ class _Memory:
 
     @contextmanager
     def kernel(self, gpu: int, stream: int) -> Iterator[None]:
-        with _Watch(self, stream) as watch:
+        with _Watch(self, stream, gpu) as watch:
             yield
         reads = [place for place, written in watch.touched.items() if not written]
         writes = [place for place, written in watch.touched.items() if written]
+        brought = [place for place in reads if self._makers.get(place[0], (gpu,))[0] != gpu]
+        for place in brought:
+            self._bring(place, stream)
+        reads = [place for place in reads if place not in brought]
         self._fake.kernel(stream, reads, writes, HostGpus.duration_ns)
         for place, written in watch.touched.items():
             users, writer = self._users.get(place, (set(), None))
@@ -180,6 +221,13 @@ class _Memory:
     def begin(self) -> None:
         """Begins a step: whoever writes now may have been given what lasted until here."""
         self._release(self._lasting)
+
+    def _bring(self, place: Range, stream: int) -> None:
+        """What `to` does between GPUs: a copy by the source's stream, which both wait for."""
+        _, source = self._makers[place[0]]
+        self._fake.order(stream, source)
+        self._fake.kernel(source, reads=[place])
+        self._fake.order(source, stream)
 
     def write_all(self, gpu: int, stream: int) -> None:
         """Writes to what only this GPU has used, and what the program still holds of it."""
@@ -210,13 +258,15 @@ class _Memory:
                 self._fake.free(address)
                 self._lasting.discard(address)
                 self._freed[address] = self._held.pop(address)
+                self._makers.pop(address, None)
 
 
 class _Watch(TorchDispatchMode):
     """Notes the memory that operations touch."""
 
-    def __init__(self, memory: _Memory, stream: int) -> None:
+    def __init__(self, memory: _Memory, stream: int, gpu: int | None = None) -> None:
         super().__init__()
+        self._gpu = gpu
         self.touched: dict[Range, bool] = {}
         self._memory = memory
         self._stream = stream
@@ -235,7 +285,7 @@ class _Watch(TorchDispatchMode):
             self._touch(tensor, written=False)
         if not func.is_view:
             for tensor in _tensors((result, written)):
-                self._memory.add(tensor.untyped_storage(), self._stream)
+                self._memory.add(tensor.untyped_storage(), self._stream, self._gpu)
                 self._touch(tensor, written=True)
         return result
 

@@ -107,6 +107,7 @@ struct Model {
     double host_ns = 0;
     int step = 0;
     std::uint64_t staged_copies = 0;
+    int waits_to_drop = 0;  // the wait at which it reaches 0 is left out
 
     // What a handle stands for. A wrong one is a violation, and ends the call.
     Device& device(int ordinal);

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from pykern.runtime import cuda
 from tests.fake_cuda.fake import FakeCuda
-from tests.fake_cuda.host_gpus import HostGpus
+from tests.fake_cuda.host_gpus import host_gpus
 
 
 @pytest.fixture(autouse=True)
@@ -22,15 +21,17 @@ def _one_thread_and_a_seed() -> Iterator[None]:
 
 
 @pytest.fixture
-def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
+def gpus() -> Iterator[FakeCuda]:
     """Eight GPUs; in the end no rule is broken and nothing is left."""
-    fake = FakeCuda(num_devices=8)
-    fake.allow_undeclared()
-    monkeypatch.setattr(HostGpus, "fake", fake, raising=False)
-    monkeypatch.setattr(cuda, "Gpus", HostGpus)
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    yield fake
+    # What is there by now is not looked through each time that pipelines are collected.
+    gc.freeze()
+    with host_gpus(8) as fake:
+        yield fake
+    gc.unfreeze()
+
+
+def expect_nothing_broken(fake: FakeCuda) -> None:
+    """For a test of several pipelines, of which those so far must be gone."""
     gc.collect()
     fake.close()
     assert fake.violations == []

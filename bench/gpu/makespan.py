@@ -1,0 +1,81 @@
+"""Measured makespans of pipelines of calibrated stages, against the simulator."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pykern.plan import Costs, Plan, simulate
+from pykern.schedules import gpipe, hanayo, interleaved, one_f_one_b
+
+from .frame import Json
+from .spin import Sleep, Spin, Times, calibrated, measured_costs
+from .tools import DEVICE
+from .variants import FOURS, WARM_UP, Capture, finish, of_each, pipeline
+
+NUM_MICROBATCHES = 8
+TIMES = Times(forward_us=2000, input_us=2000, weight_us=2000)
+PLANS = {
+    "gpipe": gpipe(4, NUM_MICROBATCHES),
+    "1f1b": one_f_one_b(4, NUM_MICROBATCHES),
+    "interleaved": interleaved(4, NUM_MICROBATCHES, 2),
+    "hanayo W=1": hanayo(4, NUM_MICROBATCHES, 1),
+    "hanayo W=2": hanayo(4, NUM_MICROBATCHES, 2),
+}
+
+
+def run(folder: Path) -> Json:
+    sleep = calibrated()
+    x = torch.zeros(NUM_MICROBATCHES, 64, device=DEVICE)
+    costs = measured_costs(sleep, TIMES, x[:1])
+    return {
+        "costs_ns": {"forward": costs.forward_ns, "backward": costs.backward_ns},
+        "ratios": measure(sleep, costs, x),
+    }
+
+
+def measure(sleep: Sleep, costs: Costs, x: Tensor) -> Json:
+    return {
+        name: {
+            devices_name: of_each(partial(against, plan, devices, sleep, costs, x))
+            for devices_name, devices in FOURS.items()
+        }
+        for name, plan in PLANS.items()
+    }
+
+
+def against(
+    plan: Plan, devices: Any, sleep: Sleep, costs: Costs, x: Tensor, capture: Capture
+) -> Json:
+    """Ratios to the simulated makespan: of the trace, and of the whole step by the host's clock.
+
+    The least of three, since anything else on the machine only adds.
+    """
+    model = nn.Sequential(*(Spin(sleep, TIMES) for _ in range(plan.num_stages)))
+    simulated_ns = simulate(plan, costs).makespan_ns
+    with pipeline(model, plan, devices, capture, Tensor.sum) as pipe:
+        for _ in range(WARM_UP):
+            pipe.step(x)
+        finish()
+        steps_ns, traced_ns = [], []
+        for _ in range(3):
+            start = time.perf_counter_ns()
+            pipe.step(x)
+            finish()
+            steps_ns.append(time.perf_counter_ns() - start)
+        found = {"step_by_simulated": min(steps_ns) / simulated_ns}
+        if capture == "step":  # a step that is traced is not one graph
+            return found
+        for _ in range(3):
+            with pipe.tracing():
+                pipe.step(x)
+            traced_ns.append(pipe.timeline().makespan_ns)
+        return found | {
+            "traced_by_simulated": min(traced_ns) / simulated_ns,
+            "bubble_ratio": pipe.timeline().bubble_ratio,
+        }

@@ -1,0 +1,40 @@
+"""compute-sanitizer over a few steps of each way to run them: memcheck and racecheck."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from .frame import ROOT, Json
+
+TOOLS = ("memcheck", "racecheck")
+# memcheck counts in the first form, racecheck in the second.
+SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) errors?|RACECHECK SUMMARY: .*\((\d+) errors?, .*\)")
+
+
+def run(folder: Path) -> Json:
+    return {tool: checked(tool, folder) for tool in TOOLS}
+
+
+def checked(tool: str, folder: Path) -> Json:
+    done = subprocess.run(
+        ["compute-sanitizer", "--tool", tool, sys.executable, "-m", "bench.gpu.each_once"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    (folder / f"{tool}.log").write_text(done.stdout)
+    errors = errors_in(done.stdout)
+    if errors is None or done.returncode != 0:
+        raise RuntimeError(f"{tool} ended with {done.returncode}: {done.stdout[-2000:]}")
+    return {"errors": errors, "ran": re.findall(r"^ran (.*)$", done.stdout, re.MULTILINE)}
+
+
+def errors_in(output: str) -> int | None:
+    """What the tool has counted; none where it says nothing, as when it could not begin."""
+    counts = [int(first or second) for first, second in SUMMARY.findall(output)]
+    return sum(counts) if counts else None

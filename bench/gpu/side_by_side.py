@@ -1,0 +1,66 @@
+"""Contenders on the GPU: made where they can be, compared with the first, then timed in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+
+import torch
+from torch import Tensor
+
+from bench.contenders import Task
+from bench.harness import Contender, PlainRounds, assert_same_answer, interleave, judge
+from pykern.plan import Plan
+
+from .frame import Json
+from .variants import FOURS, WARM_UP, Capture, pipeline
+
+Make = Callable[[], Contender]
+
+
+def side_by_side(claim: str, makers: Mapping[str, Make], rounds: int, tolerance: float) -> Json:
+    """Step times beside the first contender's; of one that is absent or wrong, the error."""
+    errors: dict[str, str] = {}
+    there: list[Contender] = []
+    for name, make in makers.items():
+        try:
+            contender = make()
+            if there:
+                assert_same_answer([there[0], contender], tolerance)
+        except ImportError as absent:
+            errors[name] = f"absent: {absent}"
+        except Exception as error:
+            errors[name] = f"{type(error).__name__}: {error}"[:500]
+        else:
+            there.append(contender)
+    if not there:
+        raise RuntimeError(f"no contender of {claim} runs: {errors}")
+    samples = interleave(PlainRounds(), there, rounds)
+    records = judge(claim, claim, samples, there[0].name, lambda *_: {}) if rounds > 1 else []
+    return {
+        "ran": [contender.name for contender in there],
+        "records": [asdict(record) for record in records],
+        "errors": errors,
+    }
+
+
+def of_pykern(name: str, task: Task, plan: Plan, capture: Capture) -> Contender:
+    """A pipeline of four devices on one GPU, warm."""
+    model = task.fresh()
+    pipe = pipeline(model, plan, FOURS["streams"], capture, task.loss_fn, "parameters")
+
+    def step() -> float:
+        return pipe.step(task.inputs, target=task.target).item()
+
+    for _ in range(WARM_UP):
+        step()
+    return Contender(name, step, lambda: gradients(model), lambda: clear(model))
+
+
+def gradients(model: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def clear(model: torch.nn.Module) -> None:
+    """In place: graphs add to the gradients that were there when they were captured."""
+    model.zero_grad(set_to_none=False)

@@ -1,0 +1,146 @@
+"""The GPU session's measurements of pipelines are right, on GPUs that are the host.
+
+Whether the GPU's rules are kept is for the tests of pipelines; here, several share a host.
+"""
+
+import importlib.util
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import pykern
+from bench.gpu import action_cpu, copy_overlap, each_once, makespan, peers, sanitizer
+from bench.gpu.spin import Spin, Times
+from bench.gpu.variants import FOURS
+from pykern import schedules
+from pykern.plan import Action, Costs, Kind, Placement, Span, Timeline
+from tests.fake_cuda.host_gpus import HostGpus, unchecked_gpus
+
+HOST = torch.device("cpu")
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="the real driver is loaded")
+pytestmark = no_gpu
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """One, on which every action takes as long as any other: far longer than the host."""
+    monkeypatch.setattr(HostGpus, "duration_ns", 1e9)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with unchecked_gpus(1):
+        yield
+    torch.set_num_threads(threads)
+    torch.autograd.set_multithreading_enabled(True)
+
+
+def no_sleep(us: float) -> None:
+    """The driver's clock is told of actions as a whole."""
+
+
+COSTS = Costs(forward_ns=1e9, backward_ns=1e9)
+
+
+@pytest.mark.parametrize("name", makespan.PLANS)
+@pytest.mark.parametrize("devices", FOURS)
+def test_a_measured_makespan_is_the_simulated_one(gpu: None, devices: str, name: str) -> None:
+    x = torch.zeros(makespan.NUM_MICROBATCHES, 4)
+    plan = makespan.PLANS[name]
+    figures = makespan.against(plan, FOURS[devices], no_sleep, COSTS, x, capture=False)
+    assert figures["traced_by_simulated"] == pytest.approx(1, abs=0.01)
+
+
+@pytest.mark.slow
+def test_makespans_are_measured_of_each_variant(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(makespan, "PLANS", {"1f1b": makespan.PLANS["1f1b"]})
+    figures = makespan.measure(no_sleep, COSTS, torch.zeros(makespan.NUM_MICROBATCHES, 4))
+    assert list(figures["1f1b"]) == list(FOURS)
+    for of_devices in figures["1f1b"].values():
+        assert list(of_devices) == ["eager", "graph", "step"]
+        assert of_devices["graph"]["traced_by_simulated"] == pytest.approx(1, abs=0.01)
+        assert of_devices["step"]["step_by_simulated"] > 0
+
+
+def test_what_copies_overlap_with_is_measured(gpu: None) -> None:
+    figures = copy_overlap.measure(no_sleep, torch.zeros(copy_overlap.NUM_MICROBATCHES, 8))
+    assert figures["message_bytes"] == 32
+    for devices in ("streams", "groups"):
+        for variant in ("eager", "graph"):
+            found = figures[devices][variant]
+            assert found["copies"] == 2 * 3 * copy_overlap.NUM_MICROBATCHES
+            assert found["makespan_ms"] == pytest.approx(11 * 2 * 1e3, rel=0.01)
+            assert 0 <= found["share_while_both_compute"] <= 1
+
+
+def test_shares_of_copies_by_hand() -> None:
+    def row(*times: tuple[float, float], kind: Kind, stage: int) -> list[Span]:
+        return [Span(Action(kind, stage, m), *time) for m, time in enumerate(times)]
+
+    actions = Timeline(
+        [
+            row((0, 10), (20, 30), kind=Kind.F, stage=0),
+            row((12, 26), kind=Kind.F, stage=1),
+        ]
+    )
+    # Sender and receiver: nobody computes for 2, the receiver for 8, both for 4.
+    copies = Timeline([row((10, 24), kind=Kind.COPY_F, stage=0)])
+    figures = copy_overlap.figures(Placement.linear(2), actions, copies)
+    assert figures["copy_ms"] == pytest.approx(14 / 1e6)
+    assert figures["share_while_sender_or_receiver_computes"] == pytest.approx(12 / 14)
+    assert figures["share_while_both_compute"] == pytest.approx(4 / 14)
+
+
+def test_cpu_time_of_an_action_is_measured(gpu: None) -> None:
+    figures = action_cpu.measure(HOST, rounds=2)
+    assert figures["actions"] == 2 * 4 * 32
+    assert figures["eager"]["us_per_action"] > figures["plain loop"]["us_per_action"] > 0
+
+
+def test_every_way_takes_its_steps(gpu: None, capsys: pytest.CaptureFixture[str]) -> None:
+    each_once.steps(HOST, {"eager": False})
+    assert capsys.readouterr().out.splitlines() == ["ran streams, eager", "ran groups, eager"]
+
+
+def test_peers_are_compared_and_timed(gpu: None) -> None:
+    figures = peers.measure("tiny", peers.tiny(HOST), rounds=2)
+    wanted = ["plain loop", "pykern eager", "pykern graph"]
+    if "step" not in figures["errors"]:
+        wanted.append("pykern step")
+    wanted.append("torch runtime, 1 process")
+    older = {"torchgpipe": "torchgpipe", "fairscale": "fairscale Pipe"}
+    for name, contender in older.items():
+        if importlib.util.find_spec(name):
+            wanted.append(contender)
+        else:
+            assert figures["errors"][name].startswith("absent: ")
+    assert [record["contender"] for record in figures["records"]] == wanted
+
+
+@pytest.mark.parametrize(
+    ("output", "errors"),
+    [
+        ("========= ERROR SUMMARY: 0 errors", 0),
+        ("========= ERROR SUMMARY: 12 errors", 12),
+        ("========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)", 0),
+        ("========= RACECHECK SUMMARY: 3 hazards displayed (2 errors, 1 warning)", 2),
+        ("Device not supported", None),
+    ],
+)
+def test_the_sanitizers_count_is_read(output: str, errors: int | None) -> None:
+    assert sanitizer.errors_in(f"========= COMPUTE-SANITIZER\n{output}\n") == errors
+
+
+def test_a_spinning_stage_sleeps_in_each_part_of_backward() -> None:
+    slept: list[float] = []
+    times = Times(forward_us=1, input_us=20, weight_us=300)
+    stages = [Spin(slept.append, times) for _ in range(2)]
+    with pykern.Pipeline(
+        stages, devices="cpu:2", schedule=schedules.zb_h1(2, 1), loss_fn=torch.sum
+    ) as pipe:
+        pipe.step(torch.zeros(2, 3))
+        rows = [[action.kind for action in row] for row in pipe.plan.rows]
+    assert rows == [[Kind.F, Kind.I, Kind.W]] * 2
+    # F, F, I of stage 1, then its W beside the backward of stage 0, which is W's as a whole: there,
+    # x needs no gradient.
+    assert slept[:3] == [1, 1, 20]
+    assert sorted(slept[3:]) == [20, 300, 300]
