@@ -210,6 +210,8 @@ class FakeCuda:
 
     def synchronize(self) -> None:
         """Waits for the devices in use, whatever they say, as far as they have been used."""
+        if not self._contexts:
+            return  # closed
         before = ctypes.c_void_p()
         self.result("cuCtxGetCurrent", ctypes.byref(before))
         for context in self._contexts:

@@ -58,6 +58,8 @@ class HostGpus:
     duration_ns = 1000.0
 
     def __init__(self, lanes: Sequence[Lane]) -> None:
+        # Held, because the class has none any more when the last pipelines are collected.
+        self.fake = self.fake
         self._gpu_of = [lane.device.index for lane in lanes]
         self.lanes = _C.Lanes([(lane.device.index, lane.part, lane.num_parts) for lane in lanes])
         self._callers = {gpu: self.fake.stream(gpu) for gpu in sorted(set(self._gpu_of))}
