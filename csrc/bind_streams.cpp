@@ -200,6 +200,10 @@ void bind_lanes(py::module_& module) {
             },
             "lane"_a, "Handle of the stream on which the lane computes.")
         .def(
+            "ring",
+            [](const Lanes& self, int gpu) { return reinterpret_cast<Address>(self.ring(gpu)); },
+            "gpu"_a, "Handle of a stream of the GPU on which nothing runs.")
+        .def(
             "reaches",
             [](const Lanes& self, int sender, int receiver) {
                 in_range("sender", sender, self.size());

@@ -35,6 +35,7 @@ Lanes::Lanes(std::vector<LaneName> names) : names_(std::move(names)) {
 
 void Lanes::add(const LaneName& name) {
     const cuda::PrimaryContext& primary = primaries_.try_emplace(name.gpu, name.gpu).first->second;
+    if (!rings_.contains(name.gpu)) rings_.emplace(name.gpu, cuda::make_stream(primary.get()));
     if (name.num_parts == 1) {
         contexts_.push_back(primary.get());
         compute_.push_back(cuda::make_stream(primary.get()));

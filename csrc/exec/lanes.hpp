@@ -35,6 +35,8 @@ class Lanes {
     cuda::CUcontext compute_context(int lane) const {
         return contexts_[static_cast<std::size_t>(lane)];
     }
+    // Nothing runs on it: memory that torch allocates there has been used by nobody else's work.
+    cuda::CUstream ring(int gpu) const { return rings_.at(gpu).get(); }
     // Whether the GPU of one lane can write to the memory of the other's.
     bool reaches(int from, int to) const;
     // A context for each GPU in use.
@@ -45,6 +47,7 @@ class Lanes {
 
     std::vector<LaneName> names_;
     std::map<int, cuda::PrimaryContext> primaries_;
+    std::map<int, cuda::Stream> rings_;
     std::map<int, cuda::Partition> partitions_;
     std::vector<cuda::CUcontext> contexts_;
     std::vector<cuda::Stream> compute_;

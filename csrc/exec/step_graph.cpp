@@ -1,6 +1,9 @@
 #include "exec/step_graph.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <exception>
 #include <functional>
 #include <optional>
 #include <stdexcept>
@@ -137,7 +140,16 @@ cuda::GraphExec make_exec(const StreamJob& job) {
 StepGraph::StepGraph(const StreamJob& job)
     : job_(job), version_(job.version()), exec_(make_exec(job)) {}
 
-StepGraph::~StepGraph() { drain(); }
+StepGraph::~StepGraph() {
+    if (exec_.get_deleter().process != getpid()) return;
+    try {
+        // Whichever thread this is, another context or none may be current.
+        const cuda::CurrentContext current(job_.lanes().primary(0));
+        drain();
+    } catch (const std::exception&) {
+        return;
+    }
+}
 
 void StepGraph::run(const std::map<int, cuda::CUstream>& callers) const {
     const cuda::CurrentContext restore(job_.lanes().primary(0));

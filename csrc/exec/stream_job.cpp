@@ -60,8 +60,9 @@ void StreamJob::make_events() {
         start_.emplace(gpu, cuda::make_event(primary.get(), cuda::kEventDisableTiming));
     }
     for (int lane = 0; lane < lanes_->size(); ++lane) {
-        lane_end_.push_back(
-            cuda::make_event(lanes_->compute_context(lane), cuda::kEventDisableTiming));
+        const cuda::CUcontext context = lanes_->compute_context(lane);
+        lane_start_.push_back(cuda::make_event(context, cuda::kEventDisableTiming));
+        lane_end_.push_back(cuda::make_event(context, cuda::kEventDisableTiming));
     }
     for (const CopyStream& copy_stream : program_.copy_streams()) {
         const auto make_event = [this](int device) {

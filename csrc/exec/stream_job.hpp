@@ -82,6 +82,10 @@ class StreamJob {
     const std::vector<CopyLane>& copy_lanes() const { return copy_lanes_; }
     // Of a task that is awaited.
     cuda::CUevent done(TaskNumber task) const { return done_[task].get(); }
+    // When all that the lane did before the step is done, and the step may begin there.
+    cuda::CUevent lane_start(int lane) const {
+        return lane_start_[static_cast<std::size_t>(lane)].get();
+    }
     cuda::CUevent lane_end(int lane) const {
         return lane_end_[static_cast<std::size_t>(lane)].get();
     }
@@ -105,6 +109,7 @@ class StreamJob {
 
     std::vector<CopyLane> copy_lanes_;
     std::vector<cuda::Event> done_;
+    std::vector<cuda::Event> lane_start_;
     std::vector<cuda::Event> lane_end_;
     std::map<int, cuda::Event> start_;
 };

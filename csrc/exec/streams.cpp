@@ -70,21 +70,21 @@ bool Dispatch::run() {
     }
 }
 
-// Every stream waits for what its GPU's caller has issued so far; a copy stream also for that of
-// the receiver, whose slots it is about to fill.
+// Every stream waits for what its GPU's caller has issued so far. A copy stream waits for its two
+// lanes, which are then through with the step before, whoever called that: it fills slots of the
+// receiver.
 void Dispatch::begin() {
     const Lanes& lanes = job_.lanes();
     job_.record_start(callers_);
     for (int lane = 0; lane < lanes.size(); ++lane) {
         wait(lanes.compute(lane), job_.start(lanes.gpu_of(lane)));
+        driver::cuEventRecord(job_.lane_start(lane), lanes.compute(lane));
     }
     for (std::size_t i = 0; i < job_.copy_lanes().size(); ++i) {
         const CopyStream& ends = program_.copy_streams()[i];
         const cuda::CUstream stream = job_.copy_lanes()[i].stream.get();
-        wait(stream, job_.start(lanes.gpu_of(ends.sender)));
-        if (lanes.gpu_of(ends.receiver) != lanes.gpu_of(ends.sender)) {
-            wait(stream, job_.start(lanes.gpu_of(ends.receiver)));
-        }
+        wait(stream, job_.lane_start(ends.sender));
+        wait(stream, job_.lane_start(ends.receiver));
     }
 }
 

@@ -172,10 +172,9 @@ class Recording:
             else:
                 loss = self._twins[-1].outputs[slot][0]
                 after = [_transfer(self._loss_of[number], loss)]
-        elif action.kind in (Kind.B, Kind.I):
-            before = self._fill_gradients(stage, slot, number)
-            if stage > 0:
-                self._send(Kind.COPY_B, stage, number, twin.outgoing[slot])
+        elif action.kind in (Kind.B, Kind.I) and stage > 0:
+            after = self._give_gradients(stage, slot, number)
+            self._send(Kind.COPY_B, stage, number, twin.outgoing[slot])
         handles = (graph.exec, graph.graph) if graph is not None else (0, 0)
         program.set_launch(action, *handles, before, after)
 
@@ -192,11 +191,16 @@ class Recording:
             transfers += _transfers(_tensors(self._targets[slot]), targets)
         return transfers
 
-    def _fill_gradients(self, stage: int, slot: int, number: int) -> list[Transfer]:
-        if stage + 1 == len(self._twins) or self._lane_of[stage + 1] != self._lane_of[stage]:
+    def _give_gradients(self, stage: int, slot: int, number: int) -> list[Transfer]:
+        """What goes from a B or I to the stage before on the same lane.
+
+        At once, because the slot may have a new microbatch before the other B or I begins; that one
+        has held its own slot since its F.
+        """
+        if self._lane_of[stage - 1] != self._lane_of[stage]:
             return []
-        made = self._twins[stage + 1].outgoing[self._slot(stage + 1, number)]
-        return _transfers(self._twins[stage].incoming[slot], made)
+        places = self._twins[stage - 1].incoming[self._slot(stage - 1, number)]
+        return _transfers(places, self._twins[stage].outgoing[slot])
 
     def _send(self, kind: Kind, stage: int, number: int, made: Sequence[Tensor | None]) -> None:
         """Sets what the copy of a result moves, where its reader is on another lane."""

@@ -49,9 +49,15 @@ class Ring:
         return tensor.untyped_storage().data_ptr() in self._addresses
 
     def end(self) -> None:
-        """Lets go of what has been replaced: after the step, nothing reads it any more."""
-        self._addresses -= {buffer.data_ptr() for buffer in self._outgrown}
-        self._outgrown.clear()
+        """Lets go of what has been replaced, when nothing reads it any more.
+
+        The step is issued, not done, and torch would give the memory to others at once: it knows
+        nothing of the copies.
+        """
+        if self._outgrown:
+            self._memory.synchronize()
+            self._addresses -= {buffer.data_ptr() for buffer in self._outgrown}
+            self._outgrown.clear()
 
     def _room(self, place: tuple[Any, ...], num_bytes: int, *, host: bool) -> Tensor:
         buffer = self._buffers.get(place)

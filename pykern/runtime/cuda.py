@@ -34,8 +34,10 @@ class Gpus:
         ]
         self._unique = sorted({device.index for device in self._devices})
         # Rings are allocated on streams that compute nothing, so that no memory comes back to them
-        # that a kernel may still use.
-        self._ring_streams = {gpu: torch.cuda.Stream(gpu) for gpu in self._unique}
+        # that a kernel may still use. torch's own streams may be the user's as well.
+        self._ring_streams = {
+            gpu: torch.cuda.ExternalStream(self.lanes.ring(gpu), gpu) for gpu in self._unique
+        }
         self._connect()
 
     def _connect(self) -> None:
@@ -63,16 +65,16 @@ class Gpus:
         On every GPU, because a copy by torch between two of them runs on the current streams of
         both.
         """
-        device = torch.cuda.current_device()
         before = [torch.cuda.current_stream(gpu) for gpu in self._unique]
-        try:
-            for own in self._compute:
-                torch.cuda.set_stream(own)
-            yield
-        finally:
-            for stream in before:
-                torch.cuda.set_stream(stream)
-            torch.cuda.set_device(device)
+        # Restores the caller's device without making a context there, where there was none.
+        with torch.cuda.device(self._unique[0]):
+            try:
+                for own in self._compute:
+                    torch.cuda.set_stream(own)
+                yield
+            finally:
+                for stream in before:
+                    torch.cuda.set_stream(stream)
 
     def active(self, lane: int) -> AbstractContextManager[object]:
         """Makes the lane's GPU and stream current."""
@@ -103,17 +105,16 @@ class Gpus:
         """What `run` issues to the lane's stream, without executing it."""
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         with torch.cuda.stream(self._compute[lane]):
-            # The default would let any thread's CUDA call spoil it.
-            graph.capture_begin(pool, capture_error_mode="thread_local")
             try:
+                # The default would let any thread's CUDA call spoil it.
+                graph.capture_begin(pool, capture_error_mode="thread_local")
                 run()
+                graph.capture_end()
             except BaseException:
-                # What went wrong in the capture is what matters, not that it cannot be ended.
-                with suppress(RuntimeError):
-                    graph.capture_end()
+                _abandon(graph, self._devices[lane].index, pool)
                 raise
-            graph.capture_end()
-        graph.instantiate()
+            # Here, where the lane's GPU is the current one.
+            graph.instantiate()
         return Graph(graph, graph.raw_cuda_graph_exec(), graph.raw_cuda_graph())
 
     def synchronize(self) -> None:
@@ -129,3 +130,28 @@ class Graph:
     captured: torch.cuda.CUDAGraph
     exec: int
     graph: int
+
+
+# Captures that torch could not end: its allocator of pinned memory goes on asking them.
+_abandoned: list[torch.cuda.CUDAGraph] = []
+
+
+def _abandon(graph: torch.cuda.CUDAGraph, gpu: int, pool: Any) -> None:
+    """Ends a capture in which something went wrong; that is what matters, so nothing is raised.
+
+    A capture that the driver has given up, because something in it waited for the GPU, torch cannot
+    end. Without the rest its allocator would not make room by freeing what it caches any more, and
+    the default generator would refuse to draw outside captures.
+    """
+    try:
+        graph.capture_end()
+    except RuntimeError:
+        _abandoned.append(graph)
+        # Refused by a torch that has done so itself (pytorch #180395).
+        with suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(gpu, pool)
+        with suppress(RuntimeError):
+            torch._C._cuda_releasePool(gpu, pool)
+        with suppress(RuntimeError):
+            generator = torch.cuda.default_generators[gpu]
+            generator.graphsafe_set_state(generator.clone_state())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 
@@ -33,6 +35,9 @@ class Streams:
 
     def __init__(self, lanes: Sequence[Lane], capture: Capture) -> None:
         self._gpus = cuda.Gpus(lanes)
+        # The last step may be under way when nobody wants its rings and graphs any more. At exit
+        # nobody else gets their memory.
+        weakref.finalize(self, _wait, self._gpus).atexit = False
         self._capture = capture
         self._recorder: Recorder | None = None
         self.claim = _C.StreamExecutor()
@@ -161,3 +166,9 @@ class Streams:
     def close(self) -> None:
         """Ends all work, after a step in progress in another thread has been issued."""
         self.claim.close()
+
+
+def _wait(gpus: cuda.Gpus) -> None:
+    # After a fork, or when the context is lost, there is nothing to wait for.
+    with suppress(RuntimeError):
+        gpus.synchronize()

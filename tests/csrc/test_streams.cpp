@@ -104,12 +104,8 @@ int waits_without(int nth, const Plan& plan, const std::vector<LaneName>& names)
 Unnoticed unnoticed_in(const Plan& plan, LaneNames lane_names, bool peers) {
     const std::vector<LaneName> names = lane_names(plan.num_devices());
     const StreamProgram program(lower(plan));
-    const auto gpu_of = [&](int device) { return names[static_cast<std::size_t>(device)].gpu; };
     const auto num_copy_streams = static_cast<int>(program.copy_streams().size());
-    int start = plan.num_devices() + num_copy_streams;
-    for (const CopyStream& ends : program.copy_streams()) {
-        if (gpu_of(ends.sender) != gpu_of(ends.receiver)) ++start;
-    }
+    const int start = plan.num_devices() + 2 * num_copy_streams;
     Unnoticed unnoticed;
     int num_waits = 1;
     for (int nth = 1; nth <= num_waits; ++nth) {
@@ -144,12 +140,12 @@ TEST_CASE("waits at the start and the end of a step can be left out where others
     // its sender and its receiver; at the end lanes wait for these copies, then callers for lanes.
     const Plan plan = by_slots(Placement::linear(3), 5, 1, 2);
     const Unnoticed unnoticed = unnoticed_in(plan, own_gpus, true);
-    // Lanes 1 and 2 begin with a copy, a copy with its sender, and gradients come when both ends
-    // have begun; activations have all arrived before the last gradients leave.
-    CHECK(unnoticed.at_start == "2 3 4 6 8 9 10 11 ");
+    // A copy begins with its sender, and gradients come when both ends have begun; activations have
+    // all arrived before the last gradients leave.
+    CHECK(unnoticed.at_start == "4 6 8 9 10 11 ");
     CHECK(unnoticed.at_end == "1 2 ");
     const Unnoticed forward = unnoticed_in(plan.forward_only(), own_gpus, true);
-    CHECK(forward.at_start == "2 3 4 6 ");
+    CHECK(forward.at_start == "4 6 ");
     CHECK(forward.at_end == "");
 }
 

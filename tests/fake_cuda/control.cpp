@@ -138,7 +138,8 @@ void fake_kernel(cuda::CUstream stream, double duration_ns, const FakeAccess* ac
 
 void fake_order(cuda::CUstream before, cuda::CUstream after) {
     tell("fake_order", [&](Model& model) {
-        fake::Event event{.context = model.stream(before).context};
+        fake::Event event;
+        event.context = model.stream(before).context;
         model.record(model.stream(before), event);
         model.wait(model.stream(after), event);
     });

@@ -208,6 +208,17 @@ class FakeCuda:
         """Runs what is needed for all on the stream to be done. It orders nothing."""
         self.library.fake_complete(stream)
 
+    def synchronize(self) -> None:
+        """Waits for the devices in use, whatever they say, as far as they have been used."""
+        if not self._contexts:
+            return  # closed
+        before = ctypes.c_void_p()
+        self.result("cuCtxGetCurrent", ctypes.byref(before))
+        for context in self._contexts:
+            self.result("cuCtxSetCurrent", ctypes.c_void_p(context))
+            self.result("cuCtxSynchronize")
+        self.result("cuCtxSetCurrent", before)
+
     def run_all(self) -> None:
         self.library.fake_run_all()
 
@@ -257,9 +268,7 @@ class FakeCuda:
     def close(self) -> None:
         """Waits for the devices in use, then destroys all that was made through this object."""
         gc.collect()  # what only a cycle keeps alive is no leak, but must go before the next model
-        for context in self._contexts:
-            self.result("cuCtxSetCurrent", ctypes.c_void_p(context))
-            self.result("cuCtxSynchronize")
+        self.synchronize()
         for name, handle in reversed(self._undo):
             is_device = name == "cuDevicePrimaryCtxRelease"
             self.result(name, ctypes.c_int(handle) if is_device else ctypes.c_void_p(handle))

@@ -6,7 +6,7 @@ action has read, written and allocated is then told to the driver's model as one
 """
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -58,14 +58,14 @@ class HostGpus:
     duration_ns = 1000.0
 
     def __init__(self, lanes: Sequence[Lane]) -> None:
+        # Held, because the class has none any more when the last pipelines are collected.
+        self.fake = self.fake
         self._gpu_of = [lane.device.index for lane in lanes]
         self.lanes = _C.Lanes([(lane.device.index, lane.part, lane.num_parts) for lane in lanes])
         self._callers = {gpu: self.fake.stream(gpu) for gpu in sorted(set(self._gpu_of))}
         self._host = self.fake.stream(min(self._callers))
         self._memory = _Memory(self.fake)
         self.errors: list[Exception] = []
-        # Addresses that stay: of rings, and of what graphs give out.
-        self._lasting: dict[int, Any] = {}
 
     def device(self, lane: int) -> torch.device:
         return torch.device("cpu")
@@ -77,6 +77,7 @@ class HostGpus:
     def step(self) -> Iterator[None]:
         """The caller writes to all that the last step has used before it, and reads it after."""
         self.fake.begin_step()
+        self._memory.begin()
         for gpu, stream in self._callers.items():
             self._memory.write_all(gpu, stream)
         yield
@@ -109,13 +110,13 @@ class HostGpus:
         return None
 
     def synchronize(self) -> None:
-        self.fake.run_all()
+        self.fake.synchronize()
 
     def capture(self, lane: int, pool: None, run: Callable[[], list[Tensor]]) -> Graph:
         """A graph that computes again what `run` computes, and puts it where the first went."""
         watch = _Unexecuted(self._memory, self.lanes.compute(lane))
         # A capture looks at no values; here they must be such that nothing objects to them.
-        before = {storage: storage.clone() for storage in self._lasting.values()}
+        before = {storage: storage.clone() for storage in self._memory.lasting()}
         for storage in before:
             storage.fill_(0)
         try:
@@ -129,7 +130,7 @@ class HostGpus:
         # The others are in memory that is not the graph's, such as a parameter's.
         made = [place for place in results if place.untyped_storage().data_ptr() not in there]
         for result in made:
-            self._memory.add(result.untyped_storage(), self.lanes.compute(lane))
+            self._memory.add(result.untyped_storage(), self.lanes.compute(lane), lasts=True)
 
         def replay() -> None:
             try:
@@ -147,14 +148,13 @@ class HostGpus:
         writes = [place for place, written in watch.touched.items() if written]
         for result in made:
             memory: Any = result.untyped_storage()
-            self._lasting[memory.data_ptr()] = memory
             writes.append((memory.data_ptr(), memory.nbytes()))
             # Nothing has been computed yet.
             memory.fill_(0xFF)
         graph = self.fake.graph(
             replay,
-            [place for place in reads if place[0] in self._lasting],
-            [place for place in writes if place[0] in self._lasting],
+            [place for place in reads if self._memory.lasts(place)],
+            [place for place in writes if self._memory.lasts(place)],
             self.duration_ns,
         )
         return Graph(self, self.fake.instantiate(graph), graph)  # type: ignore[arg-type]
@@ -163,8 +163,7 @@ class HostGpus:
         # What is there before anything lands must not look like a result.
         with torch.utils._python_dispatch._disable_current_modes():
             buffer = torch.full((num_bytes,), 0xFF, dtype=torch.uint8)
-        self._memory.add(buffer.untyped_storage(), stream)
-        self._lasting[buffer.data_ptr()] = buffer.untyped_storage()
+        self._memory.add(buffer.untyped_storage(), stream, lasts=True)
         return buffer
 
 
@@ -176,6 +175,8 @@ class _Memory:
         # Held here, so that no address comes back before the step is over.
         self._held: dict[int, Any] = {}
         self._freed: dict[int, Any] = {}
+        # Addresses that stay from step to step: of rings, and of what graphs give out.
+        self._lasting: set[int] = set()
         # By address: the GPU and the stream whose action has made it.
         self._makers: dict[int, tuple[int, int]] = {}
         # What is not the program's, such as the state of a generator.
@@ -183,9 +184,19 @@ class _Memory:
         # By place: the GPUs that have used it, and the one that has written to it last.
         self._users: dict[Range, tuple[set[int], int | None]] = {}
 
-    def add(self, storage: Any, stream: int, gpu: int | None = None) -> None:
+    def lasting(self) -> list[Any]:
+        return [self._held[address] for address in self._lasting]
+
+    def lasts(self, place: Range) -> bool:
+        return place[0] in self._lasting
+
+    def add(
+        self, storage: Any, stream: int, gpu: int | None = None, *, lasts: bool = False
+    ) -> None:
         """Memory of a stream, which an action on that GPU has made where one is named."""
         address = storage.data_ptr()
+        if lasts and address:
+            self._lasting.add(address)
         if address and address not in self._held:
             self._held[address] = storage
             if gpu is not None:
@@ -211,7 +222,11 @@ class _Memory:
         for place, written in watch.touched.items():
             users, writer = self._users.get(place, (set(), None))
             self._users[place] = users | {gpu}, gpu if written else writer
-        self._release()
+        self._release(self._held)
+
+    def begin(self) -> None:
+        """Begins a step: whoever writes now may have been given what lasted until here."""
+        self._release(self._lasting)
 
     def _bring(self, place: Range, stream: int) -> None:
         """What `to` does between GPUs: a copy by the source's stream, which both wait for."""
@@ -241,12 +256,13 @@ class _Memory:
     def _is_there(self, place: Range) -> bool:
         return place[0] in self._held
 
-    def _release(self) -> None:
-        """Tells of the storages that the program has let go of."""
-        for address, storage in list(self._held.items()):
-            # One use is the reference in the list here.
-            if torch._C._storage_Use_Count(storage._cdata) == 1:
+    def _release(self, addresses: Iterable[int]) -> None:
+        """Tells of those storages that the program has let go of."""
+        for address in list(addresses):
+            # One use is the reference held here.
+            if torch._C._storage_Use_Count(self._held[address]._cdata) == 1:
                 self._fake.free(address)
+                self._lasting.discard(address)
                 self._freed[address] = self._held.pop(address)
                 self._makers.pop(address, None)
 

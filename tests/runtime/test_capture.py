@@ -12,7 +12,7 @@ from torch import nn
 
 import pykern
 from pykern import schedules
-from pykern.plan import Plan
+from pykern.plan import Action, Kind, Placement, Plan
 from tests.fake_cuda.fake import FakeCuda
 from tests.runtime.models import CASES, Case
 from tests.runtime.reference import assert_same_state, plain_step
@@ -81,6 +81,23 @@ def test_lanes_may_share_a_gpu_or_not_reach_each_other(
         pipe = captured(case, schedules.by_name[name](4, 8), devices=devices)
     with pipe:
         steps(pipe, plain, case, 4)
+
+
+@pytest.mark.parametrize("capture", [True, "step"])
+@pytest.mark.parametrize("backward", ["B", "IW"])
+def test_a_gradient_may_wait_on_its_lane_while_its_slot_is_used_again(
+    gpus: FakeCuda, capture: Any, backward: str
+) -> None:
+    # Stage 1 has one slot, and stage 0 takes its gradients when both microbatches are through.
+    late = [Action(Kind[kind], 0, m) for m in range(2) for kind in backward]
+    row = [Action(Kind.F, 0, 0), Action(Kind.F, 0, 1)]
+    for m in range(2):
+        row += [Action(Kind.F, 1, m), *(Action(Kind[kind], 1, m) for kind in backward)]
+    plan = Plan(Placement.looped(1, 2), 2, [[*row, *late]])
+    case = CASES["mlp"](ROWS)
+    plain = copy.deepcopy(case.layers)
+    with captured(case, plan, capture) as pipe:
+        steps(pipe, plain, case, 3)
 
 
 @pytest.mark.parametrize("model", ["mlp", "gpt", "structured"])

@@ -1,6 +1,9 @@
 """The CUDA path on the fake driver: same bits as the plain model, and no rule of CUDA is broken."""
 
 import copy
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -10,6 +13,7 @@ import pykern
 from pykern import schedules
 from pykern.plan import Plan
 from tests.fake_cuda.fake import FakeCuda
+from tests.fake_cuda.host_gpus import HostGpus
 from tests.runtime.models import CASES, Case
 from tests.runtime.reference import assert_same_state, plain_step
 
@@ -54,3 +58,46 @@ def test_slots_are_used_again_in_order_whatever_the_schedule(gpus: FakeCuda, pla
             )
             assert torch.equal(pipe.step(case.inputs, target=case.target), expected)
             assert_same_state(pipe, plain)
+
+
+def test_rings_that_grow_give_their_memory_back_when_it_is_read(gpus: FakeCuda) -> None:
+    gpus.set_peer(0, 1, False)
+    case = CASES["mlp"](64)
+    with pytest.warns(UserWarning, match="do not reach each other's memory"):
+        pipe = pipeline(case, schedules.one_f_one_b(2, 4))
+    with pipe:
+        for rows in (4, 16, 64):
+            x, y = case.inputs[:rows], case.target[:rows]
+            assert pipe.step(x, target=y) > 0
+
+
+def test_a_pipeline_may_go_while_its_last_step_runs(gpus: FakeCuda) -> None:
+    case = CASES["mlp"](8)
+    pipe = pipeline(case, schedules.one_f_one_b(2, 4))
+    pipe.step(case.inputs, target=case.target)
+    synchronized = gpus.calls("cuCtxSynchronize")
+    del pipe
+    gc.collect()
+    assert gpus.calls("cuCtxSynchronize") > synchronized
+
+
+def test_steps_may_come_from_streams_that_nothing_orders(
+    gpus: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = CASES["mlp"](8)
+    plain = copy.deepcopy(case.layers)
+    # What callers do in between, they do in an order of their own.
+    monkeypatch.setattr(HostGpus, "callers", lambda _: {gpu: gpus.stream(gpu) for gpu in range(3)})
+    monkeypatch.setattr(HostGpus, "step", lambda self: _step_of_its_own(gpus))
+    with pipeline(case, schedules.one_f_one_b(3, 4)) as pipe, torch.no_grad():
+        # Held, because their memory is the lanes'.
+        outputs = [pipe(case.inputs) for _ in range(3)]
+        gpus.synchronize()
+        for output in outputs:
+            assert torch.equal(output, torch.cat([plain(x) for x in case.inputs.split(2)]))
+
+
+@contextmanager
+def _step_of_its_own(gpus: FakeCuda) -> Iterator[None]:
+    gpus.begin_step()
+    yield
