@@ -146,6 +146,7 @@ class Pipeline(nn.Module):
         if not (self.plan.has(Kind.B) or self.plan.has(Kind.I)):
             raise RuntimeError("the plan has forward actions only; call the pipeline itself")
         rows = self._rows((inputs, target))
+        inputs, target = self._executor.place(inputs, target)
         targets = None if target is None else microbatch.split(target, rows)
         losses = Losses(self._loss_fn, targets, self._weights(rows))
         self._run(self._train_program, Batch(inputs, target, rows, losses))
@@ -161,6 +162,7 @@ class Pipeline(nn.Module):
             What the last layer returns, its tensors joined along dimension 0.
         """
         rows = self._rows(inputs)
+        inputs, _ = self._executor.place(inputs, None)
         outputs: dict[int, Any] = {}
 
         def keep(index: int, output: Any) -> tuple[tuple[()], tuple[()]]:
@@ -224,7 +226,10 @@ class Pipeline(nn.Module):
         return simulate(plan, _mean_costs(measured, self.copies(), plan.num_stages))
 
     def close(self) -> None:
-        """Ends the worker threads; the layers stay usable. Happens by itself at exit."""
+        """Ends the worker threads, or gives back GPU memory; the layers stay usable.
+
+        Happens by itself at exit.
+        """
         self._executor.close()
 
     def __reduce__(self) -> Any:

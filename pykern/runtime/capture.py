@@ -270,10 +270,13 @@ def _gradient_of(parameter: Tensor) -> Tensor:
 
 
 def _copy_to(tree: Any, device: torch.device) -> Any:
-    """A copy of the tree's tensors, dense, on a device."""
+    """A copy of the tree's tensors on a device, in which each row is in one piece."""
 
     def copy(tensor: Tensor) -> Tensor:
-        copied = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+        # In the order of dimensions that the tensor has in memory, if that begins with rows.
+        copied = torch.empty_like(tensor, device=device, requires_grad=False)
+        if copied.dim() > 0 and copied.stride(0) * copied.size(0) != copied.numel():
+            copied = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
         return copied.copy_(tensor.detach())
 
     return pytree.tree_map_only(Tensor, copy, tree)

@@ -59,6 +59,11 @@ class Ring:
             self._addresses -= {buffer.data_ptr() for buffer in self._outgrown}
             self._outgrown.clear()
 
+    def close(self) -> None:
+        """Gives all memory back: nothing reads it any more, and nothing lands here again."""
+        self._buffers.clear()
+        self._outgrown.clear()
+
     def _room(self, place: tuple[Any, ...], num_bytes: int, *, host: bool) -> Tensor:
         buffer = self._buffers.get(place)
         if buffer is None or buffer.numel() < num_bytes:
@@ -105,6 +110,10 @@ class Crossing(Passage):
         self._held.clear()
         self._transfers.clear()
         self._ring.end()
+
+    def close(self) -> None:
+        """Gives the stage's ring back."""
+        self._ring.close()
 
     def start(self, kind: Kind, microbatch: int) -> None:
         """Begins an action, which is issued after the copies that it waits for.

@@ -15,6 +15,7 @@ from .. import _C
 from ..devices import Lane
 from ..plan import Action, Kind, Plan, Timeline
 from .batch import Batch
+from .microbatch import to_device
 from .random import StepSeed
 from .recorder import Capture
 from .replica import Replica
@@ -95,6 +96,13 @@ class Executor:
     def program(self, plan: Plan) -> Program:
         """A plan over these stages, ready to run."""
         return self._driver.program(plan)  # type: ignore[no-any-return]
+
+    def place(self, inputs: tuple[Any, ...], target: Any) -> tuple[tuple[Any, ...], Any]:
+        """A batch where it is used; microbatches of several replicas find their own way."""
+        first, last = self._replicas[0][0].device, self._replicas[0][-1].device
+        if first.type == "cpu" or len(self._replicas) > 1:
+            return inputs, target
+        return to_device(inputs, first), to_device(target, last)
 
     def timeline(self, program: Program, ago: int) -> Timeline:
         """What ran when in a step of the program, `ago` steps before the last one."""

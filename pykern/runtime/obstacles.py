@@ -55,6 +55,8 @@ def refuse_stage(stage: Stage) -> None:
         raise CannotCapture("hooks of all modules are set, which a replay would not call")
     for name, module in modules_of(stage):
         _refuse_hooks(name, module)
+        if getattr(module, "sparse", None) is True:
+            raise CannotCapture(f"{name} has sparse gradients, which graphs do not collect")
 
 
 def refuse_batch(batch: Batch) -> None:

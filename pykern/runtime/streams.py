@@ -164,8 +164,12 @@ class Streams:
         return f"lane {device}"
 
     def close(self) -> None:
-        """Ends all work, after a step in progress in another thread has been issued."""
+        """Waits for all work, then gives back the memory of rings and graphs."""
         self.claim.close()
+        _wait(self._gpus)
+        self._recorder = None
+        for crossing in self._crossings:
+            crossing.close()
 
 
 def _wait(gpus: cuda.Gpus) -> None:

@@ -1,6 +1,7 @@
 """Graph mode on the fake driver: replays have the bits of the plain model, or say why not."""
 
 import copy
+import gc
 import warnings
 from contextlib import nullcontext
 from typing import Any
@@ -13,6 +14,9 @@ from torch import nn
 import pykern
 from pykern import schedules
 from pykern.plan import Action, Kind, Placement, Plan
+from pykern.runtime.capture import Recording
+from pykern.runtime.obstacles import CannotCapture, refuse_stage
+from pykern.runtime.stage import Stage
 from tests.fake_cuda.fake import FakeCuda
 from tests.runtime.models import CASES, Case
 from tests.runtime.reference import assert_same_state, plain_step
@@ -221,6 +225,33 @@ def test_what_is_handed_over_may_have_any_strides(gpus: FakeCuda, name: str) -> 
         capture=True,
     ) as pipe:
         steps(pipe, plain, case, 3)
+
+
+def test_sparse_gradients_are_refused() -> None:
+    stage = Stage(1, [nn.Sequential(nn.Linear(2, 2), nn.Embedding(4, 12, sparse=True))])
+    stage._draws.watched(drew=False)
+    message = r"Embedding \(1 in layer 0 of stage 1\) has sparse gradients"
+    with pytest.raises(CannotCapture, match=message):
+        refuse_stage(stage)
+
+
+def test_channels_may_be_last(gpus: FakeCuda) -> None:
+    case = CASES["cnn"](ROWS)
+    data = case.inputs.to(memory_format=torch.channels_last)
+    case = Case(case.layers, data, case.target, case.loss_fn)
+    plain = copy.deepcopy(case.layers)
+    with captured(case, schedules.one_f_one_b(2, 4)) as pipe:
+        steps(pipe, plain, case, 3)
+
+
+def test_closing_gives_memory_back(gpus: FakeCuda) -> None:
+    case = CASES["mlp"](ROWS)
+    with captured(case, schedules.one_f_one_b(2, 4)) as pipe:
+        for _ in range(2):
+            pipe.step(case.inputs, target=case.target)
+    assert not any(type(thing) is Recording for thing in gc.get_objects())
+    with pytest.raises(RuntimeError, match="the pipeline is closed"):
+        pipe.step(case.inputs, target=case.target)
 
 
 def test_a_loss_that_trains_is_refused(gpus: FakeCuda) -> None:
