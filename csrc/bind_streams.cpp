@@ -93,6 +93,8 @@ class StreamCallbacks final : public StreamClient {
     StreamCallbacks(const StreamProgram& program, const CallsOfKinds& calls)
         : program_(program), calls_(calls) {}
 
+    // Throws, and so ends the process, only where there is no memory to tell of a failure.
+    // NOLINTNEXTLINE(bugprone-exception-escape)
     bool run(TaskNumber number, Transfers& transfers) noexcept override {
         const Task& task = program_.tasks()[number];
         const py::gil_scoped_acquire gil;
@@ -185,6 +187,7 @@ void bind_lanes(py::module_& module) {
         module, "Lanes", "GPUs, or parts of them, as the devices of a plan, with their streams.")
         .def(py::init([](const std::vector<std::tuple<int, int, int>>& given) {
                  std::vector<LaneName> names;
+                 names.reserve(given.size());
                  for (const auto& [gpu, part, num_parts] : given) {
                      names.push_back({.gpu = gpu, .part = part, .num_parts = num_parts});
                  }
@@ -214,10 +217,7 @@ void bind_lanes(py::module_& module) {
             "Whether one lane's GPU can write to the memory of the other's.");
 }
 
-}  // namespace
-
-void bind_streams(py::module_& module) {
-    bind_lanes(module);
+void bind_program(py::module_& module) {
     py::class_<PythonJob>(module, "StreamProgram", "A checked plan, ready to run on lanes.")
         .def(py::init<const Plan&, std::shared_ptr<const Lanes>>(), "plan"_a, "lanes"_a)
         .def_property_readonly("plan",
@@ -262,7 +262,13 @@ void bind_streams(py::module_& module) {
         .def(
             "copies", [](const PythonJob& self) { return self.last_trace().copies(); },
             "The same for its copies; a row for each copy stream.");
+}
 
+}  // namespace
+
+void bind_streams(py::module_& module) {
+    bind_lanes(module);
+    bind_program(module);
     py::class_<StreamExecutor>(module, "StreamExecutor", "Issues programs to the streams of lanes.")
         .def(py::init<>())
         .def("__enter__", &StreamExecutor::claim,

@@ -26,7 +26,9 @@ LoweredPlan lower(const Plan& plan) {
             if (use.copy.kind == Kind::COPY_B) continue;
             const Action reader = reader_of(use.copy, index);
             const int replica = plan.placement().replica_of(reader.microbatch);
-            const auto ring = static_cast<std::size_t>(replica * plan.num_stages() + reader.stage);
+            const std::size_t ring =
+                static_cast<std::size_t>(replica) * static_cast<std::size_t>(plan.num_stages()) +
+                reader.stage;
             const FreeSlots::Taken taken = rings[ring].take(use.from, use.to);
             Copy& copy = lane.copies.back();
             copy.slot = taken.slot;

@@ -70,6 +70,7 @@ class GraphJob final : private StreamClient {
     std::vector<Results> results() {
         for (const auto& [gpu, stream] : caller_of_) cuda::driver::cuStreamSynchronize(stream);
         std::vector<Results> results;
+        results.reserve(taken_.size());
         for (const Values& taken : taken_) results.push_back(results_of(taken));
         for (const cuda::CUdeviceptr address : take_addresses_) {
             fake_free(address);

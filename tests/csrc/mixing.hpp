@@ -104,7 +104,7 @@ class Mixer {
     }
 
    private:
-    Action cell(Action action, int stage) const {
+    static Action cell(Action action, int stage) {
         action.stage = static_cast<std::uint16_t>(stage);
         return action;
     }

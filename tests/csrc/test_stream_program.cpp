@@ -90,7 +90,10 @@ class Dependencies {
         for_each_input(action, index_, [&](Action input, int) {
             Action copy = input;
             copy.kind = input.stage < action.stage ? Kind::COPY_F : Kind::COPY_B;
-            if (input.stage == action.stage || !holds(copy)) return add(input, action);
+            if (input.stage == action.stage || !holds(copy)) {
+                add(input, action);
+                return;
+            }
             add(input, copy);
             add(copy, action);
         });

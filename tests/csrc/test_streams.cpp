@@ -24,6 +24,7 @@ using LaneNames = std::vector<LaneName> (*)(int num_devices);
 
 std::vector<LaneName> own_gpus(int num_devices) {
     std::vector<LaneName> names;
+    names.reserve(static_cast<std::size_t>(num_devices));
     for (int device = 0; device < num_devices; ++device) names.push_back({.gpu = device});
     return names;
 }
@@ -34,6 +35,7 @@ std::vector<LaneName> one_gpu(int num_devices) {
 
 std::vector<LaneName> parts_of_two_gpus(int num_devices) {
     std::vector<LaneName> names;
+    names.reserve(static_cast<std::size_t>(num_devices));
     for (int device = 0; device < num_devices; ++device) {
         names.push_back({.gpu = device % 2, .part = device / 2, .num_parts = 2});
     }
@@ -50,10 +52,12 @@ void expect_nothing_broken() {
 void expect_the_same_in_any_order(GraphJob& job) {
     constexpr std::array<double, 3> kEagerness = {0, 0.5, 1};
     std::vector<Results> expected;
+    expected.reserve(GraphJob::kNumBatches);
     for (Value batch = 0; batch < GraphJob::kNumBatches; ++batch) {
         expected.push_back(reference(job.program(), batch));
     }
-    std::mt19937 random(7);
+    // The same in every run.
+    std::mt19937 random(7);  // NOLINT(bugprone-random-generator-seed)
     for (std::size_t round = 0; round < kNumRounds; ++round) {
         CAPTURE(round);
         fake_set_eagerness(kEagerness[round % kEagerness.size()]);
@@ -114,9 +118,8 @@ Unnoticed unnoticed_in(const Plan& plan, LaneNames lane_names, bool peers) {
         num_waits = waits_without(nth, plan, names);
         if (fake_violations() > 0) continue;
         const int end = num_waits - num_copy_streams - plan.num_devices();
-        std::string& part = nth <= start ? unnoticed.at_start
-                            : nth <= end ? unnoticed.of_tasks
-                                         : unnoticed.at_end;
+        std::string& behind_start = nth <= end ? unnoticed.of_tasks : unnoticed.at_end;
+        std::string& part = nth <= start ? unnoticed.at_start : behind_start;
         part += std::to_string(nth <= start ? nth : nth - end) + " ";
     }
     return unnoticed;

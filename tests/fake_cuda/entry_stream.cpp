@@ -56,7 +56,8 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
     return call("cuStreamWaitEvent", Call::kWork, [&](Model& model) {
         model.current_context();
         if (flags != 0) model.refuse("flags must be 0", kInvalidValue);
-        const bool dropped = model.waits_to_drop > 0 && --model.waits_to_drop == 0;
+        const bool dropped = model.waits_to_drop == 1;
+        if (model.waits_to_drop > 0) --model.waits_to_drop;
         if (!dropped) model.wait(model.stream(stream), model.event(event));
         return kSuccess;
     });
