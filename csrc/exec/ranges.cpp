@@ -84,6 +84,8 @@ Range::Range(Action action) noexcept {
 Range::~Range() { nvtxDomainRangePop(domain().handle); }
 
 void name_thread(const char* name) noexcept {
+    // NVTX must not be called for the first time by two threads at once.
+    domain();
     nvtxNameOsThreadA(static_cast<std::uint32_t>(gettid()), name);
 }
 
