@@ -15,9 +15,11 @@ namespace {
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr std::size_t kNumRounds = 3;
+constexpr std::size_t kEveryForm = 5;  // this one of so many
 #else
 // Of four steps: over all forms and ways to lie on GPUs more than ten thousand orders.
 constexpr std::size_t kNumRounds = 54;
+constexpr std::size_t kEveryForm = 1;
 #endif
 
 using LaneNames = std::vector<LaneName> (*)(int num_devices);
@@ -128,7 +130,9 @@ Unnoticed unnoticed_in(const Plan& plan, LaneNames lane_names, bool peers) {
 }  // namespace
 
 TEST_CASE("no wait of a task can be left out unnoticed") {
-    for (const NamedPlan& named : plans_of_all_forms()) {
+    const std::vector<NamedPlan> forms = plans_of_all_forms();
+    for (std::size_t form = 0; form < forms.size(); form += kEveryForm) {
+        const NamedPlan& named = forms[form];
         // What a reduction waits for, the copies of its client wait for as well.
         if (named.plan.has(Kind::REDUCE)) continue;
         CAPTURE(named.name);
