@@ -24,6 +24,12 @@ def home(request: pytest.FixtureRequest) -> Iterator[torch.device]:
             yield torch.device("cpu")
 
 
+@pytest.fixture(params=[pytest.param("gpu", marks=pytest.mark.gpu)])
+def real_home() -> torch.device:
+    """Of what the fake driver shows elsewhere, at every count."""
+    return torch.device("cuda", 0)
+
+
 @pytest.fixture(autouse=True)
 def _same_bits_in_every_run() -> Iterator[None]:
     threads = torch.get_num_threads()

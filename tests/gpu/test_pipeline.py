@@ -84,8 +84,8 @@ def test_a_step_has_the_bits_of_the_plain_model(
 
 @pytest.mark.parametrize("name", schedules_that_run())
 @pytest.mark.parametrize("devices", FOURS)
-def test_every_schedule_has_them(home: torch.device, devices: str, name: str) -> None:
-    case = case_on(home, "mlp", 16)
+def test_every_schedule_has_them(real_home: torch.device, devices: str, name: str) -> None:
+    case = case_on(real_home, "mlp", 16)
     plain = copy.deepcopy(case.layers)
     plan = schedules.by_name[name](4, NUM_MICROBATCHES)
     with pipeline(case, plan, devices) as pipe:

@@ -42,11 +42,11 @@ COSTS = Costs(forward_ns=1e9, backward_ns=1e9)
 
 
 @pytest.mark.parametrize("name", makespan.PLANS)
-@pytest.mark.parametrize("devices", FOURS)
-def test_a_measured_makespan_is_the_simulated_one(gpu: None, devices: str, name: str) -> None:
+def test_a_measured_makespan_is_the_simulated_one(gpu: None, name: str) -> None:
     x = torch.zeros(makespan.NUM_MICROBATCHES, 4)
     plan = makespan.PLANS[name]
-    figures = makespan.against(plan, FOURS[devices], no_sleep, COSTS, x, capture=False)
+    devices = list(FOURS.values())[-1]
+    figures = makespan.against(plan, devices, no_sleep, COSTS, x, capture=False)
     assert figures["traced_by_simulated"] == pytest.approx(1, abs=0.01)
 
 

@@ -55,8 +55,14 @@ def steps(pipe: pykern.Pipeline, plain: nn.Sequential, case: Case, count: int) -
                 optimizer.zero_grad(set_to_none=number % 2 == 0)
 
 
-@pytest.mark.parametrize("model", sorted(CASES.keys() - {"dropout"}))
-@pytest.mark.parametrize("name", ["one_f_one_b", "interleaved", "zb_h1", "hanayo"])
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        *((model, "zb_h1") for model in sorted(CASES.keys() - {"dropout"})),
+        *((model, "hanayo") for model in ("cnn", "frozen", "structured")),
+        *(("mlp", name) for name in ("one_f_one_b", "interleaved")),
+    ],
+)
 def test_replays_have_the_bits_of_the_plain_model(
     gpus: FakeCuda,
     model: str,
