@@ -1,5 +1,6 @@
 """What every test shares. It does not import torch: the tests of the planner run without it."""
 
+import os
 import signal
 from collections.abc import Iterator
 
@@ -10,7 +11,9 @@ from tests.fake_cuda.fake import FakeCuda
 
 # The same examples on every run, and no deadline: another process on the machine is no failure.
 settings.register_profile("pykern", derandomize=True, deadline=None)
-settings.load_profile("pykern")
+# What sanitizers look for shows in any example.
+settings.register_profile("few", settings.get_profile("pykern"), max_examples=15)
+settings.load_profile(os.environ.get("PYKERN_EXAMPLES", "pykern"))
 
 
 def pytest_configure() -> None:
