@@ -41,15 +41,15 @@ def choose_plan(
 
 
 def require_runnable(plan: Plan) -> None:
-    """Raises ValueError where the plan holds what CPU workers do not run."""
+    """Raises ValueError where the plan holds what stages do not run."""
     if plan.num_slices > 1:
         raise ValueError(
-            f"the plan cuts microbatches into {plan.num_slices} slices; CPU workers run whole ones"
+            f"the plan cuts microbatches into {plan.num_slices} slices; stages run whole ones"
         )
     for kind in Kind:
         if plan.has(kind) and kind not in KINDS:
             known = ", ".join(known.name for known in KINDS)
-            raise ValueError(f"the plan holds {kind.name} actions; CPU workers run {known}")
+            raise ValueError(f"the plan holds {kind.name} actions; stages run {known}")
 
 
 def _make_plan(

@@ -31,9 +31,11 @@ def open_driver(lanes: Sequence[Lane], capture: Capture) -> Driver:
     """Who runs plans on these lanes.
 
     Raises:
-        ValueError: such lanes capture nothing.
+        ValueError: `capture` is none of its values, or such lanes capture nothing.
         RuntimeError: the GPUs cannot be used.
     """
+    if capture not in (False, True, "auto", "step"):
+        raise ValueError(f"capture is True, False, 'auto' or 'step', got {capture!r}")
     if lanes[0].device.type != "cpu":
         return Streams(lanes, capture)
     if capture in (True, "step"):

@@ -63,7 +63,7 @@ class Twin(Passage):
 
         def place(tensor: Tensor) -> Tensor:
             if id(tensor) not in places:
-                where = ("captured", slot, Kind.F, len(places))
+                where = (slot, Kind.F, len(places))
                 places[id(tensor)] = self._ring.place(where, tensor.detach())
                 self.inputs[slot].append(places[id(tensor)])
                 if id(tensor) in needs:
@@ -75,9 +75,7 @@ class Twin(Passage):
     def expect(self, slot: int, gradients: Sequence[Tensor | None]) -> None:
         """Makes room for such gradients of the outputs."""
         self.incoming[slot] = [
-            None
-            if gradient is None
-            else self._ring.place(("captured", slot, Kind.B, index), gradient)
+            None if gradient is None else self._ring.place((slot, Kind.B, index), gradient)
             for index, gradient in enumerate(gradients)
         ]
 

@@ -248,7 +248,7 @@ REFUSED = [
     (["demo", "--microbatches", "-2"], "'-2' is not a whole number of at least 1"),
     (["demo", "--schedule", "zb"], "schedule 'zb' is unknown"),
     (["demo", "--schedule", "gpipe", "--waves", "2"], "gpipe has no --waves"),
-    (["demo", "--schedule", "pipedream"], "the plan holds U actions; CPU workers run"),
+    (["demo", "--schedule", "pipedream"], "the plan holds U actions; stages run"),
     (["demo", "--schedule", "seq1f1b"], "the plan cuts microbatches into 2 slices"),
     (["demo", "--schedule", "forward_only"], "forward_only has no backward, and the demo trains"),
     (["demo", "--devices", "gpu:4"], "device 'gpu:4' is unknown"),

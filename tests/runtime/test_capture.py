@@ -358,6 +358,12 @@ def test_where_nothing_can_be_captured_it_is_refused_at_once() -> None:
             pykern.Pipeline([nn.Linear(2, 2)], devices="cpu", microbatches=1, capture=capture)
 
 
+@pytest.mark.parametrize("capture", ["yes", None, 2])
+def test_other_values_of_capture_are_refused(capture: Any) -> None:
+    with pytest.raises(ValueError, match=f"or 'step', got {capture!r}"):
+        pykern.Pipeline([nn.Linear(2, 2)], devices="cpu", microbatches=1, capture=capture)
+
+
 def test_several_replicas_are_refused_at_once(gpus: FakeCuda) -> None:
     case = CASES["mlp"](ROWS)
     with pytest.raises(RuntimeError, match="several replicas cannot be captured"):

@@ -75,8 +75,8 @@ def with_slices() -> Plan:
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        (with_updates(), "the plan holds U actions; CPU workers run F, B, I, W, REDUCE"),
-        (with_slices(), "into 2 slices; CPU workers run whole ones"),
+        (with_updates(), "the plan holds U actions; stages run F, B, I, W, REDUCE"),
+        (with_slices(), "into 2 slices; stages run whole ones"),
     ],
 )
 def test_a_plan_for_other_executors_is_refused_before_a_thread_starts(

@@ -50,7 +50,7 @@ def plans() -> list[Any]:
 
 def test_what_cannot_run_yet_is_refused() -> None:
     for name in NOT_YET:
-        with pytest.raises(ValueError, match="CPU workers run"):
+        with pytest.raises(ValueError, match="stages run"):
             pipeline(CASES["mlp"](11), schedules.by_name[name](2, 4))
 
 
