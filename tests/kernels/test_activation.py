@@ -166,7 +166,7 @@ def test_a_backward_may_run_again_and_is_not_differentiated(kind):
         of_x.sum().backward()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["swiglu", "gelu"])
 def test_torch_accepts_the_operations(kind):
     gradient, x, bias = case(kind, [3], 4, torch.float32)
     torch.library.opcheck(twin.activate, (x, bias, kind))
