@@ -7,18 +7,23 @@ leaves those that there are, and gradients add up in the order in which they wou
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 
+from ..kernels import levels as kernels
 from .buffers import Buffers, names_in
 from .cut import Cut, copies, cut
 from .random import Begins, OwnState, repeat
 from .watch import Seen, Segment, Watch, without_saved_tensors_hooks
 
-# What F keeps: the input of each layer, or of the stage.
-Level = Literal["layer", "stage"]
-LEVELS: tuple[Level, ...] = ("layer", "stage")
+# What F keeps where there is an R: the input of each layer, or of the stage.
+Inputs = Literal["layer", "stage"]
+INPUTS: tuple[Inputs, ...] = get_args(Inputs)
+# What F keeps, in ascending order of what is computed again; the first are those of kernels.
+Level = kernels.Level | Inputs
+LEVELS: tuple[Level, ...] = (*kernels.LEVELS, *INPUTS)
 
 # The layers of a stage, then what ends its F and returns the tensors that backward starts from.
 # Each gets what the one before has returned.
@@ -64,7 +69,15 @@ class Recompute:
 
     def has(self, microbatch: int) -> bool:
         """Whether the microbatch is recomputed."""
-        return bool(self._levels) and self._levels[microbatch] is not None
+        return self._level(microbatch) in INPUTS
+
+    def keeping(self, microbatch: int) -> AbstractContextManager[None]:
+        """Within it, kernels keep what the microbatch's level says, if it says anything."""
+        level = self._level(microbatch)
+        return kernels.keeping(level) if level in kernels.LEVELS else nullcontext()
+
+    def _level(self, microbatch: int) -> Level | None:
+        return self._levels[microbatch] if self._levels else None
 
     def forward(
         self,
@@ -83,7 +96,7 @@ class Recompute:
             modules: all that may hold buffers.
             state: that random operations draw from, None where there are none.
         """
-        by_layer = self._levels[microbatch] == "layer"
+        by_layer = self._level(microbatch) == "layer"
         if self._seen is None:
             cell, self._seen = _watched(calls, arguments, modules, state, by_layer=by_layer)
         else:

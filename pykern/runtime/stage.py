@@ -67,7 +67,7 @@ class Stage:
         finish: Finish,
         levels: Sequence[Level | None] = (),
     ) -> None:
-        """Makes room for a step, with the levels of the microbatches that are recomputed, if any."""
+        """Makes room for a step. `levels` says of each microbatch what F keeps; empty: all."""
         self._finish = finish
         changed = self._settings is None or self._settings.have_changed()
         self._recompute.begin(levels, changed=changed)
@@ -127,7 +127,8 @@ class Stage:
                 modules = modules_in([*self.layers, getattr(self._finish, "function", None)])
                 self._recompute.forward(microbatch, calls, arguments, modules, state)
             else:
-                self.outputs[microbatch] = run(calls, arguments)
+                with self._recompute.keeping(microbatch):
+                    self.outputs[microbatch] = run(calls, arguments)
 
     def recompute(self, microbatch: int) -> None:
         """R: computes once more what F has not kept."""
