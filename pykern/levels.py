@@ -45,7 +45,7 @@ def choose_levels(plan: Plan, recompute: Recompute) -> tuple[Plan, Levels]:
 
 
 def _of_stages(plan: Plan, recompute: Recompute) -> list[list[Level | None]]:
-    if recompute is None or isinstance(recompute, str):
+    if not isinstance(recompute, Sequence) or isinstance(recompute, str):
         recompute = [recompute] * plan.num_stages
     if len(recompute) != plan.num_stages:
         raise ValueError(
@@ -58,8 +58,8 @@ def _of_stages(plan: Plan, recompute: Recompute) -> list[list[Level | None]]:
 
 
 def _of_microbatches(count: int, stage: int, wanted: Any) -> list[Level | None]:
-    one_for_all = wanted is None or isinstance(wanted, str)
-    levels: list[Level | None] = [wanted] * count if one_for_all else list(wanted)
+    each = isinstance(wanted, Sequence) and not isinstance(wanted, str)
+    levels: list[Level | None] = list(wanted) if each else [wanted] * count
     if len(levels) != count:
         raise ValueError(
             f"recompute has {len(levels)} entries for stage {stage}, but the plan has {count} "

@@ -103,10 +103,8 @@ class Draws:
         self._drew = self._drew or drew
         self.possible = self._drew
 
-    def forward(self, microbatch: int) -> AbstractContextManager[OwnState | None]:
-        """The mode to run a forward action in: none, once one has been seen to draw nothing."""
-        if not self.possible:
-            return _NO_MODE
+    def forward(self, microbatch: int) -> OwnState:
+        """The mode to run a forward action in."""
         return OwnState(self, self._seed, self._stage, microbatch)
 
     def backward(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -122,7 +123,8 @@ class Stage:
             return
         self.arguments[microbatch] = None
         calls = self._calls(microbatch, self._end)
-        with self._draws.forward(microbatch) as state:
+        draws = self._draws.forward(microbatch) if self._draws.possible else nullcontext()
+        with draws as state:
             if self._recompute.has(microbatch):
                 modules = modules_in([*self.layers, getattr(self._finish, "function", None)])
                 self._recompute.forward(microbatch, calls, arguments, modules, state)
