@@ -1,6 +1,7 @@
 """What every test shares. It does not import torch: the tests of the planner run without it."""
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 
@@ -8,6 +9,10 @@ import pytest
 from hypothesis import settings
 
 from tests.fake_cuda.fake import FakeCuda
+
+# Triton looks at it when it is imported, by whichever test. Where there is a GPU its kernels run.
+if shutil.which("nvidia-smi") is None:
+    os.environ["TRITON_INTERPRET"] = "1"
 
 # The same examples on every run, and no deadline: another process on the machine is no failure.
 settings.register_profile("pykern", derandomize=True, deadline=None)

@@ -3,7 +3,8 @@
 Both run one autograd graph. I runs the nodes that lead to an input. Some of them are forks, such as
 the product of a linear layer: their gradients for parameters are left out, and what came in is
 kept. W computes those gradients from it and sends them on with an ordinary backward, so that sums
-round as in a whole backward and the hooks of parameters fire once.
+round as in a whole backward and the hooks of parameters fire once. Custom functions of two parts
+(`pykern.kernels.handover`) say themselves what W has to compute.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+from ..kernels.handover import Weights, edges_of_weights, taking
 from .graph import Graph, edges_of, saved_by
 
 Work = Callable[[], None]
-# A fork's number and the gradients that came into it, in the order in which I ran the forks.
-Kept = list[tuple[int, tuple[Tensor | None, ...]]]
+# In the order in which I ran the forks, a fork's number, and the gradients that came into it or
+# what it has handed over.
+Kept = list[tuple[int, tuple[Tensor | None, ...] | Weights]]
 
 
 def backward_to_inputs(
@@ -60,9 +63,14 @@ def backward_to_inputs(
         finish_earlier()
         torch.autograd.backward(outputs, gradients)
         return None
-    torch.autograd.backward(outputs, gradients, inputs=list(inputs), retain_graph=True)
+    number_of = {fork: number for number, fork in enumerate(forks)}
+    with taking(lambda node, weights: kept.append((number_of[node], weights))):
+        torch.autograd.backward(outputs, gradients, inputs=list(inputs), retain_graph=True)
     for node in graph.on_the_way():
         _release(node)
+    for node in forks:
+        if edges_of_weights(node) is not None:
+            _release(node)
     weights = _Weights(graph, kept)
     for position in graph.outputs_aside:
         weights.start(outputs[position], gradients[position])
@@ -73,10 +81,13 @@ def _can_split(graph: Graph) -> bool:
     # Reentrant checkpointing refuses a backward to given inputs.
     if any("Checkpoint" in type(node).__name__ for node in graph.on_the_way()):
         return False
-    for node in graph.forks:
-        # A function of the user's runs once, and may compute all its gradients anyway.
+    for node, positions in graph.forks.items():
         if isinstance(node, BackwardCFunction):
-            return False
+            # A function of the user's runs once, and may compute all its gradients anyway. One of
+            # two parts can be split where its parts are ours: weights aside, all else on the way.
+            if edges_of_weights(node) != positions:
+                return False
+            continue
         # Unpacking twice is right but may be costly: in checkpointing it repeats a forward. torch
         # says so since 2.13.
         if any(getattr(saved, "unpack_hook", None) is not None for saved in saved_by(node)):
@@ -88,6 +99,8 @@ def _keep(forks: Sequence[Node], kept: Kept) -> bool:
     """Has each fork keep what comes in; False, and undone, where one has hooks of the user's."""
     handles = []
     for number, fork in enumerate(forks):
+        if isinstance(fork, BackwardCFunction):
+            continue
         # The hook must not hold the node that holds it: nothing could collect the cycle.
         handle = fork.register_hook(partial(_keep_incoming, kept, number))
         handles.append(handle)
@@ -144,19 +157,19 @@ class _Weights:
     def _run(self) -> None:
         self._kept.reverse()
         while self._kept:
-            number, incoming = self._kept.pop()
+            number, kept = self._kept.pop()
             fork, self._forks[number] = self._forks[number], None
             assert fork is not None
-            self._compute(*fork, incoming)
+            self._compute(*fork, kept)
             if not self._together:
                 self._send()
         self._send()
 
     def _compute(
-        self, node: Node, positions: list[int], incoming: tuple[Tensor | None, ...]
+        self, node: Node, positions: list[int], kept: tuple[Tensor | None, ...] | Weights
     ) -> None:
         # Called directly, the node runs no hooks: those of its tensors have run in I.
-        gradients = node(*incoming)  # type: ignore[operator]
+        gradients: Any = kept() if callable(kept) else node(*kept)  # type: ignore[operator]
         for position, edge in zip(positions, edges_of(node, positions), strict=True):
             gradient = gradients[position]
             if gradient is not None:

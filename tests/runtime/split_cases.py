@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
+from pykern.kernels.handover import TwoParts, Weights
 from pykern.models.gpt import gpt
 from pykern.runtime.split import Work, backward_to_inputs
 
@@ -41,6 +42,39 @@ class Product(torch.autograd.Function):
         Product.num_backwards += 1
         w, x = ctx.saved_tensors
         return (gradients[0] * x).sum(0), gradients[0] * w
+
+
+class Affine(TwoParts):
+    """x @ w + b, or x @ w, which hands its weights over."""
+
+    weights = (1, 3)
+
+    @staticmethod
+    def compute(ctx: Any, scale: float, w: Tensor, x: Tensor, b: Tensor | None) -> Tensor:
+        ctx.save_for_backward(w, x)
+        ctx.scale, ctx.has_bias = scale, b is not None
+        product = x @ w * scale
+        return product if b is None else product + b
+
+    @staticmethod
+    def gradients(ctx: Any, *gradients: Tensor) -> tuple[list[Tensor | None], Weights]:
+        w, x = ctx.saved_tensors
+        (gradient,), scale, has_bias = gradients, ctx.scale, ctx.has_bias
+
+        def weights() -> dict[int, Tensor]:
+            of_weight = {1: x.T @ gradient * scale}
+            return of_weight | {3: gradient.sum(0)} if has_bias else of_weight
+
+        return [None, None, gradient @ w.T * scale, None], weights
+
+
+def affine(w: Tensor, b: Tensor, x: Tensor) -> Any:
+    y = Affine.apply(0.7, w, x, b)
+    return Affine.apply(1.0, w, torch.tanh(y), None)
+
+
+def weight_on_the_way(b: Tensor, x: Tensor) -> Any:
+    return Affine.apply(1.0, x.T @ x, x, b)
 
 
 def embedded(table: Tensor, x: Tensor) -> Tensor:
@@ -97,6 +131,8 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], bool]] = {
     "output aside": (lambda: Make(lambda w, x: (x @ w, w.sin()), LINEAR), True),
     "outputs aside only": (lambda: Make(lambda w, _: (w.sin(), w), LINEAR), True),
     "sum in turns": (lambda: Make(reused, LINEAR), False),
+    "of two parts": (lambda: Make(affine, LINEAR, ROW), True),
+    "of two parts, weight on the way": (lambda: Make(weight_on_the_way, ROW), False),
     "function of the user's": (lambda: Make(Product.apply, ROW), False),
 }
 

@@ -1,0 +1,1 @@
+"""Triton kernels and what launches them, one file per operation. Nothing else imports Triton."""

@@ -1,0 +1,102 @@
+"""Operations whose backward comes in two parts: the gradients of inputs, then those of weights.
+
+torch runs a custom function's backward as a whole, and does not tell it which gradients are wanted.
+Here it returns the gradients of its inputs together with a function that computes the others. In an
+ordinary backward that is called at once; whoever splits a backward takes it and calls it later.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+# Computes the gradients of some arguments, by their position.
+Weights = Callable[[], dict[int, Tensor]]
+# Called with a node, and with what computes the gradients of some of its edges.
+Take = Callable[[Node, Weights], None]
+
+
+class _Local(threading.local):
+    take: Take | None = None
+
+
+_local = _Local()
+
+
+class TwoParts(torch.autograd.Function):
+    """An autograd function that tells the gradients of its weights apart.
+
+    A class of this kind has `compute(ctx, *arguments)` in place of `forward`, and in place of
+    `backward` has `gradients(ctx, *gradients)`, which returns the gradients of all arguments, None
+    for weights, and what computes the weights'.
+
+    Attributes:
+        weights: positions of the arguments whose gradients the second part computes.
+    """
+
+    weights: ClassVar[Sequence[int]] = ()
+
+    @staticmethod
+    def compute(ctx: Any, *arguments: Any) -> Any:
+        """The results."""
+        raise NotImplementedError
+
+    @staticmethod
+    def gradients(ctx: Any, *gradients: Tensor) -> tuple[list[Tensor | None], Weights]:
+        """The gradients of the arguments in two parts."""
+        raise NotImplementedError
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        """What autograd calls."""
+        # A node has an edge for each argument that is a tensor, in their order.
+        ctx.edges = [i for i, argument in enumerate(arguments) if isinstance(argument, Tensor)]
+        return ctx._forward_cls.compute(ctx, *arguments)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """What autograd calls."""
+        results, weights = ctx._forward_cls.gradients(ctx, *gradients)
+        if not any(ctx.needs_input_grad[position] for position in ctx._forward_cls.weights):
+            return tuple(results)
+        if _local.take is not None:
+            edge_of = {position: edge for edge, position in enumerate(ctx.edges)}
+            _local.take(ctx, lambda: {edge_of[i]: grad for i, grad in weights().items()})
+            return tuple(results)
+        for position, gradient in weights().items():
+            results[position] = gradient
+        return tuple(results)
+
+
+def edges_of_weights(node: Node) -> list[int] | None:
+    """Edges of a node to its weights that need gradients; None if it is of another kind."""
+    function = getattr(node, "_forward_cls", None)
+    if function is None or not issubclass(function, TwoParts):
+        return None
+    custom: Any = node
+    needed = custom.needs_input_grad
+    return [
+        edge
+        for edge, position in enumerate(custom.edges)
+        if position in function.weights and needed[position]
+    ]
+
+
+@contextmanager
+def taking(take: Take) -> Iterator[None]:
+    """Within it, backwards of this thread hand over what computes the gradients of weights.
+
+    Args:
+        take: called with each node and a function that returns gradients by edge of the node.
+    """
+    before, _local.take = _local.take, take
+    try:
+        yield
+    finally:
+        _local.take = before

@@ -1,0 +1,36 @@
+"""How much the operations here keep for their backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Literal, get_args
+
+# none: everything that the backward reads. ops: what it cannot make again within its own kernels.
+# ops+stash: as ops, and the inputs of gated activations in 8 bits, which changes their gradients.
+Level = Literal["none", "ops", "ops+stash"]
+LEVELS: tuple[Level, ...] = get_args(Level)
+
+_level: ContextVar[Level] = ContextVar("level", default="ops")
+
+
+def level() -> Level:
+    """The level of operations called now: "ops" where nothing else has been asked for."""
+    return _level.get()
+
+
+@contextmanager
+def keeping(wanted: Level) -> Iterator[None]:
+    """Within it operations keep as much as the level says.
+
+    Raises:
+        ValueError: there is no such level.
+    """
+    if wanted not in LEVELS:
+        raise ValueError(f"a level of kernels is one of {', '.join(LEVELS)}, got {wanted!r}")
+    token = _level.set(wanted)
+    try:
+        yield
+    finally:
+        _level.reset(token)
