@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .plan import Action, Kind, Plan
+from .plan import Action, Costs, Kind, Plan, with_recompute
 from .runtime.recompute import INPUTS, LEVELS, Level
 
 # One level for all stages, or an entry for each: a level, or one for each microbatch.
 Recompute = Level | Sequence[Level | Sequence[Level | None] | None] | None
+
+# An R takes as long as an F, a B twice as long.
+_USUAL = Costs(1.0, 2.0)
 
 # By stage and microbatch.
 Levels = Sequence[Sequence[Level | None]]
@@ -40,7 +43,7 @@ def choose_levels(plan: Plan, recompute: Recompute) -> tuple[Plan, Levels]:
             raise ValueError(
                 f"recompute={recompute!r}, but the plan has no backward to recompute anything for"
             )
-        plan = _with_recompute(plan, cells)
+        plan = with_recompute(plan, cells, _USUAL)
     return plan, _as_planned(plan, levels)
 
 
@@ -70,21 +73,6 @@ def _of_microbatches(count: int, stage: int, wanted: Any) -> list[Level | None]:
             known = ", ".join(map(repr, LEVELS))
             raise ValueError(f"recompute for stage {stage} is one of {known}, got {level!r}")
     return levels
-
-
-def _with_recompute(plan: Plan, cells: Sequence[Action]) -> Plan:
-    """The plan with these R, each right before its B or I."""
-    wanted = {(cell.stage, cell.microbatch) for cell in cells}
-    rows = []
-    for row in plan.rows:
-        new: list[Action] = []
-        for action in row:
-            cell = (action.stage, action.microbatch)
-            if action.kind in (Kind.B, Kind.I) and cell in wanted:
-                new.append(Action(Kind.R, *cell))
-            new.append(action)
-        rows.append(new)
-    return Plan(plan.placement, plan.num_microbatches, rows)
 
 
 def _as_planned(plan: Plan, levels: Sequence[Sequence[Level | None]]) -> Levels:
