@@ -73,7 +73,7 @@ def test_results_are_as_near_as_float32_allows(where, dtype, kind):
         assert_accepted(of_bias, expected[2], sums[2], factor=8)
 
 
-@settings(max_examples=25)
+@settings(max_examples=20)
 @given(
     kind=st.sampled_from(KINDS),
     rows=st.lists(st.integers(0, 5), min_size=0, max_size=2),
