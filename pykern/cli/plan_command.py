@@ -9,10 +9,21 @@ from ..plan import save_plan, simulate
 from ..plan.replacing import replacing
 from .errors import bad_input
 from .memory import peaks_in_words
+from .recompute import recomputed, without_in_words
 from .schedule_options import Given, with_schedule_options
 from .search import Search
 from .sources import CATALOGUE, NUM_DEVICES, NUM_MICROBATCHES, Counts, Source, sources_of
-from .values import BUDGET, COSTS, MEMORY, TRANSFER, ShareCosts, number_option, share_costs
+from .values import (
+    BUDGET,
+    COSTS,
+    MEMORY,
+    RECOMPUTE,
+    TRANSFER,
+    ShareCosts,
+    Stages,
+    number_option,
+    share_costs,
+)
 
 if TYPE_CHECKING:
     from ..plan import Costs, Timeline
@@ -57,6 +68,7 @@ def plan(
     transfer: Annotated[float | None, TRANSFER] = None,
     memory: Annotated[float | None, MEMORY] = None,
     budget: Annotated[float | None, BUDGET] = None,
+    recompute: Annotated[Stages | None, RECOMPUTE] = None,
     compare: Annotated[
         str | None, typer.Option(metavar="NAME|FILE", help="A second one, on the same time axis.")
     ] = None,
@@ -83,30 +95,26 @@ def plan(
         if len(set(names)) < len(names):
             raise ValueError(f"--compare needs another plan than {schedule} itself")
         search = Search(costs or share_costs(DEFAULT_COSTS), transfer or 0.0, memory, budget)
-        search.require_used(names)
+        search.require_used(names, recomputes=recompute is not None)
         sources = sources_of(names, Counts(devices, microbatches), options, search)
-        drawn = timelines(sources, costs, transfer)
+        each = {s.label: costs_for(s, costs, transfer, len(sources)) for s in sources}
+        before = sources
+        if recompute is not None:
+            sources = [recomputed(s, recompute, each[s.label], memory) for s in before]
+        drawn = {s.label: simulate(s.plan, each[s.label]) for s in sources}
         if out is not None:
             save(out, sources, drawn)
     console = Console(highlight=False)
     console.print(as_text(drawn, console.width))
-    for source in sources:
+    for source, former in zip(sources, before, strict=True):
         start = f"{source.label}: " if compare else ""
         console.print(Text(start + peaks_in_words(source.plan)))
+        if recompute is not None:
+            console.print(Text(start + without_in_words(former.plan, each[source.label])))
     if search.found is not None:
         console.print(Text(str(search.found)), soft_wrap=True)
     if out is not None:
         console.print(Text(f"written: {out}"), soft_wrap=True)
-
-
-def timelines(
-    sources: list[Source], costs: ShareCosts | None, transfer: float | None
-) -> dict[str, "Timeline"]:
-    """What is drawn, by label."""
-    return {
-        source.label: simulate(source.plan, costs_for(source, costs, transfer, len(sources)))
-        for source in sources
-    }
 
 
 def costs_for(

@@ -76,7 +76,7 @@ inline std::vector<NamedPlan> plans_of_all_forms() {
         {"overlapped", overlapped()},
         {"1F1B recomputed", recomputed(by_slots(Placement::linear(3), 5, 1, 2))},
         {"Chimera recomputed",
-         recomputed(with_reductions(by_slots(Placement::bidirectional(4), 6, 2, 8)))},
+         recomputed(with_reductions(by_slots(Placement::bidirectional(2), 4, 1, 4)))},
         {"overlapped, recomputed", recomputed(overlapped())},
         {"forward only", by_slots(Placement::looped(2, 2), 4, 2, 8).forward_only()},
     };

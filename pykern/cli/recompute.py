@@ -1,0 +1,46 @@
+"""`pykern plan --recompute`: a plan with cells of some stages recomputed, and one without."""
+
+import math
+
+from ..plan import Action, Costs, Kind, Memory, Plan, simulate, with_recompute
+from .memory import numbers, peaks_in_shares
+from .sources import Source
+from .values import Stages
+
+
+def recomputed(source: Source, stages: Stages, costs: Costs, memory: float | None) -> Source:
+    """The source with an R for every microbatch of these stages that has a use for one.
+
+    Args:
+        source: Its plan holds no R of these stages.
+        stages: Which, or all.
+        costs: R goes where with these the device waits.
+        memory: Cap in 1F1B's, which is as many activations of a device's share as there are
+            devices; or None. Inputs count nothing.
+
+    Returns:
+        The same with another plan.
+
+    Raises:
+        ValueError: The plan lacks a stage, has no backwards, or cannot be recomputed.
+    """
+    plan = source.plan
+    for stage in stages.numbers or ():
+        if stage >= plan.num_stages:
+            raise ValueError(
+                f"--recompute names stage {stage}, and {source.label} has 0 to "
+                f"{plan.num_stages - 1}"
+            )
+    chosen = range(plan.num_stages) if stages.numbers is None else stages.numbers
+    cells = [Action(Kind.R, s, m) for s in chosen for m in range(plan.num_microbatches)]
+    cap = math.inf if memory is None else memory * plan.num_devices
+    share = Memory(plan.num_devices / plan.num_stages)
+    return source._replace(plan=with_recompute(plan, cells, costs, share, cap))
+
+
+def without_in_words(plan: Plan, costs: Costs) -> str:
+    """A line about the plan before R was added."""
+    from ..plan.drawing.words import measures
+
+    peaks = numbers(peaks_in_shares(plan))
+    return f"without recompute: {measures(simulate(plan, costs))}, peak memory {peaks}"
