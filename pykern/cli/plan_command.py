@@ -1,5 +1,6 @@
 """`pykern plan`: draws plans, compares them, and keeps them in files."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,7 @@ from .memory import peaks_in_words
 from .recompute import recomputed, without_in_words
 from .schedule_options import Given, with_schedule_options
 from .search import Search
-from .sources import CATALOGUE, NUM_DEVICES, NUM_MICROBATCHES, Counts, Source, sources_of
+from .sources import CATALOGUE, NUM_DEVICES, NUM_MICROBATCHES, Costed, Counts, Source, sources_of
 from .values import (
     BUDGET,
     COSTS,
@@ -42,6 +43,11 @@ FORMS = {
 }
 DRAWN = (".trace.json", ".png", ".svg")
 
+DEVICES = number_option("-p", "--devices", about=f"Number of devices; {NUM_DEVICES} if not given.")
+MICROBATCHES = number_option(
+    "-m", "--microbatches", about=f"Number of microbatches; {NUM_MICROBATCHES} if not given."
+)
+
 
 @with_schedule_options
 def plan(
@@ -52,18 +58,8 @@ def plan(
             help=f"{CATALOGUE} Or auto, the best that a search finds. Or a plan's .json or .csv.",
         ),
     ],
-    devices: Annotated[
-        int | None,
-        number_option("-p", "--devices", about=f"Number of devices; {NUM_DEVICES} if not given."),
-    ] = None,
-    microbatches: Annotated[
-        int | None,
-        number_option(
-            "-m",
-            "--microbatches",
-            about=f"Number of microbatches; {NUM_MICROBATCHES} if not given.",
-        ),
-    ] = None,
+    devices: Annotated[int | None, DEVICES] = None,
+    microbatches: Annotated[int | None, MICROBATCHES] = None,
     costs: Annotated[ShareCosts | None, COSTS] = None,
     transfer: Annotated[float | None, TRANSFER] = None,
     memory: Annotated[float | None, MEMORY] = None,
@@ -97,24 +93,29 @@ def plan(
         search = Search(costs or share_costs(DEFAULT_COSTS), transfer or 0.0, memory, budget)
         search.require_used(names, recomputes=recompute is not None)
         sources = sources_of(names, Counts(devices, microbatches), options, search)
-        each = {s.label: costs_for(s, costs, transfer, len(sources)) for s in sources}
-        before = sources
+        drawn = [Costed(s, costs_for(s, costs, transfer, len(sources))) for s in sources]
         if recompute is not None:
-            sources = [recomputed(s, recompute, each[s.label], memory) for s in before]
-        drawn = {s.label: simulate(s.plan, each[s.label]) for s in sources}
+            drawn = [recomputed(each, recompute, memory) for each in drawn]
+        timelines = {each.source.label: simulate(each.source.plan, each.costs) for each in drawn}
         if out is not None:
-            save(out, sources, drawn)
+            save(out, [each.source for each in drawn], timelines)
     console = Console(highlight=False)
-    console.print(as_text(drawn, console.width))
-    for source, former in zip(sources, before, strict=True):
-        start = f"{source.label}: " if compare else ""
-        console.print(Text(start + peaks_in_words(source.plan)))
-        if recompute is not None:
-            console.print(Text(start + without_in_words(former.plan, each[source.label])))
+    console.print(as_text(timelines, console.width))
+    for line in lines_below(drawn):
+        console.print(Text(line))
     if search.found is not None:
         console.print(Text(str(search.found)), soft_wrap=True)
     if out is not None:
         console.print(Text(f"written: {out}"), soft_wrap=True)
+
+
+def lines_below(drawn: list[Costed]) -> Iterator[str]:
+    """What stands below the drawing about each plan."""
+    for source, costs, former in drawn:
+        start = f"{source.label}: " if len(drawn) > 1 else ""
+        yield start + peaks_in_words(source.plan)
+        if former is not None:
+            yield start + without_in_words(former, costs)
 
 
 def costs_for(

@@ -4,27 +4,26 @@ import math
 
 from ..plan import Action, Costs, Kind, Memory, Plan, simulate, with_recompute
 from .memory import numbers, peaks_in_shares
-from .sources import Source
+from .sources import Costed
 from .values import Stages
 
 
-def recomputed(source: Source, stages: Stages, costs: Costs, memory: float | None) -> Source:
-    """The source with an R for every microbatch of these stages that has a use for one.
+def recomputed(costed: Costed, stages: Stages, memory: float | None) -> Costed:
+    """With an R for every microbatch of these stages that has a use for one.
 
     Args:
-        source: Its plan holds no R of these stages.
+        costed: Its plan holds no R of these stages; R goes where, with its costs, a device waits.
         stages: Which, or all.
-        costs: R goes where with these the device waits.
         memory: Cap in 1F1B's, which is as many activations of a device's share as there are
             devices; or None. Inputs count nothing.
 
     Returns:
-        The same with another plan.
+        The same with another plan, and the former one.
 
     Raises:
         ValueError: The plan lacks a stage, has no backwards, or cannot be recomputed.
     """
-    plan = source.plan
+    source, plan = costed.source, costed.source.plan
     for stage in stages.numbers or ():
         if stage >= plan.num_stages:
             raise ValueError(
@@ -35,7 +34,8 @@ def recomputed(source: Source, stages: Stages, costs: Costs, memory: float | Non
     cells = [Action(Kind.R, s, m) for s in chosen for m in range(plan.num_microbatches)]
     cap = math.inf if memory is None else memory * plan.num_devices
     share = Memory(plan.num_devices / plan.num_stages)
-    return source._replace(plan=with_recompute(plan, cells, costs, share, cap))
+    smaller = with_recompute(plan, cells, costed.costs, share, cap)
+    return costed._replace(source=source._replace(plan=smaller), former=plan)
 
 
 def without_in_words(plan: Plan, costs: Costs) -> str:

@@ -19,6 +19,8 @@ from pykern.plan import (
     peak_bytes,
     simulate,
     with_recompute,
+    with_reductions,
+    with_updates,
 )
 from tests.plan.oracle import full_plans, times_for
 
@@ -129,6 +131,19 @@ def test_r_waits_for_what_comes_back_from_host_memory() -> None:
     # 0B1 waits, and 0R0 would have the time, but not its input.
     result = with_recompute(plan, cells_of("0R0 0R1"), COSTS)
     assert rows_of(result)[0] == "0F0 0F1 0OFFLOAD0 0OFFLOAD1 0LOAD1 0R1 0B1 0LOAD0 0R0 0B0"
+
+
+def test_reductions_and_updates_go_with_it() -> None:
+    chimera = schedules.chimera(2, 4)
+    reduced = with_reductions(with_recompute(chimera, all_cells(chimera), COSTS))
+    assert without(reduced.rows, all_cells(chimera)) == [
+        list(row) for row in with_reductions(chimera).rows
+    ]
+    plan = schedules.one_f_one_b(3, 6)
+    updated = with_updates(with_recompute(plan, all_cells(plan), COSTS), 2, 0)
+    assert without(updated.rows, all_cells(plan)) == [
+        list(row) for row in with_updates(plan, 2, 0).rows
+    ]
 
 
 def backward_of(plan: Plan, cell: Action) -> Action:
