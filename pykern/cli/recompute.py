@@ -1,7 +1,5 @@
 """`pykern plan --recompute`: a plan with cells of some stages recomputed, and one without."""
 
-import math
-
 from ..plan import Action, Costs, Kind, Memory, Plan, simulate, with_recompute
 from .memory import numbers, peaks_in_shares
 from .sources import Costed
@@ -15,7 +13,7 @@ def recomputed(costed: Costed, stages: Stages, memory: float | None) -> Costed:
         costed: Its plan holds no R of these stages; R goes where, with its costs, a device waits.
         stages: Which, or all.
         memory: Cap in 1F1B's, which is as many activations of a device's share as there are
-            devices; or None. Inputs count nothing.
+            devices; or None, as little as lets the step end early. Inputs count nothing.
 
     Returns:
         The same with another plan, and the former one.
@@ -32,9 +30,12 @@ def recomputed(costed: Costed, stages: Stages, memory: float | None) -> Costed:
             )
     chosen = range(plan.num_stages) if stages.numbers is None else stages.numbers
     cells = [Action(Kind.R, s, m) for s in chosen for m in range(plan.num_microbatches)]
-    cap = math.inf if memory is None else memory * plan.num_devices
-    share = Memory(plan.num_devices / plan.num_stages)
-    smaller = with_recompute(plan, cells, costed.costs, share, cap)
+    if memory is None:
+        smaller = with_recompute(plan, cells, costed.costs)
+    else:
+        share = Memory(plan.num_devices / plan.num_stages)
+        cap = memory * plan.num_devices
+        smaller = with_recompute(plan, cells, costed.costs, share, cap)
     return costed._replace(source=source._replace(plan=smaller), former=plan)
 
 

@@ -114,7 +114,7 @@ TRANSFER: Any = typer.Option(
 MEMORY: Any = typer.Option(
     "--memory",
     help="For auto: memory for activations, where 1 is what 1F1B takes; 1 if not given. For "
-    "--recompute: how early an R may come; as early as time allows if not given.",
+    "--recompute: most that an early R may fill; what it takes not to lose time if not given.",
     parser=positive,
     metavar="X",
 )

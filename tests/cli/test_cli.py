@@ -210,8 +210,8 @@ def test_recompute_stands_beside_the_plan_without() -> None:
 
     without = "without recompute: makespan 33 ms, bubble ratio 0.273, peak memory 4 3 2 1"
     assert "makespan 38 ms, bubble ratio 0.211" in drawn("all")
-    assert drawn("all").endswith(f"from device 0 on: 4 3 2 1 {without}")
-    assert drawn("all", "--memory", "0.5").endswith(f"from device 0 on: 2 2 2 1 {without}")
+    assert drawn("all").endswith(f"from device 0 on: 2 2 2 1 {without}")
+    assert drawn("all", "--memory", "1").endswith(f"from device 0 on: 4 3 2 1 {without}")
     assert drawn("0,2", "--memory", "0.25").endswith(f"from device 0 on: 1 3 1 1 {without}")
     assert "R.. recompute" in drawn("0")
     assert "R.. recompute" not in drawn("3")
