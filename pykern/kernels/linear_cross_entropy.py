@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from . import handover, levels
 from .handover import TwoParts, Weights
@@ -211,7 +210,6 @@ def add_product(total: Tensor, first: Tensor, second: Tensor) -> None:
 
 class _LinearCrossEntropy(TwoParts):
     weights = (1,)
-    backward = staticmethod(once_differentiable(TwoParts.backward))  # type: ignore[assignment]
 
     @staticmethod
     def compute(  # noqa: PLR0913, PLR0917 - what a node is applied to is in order
@@ -234,6 +232,8 @@ class _LinearCrossEntropy(TwoParts):
 
     @staticmethod
     def gradients(ctx: Any, *gradients: Tensor) -> tuple[list[Tensor | None], Weights]:
+        if torch.is_grad_enabled():
+            raise RuntimeError("linear_cross_entropy has no second derivative: no create_graph")
         hidden, weight, target, log_sums, num_rows, kept = ctx.saved_tensors
         scale = gradients[0] if num_rows is None else gradients[0] / num_rows
         ignore_index = ctx.ignore_index
