@@ -215,16 +215,17 @@ def test_a_target_that_is_no_class_shows(label):
 def test_every_level_has_the_same_bits_and_keeps_what_it_says():
     x, w, target = case(10, torch.bfloat16)
     found = []
-    for level, bytes_per_row in (("ops", 24 * 2 + 4), ("none", 24 * 2 + 4 + 304 * 2)):
+    per_row: dict[levels.Level, int] = {"ops": 24 * 2 + 4, "none": 24 * 2 + 4 + 304 * 2}
+    for level, bytes_per_row in per_row.items():
         saved: list[Tensor] = []
-        with (
-            levels.keeping(level),
-            torch.autograd.graph.saved_tensors_hooks(
-                lambda t, s=saved: s.append(t) or t, lambda t: t
-            ),
-        ):
+
+        def keep(tensor: Tensor, saved: list[Tensor] = saved) -> Tensor:
+            saved.append(tensor)
+            return tensor
+
+        with levels.keeping(level), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
             loss = linear_cross_entropy(x, w, target)
-        kept = {t.data_ptr(): t for t in saved if t is not None and t.dim() > 0}
+        kept = {t.data_ptr(): t for t in saved if t.dim() > 0}
         del kept[w.data_ptr()], kept[target.data_ptr()]
         assert sum(t.numel() * t.itemsize for t in kept.values()) == bytes_per_row * 10
         gradients = torch.autograd.grad(loss, (x, w), retain_graph=True)
@@ -340,10 +341,13 @@ def test_torch_accepts_the_operations():
     logits, target, scale = torch.randn(3, 16), torch.tensor([1, 4, IGNORED]), torch.tensor(0.5)
     operations = torch.ops.pykern
     for factor in (None, scale):
-        arguments = (logits.clone(), target, factor, 11, IGNORED)
-        torch.library.opcheck(operations.cross_entropy_losses.default, arguments)
-    arguments = (logits.clone(), torch.randn(3), target, scale, 11, IGNORED)
-    torch.library.opcheck(operations.cross_entropy_gradients.default, arguments)
+        torch.library.opcheck(
+            operations.cross_entropy_losses.default, (logits.clone(), target, factor, 11, IGNORED)
+        )
+    torch.library.opcheck(
+        operations.cross_entropy_gradients.default,
+        (logits.clone(), torch.randn(3), target, scale, 11, IGNORED),
+    )
 
 
 FAR_ROWS = """
