@@ -5,16 +5,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pykern.kernels import linear_cross_entropy as op
 from pykern.kernels.head_loss import LazyLogits, LinearCrossEntropy, WithGradients
-from tests.kernels.test_linear_cross_entropy import IGNORED, Largest, case, exactly
+from tests.kernels.head_cases import IGNORED, Largest, case, cut_small, exactly
 
 
 @pytest.fixture
 def _small_chunks(monkeypatch):
-    monkeypatch.setattr(op, "_FEWEST_ROWS", 2)
-    monkeypatch.setattr(op, "_MOST_ROWS", 2)
-    monkeypatch.setattr(op, "_BLOCK", 1)
+    cut_small(monkeypatch)
 
 
 def at_once(loss_fn: LinearCrossEntropy, output: Any, target: Tensor, share: float) -> Tensor:
