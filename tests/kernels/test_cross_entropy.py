@@ -53,22 +53,22 @@ class Rows:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@settings(max_examples=15)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@settings(max_examples=10)
 @given(
-    num_rows=st.integers(0, 4),
-    num_classes=st.sampled_from([1, 2, 15, 16, 33, 70]),
-    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    num_rows=st.sampled_from([3, 1, 2, 0]),
+    num_classes=st.sampled_from([70, 33, 16, 15, 2, 1]),
     padding=st.integers(0, 20),
     gap=st.integers(0, 3),
     offset=st.integers(0, 3),
     deviation=st.sampled_from([0.01, 1.0, 30.0]),
-    scale=st.sampled_from([None, 1.0, -0.37]),
+    scale=st.sampled_from([1.0, -0.37, None]),
     data=st.data(),
 )
 def test_rows_are_right(  # noqa: PLR0913, PLR0917 - what is drawn
     way, num_rows, num_classes, dtype, padding, gap, offset, deviation, scale, data
 ):
-    labels = st.sampled_from([IGNORED, 0, num_classes - 1, num_classes // 2])
+    labels = st.sampled_from([num_classes - 1, 0, num_classes // 2, IGNORED])
     target = torch.tensor(
         data.draw(st.lists(labels, min_size=num_rows, max_size=num_rows)), dtype=torch.int64
     )
@@ -136,11 +136,12 @@ def test_torch_accepts_the_operations():
 FAR_ROWS = """
 import torch
 from pykern.kernels.gpu import cross_entropy as gpu
-room = torch.empty(2**31 + 64, dtype=torch.float16)
-logits = room.as_strided((2, 33), (2**31 + 16, 1))
-values = torch.randn(2, 33).half()
+# A stride that fits into 32 bits, of which twice as much does not.
+room = torch.empty(2**31 + 99, dtype=torch.float16)
+logits = room.as_strided((3, 33), (2**30 + 16, 1))
+values = torch.randn(3, 33).half()
 logits.copy_(values)
-near, target, scale = values.clone(), torch.tensor([2, 32]), torch.tensor(1.0)
+near, target, scale = values.clone(), torch.tensor([2, 32, 0]), torch.tensor(1.0)
 of_far = gpu.losses_of_rows(logits, target, scale, 33, -100)
 of_near = gpu.losses_of_rows(near, target, scale, 33, -100)
 assert torch.equal(logits, near)
