@@ -33,6 +33,14 @@ def test_the_page_on_profiling_runs(root, tmp_path, monkeypatch):
     assert sum(event["ph"] == "X" for event in events) == 2 * 2 * 4 * 8
 
 
+def test_the_page_on_recompute_runs(root):
+    page = (root / "docs/recompute.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    assert len(blocks) == 1
+    for code in blocks:
+        exec(code, {})
+
+
 def test_the_pages_of_the_catalogue_are_what_the_code_gives(root):
     made = runpy.run_path(str(root / "docs/make_schedules.py"))["made"]()
     stale = [
