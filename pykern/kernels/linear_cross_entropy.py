@@ -124,15 +124,17 @@ def add_product(total: Tensor, first: Tensor, second: Tensor) -> None:
 
     Sums round as where autograd adds a gradient to another.
     """
-    size = max(_BLOCK // max(total.shape[1], 1) // 128, 1) * 128
+    size = max(_BLOCK // total.shape[1] // 128, 1) * 128
+    # A GPU multiplies what is narrow into what is wide; elsewhere the factors have to be as wide.
+    mixed = total.is_cuda and total.dtype is torch.float32 and second.dtype.itemsize == 2
+    if not mixed:
+        second = second.to(total.dtype)
     for start in range(0, len(total), size):
         factor = first[start : start + size]
-        if total.dtype == second.dtype:
-            product = factor @ second
-        elif total.is_cuda and total.dtype is torch.float32:
+        if mixed:
             product = torch.mm(factor, second, out_dtype=torch.float32)
         else:
-            product = factor.to(total.dtype) @ second.to(total.dtype)
+            product = factor.to(total.dtype) @ second
         total[start : start + size].add_(product)
 
 
@@ -159,9 +161,15 @@ class _LinearCrossEntropy(TwoParts):
         return losses.sum() if num_rows is None else losses.sum() / num_rows
 
     @staticmethod
-    def gradients(ctx: Any, *gradients: Tensor) -> tuple[list[Tensor | None], Weights]:
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        # Refused here: where the gradient that came in requires none, torch would not refuse the
+        # second backward but leave this part of it out.
         if torch.is_grad_enabled():
             raise RuntimeError("linear_cross_entropy has no second derivative: no create_graph")
+        return TwoParts.backward(ctx, *gradients)
+
+    @staticmethod
+    def gradients(ctx: Any, *gradients: Tensor) -> tuple[list[Tensor | None], Weights]:
         hidden, weight, target, log_sums, num_rows, kept = ctx.saved_tensors
         scale = gradients[0] if num_rows is None else gradients[0] / num_rows
         ignore_index = ctx.ignore_index

@@ -53,7 +53,7 @@ class Losses:
         Args:
             microbatch: which one.
             output: of the last stage.
-            once: whether this is the only call for the microbatch.
+            once: whether there is no R that gives any of the step's outputs once more.
         """
         if self._targets is None:
             loss = self.function(output)

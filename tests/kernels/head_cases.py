@@ -29,6 +29,7 @@ def exactly(x: Tensor, w: Tensor, target: Tensor, reduction: str = "mean") -> li
 
 
 def case(num_rows: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(num_rows)
     x = torch.randn(num_rows, 24).to(dtype).requires_grad_()
     w = torch.randn(VOCABULARY, 24).to(dtype).requires_grad_()
     target = torch.randint(VOCABULARY, (num_rows,))

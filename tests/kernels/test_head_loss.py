@@ -91,7 +91,7 @@ def test_gradients_collect_in_float32(where):
     assert (weight.grad is None) == (where == "main_grad")
     assert found is not None
     assert found.dtype == torch.float32
-    assert (found / 3 - exact).norm() <= (of_torch - exact).norm()
+    assert (found / 3 - exact).norm() <= 2 * (of_torch - exact).norm()
     # Three times the same: nothing has been rounded to bfloat16 on the way.
     assert (found - found.bfloat16()).norm() > 2**-11 * found.norm()
     once: Any = nn.Parameter(w.detach())
