@@ -4,6 +4,8 @@ import json
 import re
 import runpy
 
+import pytest
+
 from pykern.plan.files.json_form import from_json, to_json
 from pykern.schedules import one_f_one_b
 
@@ -16,8 +18,9 @@ def test_the_readmes_code_runs(python, root):
     assert "share of time" in output
 
 
-def test_the_guide_to_schedules_runs_and_prints_what_it_shows(python, root):
-    page = (root / "docs/your-own-schedule.md").read_text()
+@pytest.mark.parametrize("name", ["your-own-schedule.md", "recompute.md"])
+def test_what_a_guide_shows_runs_and_prints_what_it_shows(python, root, name):
+    page = (root / "docs" / name).read_text()
     code = "".join(re.findall(r"^```python\n(.*?)^```", page, re.M | re.S))
     shown = "".join(re.findall(r"^```text\n(.*?)^```", page, re.M | re.S))
     assert python("-W", "error", "-c", code).stdout == shown
@@ -31,14 +34,6 @@ def test_the_page_on_profiling_runs(root, tmp_path, monkeypatch):
     exec(code, {})
     events = json.loads((tmp_path / "step.trace.json").read_text())["traceEvents"]
     assert sum(event["ph"] == "X" for event in events) == 2 * 2 * 4 * 8
-
-
-def test_the_page_on_recompute_runs(root):
-    page = (root / "docs/recompute.md").read_text()
-    blocks = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
-    assert len(blocks) == 1
-    for code in blocks:
-        exec(code, {})
 
 
 def test_the_pages_of_the_catalogue_are_what_the_code_gives(root):
