@@ -117,7 +117,8 @@ def _kernel(
     slopes = _slopes(HALF, WIDTH, LOG2_BASE)
     # Rows times their length may not fit into 32 bits.
     begin = tl.program_id(0).to(tl.int64) * TOKENS
-    for token in range(begin, tl.minimum(begin + TOKENS, num_tokens)):
+    for step in range(0, tl.minimum(TOKENS, num_tokens - begin)):
+        token = begin + step
         batch, place = token // seq, token % seq
         cos, sin = _cos_sin(place + offset, slopes)
         here = packed + token * packed_stride
