@@ -206,7 +206,7 @@ def poison(form, patch, canaries):
 
 
 @pytest.mark.parametrize("form", SWIGLU)
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(
     sizes=st.tuples(st.integers(0, 4), st.integers(1, 40)),
     dtype=st.sampled_from(DTYPES),
@@ -248,7 +248,7 @@ def test_weighted_swiglu(form, sizes, dtype, layout, block):
 
 
 @pytest.mark.parametrize("form", SUMS)
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(
     sizes=st.tuples(st.integers(0, 4), st.integers(1, 3), st.integers(0, 40)),
     dtype=st.sampled_from(DTYPES),
