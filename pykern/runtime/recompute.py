@@ -110,10 +110,16 @@ class Recompute:
         """R: returns the tensors that backward starts from."""
         return self._cells[microbatch].again(calls) if microbatch in self._cells else ()
 
-    def take_cuts(self, microbatch: int) -> list[Cut]:
-        """Where the graph of a microbatch is cut within the stage, before its backward."""
-        cell = self._cells.pop(microbatch, None)
+    def cuts(self, microbatch: int) -> list[Cut]:
+        """Where the graph of a microbatch is cut within the stage."""
+        cell = self._cells.get(microbatch)
         return [] if cell is None else cell.inner_cuts()
+
+    def take_cuts(self, microbatch: int) -> list[Cut]:
+        """The same, for its backward: nothing else is held."""
+        cuts = self.cuts(microbatch)
+        self._cells.pop(microbatch, None)
+        return cuts
 
 
 class Cell:

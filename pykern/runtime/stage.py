@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..plan import Kind
 from .buffers import modules_in
-from .cut import copies, cut
+from .cut import Cut, copies, cut
 from .microbatch import to_device
 from .passage import Passage
 from .random import Draws, StepSeed
@@ -192,6 +192,10 @@ class Stage:
             with self._draws.backward(Kind.W, microbatch):
                 while works:
                     works.pop(0)()
+
+    def cuts_within(self, microbatch: int) -> Sequence[Cut]:
+        """Where the graph of a microbatch is cut, from its F to its backward."""
+        return self._recompute.cuts(microbatch)
 
     def has_weights(self, microbatch: int) -> bool:
         """Whether I has left anything for W to do."""
