@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, get_args
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..kernels import levels as kernels
-from .buffers import Buffers, names_in
+from .buffers import Buffers, modules_in, names_in
 from .cut import Cut, copies, cut
 from .random import Begins, OwnState, repeat
 from .watch import Seen, Segment, Watch, without_saved_tensors_hooks
@@ -84,7 +84,7 @@ class Recompute:
         microbatch: int,
         calls: Calls,
         arguments: tuple[Any, ...],
-        modules: Sequence[nn.Module],
+        holders: Sequence[object],
         state: OwnState | None,
     ) -> None:
         """F: runs the calls and keeps what R needs.
@@ -93,15 +93,16 @@ class Recompute:
             microbatch: which one.
             calls: layers and end.
             arguments: of the first call.
-            modules: all that may hold buffers.
+            holders: those of whose modules F may change buffers.
             state: that random operations draw from, None where there are none.
         """
         by_layer = self._level(microbatch) == "layer"
         if self._seen is None:
-            cell, self._seen = _watched(calls, arguments, modules, state, by_layer=by_layer)
+            cell, self._seen = _watched(calls, arguments, holders, state, by_layer=by_layer)
         else:
             kept = copies(arguments) if self._seen.overwrites else arguments
-            buffers = Buffers(modules, self._seen.changed)
+            changed = self._seen.changed
+            buffers = Buffers(modules_in(holders) if changed else (), changed)
             cell = Cell(kept, self._seen.segments(by_layer=by_layer), buffers)
             cell.forward(calls, arguments, state)
         self._cells[microbatch] = cell
@@ -198,12 +199,13 @@ class Cell:
 def _watched(
     calls: Calls,
     arguments: tuple[Any, ...],
-    modules: Sequence[nn.Module],
+    holders: Sequence[object],
     state: OwnState | None,
     *,
     by_layer: bool,
 ) -> tuple[Cell, Seen]:
     """F of the first microbatch, in one graph, and what it shows."""
+    modules = modules_in(holders)
     buffers = Buffers(modules, names_in(modules))
     watch = Watch(arguments)
     values: list[Any] = []

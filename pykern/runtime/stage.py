@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from ..plan import Kind
-from .buffers import modules_in
 from .cut import Cut, copies, cut
 from .microbatch import to_device
 from .passage import Passage
@@ -126,8 +125,8 @@ class Stage:
         draws = self._draws.forward(microbatch) if self._draws.possible else nullcontext()
         with draws as state:
             if self._recompute.has(microbatch):
-                modules = modules_in([*self.layers, getattr(self._finish, "function", None)])
-                self._recompute.forward(microbatch, calls, arguments, modules, state)
+                holders = [*self.layers, getattr(self._finish, "function", None)]
+                self._recompute.forward(microbatch, calls, arguments, holders, state)
             else:
                 with self._recompute.keeping(microbatch):
                     self.outputs[microbatch] = run(calls, arguments)
