@@ -148,9 +148,13 @@ class Cell:
         for segment in self._segments:
             begins = {} if state is None else state.note()
             *pieces, last = segment.pieces
-            for piece in pieces:
-                arguments = (cut(_run(calls, piece, arguments)).value,)
-            self.add(_run(calls, last, arguments), begins)
+            # Hooks of the caller are for what is kept.
+            with nullcontext() if segment.keeps else without_saved_tensors_hooks():
+                for piece in pieces:
+                    arguments = (cut(_run(calls, piece, arguments)).value,)
+                value = _run(calls, last, arguments)
+            self.add(value, begins)
+            del value
             arguments = (self._cuts[-1].value,)
 
     def add(self, value: Any, begins: Begins) -> None:

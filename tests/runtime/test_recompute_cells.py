@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from pykern import schedules
@@ -56,6 +57,27 @@ def test_no_layer_is_called_more_than_twice(level: Any, reentrant: bool, split: 
         # The first microbatch is watched, and keeps the graph of a stage with checkpoints.
         first = 1 if layer.reentrant is None else 2
         assert sorted(layer.calls.values()) == [first, 2, 2, 2]
+
+
+def test_hooks_of_the_caller_are_no_checkpoints() -> None:
+    """They see what R saves, and nothing that F lets go of."""
+    layer = Counted()
+    case = Case(nn.Sequential(layer), torch.randn(4, 6), torch.randn(4, 6), F.mse_loss)
+    packed: list[Tensor] = []
+    plan = recomputed(schedules.gpipe(1, 2))
+
+    def pack(tensor: Tensor) -> Tensor:
+        packed.append(tensor)
+        return tensor
+
+    with (
+        pipeline(case, plan, recompute="layer") as pipe,
+        saved_tensors_hooks(pack, lambda tensor: tensor),
+    ):
+        pipe.step(case.inputs, target=case.target)
+    assert sorted(layer.calls.values()) == [2, 2]
+    # The batch, a tanh, both factors of the second product and of the loss.
+    assert len(packed) == 2 * (1 + 1 + 2 + 2)
 
 
 class Block(nn.Module):

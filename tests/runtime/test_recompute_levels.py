@@ -1,5 +1,6 @@
 """What a user may say of recompute, and what becomes of it."""
 
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -50,6 +51,19 @@ def test_a_plan_with_recomputes_is_run_as_it_is() -> None:
         check_steps(CASES["gpt"](3), plan, level, [3])
         with pipeline(CASES["mlp"](3), plan, recompute=level) as pipe:
             assert pipe.plan == plan
+
+
+def test_a_prediction_takes_the_times_of_r() -> None:
+    case = CASES["mlp"](6)
+    with pipeline(case, recomputed(schedules.gpipe(2, 3))) as pipe:
+        pipe.step(case.inputs, target=case.target)
+        measured, predicted = pipe.timeline(), pipe.prediction()
+    times = [
+        [span.end_ns - span.start_ns for span in timeline.rows[0] if span.action.kind is Kind.R]
+        for timeline in (measured, predicted)
+    ]
+    assert [len(of_r) for of_r in times] == [3, 3]
+    assert fmean(times[0]) == pytest.approx(fmean(times[1]))
 
 
 def test_kernels_are_told_their_level() -> None:
