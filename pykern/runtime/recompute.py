@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from torch import Tensor
 
@@ -24,6 +24,8 @@ INPUTS: tuple[Inputs, ...] = get_args(Inputs)
 # What F keeps, in ascending order of what is computed again; the first are those of kernels.
 Level = kernels.Level | Inputs
 LEVELS: tuple[Level, ...] = (*kernels.LEVELS, *INPUTS)
+
+_NOTHING = nullcontext()
 
 # The layers of a stage, then what ends its F and returns the tensors that backward starts from.
 # Each gets what the one before has returned.
@@ -72,9 +74,9 @@ class Recompute:
         return self._level(microbatch) in INPUTS
 
     def keeping(self, microbatch: int) -> AbstractContextManager[None]:
-        """Within it, kernels keep what the microbatch's level says, if it says anything."""
+        """Within it, kernels keep what the level of a microbatch says that is not recomputed."""
         level = self._level(microbatch)
-        return kernels.keeping(level) if level in kernels.LEVELS else nullcontext()
+        return _NOTHING if level is None else kernels.keeping(cast(kernels.Level, level))
 
     def _level(self, microbatch: int) -> Level | None:
         return self._levels[microbatch] if self._levels else None
@@ -149,7 +151,7 @@ class Cell:
             begins = {} if state is None else state.note()
             *pieces, last = segment.pieces
             # Hooks of the caller are for what is kept.
-            with nullcontext() if segment.keeps else without_saved_tensors_hooks():
+            with _NOTHING if segment.keeps else without_saved_tensors_hooks():
                 for piece in pieces:
                     arguments = (cut(_run(calls, piece, arguments)).value,)
                 value = _run(calls, last, arguments)

@@ -25,6 +25,8 @@ _CPU = torch.device("cpu")
 # their gradients, both empty when there is no backward.
 Finish = Callable[[int, Any], tuple[Sequence[Tensor], Sequence[Tensor]]]
 
+_NO_MODE = nullcontext()
+
 # What a backward runs through: outputs, their gradients, and the leaves in front.
 Graph = tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]
 
@@ -122,7 +124,7 @@ class Stage:
             return
         self.arguments[microbatch] = None
         calls = self._calls(microbatch, self._end)
-        draws = self._draws.forward(microbatch) if self._draws.possible else nullcontext()
+        draws = self._draws.forward(microbatch) if self._draws.possible else _NO_MODE
         with draws as state:
             if self._recompute.has(microbatch):
                 holders = [*self.layers, getattr(self._finish, "function", None)]
