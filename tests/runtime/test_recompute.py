@@ -1,5 +1,6 @@
 """Recompute: with R, whatever the plan and the layers, every bit is as without it."""
 
+import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu
 
 from pykern import schedules
@@ -15,7 +16,8 @@ from pykern.plan import Plan
 from tests.runtime.hard_layers import LAYERS, Written, linear, tied
 from tests.runtime.models import CASES, Case
 from tests.runtime.plans import recomputed, split_backward, two_replicas
-from tests.runtime.recomputing import check_steps
+from tests.runtime.recomputing import check_steps, pipeline
+from tests.runtime.reference import assert_same_state, plain_step
 
 # Updates within a step, and slices, need an executor that is not there yet.
 NOT_YET = {"pipedream", "pipedream_2bw", "seq1f1b"}
@@ -86,3 +88,23 @@ def test_modes_of_the_caller(caller: str) -> None:
     plan = recomputed(schedules.zb_h1(2, 4))
     with CALLERS[caller]():
         check_steps(case, plan, "layer", [9, 9], balance=[5, 5])
+
+
+class Copied(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.is_inference()
+        return x.clone()
+
+
+@pytest.mark.parametrize("level", ["layer", "stage"])
+def test_a_batch_may_come_from_inference_mode(level: Any) -> None:
+    with torch.inference_mode():
+        x = torch.randn(8, 6)
+    layers = nn.Sequential(nn.Identity(), Copied(), linear(), nn.Tanh(), linear())
+    plain = copy.deepcopy(layers)
+    case = Case(layers, x, torch.randn(8, 6), F.mse_loss)
+    plan = recomputed(schedules.one_f_one_b(2, 4))
+    with pipeline(case, plan, recompute=level, balance=[3, 2]) as pipe:
+        expected = plain_step(plain, x, case.target, F.mse_loss, 4)
+        assert torch.equal(pipe.step(x, target=case.target), expected)
+        assert_same_state(pipe, plain)
