@@ -98,7 +98,7 @@ def test_r_is_as_early_as_memory_allows(cap_bytes: float, first: str) -> None:
     assert peak_bytes(result, memory)[0] <= max(cap_bytes, 8 + 3)
 
 
-@pytest.mark.parametrize(("name", "most"), [("one_f_one_b", 2), ("gpipe", 1), ("v_half", 4)])
+@pytest.mark.parametrize(("name", "most"), [("one_f_one_b", 2), ("gpipe", 1), ("interleaved", 1)])
 def test_without_sizes_few_are_held_and_the_step_is_as_short(name: str, most: int) -> None:
     plan = schedules.by_name[name](4, 8)
     early = with_recompute(plan, all_cells(plan), COSTS, Memory(1))
