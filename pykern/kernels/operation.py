@@ -40,7 +40,10 @@ def wide(x: Tensor) -> Tensor:
 
 
 class _Launcher:
-    """Imports a launcher when it is first called. What is float64 goes to the twin."""
+    """Imports a launcher when it is first called. What is float64 goes to the twin.
+
+    Triton launches on the current GPU, wherever tensors are, so theirs is made the current one.
+    """
 
     def __init__(self, where: str, twin: Callable[..., Any]) -> None:
         self._where = where
@@ -53,4 +56,5 @@ class _Launcher:
         if self._function is None:
             module, name = self._where.split(":")
             self._function = getattr(import_module(f"pykern.kernels.gpu.{module}"), name)
-        return self._function(*args, **kwargs)
+        with torch.cuda.device(args[0].device):
+            return self._function(*args, **kwargs)
