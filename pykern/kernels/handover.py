@@ -102,11 +102,14 @@ def are_taken() -> bool:
 def taking(take: Take) -> Iterator[None]:
     """Within it, backwards of this thread hand over what computes the gradients of weights.
 
+    They run on this thread: those of CUDA tensors would have threads of autograd's own.
+
     Args:
         take: called with each node and a function that returns gradients by edge of the node.
     """
     before, _local.take = _local.take, take
     try:
-        yield
+        with torch.autograd.set_multithreading_enabled(False):
+            yield
     finally:
         _local.take = before
