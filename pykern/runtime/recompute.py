@@ -79,9 +79,11 @@ class Recompute:
         return any(level in INPUTS for level in self._levels)
 
     def keeping(self, microbatch: int) -> AbstractContextManager[None]:
-        """Within it, kernels keep what the level of a microbatch says that is not recomputed."""
+        """Within it, kernels keep what the level of a microbatch says, if one of theirs."""
         level = self._level(microbatch)
-        return _NOTHING if level is None else kernels.keeping(cast(kernels.Level, level))
+        if level is None or level in INPUTS:
+            return _NOTHING
+        return kernels.keeping(cast(kernels.Level, level))
 
     def _level(self, microbatch: int) -> Level | None:
         return self._levels[microbatch] if self._levels else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -130,7 +130,7 @@ class Stage:
                 holders = [*self.layers, getattr(self._finish, "function", None)]
                 self._recompute.forward(microbatch, calls, arguments, holders, state)
             else:
-                with self._recompute.keeping(microbatch):
+                with self._keeping(microbatch):
                     self.outputs[microbatch] = run(calls, arguments)
 
     def recompute(self, microbatch: int) -> None:
@@ -172,7 +172,8 @@ class Stage:
 
     def backward(self, microbatch: int) -> None:
         """B: adds to the parameters' `.grad` and hands input gradients to the previous stage."""
-        with self._draws.backward(Kind.B, microbatch, len(self.leaves[microbatch])):
+        draws = self._draws.backward(Kind.B, microbatch, len(self.leaves[microbatch]))
+        with draws, self._keeping(microbatch):
             for outputs, gradients, _ in self._graphs(microbatch):
                 torch.autograd.backward(outputs, gradients)
         self._hand_back(microbatch)
@@ -180,7 +181,8 @@ class Stage:
     def input_gradients(self, microbatch: int) -> None:
         """I: hands input gradients to the previous stage."""
         works: list[Work] = []
-        with self._draws.backward(Kind.I, microbatch, len(self.leaves[microbatch])):
+        draws = self._draws.backward(Kind.I, microbatch, len(self.leaves[microbatch]))
+        with draws, self._keeping(microbatch):
             for outputs, gradients, leaves in self._graphs(microbatch):
                 work = backward_to_inputs(outputs, gradients, leaves, self._finish_weights)
                 if work is not None:
@@ -193,9 +195,13 @@ class Stage:
         """W: adds to the parameters' `.grad` what I has left."""
         works = self._weights.pop(microbatch, [])
         if works:
-            with self._draws.backward(Kind.W, microbatch):
+            with self._draws.backward(Kind.W, microbatch), self._keeping(microbatch):
                 while works:
                     works.pop(0)()
+
+    def _keeping(self, microbatch: int) -> AbstractContextManager[None]:
+        """In F, and in a backward, where a layer's own checkpointing makes again what F kept."""
+        return self._recompute.keeping(microbatch)
 
     def cuts_within(self, microbatch: int) -> Sequence[Cut]:
         """Where the graph of a microbatch is cut, from its F to its backward."""

@@ -1,19 +1,21 @@
 """What a user may say of recompute, and what becomes of it."""
 
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from pykern import schedules
 from pykern.kernels import levels as kernels
+from pykern.kernels.activation_linear import gated_linear
 from pykern.plan import Kind
 from tests.runtime.hard_layers import linear
 from tests.runtime.models import CASES, Case
-from tests.runtime.plans import recomputed
+from tests.runtime.plans import recomputed, split_backward
 from tests.runtime.recomputing import check_steps, pipeline
 
 WRONG: dict[str, tuple[Any, str]] = {
@@ -80,3 +82,29 @@ def test_kernels_are_told_their_level() -> None:
     check_steps(case, schedules.gpipe(2, 4), levels, [4])
     # The plain model runs first.
     assert found[4:] == ["none", "ops+stash", "ops", "ops", "ops"]
+
+
+@pytest.mark.parametrize("level", ["none", "ops+stash"])
+@pytest.mark.parametrize("split", [False, True])
+def test_checkpointing_within_a_layer_repeats_the_level(level: Any, split: bool) -> None:
+    class Checkpoints(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate_up = nn.Linear(6, 8)
+            self.down = nn.Linear(4, 6)
+
+        def _inner(self, x: Tensor) -> Tensor:
+            return gated_linear(self.gate_up(x), self.down.weight, self.down.bias)
+
+        def forward(self, x: Tensor) -> Tensor:
+            # It compares what is saved in both, and refuses where that differs.
+            return cast(Tensor, checkpoint(self._inner, x, use_reentrant=False))
+
+    x, y = torch.randn(4, 6), torch.randn(4, 6)
+    layers = nn.Sequential(linear(), Checkpoints())
+    plan = schedules.gpipe(1, 2)
+    with pipeline(
+        Case(layers, x, y, F.mse_loss), split_backward(plan) if split else plan, recompute=level
+    ) as pipe:
+        pipe.step(x, target=y)
+    assert all(parameter.grad is not None for parameter in layers.parameters())
