@@ -59,6 +59,18 @@ def test_no_layer_is_called_more_than_twice(level: Any, reentrant: bool, split: 
         assert sorted(layer.calls.values()) == [first, 2, 2, 2]
 
 
+def test_a_checkpoint_with_dropout_is_refused_as_without_recompute() -> None:
+    checkpointed = Counted(False)
+    checkpointed.append(nn.Dropout(0.5))
+    layers = nn.Sequential(linear(), checkpointed)
+    case = Case(layers, torch.randn(4, 6), torch.randn(4, 6), F.mse_loss)
+    with (
+        pipeline(case, recomputed(schedules.gpipe(1, 2)), recompute="layer") as pipe,
+        pytest.raises(RuntimeError, match="draws random numbers in a backward"),
+    ):
+        pipe.step(case.inputs, target=case.target)
+
+
 def test_hooks_of_the_caller_are_no_checkpoints() -> None:
     """They see what R saves, and nothing that F lets go of."""
     layer = Counted()
