@@ -20,7 +20,8 @@ def threshold(rate: float) -> int:
     """
     if not 0 <= rate < 1:
         raise ValueError(f"a rate of dropout is at least 0 and below 1, got {rate}")
-    return round(rate * 2**32)
+    # What rounds to 2**32 would be no number of 32 bits.
+    return min(round(rate * 2**32), 2**32 - 1)
 
 
 def masked(x: Tensor, rate: float, seed: int, place: Tensor | None) -> Tensor:

@@ -51,7 +51,7 @@ def test_words_are_philox_of_seed_and_place(seed, num_rows, num_columns):
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
     padding=st.integers(0, 5),
     offset=st.integers(0, 3),
-    rate=st.sampled_from([0.0, 0.1, 0.5, 0.999]),
+    rate=st.sampled_from([0.0, 2.0**-32, 0.1, 0.5, 0.999, 1 - 2.0**-40]),
     seed=SEEDS,
 )
 def test_kernel_equals_twin(shape, dtype, padding, offset, rate, seed):
@@ -151,20 +151,22 @@ LAUNCHES = """
 import torch
 from pykern.kernels.gpu import dropout
 for dtype in (torch.float32, torch.bfloat16):
-    for seed in (1, 16, 2**40):  # one kernel for all of them
-        dropout.masked(torch.empty(64, 4096, dtype=dtype), 0.3, seed, None)
-    dropout.masked(torch.empty(64, 4096, dtype=dtype), 0.3, 0, torch.tensor([5]))
+    # One kernel for all of them, or a capture would have to load another.
+    for seed, rate in ((1, 0.3), (16, 0.5), (2**40, 2.0**-32)):
+        dropout.masked(torch.empty(64, 4096, dtype=dtype), rate, seed, None)
+    for place in torch.arange(4).split(1):
+        dropout.masked(torch.empty(64, 4096, dtype=dtype), 0.3, 0, place)
 """
 
 
 @pytest.mark.slow
 def test_sm90_budget():
     kernels = compiled_for_sm90(LAUNCHES)
-    assert len(kernels) == 4
+    assert len(kernels) == 2
     for kernel in kernels:
         assert kernel.spills == 0
         assert set(kernel.accesses("STG")) == {128}
-        # The seed in memory is a load of 64.
+        # A seed that may be in memory is a load of 64.
         assert set(kernel.accesses("LDG")) - {64} == {128}
         elements = 2048 // kernel.num_threads
         # 41 is what an H200 can hide behind its memory.

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..dropout import threshold
-from .random import random_words, seed_of
+from .random import place_of, random_words, seed_of
 from .rounding import rounded
 from .rows import as_rows
 
@@ -16,7 +16,7 @@ from .rows import as_rows
 _BLOCK = 2048
 
 
-@triton.jit(do_not_specialize=["seed"])
+@triton.jit(do_not_specialize=["seed", "place", "threshold"])
 def _kernel(
     x,
     result,
@@ -26,10 +26,9 @@ def _kernel(
     num_columns,
     row_stride,
     scale,
-    threshold,
+    threshold: tl.uint32,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    SEED_IN_MEMORY: tl.constexpr,
 ):
     # Rows times their length may not fit into 32 bits.
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -38,8 +37,8 @@ def _kernel(
     inside = (rows < num_rows) & (columns < num_columns)
     values = tl.load(x + rows * row_stride + columns, inside).to(tl.float32)
     quads = first // 4 + tl.arange(0, COLUMNS // 4)[None, :]
-    words = random_words(seed_of(seed, place, SEED_IN_MEMORY), rows, quads, COLUMNS // 4)
-    kept = words >= threshold.to(tl.uint32)
+    words = random_words(seed_of(seed, place), rows, quads, COLUMNS // 4)
+    kept = words >= threshold
     masked = tl.where(kept, values * scale, 0.0)
     tl.store(
         result + rows * num_columns + columns, rounded(masked, result.dtype.element_ty), inside
@@ -60,7 +59,7 @@ def masked(x: Tensor, rate: float, seed: int, place: Tensor | None) -> Tensor:
         matrix,
         result,
         seed,
-        place,
+        place_of(place, x.device),
         num_rows,
         num_columns,
         matrix.stride(0),
@@ -68,7 +67,6 @@ def masked(x: Tensor, rate: float, seed: int, place: Tensor | None) -> Tensor:
         threshold(rate),
         ROWS=rows,
         COLUMNS=columns,
-        SEED_IN_MEMORY=place is not None,
         num_warps=4,
     )
     return result

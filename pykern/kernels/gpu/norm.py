@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..dropout import threshold
 from . import norm_backward, norm_forward
+from .random import place_of
 from .rows import as_rows
 
 # Elements that a program holds at once, 16 for each thread, unless one row has more.
@@ -50,7 +51,7 @@ def add_and_normalise(
     shared = {
         "added": added,
         "seed": seed,
-        "place": place,
+        "place": place_of(place, x.device),
         "num_columns": num_columns,
         "scale": 1 / (1 - rate),
         "threshold": threshold(rate),
@@ -59,7 +60,6 @@ def add_and_normalise(
         "eps": eps,
         "CENTRED": centred,
         "DROPS": rate > 0,
-        "SEED_IN_MEMORY": place is not None,
         "COLUMNS": columns,
         "num_warps": num_warps,
     }

@@ -27,7 +27,7 @@ def scaled(x, weight, bias):
     return x
 
 
-@triton.jit(do_not_specialize=["seed"])
+@triton.jit(do_not_specialize=["seed", "place", "threshold"])
 def _sum(
     x,
     delta,
@@ -41,9 +41,8 @@ def _sum(
     x_stride,
     delta_stride,
     scale,
-    threshold,
+    threshold: tl.uint32,
     DROPS: tl.constexpr,
-    SEED_IN_MEMORY: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     """Some columns of the sum in float32, rounded as it is stored."""
@@ -53,15 +52,15 @@ def _sum(
         terms = tl.load(delta + rows * delta_stride + columns, inside, 0).to(tl.float32)
         if DROPS:
             quads = first // 4 + tl.arange(0, COLUMNS // 4)[None, :]
-            words = random_words(seed_of(seed, place, SEED_IN_MEMORY), rows, quads, COLUMNS // 4)
-            terms = tl.where(words >= threshold.to(tl.uint32), terms * scale, 0.0)
+            words = random_words(seed_of(seed, place), rows, quads, COLUMNS // 4)
+            terms = tl.where(words >= threshold, terms * scale, 0.0)
         total = rounded(values + terms, added.dtype.element_ty)
         tl.store(added + rows * num_columns + columns, total, inside)
         values = total.to(tl.float32)
     return values
 
 
-@triton.jit(do_not_specialize=["seed"])
+@triton.jit(do_not_specialize=["seed", "place", "threshold"])
 def statistics(
     x,
     delta,
@@ -72,13 +71,12 @@ def statistics(
     x_stride,
     delta_stride,
     scale,
-    threshold,
+    threshold: tl.uint32,
     rstd,
     mean,
     eps,
     CENTRED: tl.constexpr,
     DROPS: tl.constexpr,
-    SEED_IN_MEMORY: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     """Adds up one row that is longer than a block, and computes what it is normalised by."""
@@ -104,7 +102,6 @@ def statistics(
             scale,
             threshold,
             DROPS,
-            SEED_IN_MEMORY,
             COLUMNS,
         )
         if CENTRED:
@@ -151,7 +148,7 @@ def _moments(
     return average, deviation
 
 
-@triton.jit(do_not_specialize=["seed"])
+@triton.jit(do_not_specialize=["seed", "place", "threshold"])
 def forward(
     x,
     delta,
@@ -163,7 +160,7 @@ def forward(
     x_stride,
     delta_stride,
     scale,
-    threshold,
+    threshold: tl.uint32,
     weight,
     bias,
     normed,
@@ -172,7 +169,6 @@ def forward(
     eps,
     CENTRED: tl.constexpr,
     DROPS: tl.constexpr,
-    SEED_IN_MEMORY: tl.constexpr,
     WHOLE: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -197,7 +193,6 @@ def forward(
         scale,
         threshold,
         DROPS,
-        SEED_IN_MEMORY,
         COLUMNS,
     )
     average, deviation = _moments(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 
 @triton.jit
-def seed_of(value, place, IN_MEMORY: tl.constexpr):
-    """The seed of a launch: given with it, or what is in memory when it runs."""
-    if IN_MEMORY:
-        return tl.load(place)
-    return value.to(tl.int64)
+def seed_of(value, place):
+    """The seed of a launch: what is in memory when it runs, or at no place, given with it."""
+    return tl.load(place, place.to(tl.int64) != 0, value.to(tl.int64))
 
 
 @triton.jit
@@ -32,3 +32,12 @@ def random_words(seed, rows, quads, NUM_QUADS: tl.constexpr):
     third = (rows >> 32).to(tl.uint32) + first * 0
     a, b, c, d = tl.philox(seed, first, second, third, first * 0, n_rounds=7)
     return tl.join(tl.join(a, c), tl.join(b, d)).reshape(rows.shape[0], 4 * NUM_QUADS)
+
+
+def place_of(seed: Tensor | None, device: torch.device) -> Tensor:
+    """Where a seed is. One kernel does for both: in a capture none could be loaded for the other.
+
+    Arguments of its kind are in `do_not_specialize` of kernels for the same reason.
+    """
+    # A tensor without elements is at address 0.
+    return torch.zeros(0, dtype=torch.int64, device=device) if seed is None else seed
