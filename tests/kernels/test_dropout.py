@@ -8,6 +8,7 @@ from pykern.kernels import dropout as op
 from pykern.kernels import seeds
 from pykern.kernels.dropout import dropout
 from pykern.kernels.gpu import dropout as gpu
+from pykern.kernels.gpu import rows
 from pykern.kernels.philox import random_words
 from tests.kernels.acceptance import Canaries, padded, uninitialised_is_nan
 from tests.kernels.sm90 import compiled_for_sm90
@@ -75,6 +76,22 @@ def test_a_mask_does_not_depend_on_blocks(monkeypatch):
     for block in (64, 512, 8192):
         monkeypatch.setattr(gpu, "_BLOCK", block)
         assert torch.equal(gpu.masked(x, 0.4, 2**40 + 1, None), expected)
+
+
+def test_grids_of_many_rows_and_columns(monkeypatch):
+    # All but the first dimension of a grid have 65535 programs at most.
+    num_rows, num_columns = 2**25, 2**29 + 1
+    for shape in ((1, num_columns, 1, 256), (num_rows, 8, 4, 8), (num_rows, 9, 8, 8)):
+        across, down, times = rows.tiles(*shape)
+        assert across * shape[3] >= shape[1]
+        assert down * times * shape[2] >= shape[0]
+        assert max(down, times) <= 65535
+    x = torch.randn(11, 9)
+    monkeypatch.setattr(gpu, "_BLOCK", 16)
+    expected = gpu.masked(x, 0.4, 7, None)
+    monkeypatch.setattr(rows, "_MOST_PROGRAMS", 3)
+    assert rows.tiles(11, 9, 1, 16) == (1, 3, 4)
+    assert torch.equal(gpu.masked(x, 0.4, 7, None), expected)
 
 
 def test_backward_masks_as_forward_did():

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..activation import GATED, Kind
 from .rounding import rounded
-from .rows import as_rows
+from .rows import as_rows, tile, tiles
 
 # Elements of a program at a time, and columns of it at most: 16 bytes for each thread of bfloat16.
 _TILE = 2048
@@ -61,9 +61,9 @@ def _forward(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    # Rows times their length may not fit into 32 bits.
-    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    first_row, first_column = tile(ROWS, COLUMNS)
+    rows = first_row + tl.arange(0, ROWS)[:, None]
+    columns = first_column + tl.arange(0, COLUMNS)[None, :]
     inside = (rows < num_rows) & (columns < num_columns)
     place = x + rows * x_stride + columns
     values = tl.load(place, inside).to(tl.float32)
@@ -97,8 +97,10 @@ def _backward(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    start = tl.program_id(0).to(tl.int64) * group_rows
-    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    # Rows times their length may not fit into 32 bits. Columns may be many, so theirs is the first
+    # dimension of the grid: others have 65535 programs at most.
+    start = tl.program_id(1).to(tl.int64) * group_rows
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     exists = columns < num_columns
     if BIAS:
         shift = tl.load(bias + columns, exists).to(tl.float32)
@@ -131,7 +133,7 @@ def _backward(
             tl.store(result + rows * num_columns + columns, again, inside)
     if BIAS:
         partial = tl.sum(sums, 0)[None, :]
-        tl.store(of_bias + tl.program_id(0) * num_columns + columns, partial, exists)
+        tl.store(of_bias + tl.program_id(1) * num_columns + columns, partial, exists)
 
 
 def activated(x: Tensor, bias: Tensor | None, kind: Kind) -> Tensor:
@@ -143,9 +145,8 @@ def activated(x: Tensor, bias: Tensor | None, kind: Kind) -> Tensor:
         return result
     matrix = as_rows(x)
     num_rows = len(matrix)
-    rows, columns = _tile(num_columns)
-    grid = (triton.cdiv(num_rows, rows), triton.cdiv(num_columns, columns))
-    _forward[grid](
+    rows, columns = _size(num_columns)
+    _forward[tiles(num_rows, num_columns, rows, columns)](
         matrix,
         bias if bias is None else bias.contiguous(),
         result,
@@ -171,12 +172,12 @@ def differentiated(
     result = torch.empty(gradient.shape if again else (0,), dtype=x.dtype, device=x.device)
     coming, matrix = as_rows(gradient), as_rows(x)
     num_rows = len(coming)
-    rows, columns = _tile(num_columns)
+    rows, columns = _size(num_columns)
     num_groups, group_rows = _groups(num_rows, rows)
     shape = (0,) if bias is None else (num_groups, num_columns)
     partials = torch.empty(shape, dtype=torch.float32, device=x.device)
     if num_rows:
-        _backward[(num_groups, triton.cdiv(num_columns, columns))](
+        _backward[(triton.cdiv(num_columns, columns), num_groups)](
             coming,
             matrix,
             bias if bias is None else bias.contiguous(),
@@ -199,8 +200,8 @@ def differentiated(
     return of_x, partials if bias is None else partials.sum(0), result
 
 
-def _tile(num_columns: int) -> tuple[int, int]:
-    """Rows and columns of a program."""
+def _size(num_columns: int) -> tuple[int, int]:
+    """Rows and columns of a program's tile."""
     columns = min(triton.next_power_of_2(num_columns), _COLUMNS)
     return _TILE // columns, columns
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..dropout import threshold
 from .random import place_of, random_words, seed_of
 from .rounding import rounded
-from .rows import as_rows
+from .rows import as_rows, tile, tiles
 
 # Elements of a program.
 _BLOCK = 2048
@@ -30,9 +30,8 @@ def _kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    # Rows times their length may not fit into 32 bits.
-    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    first = tl.program_id(1) * COLUMNS
+    first_row, first = tile(ROWS, COLUMNS)
+    rows = first_row + tl.arange(0, ROWS)[:, None]
     columns = first + tl.arange(0, COLUMNS)[None, :]
     inside = (rows < num_rows) & (columns < num_columns)
     values = tl.load(x + rows * row_stride + columns, inside).to(tl.float32)
@@ -54,8 +53,7 @@ def masked(x: Tensor, rate: float, seed: int, place: Tensor | None) -> Tensor:
     num_rows, num_columns = matrix.shape
     columns = min(max(triton.next_power_of_2(num_columns), 4), _BLOCK)
     rows = _BLOCK // columns
-    grid = (triton.cdiv(num_rows, rows), triton.cdiv(num_columns, columns))
-    _kernel[grid](
+    _kernel[tiles(num_rows, num_columns, rows, columns)](
         matrix,
         result,
         seed,

@@ -2,7 +2,32 @@
 
 from __future__ import annotations
 
+import triton
+import triton.language as tl
 from torch import Tensor
+
+# Programs in any but the first dimension of a grid.
+_MOST_PROGRAMS = 65535
+
+
+@triton.jit
+def tile(ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The first row, an int64, and the first column of a program's tile; see `tiles`."""
+    # Rows times their length may not fit into 32 bits.
+    number = tl.program_id(1).to(tl.int64) + tl.program_id(2) * tl.num_programs(1)
+    return number * ROWS, tl.program_id(0) * COLUMNS
+
+
+def tiles(
+    num_rows: int, num_columns: int, tile_rows: int, tile_columns: int
+) -> tuple[int, int, int]:
+    """The grid of a kernel whose programs have tiles of a matrix, one after another along rows.
+
+    There may be a few programs too many, whose rows do not exist.
+    """
+    across, down = triton.cdiv(num_columns, tile_columns), triton.cdiv(num_rows, tile_rows)
+    times = triton.cdiv(down, _MOST_PROGRAMS)
+    return across, triton.cdiv(down, times), times
 
 
 def as_rows(x: Tensor) -> Tensor:
