@@ -132,6 +132,8 @@ class Stage:
         draws = self._draws.forward(microbatch) if self._draws.possible else _NO_MODE
         with draws as state:
             if self._recompute.has(microbatch):
+                # Here already, or R would wait for the host once more.
+                arguments = self._at_home(arguments)
                 holders = [*self.layers, getattr(self._finish, "function", None)]
                 self._recompute.forward(microbatch, calls, arguments, holders, state)
             else:
@@ -148,12 +150,16 @@ class Stage:
 
     def _begin(self, *arguments: Any) -> Any:
         """What the first layer returns."""
-        if self.previous is None:
-            if self.device.type != "cpu":
-                arguments = to_device(arguments, self.device)
-        elif self.copies_input:
+        arguments = self._at_home(arguments)
+        if self.previous is not None and self.copies_input:
             arguments = copies(arguments)
         return self.layers[0](*arguments)
+
+    def _at_home(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """On the stage's GPU, where it has one: a batch may be on the host."""
+        if self.previous is not None or self.device.type == "cpu":
+            return arguments
+        return to_device(arguments, self.device)  # type: ignore[no-any-return]
 
     def _end(self, microbatch: int, output: Any) -> Sequence[Tensor]:
         """Hands the output over; returns the tensors that backward starts from."""

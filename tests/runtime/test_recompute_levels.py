@@ -13,6 +13,8 @@ from pykern import schedules
 from pykern.kernels import levels as kernels
 from pykern.kernels.activation_linear import gated_linear
 from pykern.plan import Kind
+from pykern.runtime.random import StepSeed
+from pykern.runtime.stage import Stage
 from tests.runtime.hard_layers import linear
 from tests.runtime.models import CASES, Case
 from tests.runtime.plans import recomputed, split_backward
@@ -108,3 +110,26 @@ def test_checkpointing_within_a_layer_repeats_the_level(level: Any, split: bool)
     ) as pipe:
         pipe.step(x, target=y)
     assert all(parameter.grad is not None for parameter in layers.parameters())
+
+
+def test_r_does_not_go_to_the_host_again() -> None:
+    given: list[Tensor] = []
+
+    class Notes(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            given.append(x)
+            return super().forward(x)
+
+    # A device with nothing but sizes stands for a GPU.
+    device = torch.device("meta")
+    first, second = Stage(0, [Notes(6, 6, device=device)], device), Stage(1, ())
+    first.next, second.previous = second, first
+    for _ in range(2):
+        for stage in (first, second):
+            stage.begin(1, StepSeed(), lambda *_: ((), ()), ["stage"])
+        first.arguments = [(torch.randn(2, 6),)]
+        first.forward(0)
+        first.recompute(0)
+        kept, again = given[-2:]
+        assert kept.device == device
+        assert again is kept
