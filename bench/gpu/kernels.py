@@ -2,12 +2,13 @@
 
 Forward and backward at Llama-8B's shape in bfloat16. Traffic is what an ideal kernel moves: every
 argument and result of the forward once, and of the backward its incoming and outgoing gradients and
-the arguments again. The share is of a copy measured in the same run.
+the arguments again, unless it does without. The share is of a copy measured in the same run.
 """
 
 from __future__ import annotations
 
 import importlib
+import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,9 @@ from .frame import Json
 from .tools import DEVICE
 
 TOKENS, WIDTH, HIDDEN = 8192, 4096, 14336
+WARM_UPS, RUNS = 10, 50
+# About a millisecond.
+WAIT_CYCLES = 2_000_000
 
 Function = Callable[..., Any]
 
@@ -34,12 +38,15 @@ class Operation:
         plain: the same in plain torch.
         arguments: those that require grad get one.
         liger: module and function of Liger, with arguments of its own; None where it has none.
+        backward: numbers of the arguments as large as what the backward reads beside gradients that
+            come in, and what it writes; None for each argument and each gradient.
     """
 
     ours: Function
     plain: Function
     arguments: tuple[Tensor, ...]
     liger: Callable[[], Function] | None = None
+    backward: tuple[int, ...] | None = None
 
 
 def run(folder: Path) -> Json:
@@ -110,11 +117,14 @@ def results(made: Any) -> tuple[Tensor, ...]:
 
 def traffic_bytes(operation: Operation) -> int:
     """Of an ideal kernel."""
-    made = results(operation.plain(*operation.arguments))
-    arguments = sum(argument.nbytes for argument in operation.arguments)
-    wanted = sum(a.nbytes for a in operation.arguments if a.requires_grad)
-    outputs = sum(result.nbytes for result in made)
-    return (arguments + outputs) + (outputs + arguments + wanted)
+    sizes = [argument.nbytes for argument in operation.arguments]
+    outputs = sum(made.nbytes for made in results(operation.plain(*operation.arguments)))
+    if operation.backward is None:
+        wanted = (a.nbytes for a in operation.arguments if a.requires_grad)
+        backward = sum(sizes) + sum(wanted)
+    else:
+        backward = sum(sizes[number] for number in operation.backward)
+    return (sum(sizes) + outputs) + (outputs + backward)
 
 
 def peak_bytes(operation: Operation, function: Function) -> int | None:
@@ -131,9 +141,22 @@ def peak_bytes(operation: Operation, function: Function) -> int | None:
 
 
 def time_ms(work: Callable[[], Any]) -> float:
-    """The median, with a cold cache before each run."""
-    testing: Any = importlib.import_module("triton.testing")
-    return float(testing.do_bench(work, warmup=50, rep=200, return_mode="median"))
+    """The median, with a cold cache before each run.
+
+    The GPU waits until a run is issued: else it would be timed waiting for Python between kernels.
+    """
+    cold = torch.empty(2**28, dtype=torch.uint8, device=DEVICE)
+    pairs = []
+    for _ in range(WARM_UPS + RUNS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        cold.zero_()
+        torch.cuda._sleep(WAIT_CYCLES)
+        start.record()
+        work()
+        end.record()
+        pairs.append((start, end))
+    torch.cuda.synchronize()
+    return statistics.median(start.elapsed_time(end) for start, end in pairs[WARM_UPS:])
 
 
 def operations(
@@ -176,6 +199,8 @@ def norms(
             plain_add,
             (x, delta, weight),
             lambda: liger("fused_add_rms_norm", "LigerFusedAddRMSNormFunction", 1e-6),
+            # The sum and the weight; one gradient for both terms, and the weight's.
+            (0, 2, 0, 2),
         ),
     )
     yield (
@@ -230,8 +255,15 @@ def others(x: Tensor, width: int) -> Iterator[tuple[str, Operation]]:
         q, k, v = split.split([heads, kv_heads, kv_heads], dim=-3)
         return turned(q), turned(k), v.contiguous()
 
-    yield "dropout", Operation(lambda x: dropout(x, 0.1), lambda x: F.dropout(x, 0.1), (x,))
-    yield "rope", Operation(lambda packed: rope(packed, heads, kv_heads), plain_rope, (qkv,))
+    def ours(packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return rope(packed, heads, kv_heads)
+
+    # Their backwards need nothing but the gradient.
+    yield (
+        "dropout",
+        Operation(lambda x: dropout(x, 0.1), lambda x: F.dropout(x, 0.1), (x,), backward=(0,)),
+    )
+    yield "rope", Operation(ours, plain_rope, (qkv,), backward=(0,))
 
 
 def turned(x: Tensor) -> Tensor:
