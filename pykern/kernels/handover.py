@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.autograd.graph import Node
 
 # Computes the gradients of some arguments, by their position.
@@ -60,6 +61,7 @@ class TwoParts(torch.autograd.Function):
         return ctx._forward_cls.compute(ctx, *arguments)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:
         """What autograd calls."""
         if torch.is_grad_enabled():

@@ -1,0 +1,165 @@
+"""An activation and the linear layer behind it, which keep no tensor between them.
+
+What the linear layer multiplies is needed again for its weight's gradient. The backward of the
+activation reads all that it was made from, and makes it again on the way, the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import stash
+from .activation import (
+    GATED,
+    Approximate,
+    Gated,
+    Kind,
+    activate,
+    activate_backward,
+    check,
+    gelu_kind,
+)
+from .handover import TwoParts, Weights
+
+
+class _ActivationLinear(TwoParts):
+    """Of x, input bias, weight, bias, kind, level; ctx.dtype is what x had."""
+
+    weights = (1, 2, 3)
+
+    @staticmethod
+    def compute(ctx: Any, *arguments: Any) -> Tensor:
+        x, input_bias, weight, bias, kind, level = arguments
+        ctx.kind, ctx.dtype, ctx.bias_dtype = kind, x.dtype, bias is not None and bias.dtype
+        product = activate(x, input_bias, kind)
+        kept = product if level == "none" and ctx.needs_input_grad[2] else None
+        ctx.save_for_backward(input_bias, weight, kept, *stash.packed(x, level))
+        operands = _multiplied_type(x)
+        return F.linear(
+            product.to(operands),
+            weight.to(operands),
+            None if bias is None else bias.to(operands),
+        )
+
+    @staticmethod
+    def gradients(ctx: Any, *gradients: Tensor) -> tuple[list[Tensor | None], Weights]:
+        input_bias, weight, product, *saved = ctx.saved_tensors
+        (gradient,), needed = gradients, ctx.needs_input_grad
+        again = needed[2] and product is None
+        of_x, of_input_bias, remade = activate_backward(
+            gradient @ weight.to(gradient.dtype),
+            stash.unpacked(saved, ctx.dtype),
+            input_bias,
+            ctx.kind,
+            again,
+        )
+        product = remade if again else product
+        bias_dtype = ctx.bias_dtype
+
+        def weights() -> dict[int, Tensor]:
+            rows = gradient.reshape(-1, gradient.shape[-1])
+            found = {}
+            if needed[1]:
+                found[1] = of_input_bias.to(input_bias.dtype)
+            if needed[2]:
+                columns = product.to(rows.dtype).view(-1, product.shape[-1])
+                found[2] = (rows.T @ columns).to(weight.dtype)
+            if needed[3]:
+                found[3] = rows.sum(0).to(bias_dtype)
+            return found
+
+        return [of_x, None, None, None, None, None], weights
+
+
+def gated_linear(
+    gate_up: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: Gated = "swiglu"
+) -> Tensor:
+    """A linear layer of silu(gate) * up, or gelu(gate) * up.
+
+    For its backward it keeps `gate_up` only: 2 * f numbers per row, at level ops+stash in 8 bits;
+    at level none also the product, f numbers. Under autocast the operands of the matrix product
+    are cast, as a linear layer's.
+
+    Args:
+        gate_up: float32, bfloat16, float16 or float64, [..., 2 * f]: the gate, then up.
+        weight: [out, f], of the type of `gate_up` but under autocast.
+        bias: [out], of the same type; None for none.
+        activation: "swiglu" or "geglu", as in `pykern.kernels.activation`.
+
+    Returns:
+        [..., out].
+
+    Raises:
+        ValueError: shapes or devices do not fit, or there is no such activation.
+        TypeError: types do not fit.
+
+    Paper: N. Shazeer, "GLU Variants Improve Transformer", 2020.
+    """
+    if activation not in GATED:
+        raise ValueError(f"a gated activation is one of {', '.join(GATED)}, got {activation!r}")
+    return _activation_linear(gate_up, None, weight, bias, activation)
+
+
+def gelu_linear(
+    x: Tensor,
+    input_bias: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    approximate: Approximate = "none",
+) -> Tensor:
+    """A linear layer of gelu(x + input_bias).
+
+    For its backward it keeps `x` only: f numbers per row, at level ops+stash in 8 bits; at level
+    none also what is multiplied, f numbers. Under autocast the operands of the matrix product are
+    cast, as a linear layer's.
+
+    Args:
+        x: float32, bfloat16, float16 or float64, [..., f].
+        input_bias: floating, [f]; added in float32. None for none.
+        weight: [out, f], of the type of `x` but under autocast.
+        bias: [out], of the same type; None for none.
+        approximate: the form of GELU, as in `pykern.kernels.activation.gelu`.
+
+    Returns:
+        [..., out].
+
+    Raises:
+        ValueError: shapes or devices do not fit, or there is no such form.
+        TypeError: types do not fit.
+
+    Paper: D. Hendrycks, K. Gimpel, "Gaussian Error Linear Units", 2016.
+    """
+    return _activation_linear(x, input_bias, weight, bias, gelu_kind(approximate))
+
+
+def _activation_linear(
+    x: Tensor, input_bias: Tensor | None, weight: Tensor, bias: Tensor | None, kind: Kind
+) -> Tensor:
+    check(x, input_bias, kind)
+    width = x.shape[-1] // 2 if kind in GATED else x.shape[-1]
+    if weight.dim() != 2 or weight.shape[1] != width:
+        raise ValueError(f"{kind} returns {width} columns, a weight has {list(weight.shape)}")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(
+            f"a weight of shape {list(weight.shape)} has no bias of {list(bias.shape)}"
+        )
+    for parameter in (weight,) if bias is None else (weight, bias):
+        if parameter.device != x.device:
+            raise ValueError(f"a parameter is on {parameter.device} and the tensor on {x.device}")
+        if parameter.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise TypeError(f"a parameter is {parameter.dtype} and the tensor {x.dtype}")
+    arguments = x, input_bias, weight, bias, kind, stash.level()
+    return _ActivationLinear.apply(*arguments)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def _multiplied_type(x: Tensor) -> torch.dtype:
+    """The type of the operands of a matrix product: what autocast wants, as nn.Linear asks it."""
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind) and x.dtype is not torch.float64:
+        return torch.get_autocast_dtype(kind)
+    return x.dtype
