@@ -95,6 +95,14 @@ def edges_of_weights(node: Node) -> list[int] | None:
     ]
 
 
+def are_taken() -> bool:
+    """Whether the second part of a backward that runs now is called later, and not at once.
+
+    Who computes both parts together more cheaply asks in the first.
+    """
+    return _local.take is not None
+
+
 @contextmanager
 def taking(take: Take) -> Iterator[None]:
     """Within it, backwards of this thread hand over what computes the gradients of weights.

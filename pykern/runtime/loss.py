@@ -5,22 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ..kernels.head_loss import WithGradients
 from .microbatch import to_device
 
 Loss = Callable[..., Tensor]
+
+
+@runtime_checkable
+class _InOnePass(Protocol):
+    """A loss that may come with gradients, those of parameters already added to their `.grad`."""
+
+    def with_gradients(self, output: Any, target: Any, share: float) -> WithGradients | None: ...
 
 
 class Losses:
     """Computes the loss of each microbatch, and where its backward starts.
 
     Backward starts from the loss with the microbatch's weight as gradient, which gives the same
-    bits as the backward of loss * weight.
+    bits as the backward of loss * weight. A loss that has `with_gradients` is asked first whether
+    it does its part of the backward at once: see `pykern.kernels.head_loss`.
 
     Args:
         loss_fn: called with (output, target), or (output) without targets.
@@ -37,11 +46,16 @@ class Losses:
         self._losses: list[Tensor | None] = [None] * len(weights)
 
     def __call__(self, microbatch: int, output: Any) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        """The last stage's output becomes a loss, which is returned with its gradient."""
+        """The last stage's output becomes a loss; returns where backward starts, and gradients."""
         if self._targets is None:
             loss = self.function(output)
         else:
             target = to_device(self._targets[microbatch], _device_of(output))
+            if isinstance(self.function, _InOnePass):
+                ended = self.function.with_gradients(output, target, self._weights[microbatch])
+                if ended is not None:
+                    self._losses[microbatch] = ended.loss
+                    return ended.outputs, ended.gradients
             loss = self.function(output, target)
         if not isinstance(loss, Tensor) or loss.dim() != 0:
             found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__

@@ -68,7 +68,11 @@ class _Copies:
     def _parameter(self, original: nn.Parameter) -> nn.Parameter:
         if original not in self.parameters:
             values = original.detach().to(self._device)
-            self.parameters[original] = nn.Parameter(values, original.requires_grad)
+            copy = nn.Parameter(values, original.requires_grad)
+            main = getattr(original, "main_grad", None)
+            if main is not None:
+                copy.main_grad = torch.zeros_like(main, device=self._device)  # type: ignore[attr-defined]
+            self.parameters[original] = copy
         return self.parameters[original]
 
     def _buffer(self, original: Tensor) -> Tensor:
@@ -107,6 +111,10 @@ class Replica(Stage):
             originals, gradients = zip(*used, strict=True)
             # As a backward does it, with the hooks of the parameters.
             torch.autograd.backward(originals, gradients)
+        for original, copy in self._pairs:
+            main = getattr(original, "main_grad", None)
+            if main is not None:
+                main.add_(copy.main_grad.to(main.device))  # type: ignore[attr-defined]
 
 
 def refuse_to_copy(layers: Mapping[str, nn.Module]) -> None:

@@ -1,0 +1,349 @@
+"""Cross entropy of hidden @ weight.T, of which only a chunk of rows is ever there.
+
+Logits are multiplied out again in the backward, from the hidden states and the logarithm of each
+row's sum of exponentials.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from . import handover, levels
+from .handover import TwoParts, Weights
+from .operation import define, wide
+
+Reduction = Literal["mean", "sum"]
+
+# Every chunk costs a pass over the gradient of the weight, so they are few: a quarter of the rows
+# each, but no fewer rows than keep a GPU busy, nor more than its memory is well used for.
+_FEWEST_ROWS, _MOST_ROWS, _NUM_CHUNKS = 2048, 4096, 4
+# Elements of a weight's gradient that are computed at a time. As float32 they stay in the cache of
+# a GPU until they have been added to the others.
+_BLOCK = 2**23
+# Rows of logits begin at a multiple of so many elements, for wide accesses.
+_ALIGNMENT = 16
+
+
+def losses_of_rows(
+    logits: Tensor, target: Tensor, scale: Tensor | None, num_classes: int, ignore_index: int
+) -> tuple[Tensor, Tensor]:
+    """The loss of each row of logits and, in their place, its gradient.
+
+    Args:
+        logits: floating [rows, width]; columns from `num_classes` on are padding.
+        target: int64 [rows].
+        scale: float32 (float64 for float64) []: the gradient of each loss, and that the gradients
+            of logits take their place; None to leave them.
+        num_classes: how many columns count, at least 1.
+        ignore_index: the target of rows that do not count. Their loss is 0.
+
+    Returns:
+        The losses and the logarithms of the rows' sums of exponentials, both float32 [rows]
+        (float64 for float64). NaN where a target is none of the classes.
+    """
+    values = wide(logits[:, :num_classes])
+    classes, known, ignored = _targets(target, num_classes, ignore_index)
+    log_sums = torch.where(known | ignored, values.logsumexp(1), torch.nan)
+    own = values.gather(1, classes[:, None])[:, 0]
+    losses = torch.where(ignored, 0.0, log_sums - own)
+    if scale is not None:
+        gradients_of_rows(logits, log_sums, target, scale, num_classes, ignore_index)
+    return losses, log_sums
+
+
+def gradients_of_rows(
+    logits: Tensor,
+    log_sums: Tensor,
+    target: Tensor,
+    scale: Tensor,
+    num_classes: int,
+    ignore_index: int,
+) -> None:
+    """Puts the gradient in the place of logits: (softmax - 1 at the target) * scale.
+
+    It is formed in float32 and rounded once. The arguments are those of `losses_of_rows`, and the
+    logarithms that it returns.
+    """
+    inside = logits[:, :num_classes]
+    classes, known, ignored = _targets(target, num_classes, ignore_index)
+    # A tensor of its own unless it needs no other type.
+    values = wide(inside).sub_(log_sums[:, None]).exp_()
+    ones = known.to(values.dtype)[:, None]
+    values.scatter_add_(1, classes[:, None], -ones)
+    values.mul_(torch.where(ignored, 0.0, scale)[:, None])
+    if values.dtype != logits.dtype:
+        inside.copy_(values)
+    logits[:, num_classes:].zero_()
+
+
+def _targets(target: Tensor, num_classes: int, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A class for each row, whether it is the target, and whether the row is ignored."""
+    known = (target >= 0) & (target < num_classes)
+    return torch.where(known, target, 0), known, target == ignore_index
+
+
+_losses_of_rows = define(
+    "cross_entropy_losses(Tensor(a!) logits, Tensor target, Tensor? scale, int num_classes,"
+    " int ignore_index) -> (Tensor, Tensor)",
+    losses_of_rows,
+    "linear_cross_entropy:losses_of_rows",
+)
+_gradients_of_rows = define(
+    "cross_entropy_gradients(Tensor(a!) logits, Tensor log_sums, Tensor target, Tensor scale,"
+    " int num_classes, int ignore_index) -> ()",
+    gradients_of_rows,
+    "linear_cross_entropy:gradients_of_rows",
+)
+
+
+def chunks(num_rows: int) -> list[slice]:
+    """Rows whose logits are there at the same time. At least one chunk."""
+    size = min(max(-(-num_rows // _NUM_CHUNKS), _FEWEST_ROWS), _MOST_ROWS)
+    return [slice(start, start + size) for start in range(0, max(num_rows, 1), size)]
+
+
+class Head:
+    """The product of hidden states and a weight, and its cross entropy with some targets.
+
+    Args:
+        hidden: [rows, h].
+        weight: [V, h], of the same type.
+        target: int64 [rows].
+        ignore_index: the target of rows that do not count.
+    """
+
+    def __init__(self, hidden: Tensor, weight: Tensor, target: Tensor, ignore_index: int) -> None:
+        self._hidden = hidden
+        self._weight = weight
+        self._target = target
+        self._rule = (len(weight), ignore_index)
+
+    def room(self, num_rows: int) -> Tensor:
+        """Room for so many rows of logits, and for the padding behind each."""
+        width = -(-len(self._weight) // _ALIGNMENT) * _ALIGNMENT
+        return self._hidden.new_empty((num_rows, width))
+
+    def losses(self, kept: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The losses of all rows, and the logarithms of their sums of exponentials.
+
+        Args:
+            kept: room where all logits are left for `gradients`; None to drop them.
+        """
+        made = [
+            _losses_of_rows(logits, self._target[rows], None, *self._rule)
+            for rows, logits in self._logits(into=kept)
+        ]
+        losses, log_sums = zip(*made, strict=True)
+        return torch.cat(losses), torch.cat(log_sums)
+
+    def gradients(
+        self, log_sums: Tensor, scale: Tensor, kept: Tensor | None, *places: Tensor | None
+    ) -> None:
+        """The gradients of the sum of all losses, times the scale.
+
+        Args:
+            log_sums: of `losses`.
+            scale: [].
+            kept: of `losses`.
+            *places: where the gradient of the hidden states is put, and a tensor, of the weight's
+                type or a wider one, that the weight's is added to; None for what is not wanted.
+        """
+        for rows, logits in self._logits(kept=kept):
+            _gradients_of_rows(logits, log_sums[rows], self._target[rows], scale, *self._rule)
+            self._spread(rows, logits, *places)
+
+    def in_one_pass(self, scale: Tensor, *places: Tensor | None) -> Tensor:
+        """The losses of all rows, and their gradients as of `gradients`."""
+        made = []
+        for rows, logits in self._logits():
+            losses, _ = _losses_of_rows(logits, self._target[rows], scale, *self._rule)
+            self._spread(rows, logits, *places)
+            made.append(losses)
+        return torch.cat(made)
+
+    def _logits(
+        self, *, into: Tensor | None = None, kept: Tensor | None = None
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """Chunks of logits, one after another in the same memory unless there is room for all."""
+        parts = chunks(len(self._hidden))
+        room = self.room(len(self._hidden[parts[0]])) if into is None else into
+        for rows in parts:
+            hidden = self._hidden[rows]
+            logits = room[: len(hidden)] if into is None else room[rows]
+            if kept is None:
+                torch.mm(hidden, self._weight.t(), out=logits[:, : len(self._weight)])
+            else:
+                logits.copy_(kept[rows])
+            yield rows, logits
+
+    def _spread(
+        self, rows: slice, logits: Tensor, of_hidden: Tensor | None, of_weight: Tensor | None
+    ) -> None:
+        """From the gradients of some rows of logits to those of what they were made of."""
+        gradients = logits[:, : len(self._weight)]
+        if of_hidden is not None:
+            torch.mm(gradients, self._weight, out=of_hidden[rows])
+        if of_weight is not None:
+            add_product(of_weight, gradients.t(), self._hidden[rows])
+
+
+def add_product(total: Tensor, first: Tensor, second: Tensor) -> None:
+    """Adds first @ second to a matrix, of their type or a wider one, without another of its size.
+
+    Sums round as where autograd adds a gradient to another.
+    """
+    size = max(_BLOCK // max(total.shape[1], 1) // 128, 1) * 128
+    for start in range(0, len(total), size):
+        factor = first[start : start + size]
+        if total.dtype == second.dtype:
+            product = factor @ second
+        elif total.is_cuda and total.dtype is torch.float32:
+            product = torch.mm(factor, second, out_dtype=torch.float32)
+        else:
+            product = factor.to(total.dtype) @ second.to(total.dtype)
+        total[start : start + size].add_(product)
+
+
+class _LinearCrossEntropy(TwoParts):
+    weights = (1,)
+
+    @staticmethod
+    def compute(  # noqa: PLR0913, PLR0917 - what a node is applied to is in order
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        target: Tensor,
+        ignore_index: int,
+        mean: bool,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        narrow = hidden.to(dtype)
+        head = Head(narrow, weight.to(dtype), target, ignore_index)
+        kept = head.room(len(hidden)) if levels.level() == "none" else None
+        losses, log_sums = head.losses(kept)
+        num_rows = (target != ignore_index).sum() if mean else None
+        ctx.save_for_backward(narrow, weight, target, log_sums, num_rows, kept)
+        ctx.ignore_index, ctx.dtype = ignore_index, hidden.dtype
+        return losses.sum() if num_rows is None else losses.sum() / num_rows
+
+    @staticmethod
+    def gradients(ctx: Any, *gradients: Tensor) -> tuple[list[Tensor | None], Weights]:
+        if torch.is_grad_enabled():
+            raise RuntimeError("linear_cross_entropy has no second derivative: no create_graph")
+        hidden, weight, target, log_sums, num_rows, kept = ctx.saved_tensors
+        scale = gradients[0] if num_rows is None else gradients[0] / num_rows
+        ignore_index = ctx.ignore_index
+
+        def compute(*places: Tensor | None) -> None:
+            head = Head(hidden, weight.to(hidden.dtype), target, ignore_index)
+            head.gradients(log_sums, scale, kept, *places)
+
+        wants_hidden, wants_weight, *_ = ctx.needs_input_grad
+        of_hidden = torch.empty_like(hidden) if wants_hidden else None
+        of_weight = None
+        if wants_weight and not handover.are_taken():
+            of_weight = _zeros(weight, len(hidden))
+        if of_hidden is not None or of_weight is not None:
+            compute(of_hidden, of_weight)
+
+        def weights() -> dict[int, Tensor]:
+            total = of_weight
+            if total is None:
+                total = _zeros(weight, len(hidden))
+                with torch.no_grad():
+                    compute(None, total)
+            return {1: total.to(weight.dtype)}
+
+        result = None if of_hidden is None else of_hidden.to(ctx.dtype)
+        return [result, None, None, None, None, None], weights
+
+
+def _zeros(weight: Tensor, num_rows: int) -> Tensor:
+    """Where the gradient of a weight is added up, so that a sum of chunks is rounded once."""
+    dtype = wide(weight[:0]).dtype if len(chunks(num_rows)) > 1 else weight.dtype
+    return torch.zeros_like(weight, dtype=dtype)
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    *,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """As F.cross_entropy(hidden @ weight.T, target), without the logits of all rows at once.
+
+    For its backward it keeps `hidden` and 4 bytes per row, and multiplies logits out once more; a
+    backward in two parts does that in each. At the level "none" it keeps the logits instead.
+    Within `torch.autocast` products are of its type, as those of a linear layer.
+
+    Args:
+        hidden: floating [..., h].
+        weight: floating [V, h], of the same type and device.
+        target: int64 [...], 0 <= target < V, or `ignore_index`. It is not looked at before kernels
+            run: any other makes the loss, and the gradients of its row, NaN.
+        ignore_index: the target of rows that do not count.
+        reduction: "mean" over the rows that count, NaN if there are none; or "sum".
+
+    Returns:
+        The loss: float32 [], or float64 where `hidden` is that.
+
+    Raises:
+        ValueError: a shape, device or reduction is wrong.
+        TypeError: a type is wrong.
+
+    Paper: E. Wijmans et al., "Cut Your Losses in Large-Vocabulary Language Models", 2024
+        (arXiv 2411.09009), section 4.3, keeps as little; we cut rows instead of blocks of both.
+    """
+    dtype = check(hidden, weight, target, reduction)
+    with torch.autocast(hidden.device.type, enabled=False):
+        return _LinearCrossEntropy.apply(  # type: ignore[no-any-return,no-untyped-call]
+            hidden.reshape(-1, hidden.shape[-1]),
+            weight,
+            target.reshape(-1),
+            ignore_index,
+            reduction == "mean",
+            dtype,
+        )
+
+
+def check(hidden: Tensor, weight: Tensor, target: Tensor, reduction: str) -> torch.dtype:
+    """Raises as `linear_cross_entropy` does; returns the type that products are computed in."""
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"reduction is 'mean' or 'sum', got {reduction!r}")
+    if weight.dim() != 2 or 0 in weight.shape:
+        raise ValueError(f"weight is [V, h], neither 0, got {tuple(weight.shape)}")
+    if hidden.dim() == 0 or hidden.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"hidden is [..., {weight.shape[1]}] as weight says, got {tuple(hidden.shape)}"
+        )
+    if target.shape != hidden.shape[:-1]:
+        raise ValueError(
+            f"target is {tuple(hidden.shape[:-1])}, one for each row of hidden, got "
+            f"{tuple(target.shape)}"
+        )
+    devices = {hidden.device, weight.device, target.device}
+    if len(devices) > 1:
+        names = ", ".join(sorted(map(str, devices)))
+        raise ValueError(f"hidden, weight and target are on one device, got {names}")
+    if target.dtype != torch.int64:
+        raise TypeError(f"target is int64, got {target.dtype}")
+    return _type_of_products(hidden, weight)
+
+
+def _type_of_products(hidden: Tensor, weight: Tensor) -> torch.dtype:
+    types = {hidden.dtype, weight.dtype}
+    kind = hidden.device.type
+    # What is float64 stays so, as in torch.
+    if torch.is_autocast_enabled(kind) and torch.float64 not in types:
+        return torch.get_autocast_dtype(kind)
+    if len(types) > 1 or not hidden.is_floating_point():
+        raise TypeError(
+            f"hidden and weight are floating and of one type, got {hidden.dtype} and {weight.dtype}"
+        )
+    return hidden.dtype
