@@ -1,6 +1,7 @@
 #include <pybind11/operators.h>
 #include <pybind11/stl.h>
 
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "plan/check.hpp"
 #include "plan/costs.hpp"
 #include "plan/memory.hpp"
+#include "plan/recompute.hpp"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -146,6 +148,10 @@ void bind_costs(py::module_& module) {
             return peak_bytes(plan, memory);
         },
         "plan"_a, "memory"_a, "Most bytes that each device holds at once.");
+    module.def("with_recompute", &with_recompute, "plan"_a, "cells"_a, "costs"_a,
+               "memory"_a = py::none(), "cap_bytes"_a = std::numeric_limits<double>::infinity(),
+               "The plan with these R, each where its device would otherwise wait, as early as\n"
+               "memory allows, or right before its B or I.");
 }
 
 }  // namespace pykern

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from .choice import Schedule, choose_plan
 from .devices import Devices, parse_devices
 from .layers import named_layers, place_layers, refuse_foreign_devices, refuse_shared_tensors
+from .levels import Recompute, choose_levels
 from .partition import Balance, partition
 from .plan import Costs, Kind, Span, Timeline, simulate
 from .runtime import microbatch
@@ -73,6 +74,7 @@ class Pipeline(nn.Module):
         balance: Balance = "parameters",
         sample: Any = None,
         capture: Capture = False,
+        recompute: Recompute = None,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -81,6 +83,7 @@ class Pipeline(nn.Module):
         lanes = parse_devices(devices)
         layers = named_layers(model)
         plan = choose_plan(schedule, len(lanes), microbatches, len(layers), options)
+        plan, self._levels = choose_levels(plan, recompute)
         refuse_foreign_devices(layers, lanes[0].device.type)
         cut = partition(list(layers.values()), plan.num_stages, balance=balance, sample=sample)
         refuse_shared_tensors(layers, cut)
@@ -149,7 +152,7 @@ class Pipeline(nn.Module):
         inputs, target = self._executor.place(inputs, target)
         targets = None if target is None else microbatch.split(target, rows)
         losses = Losses(self._loss_fn, targets, self._weights(rows))
-        self._run(self._train_program, Batch(inputs, target, rows, losses))
+        self._run(self._train_program, Batch(inputs, target, rows, losses, self._levels))
         return losses.total()
 
     def forward(self, *inputs: Any) -> Any:

@@ -23,6 +23,11 @@ struct Action {
     friend constexpr auto operator<=>(const Action&, const Action&) = default;
 };
 
+constexpr Action with_kind(Action action, Kind kind) {
+    action.kind = kind;
+    return action;
+}
+
 // The action of these numbers, or std::invalid_argument where one does not fit.
 Action make_action(Kind kind, std::int64_t stage, std::int64_t microbatch, std::int64_t slice = 0);
 

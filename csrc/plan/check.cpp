@@ -85,11 +85,6 @@ void require_placed(const Plan& plan) {
                     to_text(action) + " is missing" + why);
 }
 
-Action with_kind(Action action, Kind kind) {
-    action.kind = kind;
-    return action;
-}
-
 // One B, or one I and one W.
 void require_backward(const Plan& plan, const Index& index, Action cell) {
     const bool whole = index.at(with_kind(cell, Kind::B)) >= 0;
@@ -134,9 +129,19 @@ void require_both(const Plan& plan, const Index& index, Action cell) {
     refuse_missing(plan, back, ", but " + to_text(out) + " is there");
 }
 
+// In a plan of forwards alone nothing reads what an R rebuilds.
+void require_no_recompute(const Plan& plan) {
+    for_each_action(plan, [&](int device, std::size_t position, Action action) {
+        if (action.kind != Kind::R) return;
+        throw PlanError(kComplete, plan, device, position,
+                        to_text(action) + " recomputes for a backward, and the plan has none");
+    });
+}
+
 // A plan of forwards alone is complete too: inference runs it.
 void require_complete(const Plan& plan, const Index& index) {
     const bool trains = index.has(Kind::B) || index.has(Kind::I) || index.has(Kind::W);
+    if (!trains) require_no_recompute(plan);
     const bool offloads = index.has(Kind::OFFLOAD) || index.has(Kind::LOAD);
     for_each_cell(plan, [&](Action cell) {
         if (index.at(cell) < 0) refuse_missing(plan, cell, "");

@@ -17,7 +17,8 @@ Clock::Clock(const Plan& plan, const Costs& costs)
       shared_links_(costs.table().shared_links),
       link_free_ns_(links_.all().size(), 0),
       sent_ns_(plan.rows().size()),
-      rows_(plan.rows().size()) {
+      rows_(plan.rows().size()),
+      free_ns_(plan.rows().size(), 0) {
     costs.require_fits(plan.num_stages(), plan.num_devices());
     const auto num_stages = static_cast<std::size_t>(plan.num_stages());
     for (std::size_t kind = 0; kind < kNumKinds; ++kind) {
@@ -42,18 +43,24 @@ double Clock::duration_ns(std::size_t device, Action action) const {
 void Clock::finish(std::size_t device, std::size_t position, std::size_t together) {
     const Row& row = plan_.rows()[device];
     std::vector<Span>& spans = rows_[device];
-    const double free_ns = spans.empty() ? 0 : spans.back().end_ns;
-    const double start_ns = std::max(free_ns, ready_ns_);
+    const double start_ns = std::max(free_ns_[device], ready_ns_);
     double busy_ns = duration_ns(device, row[position]);
     if (together == 2) {
         const double other_ns = duration_ns(device, row[position + 1]);
         busy_ns = std::max(busy_ns, other_ns) + (1 - hidden_) * std::min(busy_ns, other_ns);
     }
+    const double end_ns = free_ns_[device] = start_ns + busy_ns;
     for (std::size_t i = 0; i < together; ++i) {
         const Action action = row[position + i];
-        spans.push_back({action, start_ns, start_ns + busy_ns});
-        if (shared_links_) send(device, action, start_ns + busy_ns);
+        spans.push_back({action, start_ns, end_ns});
+        if (shared_links_) send(device, action, end_ns);
     }
+}
+
+void Clock::leave_out(std::size_t device, std::size_t position) {
+    const double now_ns = free_ns_[device];
+    rows_[device].push_back({plan_.rows()[device][position], now_ns, now_ns});
+    if (shared_links_) sent_ns_[device].push_back(now_ns);
 }
 
 void Clock::send(std::size_t device, Action action, double end_ns) {

@@ -29,6 +29,14 @@ class Clock {
     }
     void finish(std::size_t device, std::size_t position, std::size_t together);
 
+    // For a walk that moves an action within its row: how long the device waits before the slot
+    // that the walk is at, the action put ahead of that slot, and left out where it stands. It must
+    // be one that sends nothing and needs nothing from other devices.
+    double wait_ns(std::size_t device) const { return ready_ns_ - free_ns_[device]; }
+    void put(std::size_t device, Action action) { free_ns_[device] += duration_ns(device, action); }
+    void leave_out(std::size_t device, std::size_t position);
+    double duration_ns(std::size_t device, Action action) const;
+
     // When an input, which stands at a position of another device's row, is there for the action.
     double arrival_ns(Action action, Action input, std::size_t sender, std::size_t position) const {
         const double end_ns = rows_[sender][position].end_ns;
@@ -46,7 +54,6 @@ class Clock {
     static std::size_t boundary_of(Action action) {
         return action.kind == Kind::F ? action.stage : action.stage - 1U;
     }
-    double duration_ns(std::size_t device, Action action) const;
     void send(std::size_t device, Action action, double end_ns);
 
     const Plan& plan_;
@@ -63,6 +70,8 @@ class Clock {
     std::vector<double> link_free_ns_;
     std::vector<std::vector<double>> sent_ns_;
     std::vector<std::vector<Span>> rows_;
+    // By device: when the last of what it has run ended.
+    std::vector<double> free_ns_;
     double ready_ns_ = 0;
 };
 

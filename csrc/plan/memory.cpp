@@ -21,9 +21,7 @@ void Memory::require_stages(int num_stages) const {
 }
 
 Held held_by(Action action, const Index& index, const Memory& memory) {
-    Action recompute = action;
-    recompute.kind = Kind::R;
-    const bool recomputed = index.at(recompute) >= 0;
+    const bool recomputed = index.at(with_kind(action, Kind::R)) >= 0;
     const double share = 1.0 / index.num_slices();
     const double activation = value_of(memory.activation_bytes(), action.stage) * share;
     const double kept = value_of(memory.kept_bytes(), action.stage) * share;

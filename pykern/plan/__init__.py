@@ -31,6 +31,7 @@ from pykern._C import (
     peak_bytes,
     simulate,
     weight_versions,
+    with_recompute,
     with_reductions,
     with_updates,
 )
@@ -73,6 +74,7 @@ __all__ = [
     "save_plan",
     "simulate",
     "weight_versions",
+    "with_recompute",
     "with_reductions",
     "with_updates",
 ]

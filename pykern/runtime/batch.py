@@ -8,6 +8,7 @@ from typing import Any
 
 from . import microbatch
 from .loss import Losses
+from .recompute import Level
 from .stage import Finish
 
 
@@ -21,12 +22,15 @@ class Batch:
         rows: how many of them each microbatch has.
         finish: called in the last stage with each microbatch and its output; returns where backward
             starts. `Losses` in a training step.
+        levels: by stage and microbatch, how it is recomputed, None where it is not; empty where
+            nothing is.
     """
 
     inputs: tuple[Any, ...]
     target: Any
     rows: Sequence[int]
     finish: Losses | Finish
+    levels: Sequence[Sequence[Level | None]] = ()
 
     def arguments(self) -> list[tuple[Any, ...] | None]:
         """What the first layer is called with, per microbatch; None for one without rows."""

@@ -47,7 +47,7 @@ _open: weakref.WeakSet[Executor] = weakref.WeakSet()
 
 
 # What stages can run.
-KINDS = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.REDUCE)
+KINDS = (Kind.F, Kind.R, Kind.B, Kind.I, Kind.W, Kind.REDUCE)
 
 
 class Executor:
@@ -84,6 +84,7 @@ class Executor:
         self._stages = [stage for replica in self._replicas for stage in replica]
         self._callbacks: dict[Kind, list[Callable[[int], None]]] = {
             Kind.F: [stage.forward for stage in self._stages],
+            Kind.R: [stage.recompute for stage in self._stages],
             Kind.B: [stage.backward for stage in self._stages],
             Kind.I: [stage.input_gradients for stage in self._stages],
             Kind.W: [stage.weight_gradients for stage in self._stages],
@@ -135,7 +136,8 @@ class Executor:
     def _begin(self, batch: Batch) -> None:
         seed = StepSeed()
         for stage in self._stages:
-            stage.begin(len(batch.rows), seed, batch.finish)
+            levels = batch.levels[stage.index] if batch.levels else ()
+            stage.begin(len(batch.rows), seed, batch.finish, levels)
         for replica in self._replicas:
             replica[0].arguments = batch.arguments()
 

@@ -28,6 +28,9 @@ _CPU = torch.device("cpu")
 
 _MASK = (1 << 64) - 1
 
+# The states of some generators.
+Begins = dict[torch.Generator, Tensor]
+
 
 def action_seed(step_seed: int, stage: int, microbatch: int) -> int:
     """Seed of a forward action: 64 bits, mixed by SplitMix64 (Steele, Lea, Flood, OOPSLA 2014)."""
@@ -100,9 +103,9 @@ class Draws:
         self._drew = self._drew or drew
         self.possible = self._drew
 
-    def forward(self, microbatch: int) -> _OwnState:
+    def forward(self, microbatch: int) -> OwnState:
         """The mode to run a forward action in."""
-        return _OwnState(self, self._seed, self._stage, microbatch)
+        return OwnState(self, self._seed, self._stage, microbatch)
 
     def backward(
         self, kind: Kind, microbatch: int, num_inputs: int = 0
@@ -114,6 +117,11 @@ class Draws:
         if not self.possible or (kind, num_inputs) in self._safe:
             return _NO_MODE
         return _RefuseInBackward(self._safe, Action(kind, self._stage, microbatch), num_inputs)
+
+
+def repeat(begins: Begins) -> AbstractContextManager[object]:
+    """The mode in which random operations draw what they drew from these states on."""
+    return _Repeat(begins) if begins else _NO_MODE
 
 
 def default_generator(device: torch.device) -> torch.Generator:
@@ -135,8 +143,10 @@ def _is_random(func: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in func.tags
 
 
-def _has_own_generator(args: Any, kwargs: Any) -> bool:
-    return any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values()))
+def _own_generator(args: Any, kwargs: Any) -> torch.Generator | None:
+    """The generator that the operation is given."""
+    values = (*args, *kwargs.values())
+    return next((value for value in values if isinstance(value, torch.Generator)), None)
 
 
 class _Mode(TorchDispatchMode):
@@ -147,7 +157,7 @@ class _Mode(TorchDispatchMode):
         return False
 
 
-class _OwnState(_Mode):
+class OwnState(_Mode):
     """Gives every random operation this action's state of the generator that it draws from."""
 
     def __init__(self, draws: Draws, seed: StepSeed, stage: int, microbatch: int) -> None:
@@ -155,23 +165,33 @@ class _OwnState(_Mode):
         self._draws = draws
         self._seed = seed
         self._key = (stage, microbatch)
-        self._states: dict[torch.Generator, Tensor] = {}
+        self._states: Begins = {}
+        self._noted: Begins = {}
         self._drew = False
+
+    def note(self) -> Begins:
+        """From now on, the state in which each generator is first drawn from: see `repeat`."""
+        self._noted = {}
+        return self._noted
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not _is_random(func):
             return func(*args, **kwargs)
+        own = _own_generator(args, kwargs)
         with _default_generators:
             generator = _generator_of(args, kwargs)
             before = callers = generator.get_state()
             try:
                 before = self._begin(generator)
+                drawn = generator if own is None else own
+                if drawn not in self._noted:
+                    self._noted[drawn] = drawn.get_state()
                 return func(*args, **kwargs)
             finally:
                 after = self._states[generator] = generator.get_state()
                 generator.set_state(callers)
-                if _has_own_generator(args, kwargs) or not torch.equal(before, after):
+                if own is not None or not torch.equal(before, after):
                     self._drew = True
                     self._seed.use()
 
@@ -190,6 +210,30 @@ class _OwnState(_Mode):
             self._draws.watched(drew=self._drew)
 
 
+class _Repeat(_Mode):
+    """Has random operations draw what was drawn when these states were noted."""
+
+    def __init__(self, begins: Begins) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._states = dict(begins)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not _is_random(func):
+            return func(*args, **kwargs)
+        with _default_generators:
+            generator = _own_generator(args, kwargs) or _generator_of(args, kwargs)
+            if generator not in self._states:
+                raise RuntimeError(f"{func} draws from a generator that the forward left alone")
+            now = generator.get_state()
+            generator.set_state(self._states[generator])
+            try:
+                return func(*args, **kwargs)
+            finally:
+                self._states[generator] = generator.get_state()
+                generator.set_state(now)
+
+
 class _RefuseInBackward(_Mode):
     """Finds recomputation that would draw other numbers than the forward it repeats."""
 
@@ -203,7 +247,7 @@ class _RefuseInBackward(_Mode):
         kwargs = kwargs or {}
         if not _is_random(func):
             return func(*args, **kwargs)
-        if _has_own_generator(args, kwargs):
+        if _own_generator(args, kwargs) is not None:
             raise self._refusal(func)
         with _default_generators:
             generator = _generator_of(args, kwargs)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .random import StepSeed
+from .recompute import Level
 from .stage import Finish, Stage
 
 # Parameters of the original, each with its copy.
@@ -90,9 +91,15 @@ class Replica(Stage):
         self._pairs: Pairs = []
         original.reductions.append(self._add_gradients)
 
-    def begin(self, num_microbatches: int, seed: StepSeed, finish: Finish) -> None:
+    def begin(
+        self,
+        num_microbatches: int,
+        seed: StepSeed,
+        finish: Finish,
+        levels: Sequence[Level | None] = (),
+    ) -> None:
         """Makes room for a step, and copies of the original's layers."""
-        super().begin(num_microbatches, seed, finish)
+        super().begin(num_microbatches, seed, finish, levels)
         self.layers, self._pairs = copy_layers(self._originals, self.device)
 
     def end(self) -> None:

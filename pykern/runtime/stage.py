@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from ..plan import Kind
+from .buffers import modules_in
+from .cut import copies, cut
 from .microbatch import to_device
 from .passage import Passage
 from .random import Draws, StepSeed
+from .recompute import Calls, Level, Recompute, run
 from .settings import Settings
 from .split import Work, backward_to_inputs
 
@@ -21,6 +25,9 @@ _CPU = torch.device("cpu")
 # Gets (microbatch, output of the last stage); returns the tensors that backward starts from and
 # their gradients, both empty when there is no backward.
 Finish = Callable[[int, Any], tuple[Sequence[Tensor], Sequence[Tensor]]]
+
+# What a backward runs through: outputs, their gradients, and the leaves in front.
+Graph = tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]
 
 
 class Stage:
@@ -50,13 +57,22 @@ class Stage:
         self.copies_input = False
         self._settings: Settings | None = None
         self._draws = Draws(index)
+        self._recompute = Recompute()
         self.passage = Passage()
         self._make_room(0)
 
-    def begin(self, num_microbatches: int, seed: StepSeed, finish: Finish) -> None:
-        """Makes room for a step."""
+    def begin(
+        self,
+        num_microbatches: int,
+        seed: StepSeed,
+        finish: Finish,
+        levels: Sequence[Level | None] = (),
+    ) -> None:
+        """Makes room for a step. `levels` says of each microbatch what F keeps; empty: all."""
         self._finish = finish
-        if self._settings is None or self._settings.have_changed():
+        changed = self._settings is None or self._settings.have_changed()
+        self._recompute.begin(levels, changed=changed)
+        if changed:
             self._settings = Settings(self.layers)
             modules = self._settings.modules
             self.copies_input = any(getattr(module, "inplace", False) for module in modules)
@@ -68,6 +84,7 @@ class Stage:
         """A stage of the same layers, which knows what this one has seen them do."""
         twin = Stage(self.index, self.layers, self.device)
         twin._settings, twin._draws = self._settings, self._draws
+        twin._recompute = self._recompute.twin()
         twin.copies_input = self.copies_input
         return twin
 
@@ -84,6 +101,7 @@ class Stage:
     def end(self) -> None:
         """Lets go of everything that belongs to the step."""
         self._finish = None
+        self._recompute.end()
         self._make_room(0)
 
     def _make_room(self, num_microbatches: int) -> None:
@@ -96,7 +114,7 @@ class Stage:
         self.outputs: list[Sequence[Tensor]] = [()] * num_microbatches
         self.gradients: list[Sequence[Tensor | None]] = [()] * num_microbatches
         # What I has left for W to do, by microbatch.
-        self._weights: dict[int, Work] = {}
+        self._weights: dict[int, list[Work]] = {}
 
     def forward(self, microbatch: int) -> None:
         """F: computes the layers and hands the output over to the next stage."""
@@ -104,53 +122,76 @@ class Stage:
         if arguments is None:
             return
         self.arguments[microbatch] = None
-        if self._draws.possible:
-            with self._draws.forward(microbatch):
-                self._forward(microbatch, arguments)
-        else:
-            self._forward(microbatch, arguments)
+        calls = self._calls(microbatch, self._end)
+        draws = self._draws.forward(microbatch) if self._draws.possible else nullcontext()
+        with draws as state:
+            if self._recompute.has(microbatch):
+                modules = modules_in([*self.layers, getattr(self._finish, "function", None)])
+                self._recompute.forward(microbatch, calls, arguments, modules, state)
+            else:
+                with self._recompute.keeping(microbatch):
+                    self.outputs[microbatch] = run(calls, arguments)
 
-    def _forward(self, microbatch: int, arguments: tuple[Any, ...]) -> None:
+    def recompute(self, microbatch: int) -> None:
+        """R: computes once more what F has not kept."""
+        calls = self._calls(microbatch, self._end_again)
+        self.outputs[microbatch] = self._recompute.again(microbatch, calls)
+
+    def _calls(self, microbatch: int, end: Callable[[int, Any], Sequence[Tensor]]) -> Calls:
+        return [self._begin, *self.layers[1:], partial(end, microbatch)]
+
+    def _begin(self, *arguments: Any) -> Any:
+        """What the first layer returns."""
         if self.previous is None:
             if self.device.type != "cpu":
                 arguments = to_device(arguments, self.device)
         elif self.copies_input:
-            arguments = _copies(arguments)
-        first, *others = self.layers
-        output = first(*arguments)
-        for layer in others:
-            output = layer(output)
+            arguments = copies(arguments)
+        return self.layers[0](*arguments)
+
+    def _end(self, microbatch: int, output: Any) -> Sequence[Tensor]:
+        """Hands the output over; returns the tensors that backward starts from."""
+        if self.next is None:
+            return self._end_again(microbatch, output)
+        handed = cut(output, partial(self.passage.there, microbatch))
+        self.next.arguments[microbatch] = (handed.value,)
+        self.next.leaves[microbatch] = handed.leaves
+        return handed.outputs
+
+    def _end_again(self, microbatch: int, output: Any) -> Sequence[Tensor]:
+        """Returns the tensors that backward starts from."""
         if self.next is not None:
-            self.outputs[microbatch] = self._hand_over(microbatch, output, self.next)
-        else:
-            assert self._finish is not None
-            ends = self._finish(microbatch, self.passage.keep(output))
-            self.outputs[microbatch], self.gradients[microbatch] = ends
+            return cut(output).outputs
+        assert self._finish is not None
+        outputs, self.gradients[microbatch] = self._finish(microbatch, self.passage.keep(output))
+        return outputs
 
     def backward(self, microbatch: int) -> None:
         """B: adds to the parameters' `.grad` and hands input gradients to the previous stage."""
-        outputs, gradients = self._take_gradients(microbatch)
-        if outputs:
-            with self._draws.backward(Kind.B, microbatch, len(self.leaves[microbatch])):
+        with self._draws.backward(Kind.B, microbatch, len(self.leaves[microbatch])):
+            for outputs, gradients, _ in self._graphs(microbatch):
                 torch.autograd.backward(outputs, gradients)
         self._hand_back(microbatch)
 
     def input_gradients(self, microbatch: int) -> None:
         """I: hands input gradients to the previous stage."""
-        outputs, gradients = self._take_gradients(microbatch)
-        leaves = self.leaves[microbatch]
-        with self._draws.backward(Kind.I, microbatch, len(leaves)):
-            weights = backward_to_inputs(outputs, gradients, leaves, self._finish_weights)
-        if weights is not None:
-            self._weights[microbatch] = weights
+        works: list[Work] = []
+        with self._draws.backward(Kind.I, microbatch, len(self.leaves[microbatch])):
+            for outputs, gradients, leaves in self._graphs(microbatch):
+                work = backward_to_inputs(outputs, gradients, leaves, self._finish_weights)
+                if work is not None:
+                    works.append(work)
+        if works:
+            self._weights[microbatch] = works
         self._hand_back(microbatch)
 
     def weight_gradients(self, microbatch: int) -> None:
         """W: adds to the parameters' `.grad` what I has left."""
-        weights = self._weights.pop(microbatch, None)
-        if weights is not None:
+        works = self._weights.pop(microbatch, [])
+        if works:
             with self._draws.backward(Kind.W, microbatch):
-                weights()
+                while works:
+                    works.pop(0)()
 
     def has_weights(self, microbatch: int) -> bool:
         """Whether I has left anything for W to do."""
@@ -165,15 +206,22 @@ class Stage:
         for add in self.reductions:
             add()
 
-    def _take_gradients(self, microbatch: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        """The outputs of the microbatch that have gradients, and these."""
-        outputs, gradients = self.outputs[microbatch], self.gradients[microbatch]
+    def _graphs(self, microbatch: int) -> Iterator[Graph]:
+        """What a backward consists of: one graph, or those of the stage's segments, last first.
+
+        Each has outputs, their gradients and leaves, and is gone when the next is asked for.
+        """
+        outputs, gradients = _used(self.outputs[microbatch], self.gradients[microbatch])
         self.outputs[microbatch] = self.gradients[microbatch] = ()
-        used = [gradient for gradient in gradients if gradient is not None]
-        if len(used) < len(gradients):
-            pairs = zip(outputs, gradients, strict=True)
-            outputs = [output for output, gradient in pairs if gradient is not None]
-        return outputs, self.passage.take_in(used)
+        gradients = self.passage.take_in(gradients)
+        cuts = self._recompute.take_cuts(microbatch)
+        while cuts and outputs:
+            behind = cuts.pop()
+            yield outputs, gradients, behind.leaves
+            outputs, gradients = _used(behind.outputs, behind.gradients())
+            del behind
+        if outputs:
+            yield outputs, gradients, self.leaves[microbatch]
 
     def _hand_back(self, microbatch: int) -> None:
         if self.previous is not None:
@@ -182,39 +230,13 @@ class Stage:
             gradients = [leaf.grad for leaf in leaves]
             self.previous.gradients[microbatch] = self.passage.back(microbatch, gradients)
 
-    def _hand_over(self, microbatch: int, output: Any, receiver: Stage) -> Sequence[Tensor]:
-        """Gives the receiver detached leaves; returns the tensors whose gradients come back."""
-        if isinstance(output, Tensor):
-            (leaf,) = self.passage.there(microbatch, (output.detach(),))
-            if output.requires_grad:
-                receiver.leaves[microbatch] = (leaf.requires_grad_(),)
-            receiver.arguments[microbatch] = (leaf,)
-            return (output,) if output.requires_grad else ()
-        values, spec = pytree.tree_flatten(output)
-        # A tensor that occurs twice stays one, or its gradients would add up in another order and a
-        # layer that works in place would change only one of the two.
-        unique = {id(value): value for value in values if isinstance(value, Tensor)}
-        outputs = list(unique.values())
-        landed = self.passage.there(microbatch, [value.detach() for value in outputs])
-        pairs = list(zip(outputs, landed, strict=True))
-        receiver.leaves[microbatch] = [
-            leaf.requires_grad_() for value, leaf in pairs if value.requires_grad
-        ]
-        handed = dict(zip(unique, landed, strict=True))
-        values = [handed.get(id(value), value) for value in values]
-        receiver.arguments[microbatch] = (pytree.tree_unflatten(values, spec),)
-        return [value for value in outputs if value.requires_grad]
 
-
-def _copies(arguments: Any) -> Any:
-    """The arguments with a copy of each tensor, one where it occurs twice."""
-    if isinstance(arguments[0], Tensor):
-        return (arguments[0].clone(),)
-    copies: dict[int, Tensor] = {}
-
-    def copy(tensor: Tensor) -> Tensor:
-        if id(tensor) not in copies:
-            copies[id(tensor)] = tensor.clone()
-        return copies[id(tensor)]
-
-    return pytree.tree_map_only(Tensor, copy, arguments)
+def _used(
+    outputs: Sequence[Tensor], gradients: Sequence[Tensor | None]
+) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """The outputs that have gradients, and these."""
+    used = [gradient for gradient in gradients if gradient is not None]
+    if len(used) < len(gradients):
+        pairs = zip(outputs, gradients, strict=True)
+        outputs = [output for output, gradient in pairs if gradient is not None]
+    return outputs, used

@@ -241,6 +241,21 @@ def test_overlapped_pairs() -> None:
             paired(rows, starts, [])
 
 
+def test_r_has_its_place_between_f_and_b() -> None:
+    check(plan_of(Placement.linear(1), 1, "0F0 0R0 0I0 0W0"))
+    for row, rule, position in (
+        ("0R0 0F0 0B0", "P006", 0),
+        ("0F0 0B0 0R0", "P006", 1),
+        ("0F0 0I0 0R0 0W0", "P006", 1),
+        ("0F0 0R0 0R0 0B0", "P003", 2),
+        ("0F0 0R0", "P005", 1),
+    ):
+        error = refusal(plan_of(Placement.linear(1), 1, row))
+        assert (error.rule, error.device, error.position) == (rule, 0, position)
+    with pytest.raises(PlanError, match="0R0 recomputes for a backward, and the plan has none"):
+        check(plan_of(Placement.linear(1), 1, "0F0 0R0"))
+
+
 def test_what_a_device_holds() -> None:
     plan = plan_of(Placement.linear(1), 2, "0F0 0F1 0I0 0I1 0W0 0W1")
     assert peak_bytes(plan, Memory(8)) == [16]

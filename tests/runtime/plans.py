@@ -46,3 +46,19 @@ def two_replicas(num_devices: int, num_microbatches: int) -> Plan:
                 device = placement.device_of(stage, microbatch % 2)
                 rows[device].append(Action(kind, stage, microbatch))
     return Plan(placement, num_microbatches, rows)
+
+
+def recomputed(plan: Plan, *, late: bool = True) -> Plan:
+    """With an R of every cell: right before its B or I, or right behind its F."""
+    rows = []
+    for row in plan.rows:
+        new: list[Action] = []
+        for action in row:
+            recompute = Action(Kind.R, action.stage, action.microbatch)
+            if late and action.kind in (Kind.B, Kind.I):
+                new.append(recompute)
+            new.append(action)
+            if not late and action.kind is Kind.F:
+                new.append(recompute)
+        rows.append(new)
+    return Plan(plan.placement, plan.num_microbatches, rows)

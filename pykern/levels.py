@@ -1,0 +1,88 @@
+"""From what a user says of recompute to a level for each microbatch of each stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .plan import Action, Costs, Kind, Plan, with_recompute
+from .runtime.recompute import INPUTS, LEVELS, Level
+
+# One level for all stages, or an entry for each: a level, or one for each microbatch.
+Recompute = Level | Sequence[Level | Sequence[Level | None] | None] | None
+
+# An R takes as long as an F, a B twice as long.
+_USUAL = Costs(1.0, 2.0)
+
+# By stage and microbatch.
+Levels = Sequence[Sequence[Level | None]]
+
+
+def choose_levels(plan: Plan, recompute: Recompute) -> tuple[Plan, Levels]:
+    """The plan with an R for each microbatch that is recomputed, and all levels.
+
+    A plan that has any R is run as it is: those microbatches are recomputed, and no others.
+
+    Args:
+        plan: of a schedule, or the user's.
+        recompute: what the user asks for.
+
+    Raises:
+        ValueError: there is no such level, or not one for each stage or microbatch, or the plan has
+            no backward.
+    """
+    levels = _of_stages(plan, recompute)
+    cells = [
+        Action(Kind.R, stage, microbatch)
+        for stage, of_stage in enumerate(levels)
+        for microbatch, level in enumerate(of_stage)
+        if level in INPUTS
+    ]
+    if cells and not plan.has(Kind.R):
+        if not (plan.has(Kind.B) or plan.has(Kind.I)):
+            raise ValueError(
+                f"recompute={recompute!r}, but the plan has no backward to recompute anything for"
+            )
+        plan = with_recompute(plan, cells, _USUAL)
+    return plan, _as_planned(plan, levels)
+
+
+def _of_stages(plan: Plan, recompute: Recompute) -> list[list[Level | None]]:
+    if not isinstance(recompute, Sequence) or isinstance(recompute, str):
+        recompute = [recompute] * plan.num_stages
+    if len(recompute) != plan.num_stages:
+        raise ValueError(
+            f"recompute has {len(recompute)} entries, but the plan has {plan.num_stages} stages"
+        )
+    return [
+        _of_microbatches(plan.num_microbatches, stage, of_stage)
+        for stage, of_stage in enumerate(recompute)
+    ]
+
+
+def _of_microbatches(count: int, stage: int, wanted: Any) -> list[Level | None]:
+    each = isinstance(wanted, Sequence) and not isinstance(wanted, str)
+    levels: list[Level | None] = list(wanted) if each else [wanted] * count
+    if len(levels) != count:
+        raise ValueError(
+            f"recompute has {len(levels)} entries for stage {stage}, but the plan has {count} "
+            "microbatches"
+        )
+    for level in levels:
+        if level is not None and level not in LEVELS:
+            known = ", ".join(map(repr, LEVELS))
+            raise ValueError(f"recompute for stage {stage} is one of {known}, got {level!r}")
+    return levels
+
+
+def _as_planned(plan: Plan, levels: Sequence[Sequence[Level | None]]) -> Levels:
+    """Levels with inputs where the plan has an R, and there alone."""
+    planned: list[list[Level | None]] = [
+        [None if level in INPUTS else level for level in of_stage] for of_stage in levels
+    ]
+    for row in plan.rows:
+        for action in row:
+            if action.kind is Kind.R:
+                level = levels[action.stage][action.microbatch]
+                planned[action.stage][action.microbatch] = level if level in INPUTS else "stage"
+    return planned

@@ -1,0 +1,73 @@
+"""Where the autograd graph of a microbatch is cut: between two stages, and within one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+
+@dataclass(slots=True)
+class Cut:
+    """A value with the graph before it and the leaves that the graph behind it begins at.
+
+    Attributes:
+        value: what goes on, its tensors detached.
+        outputs: the tensors before the cut that require grad.
+        leaves: for each of them, the one behind.
+    """
+
+    value: Any
+    outputs: Sequence[Tensor]
+    leaves: Sequence[Tensor]
+
+    def gradients(self) -> list[Tensor | None]:
+        """What a backward has left at the cut, for each of the outputs."""
+        return [leaf.grad for leaf in self.leaves]
+
+
+def cut(
+    value: Any, carry: Callable[[Sequence[Tensor]], Sequence[Tensor]] = lambda tensors: tensors
+) -> Cut:
+    """Cuts the graph behind a value.
+
+    Args:
+        value: any tree. A tensor that occurs twice stays one, or its gradients would add up in
+            another order and a layer that works in place would change only one of the two.
+        carry: takes the detached tensors to where they are used.
+    """
+    if isinstance(value, Tensor):
+        (leaf,) = carry((value.detach(),))
+        if not value.requires_grad:
+            return Cut(leaf, (), ())
+        return Cut(leaf, (value,), (leaf.requires_grad_(),))
+    values, spec = pytree.tree_flatten(value)
+    unique = tensors_of(values)
+    landed = carry([tensor.detach() for tensor in unique])
+    pairs = list(zip(unique, landed, strict=True))
+    leaves = [leaf.requires_grad_() for tensor, leaf in pairs if tensor.requires_grad]
+    handed = {id(tensor): leaf for tensor, leaf in pairs}
+    values = [handed.get(id(value), value) for value in values]
+    outputs = [tensor for tensor in unique if tensor.requires_grad]
+    return Cut(pytree.tree_unflatten(values, spec), outputs, leaves)
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """The tensors in a tree, each once."""
+    leaves = pytree.tree_leaves(value)
+    return list({id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor)}.values())
+
+
+def copies(value: Any) -> Any:
+    """The value with a copy of each tensor, one where it occurs twice."""
+    made: dict[int, Tensor] = {}
+
+    def copy(tensor: Tensor) -> Tensor:
+        if id(tensor) not in made:
+            made[id(tensor)] = tensor.clone()
+        return made[id(tensor)]
+
+    return pytree.tree_map_only(Tensor, copy, value)

@@ -1,0 +1,235 @@
+"""Recompute: F keeps the inputs of a stage's segments, and R makes their graphs again for B.
+
+Nothing else may tell. R draws the random numbers that F drew, finds the buffers that F found and
+leaves those that there are, and gradients add up in the order in which they would without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal, get_args
+
+from torch import Tensor, nn
+
+from ..kernels import levels as kernels
+from .buffers import Buffers, names_in
+from .cut import Cut, copies, cut
+from .random import Begins, OwnState, repeat
+from .watch import Seen, Segment, Watch, without_saved_tensors_hooks
+
+# What F keeps where there is an R: the input of each layer, or of the stage.
+Inputs = Literal["layer", "stage"]
+INPUTS: tuple[Inputs, ...] = get_args(Inputs)
+# What F keeps, in ascending order of what is computed again; the first are those of kernels.
+Level = kernels.Level | Inputs
+LEVELS: tuple[Level, ...] = (*kernels.LEVELS, *INPUTS)
+
+# The layers of a stage, then what ends its F and returns the tensors that backward starts from.
+# Each gets what the one before has returned.
+Calls = Sequence[Callable[..., Any]]
+
+
+def run(calls: Calls, arguments: tuple[Any, ...]) -> Any:
+    """What the last call returns, where the first gets these arguments."""
+    first, *others = calls
+    value = first(*arguments)
+    for call in others:
+        value = call(value)
+    return value
+
+
+class Recompute:
+    """The microbatches of a stage that are recomputed.
+
+    The first forward under some settings is watched: it runs with its whole graph, which shows
+    where it can be cut and what must not happen twice.
+    """
+
+    def __init__(self) -> None:
+        self._seen: Seen | None = None
+        self._levels: Sequence[Level | None] = ()
+        self._cells: dict[int, Cell] = {}
+
+    def begin(self, levels: Sequence[Level | None], *, changed: bool) -> None:
+        """Starts a step; `changed` where the layers may do something else from now on."""
+        self._levels = levels
+        if changed:
+            self._seen = None
+
+    def end(self) -> None:
+        """Lets go of everything that belongs to the step."""
+        self._cells.clear()
+
+    def twin(self) -> Recompute:
+        """Another that knows what this one has seen."""
+        twin = Recompute()
+        twin._seen = self._seen
+        return twin
+
+    def has(self, microbatch: int) -> bool:
+        """Whether the microbatch is recomputed."""
+        return self._level(microbatch) in INPUTS
+
+    def keeping(self, microbatch: int) -> AbstractContextManager[None]:
+        """Within it, kernels keep what the microbatch's level says, if it says anything."""
+        level = self._level(microbatch)
+        return kernels.keeping(level) if level in kernels.LEVELS else nullcontext()
+
+    def _level(self, microbatch: int) -> Level | None:
+        return self._levels[microbatch] if self._levels else None
+
+    def forward(
+        self,
+        microbatch: int,
+        calls: Calls,
+        arguments: tuple[Any, ...],
+        modules: Sequence[nn.Module],
+        state: OwnState | None,
+    ) -> None:
+        """F: runs the calls and keeps what R needs.
+
+        Args:
+            microbatch: which one.
+            calls: layers and end.
+            arguments: of the first call.
+            modules: all that may hold buffers.
+            state: that random operations draw from, None where there are none.
+        """
+        by_layer = self._level(microbatch) == "layer"
+        if self._seen is None:
+            cell, self._seen = _watched(calls, arguments, modules, state, by_layer=by_layer)
+        else:
+            kept = copies(arguments) if self._seen.overwrites else arguments
+            buffers = Buffers(modules, self._seen.changed)
+            cell = Cell(kept, self._seen.segments(by_layer=by_layer), buffers)
+            cell.forward(calls, arguments, state)
+        self._cells[microbatch] = cell
+
+    def again(self, microbatch: int, calls: Calls) -> Sequence[Tensor]:
+        """R: returns the tensors that backward starts from."""
+        return self._cells[microbatch].again(calls) if microbatch in self._cells else ()
+
+    def take_cuts(self, microbatch: int) -> list[Cut]:
+        """Where the graph of a microbatch is cut within the stage, before its backward."""
+        cell = self._cells.pop(microbatch, None)
+        return [] if cell is None else cell.inner_cuts()
+
+
+class Cell:
+    """A microbatch of a stage between its F and its backward.
+
+    Args:
+        arguments: of the first call, as R will need them.
+        segments: the calls.
+        buffers: those that F changes, as it finds them.
+    """
+
+    def __init__(
+        self, arguments: tuple[Any, ...], segments: Sequence[Segment], buffers: Buffers
+    ) -> None:
+        self._arguments = arguments
+        self._segments = segments
+        self._buffers = buffers
+        # By segment: what its random operations begin with, where its graph ends, and in what.
+        self._begins: list[Begins] = []
+        self._cuts: list[Cut] = []
+        self._outputs: list[list[object]] = []
+
+    def forward(self, calls: Calls, arguments: tuple[Any, ...], state: OwnState | None) -> None:
+        """F, whose graph goes piece by piece."""
+        for segment in self._segments:
+            begins = {} if state is None else state.note()
+            *pieces, last = segment.pieces
+            for piece in pieces:
+                arguments = (cut(_run(calls, piece, arguments)).value,)
+            self.add(_run(calls, last, arguments), begins)
+            arguments = (self._cuts[-1].value,)
+
+    def add(self, value: Any, begins: Begins) -> None:
+        """The next segment has returned this in F."""
+        segment = self._segments[len(self._cuts)]
+        behind = self._end_of(segment, value)
+        self._outputs.append(_described(behind.outputs))
+        if not segment.keeps:
+            behind.outputs = ()
+        self._begins.append(begins)
+        self._cuts.append(behind)
+
+    def again(self, calls: Calls) -> Sequence[Tensor]:
+        """R; returns the tensors that backward starts from."""
+        arguments, self._arguments = self._arguments, ()
+        # A stage without gradients has no backward.
+        with self._buffers.lent():
+            for number, segment in enumerate(self._segments if self._outputs[-1] else ()):
+                behind = self._cuts[number]
+                if not segment.keeps:
+                    with repeat(self._begins[number]):
+                        value = _run(calls, segment.calls, arguments)
+                    behind.outputs = self._end_of(segment, value).outputs
+                    self._require_same(number)
+                arguments, behind.value = (behind.value,), None
+        return self._cuts[-1].outputs
+
+    def inner_cuts(self) -> list[Cut]:
+        """Where the graph is cut within the stage."""
+        return self._cuts[:-1]
+
+    def _end_of(self, segment: Segment, value: Any) -> Cut:
+        return Cut(None, value, ()) if segment is self._segments[-1] else cut(value)
+
+    def _require_same(self, number: int) -> None:
+        """Raises where a segment did not do again what it did in F."""
+        again, before = _described(self._cuts[number].outputs), self._outputs[number]
+        if again != before:
+            raise RuntimeError(
+                f"calls {self._segments[number].calls} of a stage returned {again} that require "
+                f"grad when they were recomputed, and {before} before: such layers cannot be "
+                "recomputed"
+            )
+
+
+def _watched(
+    calls: Calls,
+    arguments: tuple[Any, ...],
+    modules: Sequence[nn.Module],
+    state: OwnState | None,
+    *,
+    by_layer: bool,
+) -> tuple[Cell, Seen]:
+    """F of the first microbatch, in one graph, and what it shows."""
+    buffers = Buffers(modules, names_in(modules))
+    watch = Watch(arguments)
+    values: list[Any] = []
+    begins: list[Begins] = []
+    with without_saved_tensors_hooks():
+        following = arguments
+        for call in calls:
+            begins.append({} if state is None else state.note())
+            values.append(call(*following))
+            watch.after(values[-1])
+            following = (values[-1],)
+    changed = buffers.changed()
+    buffers.keep_only(changed)
+    seen = watch.seen(changed)
+    segments = seen.segments(by_layer=by_layer)
+    if seen.overwrites or any(seen.keeps):
+        # R would call a layer for the second time that B calls for the third, or has no input.
+        segments = [Segment((range(len(calls)),), keeps=True)]
+    cell = Cell(arguments, segments, buffers)
+    for segment in segments:
+        cell.add(values[segment.calls[-1]], _first_of([begins[call] for call in segment.calls]))
+    return cell, seen
+
+
+def _run(calls: Calls, which: range, arguments: tuple[Any, ...]) -> Any:
+    return run(calls[which.start : which.stop], arguments)
+
+
+def _first_of(begins: Sequence[Begins]) -> Begins:
+    """The first state of each generator in some calls, one after another."""
+    return {key: state for one in reversed(begins) for key, state in one.items()}
+
+
+def _described(tensors: Sequence[Tensor]) -> list[object]:
+    return [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
