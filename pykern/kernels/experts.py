@@ -1,0 +1,145 @@
+"""Tokens through the gated layers of their experts, which keeps each token once.
+
+The weight of a row is multiplied into its gated product. So the way back is the way there: rows are
+gathered for the experts, and summed for the tokens. The gathered rows and the product are made
+again in the backward; the choice itself is kept and used again, never made again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .grouped import outer, times
+from .handover import TwoParts, Weights
+from .levels import level
+from .routing import Routing
+from .row_sums import row_sums
+from .weighted_swiglu import weighted_swiglu, weighted_swiglu_gradient
+
+
+class _Experts(TwoParts):
+    """Arguments: x, gate_up, down, weights, order, places, ends."""
+
+    weights = (1, 2)
+
+    @staticmethod
+    def compute(ctx: Any, x: Tensor, gate_up: Tensor, down: Tensor, *routing: Tensor) -> Tensor:
+        weights, order, places, ends = routing
+        ctx.dtypes = (x.dtype, gate_up.dtype, down.dtype)
+        kind = _kind(x)
+        x = x.to(kind)
+        with torch.autocast(x.device.type, enabled=False):
+            rows = _rows(x, weights, order)
+            pre = times(rows, gate_up.to(kind).mT, ends)
+            product = weighted_swiglu(pre, weights, order)
+            results = times(product, down.to(kind).mT, ends)
+            y = row_sums(results, places.view_as(weights))
+        kept = (rows, product) if level() == "none" else ()
+        ctx.save_for_backward(x, gate_up, down, *routing, pre, *kept)
+        return y  # type: ignore[no-any-return]
+
+    @staticmethod
+    def gradients(ctx: Any, *gradients: Tensor) -> tuple[list[Tensor | None], Weights]:
+        x, gate_up, down, weights, order, places, ends, pre, *kept = ctx.saved_tensors
+        dtypes = ctx.dtypes
+        gradient = gradients[0]
+        with torch.autocast(x.device.type, enabled=False):
+            of_results = _rows(gradient, weights, order)
+            of_product = times(of_results, down.to(x.dtype), ends)
+            of_pre, of_weights, product = weighted_swiglu_gradient(of_product, pre, weights, order)
+            of_rows = times(of_pre, gate_up.to(x.dtype), ends)
+            of_x = row_sums(of_rows, places.view_as(weights)).to(dtypes[0])
+
+        def weight_gradients() -> dict[int, Tensor]:
+            rows = kept[0] if kept else _rows(x, weights, order)
+            with torch.autocast(x.device.type, enabled=False):
+                of_down = outer(_rows(gradient, weights, order), product, ends)
+                return {
+                    1: outer(of_pre, rows, ends).to(dtypes[1]),
+                    2: of_down.to(dtypes[2]),
+                }
+
+        return [of_x, None, None, of_weights, None, None, None], weight_gradients
+
+
+def _rows(x: Tensor, weights: Tensor, order: Tensor) -> Tensor:
+    """For every row its token: [T * num_chosen, width]."""
+    return x.index_select(0, order // weights.shape[1])
+
+
+def _kind(x: Tensor) -> torch.dtype:
+    """The type of a matrix product, as nn.Linear's."""
+    device = x.device.type
+    if torch.is_autocast_enabled(device) and x.dtype is not torch.float64:
+        return torch.get_autocast_dtype(device)
+    return x.dtype
+
+
+def experts(x: Tensor, routing: Routing, gate_up: Tensor, down: Tensor) -> Tensor:
+    """The weighted sum, for each token, of what its experts make of it.
+
+    Expert e computes `down[e] @ (silu(gate) * up)`, with gate and up the halves of
+    `gate_up[e] @ x`. Products are rounded as those of nn.Linear; the weight of an expert is
+    multiplied into silu(gate) * up in float32 before that is rounded; sums over experts are of
+    float32 and rounded once.
+
+    Args:
+        x: float32, bfloat16, float16 or float64 [.., width], of T tokens in all.
+        routing: of these tokens, from `routing.route`.
+        gate_up: of the type of `x` [num_experts, 2 * hidden, width], gate before up.
+        down: of the type of `x` [num_experts, width, hidden].
+
+    Returns:
+        As `x`; within autocast, and then with weights and `x` of any type, of autocast's type.
+
+    Raises:
+        ValueError: sizes, types or devices that do not fit each other, or a width or hidden size
+            whose rows are not multiples of 16 bytes, which grouped products need.
+
+    The grouped products read on the device how many rows an expert has. On GPUs there are such
+    products for bfloat16 alone (of compute capability 9 and 10); in other types every row is
+    multiplied with every expert, which is right, and meant for tests.
+
+    Paper: N. Shazeer et al., "Outrageously Large Neural Networks: The Sparsely-Gated
+        Mixture-of-Experts Layer", ICLR 2017, arXiv 1701.06538; N. Shazeer, "GLU Variants Improve
+        Transformer", 2020, arXiv 2002.05202.
+    """
+    _check(x, routing, gate_up, down)
+    weights, _, order, places, ends = routing
+    y = _Experts.apply(x.flatten(0, -2), gate_up, down, weights, order, places, ends)  # type: ignore[no-untyped-call]
+    return y.view(x.shape)  # type: ignore[no-any-return]
+
+
+def _check(x: Tensor, routing: Routing, gate_up: Tensor, down: Tensor) -> None:
+    width = x.shape[-1] if x.dim() > 1 else -1
+    num_experts, hidden = len(routing.ends), down.shape[-1] if down.dim() else -1
+    expected = ((num_experts, 2 * hidden, width), (num_experts, width, hidden))
+    if (gate_up.shape, down.shape) != expected:
+        raise ValueError(
+            f"x [.., width], gate_up [{num_experts} experts, 2 * hidden, width] and down "
+            f"[{num_experts} experts, width, hidden] do not fit each other: got {list(x.shape)}, "
+            f"{list(gate_up.shape)} and {list(down.shape)}"
+        )
+    if len(routing.experts) * width != x.numel():
+        raise ValueError(f"the routing is of {len(routing.experts)} tokens, x is {list(x.shape)}")
+    tensors = (x, gate_up, down, routing.order)
+    if len({tensor.device for tensor in tensors}) > 1:
+        raise ValueError(
+            "x, gate_up, down and the routing are on one device, got "
+            f"{', '.join(str(tensor.device) for tensor in tensors)}"
+        )
+    kind = _kind(x)
+    same = torch.is_autocast_enabled(x.device.type) or {gate_up.dtype, down.dtype} == {kind}
+    if not (x.is_floating_point() and same):
+        raise ValueError(
+            "x, gate_up and down have one floating type, got "
+            f"{x.dtype}, {gate_up.dtype} and {down.dtype}"
+        )
+    step = 16 // kind.itemsize
+    if width % step or hidden % step:
+        raise ValueError(
+            f"width and hidden are multiples of {step} in {kind}, got {width} and {hidden}"
+        )

@@ -1,0 +1,199 @@
+"""Rotary position embedding on GPUs: a program for each token, which turns all of its heads."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .rounding import rounded
+from .rows import as_rows
+
+# Elements of one half of some heads that a program holds at a time.
+_BLOCK = 1024
+# Tokens of a program, which have the angles' steps in common.
+_TOKENS = 4
+
+
+@triton.jit
+def _slopes(HALF: tl.constexpr, WIDTH: tl.constexpr, LOG2_BASE: tl.constexpr):
+    """Quarter turns per position, base ** (-pair / HALF) * 2 / pi, in float64."""
+    pairs = tl.arange(0, WIDTH)[None, :].to(tl.float64)
+    # A bare number would be a float32.
+    step = tl.full((1, 1), -LOG2_BASE / HALF, tl.float64)
+    first = tl.full((1, 1), -0.6514961294723188, tl.float64)
+    return tl.exp2(pairs * step + first)
+
+
+@triton.jit
+def _cos_sin(position, slopes):
+    """Of a position's angles, to some 2**-24.
+
+    The nearest whole number of quarter turns is taken off in float64. What is left needs a few
+    terms; tl.cos would be ready for any angle, which costs a hundred instructions and a stack.
+    """
+    turns = position.to(tl.float64) * slopes
+    whole = tl.floor(turns + 0.5)
+    angle = (turns - whole).to(tl.float32) * 1.5707963267948966
+    quarter = (whole - 4 * tl.floor(whole * 0.25)).to(tl.int32)
+    # S. Moshier's polynomials (Cephes, sinf.c) for at most an eighth of a turn.
+    z = angle * angle
+    sin = ((-1.9515295891e-4 * z + 8.3321608736e-3) * z - 1.6666654611e-1) * z * angle + angle
+    cos = (2.443315711809948e-5 * z - 1.388731625493765e-3) * z + 4.166664568298827e-2
+    cos = cos * z * z - 0.5 * z + 1.0
+    odd = (quarter & 1) == 1
+    turned_cos = tl.where(odd, sin, cos)
+    turned_sin = tl.where(odd, cos, sin)
+    return (
+        tl.where(((quarter + 1) & 2) == 2, -turned_cos, turned_cos),
+        tl.where((quarter & 2) == 2, -turned_sin, turned_sin),
+    )
+
+
+@triton.jit
+def _move(
+    packed,
+    apart,
+    head_stride,
+    cos,
+    sin,
+    NUM_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HEADS: tl.constexpr,
+    TURN: tl.constexpr,
+    BACK: tl.constexpr,
+):
+    """Heads of one token out of a packed row, or back into it; turned, or as they are."""
+    columns = tl.arange(0, WIDTH)[None, :]
+    for begin in range(0, NUM_HEADS, HEADS):
+        heads = begin + tl.arange(0, HEADS)[:, None]
+        inside = (heads < NUM_HEADS) & (columns < HALF)
+        one = packed + heads * (2 * HALF) + columns
+        other = apart + heads.to(tl.int64) * head_stride + columns
+        source, target = (other, one) if BACK else (one, other)
+        x = tl.load(source, inside)
+        y = tl.load(source + HALF, inside)
+        if TURN:
+            turn = -sin if BACK else sin
+            first, second = x.to(tl.float32), y.to(tl.float32)
+            x = rounded(first * cos - second * turn, packed.dtype.element_ty)
+            y = rounded(second * cos + first * turn, packed.dtype.element_ty)
+        tl.store(target, x, inside)
+        tl.store(target + HALF, y, inside)
+
+
+@triton.jit
+def _kernel(
+    packed,
+    q,
+    k,
+    v,
+    packed_stride,
+    num_tokens,
+    seq,
+    offset,
+    q_batch,
+    q_head,
+    q_seq,
+    k_batch,
+    k_head,
+    k_seq,
+    v_batch,
+    v_head,
+    v_seq,
+    TOKENS: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HEADS: tl.constexpr,
+    LOG2_BASE: tl.constexpr,
+    BACK: tl.constexpr,
+):
+    slopes = _slopes(HALF, WIDTH, LOG2_BASE)
+    # Rows times their length may not fit into 32 bits.
+    begin = tl.program_id(0).to(tl.int64) * TOKENS
+    for step in range(0, tl.minimum(TOKENS, num_tokens - begin)):
+        token = begin + step
+        batch, place = token // seq, token % seq
+        cos, sin = _cos_sin(place + offset, slopes)
+        here = packed + token * packed_stride
+        q_here = q + batch * q_batch + place * q_seq
+        k_here = k + batch * k_batch + place * k_seq
+        v_here = v + batch * v_batch + place * v_seq
+        _move(here, q_here, q_head, cos, sin, NUM_HEADS, HALF, WIDTH, HEADS, True, BACK)
+        here += NUM_HEADS * 2 * HALF
+        _move(here, k_here, k_head, cos, sin, NUM_KV_HEADS, HALF, WIDTH, HEADS, True, BACK)
+        here += NUM_KV_HEADS * 2 * HALF
+        _move(here, v_here, v_head, cos, sin, NUM_KV_HEADS, HALF, WIDTH, HEADS, False, BACK)
+
+
+def turned(
+    qkv: Tensor, num_heads: int, num_kv_heads: int, base: float, offset: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `pykern.kernels.rope.turned`."""
+    *leading, seq, width = qkv.shape
+    head_dim = width // (num_heads + 2 * num_kv_heads)
+    q, k, v = (
+        torch.empty((*leading, seq, heads, head_dim), dtype=qkv.dtype, device=qkv.device)
+        for heads in (num_heads, num_kv_heads, num_kv_heads)
+    )
+    results = (q.transpose(-3, -2), k.transpose(-3, -2), v.transpose(-3, -2))
+    _launch(as_rows(qkv), results, base, offset, back=False)
+    return results
+
+
+def turned_back(q: Tensor, k: Tensor, v: Tensor, base: float, offset: int) -> Tensor:
+    """See `pykern.kernels.rope.turned_back`."""
+    *leading, num_heads, seq, head_dim = q.shape
+    width = (num_heads + 2 * k.shape[-3]) * head_dim
+    packed = torch.empty((*leading, seq, width), dtype=q.dtype, device=q.device)
+    _launch(as_rows(packed), (q, k, v), base, offset, back=True)
+    return packed
+
+
+def _launch(
+    packed: Tensor, heads: tuple[Tensor, Tensor, Tensor], base: float, offset: int, *, back: bool
+) -> None:
+    if packed.numel() == 0:
+        return
+    q, k, v = (_one_batch(x) for x in heads)
+    half = q.shape[-1] // 2
+    width = triton.next_power_of_2(half)
+    at_once = min(triton.next_power_of_2(q.shape[1]), max(_BLOCK // width, 1))
+    _kernel[(triton.cdiv(len(packed), _TOKENS),)](
+        packed,
+        q,
+        k,
+        v,
+        packed.stride(0),
+        len(packed),
+        q.shape[2],
+        offset,
+        *q.stride()[:3],
+        *k.stride()[:3],
+        *v.stride()[:3],
+        TOKENS=_TOKENS,
+        NUM_HEADS=q.shape[1],
+        NUM_KV_HEADS=k.shape[1],
+        HALF=half,
+        WIDTH=width,
+        HEADS=at_once,
+        LOG2_BASE=math.log2(base),
+        BACK=back,
+        # Eight elements of a thread make 128 bits of bfloat16.
+        num_warps=max(min(at_once * width // 256, 4), 1),
+    )
+
+
+def _one_batch(x: Tensor) -> Tensor:
+    """[batch, heads, seq, head_dim] with adjacent columns; a view wherever one is possible.
+
+    Results of `turned` are contiguous apart from an exchange, so for them it is always a view.
+    """
+    flat = x.reshape(-1, *x.shape[-3:]) if x.dim() != 4 else x
+    return flat if flat.stride(-1) == 1 else flat.contiguous()

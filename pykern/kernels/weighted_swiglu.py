@@ -1,0 +1,68 @@
+"""SwiGLU of rows that each have a weight: silu(gate) * up * weight."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .operation import define, wide
+
+
+def product(gate_up: Tensor, weights: Tensor, order: Tensor) -> Tensor:
+    """The operation in plain torch, rounded once.
+
+    Args:
+        gate_up: floating [N, 2 * hidden], gate before up.
+        weights: float32 or float64, of N elements in all.
+        order: int32 [N]: the weight of row r is element `order[r]`.
+
+    Returns:
+        [N, hidden] as `gate_up`.
+    """
+    gate, up = wide(gate_up).chunk(2, dim=-1)
+    return (F.silu(gate) * up * _column(weights, order)).to(gate_up.dtype)
+
+
+def product_gradient(
+    gradient: Tensor, gate_up: Tensor, weights: Tensor, order: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of `gate_up` and of the weights, and the product, bit-equal to the forward's.
+
+    Args:
+        gradient: of the product, in its type.
+        gate_up: as of `product`.
+        weights: as of `product`.
+        order: as of `product`, a permutation.
+
+    Returns:
+        As `gate_up`, as `weights`, and what `product` returns.
+    """
+    column = _column(weights, order)
+    gate, up = wide(gate_up).chunk(2, dim=-1)
+    sigmoid = torch.sigmoid(gate)
+    of_product = wide(gradient)
+    of_weight = (of_product * gate * sigmoid * up).sum(-1)
+    of_gate = of_product * column * up * sigmoid * (1 + gate * (1 - sigmoid))
+    of_up = of_product * column * gate * sigmoid
+    of_weights = torch.empty_like(weights, memory_format=torch.contiguous_format)
+    of_weights.view(-1).scatter_(0, order.long(), of_weight.to(weights.dtype))
+    of_gate_up = torch.cat((of_gate, of_up), dim=-1).to(gate_up.dtype)
+    return of_gate_up, of_weights, product(gate_up, weights, order)
+
+
+def _column(weights: Tensor, order: Tensor) -> Tensor:
+    return weights.reshape(-1).index_select(0, order)[:, None]
+
+
+weighted_swiglu = define(
+    "weighted_swiglu(Tensor gate_up, Tensor weights, Tensor order) -> Tensor",
+    product,
+    "weighted_swiglu:product",
+)
+weighted_swiglu_gradient = define(
+    "weighted_swiglu_gradient(Tensor gradient, Tensor gate_up, Tensor weights, Tensor order)"
+    " -> (Tensor, Tensor, Tensor)",
+    product_gradient,
+    "weighted_swiglu:product_gradient",
+)
