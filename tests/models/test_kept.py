@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from bench.kept import kept_bytes
+from tests.models.kept import kept_bytes
 from pykern.kernels.levels import LEVELS, keeping
 from pykern.models.bert import MaskedAttention
 from pykern.models.blocks import Beside
