@@ -8,15 +8,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .budget import Budget
     from .pipeline import Pipeline
     from .plan import Plan, PlanError
     from .runtime.microbatch import SplitError
 
 __version__ = "0.1.0"
 
-__all__ = ["Pipeline", "Plan", "PlanError", "SplitError"]
+__all__ = ["Budget", "Pipeline", "Plan", "PlanError", "SplitError"]
 
 _HOME = {
+    "Budget": ".budget",
     "Pipeline": ".pipeline",
     "Plan": ".plan",
     "PlanError": ".plan",

@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
+from .budget import Budget
 from .choice import Schedule, choose_plan
 from .devices import Devices, parse_devices
+from .fit import Fitted
 from .layers import named_layers, place_layers, refuse_foreign_devices, refuse_shared_tensors
-from .levels import Recompute, choose_levels
+from .levels import Levels, Recompute, choose_levels
 from .partition import Balance, partition
 from .plan import Costs, Kind, Span, Timeline, simulate
 from .runtime import microbatch
 from .runtime.batch import Batch
-from .runtime.executor import Executor, Program, open_driver
+from .runtime.executor import Driver, Executor, Program, open_driver
 from .runtime.loss import Loss, Losses
 from .runtime.recorder import Capture
 from .runtime.replica import refuse_to_copy, refuse_trained_loss
@@ -55,6 +57,12 @@ class Pipeline(nn.Module):
             run as usual, with one warning. "step": as True, and all graphs and copies of a step
             become one graph. A step whose shapes are not the captured ones runs as usual, with
             one warning.
+        recompute: what a forward keeps for its backward. A level for all stages: "none", "ops" or
+            "ops+stash" for what pykern's kernels keep, "layer" or "stage" to keep inputs only and
+            compute the rest once more, in an action of its own (R); or a list with an entry for
+            each stage, which is a level, None, or a list of these with an entry for each
+            microbatch; or a `Budget`, which chooses. `fitted` then says what was chosen. An R of
+            the last stage calls `loss_fn` once more.
         **options: for the schedule, e.g. `waves=2`; for "auto" e.g. `memory=0.5`.
 
     Raises:
@@ -74,7 +82,7 @@ class Pipeline(nn.Module):
         balance: Balance = "parameters",
         sample: Any = None,
         capture: Capture = False,
-        recompute: Recompute = None,
+        recompute: Recompute | Budget = None,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -83,7 +91,8 @@ class Pipeline(nn.Module):
         lanes = parse_devices(devices)
         layers = named_layers(model)
         plan = choose_plan(schedule, len(lanes), microbatches, len(layers), options)
-        plan, self._levels = choose_levels(plan, recompute)
+        asked = None if isinstance(recompute, Budget) else recompute
+        plan, self._levels = choose_levels(plan, asked)
         refuse_foreign_devices(layers, lanes[0].device.type)
         cut = partition(list(layers.values()), plan.num_stages, balance=balance, sample=sample)
         refuse_shared_tensors(layers, cut)
@@ -93,6 +102,8 @@ class Pipeline(nn.Module):
 
         self.plan = plan
         self.partition = cut
+        # What a `Budget` has led to.
+        self.fitted: Fitted | None = None
         self._loss_fn = loss_fn
         self._reduction = reduction
         for name, layer in layers.items():
@@ -110,11 +121,13 @@ class Pipeline(nn.Module):
             Stage(index, modules[span.start : span.stop], home)
             for index, (span, home) in enumerate(zip(cut.stages, homes, strict=True))
         ]
+        if isinstance(recompute, Budget):
+            self._fit(recompute, stages, driver)
         self._layers = layers
         self.training = any(layer.training for layer in modules)
-        self._executor = Executor(stages, plan, devices_of, driver)
-        self._train_program = self._executor.program(plan)
-        self._predict_program = self._executor.program(plan.forward_only())
+        self._executor = Executor(stages, self.plan, devices_of, driver)
+        self._train_program = self._executor.program(self.plan)
+        self._predict_program = self._executor.program(self.plan.forward_only())
         self._last_program: Program | None = None
 
     def step(self, *inputs: Any, target: Any = None) -> Tensor:
@@ -246,6 +259,14 @@ class Pipeline(nn.Module):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _fit(self, budget: Budget, stages: Sequence[Stage], driver: Driver) -> None:
+        try:
+            self.fitted = budget.fit(self.plan, stages, self._loss_fn)
+        except BaseException:
+            driver.close()
+            raise
+        self.plan, self._levels = self.fitted.plan, cast("Levels", self.fitted.by_microbatch())
 
     def _rows(self, batch: Any) -> list[int]:
         return microbatch.sizes(microbatch.batch_size(batch), self.plan.num_microbatches)

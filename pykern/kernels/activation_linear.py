@@ -34,10 +34,10 @@ class _ActivationLinear(TwoParts):
     @staticmethod
     def compute(ctx: Any, *arguments: Any) -> Tensor:
         x, input_bias, weight, bias, kind, level = arguments
-        ctx.kind, ctx.dtype, ctx.bias_dtype = kind, x.dtype, bias is not None and bias.dtype
+        ctx.kind, ctx.dtype = kind, x.dtype
         product = activate(x, input_bias, kind)
         kept = product if level == "none" and ctx.needs_input_grad[2] else None
-        ctx.save_for_backward(input_bias, weight, kept, *stash.packed(x, level))
+        ctx.save_for_backward(input_bias, weight, bias, kept, *stash.packed(x, level))
         operands = _multiplied_type(x)
         return F.linear(
             product.to(operands),
@@ -47,7 +47,7 @@ class _ActivationLinear(TwoParts):
 
     @staticmethod
     def gradients(ctx: Any, *gradients: Tensor) -> tuple[list[Tensor | None], Weights]:
-        input_bias, weight, product, *saved = ctx.saved_tensors
+        input_bias, weight, bias, product, *saved = ctx.saved_tensors
         (gradient,), needed = gradients, ctx.needs_input_grad
         again = needed[2] and product is None
         of_x, of_input_bias, remade = activate_backward(
@@ -58,7 +58,6 @@ class _ActivationLinear(TwoParts):
             again,
         )
         product = remade if again else product
-        bias_dtype = ctx.bias_dtype
 
         def weights() -> dict[int, Tensor]:
             rows = gradient.reshape(-1, gradient.shape[-1])
@@ -69,7 +68,7 @@ class _ActivationLinear(TwoParts):
                 columns = product.to(rows.dtype).view(-1, product.shape[-1])
                 found[2] = (rows.T @ columns).to(weight.dtype)
             if needed[3]:
-                found[3] = rows.sum(0).to(bias_dtype)
+                found[3] = rows.sum(0).to(bias.dtype)
             return found
 
         return [of_x, None, None, None, None, None], weights

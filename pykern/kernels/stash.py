@@ -42,16 +42,16 @@ def quantised(x: Tensor, form: Form) -> tuple[Tensor, Tensor]:
     """
     dtype, largest = CODES[form]
     blocks = _blocks(x.float())
-    finite = torch.isfinite(blocks)
-    values = torch.where(finite, blocks, 0.0)
-    magnitude = values.abs().amax(-1, keepdim=True)
-    used = finite.all(-1, keepdim=True) & (magnitude >= SMALLEST)
+    # What is not finite makes the largest of its block so.
+    magnitude = blocks.abs().amax(-1, keepdim=True)
+    whole = torch.isfinite(magnitude)
+    used = whole & (magnitude >= SMALLEST)
     # No code is beyond the largest: what is rounded in this product is less than half a step.
-    codes = values * torch.where(used, largest / magnitude, 0.0)
+    codes = (blocks * torch.where(used, largest / magnitude, 0.0)).nan_to_num_(0.0)
     if form == "int8":
-        codes = codes.round()
+        codes = codes.round_()
     scales = torch.where(used, magnitude / largest, 0.0)
-    scales = torch.where(finite.all(-1, keepdim=True), scales, float("nan"))
+    scales = torch.where(whole, scales, float("nan"))
     return codes.flatten(-2)[..., : x.shape[-1]].to(dtype).contiguous(), scales.squeeze(-1)
 
 
@@ -64,7 +64,8 @@ def restored(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
 def _blocks(values: Tensor) -> Tensor:
     """[..., columns] -> [..., blocks, 128], zeros behind the last column."""
     num_missing = -values.shape[-1] % BLOCK
-    blocks: Tensor = F.pad(values, (0, num_missing)).unflatten(-1, (-1, BLOCK))
+    padded = F.pad(values, (0, num_missing)) if num_missing else values
+    blocks: Tensor = padded.unflatten(-1, (-1, BLOCK))
     return blocks
 
 

@@ -53,7 +53,7 @@ def terms(gradient: Tensor, x: Tensor, bias: Tensor | None, kind: str) -> list[T
         return [gate * up, torch.cat((gradient * up * (1 + gate), gradient * gate), -1)]
     size = x if bias is None else x + bias.double().abs()
     of_x = gradient * (1 + size)
-    return [size, of_x, of_x.sum(0)]
+    return [size, of_x, of_x.sum_to_size(x.shape[-1])]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -73,7 +73,7 @@ def test_results_are_as_near_as_float32_allows(where, dtype, kind):
         assert_accepted(of_bias, expected[2], sums[2], factor=8)
 
 
-@settings(max_examples=25)
+@settings(max_examples=20)
 @given(
     kind=st.sampled_from(KINDS),
     rows=st.lists(st.integers(0, 5), min_size=0, max_size=2),
@@ -84,7 +84,7 @@ def test_results_are_as_near_as_float32_allows(where, dtype, kind):
 )
 def test_kernels_keep_to_their_tensors(kind, rows, columns, dtype, padding, offset):
     gradient, x, bias = case(kind, rows, columns, dtype)
-    expected = twin.activated(x, bias, kind)
+    expected, sums = exact(gradient, x, bias, kind), terms(gradient, x, bias, kind)
     if rows:
         gradient, x = padded(gradient, padding, offset), padded(x, padding, offset)
     before = gradient.clone(), x.clone()
@@ -96,11 +96,8 @@ def test_kernels_keep_to_their_tensors(kind, rows, columns, dtype, padding, offs
         short = gpu.differentiated(gradient, x, bias, kind, False)
     canaries.check()
     assert torch.equal(again, result)
-    assert torch.equal(result, expected) or torch.allclose(
-        result.double(), expected.double(), rtol=2 * torch.finfo(dtype).eps, atol=1e-5
-    )
-    assert result.shape == expected.shape
-    assert not torch.isnan(of_x).any()
+    assert_accepted(result, expected[0], sums[0])
+    assert_accepted(of_x, expected[1], sums[1], factor=8)
     assert not torch.isnan(of_bias).any()
     assert torch.equal(short[0], of_x)
     assert torch.equal(short[1], of_bias)

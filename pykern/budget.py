@@ -1,0 +1,66 @@
+"""Recompute levels that fit a memory budget: measured on one microbatch, chosen by the planner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .fit import Fitted, fit
+from .measure import measure
+from .plan import Kind, Plan
+from .runtime.loss import Loss, Losses
+from .runtime.recompute import INPUTS, Level
+from .runtime.stage import Stage
+
+_KEEP_BITS: tuple[Level, ...] = ("none", "ops", *INPUTS)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What `Pipeline(recompute=...)` takes to choose a level for each stage and microbatch.
+
+    A microbatch is run a few times at each level, which shows how long its actions take and what
+    they hold; no gradient, buffer or random number of the model changes. Then the levels with the
+    shortest predicted step are chosen among those that fit.
+
+    Attributes:
+        num_bytes: what each device may hold in activations and what its actions need meanwhile:
+            one number for all devices or one for each. Parameters, gradients and optimizer states
+            are not counted, nor is what an allocator keeps in reserve.
+        sample: an input of the first layer, as large as one microbatch.
+        target: the second argument of the loss for it; None if `step` gets no target.
+        stash: whether "ops+stash" may be chosen, which changes gradients.
+    """
+
+    num_bytes: float | Sequence[float]
+    sample: Any
+    target: Any = None
+    stash: bool = False
+
+    def fit(self, plan: Plan, stages: Sequence[Stage], loss_fn: Loss | None) -> Fitted:
+        """The levels for a plan over these stages.
+
+        Raises:
+            ValueError: there is no loss, the budgets are not one for each device, or one of them is
+                too small at every level.
+        """
+        if loss_fn is None:
+            raise ValueError("a memory budget is for training: Pipeline(..., loss_fn=...)")
+        budgets = self._of_devices(plan.num_devices)
+        losses = Losses(loss_fn, None if self.target is None else [self.target], [1.0])
+        levels: tuple[Level, ...] = (*_KEEP_BITS, "ops+stash") if self.stash else _KEEP_BITS
+        costs = measure(stages, (self.sample,), losses, levels, split=plan.has(Kind.I))
+        return fit(plan, costs, budgets)
+
+    def _of_devices(self, num_devices: int) -> list[float]:
+        if isinstance(self.num_bytes, Sequence):
+            budgets = [float(value) for value in self.num_bytes]
+        else:
+            budgets = [float(self.num_bytes)] * num_devices
+        if len(budgets) != num_devices:
+            raise ValueError(f"there are {len(budgets)} budgets for {num_devices} devices")
+        for device, budget in enumerate(budgets):
+            if not budget > 0:
+                raise ValueError(f"the budget of device {device} is {budget}; it must be above 0")
+        return budgets

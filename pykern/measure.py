@@ -1,0 +1,229 @@
+"""Measures what each recompute level costs each stage, by running one microbatch through them.
+
+What runs are stages like those of the pipeline, with copies of their layers: the same parameters,
+gradients of their own. Buffers and the state of torch's random numbers are put back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .level_costs import Kept, Rebuilt, StageCosts
+from .live_bytes import LiveBytes
+from .plan import Kind
+from .runtime.buffers import modules_in
+from .runtime.microbatch import to_device
+from .runtime.passage import Passage
+from .runtime.random import StepSeed
+from .runtime.recompute import INPUTS, Level
+from .runtime.replica import copy_layers
+from .runtime.stage import Finish, Stage
+
+_REPEATS = 3
+
+
+@dataclass
+class _Cost:
+    """Of one action: how long it takes, what it leaves behind, and what it needs meanwhile."""
+
+    times_ns: list[int] = field(default_factory=list)
+    held_bytes: int = 0
+    workspace_bytes: int = 0
+
+    @property
+    def time_ns(self) -> float:
+        return min(self.times_ns)
+
+
+_Costs = dict[tuple[Kind, int], _Cost]
+
+
+def measure(
+    stages: Sequence[Stage],
+    arguments: tuple[Any, ...],
+    finish: Finish,
+    levels: Sequence[Level],
+    *,
+    split: bool,
+) -> list[StageCosts]:
+    """What stages cost at each level: the best of three runs, after two that warm up.
+
+    Args:
+        stages: all of one replica, on their devices.
+        arguments: of the first layer, for one microbatch.
+        finish: as of a step; called with microbatch 0.
+        levels: which to measure, one of those of kernels at least.
+        split: whether backwards are I and W.
+    """
+    with _no_trace(stages):
+        copies = [
+            Stage(stage.index, copy_layers(stage.layers, None)[0], stage.device) for stage in stages
+        ]
+        for stage, following in pairwise(copies):
+            stage.next, following.previous = following, stage
+        for stage in copies:
+            stage.passage = _Move(stage)
+        chain = _Chain(copies, arguments, finish, split=split)
+        costs = {level: chain.at(level) for level in levels}
+    return [_of_stage(costs, stage, split=split) for stage in range(len(stages))]
+
+
+def _of_stage(costs: dict[Level, _Costs], stage: int, *, split: bool) -> StageCosts:
+    kept: dict[str, Kept] = {}
+    rebuilt: dict[str, Rebuilt] = {}
+    for level, of_level in costs.items():
+        forward = of_level[Kind.F, stage]
+        if level in INPUTS:
+            again = of_level[Kind.R, stage]
+            held = forward.held_bytes
+            rebuilt[level] = Rebuilt(again.time_ns, held, held + again.held_bytes)
+        elif split:
+            inputs, weights = of_level[Kind.I, stage], of_level[Kind.W, stage]
+            both = inputs.time_ns + weights.time_ns
+            kept[level] = Kept(
+                forward.time_ns,
+                both,
+                forward.held_bytes,
+                max(forward.held_bytes + inputs.held_bytes, 0),
+                inputs.time_ns / both if both else 0.5,
+            )
+        else:
+            backward = of_level[Kind.B, stage]
+            kept[level] = Kept(forward.time_ns, backward.time_ns, forward.held_bytes)
+    of_stage = [
+        {kind: cost for (kind, of), cost in of_level.items() if of == stage}
+        for of_level in costs.values()
+    ]
+    return StageCosts(
+        kept,
+        rebuilt,
+        max(cost.workspace_bytes for actions in of_stage for cost in actions.values()),
+        max(sum(cost.held_bytes for cost in actions.values()) for actions in of_stage),
+    )
+
+
+class _Chain:
+    """Stages with one microbatch, one action after another."""
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        arguments: tuple[Any, ...],
+        finish: Finish,
+        *,
+        split: bool,
+    ) -> None:
+        self._stages = stages
+        self._arguments = to_device(arguments, stages[0].device)
+        self._finish = finish
+        self._backward = (Kind.I, Kind.W) if split else (Kind.B,)
+
+    def at(self, level: Level) -> _Costs:
+        """What each action of each stage costs at this level."""
+        costs: _Costs = {}
+        for _ in range(2):
+            self._run(level, lambda _, action: action())
+        lives = [LiveBytes() for _ in self._stages]
+        self._run(level, lambda key, action: costs.update({key: _weigh(lives[key[1]], action)}))
+        for _ in range(_REPEATS):
+            self._run(level, lambda key, action: self._time(costs[key], key[1], action))
+        return costs
+
+    def _run(
+        self,
+        level: Level,
+        around: Callable[[tuple[Kind, int], Callable[[], None]], None],
+    ) -> None:
+        seed = StepSeed()
+        for stage in self._stages:
+            stage.begin(1, seed, self._finish, [level])
+        self._stages[0].arguments = [self._arguments]
+        try:
+            for stage in self._stages:
+                around((Kind.F, stage.index), partial(stage.forward, 0))
+            for stage in reversed(self._stages):
+                if level in INPUTS:
+                    around((Kind.R, stage.index), partial(stage.recompute, 0))
+                for kind in self._backward:
+                    around((kind, stage.index), partial(_backward, stage, kind))
+        finally:
+            for stage in self._stages:
+                stage.end()
+
+    def _time(self, cost: _Cost, stage: int, action: Callable[[], None]) -> None:
+        device = self._stages[stage].device
+        _wait_for(device)
+        start = time.perf_counter_ns()
+        action()
+        _wait_for(device)
+        cost.times_ns.append(time.perf_counter_ns() - start)
+
+
+class _Move(Passage):
+    """Takes what passes to the neighbour's device."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+
+    def there(self, microbatch: int, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The outputs on the next stage's device."""
+        del microbatch
+        assert self._stage.next is not None
+        return to_device(tuple(outputs), self._stage.next.device)  # type: ignore[no-any-return]
+
+    def back(self, microbatch: int, gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        """The gradients on the previous stage's device."""
+        del microbatch
+        assert self._stage.previous is not None
+        return to_device(tuple(gradients), self._stage.previous.device)  # type: ignore[no-any-return]
+
+
+def _backward(stage: Stage, kind: Kind) -> None:
+    if kind is Kind.B:
+        stage.backward(0)
+    elif kind is Kind.I:
+        stage.input_gradients(0)
+    else:
+        stage.weight_gradients(0)
+
+
+def _weigh(live: LiveBytes, action: Callable[[], None]) -> _Cost:
+    before = live.now
+    live.reset_peak()
+    with live:
+        action()
+    return _Cost(
+        held_bytes=live.now - before,
+        workspace_bytes=max(live.peak - max(before, live.now), 0),
+    )
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@contextmanager
+def _no_trace(stages: Sequence[Stage]) -> Iterator[None]:
+    """Puts back what forwards change."""
+    devices = {stage.device.index for stage in stages if stage.device.type == "cuda"}
+    modules = modules_in([layer for stage in stages for layer in stage.layers])
+    buffers = [buffer for module in modules for buffer in module._buffers.values()]
+    saved = [(buffer, buffer.clone()) for buffer in buffers if buffer is not None]
+    with torch.random.fork_rng(devices=sorted(d for d in devices if d is not None)):
+        try:
+            with torch.enable_grad():
+                yield
+        finally:
+            with torch.no_grad():
+                for buffer, value in saved:
+                    buffer.copy_(value)

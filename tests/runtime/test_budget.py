@@ -1,0 +1,116 @@
+"""A memory budget: what is chosen runs, holds, and keeps every bit."""
+
+import copy
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import pykern
+from pykern.budget import Budget
+from pykern.models.gpt import gpt, next_token_loss
+from pykern.plan import Kind
+from tests.runtime.live import count_bytes
+
+DEVICES = 4
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Sequential:
+    return gpt(vocab=64, layers=24, width=32, heads=2, context=16)
+
+
+def batch(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = torch.randint(0, 64, (rows, 17), generator=torch.Generator().manual_seed(rows))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def pipeline(
+    model: nn.Sequential, recompute: object, schedule: str = "one_f_one_b"
+) -> pykern.Pipeline:
+    return pykern.Pipeline(
+        copy.deepcopy(model),
+        devices=f"cpu:{DEVICES}",
+        schedule=schedule,
+        microbatches=8,
+        loss_fn=next_token_loss,
+        recompute=recompute,  # type: ignore[arg-type]
+    )
+
+
+def peaks(pipe: pykern.Pipeline) -> list[int]:
+    """Most bytes of each device in a step, gradients of parameters not counted."""
+    x, y = batch(16)
+    pipe.step(x, target=y)
+    devices = count_bytes(pipe)
+    before = [live.now for live in devices]
+    for _ in range(2):
+        pipe.step(x, target=y)
+    return [live.peak - start for live, start in zip(devices, before, strict=True)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["one_f_one_b", "gpipe", "interleaved"])
+def test_measured_bytes_stay_within_the_budget(model: nn.Sequential, schedule: str) -> None:
+    x, y = batch(2)
+    with pipeline(model, None, schedule) as pipe:
+        whole = max(peaks(pipe))
+        loss = pipe.step(batch(16)[0], target=batch(16)[1])
+    for share in (0.3, 0.5, 0.7):
+        with pipeline(model, Budget(share * whole, x, y), schedule) as pipe:
+            assert pipe.fitted is not None
+            assert max(pipe.fitted.peak_bytes) <= share * whole
+            for device, measured in enumerate(peaks(pipe)):
+                assert measured <= pipe.fitted.peak_bytes[device]
+            assert torch.equal(pipe.step(batch(16)[0], target=batch(16)[1]), loss)
+
+
+def test_choosing_leaves_no_trace(model: nn.Sequential) -> None:
+    layers = nn.Sequential(*copy.deepcopy(model), nn.BatchNorm1d(16))
+    before = copy.deepcopy(layers.state_dict())
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    x, y = batch(2)
+    with pykern.Pipeline(
+        layers,
+        devices="cpu:2",
+        microbatches=2,
+        loss_fn=next_token_loss,
+        recompute=Budget(1e9, x, y),
+    ) as pipe:
+        assert pipe.fitted is not None
+        assert not pipe.plan.has(Kind.R)
+    assert torch.equal(torch.get_rng_state(), state)
+    for name, value in layers.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    assert all(parameter.grad is None for parameter in layers.parameters())
+
+
+def test_what_cannot_be_chosen_is_refused() -> None:
+    def make(budget: Budget, loss_fn: Any = F.mse_loss) -> None:
+        layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        pykern.Pipeline(layers, devices="cpu:2", microbatches=2, loss_fn=loss_fn, recompute=budget)
+
+    x = torch.zeros(2, 4)
+    with pytest.raises(ValueError, match="device 0 may hold 8 bytes of activations, and needs"):
+        make(Budget(8, x, x))
+    with pytest.raises(ValueError, match="the budget of device 1 is 0"):
+        make(Budget([8, 0], x, x))
+    with pytest.raises(ValueError, match="1 budgets for 2 devices"):
+        make(Budget([8], x, x))
+    with pytest.raises(ValueError, match="a memory budget is for training"):
+        make(Budget(8, x, x), None)
+    # The workers of a pipeline that was refused have ended.
+    assert threading.active_count() == 1

@@ -1,0 +1,37 @@
+import torch
+from torch import nn
+
+from pykern.live_bytes import LiveBytes
+
+
+def test_bytes_are_counted_once_while_they_live() -> None:
+    x = torch.zeros(100)
+    live = LiveBytes()
+    with live:
+        y = x + 1
+        assert live.now == 400
+        z = y.view(10, 10)[:5]  # the same memory
+        x.add_(1)
+        x.t()
+        assert live.now == 400
+        del y
+        assert live.now == 400
+        del z
+        assert live.now == 0
+        assert live.peak == 400
+        live.reset_peak()
+        assert live.peak == 0
+
+
+def test_what_a_backward_keeps_is_counted() -> None:
+    layer = nn.Linear(8, 8)
+    x = torch.zeros(4, 8)
+    live = LiveBytes()
+    with live:
+        y = torch.tanh(layer(x)).sum()
+        # tanh keeps its result; the sum is 4 bytes.
+        assert live.now == 4 * 8 * 4 + 4
+    y.backward()
+    del y
+    # Backward ran outside of it, and what was kept is gone.
+    assert live.now == 0
