@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from tests.models.kept import kept_bytes
 from pykern.kernels.levels import LEVELS, keeping
 from pykern.models.bert import MaskedAttention
 from pykern.models.blocks import Beside
 from pykern.models.gpt import MLP, Attention
 from pykern.models.llama import GatedMLP, RotaryAttention
 from pykern.models.moe import Experts
+from tests.models.kept import kept_bytes
 from tests.models.plain import plain
 
 GUIDE = Path(__file__).parents[2] / "docs/recompute.md"
