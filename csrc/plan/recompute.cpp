@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <stdexcept>
 #include <string>
@@ -143,14 +144,14 @@ class Room {
     std::vector<RangeMax> held_;
 };
 
-enum class Fill { LONG_WAITS, ALL_WAITS };
+enum class Fill : std::uint8_t { kLongWaits, kAllWaits };
 
 // Goes in a walk over the plan with every R where it is due, and moves them to where a device
 // waits.
 class Filling {
    public:
-    Filling(const Plan& due, const Index& index, const Cells& cells, const Costs& costs,
-            std::optional<Room> room, Fill fill)
+    Filling(const Plan& due, const Index& index, const Cells& cells, const Costs& costs, Room room,
+            Fill fill)
         : due_(due),
           index_(index),
           cells_(cells),
@@ -167,7 +168,10 @@ class Filling {
         clock_.input(action, input, sender, position);
     }
     void finish(std::size_t device, std::size_t position, std::size_t together) {
-        if (has_run_[device][position]) return clock_.leave_out(device, position);
+        if (has_run_[device][position]) {
+            clock_.leave_out(device, position);
+            return;
+        }
         fill_wait(device, position);
         clock_.finish(device, position, together);
         draft_.copy(device, position, together);
@@ -198,7 +202,7 @@ class Filling {
             const std::size_t due = can_run.front();
             if (due > position) {
                 if (!fits(device, due)) return;
-                if (room_ && !room_->move(device, due, position)) return;
+                if (!room_.move(device, due, position)) return;
                 const Action recompute = due_.rows()[device][due];
                 clock_.put(device, recompute);
                 draft_.put(device, recompute);
@@ -211,14 +215,14 @@ class Filling {
 
     bool fits(std::size_t device, std::size_t due) const {
         const double wait_ns = clock_.wait_ns(device);
-        if (fill_ == Fill::ALL_WAITS) return wait_ns > 0;
+        if (fill_ == Fill::kAllWaits) return wait_ns > 0;
         return wait_ns > 0 && clock_.duration_ns(device, due_.rows()[device][due]) <= wait_ns;
     }
 
     const Plan& due_;
     const Index& index_;
     const Cells& cells_;
-    std::optional<Room> room_;
+    Room room_;
     Fill fill_;
     Clock clock_;
     Draft draft_;
@@ -241,11 +245,69 @@ void require_recomputable(const Plan& plan, const std::optional<Memory>& memory,
         throw std::invalid_argument("cap_bytes must be at least 0, got " +
                                     std::to_string(cap_bytes));
     }
-    if (memory) return memory->require_stages(plan.num_stages());
-    if (cap_bytes < std::numeric_limits<double>::infinity()) {
+    if (memory) {
+        memory->require_stages(plan.num_stages());
+    } else if (cap_bytes < std::numeric_limits<double>::infinity()) {
         throw std::invalid_argument("cap_bytes is " + std::to_string(cap_bytes) +
                                     ", and needs memory, the sizes that it is a cap of");
     }
+}
+
+struct Timed {
+    Plan plan;
+    double makespan_ns;
+};
+
+// A plan and its R, to be placed within any cap.
+class Recomputation {
+   public:
+    Recomputation(const Plan& plan, const std::vector<Action>& cells, const Costs& costs)
+        : costs_(costs),
+          cells_(plan, cells),
+          due_(with_each_when_due(plan, cells_)),
+          index_(due_) {}
+
+    Timed within(const Memory& memory, double cap_bytes) const {
+        const Room room(due_, index_, memory, cap_bytes);
+        Timed first = filled(room, Fill::kLongWaits);
+        Timed second = filled(room, Fill::kAllWaits);
+        return second.makespan_ns < first.makespan_ns ? second : first;
+    }
+
+   private:
+    Timed filled(Room room, Fill fill) const {
+        Filling filling(due_, index_, cells_, costs_, std::move(room), fill);
+        walk(due_, index_, filling);
+        Plan plan = std::move(filling).finished();
+        const double makespan_ns = simulate(plan, costs_).makespan_ns();
+        return {.plan = std::move(plan), .makespan_ns = makespan_ns};
+    }
+
+    const Costs& costs_;
+    Cells cells_;
+    Plan due_;
+    Index index_;
+};
+
+// Where all cells count the same: as few on a device as let the step end as early as without a cap.
+Plan in_least_memory(const Recomputation& recomputation) {
+    const Memory one(1.0, 1.0);
+    const Timed free = recomputation.within(one, std::numeric_limits<double>::infinity());
+    const int most = static_cast<int>(std::ranges::max(peak_bytes(free.plan, one)));
+    const auto is_enough = [&](int count) {
+        return recomputation.within(one, count).makespan_ns <= free.makespan_ns;
+    };
+    int too_few = 0;
+    int enough = 1;
+    while (enough < most && !is_enough(enough)) {
+        too_few = enough;
+        enough = std::min(2 * enough, most);
+    }
+    while (enough - too_few > 1) {
+        const int middle = too_few + (enough - too_few) / 2;
+        (is_enough(middle) ? enough : too_few) = middle;
+    }
+    return recomputation.within(one, enough).plan;
 }
 
 }  // namespace
@@ -254,20 +316,9 @@ Plan with_recompute(const Plan& plan, const std::vector<Action>& cells, const Co
                     const std::optional<Memory>& memory, double cap_bytes) {
     check(plan);
     require_recomputable(plan, memory, cap_bytes);
-    const Cells given(plan, cells);
-    const Plan due = with_each_when_due(plan, given);
-    const Index index(due);
-    const auto filled = [&](Fill fill) {
-        std::optional<Room> room;
-        if (memory) room.emplace(due, index, *memory, cap_bytes);
-        Filling filling(due, index, given, costs, std::move(room), fill);
-        walk(due, index, filling);
-        return std::move(filling).finished();
-    };
-    Plan first = filled(Fill::LONG_WAITS);
-    Plan second = filled(Fill::ALL_WAITS);
-    const double first_ns = simulate(first, costs).makespan_ns();
-    return simulate(second, costs).makespan_ns() < first_ns ? second : first;
+    const Recomputation recomputation(plan, cells, costs);
+    if (memory) return recomputation.within(*memory, cap_bytes).plan;
+    return in_least_memory(recomputation);
 }
 
 }  // namespace pykern

@@ -24,6 +24,9 @@ namespace pykern {
 // anywhere between there and its B or I. One right before its B or I is as late as it can be and
 // stands there whatever the cap: `check_memory` tells.
 //
+// Without `memory` every cell counts the same, and as few are held on a device at once as let the
+// step end as early as without a cap.
+//
 // A cell whose B or I follows its F at once gets none: nothing would be free in between.
 //
 // Throws PlanError for a plan that cannot run, and std::invalid_argument for cells that are no R of

@@ -36,7 +36,7 @@ class Timeline {
     // The same of span_ns instead of the makespan.
     double span_bubble_ratio() const;
     // Most microbatches held at once on the device, in chunks: from the start of F to the end of B
-    // or W.
+    // or W. One that is recomputed counts from its F on as well: it holds its slot and its input.
     int peak_in_flight(int device) const;
 
     friend bool operator==(const Timeline&, const Timeline&) = default;

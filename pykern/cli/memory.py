@@ -19,7 +19,8 @@ def peaks_in_shares(plan: Plan, *, input_frees: bool = False) -> list[float]:
 
 def peaks_in_words(plan: Plan) -> str:
     """A line about them, with both rules of release where the plan has two halves of a backward."""
-    start = "peak memory, in activations of a device's share, from device 0 on: "
+    inputs = ", without the inputs of what is recomputed" if plan.has(Kind.R) else ""
+    start = f"peak memory, in activations of a device's share{inputs}, from device 0 on: "
     if not plan.has(Kind.W):
         return start + numbers(peaks_in_shares(plan))
     held, least = peaks_in_shares(plan), peaks_in_shares(plan, input_frees=True)

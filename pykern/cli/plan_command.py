@@ -1,5 +1,6 @@
 """`pykern plan`: draws plans, compares them, and keeps them in files."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,10 +10,21 @@ from ..plan import save_plan, simulate
 from ..plan.replacing import replacing
 from .errors import bad_input
 from .memory import peaks_in_words
+from .recompute import recomputed, without_in_words
 from .schedule_options import Given, with_schedule_options
 from .search import Search
-from .sources import CATALOGUE, NUM_DEVICES, NUM_MICROBATCHES, Counts, Source, sources_of
-from .values import BUDGET, COSTS, MEMORY, TRANSFER, ShareCosts, number_option, share_costs
+from .sources import CATALOGUE, NUM_DEVICES, NUM_MICROBATCHES, Costed, Counts, Source, sources_of
+from .values import (
+    BUDGET,
+    COSTS,
+    MEMORY,
+    RECOMPUTE,
+    TRANSFER,
+    ShareCosts,
+    Stages,
+    number_option,
+    share_costs,
+)
 
 if TYPE_CHECKING:
     from ..plan import Costs, Timeline
@@ -31,6 +43,11 @@ FORMS = {
 }
 DRAWN = (".trace.json", ".png", ".svg")
 
+DEVICES = number_option("-p", "--devices", about=f"Number of devices; {NUM_DEVICES} if not given.")
+MICROBATCHES = number_option(
+    "-m", "--microbatches", about=f"Number of microbatches; {NUM_MICROBATCHES} if not given."
+)
+
 
 @with_schedule_options
 def plan(
@@ -41,22 +58,13 @@ def plan(
             help=f"{CATALOGUE} Or auto, the best that a search finds. Or a plan's .json or .csv.",
         ),
     ],
-    devices: Annotated[
-        int | None,
-        number_option("-p", "--devices", about=f"Number of devices; {NUM_DEVICES} if not given."),
-    ] = None,
-    microbatches: Annotated[
-        int | None,
-        number_option(
-            "-m",
-            "--microbatches",
-            about=f"Number of microbatches; {NUM_MICROBATCHES} if not given.",
-        ),
-    ] = None,
+    devices: Annotated[int | None, DEVICES] = None,
+    microbatches: Annotated[int | None, MICROBATCHES] = None,
     costs: Annotated[ShareCosts | None, COSTS] = None,
     transfer: Annotated[float | None, TRANSFER] = None,
     memory: Annotated[float | None, MEMORY] = None,
     budget: Annotated[float | None, BUDGET] = None,
+    recompute: Annotated[Stages | None, RECOMPUTE] = None,
     compare: Annotated[
         str | None, typer.Option(metavar="NAME|FILE", help="A second one, on the same time axis.")
     ] = None,
@@ -83,30 +91,31 @@ def plan(
         if len(set(names)) < len(names):
             raise ValueError(f"--compare needs another plan than {schedule} itself")
         search = Search(costs or share_costs(DEFAULT_COSTS), transfer or 0.0, memory, budget)
-        search.require_used(names)
+        search.require_used(names, recomputes=recompute is not None)
         sources = sources_of(names, Counts(devices, microbatches), options, search)
-        drawn = timelines(sources, costs, transfer)
+        drawn = [Costed(s, costs_for(s, costs, transfer, len(sources))) for s in sources]
+        if recompute is not None:
+            drawn = [recomputed(each, recompute, memory) for each in drawn]
+        timelines = {each.source.label: simulate(each.source.plan, each.costs) for each in drawn}
         if out is not None:
-            save(out, sources, drawn)
+            save(out, [each.source for each in drawn], timelines)
     console = Console(highlight=False)
-    console.print(as_text(drawn, console.width))
-    for source in sources:
-        start = f"{source.label}: " if compare else ""
-        console.print(Text(start + peaks_in_words(source.plan)))
+    console.print(as_text(timelines, console.width))
+    for line in lines_below(drawn):
+        console.print(Text(line))
     if search.found is not None:
         console.print(Text(str(search.found)), soft_wrap=True)
     if out is not None:
         console.print(Text(f"written: {out}"), soft_wrap=True)
 
 
-def timelines(
-    sources: list[Source], costs: ShareCosts | None, transfer: float | None
-) -> dict[str, "Timeline"]:
-    """What is drawn, by label."""
-    return {
-        source.label: simulate(source.plan, costs_for(source, costs, transfer, len(sources)))
-        for source in sources
-    }
+def lines_below(drawn: list[Costed]) -> Iterator[str]:
+    """What stands below the drawing about each plan."""
+    for source, costs, former in drawn:
+        start = f"{source.label}: " if len(drawn) > 1 else ""
+        yield start + peaks_in_words(source.plan)
+        if former is not None:
+            yield start + without_in_words(former, costs)
 
 
 def costs_for(

@@ -41,9 +41,10 @@ class Search:
         self.found = auto(num_devices, num_microbatches, costs=self.costs, **self.limits)
         return self.found.plan
 
-    def require_used(self, names: list[str]) -> None:
-        """Refuses limits where nothing is searched."""
+    def require_used(self, names: list[str], *, recomputes: bool) -> None:
+        """Refuses limits where nothing is searched, and for memory nothing recomputed."""
+        owners = {"memory": f"{AUTO} and --recompute", "budget_ms": AUTO}
         for option in self.limits:
-            if AUTO not in names:
+            if AUTO not in names and not (option == "memory" and recomputes):
                 flag = {"memory": "--memory", "budget_ms": "--budget"}[option]
-                raise ValueError(f"{names[0]} has no {flag}; it is an option of {AUTO}")
+                raise ValueError(f"{names[0]} has no {flag}; it is an option of {owners[option]}")

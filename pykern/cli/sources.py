@@ -31,6 +31,14 @@ class Source(NamedTuple):
     costs: Costs | None
 
 
+class Costed(NamedTuple):
+    """A source, what its actions take, and its plan before it was recomputed, if it was."""
+
+    source: Source
+    costs: Costs
+    former: Plan | None = None
+
+
 def scheduled(name: str, num_devices: int, num_microbatches: int, options: Given) -> Plan:
     """The plan of a schedule of the catalogue, refusing options that it does not have."""
     require_named(name)

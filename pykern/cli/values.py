@@ -68,6 +68,22 @@ def share_costs(given: object) -> ShareCosts:
     return ShareCosts(*times)
 
 
+class Stages(NamedTuple):
+    """Numbers of stages, each once; None is all of them."""
+
+    numbers: tuple[int, ...] | None
+
+
+def stages(given: object) -> Stages:
+    """All, or numbers with commas between them."""
+    texts = str(given).split(",")
+    if texts == ["all"]:
+        return Stages(None)
+    if not all(text.isdecimal() for text in texts) or len(set(map(int, texts))) < len(texts):
+        raise typer.BadParameter(f"'{given}' is neither all nor different stages such as 0,2")
+    return Stages(tuple(map(int, texts)))
+
+
 def time_of(text: str) -> float:
     """The number, or NaN for what is none or is negative or infinite."""
     try:
@@ -97,9 +113,16 @@ TRANSFER: Any = typer.Option(
 )
 MEMORY: Any = typer.Option(
     "--memory",
-    help="For auto: memory for activations, where 1 is what 1F1B takes; 1 if not given.",
+    help="For auto: memory for activations, where 1 is what 1F1B takes; 1 if not given. For "
+    "--recompute: most that an early R may fill; what it takes not to lose time if not given.",
     parser=positive,
     metavar="X",
+)
+RECOMPUTE: Any = typer.Option(
+    "--recompute",
+    help="Stages whose activations are made anew before their backward, in as long as F takes.",
+    parser=stages,
+    metavar="all|STAGE,...",
 )
 BUDGET: Any = typer.Option(
     "--budget",

@@ -55,6 +55,9 @@ def _native(rows: Tensor) -> bool:
 
     On a GPU without kernels for it, torch copies them to the host. float64 it does not take at all.
     """
+    if rows.untyped_storage().device.type == "meta":
+        # Sizes alone are asked for: torch's own answer knows bfloat16 only.
+        return False
     if rows.is_cuda:
         capability = torch.cuda.get_device_capability(rows.device)
         return rows.dtype is torch.bfloat16 and capability[0] in (9, 10)

@@ -38,13 +38,12 @@ def product_gradient(
     Returns:
         As `gate_up`, as `weights`, and what `product` returns.
     """
-    column = _column(weights, order)
     gate, up = wide(gate_up).chunk(2, dim=-1)
-    sigmoid = torch.sigmoid(gate)
-    of_product = wide(gradient)
-    of_weight = (of_product * gate * sigmoid * up).sum(-1)
-    of_gate = of_product * column * up * sigmoid * (1 + gate * (1 - sigmoid))
-    of_up = of_product * column * gate * sigmoid
+    silu, of_product = F.silu(gate), wide(gradient)
+    of_weight = (of_product * silu * up).sum(-1)
+    of_product = of_product * _column(weights, order)
+    of_gate = torch.ops.aten.silu_backward(of_product * up, gate)
+    of_up = of_product * silu
     of_weights = torch.empty_like(weights, memory_format=torch.contiguous_format)
     of_weights.view(-1).scatter_(0, order.long(), of_weight.to(weights.dtype))
     of_gate_up = torch.cat((of_gate, of_up), dim=-1).to(gate_up.dtype)

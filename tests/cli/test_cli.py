@@ -10,7 +10,17 @@ from typer.testing import CliRunner, Result
 
 import pykern
 from pykern.cli import app
-from pykern.plan import Costs, load_plan, load_plan_and_costs, save_plan
+from pykern.plan import (
+    Action,
+    Costs,
+    Kind,
+    Memory,
+    Plan,
+    load_plan,
+    load_plan_and_costs,
+    save_plan,
+    with_recompute,
+)
 from pykern.schedules import by_name
 
 
@@ -194,6 +204,37 @@ def test_memory_is_told_for_both_rules_where_the_backward_is_split(tmp_path: Pat
     assert " ".join(out.split()).endswith("from device 0 on: 2 if W frees, 1 if I frees")
 
 
+def test_recompute_stands_beside_the_plan_without() -> None:
+    def drawn(*arguments: str) -> str:
+        return " ".join(pykern_("plan", "one_f_one_b", "--recompute", *arguments).stdout.split())
+
+    without = "without recompute: makespan 33 ms, bubble ratio 0.273, peak memory 4 3 2 1"
+    assert "makespan 38 ms, bubble ratio 0.211" in drawn("all")
+    assert drawn("all").endswith(f"from device 0 on: 2 2 2 1 {without}")
+    assert drawn("all", "--memory", "1").endswith(f"from device 0 on: 4 3 2 1 {without}")
+    assert drawn("0,2", "--memory", "0.25").endswith(f"from device 0 on: 1 3 1 1 {without}")
+    assert "R.. recompute" in drawn("0")
+    assert "R.. recompute" not in drawn("3")
+
+
+def test_a_plan_with_recompute_is_kept_and_compared(tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    pykern_("plan", "gpipe", "--recompute", "all", "--memory", "0.5", "--out", str(out))
+    plan = load_plan(out)
+    assert plan == with_recompute(
+        by_name["gpipe"](4, 8), cells_of(by_name["gpipe"](4, 8)), Costs(1, 2), Memory(1), 2
+    )
+    result = pykern_("plan", str(out), "--recompute", "1")
+    assert result.stderr == "pykern: cells: 1R0 stands in the plan already\n"
+    both = pykern_("plan", "gpipe", "--compare", "hanayo", "--recompute", "0").stdout
+    assert len(re.findall("without recompute: makespan 33 ms", " ".join(both.split()))) == 2
+
+
+def cells_of(plan: Plan) -> list[Action]:
+    numbers = range(plan.num_microbatches)
+    return [Action(Kind.R, s, m) for s in range(plan.num_stages) for m in numbers]
+
+
 def test_the_table_has_a_line_for_every_schedule() -> None:
     lines = pykern_("schedules", "-p", "4", "-m", "8", "--costs", "1:1:1").stdout.splitlines()
     found = {line.split()[0].removesuffix(":"): line.split()[1:] for line in lines if line}
@@ -210,6 +251,14 @@ REFUSED = [
     (["plan", "auto", "--memory", "0"], "'0' is not a number above 0"),
     (["plan", "auto", "--memory", "0.1"], "memory must be at least 1 / num_devices = 0.25, which"),
     (["plan", "auto", "--waves", "2"], "auto has no --waves; it is an option of hanayo"),
+    (["plan", "gpipe", "--recompute", "0,x"], "'0,x' is neither all nor different stages"),
+    (["plan", "gpipe", "--recompute", "1,1"], "'1,1' is neither all nor different stages"),
+    (["plan", "gpipe", "--recompute", ""], "'' is neither all nor different stages"),
+    (["plan", "gpipe", "--recompute", "4"], "--recompute names stage 4, and gpipe, 4 stages"),
+    (["plan", "gpipe", "--recompute", "0", "--budget", "5"], "gpipe has no --budget"),
+    (["plan", "forward_only", "--recompute", "0"], "a plan without backwards has nothing"),
+    (["plan", "seq1f1b", "--recompute", "0"], "a plan of 2 slices cannot be recomputed"),
+    (["plan", "gpipe", "--recompute", "0", "--out", "a.csv"], "device 0 has 0R0 at position 8"),
     (["plan", "gpipe", "--frob"], "No such option: --frob"),
     (["plan", "2bw"], "schedule '2bw' is unknown; there are gpipe, one_f_one_b"),
     (["plan", "gpipe", "-p", "x"], "'x' is not a whole number of at least 1"),

@@ -22,7 +22,8 @@ inline Value mixed(Value hash, Value value) {
     return hash ^ (hash >> 31);
 }
 
-// What lands at a cell, what its F keeps for backward and I for W, and what it sends.
+// What lands at a cell, what its F keeps for backward, or its R makes anew, what I keeps for W,
+// and what it sends.
 enum class Part : std::uint8_t { kInput, kGradient, kForBackward, kForWeight, kOutput, kSentBack };
 
 // All values of a plan, at addresses that stay: a cell's, in its slot or in a place of its own; the
@@ -90,6 +91,10 @@ class Mixer {
             case Kind::B:
             case Kind::I:
                 backward(action, mix);
+                break;
+            case Kind::R:
+                mix.reads = {&values_.at(Part::kInput, action)};
+                mix.writes = {&values_.at(Part::kForBackward, action)};
                 break;
             case Kind::W:
                 mix.reads = {&values_.at(Part::kInput, action),

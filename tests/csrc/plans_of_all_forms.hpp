@@ -8,6 +8,7 @@
 #include "plan/by_list.hpp"
 #include "plan/by_program.hpp"
 #include "plan/generate.hpp"
+#include "plan/recompute.hpp"
 #include "plan/reduce.hpp"
 
 namespace pykern {
@@ -49,6 +50,17 @@ inline Plan overlapped() {
                         {2, "W"}}});
 }
 
+// Every cell of it that can be.
+inline Plan recomputed(const Plan& plan) {
+    std::vector<Action> cells;
+    for (const Row& row : plan.rows()) {
+        for (const Action& action : row) {
+            if (action.kind == Kind::F) cells.push_back(with_kind(action, Kind::R));
+        }
+    }
+    return with_recompute(plan, cells, Costs(1.0, 2.0));
+}
+
 inline std::vector<NamedPlan> plans_of_all_forms() {
     return {
         {"one device", by_slots(Placement::linear(1), 3, 1, 2)},
@@ -62,6 +74,10 @@ inline std::vector<NamedPlan> plans_of_all_forms() {
         {"ZB-V", zero_bubble_v()},
         {"V-Half", by_block(Placement::wave(2, 1), 5, {0, 2, 3, 4}, {13, 12, 10, 8}, 6)},
         {"overlapped", overlapped()},
+        {"1F1B recomputed", recomputed(by_slots(Placement::linear(3), 5, 1, 2))},
+        {"Chimera recomputed",
+         recomputed(with_reductions(by_slots(Placement::bidirectional(2), 4, 1, 4)))},
+        {"overlapped, recomputed", recomputed(overlapped())},
         {"forward only", by_slots(Placement::looped(2, 2), 4, 2, 8).forward_only()},
     };
 }

@@ -46,6 +46,17 @@ TEST_CASE("a plan that cannot run makes no program") {
     CHECK_THROWS_AS(Program(plan_of(Placement::linear(1), 1, {"0B0 0F0"})), PlanError);
 }
 
+TEST_CASE("R waits for its F, and B for its R") {
+    const Program program(
+        plan_of(Placement::linear(2), 2, {"0F0 0F1 0R0 0B0 0R1 0B1", "1F0 1B0 1F1 1B1"}));
+    CHECK(program.held()[static_cast<std::size_t>(Kind::R)]);
+    const std::vector<int> expected{0, 1, 2, 3, 2, 3, 1, 1, 2, 1};
+    for (Position position = 0; position < program.num_actions(); ++position) {
+        CAPTURE(position);
+        CHECK(program.num_inputs(position) == expected[position]);
+    }
+}
+
 TEST_CASE("a program knows its kinds, and whose stage an action is of") {
     const Program program(plan_of(Placement::bidirectional(2), 2,
                                   {"0F0 1F1 0I0 1B1 0W0 0REDUCE0", "0F1 1F0 1B0 0B1 1REDUCE0"}));

@@ -52,7 +52,7 @@ def test_results_are_accepted(form, dtype, offset):
     assert torch.equal(heads_of(back, 2, 1)[2], gradients[2])
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(
     leading=st.lists(st.integers(0, 2), max_size=2),
     seq=st.integers(0, 4),

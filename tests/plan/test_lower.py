@@ -60,6 +60,19 @@ def test_slots_are_held_to_the_end_of_w() -> None:
     )
 
 
+def test_the_slot_of_a_recomputed_cell_keeps_the_input_of_r() -> None:
+    rows = ["0F0 0F1 0F2 0B0 0B1 0B2", "1F0 1F1 1R0 1B0 1F2 1R1 1B1 1B2"]
+    actions = [[Action.parse(text) for text in row.split()] for row in rows]
+    lowered = lower(Plan(Placement.linear(2), 3, actions))
+    assert written(lowered)[0, 1] == "0COPY_F0:0 0COPY_F1:1 0COPY_F2:2"
+    # 1F0 has read what it needs, but 1R0 reads it again.
+    for early in ("1F0", "1R0"):
+        copies = list(lowered.lanes[0].copies)
+        copies[2] = Copy(copies[2].action, 0, Action.parse(early))
+        with pytest.raises(PlanError, match=r"P011.*which this action frees"):
+            check_lowered(LoweredPlan(lowered.plan, [Lane(0, 1, copies), lowered.lanes[1]]))
+
+
 def test_without_backwards_the_forward_frees_its_slot() -> None:
     plan = by_slots(Placement.linear(2), 4, group=1, group_offset=2).forward_only()
     assert written(lower(plan)) == {

@@ -19,6 +19,8 @@ from pykern.plan import (
     peak_bytes,
     simulate,
     with_recompute,
+    with_reductions,
+    with_updates,
 )
 from tests.plan.oracle import full_plans, times_for
 
@@ -46,7 +48,7 @@ def rows_of(plan: Plan) -> list[str]:
 
 def test_r_fills_waits_and_what_does_not_fit_is_right_before_its_backward() -> None:
     plan = schedules.one_f_one_b(4, 4)
-    assert rows_of(with_recompute(plan, all_cells(plan), COSTS)) == [
+    assert rows_of(with_recompute(plan, all_cells(plan), COSTS, Memory(1))) == [
         "0F0 0F1 0F2 0F3 0R0 0R1 0R2 0R3 0B0 0B1 0B2 0B3",
         "1F0 1F1 1F2 1R0 1R1 1R2 1B0 1F3 1B1 1R3 1B2 1B3",
         "2F0 2F1 2R0 2R1 2B0 2F2 2B1 2F3 2R2 2B2 2R3 2B3",
@@ -72,7 +74,7 @@ def test_what_is_due_first_goes_first() -> None:
     reversed_row = [*plan.rows[0][:3], *plan.rows[0][:2:-1]]
     backward = [*plan.rows[1][:3], *plan.rows[1][:2:-1]]
     last_first = Plan(plan.placement, 3, [reversed_row, backward])
-    assert rows_of(with_recompute(last_first, all_cells(last_first), COSTS)) == [
+    assert rows_of(with_recompute(last_first, all_cells(last_first), COSTS, Memory(1))) == [
         "0F0 0F1 0F2 0R1 0R0 0B2 0B1 0B0",
         "1F0 1F1 1F2 1B2 1R1 1B1 1R0 1B0",
     ]
@@ -94,6 +96,18 @@ def test_r_is_as_early_as_memory_allows(cap_bytes: float, first: str) -> None:
     result = with_recompute(plan, all_cells(plan), COSTS, memory, cap_bytes)
     assert rows_of(result)[0] == first
     assert peak_bytes(result, memory)[0] <= max(cap_bytes, 8 + 3)
+
+
+@pytest.mark.parametrize(("name", "most"), [("one_f_one_b", 2), ("gpipe", 1), ("interleaved", 1)])
+def test_without_sizes_few_are_held_and_the_step_is_as_short(name: str, most: int) -> None:
+    plan = schedules.by_name[name](4, 8)
+    early = with_recompute(plan, all_cells(plan), COSTS, Memory(1))
+    few = with_recompute(plan, all_cells(plan), COSTS)
+    assert max(peak_bytes(few, Memory(1))) == most < max(peak_bytes(early, Memory(1)))
+    makespan_ns = simulate(early, COSTS).makespan_ns
+    assert simulate(few, COSTS).makespan_ns == makespan_ns
+    fewer = with_recompute(plan, all_cells(plan), COSTS, Memory(1), most - 1)
+    assert simulate(fewer, COSTS).makespan_ns > makespan_ns or most == 1
 
 
 def test_memory_is_looked_at_up_to_the_backward_that_frees_it() -> None:
@@ -129,6 +143,19 @@ def test_r_waits_for_what_comes_back_from_host_memory() -> None:
     # 0B1 waits, and 0R0 would have the time, but not its input.
     result = with_recompute(plan, cells_of("0R0 0R1"), COSTS)
     assert rows_of(result)[0] == "0F0 0F1 0OFFLOAD0 0OFFLOAD1 0LOAD1 0R1 0B1 0LOAD0 0R0 0B0"
+
+
+def test_reductions_and_updates_go_with_it() -> None:
+    chimera = schedules.chimera(2, 4)
+    reduced = with_reductions(with_recompute(chimera, all_cells(chimera), COSTS))
+    assert without(reduced.rows, all_cells(chimera)) == [
+        list(row) for row in with_reductions(chimera).rows
+    ]
+    plan = schedules.one_f_one_b(3, 6)
+    updated = with_updates(with_recompute(plan, all_cells(plan), COSTS), 2, 0)
+    assert without(updated.rows, all_cells(plan)) == [
+        list(row) for row in with_updates(plan, 2, 0).rows
+    ]
 
 
 def backward_of(plan: Plan, cell: Action) -> Action:

@@ -4,6 +4,8 @@ import json
 import re
 import runpy
 
+import pytest
+
 from pykern.plan.files.json_form import from_json, to_json
 from pykern.schedules import one_f_one_b
 
@@ -16,8 +18,9 @@ def test_the_readmes_code_runs(python, root):
     assert "share of time" in output
 
 
-def test_the_guide_to_schedules_runs_and_prints_what_it_shows(python, root):
-    page = (root / "docs/your-own-schedule.md").read_text()
+@pytest.mark.parametrize("name", ["your-own-schedule.md", "recompute.md"])
+def test_what_a_guide_shows_runs_and_prints_what_it_shows(python, root, name):
+    page = (root / "docs" / name).read_text()
     code = "".join(re.findall(r"^```python\n(.*?)^```", page, re.M | re.S))
     shown = "".join(re.findall(r"^```text\n(.*?)^```", page, re.M | re.S))
     assert python("-W", "error", "-c", code).stdout == shown

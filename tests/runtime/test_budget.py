@@ -29,7 +29,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def model() -> nn.Sequential:
-    return gpt(vocab=64, layers=24, width=32, heads=2, context=16)
+    return gpt(vocab=64, layers=12, width=32, heads=2, context=16)
 
 
 def batch(rows: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -28,7 +28,7 @@ def _sigmoid(x):
 
 
 @triton.jit
-def _activation(x, KIND: tl.constexpr):
+def activation_and_slope(x, KIND: tl.constexpr):
     """An activation of float32 and its derivative.
 
     What may be contracted to a fused multiplication and addition is written as one: else it could
@@ -69,7 +69,7 @@ def _forward(
     values = tl.load(place, inside).to(tl.float32)
     if BIAS:
         values += tl.load(bias + columns, columns < num_columns).to(tl.float32)
-    product, _ = _activation(values, KIND)
+    product, _ = activation_and_slope(values, KIND)
     if GATE:
         product *= tl.load(place + num_columns, inside).to(tl.float32)
     tl.store(
@@ -111,7 +111,7 @@ def _backward(
         values = tl.load(place, inside, 0).to(tl.float32)
         if BIAS:
             values += shift
-        product, slope = _activation(values, KIND)
+        product, slope = activation_and_slope(values, KIND)
         if GATE:
             factor = tl.load(place + num_columns, inside).to(tl.float32)
             out = of_x + rows * (2 * num_columns) + columns

@@ -7,17 +7,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .activation import activation_and_slope
 from .rounding import rounded
 from .rows import as_rows
 
 # Columns of the product that a program holds at a time.
 _BLOCK = 1024
-
-
-@triton.jit
-def _weighted(gate, up, sigmoid, weight):
-    """One way to compute it, so that forward and backward have the same bits."""
-    return gate * sigmoid * up * weight
 
 
 @triton.jit
@@ -29,7 +24,8 @@ def _product(gate_up, weights, order, result, hidden, row_stride, COLUMNS: tl.co
     weight = tl.load(weights + tl.load(order + row)).to(tl.float32)
     gate = tl.load(gate_up + row * row_stride + columns, inside).to(tl.float32)
     up = tl.load(gate_up + row * row_stride + hidden + columns, inside).to(tl.float32)
-    values = rounded(_weighted(gate, up, tl.sigmoid(gate), weight), result.dtype.element_ty)
+    silu, _ = activation_and_slope(gate, "swiglu")
+    values = rounded(silu * up * weight, result.dtype.element_ty)
     tl.store(result + row * hidden + columns, values, inside)
 
 
@@ -57,14 +53,16 @@ def _gradients(
         gate = tl.load(gate_up + row * row_stride + columns, inside, 0.0).to(tl.float32)
         up = tl.load(gate_up + row * row_stride + hidden + columns, inside, 0.0).to(tl.float32)
         of_product = tl.load(gradient + row * gradient_stride + columns, inside, 0.0).to(tl.float32)
-        sigmoid = tl.sigmoid(gate)
-        total += of_product * gate * sigmoid * up
-        of_gate = of_product * weight * up * sigmoid * (1 + gate * (1 - sigmoid))
-        of_up = of_product * weight * gate * sigmoid
+        silu, slope = activation_and_slope(gate, "swiglu")
+        total += of_product * silu * up
+        of_product *= weight
+        of_gate = of_product * up * slope
+        of_up = of_product * silu
         here = of_gate_up + row * 2 * hidden + columns
         tl.store(here, rounded(of_gate, of_gate_up.dtype.element_ty), inside)
         tl.store(here + hidden, rounded(of_up, of_gate_up.dtype.element_ty), inside)
-        values = rounded(_weighted(gate, up, sigmoid, weight), result.dtype.element_ty)
+        # Only products, which nothing contracts: the bits of the forward.
+        values = rounded(silu * up * weight, result.dtype.element_ty)
         tl.store(result + row * hidden + columns, values, inside)
     tl.store(of_weights + choice, tl.sum(total, axis=0))
 

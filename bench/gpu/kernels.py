@@ -1,0 +1,243 @@
+"""Achieved GB/s of each fused operation, and its memory, beside eager, torch.compile and Liger.
+
+Forward and backward at Llama-8B's shape in bfloat16. Traffic is what an ideal kernel moves: every
+argument and result of the forward once, and of the backward its incoming and outgoing gradients and
+the arguments again. The share is of a copy measured in the same run.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .frame import Json
+from .tools import DEVICE
+
+TOKENS, WIDTH, HIDDEN = 8192, 4096, 14336
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation on given arguments.
+
+    Attributes:
+        ours: of pykern.
+        plain: the same in plain torch.
+        arguments: those that require grad get one.
+        liger: module and function of Liger, with arguments of its own; None where it has none.
+    """
+
+    ours: Function
+    plain: Function
+    arguments: tuple[Tensor, ...]
+    liger: Callable[[], Function] | None = None
+
+
+def run(folder: Path) -> Json:
+    copy_gbs = copied_gbs(DEVICE)
+    figures = {
+        name: measure(operation, copy_gbs)
+        for name, operation in operations(DEVICE, TOKENS, WIDTH, HIDDEN)
+    }
+    return {"copy_gbs": copy_gbs, "operations": figures}
+
+
+def copied_gbs(device: torch.device, num_bytes: int = 2**30) -> float:
+    source = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * num_bytes / time_ms(lambda: target.copy_(source)) / 1e6
+
+
+def measure(operation: Operation, copy_gbs: float) -> Json:
+    traffic = traffic_bytes(operation)
+    found: Json = {"traffic_bytes": traffic}
+    for name, make in contenders(operation).items():
+        try:
+            function = make()
+            ms, peak = time_ms(both(operation, function)), peak_bytes(operation, function)
+        except ImportError as absent:
+            found[name] = f"absent: {absent}"
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"[:300]
+        else:
+            gbs = traffic / ms / 1e6
+            found[name] = {"ms": ms, "gbs": gbs, "share": gbs / copy_gbs, "peak_bytes": peak}
+    return found
+
+
+def contenders(operation: Operation) -> dict[str, Callable[[], Function]]:
+    def compiled(budget: float) -> Function:
+        torch._dynamo.reset()
+        config: Any = importlib.import_module("torch._functorch.config")
+        with config.patch(activation_memory_budget=budget):
+            function = torch.compile(operation.plain, dynamic=False)
+            both(operation, function)()
+        return function
+
+    makers: dict[str, Callable[[], Function]] = {
+        "pykern": lambda: operation.ours,
+        "eager": lambda: operation.plain,
+        "compiled": lambda: compiled(1.0),
+        "compiled, budget 0.7": lambda: compiled(0.7),
+    }
+    return makers | ({"liger": operation.liger} if operation.liger else {})
+
+
+def both(operation: Operation, function: Function) -> Callable[[], Any]:
+    """Forward and backward."""
+    wanted = [argument for argument in operation.arguments if argument.requires_grad]
+    gradients = [torch.ones_like(result) for result in results(function(*operation.arguments))]
+
+    def step() -> Any:
+        made = results(function(*operation.arguments))
+        return torch.autograd.grad(made, wanted, gradients)
+
+    return step
+
+
+def results(made: Any) -> tuple[Tensor, ...]:
+    return (made,) if isinstance(made, Tensor) else tuple(made)
+
+
+def traffic_bytes(operation: Operation) -> int:
+    """Of an ideal kernel."""
+    made = results(operation.plain(*operation.arguments))
+    arguments = sum(argument.nbytes for argument in operation.arguments)
+    wanted = sum(a.nbytes for a in operation.arguments if a.requires_grad)
+    outputs = sum(result.nbytes for result in made)
+    return (arguments + outputs) + (outputs + arguments + wanted)
+
+
+def peak_bytes(operation: Operation, function: Function) -> int | None:
+    """Beyond what is there before; None on a CPU."""
+    device = operation.arguments[0].device
+    if device.type == "cpu":
+        return None
+    step = both(operation, function)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def time_ms(work: Callable[[], Any]) -> float:
+    """The median, with a cold cache before each run."""
+    testing: Any = importlib.import_module("triton.testing")
+    return float(testing.do_bench(work, warmup=50, rep=200, return_mode="median"))
+
+
+def operations(
+    device: torch.device, tokens: int, width: int, hidden: int
+) -> Iterator[tuple[str, Operation]]:
+    # Imported here: what a section is for can be asked without Triton.
+    from pykern.kernels import activation, dropout, norm, rope  # noqa: PLC0415
+
+    def made(*shape: int) -> Tensor:
+        values = torch.randn(shape, device=device, dtype=torch.bfloat16)
+        return values.requires_grad_()
+
+    x, delta, weight, bias = made(tokens, width), made(tokens, width), made(width), made(width)
+    gate_up, wide, wide_bias = made(tokens, 2 * hidden), made(tokens, hidden), made(hidden)
+    heads = max(width // 128, 1)
+    kv_heads = max(heads // 4, 1)
+    qkv = made(1, tokens, (heads + 2 * kv_heads) * (width // heads))
+
+    def plain_rope(packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        size = width // heads
+        split = packed.unflatten(-1, (heads + 2 * kv_heads, size)).transpose(-3, -2)
+        q, k, v = split.split([heads, kv_heads, kv_heads], dim=-3)
+        return turned(q), turned(k), v.contiguous()
+
+    yield (
+        "rms_norm",
+        Operation(
+            norm.rms_norm,
+            lambda x, w: F.rms_norm(x, (x.shape[-1],), w, 1e-6),
+            (x, weight),
+            lambda: _liger(
+                "rms_norm", "LigerRMSNormFunction", lambda f: lambda x, w: f(x, w, 1e-6)
+            ),
+        ),
+    )
+    yield (
+        "add_rms_norm",
+        Operation(
+            lambda x, d, w: norm.add_norm(x, d, w, kind="rms", eps=1e-6),
+            lambda x, d, w: (x + d, F.rms_norm(x + d, (x.shape[-1],), w, 1e-6)),
+            (x, delta, weight),
+            lambda: _liger(
+                "fused_add_rms_norm",
+                "LigerFusedAddRMSNormFunction",
+                lambda f: lambda x, d, w: f(x, d, w, 1e-6),
+            ),
+        ),
+    )
+    yield (
+        "layer_norm",
+        Operation(
+            norm.layer_norm,
+            lambda x, w, b: F.layer_norm(x, (x.shape[-1],), w, b),
+            (x, weight, bias),
+            lambda: _liger(
+                "layer_norm", "LigerLayerNormFunction", lambda f: lambda x, w, b: f(x, w, b, 1e-5)
+            ),
+        ),
+    )
+    yield (
+        "swiglu",
+        Operation(
+            activation.swiglu,
+            lambda x: F.silu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1],
+            (gate_up,),
+            lambda: _liger(
+                "swiglu", "LigerSiLUMulFunction", lambda f: lambda x: f(*x.chunk(2, -1))
+            ),
+        ),
+    )
+    yield (
+        "geglu",
+        Operation(
+            activation.geglu,
+            lambda x: F.gelu(x.chunk(2, -1)[0], approximate="tanh") * x.chunk(2, -1)[1],
+            (gate_up,),
+            lambda: _liger("geglu", "LigerGELUMulFunction", lambda f: lambda x: f(*x.chunk(2, -1))),
+        ),
+    )
+    yield (
+        "gelu_bias",
+        Operation(activation.gelu, lambda x, b: F.gelu(x + b), (wide, wide_bias)),
+    )
+    yield (
+        "dropout",
+        Operation(lambda x: dropout.dropout(x, 0.1), lambda x: F.dropout(x, 0.1), (x,)),
+    )
+    yield (
+        "rope",
+        Operation(lambda packed: rope.rope(packed, heads, kv_heads), plain_rope, (qkv,)),
+    )
+
+
+def turned(x: Tensor) -> Tensor:
+    """Rotary embedding by halves, as models write it."""
+    half = x.shape[-1] // 2
+    exponents = torch.arange(half, device=x.device, dtype=torch.float32) / half
+    positions = torch.arange(x.shape[-2], device=x.device, dtype=torch.float32)
+    angles = positions[:, None] * 10000.0**-exponents
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    first, second = x.chunk(2, -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+def _liger(module: str, name: str, adapt: Callable[[Function], Function]) -> Function:
+    found = importlib.import_module(f"liger_kernel.ops.{module}")
+    return adapt(getattr(found, name).apply)
