@@ -164,7 +164,9 @@ def operations(
             norm.rms_norm,
             lambda x, w: F.rms_norm(x, (x.shape[-1],), w, 1e-6),
             (x, weight),
-            lambda: _liger("rms_norm", "LigerRMSNormFunction", lambda f: lambda x, w: f(x, w, 1e-6)),
+            lambda: _liger(
+                "rms_norm", "LigerRMSNormFunction", lambda f: lambda x, w: f(x, w, 1e-6)
+            ),
         ),
     )
     yield (

@@ -64,11 +64,6 @@ class TwoParts(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:
         """What autograd calls."""
-        if torch.is_grad_enabled():
-            name = ctx._forward_cls.__name__.lstrip("_")
-            raise RuntimeError(
-                f"the backward of {name} cannot be differentiated (create_graph=True)"
-            )
         results, weights = ctx._forward_cls.gradients(ctx, *gradients)
         if not any(ctx.needs_input_grad[position] for position in ctx._forward_cls.weights):
             return tuple(results)

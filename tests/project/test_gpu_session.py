@@ -46,8 +46,9 @@ def test_a_section_out_of_time_is_stopped(tmp_path, monkeypatch):
     assert frame.run_section("green", tmp_path, 60)["outcome"] == "out of time"
 
 
-def test_all_sections_fit_in_nine_minutes():
-    assert sum(frame.SECTIONS.values()) <= 540
+def test_all_sections_fit_in_two_calls():
+    # The first of them stops before a section that has no time left.
+    assert sum(frame.SECTIONS.values()) <= 2 * 540 - max(frame.SECTIONS.values())
 
 
 def test_a_session_of_few_sections_gives_them_more_time(tmp_path, monkeypatch):

@@ -123,6 +123,35 @@ def statistics(
 
 
 @triton.jit
+def _moments(
+    total,
+    rstd,
+    mean,
+    rows,
+    valid,
+    in_row,
+    num_columns,
+    eps,
+    CENTRED: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
+    """The mean, 0 if it is not wanted, and 1 / deviation: computed and stored, or known."""
+    average = tl.zeros((total.shape[0], 1), tl.float32)
+    if WHOLE:
+        if CENTRED:
+            average = tl.sum(total, 1, keep_dims=True) / num_columns
+            tl.store(mean + rows, average, valid)
+            total = tl.where(in_row, total - average, 0.0)
+        deviation = tl.rsqrt(tl.sum(total * total, 1, keep_dims=True) / num_columns + eps)
+        tl.store(rstd + rows, deviation, valid)
+    else:
+        deviation = tl.load(rstd + rows, valid, 0)
+        if CENTRED:
+            average = tl.load(mean + rows, valid, 0)
+    return average, deviation
+
+
+@triton.jit
 def forward(
     x,
     delta,
@@ -171,19 +200,9 @@ def forward(
         SEED_IN_MEMORY,
         COLUMNS,
     )
-    average = tl.zeros((ROWS, 1), tl.float32)
-    if WHOLE:
-        away = total
-        if CENTRED:
-            average = tl.sum(total, 1, keep_dims=True) / num_columns
-            tl.store(mean + rows, average, valid)
-            away = tl.where(in_row, total - average, 0.0)
-        deviation = tl.rsqrt(tl.sum(away * away, 1, keep_dims=True) / num_columns + eps)
-        tl.store(rstd + rows, deviation, valid)
-    else:
-        deviation = tl.load(rstd + rows, valid, 0)
-        if CENTRED:
-            average = tl.load(mean + rows, valid, 0)
+    average, deviation = _moments(
+        total, rstd, mean, rows, valid, in_row, num_columns, eps, CENTRED, WHOLE
+    )
     result = scaled(
         normal(total, average, deviation, CENTRED),
         tl.load(weight + columns, in_row, 0).to(tl.float32),

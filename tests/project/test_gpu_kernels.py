@@ -1,0 +1,35 @@
+"""The GPU session's kernels do the same as what they are compared with; nothing is timed here."""
+
+import pytest
+import torch
+
+from bench.gpu import kernels
+
+HOST = torch.device("cpu")
+OPERATIONS = dict(kernels.operations(HOST, tokens=6, width=256, hidden=64))
+
+
+@pytest.mark.parametrize("name", set(OPERATIONS) - {"dropout"})
+def test_an_operation_is_what_it_is_compared_with(name: str) -> None:
+    operation = OPERATIONS[name]
+    ours = kernels.results(operation.ours(*operation.arguments))
+    plain = kernels.results(operation.plain(*operation.arguments))
+    for one, other in zip(ours, plain, strict=True):
+        torch.testing.assert_close(one, other, rtol=0.02, atol=0.02)
+    ours_back = kernels.both(operation, operation.ours)()
+    plain_back = kernels.both(operation, operation.plain)()
+    for one, other in zip(ours_back, plain_back, strict=True):
+        torch.testing.assert_close(one, other, rtol=0.05, atol=0.05)
+
+
+def test_traffic_is_what_goes_in_and_out() -> None:
+    # x, delta, weight in; sum and normed out. Back: both gradients, all three again, three out.
+    row, weight = 6 * 256 * 2, 256 * 2
+    expected = (2 * row + weight) + 2 * row + 2 * row + (2 * row + weight) + (2 * row + weight)
+    assert kernels.traffic_bytes(OPERATIONS["add_rms_norm"]) == expected
+
+
+def test_dropout_keeps_as_much_as_it_is_compared_with() -> None:
+    operation = OPERATIONS["dropout"]
+    assert kernels.results(operation.ours(*operation.arguments))[0].shape == (6, 256)
+    assert kernels.traffic_bytes(operation) == 5 * 6 * 256 * 2
