@@ -137,7 +137,8 @@ class Pipeline(nn.Module):
         rescales what is there. Microbatches add up in the order of the plan's B and W, which is
         ascending in all of `pykern.schedules`; where the plan has replicas, those of the first do,
         then the sum of each other is added. A parameter's hooks are called for each of these
-        additions.
+        additions. A loss that does its part of the backward at once (`pykern.kernels.head_loss`)
+        adds the gradients of its weight in the order of F.
 
         Args:
             *inputs: arguments of the first layer; tensors anywhere in them have one row per sample
@@ -181,7 +182,7 @@ class Pipeline(nn.Module):
         inputs, _ = self._executor.place(inputs, None)
         outputs: dict[int, Any] = {}
 
-        def keep(index: int, output: Any) -> tuple[tuple[()], tuple[()]]:
+        def keep(index: int, output: Any, _: bool) -> tuple[tuple[()], tuple[()]]:
             outputs[index] = output
             return (), ()
 

@@ -169,7 +169,12 @@ def _collected(weight: Tensor) -> Tensor:
             )
         return main  # type: ignore[no-any-return]
     if weight.grad is None:
-        # torch has it since 2.10; None there stands for any type.
-        dtype = getattr(weight, "grad_dtype", None) or weight.dtype
-        weight.grad = torch.zeros_like(weight, dtype=dtype, requires_grad=False)
+        weight.grad = new_gradient(weight)
     return weight.grad
+
+
+def new_gradient(parameter: Tensor) -> Tensor:
+    """Zeros to add the gradients of a parameter to, of the type that it wants them in."""
+    # Later versions of torch let a parameter say which; None stands for any.
+    dtype = getattr(parameter, "grad_dtype", None) or parameter.dtype
+    return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)

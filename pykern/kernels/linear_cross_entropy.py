@@ -12,9 +12,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from . import handover, levels
+from . import cross_entropy, handover, levels
 from .handover import TwoParts, Weights
-from .operation import define, wide
+from .operation import wide
 
 Reduction = Literal["mean", "sum"]
 
@@ -26,78 +26,6 @@ _FEWEST_ROWS, _MOST_ROWS, _NUM_CHUNKS = 2048, 4096, 4
 _BLOCK = 2**23
 # Rows of logits begin at a multiple of so many elements, for wide accesses.
 _ALIGNMENT = 16
-
-
-def losses_of_rows(
-    logits: Tensor, target: Tensor, scale: Tensor | None, num_classes: int, ignore_index: int
-) -> tuple[Tensor, Tensor]:
-    """The loss of each row of logits and, in their place, its gradient.
-
-    Args:
-        logits: floating [rows, width]; columns from `num_classes` on are padding.
-        target: int64 [rows].
-        scale: float32 (float64 for float64) []: the gradient of each loss, and that the gradients
-            of logits take their place; None to leave them.
-        num_classes: how many columns count, at least 1.
-        ignore_index: the target of rows that do not count. Their loss is 0.
-
-    Returns:
-        The losses and the logarithms of the rows' sums of exponentials, both float32 [rows]
-        (float64 for float64). NaN where a target is none of the classes.
-    """
-    values = wide(logits[:, :num_classes])
-    classes, known, ignored = _targets(target, num_classes, ignore_index)
-    log_sums = torch.where(known | ignored, values.logsumexp(1), torch.nan)
-    own = values.gather(1, classes[:, None])[:, 0]
-    losses = torch.where(ignored, 0.0, log_sums - own)
-    if scale is not None:
-        gradients_of_rows(logits, log_sums, target, scale, num_classes, ignore_index)
-    return losses, log_sums
-
-
-def gradients_of_rows(
-    logits: Tensor,
-    log_sums: Tensor,
-    target: Tensor,
-    scale: Tensor,
-    num_classes: int,
-    ignore_index: int,
-) -> None:
-    """Puts the gradient in the place of logits: (softmax - 1 at the target) * scale.
-
-    It is formed in float32 and rounded once. The arguments are those of `losses_of_rows`, and the
-    logarithms that it returns.
-    """
-    inside = logits[:, :num_classes]
-    classes, known, ignored = _targets(target, num_classes, ignore_index)
-    # A tensor of its own unless it needs no other type.
-    values = wide(inside).sub_(log_sums[:, None]).exp_()
-    ones = known.to(values.dtype)[:, None]
-    values.scatter_add_(1, classes[:, None], -ones)
-    values.mul_(torch.where(ignored, 0.0, scale)[:, None])
-    if values.dtype != logits.dtype:
-        inside.copy_(values)
-    logits[:, num_classes:].zero_()
-
-
-def _targets(target: Tensor, num_classes: int, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
-    """A class for each row, whether it is the target, and whether the row is ignored."""
-    known = (target >= 0) & (target < num_classes)
-    return torch.where(known, target, 0), known, target == ignore_index
-
-
-_losses_of_rows = define(
-    "cross_entropy_losses(Tensor(a!) logits, Tensor target, Tensor? scale, int num_classes,"
-    " int ignore_index) -> (Tensor, Tensor)",
-    losses_of_rows,
-    "linear_cross_entropy:losses_of_rows",
-)
-_gradients_of_rows = define(
-    "cross_entropy_gradients(Tensor(a!) logits, Tensor log_sums, Tensor target, Tensor scale,"
-    " int num_classes, int ignore_index) -> ()",
-    gradients_of_rows,
-    "linear_cross_entropy:gradients_of_rows",
-)
 
 
 def chunks(num_rows: int) -> list[slice]:
@@ -134,7 +62,7 @@ class Head:
             kept: room where all logits are left for `gradients`; None to drop them.
         """
         made = [
-            _losses_of_rows(logits, self._target[rows], None, *self._rule)
+            cross_entropy.losses(logits, self._target[rows], None, *self._rule)
             for rows, logits in self._logits(into=kept)
         ]
         losses, log_sums = zip(*made, strict=True)
@@ -153,14 +81,14 @@ class Head:
                 type or a wider one, that the weight's is added to; None for what is not wanted.
         """
         for rows, logits in self._logits(kept=kept):
-            _gradients_of_rows(logits, log_sums[rows], self._target[rows], scale, *self._rule)
+            cross_entropy.gradients(logits, log_sums[rows], self._target[rows], scale, *self._rule)
             self._spread(rows, logits, *places)
 
     def in_one_pass(self, scale: Tensor, *places: Tensor | None) -> Tensor:
         """The losses of all rows, and their gradients as of `gradients`."""
         made = []
         for rows, logits in self._logits():
-            losses, _ = _losses_of_rows(logits, self._target[rows], scale, *self._rule)
+            losses, _ = cross_entropy.losses(logits, self._target[rows], scale, *self._rule)
             self._spread(rows, logits, *places)
             made.append(losses)
         return torch.cat(made)
@@ -196,15 +124,17 @@ def add_product(total: Tensor, first: Tensor, second: Tensor) -> None:
 
     Sums round as where autograd adds a gradient to another.
     """
-    size = max(_BLOCK // max(total.shape[1], 1) // 128, 1) * 128
+    size = max(_BLOCK // total.shape[1] // 128, 1) * 128
+    # A GPU multiplies what is narrow into what is wide; elsewhere the factors have to be as wide.
+    mixed = total.is_cuda and total.dtype is torch.float32 and second.dtype.itemsize == 2
+    if not mixed:
+        second = second.to(total.dtype)
     for start in range(0, len(total), size):
         factor = first[start : start + size]
-        if total.dtype == second.dtype:
-            product = factor @ second
-        elif total.is_cuda and total.dtype is torch.float32:
+        if mixed:
             product = torch.mm(factor, second, out_dtype=torch.float32)
         else:
-            product = factor.to(total.dtype) @ second.to(total.dtype)
+            product = factor.to(total.dtype) @ second
         total[start : start + size].add_(product)
 
 
@@ -231,9 +161,15 @@ class _LinearCrossEntropy(TwoParts):
         return losses.sum() if num_rows is None else losses.sum() / num_rows
 
     @staticmethod
-    def gradients(ctx: Any, *gradients: Tensor) -> tuple[list[Tensor | None], Weights]:
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        # Refused here: where the gradient that came in requires none, torch would not refuse the
+        # second backward but leave this part of it out.
         if torch.is_grad_enabled():
             raise RuntimeError("linear_cross_entropy has no second derivative: no create_graph")
+        return TwoParts.backward(ctx, *gradients)
+
+    @staticmethod
+    def gradients(ctx: Any, *gradients: Tensor) -> tuple[list[Tensor | None], Weights]:
         hidden, weight, target, log_sums, num_rows, kept = ctx.saved_tensors
         scale = gradients[0] if num_rows is None else gradients[0] / num_rows
         ignore_index = ctx.ignore_index
@@ -339,10 +275,11 @@ def check(hidden: Tensor, weight: Tensor, target: Tensor, reduction: str) -> tor
 def _type_of_products(hidden: Tensor, weight: Tensor) -> torch.dtype:
     types = {hidden.dtype, weight.dtype}
     kind = hidden.device.type
+    floating = hidden.is_floating_point() and weight.is_floating_point()
     # What is float64 stays so, as in torch.
-    if torch.is_autocast_enabled(kind) and torch.float64 not in types:
+    if floating and torch.is_autocast_enabled(kind) and torch.float64 not in types:
         return torch.get_autocast_dtype(kind)
-    if len(types) > 1 or not hidden.is_floating_point():
+    if len(types) > 1 or not floating:
         raise TypeError(
             f"hidden and weight are floating and of one type, got {hidden.dtype} and {weight.dtype}"
         )

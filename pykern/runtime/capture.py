@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from .. import _C
+from ..kernels.head_loss import new_gradient
 from ..plan import Action, Kind, Plan
 from . import microbatch
 from .batch import Batch
@@ -265,7 +266,7 @@ def _no_collection() -> Iterator[None]:
 
 def _gradient_of(parameter: Tensor) -> Tensor:
     """A tensor to collect its gradients in, with what there is of them."""
-    collected = torch.zeros_like(parameter, requires_grad=False)
+    collected = new_gradient(parameter)
     return collected if parameter.grad is None else collected.copy_(parameter.grad)
 
 

@@ -61,12 +61,14 @@ def _alike(now: object, then: object) -> bool:
 
 
 def _place(tensor: Tensor) -> tuple[object, ...]:
-    """Where a tensor is and how it lies there, and whether it calls hooks."""
+    """Where a tensor is and how it lies there, whether it calls hooks, where gradients go."""
     hooks = tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None)
     calls = any(hooks)
     if tensor.layout is not torch.strided:
         return tensor.layout, calls
-    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), calls
+    main = getattr(tensor, "main_grad", None)
+    gradients = None if main is None else _place(main)
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), calls, gradients
 
 
 def _is_elsewhere(tensor: Tensor, place: tuple[object, ...]) -> bool:

@@ -45,13 +45,22 @@ class Losses:
         self._weights = weights
         self._losses: list[Tensor | None] = [None] * len(weights)
 
-    def __call__(self, microbatch: int, output: Any) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        """The last stage's output becomes a loss; returns where backward starts, and gradients."""
+    def __call__(
+        self, microbatch: int, output: Any, once: bool
+    ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """The last stage's output becomes a loss; returns where backward starts, and gradients.
+
+        Args:
+            microbatch: which one.
+            output: of the last stage.
+            once: whether there is no R that gives any of the step's outputs once more.
+        """
         if self._targets is None:
             loss = self.function(output)
         else:
             target = to_device(self._targets[microbatch], _device_of(output))
-            if isinstance(self.function, _InOnePass):
+            # What adds to gradients must not happen twice.
+            if once and isinstance(self.function, _InOnePass):
                 ended = self.function.with_gradients(output, target, self._weights[microbatch])
                 if ended is not None:
                     self._losses[microbatch] = ended.loss

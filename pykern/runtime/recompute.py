@@ -71,6 +71,11 @@ class Recompute:
         """Whether the microbatch is recomputed."""
         return self._level(microbatch) in INPUTS
 
+    @property
+    def in_use(self) -> bool:
+        """Whether any microbatch of the step is recomputed."""
+        return any(level in INPUTS for level in self._levels)
+
     def keeping(self, microbatch: int) -> AbstractContextManager[None]:
         """Within it, kernels keep what the microbatch's level says, if it says anything."""
         level = self._level(microbatch)

@@ -22,9 +22,9 @@ from .split import Work, backward_to_inputs
 
 _CPU = torch.device("cpu")
 
-# Gets (microbatch, output of the last stage); returns the tensors that backward starts from and
-# their gradients, both empty when there is no backward.
-Finish = Callable[[int, Any], tuple[Sequence[Tensor], Sequence[Tensor]]]
+# Gets (microbatch, output of the last stage, whether no R will give it again); returns the
+# tensors that backward starts from and their gradients, both empty when there is no backward.
+Finish = Callable[[int, Any, bool], tuple[Sequence[Tensor], Sequence[Tensor]]]
 
 # What a backward runs through: outputs, their gradients, and the leaves in front.
 Graph = tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]
@@ -163,7 +163,10 @@ class Stage:
         if self.next is not None:
             return cut(output).outputs
         assert self._finish is not None
-        outputs, self.gradients[microbatch] = self._finish(microbatch, self.passage.keep(output))
+        # Were it for this microbatch alone, gradients would add up in another order.
+        once = not self._recompute.in_use
+        ends = self._finish(microbatch, self.passage.keep(output), once)
+        outputs, self.gradients[microbatch] = ends
         return outputs
 
     def backward(self, microbatch: int) -> None:

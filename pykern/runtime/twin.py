@@ -135,5 +135,5 @@ class Twin(Passage):
         return self.outgoing[microbatch]
 
 
-def _no_finish(slot: int, output: Any) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+def _no_finish(slot: int, output: Any, _: bool) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
     raise AssertionError(f"slot {slot} of a stage that is not the last has ended: {output}")

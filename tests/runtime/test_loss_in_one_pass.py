@@ -79,7 +79,7 @@ def test_every_bit_equals_the_plain_model(name: str) -> None:
             assert torch.equal(pipe.step(x, target=y), expected)
             assert_same_state(pipe, plain)
         assert loss_fn.count == 4 + 3
-        assert pipe(x).shape == (3, 3, VOCABULARY)
+        assert pipe(torch.randn(5, 3, WIDTH)).shape == (5, 3, VOCABULARY)
 
 
 @pytest.mark.parametrize("name", ["one_f_one_b", "gpipe", "zb_h1"])
@@ -110,7 +110,7 @@ def test_what_is_frozen_stays_without_gradient(frozen: str) -> None:
     chosen = layers[-1:] if frozen == "head" else layers[:-1]
     chosen.requires_grad_(False)
     if frozen == "others":
-        layers[-1].norm.requires_grad_(False)  # type: ignore[union-attr]
+        layers[-1].norm.requires_grad_(False)
     plain = copy.deepcopy(layers)
     x, y = batch()
     for name in ("one_f_one_b", "zb_h1"):
@@ -119,6 +119,24 @@ def test_what_is_frozen_stays_without_gradient(frozen: str) -> None:
             assert torch.equal(pipe.step(x, target=y), expected)
             assert_same_state(pipe, plain)
     assert loss_fn.count == 2 * NUM_MICROBATCHES
+
+
+@pytest.mark.parametrize("level", ["stage", "layer"])
+def test_recomputed_microbatches_have_the_same_bits(level: Any) -> None:
+    layers, loss_fn = model(), Counting()
+    plain = copy.deepcopy(layers)
+    # All of the first stage, and two microbatches of the last, of which the first is watched.
+    recompute = [level, [level, None, level, None]]
+    plan = schedules.gpipe(2, NUM_MICROBATCHES)
+    with pipeline(layers, plan, loss_fn, recompute=recompute) as pipe:
+        assert "1R0" in str(pipe.plan)
+        assert "1R2" in str(pipe.plan)
+        for _ in range(2):
+            x, y = batch()
+            expected = plain_step(plain, x, y, LinearCrossEntropy(), NUM_MICROBATCHES)
+            assert torch.equal(pipe.step(x, target=y), expected)
+            assert_same_state(pipe, plain)
+    assert loss_fn.count == 0
 
 
 def test_where_nothing_trains_a_step_is_refused() -> None:
@@ -135,7 +153,7 @@ def test_hooks_of_the_weight_are_called_for_each_microbatch() -> None:
     layers, loss_fn = model(), Counting()
     plain = copy.deepcopy(layers)
     calls: list[Tensor] = []
-    layers[-1].weight.register_post_accumulate_grad_hook(calls.append)  # type: ignore[operator,union-attr]
+    layers[-1].weight.register_post_accumulate_grad_hook(calls.append)  # type: ignore[operator]
     x, y = batch()
     plan = schedules.zb_h1(2, NUM_MICROBATCHES)
     with pipeline(layers, plan, loss_fn) as pipe:
@@ -172,11 +190,15 @@ def test_graphs_have_the_same_bits(gpus: FakeCuda, name: str, main: bool) -> Non
     with pipeline(layers, plan, loss_fn, devices=["cuda:0", "cuda:1"], capture=True) as pipe:
         for number in range(4):
             if main and number in (0, 3):
-                # Another one is noticed.
                 for weight in (ours, theirs):
                     weight.main_grad = torch.zeros(VOCABULARY, WIDTH)
             x, y = batch(16)
+            launched = gpus.calls("cuGraphLaunch")
             loss = pipe.step(x, target=y)
+            # The graphs of the second step know nothing of another main_grad.
+            assert (gpus.calls("cuGraphLaunch") == launched) == (
+                number == 0 or (main and number == 3)
+            )
             assert torch.equal(loss, plain_step(plain, x, y, loss_fn, 4, pipe.partition.stages))
             if main:
                 theirs.main_grad += theirs.grad
@@ -185,4 +207,26 @@ def test_graphs_have_the_same_bits(gpus: FakeCuda, name: str, main: bool) -> Non
                 torch.testing.assert_close(ours.main_grad, theirs.main_grad)
             else:
                 assert_same_state(pipe, plain)
+
+
+def test_graphs_keep_the_type_of_gradients(gpus: FakeCuda) -> None:
+    layers, loss_fn = model().bfloat16(), LinearCrossEntropy()
+    weight: Any = layers[-1].weight
+    if not hasattr(weight, "grad_dtype"):
+        pytest.skip("this torch has no grad_dtype")
+    weight.grad_dtype = torch.float32
+    plain = copy.deepcopy(layers)
+    theirs: Any = plain[-1].weight
+    theirs.grad_dtype = torch.float32
+    plan = schedules.one_f_one_b(2, NUM_MICROBATCHES)
+    with pipeline(layers, plan, loss_fn, devices=["cuda:0", "cuda:1"], capture=True) as pipe:
+        for _ in range(3):
+            x, y = batch(16)
+            pipe.step(x.bfloat16(), target=y)
+            for part, target in zip(x.bfloat16().split(4), y.split(4), strict=True):
+                ended = loss_fn.with_gradients(plain(part), target, 0.25)
+                assert ended is not None
+                torch.autograd.backward(ended.outputs, ended.gradients)
+            assert weight.grad.dtype == torch.float32
+            assert_same_state(pipe, plain)
         assert gpus.calls("cuGraphLaunch") > 0

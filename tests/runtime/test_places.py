@@ -123,6 +123,6 @@ def test_losses_of_several_devices_are_added_on_the_first() -> None:
     losses = Losses(lambda loss: loss, None, [0.5, 0.5])
     outputs: list[Tensor] = [torch.ones((), device=device) for device in (META, CPU)]
     for microbatch, output in enumerate(outputs):
-        (loss,), (gradient,) = losses(microbatch, output.requires_grad_())
+        (loss,), (gradient,) = losses(microbatch, output.requires_grad_(), once=True)
         assert gradient.device == loss.device == output.device
     assert losses.total().device == META

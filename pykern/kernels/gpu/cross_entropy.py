@@ -79,7 +79,7 @@ def _kernel(
 def losses_of_rows(
     logits: Tensor, target: Tensor, scale: Tensor | None, num_classes: int, ignore_index: int
 ) -> tuple[Tensor, Tensor]:
-    """See `pykern.kernels.linear_cross_entropy.losses_of_rows`."""
+    """See `pykern.kernels.cross_entropy.losses_of_rows`."""
     losses = torch.empty(target.shape, dtype=torch.float32, device=logits.device)
     log_sums = torch.empty(target.shape, dtype=torch.float32, device=logits.device)
     _launch(logits, target, losses, log_sums, scale, num_classes, ignore_index)
@@ -94,7 +94,7 @@ def gradients_of_rows(
     num_classes: int,
     ignore_index: int,
 ) -> None:
-    """See `pykern.kernels.linear_cross_entropy.gradients_of_rows`."""
+    """See `pykern.kernels.cross_entropy.gradients_of_rows`."""
     _launch(logits, target, None, log_sums, scale, num_classes, ignore_index)
 
 
