@@ -28,7 +28,6 @@ class _Experts(TwoParts):
     @staticmethod
     def compute(ctx: Any, *arguments: Any) -> Tensor:
         x, gate_up, down, weights, order, places, ends, level = arguments
-        ctx.level = level
         ctx.dtypes = (x.dtype, gate_up.dtype, down.dtype)
         kind = _kind(x)
         x = x.to(kind)
@@ -38,31 +37,40 @@ class _Experts(TwoParts):
             product = weighted_swiglu(pre, weights, order)
             results = times(product, down.to(kind).mT, ends)
             y = row_sums(results, places.view_as(weights))
-        kept = (pre, rows, product) if level == "none" else stash.packed(pre, level)
+        # Of a frozen weight, what it is multiplied with is not needed again.
+        aside = (rows, product) if level == "none" and any(ctx.needs_input_grad[1:3]) else ()
+        kept = (*aside, *stash.packed(pre, level))
+        ctx.num_aside = len(aside)
         ctx.save_for_backward(x, gate_up, down, weights, order, places, ends, *kept)
         return y  # type: ignore[no-any-return]
 
     @staticmethod
     def gradients(ctx: Any, *gradients: Tensor) -> tuple[list[Tensor | None], Weights]:
         x, gate_up, down, weights, order, places, ends, *kept = ctx.saved_tensors
-        dtypes, gradient = ctx.dtypes, gradients[0]
-        everything = ctx.level == "none"
-        pre = kept[0] if everything else stash.unpacked(kept, x.dtype)
+        dtypes, (gradient,), needed = ctx.dtypes, gradients, ctx.needs_input_grad
+        rows, product = kept[: ctx.num_aside] or (None, None)
+        pre = stash.unpacked(kept[ctx.num_aside :], x.dtype)
+        again = needed[2] and product is None
         with torch.autocast(x.device.type, enabled=False):
             of_results = _rows(gradient, weights, order)
             of_product = times(of_results, down.to(x.dtype), ends)
-            of_pre, of_weights, product = weighted_swiglu_gradient(of_product, pre, weights, order)
+            of_pre, of_weights, remade = weighted_swiglu_gradient(
+                of_product, pre, weights, order, again
+            )
             of_rows = times(of_pre, gate_up.to(x.dtype), ends)
             of_x = row_sums(of_rows, places.view_as(weights)).to(dtypes[0])
 
         def weight_gradients() -> dict[int, Tensor]:
-            rows = kept[1] if everything else _rows(x, weights, order)
+            found = {}
             with torch.autocast(x.device.type, enabled=False):
-                of_down = outer(_rows(gradient, weights, order), product, ends)
-                return {
-                    1: outer(of_pre, rows, ends).to(dtypes[1]),
-                    2: of_down.to(dtypes[2]),
-                }
+                if needed[1]:
+                    right = _rows(x, weights, order) if rows is None else rows
+                    found[1] = outer(of_pre, right, ends).to(dtypes[1])
+                if needed[2]:
+                    left = _rows(gradient, weights, order)
+                    right = remade if product is None else product
+                    found[2] = outer(left, right, ends).to(dtypes[2])
+            return found
 
         return [of_x, None, None, of_weights, None, None, None, None], weight_gradients
 

@@ -25,7 +25,7 @@ def product(gate_up: Tensor, weights: Tensor, order: Tensor) -> Tensor:
 
 
 def product_gradient(
-    gradient: Tensor, gate_up: Tensor, weights: Tensor, order: Tensor
+    gradient: Tensor, gate_up: Tensor, weights: Tensor, order: Tensor, again: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of `gate_up` and of the weights, and the product, bit-equal to the forward's.
 
@@ -34,9 +34,10 @@ def product_gradient(
         gate_up: as of `product`.
         weights: as of `product`.
         order: as of `product`, a permutation.
+        again: whether the product is wanted.
 
     Returns:
-        As `gate_up`, as `weights`, and what `product` returns.
+        As `gate_up`, as `weights`, and what `product` returns, or no elements.
     """
     gate, up = wide(gate_up).chunk(2, dim=-1)
     silu, of_product = F.silu(gate), wide(gradient)
@@ -47,7 +48,8 @@ def product_gradient(
     of_weights = torch.empty_like(weights, memory_format=torch.contiguous_format)
     of_weights.view(-1).scatter_(0, order.long(), of_weight.to(weights.dtype))
     of_gate_up = torch.cat((of_gate, of_up), dim=-1).to(gate_up.dtype)
-    return of_gate_up, of_weights, product(gate_up, weights, order)
+    remade = product(gate_up, weights, order) if again else gate_up.new_empty(0)
+    return of_gate_up, of_weights, remade
 
 
 def _column(weights: Tensor, order: Tensor) -> Tensor:
@@ -60,8 +62,8 @@ weighted_swiglu = define(
     "weighted_swiglu:product",
 )
 weighted_swiglu_gradient = define(
-    "weighted_swiglu_gradient(Tensor gradient, Tensor gate_up, Tensor weights, Tensor order)"
-    " -> (Tensor, Tensor, Tensor)",
+    "weighted_swiglu_gradient(Tensor gradient, Tensor gate_up, Tensor weights, Tensor order,"
+    " bool again) -> (Tensor, Tensor, Tensor)",
     product_gradient,
     "weighted_swiglu:product_gradient",
 )

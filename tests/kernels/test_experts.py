@@ -119,6 +119,19 @@ def test_both_parts_of_a_split_backward():
         assert torch.equal(tensor.grad, gradient)
 
 
+@pytest.mark.parametrize("level", levels.LEVELS)
+@pytest.mark.parametrize("frozen", [(0,), (1,), (2,), (1, 2)])
+def test_what_is_frozen_gets_no_gradient(level, frozen):
+    tensors, logits = layer(9, dtype=torch.float32)
+    for position in frozen:
+        tensors[position].requires_grad_(False)
+    with levels.keeping(level):
+        y = experts(tensors[0], route(logits, 2), *tensors[1:])
+    y.sum().backward()
+    assert [t.grad is None for t in tensors] == [i in frozen for i in range(3)]
+    assert logits.grad is not None
+
+
 def saved_bytes(level, num_tokens, num_chosen, width, hidden):
     """What is kept for each token, without parameters and what routing itself keeps."""
     (x, gate_up, down), logits = layer(num_tokens, 4, width, hidden, torch.bfloat16)
@@ -239,10 +252,10 @@ def poison(form, patch, canaries):
     sizes=st.tuples(st.integers(0, 4), st.integers(1, 40)),
     dtype=st.sampled_from(DTYPES),
     layout=LAYOUTS,
-    block=st.sampled_from([16, 1024]),
+    form_of_kernel=st.tuples(st.sampled_from([16, 1024]), st.booleans()),
 )
-def test_weighted_swiglu(form, sizes, dtype, layout, block):
-    num_rows, hidden = sizes
+def test_weighted_swiglu(form, sizes, dtype, layout, form_of_kernel):
+    (num_rows, hidden), (block, again) = sizes, form_of_kernel
     gate_up = (torch.randn(num_rows, 2 * hidden) * 3).to(dtype)
     weights, order = torch.rand(num_rows, 1), torch.randperm(num_rows).to(torch.int32)
     gradient = torch.randn(num_rows, hidden).to(dtype)
@@ -257,12 +270,14 @@ def test_weighted_swiglu(form, sizes, dtype, layout, block):
         poison(form, patch, canaries)
         strided = padded(gate_up, *layout)
         product = SWIGLU[form].product(strided, weights, order)
-        results = SWIGLU[form].product_gradient(padded(gradient, *layout), strided, weights, order)
+        results = SWIGLU[form].product_gradient(
+            padded(gradient, *layout), strided, weights, order, again
+        )
     canaries.check()
     # An exponential of float32 is off by some roundings of its argument.
     steep = 2 + gate.detach().abs()
     assert_accepted(product, exact.detach(), exact.detach().abs() * steep)
-    assert torch.equal(results[2], product)
+    assert torch.equal(results[2], product if again else product.new_empty(0))
     slope = (gradient.double() * scales.detach()[order.long()]).abs() * steep
     terms = torch.cat((up.detach().abs() * slope, gate.detach().abs() * slope), dim=-1)
     assert_accepted(results[0], of_gate_up, terms * 2)
@@ -303,7 +318,7 @@ def test_torch_accepts_the_operations():
     arguments = (gate_up, weights, order)
     torch.library.opcheck(torch.ops.pykern.weighted_swiglu.default, arguments)
     torch.library.opcheck(
-        torch.ops.pykern.weighted_swiglu_gradient.default, (torch.randn(6, 4), *arguments)
+        torch.ops.pykern.weighted_swiglu_gradient.default, (torch.randn(6, 4), *arguments, True)
     )
     torch.library.opcheck(torch.ops.pykern.row_sums.default, (gate_up, order.view(3, 2)))
 
@@ -314,7 +329,7 @@ from pykern.kernels.gpu import row_sums, weighted_swiglu
 order, weights = torch.zeros(64, dtype=torch.int32), torch.zeros(32, 2)
 gate_up = torch.empty(64, 28672, dtype=torch.bfloat16)
 product = weighted_swiglu.product(gate_up, weights, order)
-weighted_swiglu.product_gradient(product, gate_up, weights, order)
+weighted_swiglu.product_gradient(product, gate_up, weights, order, True)
 row_sums.summed(torch.empty(64, 8192, dtype=torch.bfloat16), order.view(32, 2))
 """
 

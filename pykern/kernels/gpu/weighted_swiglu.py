@@ -41,6 +41,7 @@ def _gradients(
     hidden,
     gradient_stride,
     row_stride,
+    AGAIN: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
@@ -61,9 +62,10 @@ def _gradients(
         here = of_gate_up + row * 2 * hidden + columns
         tl.store(here, rounded(of_gate, of_gate_up.dtype.element_ty), inside)
         tl.store(here + hidden, rounded(of_up, of_gate_up.dtype.element_ty), inside)
-        # Only products, which nothing contracts: the bits of the forward.
-        values = rounded(silu * up * weight, result.dtype.element_ty)
-        tl.store(result + row * hidden + columns, values, inside)
+        if AGAIN:
+            # Only products, which nothing contracts: the bits of the forward.
+            values = rounded(silu * up * weight, result.dtype.element_ty)
+            tl.store(result + row * hidden + columns, values, inside)
     tl.store(of_weights + choice, tl.sum(total, axis=0))
 
 
@@ -89,14 +91,15 @@ def product(gate_up: Tensor, weights: Tensor, order: Tensor) -> Tensor:
 
 
 def product_gradient(
-    gradient: Tensor, gate_up: Tensor, weights: Tensor, order: Tensor
+    gradient: Tensor, gate_up: Tensor, weights: Tensor, order: Tensor, again: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `pykern.kernels.weighted_swiglu.product_gradient`."""
     gradient, matrix = as_rows(gradient), as_rows(gate_up)
     num_rows, hidden = gradient.shape
     dtype, device = gate_up.dtype, gate_up.device
     of_gate_up = torch.empty((num_rows, 2 * hidden), dtype=dtype, device=device)
-    result = torch.empty((num_rows, hidden), dtype=dtype, device=device)
+    shape = (num_rows, hidden) if again else (0,)
+    result = torch.empty(shape, dtype=dtype, device=device)
     of_weights = torch.empty(weights.shape, dtype=weights.dtype, device=device)
     if num_rows == 0:
         return of_gate_up, of_weights, result
@@ -111,6 +114,7 @@ def product_gradient(
         hidden,
         gradient.stride(0),
         matrix.stride(0),
+        AGAIN=again,
         COLUMNS=min(triton.next_power_of_2(hidden), _BLOCK),
         num_warps=4,
     )
