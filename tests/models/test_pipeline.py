@@ -39,7 +39,8 @@ def test_every_bit_is_the_plain_loop_s(name, num_devices, schedule):
 def test_recompute_changes_no_bit(name):
     """Not of dropout, of the choice of experts, or of the loss of balance."""
     expected = trained(name, "none")
-    for recompute in ("ops", ["layer", "stage"]):
+    others: list[Recompute] = ["ops", ["layer", "stage"]]
+    for recompute in others:
         for ours, theirs in zip(trained(name, recompute), expected, strict=True):
             assert torch.equal(ours, theirs)
 
