@@ -290,8 +290,8 @@ class Pipeline(nn.Module):
 
 
 def _mean_costs(timeline: Timeline, copies: Timeline, num_stages: int) -> Costs:
-    """The mean time of each stage for F, B, I and W, and of copies; 0 where there are none."""
-    kinds = (Kind.F, Kind.B, Kind.I, Kind.W)
+    """The mean time of each stage by kind, and of copies; 0 where there are none."""
+    kinds = (Kind.F, Kind.R, Kind.B, Kind.I, Kind.W)
     times: dict[Kind, list[list[float]]] = {kind: [[] for _ in range(num_stages)] for kind in kinds}
     for span in _spans(timeline):
         if span.action.kind in times:
@@ -302,11 +302,12 @@ def _mean_costs(timeline: Timeline, copies: Timeline, num_stages: int) -> Costs:
         # The boundary behind a stage, which a gradient crosses from the other side.
         back = span.action.kind == Kind.COPY_B
         crossings[span.action.stage - back].append(span.end_ns - span.start_ns)
-    forward, backward, inputs, weights = (_means(times[kind]) for kind in kinds)
+    forward, recompute, backward, inputs, weights = (_means(times[kind]) for kind in kinds)
     # As many bytes as nanoseconds, because a cost has one bandwidth for all boundaries.
     return Costs(
         forward,
         backward,
+        recompute_ns=recompute,
         input_ns=inputs,
         weight_ns=weights,
         message_bytes=_means(crossings),

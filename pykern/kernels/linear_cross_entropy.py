@@ -142,7 +142,7 @@ class _LinearCrossEntropy(TwoParts):
     weights = (1,)
 
     @staticmethod
-    def compute(  # noqa: PLR0913, PLR0917 - what a node is applied to is in order
+    def compute(
         ctx: Any,
         hidden: Tensor,
         weight: Tensor,

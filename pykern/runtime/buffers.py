@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from .cut import version_of
+
 # The number of a module among those of the layers, and the name of its buffer.
 Names = Sequence[tuple[int, str]]
 
@@ -35,7 +37,7 @@ class Buffers:
         self._modules = modules
         self._originals = {(number, name): modules[number]._buffers[name] for number, name in names}
         unique = {id(one): one for one in self._originals.values() if one is not None}
-        self._versions = {key: one._version for key, one in unique.items()}
+        self._versions = {key: version_of(one) for key, one in unique.items()}
         self._copies = {key: one.detach().clone() for key, one in unique.items()}
 
     def changed(self) -> Names:
@@ -53,7 +55,7 @@ class Buffers:
             return False
         # Batch normalisation writes its statistics without their version telling.
         key = id(now)
-        return now._version != self._versions[key] or not torch.equal(now, self._copies[key])
+        return version_of(now) != self._versions[key] or not torch.equal(now, self._copies[key])
 
     def keep_only(self, names: Names) -> None:
         """Lets go of the others."""

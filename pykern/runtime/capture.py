@@ -26,8 +26,9 @@ from .crossing import Ring, Transfer
 from .cuda import Gpus, Graph
 from .loss import Losses
 from .obstacles import CannotCapture, named
+from .pools import Pools
 from .stage import Stage
-from .twin import Twin
+from .twin import Cell, Twin, distinct
 
 
 class Recording:
@@ -67,21 +68,15 @@ class Recording:
         self._target = _copy_to(batch.target, last)
         self._input_parts = microbatch.split(self._inputs, batch.rows)
         self._target_parts = microbatch.split(self._target, batch.rows)
-        self._targets = [
-            _copy_to(self._target_parts[0], last) for _ in range(program.num_slots(len(stages) - 1))
-        ]
+        cells = [_cells(program, batch, stage.index) for stage in stages]
+        self._targets = [_copy_to(self._target_parts[0], last) for _ in distinct(cells[-1])]
         assert isinstance(batch.finish, Losses)
         self._losses = batch.finish.among(
             None if batch.target is None else self._targets, len(self._targets)
         )
         self._twins = [
-            Twin(
-                stage,
-                ring,
-                program.num_slots(stage.index),
-                self._losses if stage.next is None else None,
-            )
-            for stage, ring in zip(stages, self._rings, strict=True)
+            Twin(stage, ring, of_stage, self._losses if stage.next is None else None)
+            for stage, ring, of_stage in zip(stages, self._rings, cells, strict=True)
         ]
         self._capture(program.plan)
         loss = self._twins[-1].outputs[0][0]
@@ -116,31 +111,38 @@ class Recording:
 
         Within a slot of a stage the order is that of every step.
         """
-        kinds = [_backward_kinds(plan, stage.index) for stage in self._stages]
-        pools = [[self._gpus.pool() for _ in range(twin.num_slots)] for twin in self._twins]
         with torch.enable_grad(), _nothing_cached(), _no_collection():
             arguments = self._input_parts[0]
             leaves: Sequence[Tensor] = ()
+            pools = [Pools(self._gpus, plan, stage.index) for stage in self._stages]
             for stage, twin in enumerate(self._twins):
                 for slot in range(twin.num_slots):
                     twin.take(slot, arguments, leaves)
-                    self._record(Kind.F, stage, slot, pools[stage][slot])
+                    self._record(Kind.F, stage, slot, pools[stage].of(twin.ring_slot(slot)))
                 if stage + 1 < len(self._twins):
                     arguments, leaves = twin.handed(0)
             gradients: Sequence[Tensor | None] = ()
             for stage, twin in reversed(list(enumerate(self._twins))):
-                self._refuse_others(stage)
                 for slot in range(twin.num_slots):
                     if stage + 1 < len(self._twins):
                         twin.expect(slot, gradients)
-                    for kind in kinds[stage]:
-                        self._record(kind, stage, slot, pools[stage][slot])
+                    self._capture_backward(plan, stage, slot, pools[stage])
                 gradients = twin.outgoing[0]
 
-    def _refuse_others(self, stage: int) -> None:
+    def _capture_backward(self, plan: Plan, stage: int, slot: int, pools: Pools) -> None:
+        twin = self._twins[stage]
+        pool = pools.of(twin.ring_slot(slot))
+        if twin.is_recomputed(slot):
+            pool = pools.of_recompute(twin.ring_slot(slot))
+            self._record(Kind.R, stage, slot, pool)
+        self._refuse_others(stage, slot)
+        for kind in _backward_kinds(plan, stage):
+            self._record(kind, stage, slot, pool)
+
+    def _refuse_others(self, stage: int, slot: int) -> None:
         """A tensor without a gradient in the step before would get one in a graph's memory."""
         known = {id(parameter) for parameter, _ in self._gradients}
-        if any(id(leaf) not in known for leaf in self._twins[stage].trains(0)):
+        if any(id(leaf) not in known for leaf in self._twins[stage].trains(slot)):
             raise CannotCapture(
                 f"stage {stage}, or the loss, trains a tensor that is no parameter of its layers, "
                 "or that had no gradient after the step before"
@@ -161,7 +163,7 @@ class Recording:
 
     def _set_launch(self, action: Action) -> None:
         program, stage, number = self._program, action.stage, action.microbatch
-        slot = program.slot_of(Action(Kind.F, stage, number))
+        slot = self._slot(stage, number)
         graph = self._graphs[action.kind, stage, slot]
         before: list[Transfer] = []
         after: list[Transfer] = []
@@ -220,7 +222,15 @@ class Recording:
         self._program.set_transfers(Action(kind, stage, number), transfers)
 
     def _slot(self, stage: int, number: int) -> int:
-        return self._program.slot_of(Action(Kind.F, stage, number))
+        return self._twins[stage].slot_of(number)
+
+
+def _cells(program: _C.StreamProgram, batch: Batch, stage: int) -> list[Cell]:
+    """The slot and the level of each microbatch at a stage."""
+    count = len(batch.rows)
+    levels = batch.levels[stage] if batch.levels else [None] * count
+    slots = [program.slot_of(Action(Kind.F, stage, number)) for number in range(count)]
+    return list(zip(slots, levels, strict=True))
 
 
 def _backward_kinds(plan: Plan, stage: int) -> Sequence[Kind]:
@@ -229,7 +239,7 @@ def _backward_kinds(plan: Plan, stage: int) -> Sequence[Kind]:
         action.kind
         for row in plan.rows
         for action in row
-        if action.stage == stage and action.kind is not Kind.F
+        if action.stage == stage and action.kind not in (Kind.F, Kind.R)
     }
     if found == {Kind.B}:
         return [Kind.B]

@@ -71,3 +71,8 @@ def copies(value: Any) -> Any:
         return made[id(tensor)]
 
     return pytree.tree_map_only(Tensor, copy, value)
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often the tensor has been written; tensors of inference mode do not count it."""
+    return 0 if tensor.is_inference() else tensor._version

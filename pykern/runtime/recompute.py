@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..kernels import levels as kernels
-from .buffers import Buffers, names_in
+from .buffers import Buffers, modules_in, names_in
 from .cut import Cut, copies, cut
 from .random import Begins, OwnState, repeat
 from .watch import Seen, Segment, Watch, without_saved_tensors_hooks
@@ -24,6 +24,8 @@ INPUTS: tuple[Inputs, ...] = get_args(Inputs)
 # What F keeps, in ascending order of what is computed again; the first are those of kernels.
 Level = kernels.Level | Inputs
 LEVELS: tuple[Level, ...] = (*kernels.LEVELS, *INPUTS)
+
+_NOTHING = nullcontext()
 
 # The layers of a stage, then what ends its F and returns the tensors that backward starts from.
 # Each gets what the one before has returned.
@@ -77,9 +79,9 @@ class Recompute:
         return any(level in INPUTS for level in self._levels)
 
     def keeping(self, microbatch: int) -> AbstractContextManager[None]:
-        """Within it, kernels keep what the microbatch's level says, if it says anything."""
+        """Within it, kernels keep what the level of a microbatch says that is not recomputed."""
         level = self._level(microbatch)
-        return kernels.keeping(level) if level in kernels.LEVELS else nullcontext()
+        return _NOTHING if level is None else kernels.keeping(cast(kernels.Level, level))
 
     def _level(self, microbatch: int) -> Level | None:
         return self._levels[microbatch] if self._levels else None
@@ -89,7 +91,7 @@ class Recompute:
         microbatch: int,
         calls: Calls,
         arguments: tuple[Any, ...],
-        modules: Sequence[nn.Module],
+        holders: Sequence[object],
         state: OwnState | None,
     ) -> None:
         """F: runs the calls and keeps what R needs.
@@ -98,15 +100,16 @@ class Recompute:
             microbatch: which one.
             calls: layers and end.
             arguments: of the first call.
-            modules: all that may hold buffers.
+            holders: those of whose modules F may change buffers.
             state: that random operations draw from, None where there are none.
         """
         by_layer = self._level(microbatch) == "layer"
         if self._seen is None:
-            cell, self._seen = _watched(calls, arguments, modules, state, by_layer=by_layer)
+            cell, self._seen = _watched(calls, arguments, holders, state, by_layer=by_layer)
         else:
             kept = copies(arguments) if self._seen.overwrites else arguments
-            buffers = Buffers(modules, self._seen.changed)
+            changed = self._seen.changed
+            buffers = Buffers(modules_in(holders) if changed else (), changed)
             cell = Cell(kept, self._seen.segments(by_layer=by_layer), buffers)
             cell.forward(calls, arguments, state)
         self._cells[microbatch] = cell
@@ -115,10 +118,16 @@ class Recompute:
         """R: returns the tensors that backward starts from."""
         return self._cells[microbatch].again(calls) if microbatch in self._cells else ()
 
-    def take_cuts(self, microbatch: int) -> list[Cut]:
-        """Where the graph of a microbatch is cut within the stage, before its backward."""
-        cell = self._cells.pop(microbatch, None)
+    def cuts(self, microbatch: int) -> list[Cut]:
+        """Where the graph of a microbatch is cut within the stage."""
+        cell = self._cells.get(microbatch)
         return [] if cell is None else cell.inner_cuts()
+
+    def take_cuts(self, microbatch: int) -> list[Cut]:
+        """The same, for its backward: nothing else is held."""
+        cuts = self.cuts(microbatch)
+        self._cells.pop(microbatch, None)
+        return cuts
 
 
 class Cell:
@@ -146,9 +155,13 @@ class Cell:
         for segment in self._segments:
             begins = {} if state is None else state.note()
             *pieces, last = segment.pieces
-            for piece in pieces:
-                arguments = (cut(_run(calls, piece, arguments)).value,)
-            self.add(_run(calls, last, arguments), begins)
+            # Hooks of the caller are for what is kept.
+            with _NOTHING if segment.keeps else without_saved_tensors_hooks():
+                for piece in pieces:
+                    arguments = (cut(_run(calls, piece, arguments)).value,)
+                value = _run(calls, last, arguments)
+            self.add(value, begins)
+            del value
             arguments = (self._cuts[-1].value,)
 
     def add(self, value: Any, begins: Begins) -> None:
@@ -197,12 +210,13 @@ class Cell:
 def _watched(
     calls: Calls,
     arguments: tuple[Any, ...],
-    modules: Sequence[nn.Module],
+    holders: Sequence[object],
     state: OwnState | None,
     *,
     by_layer: bool,
 ) -> tuple[Cell, Seen]:
     """F of the first microbatch, in one graph, and what it shows."""
+    modules = modules_in(holders)
     buffers = Buffers(modules, names_in(modules))
     watch = Watch(arguments)
     values: list[Any] = []

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..plan import Kind
-from .buffers import modules_in
-from .cut import copies, cut
+from .cut import Cut, copies, cut
 from .microbatch import to_device
 from .passage import Passage
 from .random import Draws, StepSeed
@@ -25,6 +24,8 @@ _CPU = torch.device("cpu")
 # Gets (microbatch, output of the last stage, whether no R will give it again); returns the
 # tensors that backward starts from and their gradients, both empty when there is no backward.
 Finish = Callable[[int, Any, bool], tuple[Sequence[Tensor], Sequence[Tensor]]]
+
+_NO_MODE = nullcontext()
 
 # What a backward runs through: outputs, their gradients, and the leaves in front.
 Graph = tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]
@@ -123,11 +124,11 @@ class Stage:
             return
         self.arguments[microbatch] = None
         calls = self._calls(microbatch, self._end)
-        draws = self._draws.forward(microbatch) if self._draws.possible else nullcontext()
+        draws = self._draws.forward(microbatch) if self._draws.possible else _NO_MODE
         with draws as state:
             if self._recompute.has(microbatch):
-                modules = modules_in([*self.layers, getattr(self._finish, "function", None)])
-                self._recompute.forward(microbatch, calls, arguments, modules, state)
+                holders = [*self.layers, getattr(self._finish, "function", None)]
+                self._recompute.forward(microbatch, calls, arguments, holders, state)
             else:
                 with self._recompute.keeping(microbatch):
                     self.outputs[microbatch] = run(calls, arguments)
@@ -195,6 +196,10 @@ class Stage:
             with self._draws.backward(Kind.W, microbatch):
                 while works:
                     works.pop(0)()
+
+    def cuts_within(self, microbatch: int) -> Sequence[Cut]:
+        """Where the graph of a microbatch is cut, from its F to its backward."""
+        return self._recompute.cuts(microbatch)
 
     def has_weights(self, microbatch: int) -> bool:
         """Whether I has left anything for W to do."""

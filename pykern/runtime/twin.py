@@ -14,7 +14,16 @@ from .graph import leaves_of
 from .loss import Losses
 from .passage import Passage
 from .random import StepSeed
+from .recompute import INPUTS, Level
 from .stage import Stage
+
+# The slot of a microbatch, and what its F keeps.
+Cell = tuple[int, Level | None]
+
+
+def distinct(cells: Sequence[Cell]) -> list[Cell]:
+    """Each once, in their order."""
+    return list(dict.fromkeys(cells))
 
 
 class Twin(Passage):
@@ -23,6 +32,15 @@ class Twin(Passage):
     F reads `inputs` of its slot and its results are `outputs`; B or I reads `incoming` and its
     results are `outgoing`. Whoever replays them fills the former and fetches the latter.
 
+    Microbatches that have the same slot in turn share the tensors and graphs here if what F keeps
+    of them is the same; otherwise the slot counts twice here, at the same place in the ring.
+
+    Args:
+        original: the stage.
+        ring: where its tensors land.
+        cells: by microbatch, its slot and its level.
+        losses: of the last stage.
+
     Attributes:
         inputs: by slot, the tensors that an F reads.
         outputs: by slot, what it hands over.
@@ -30,10 +48,18 @@ class Twin(Passage):
         outgoing: by slot, the gradients of `inputs`, None for those without.
     """
 
-    def __init__(self, original: Stage, ring: Ring, num_slots: int, losses: Losses | None) -> None:
+    def __init__(
+        self,
+        original: Stage,
+        ring: Ring,
+        cells: Sequence[Cell],
+        losses: Losses | None,
+    ) -> None:
         self._ring = ring
         self._losses = losses
-        self.num_slots = num_slots
+        self._cells = distinct(cells)
+        self._slots = [self._cells.index(cell) for cell in cells]
+        self.num_slots = num_slots = len(self._cells)
         self.inputs: list[list[Tensor]] = [[] for _ in range(num_slots)]
         self.outputs: list[list[Tensor]] = [[] for _ in range(num_slots)]
         self.incoming: list[list[Tensor | None]] = [[] for _ in range(num_slots)]
@@ -48,7 +74,8 @@ class Twin(Passage):
         self._stage.passage = self
         for stage in (self._stage, self._after, self._before):
             if stage is not None:
-                stage.begin(num_slots, StepSeed(), losses or _no_finish)
+                levels = [level for _, level in self._cells]
+                stage.begin(num_slots, StepSeed(), losses or _no_finish, levels)
 
     def take(self, slot: int, arguments: tuple[Any, ...], leaves: Sequence[Tensor]) -> None:
         """Makes room for such arguments, of which some tensors need gradients.
@@ -63,7 +90,7 @@ class Twin(Passage):
 
         def place(tensor: Tensor) -> Tensor:
             if id(tensor) not in places:
-                where = (slot, Kind.F, len(places))
+                where = (self.ring_slot(slot), Kind.F, len(places))
                 places[id(tensor)] = self._ring.place(where, tensor.detach())
                 self.inputs[slot].append(places[id(tensor)])
                 if id(tensor) in needs:
@@ -75,7 +102,9 @@ class Twin(Passage):
     def expect(self, slot: int, gradients: Sequence[Tensor | None]) -> None:
         """Makes room for such gradients of the outputs."""
         self.incoming[slot] = [
-            None if gradient is None else self._ring.place((slot, Kind.B, index), gradient)
+            None
+            if gradient is None
+            else self._ring.place((self.ring_slot(slot), Kind.B, index), gradient)
             for index, gradient in enumerate(gradients)
         ]
 
@@ -86,16 +115,32 @@ class Twin(Passage):
         assert arguments is not None
         return arguments, self._after.leaves[slot]
 
+    def slot_of(self, microbatch: int) -> int:
+        """Where the microbatch is."""
+        return self._slots[microbatch]
+
+    def ring_slot(self, slot: int) -> int:
+        """Where that is in the ring."""
+        return self._cells[slot][0]
+
+    def is_recomputed(self, slot: int) -> bool:
+        """Whether there is an R between F and backward."""
+        return self._cells[slot][1] in INPUTS
+
     def trains(self, slot: int) -> list[Tensor]:
-        """What collects gradients in a backward, after an F."""
-        own = {id(leaf) for leaf in self._leaves[slot]}
-        return [leaf for leaf in leaves_of(self._stage.outputs[slot]) if id(leaf) not in own]
+        """What collects gradients in a backward, before it."""
+        cuts = self._stage.cuts_within(slot)
+        outputs = [output for one in cuts for output in one.outputs]
+        own = {id(leaf) for one in cuts for leaf in one.leaves}
+        own |= {id(leaf) for leaf in self._leaves[slot]}
+        found = leaves_of([*self._stage.outputs[slot], *outputs])
+        return [leaf for leaf in found if id(leaf) not in own]
 
     def has(self, kind: Kind, slot: int) -> bool:
         """Whether there is anything to do for an action, after those before it."""
         if kind is Kind.W:
             return self._stage.has_weights(slot)
-        return kind is Kind.F or len(self._stage.outputs[slot]) > 0
+        return kind in (Kind.F, Kind.R) or len(self._stage.outputs[slot]) > 0
 
     def run(self, kind: Kind, slot: int) -> list[Tensor]:
         """Runs an action; returns what others will read of it."""
@@ -103,6 +148,9 @@ class Twin(Passage):
             return self._forward(slot)
         if kind is Kind.W:
             self._stage.weight_gradients(slot)
+            return []
+        if kind is Kind.R:
+            self._stage.recompute(slot)
             return []
         if self._after is not None:
             self._stage.gradients[slot] = self.incoming[slot]

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
 
 from .buffers import Names
-from .cut import tensors_of
+from .cut import tensors_of, version_of
 from .graph import saved_by
 
 Edge = tuple[Node, int]
@@ -83,7 +83,7 @@ class Watch:
     """
 
     def __init__(self, given: Any) -> None:
-        self._given = [(tensor, tensor._version) for tensor in tensors_of(given)]
+        self._given = [(tensor, version_of(tensor)) for tensor in tensors_of(given)]
         # By call: what it has returned, with the versions, and where gradients enter its graph.
         self._returned: list[list[tuple[Tensor, int]]] = []
         self._edges: list[set[Edge]] = []
@@ -98,7 +98,7 @@ class Watch:
         new = self._visit([(edge.node, edge.output_nr) for edge in edges])
         self._keeps.append(any(_recomputes(node) for node in new))
         self._edges.append({(edge.node, edge.output_nr) for edge in edges})
-        self._returned.append([(tensor, tensor._version) for tensor in tensors])
+        self._returned.append([(tensor, version_of(tensor)) for tensor in tensors])
 
     def seen(self, changed: Names) -> Seen:
         """What has been seen after the last call."""
@@ -141,7 +141,7 @@ def without_saved_tensors_hooks() -> Iterator[None]:
 
 
 def _is_written(tensors: Sequence[tuple[Tensor, int]]) -> bool:
-    return any(tensor._version != version for tensor, version in tensors)
+    return any(version_of(tensor) != version for tensor, version in tensors)
 
 
 def _recomputes(node: Node) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import pykern
 from pykern import schedules
 from pykern.plan import Action, Kind, Plan
+from pykern.runtime.recompute import Level
 from tests.runtime.models import CASES, Case
 from tests.runtime.reference import assert_same_state, plain_step
 
@@ -42,11 +43,20 @@ def case_on(home: torch.device, model: str, rows: int) -> Case:
 
 
 def pipeline(
-    case: Case, plan: Plan, devices: str, capture: Literal[True, False, "step"] = False
+    case: Case,
+    plan: Plan,
+    devices: str,
+    capture: Literal[True, False, "step"] = False,
+    recompute: Level | None = None,
 ) -> pykern.Pipeline:
     names, _ = DEVICES[devices]
     return pykern.Pipeline(
-        case.layers, devices=names, schedule=plan, loss_fn=case.loss_fn, capture=capture
+        case.layers,
+        devices=names,
+        schedule=plan,
+        loss_fn=case.loss_fn,
+        capture=capture,
+        recompute=recompute,
     )
 
 
@@ -105,6 +115,23 @@ def assert_replays_are_plain(
 @pytest.mark.parametrize("name", ["one_f_one_b", "zb_h1"])
 def test_replayed_steps_have_them(home: torch.device, name: str) -> None:
     assert_replays_are_plain(home, "mlp", name, "four parts", capture=True)
+
+
+# Slow on the host, where tests/runtime/test_recompute_gpus.py has most of them.
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("model", "capture"), [("dropout", False), ("gpt", False), ("mlp", True), ("mlp", "step")]
+)
+@pytest.mark.parametrize("level", ["layer", "stage"])
+def test_recomputed_steps_have_them(
+    level: Level, model: str, capture: Literal[True, False, "step"]
+) -> None:
+    case = case_on(torch.device("cuda", 0), model, 16)
+    plain = copy.deepcopy(case.layers)
+    plan = schedules.zb_h1(4, NUM_MICROBATCHES)
+    with pipeline(case, plan, "four parts", capture, level) as pipe:
+        assert pipe.plan.has(Kind.R)
+        assert_steps_are_plain(pipe, plain, case, 16, 16, 16)
 
 
 # Many, and slow on the host, where tests/runtime/test_capture.py has most of them.

@@ -16,11 +16,11 @@ from .rows import as_rows
 _BLOCK = 2048
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["seed"])
 def _kernel(
     x,
     result,
-    seed,
+    seed: tl.int64,
     place,
     num_rows,
     num_columns,

@@ -27,12 +27,12 @@ def scaled(x, weight, bias):
     return x
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["seed"])
 def _sum(
     x,
     delta,
     added,
-    seed,
+    seed: tl.int64,
     place,
     rows,
     first,
@@ -61,12 +61,12 @@ def _sum(
     return values
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["seed"])
 def statistics(
     x,
     delta,
     added,
-    seed,
+    seed: tl.int64,
     place,
     num_columns,
     x_stride,
@@ -151,12 +151,12 @@ def _moments(
     return average, deviation
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["seed"])
 def forward(
     x,
     delta,
     added,
-    seed,
+    seed: tl.int64,
     place,
     num_rows,
     num_columns,

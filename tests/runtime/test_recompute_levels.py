@@ -1,0 +1,82 @@
+"""What a user may say of recompute, and what becomes of it."""
+
+from statistics import fmean
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pykern import schedules
+from pykern.kernels import levels as kernels
+from pykern.plan import Kind
+from tests.runtime.hard_layers import linear
+from tests.runtime.models import CASES, Case
+from tests.runtime.plans import recomputed
+from tests.runtime.recomputing import check_steps, pipeline
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "level": ("layers", "recompute for stage 0 is one of 'none', .* got 'layers'"),
+    "type": ([3, None], "recompute for stage 0 is one of .* got 3"),
+    "stages": (["layer"], "recompute has 1 entries, but the plan has 2 stages"),
+    "microbatches": ([["layer"], None], "1 entries for stage 0, but the plan has 3 microbatches"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_no_level_is_refused(name: str) -> None:
+    value, message = WRONG[name]
+    with pytest.raises(ValueError, match=message):
+        pipeline(CASES["mlp"](3), schedules.gpipe(2, 3), recompute=value)
+
+
+def test_without_a_backward_nothing_can_be_recomputed() -> None:
+    with pytest.raises(ValueError, match="recompute='layer', but the plan has no backward"):
+        pipeline(CASES["mlp"](3), schedules.forward_only(2, 3), recompute="layer")
+
+
+def test_levels_of_stages_and_microbatches() -> None:
+    levels: Any = ["layer", [None, "stage", "none", "ops", "ops+stash"]]
+    with pipeline(CASES["mlp"](5), schedules.gpipe(2, 5), recompute=levels) as pipe:
+        plan = pipe.plan
+    recomputes = {str(a) for row in plan.rows for a in row if a.kind is Kind.R}
+    assert recomputes == {*(f"0R{m}" for m in range(5)), "1R1"}
+    check_steps(CASES["mlp"](5), schedules.gpipe(2, 5), levels, [5, 5])
+
+
+def test_a_plan_with_recomputes_is_run_as_it_is() -> None:
+    plan = recomputed(schedules.gpipe(2, 3))
+    for level in (None, "layer", "ops", [None, "layer"]):
+        check_steps(CASES["gpt"](3), plan, level, [3])
+        with pipeline(CASES["mlp"](3), plan, recompute=level) as pipe:
+            assert pipe.plan == plan
+
+
+def test_a_prediction_takes_the_times_of_r() -> None:
+    case = CASES["mlp"](6)
+    with pipeline(case, recomputed(schedules.gpipe(2, 3))) as pipe:
+        pipe.step(case.inputs, target=case.target)
+        measured, predicted = pipe.timeline(), pipe.prediction()
+    times = [
+        [span.end_ns - span.start_ns for span in timeline.rows[0] if span.action.kind is Kind.R]
+        for timeline in (measured, predicted)
+    ]
+    assert [len(of_r) for of_r in times] == [3, 3]
+    assert fmean(times[0]) == pytest.approx(fmean(times[1]))
+
+
+def test_kernels_are_told_their_level() -> None:
+    found: list[str] = []
+
+    class Asks(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            found.append(kernels.level())
+            return super().forward(x)
+
+    layers = nn.Sequential(Asks(6, 6), linear())
+    case = Case(layers, torch.randn(4, 6), torch.randn(4, 6), F.mse_loss)
+    levels: Any = [["none", "ops+stash", None, "stage"], None]
+    check_steps(case, schedules.gpipe(2, 4), levels, [4])
+    # The plain model runs first.
+    assert found[4:] == ["none", "ops+stash", "ops", "ops", "ops"]
