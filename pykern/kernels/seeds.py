@@ -29,6 +29,7 @@ class Seed(NamedTuple):
 
 class _Local(threading.local):
     places: Iterator[Tensor] | None = None
+    is_drawing = False
 
 
 _local = _Local()
@@ -37,11 +38,20 @@ _local = _Local()
 def draw() -> Seed:
     """The seed of the next call: from torch's default generator of the CPU, or as provided."""
     if _local.places is None:
-        return Seed(int(torch.empty((), dtype=torch.int64, device="cpu").random_()), None)
+        _local.is_drawing = True
+        try:
+            return Seed(int(torch.empty((), dtype=torch.int64, device="cpu").random_()), None)
+        finally:
+            _local.is_drawing = False
     place = next(_local.places, None)
     if place is None:
         raise RuntimeError("more random operations are called than seeds were provided for")
     return Seed(0, place)
+
+
+def is_drawing() -> bool:
+    """Whether the random number that this thread is drawing is a seed."""
+    return _local.is_drawing
 
 
 @contextmanager
@@ -53,7 +63,7 @@ def provided(places: Tensor) -> Iterator[None]:
     Args:
         places: int64 tensor of one dimension; the first call reads its first element, and so on.
     """
-    before, _local.places = _local.places, iter(places.split(1))
+    before, _local.places = _local.places, iter([places[i : i + 1] for i in range(len(places))])
     try:
         yield
     finally:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..kernels import seeds
 from ..plan import Action, Kind
 
 # Held while a default generator lends its place to an action's state.
@@ -80,10 +81,17 @@ class Draws:
     `possible` is true until an action has been watched and drew nothing, so that a stage without
     dropout pays for watching once; each kind of backward action is watched in the same way.
     Changing the stage, as between train and eval mode or in what it trains, asks again.
+
+    Attributes:
+        possible: whether a forward may draw.
+        num_seeds: the most seeds of kernels that a forward has drawn.
+        only_seeds: whether no forward has drawn anything else.
     """
 
     def __init__(self, stage: int) -> None:
         self.possible = True
+        self.num_seeds = 0
+        self.only_seeds = True
         self._stage = stage
         self._drew = False
         self._mode: object = None
@@ -96,12 +104,20 @@ class Draws:
             self._mode = mode
             self.possible = True
             self._drew = False
+            self.num_seeds, self.only_seeds = 0, True
             self._safe.clear()
 
-    def watched(self, *, drew: bool) -> None:
+    def watched(self, *, drew: bool, num_seeds: int, only_seeds: bool) -> None:
         """A forward action has ended. What drew once may draw again, if not every time."""
         self._drew = self._drew or drew
         self.possible = self._drew
+        self.num_seeds = max(self.num_seeds, num_seeds)
+        self.only_seeds = self.only_seeds and only_seeds
+
+    def seeds_of(self, seed: StepSeed, microbatch: int) -> Tensor:
+        """What a forward that draws only seeds draws: int64 [num_seeds]."""
+        own = torch.Generator().manual_seed(action_seed(seed.value(), self._stage, microbatch))
+        return torch.empty(self.num_seeds, dtype=torch.int64, device="cpu").random_(generator=own)
 
     def forward(self, microbatch: int) -> OwnState:
         """The mode to run a forward action in."""
@@ -168,6 +184,8 @@ class OwnState(_Mode):
         self._states: Begins = {}
         self._noted: Begins = {}
         self._drew = False
+        self._num_seeds = 0
+        self._only_seeds = True
 
     def note(self) -> Begins:
         """From now on, the state in which each generator is first drawn from: see `repeat`."""
@@ -193,6 +211,8 @@ class OwnState(_Mode):
                 generator.set_state(callers)
                 if own is not None or not torch.equal(before, after):
                     self._drew = True
+                    self._num_seeds += seeds.is_drawing()
+                    self._only_seeds = self._only_seeds and seeds.is_drawing()
                     self._seed.use()
 
     def _begin(self, generator: torch.Generator) -> Tensor:
@@ -207,7 +227,9 @@ class OwnState(_Mode):
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
         if exception[0] is None:
-            self._draws.watched(drew=self._drew)
+            self._draws.watched(
+                drew=self._drew, num_seeds=self._num_seeds, only_seeds=self._only_seeds
+            )
 
 
 class _Repeat(_Mode):

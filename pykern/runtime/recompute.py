@@ -69,6 +69,11 @@ class Recompute:
         twin._seen = self._seen
         return twin
 
+    @property
+    def keeps_graphs(self) -> bool:
+        """Whether some layers recompute by themselves, as far as has been seen."""
+        return self._seen is not None and any(self._seen.keeps)
+
     def has(self, microbatch: int) -> bool:
         """Whether the microbatch is recomputed."""
         return self._level(microbatch) in INPUTS

@@ -95,9 +95,14 @@ class Stage:
         return self._settings
 
     @property
-    def may_draw(self) -> bool:
-        """Whether a forward may draw random numbers, as far as has been seen."""
-        return self._draws.possible
+    def draws(self) -> Draws:
+        """What has been seen of the random numbers of forwards."""
+        return self._draws
+
+    @property
+    def keeps_graphs(self) -> bool:
+        """Whether R has been seen to leave layers alone whose graph F keeps."""
+        return self._recompute.keeps_graphs
 
     def end(self) -> None:
         """Lets go of everything that belongs to the step."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ..kernels.seeds import provided
 from ..plan import Kind
 from .crossing import Ring, dense
 from .graph import leaves_of
@@ -46,6 +48,7 @@ class Twin(Passage):
         outputs: by slot, what it hands over.
         incoming: by slot, where the gradients of `outputs` that need one are put.
         outgoing: by slot, the gradients of `inputs`, None for those without.
+        seeds: by slot, an int64 tensor of the seeds that its F and R draw.
     """
 
     def __init__(
@@ -64,6 +67,8 @@ class Twin(Passage):
         self.outputs: list[list[Tensor]] = [[] for _ in range(num_slots)]
         self.incoming: list[list[Tensor | None]] = [[] for _ in range(num_slots)]
         self.outgoing: list[list[Tensor | None]] = [[] for _ in range(num_slots)]
+        like = torch.empty(original.draws.num_seeds, dtype=torch.int64, device=original.device)
+        self.seeds = [ring.place((slot, "seeds"), like) for slot, _ in self._cells]
         self._arguments: list[tuple[Any, ...]] = [()] * num_slots
         self._leaves: list[list[Tensor]] = [[] for _ in range(num_slots)]
         # Neighbours that only hold what is handed over.
@@ -145,12 +150,14 @@ class Twin(Passage):
     def run(self, kind: Kind, slot: int) -> list[Tensor]:
         """Runs an action; returns what others will read of it."""
         if kind is Kind.F:
-            return self._forward(slot)
+            with provided(self.seeds[slot]):
+                return self._forward(slot)
         if kind is Kind.W:
             self._stage.weight_gradients(slot)
             return []
         if kind is Kind.R:
-            self._stage.recompute(slot)
+            with provided(self.seeds[slot]):
+                self._stage.recompute(slot)
             return []
         if self._after is not None:
             self._stage.gradients[slot] = self.incoming[slot]
