@@ -7,7 +7,7 @@ at once. Baseline: operations that keep all that their backward reads.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 import pykern
 from pykern import schedules
+from pykern.live_bytes import LiveBytes
 from pykern.models import gpt, llama, next_token_loss
 from pykern.runtime.recompute import LEVELS, Level
 
 from .harness import Contender, Record, assert_same_answer, in_this_process, interleave, judge
-from .live import LiveBytes
 
 _MODELS: dict[str, Callable[[int, int], nn.Sequential]] = {
     "GPT": lambda layers, width: gpt(layers=layers, width=width, heads=8),
@@ -45,10 +45,7 @@ def test_levels(
     none, ops, stash, layer, stage = contenders
     assert_same_answer([none, ops, layer, stage], tolerance=0.0)
     assert_same_answer([none, stash], tolerance=0.05)
-    peaks = {
-        contender.name: _peak_mib(contender, [*chain.parameters(), ids])
-        for contender, chain in zip(contenders, chains, strict=True)
-    }
+    peaks = {contender.name: _peak_mib(contender) for contender in contenders}
     assert peaks["none"] > peaks["ops"] > peaks["ops+stash"] > peaks["layer"]
     samples = interleave(benchmark, contenders, rounds=1 if smoke else 20)
     if smoke:
@@ -69,10 +66,11 @@ def _contender(level: Level, chain: nn.Sequential, ids: Tensor) -> Contender:
     return in_this_process(level, chain, 1, lambda: pipe.step(ids[0], target=ids[1]))
 
 
-def _peak_mib(contender: Contender, known: Sequence[Tensor]) -> float:
+def _peak_mib(contender: Contender) -> float:
     """Of a step that finds gradients to add to, so that all it makes is activations."""
     contender.prepare()
     contender.step()
-    with LiveBytes([*known, *contender.gradients().values()]) as live:
+    live = LiveBytes()
+    with live:
         contender.step()
     return live.peak / 2**20
