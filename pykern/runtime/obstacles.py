@@ -53,11 +53,6 @@ def refuse_stage(stage: Stage) -> None:
         raise CannotCapture(
             f"{_drawing(stage)} draws random numbers, which would be the same in every replay"
         )
-    if draws.possible and stage.keeps_graphs:
-        raise CannotCapture(
-            f"stage {stage.index} draws random numbers and has layers that recompute by "
-            "themselves: an R would not know which of the numbers are theirs"
-        )
     if _are_hooked_globally():
         raise CannotCapture("hooks of all modules are set, which a replay would not call")
     for name, module in modules_of(stage):

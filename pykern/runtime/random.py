@@ -95,7 +95,7 @@ class Draws:
         self._stage = stage
         self._drew = False
         self._mode: object = None
-        self._safe: set[tuple[Kind, int]] = set()
+        self._safe: set[tuple[Kind, object]] = set()
 
     def begin(self, seed: StepSeed, mode: object) -> None:
         """Starts a step. `mode` is any value that changes when other layers may draw."""
@@ -124,15 +124,16 @@ class Draws:
         return OwnState(self, self._seed, self._stage, microbatch)
 
     def backward(
-        self, kind: Kind, microbatch: int, num_inputs: int = 0
+        self, kind: Kind, microbatch: int, form: object = None
     ) -> AbstractContextManager[object]:
         """The mode to run a backward action in: none, once one has been seen to draw nothing.
 
-        One that leads to more inputs, because an earlier stage has come to train, is another.
+        One of another form is another: of another part of the stage, or one that leads to more
+        inputs, because an earlier stage has come to train.
         """
-        if not self.possible or (kind, num_inputs) in self._safe:
+        if not self.possible or (kind, form) in self._safe:
             return _NO_MODE
-        return _RefuseInBackward(self._safe, Action(kind, self._stage, microbatch), num_inputs)
+        return _RefuseInBackward(self._safe, Action(kind, self._stage, microbatch), form)
 
 
 def repeat(begins: Begins) -> AbstractContextManager[object]:
@@ -259,11 +260,11 @@ class _Repeat(_Mode):
 class _RefuseInBackward(_Mode):
     """Finds recomputation that would draw other numbers than the forward it repeats."""
 
-    def __init__(self, safe: set[tuple[Kind, int]], action: Action, num_inputs: int) -> None:
+    def __init__(self, safe: set[tuple[Kind, object]], action: Action, form: object) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._safe = safe
         self._action = action
-        self._num_inputs = num_inputs
+        self._form = form
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -290,4 +291,4 @@ class _RefuseInBackward(_Mode):
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
         if exception[0] is None:
-            self._safe.add((self._action.kind, self._num_inputs))
+            self._safe.add((self._action.kind, self._form))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..plan import Kind
-from .cut import Cut, copies, cut
+from .cut import copies, cut
 from .microbatch import to_device
 from .passage import Passage
 from .random import Draws, StepSeed
@@ -99,11 +99,6 @@ class Stage:
         """What has been seen of the random numbers of forwards."""
         return self._draws
 
-    @property
-    def keeps_graphs(self) -> bool:
-        """Whether R has been seen to leave layers alone whose graph F keeps."""
-        return self._recompute.keeps_graphs
-
     def end(self) -> None:
         """Lets go of everything that belongs to the step."""
         self._finish = None
@@ -183,21 +178,19 @@ class Stage:
 
     def backward(self, microbatch: int) -> None:
         """B: adds to the parameters' `.grad` and hands input gradients to the previous stage."""
-        draws = self._draws.backward(Kind.B, microbatch, len(self.leaves[microbatch]))
-        with draws, self._keeping(microbatch):
-            for outputs, gradients, _ in self._graphs(microbatch):
+        for number, (outputs, gradients, _) in enumerate(self._graphs(microbatch)):
+            with self._watched(Kind.B, microbatch, number), self._keeping(microbatch):
                 torch.autograd.backward(outputs, gradients)
         self._hand_back(microbatch)
 
     def input_gradients(self, microbatch: int) -> None:
         """I: hands input gradients to the previous stage."""
         works: list[Work] = []
-        draws = self._draws.backward(Kind.I, microbatch, len(self.leaves[microbatch]))
-        with draws, self._keeping(microbatch):
-            for outputs, gradients, leaves in self._graphs(microbatch):
+        for number, (outputs, gradients, leaves) in enumerate(self._graphs(microbatch)):
+            with self._watched(Kind.I, microbatch, number), self._keeping(microbatch):
                 work = backward_to_inputs(outputs, gradients, leaves, self._finish_weights)
-                if work is not None:
-                    works.append(work)
+            if work is not None:
+                works.append(work)
         if works:
             self._weights[microbatch] = works
         self._hand_back(microbatch)
@@ -214,9 +207,14 @@ class Stage:
         """In F, and in a backward, where a layer's own checkpointing makes again what F kept."""
         return self._recompute.keeping(microbatch)
 
-    def cuts_within(self, microbatch: int) -> Sequence[Cut]:
-        """Where the graph of a microbatch is cut, from its F to its backward."""
-        return self._recompute.cuts(microbatch)
+    def _watched(self, kind: Kind, microbatch: int, number: int) -> AbstractContextManager[object]:
+        """For one graph of a backward, where nothing may be drawn: see `Draws.backward`."""
+        return self._draws.backward(kind, microbatch, (number, len(self.leaves[microbatch])))
+
+    @property
+    def trains(self) -> Sequence[Tensor]:
+        """What an R, or the backward after it, has been seen to collect gradients for."""
+        return self._recompute.trains
 
     def has_weights(self, microbatch: int) -> bool:
         """Whether I has left anything for W to do."""
@@ -234,17 +232,22 @@ class Stage:
     def _graphs(self, microbatch: int) -> Iterator[Graph]:
         """What a backward consists of: one graph, or those of the stage's segments, last first.
 
-        Each has outputs, their gradients and leaves, and is gone when the next is asked for.
+        Each has outputs, their gradients and leaves, and is gone when the next is asked for. At
+        level `layer` the next is made then.
         """
         outputs, gradients = _used(self.outputs[microbatch], self.gradients[microbatch])
         self.outputs[microbatch] = self.gradients[microbatch] = ()
         gradients = self.passage.take_in(gradients)
-        cuts = self._recompute.take_cuts(microbatch)
-        while cuts and outputs:
-            behind = cuts.pop()
-            yield outputs, gradients, behind.leaves
-            outputs, gradients = _used(behind.outputs, behind.gradients())
-            del behind
+        cell = self._recompute.take(microbatch)
+        front = None if cell is None else cell.front()
+        while cell is not None and front is not None and outputs:
+            yield outputs, gradients, front.leaves
+            outputs, found = (), front.gradients()
+            if any(gradient is not None for gradient in found):
+                again = cell.outputs(self._calls(microbatch, self._end_again))
+                outputs, gradients = _used(again, found)
+                del again
+            front = cell.front()
         if outputs:
             yield outputs, gradients, self.leaves[microbatch]
 

@@ -134,12 +134,10 @@ class Twin(Passage):
 
     def trains(self, slot: int) -> list[Tensor]:
         """What collects gradients in a backward, before it."""
-        cuts = self._stage.cuts_within(slot)
-        outputs = [output for one in cuts for output in one.outputs]
-        own = {id(leaf) for one in cuts for leaf in one.leaves}
-        own |= {id(leaf) for leaf in self._leaves[slot]}
-        found = leaves_of([*self._stage.outputs[slot], *outputs])
-        return [leaf for leaf in found if id(leaf) not in own]
+        if self.is_recomputed(slot):
+            return list(self._stage.trains)
+        own = {id(leaf) for leaf in self._leaves[slot]}
+        return [leaf for leaf in leaves_of(self._stage.outputs[slot]) if id(leaf) not in own]
 
     def has(self, kind: Kind, slot: int) -> bool:
         """Whether there is anything to do for an action, after those before it."""
@@ -149,15 +147,17 @@ class Twin(Passage):
 
     def run(self, kind: Kind, slot: int) -> list[Tensor]:
         """Runs an action; returns what others will read of it."""
+        with provided(self.seeds[slot]):
+            return self._run(kind, slot)
+
+    def _run(self, kind: Kind, slot: int) -> list[Tensor]:
         if kind is Kind.F:
-            with provided(self.seeds[slot]):
-                return self._forward(slot)
+            return self._forward(slot)
         if kind is Kind.W:
             self._stage.weight_gradients(slot)
             return []
         if kind is Kind.R:
-            with provided(self.seeds[slot]):
-                self._stage.recompute(slot)
+            self._stage.recompute(slot)
             return []
         if self._after is not None:
             self._stage.gradients[slot] = self.incoming[slot]
