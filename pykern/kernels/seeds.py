@@ -73,6 +73,11 @@ def provided(places: Tensor) -> Iterator[None]:
         _local.places, _local.position = before
 
 
+def are_provided() -> bool:
+    """Whether calls of this thread read their seeds from memory."""
+    return _local.places is not None
+
+
 def position() -> int:
     """Which of the seeds that are provided is next."""
     return _local.position

@@ -119,8 +119,13 @@ class Draws:
         own = torch.Generator().manual_seed(action_seed(seed.value(), self._stage, microbatch))
         return torch.empty(self.num_seeds, dtype=torch.int64, device="cpu").random_(generator=own)
 
-    def forward(self, microbatch: int) -> OwnState:
-        """The mode to run a forward action in."""
+    def forward(self, microbatch: int) -> AbstractContextManager[OwnState | None]:
+        """The mode to run a forward action in: none where it draws nothing.
+
+        Nor where seeds are provided, in a capture: a GPU's generator refuses to tell its state.
+        """
+        if not self.possible or seeds.are_provided():
+            return _NO_MODE
         return OwnState(self, self._seed, self._stage, microbatch)
 
     def backward(
@@ -131,7 +136,7 @@ class Draws:
         One of another form is another: of another part of the stage, or one that leads to more
         inputs, because an earlier stage has come to train.
         """
-        if not self.possible or (kind, form) in self._safe:
+        if not self.possible or seeds.are_provided() or (kind, form) in self._safe:
             return _NO_MODE
         return _RefuseInBackward(self._safe, Action(kind, self._stage, microbatch), form)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -24,8 +24,6 @@ _CPU = torch.device("cpu")
 # Gets (microbatch, output of the last stage, whether no R will give it again); returns the
 # tensors that backward starts from and their gradients, both empty when there is no backward.
 Finish = Callable[[int, Any, bool], tuple[Sequence[Tensor], Sequence[Tensor]]]
-
-_NO_MODE = nullcontext()
 
 # What a backward runs through: outputs, their gradients, and the leaves in front.
 Graph = tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]
@@ -124,8 +122,7 @@ class Stage:
             return
         self.arguments[microbatch] = None
         calls = self._calls(microbatch, self._end)
-        draws = self._draws.forward(microbatch) if self._draws.possible else _NO_MODE
-        with draws as state:
+        with self._draws.forward(microbatch) as state:
             if self._recompute.has(microbatch):
                 # Here already, or R would wait for the host once more.
                 arguments = self._at_home(arguments)

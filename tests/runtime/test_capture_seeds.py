@@ -1,16 +1,21 @@
 """Graph mode with the dropout of kernels: every replay draws what a call would."""
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import pykern
 from pykern import schedules
+from pykern.kernels import seeds
 from pykern.kernels.dropout import dropout
 from pykern.runtime.obstacles import CannotCapture
+from pykern.runtime.random import OwnState, StepSeed, _Repeat
+from pykern.runtime.stage import Stage
 from tests.fake_cuda.fake import FakeCuda
 from tests.fake_cuda.host_gpus import unchecked_gpus
 from tests.runtime.models import Case
@@ -33,6 +38,28 @@ def case() -> Case:
     torch.manual_seed(1)
     layers = nn.Sequential(nn.Linear(8, 8), Drop(8), nn.Linear(8, 8), Drop(8), nn.Linear(8, 8))
     return Case(layers, torch.randn(ROWS, 8), torch.randn(ROWS, 8), F.mse_loss)
+
+
+def test_no_generator_is_asked_in_a_capture() -> None:
+    """One of a GPU refuses; attention would ask it, dropout or not."""
+    modes: list[object] = []
+
+    class Notes(Drop):
+        def forward(self, x: Tensor) -> Tensor:
+            modes.append(_get_current_dispatch_mode())
+            return super().forward(x)
+
+    stage, following = Stage(0, [Notes(8)]), Stage(1, ())
+    stage.next, following.previous = following, stage
+    for provided in (False, False, True):
+        for one in (stage, following):
+            one.begin(1, StepSeed(), lambda *_: ((), ()), ["stage"])
+        stage.arguments = [(torch.randn(2, 8),)]
+        with seeds.provided(torch.arange(2)) if provided else nullcontext():
+            stage.forward(0)
+            stage.recompute(0)
+    assert [type(mode) for mode in modes[:2]] == [OwnState, _Repeat]
+    assert modes[4:] == [None, None]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pykern.plan import Kind
 from pykern.runtime import random
-from pykern.runtime.random import Draws, StepSeed, action_seed
+from pykern.runtime.random import Draws, OwnState, StepSeed, action_seed
 
 META = torch.device("meta")
 
@@ -105,6 +105,7 @@ def test_what_may_draw_and_does_not_leaves_everything_alone(
     draws = started(seed)
     before = [g.get_state() for g in (torch.default_generator, *generators)]
     mode = draws.forward(0)
+    assert isinstance(mode, OwnState)
     mode.__torch_dispatch__(attend, (), (), {"device": torch.device("cuda", 0)})
     with mode:
         pass
