@@ -69,6 +69,7 @@ def test_an_action_draws_on_each_device_as_if_it_had_been_seeded(
 ) -> None:
     draw = Operation()
     mode = started(seed).forward(5)
+    assert isinstance(mode, OwnState)
     drawn: list[float] = []
     for index in (0, 1, 0):
         device = torch.device("cuda", index)
@@ -91,6 +92,7 @@ def test_callers_generators_are_where_they_were(
     torch.manual_seed(7)
     for microbatch in range(2):
         mode = started(seed).forward(microbatch)
+        assert isinstance(mode, OwnState)
         for index in range(2):
             device = torch.device("cuda", index)
             mode.__torch_dispatch__(Operation(), (), (), {"device": device})
