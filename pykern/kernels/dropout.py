@@ -44,8 +44,8 @@ def keeps(x: Tensor, rate: float, seed: int, place: Tensor | None) -> Tensor:
     """Which elements of `x` are kept: bool, of its shape. Columns are its last dimension."""
     num_columns = x.shape[-1] if x.dim() else 1
     num_rows = x.numel() // num_columns if num_columns else 0
-    words = random_words(seed if place is None else place, num_rows, num_columns)
-    return (words >= threshold(rate)).view(x.shape).to(x.device)
+    words = random_words(seed if place is None else place, num_rows, num_columns, x.device)
+    return (words >= threshold(rate)).view(x.shape)
 
 
 _dropout = define(

@@ -11,12 +11,15 @@ from torch import Tensor
 
 NUM_ROUNDS = 7
 
+_CPU = torch.device("cpu")
 _WORD = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 
 
-def random_words(seed: int | Tensor, num_rows: int, num_columns: int) -> Tensor:
+def random_words(
+    seed: int | Tensor, num_rows: int, num_columns: int, device: torch.device = _CPU
+) -> Tensor:
     """A number of 32 bits for every place in a matrix.
 
     Element (row, column) is word `column % 4` of the counter (column // 4, row, row >> 32, 0), so
@@ -26,11 +29,11 @@ def random_words(seed: int | Tensor, num_rows: int, num_columns: int) -> Tensor:
         seed: 64 bits: a number, or an int64 tensor of one element.
         num_rows: of the matrix.
         num_columns: of the matrix.
+        device: of the result, and of a seed that is a tensor.
 
     Returns:
         int64 [num_rows, num_columns], each 0 <= value < 2**32.
     """
-    device = seed.device if isinstance(seed, Tensor) else torch.device("cpu")
     rows = torch.arange(num_rows, dtype=torch.int64, device=device)[:, None]
     quads = torch.arange((num_columns + 3) // 4, dtype=torch.int64, device=device)[None, :]
     counter = [quads & _WORD, rows & _WORD, rows >> 32, torch.zeros_like(rows)]

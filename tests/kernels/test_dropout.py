@@ -3,6 +3,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pykern.kernels import dropout as op
 from pykern.kernels import seeds
@@ -14,6 +15,19 @@ from tests.kernels.acceptance import Canaries, padded, uninitialised_is_nan
 from tests.kernels.sm90 import compiled_for_sm90
 
 SEEDS = st.integers(0, 2**63 - 1)
+
+
+class OnlyOn(TorchDispatchMode):
+    """Refuses operations whose results are elsewhere."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self._kind = kind
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        assert not isinstance(result, torch.Tensor) or result.device.type == self._kind, func
+        return result
 
 
 def philox(seed: int, counter: tuple[int, int, int, int], num_rounds: int = 7) -> list[int]:
@@ -158,6 +172,13 @@ def test_no_rate_and_no_training_change_nothing():
     x = torch.ones(2)
     assert dropout(x, 0.0) is x
     assert dropout(x, 0.5, training=False) is x
+
+
+def test_a_mask_is_made_where_it_is_used():
+    # Were it made on the CPU, a GPU would have to wait for it. One of sizes only stands for it.
+    x = torch.empty(3, 5, device="meta")
+    with OnlyOn("meta"):
+        assert op.keeps(x, 0.2, 5, None).shape == x.shape
 
 
 def test_torch_accepts_the_operation():
