@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import pykern
+from bench.live import counted_bytes
 from pykern.budget import Budget
 from pykern.models.gpt import gpt, next_token_loss
 from pykern.plan import Kind
-from tests.runtime.live import count_bytes
 
 DEVICES = 4
 
@@ -54,11 +54,10 @@ def peaks(pipe: pykern.Pipeline) -> list[int]:
     """Most bytes of each device in a step, gradients of parameters not counted."""
     x, y = batch(16)
     pipe.step(x, target=y)
-    devices = count_bytes(pipe)
-    before = [live.now for live in devices]
-    for _ in range(2):
-        pipe.step(x, target=y)
-    return [live.peak - start for live, start in zip(devices, before, strict=True)]
+    with counted_bytes(pipe) as devices:
+        for _ in range(2):
+            pipe.step(x, target=y)
+    return [live.peak for live in devices]
 
 
 @pytest.mark.slow
