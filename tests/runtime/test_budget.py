@@ -2,7 +2,6 @@
 
 import copy
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,14 +16,6 @@ from pykern.models.gpt import gpt, next_token_loss
 from pykern.plan import Kind
 
 DEVICES = 4
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
