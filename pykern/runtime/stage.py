@@ -21,9 +21,10 @@ from .split import Work, backward_to_inputs
 
 _CPU = torch.device("cpu")
 
-# Gets (microbatch, output of the last stage, whether no R will give it again); returns the
-# tensors that backward starts from and their gradients, both empty when there is no backward.
-Finish = Callable[[int, Any, bool], tuple[Sequence[Tensor], Sequence[Tensor]]]
+# The tensors that backward starts from and their gradients, both empty when there is no backward.
+Ends = tuple[Sequence[Tensor], Sequence[Tensor]]
+# Gets (microbatch, output of the last stage, whether no R will give it again).
+Finish = Callable[[int, Any, bool], Ends]
 
 _NO_MODE = nullcontext()
 
