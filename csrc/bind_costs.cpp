@@ -104,27 +104,32 @@ void bind_memory(py::module_& module) {
                        "What one microbatch holds on one stage, a number for every stage or a "
                        "list.")
         .def(py::init([](const StageValues& activation, const Values& kept,
-                         const StageValues& boundary) {
-                 return Memory(activation, kept.value_or(activation), boundary);
+                         const StageValues& boundary, const Values& rebuilt) {
+                 return Memory(activation, kept.value_or(activation), boundary, rebuilt);
              }),
-             "activation_bytes"_a, "kept_bytes"_a = py::none(), "boundary_bytes"_a = 0.0)
+             "activation_bytes"_a, "kept_bytes"_a = py::none(), "boundary_bytes"_a = 0.0,
+             "rebuilt_bytes"_a = py::none())
         .def_property_readonly("activation_bytes", &Memory::activation_bytes)
         .def_property_readonly("kept_bytes", &Memory::kept_bytes)
         .def_property_readonly("boundary_bytes", &Memory::boundary_bytes)
+        .def_property_readonly("rebuilt_bytes", &Memory::rebuilt_bytes)
         .def(py::self == py::self)
         .def("__repr__",
              [](const Memory& self) {
-                 return py::str("Memory(activation_bytes={}, kept_bytes={}, boundary_bytes={})")
-                     .format(self.activation_bytes(), self.kept_bytes(), self.boundary_bytes());
+                 return py::str(
+                            "Memory(activation_bytes={}, kept_bytes={}, boundary_bytes={}, "
+                            "rebuilt_bytes={})")
+                     .format(self.activation_bytes(), self.kept_bytes(), self.boundary_bytes(),
+                             self.rebuilt_bytes());
              })
         .def(py::pickle(
             [](const Memory& self) {
                 return py::make_tuple(self.activation_bytes(), self.kept_bytes(),
-                                      self.boundary_bytes());
+                                      self.boundary_bytes(), self.rebuilt_bytes());
             },
             [](const py::tuple& state) {
                 return Memory(state[0].cast<StageValues>(), state[1].cast<StageValues>(),
-                              state[2].cast<StageValues>());
+                              state[2].cast<StageValues>(), state[3].cast<StageValues>());
             }));
 }
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from .level_costs import StageCosts, StageLevel, costs_of, memory_of
-from .plan import Action, Kind, Memory, Plan, Timeline, peak_bytes, simulate, with_recompute
+from .plan import Action, Costs, Kind, Memory, Plan, Timeline, peak_bytes, simulate, with_recompute
 
 _BACKWARD = (Kind.B, Kind.I)
 
@@ -137,6 +137,9 @@ class _Fit:
                     now -= 1
         return most
 
+    def _costs_of(self, levels: Sequence[StageLevel]) -> Costs:
+        return costs_of(self._stages, levels, self._plan.num_microbatches)
+
     def _stages_on(self, device: int) -> list[int]:
         return [stage for stage, devices in enumerate(self._devices_of) if device in devices]
 
@@ -215,7 +218,7 @@ class _Fit:
     def _gaps(self, device: int, kept: str) -> dict[tuple[int, int], float]:
         """How long the device waits right before the backward of each cell, if nothing is done."""
         levels = [StageLevel(kept if kept in s.kept else next(iter(s.kept))) for s in self._stages]
-        timeline = simulate(self._plan, costs_of(self._stages, levels))
+        timeline = simulate(self._plan, self._costs_of(levels))
         gaps: dict[tuple[int, int], float] = {}
         free = 0.0
         for span in timeline.rows[device]:
@@ -236,7 +239,7 @@ class _Fit:
         ]
         if min(self._caps) <= 0:
             return None
-        costs = costs_of(self._stages, levels)
+        costs = self._costs_of(levels)
         memory = memory_of(self._stages, levels)
         plan = self._plan
         if cells:
@@ -274,7 +277,7 @@ class _Fit:
             memory = memory_of(self._stages, levels)
             plan = self._plan
             if cells:
-                plan = with_recompute(plan, cells, costs_of(self._stages, levels), memory, 0.0)
+                plan = with_recompute(plan, cells, self._costs_of(levels), memory, 0.0)
             held = peak_bytes(plan, memory)
             yield held[device] + self._workspaces[device]
 
@@ -293,10 +296,8 @@ class _Sweep:
         self.recomputed: set[tuple[int, int]] = set()
         self._row = row
         on_row = {action.stage for action in row}
-        level = StageLevel(kept, rebuilt)
         self._kept = {s: stages[s].kept[kept] for s in on_row}
         self._rebuilt = {s: stages[s].rebuilt[rebuilt] for s in on_row} if rebuilt else {}
-        self._whole = {s: stages[s].activation_bytes(level) for s in on_row}
         self._gaps = gaps
         self._ends = {
             (action.stage, action.microbatch): position
@@ -309,7 +310,8 @@ class _Sweep:
 
     def price(self, cell: tuple[int, int]) -> float:
         """How much longer the device is busy if it recomputes the cell."""
-        return max(self._rebuilt[cell[0]].recompute_ns - self._gaps[cell], 0.0)
+        rebuilt = self._rebuilt[cell[0]]
+        return max(rebuilt.recompute_ns - self._gaps[cell], 0.0) + rebuilt.backward_ns
 
     def take(self, position: int, cap: float) -> bool:
         """Runs the action there; False if it cannot be within the cap."""
@@ -317,20 +319,20 @@ class _Sweep:
         cell = action.stage, action.microbatch
         cost = self._kept[action.stage]
         if action.kind is Kind.F:
-            self._held += self._whole[action.stage]
+            self._held += cost.activation_bytes
             self._alive.add(cell)
         elif action.kind in _BACKWARD:
+            graph = cost.activation_bytes
             if cell in self.recomputed:
-                self._held += self._saving(cell)
+                graph = self._rebuilt[action.stage].activation_bytes
+                self._held += graph - self._rebuilt[action.stage].boundary_bytes
             self._alive.discard(cell)
-        fits = self._give_up(position, cap)
-        if action.kind is Kind.I:
-            self._held += cost.weights_bytes - self._whole[action.stage]
-        elif action.kind is Kind.B:
-            self._held -= self._whole[action.stage]
+            fits = self._give_up(position, cap)
+            self._held += (cost.weights_bytes if action.kind is Kind.I else 0.0) - graph
+            return fits
         elif action.kind is Kind.W:
             self._held -= cost.weights_bytes
-        return fits
+        return self._give_up(position, cap)
 
     def _give_up(self, position: int, cap: float) -> bool:
         while self._held > cap:
@@ -351,7 +353,7 @@ class _Sweep:
         return True
 
     def _saving(self, cell: tuple[int, int]) -> float:
-        return self._whole[cell[0]] - self._rebuilt[cell[0]].boundary_bytes
+        return self._kept[cell[0]].activation_bytes - self._rebuilt[cell[0]].boundary_bytes
 
 
 def _scaled(memory: Memory, factors: Sequence[float]) -> Memory:
@@ -360,7 +362,10 @@ def _scaled(memory: Memory, factors: Sequence[float]) -> Memory:
         return [value * factor for value, factor in zip(of_stages, factors, strict=True)]
 
     return Memory(
-        scaled(memory.activation_bytes), scaled(memory.kept_bytes), scaled(memory.boundary_bytes)
+        scaled(memory.activation_bytes),
+        scaled(memory.kept_bytes),
+        scaled(memory.boundary_bytes),
+        scaled(memory.rebuilt_bytes),
     )
 
 

@@ -39,11 +39,13 @@ class Rebuilt:
         recompute_ns: of R.
         boundary_bytes: held from F to R.
         activation_bytes: held from R to the end of B or I.
+        backward_ns: by how much B, or I, is longer.
     """
 
     recompute_ns: float
     boundary_bytes: float
     activation_bytes: float
+    backward_ns: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -77,37 +79,33 @@ class StageCosts:
     workspace_bytes: float = 0.0
     gradient_bytes: float = 0.0
 
-    def activation_bytes(self, level: StageLevel) -> float:
-        """Of a microbatch whose graph is there, recomputed or not: the larger of the two."""
-        kept = self.kept[level.kept].activation_bytes
-        if level.rebuilt is None:
-            return kept
-        return max(kept, self.rebuilt[level.rebuilt].activation_bytes)
 
+def costs_of(
+    stages: Sequence[StageCosts], levels: Sequence[StageLevel], num_microbatches: int
+) -> Costs:
+    """What the actions of the stages take at these levels.
 
-def costs_of(stages: Sequence[StageCosts], levels: Sequence[StageLevel]) -> Costs:
-    """What the actions of the stages take at these levels."""
-    kept = [stage.kept[level.kept] for stage, level in zip(stages, levels, strict=True)]
-    return Costs(
-        [cost.forward_ns for cost in kept],
-        [cost.backward_ns for cost in kept],
-        recompute_ns=[
-            stage.rebuilt[level.rebuilt].recompute_ns if level.rebuilt else 0.0
-            for stage, level in zip(stages, levels, strict=True)
-        ],
-        input_ns=[cost.backward_ns * cost.input_share for cost in kept],
-        weight_ns=[cost.backward_ns * (1 - cost.input_share) for cost in kept],
-    )
+    Where some microbatches of a stage have longer backwards, all take the mean.
+    """
+    forward, recompute, inputs, weights = [], [], [], []
+    for stage, level in zip(stages, levels, strict=True):
+        kept, rebuilt = stage.kept[level.kept], stage.rebuilt.get(level.rebuilt or "")
+        longer = rebuilt.backward_ns * len(level.microbatches) / num_microbatches if rebuilt else 0
+        forward.append(kept.forward_ns)
+        recompute.append(rebuilt.recompute_ns if rebuilt else 0.0)
+        inputs.append(kept.backward_ns * kept.input_share + longer)
+        weights.append(kept.backward_ns * (1 - kept.input_share))
+    whole = [i + w for i, w in zip(inputs, weights, strict=True)]
+    return Costs(forward, whole, recompute_ns=recompute, input_ns=inputs, weight_ns=weights)
 
 
 def memory_of(stages: Sequence[StageCosts], levels: Sequence[StageLevel]) -> Memory:
     """What the stages hold at these levels."""
-    kept = [stage.kept[level.kept] for stage, level in zip(stages, levels, strict=True)]
-    return Memory(
-        [stage.activation_bytes(level) for stage, level in zip(stages, levels, strict=True)],
-        [cost.weights_bytes for cost in kept],
-        [
-            stage.rebuilt[level.rebuilt].boundary_bytes if level.rebuilt else 0.0
-            for stage, level in zip(stages, levels, strict=True)
-        ],
-    )
+    activation, weights, boundary, rebuilt_bytes = [], [], [], []
+    for stage, level in zip(stages, levels, strict=True):
+        kept, rebuilt = stage.kept[level.kept], stage.rebuilt.get(level.rebuilt or "")
+        activation.append(kept.activation_bytes)
+        weights.append(kept.weights_bytes)
+        boundary.append(rebuilt.boundary_bytes if rebuilt else 0.0)
+        rebuilt_bytes.append(rebuilt.activation_bytes if rebuilt else kept.activation_bytes)
+    return Memory(activation, weights, boundary, rebuilt_bytes)

@@ -87,12 +87,19 @@ def measure(
 def _of_stage(costs: dict[Level, _Costs], stage: int, *, split: bool) -> StageCosts:
     kept: dict[str, Kept] = {}
     rebuilt: dict[str, Rebuilt] = {}
+    backwards = [(kind, stage) for kind in (Kind.B, Kind.I, Kind.W)]
+    # Levels of kernels come first.
     for level, of_level in costs.items():
         forward = of_level[Kind.F, stage]
         if level in INPUTS:
             again = of_level[Kind.R, stage]
             held = forward.held_bytes
-            rebuilt[level] = Rebuilt(again.time_ns, held, held + again.held_bytes)
+            # Only kernels' own level matters to what R makes: it is the default one.
+            usual = kept.get("ops", next(iter(kept.values()))).backward_ns
+            whole = sum(cost.time_ns for key, cost in of_level.items() if key in backwards)
+            rebuilt[level] = Rebuilt(
+                again.time_ns, held, held + again.held_bytes, max(whole - usual, 0.0)
+            )
         elif split:
             inputs, weights = of_level[Kind.I, stage], of_level[Kind.W, stage]
             both = inputs.time_ns + weights.time_ns

@@ -139,92 +139,99 @@ def time_ms(work: Callable[[], Any]) -> float:
 def operations(
     device: torch.device, tokens: int, width: int, hidden: int
 ) -> Iterator[tuple[str, Operation]]:
-    # Imported here: what a section is for can be asked without Triton.
-    from pykern.kernels import activation, dropout, norm, rope  # noqa: PLC0415
+    """By name; those of norms first."""
 
     def made(*shape: int) -> Tensor:
-        values = torch.randn(shape, device=device, dtype=torch.bfloat16)
-        return values.requires_grad_()
+        return torch.randn(shape, device=device, dtype=torch.bfloat16).requires_grad_()
 
-    x, delta, weight, bias = made(tokens, width), made(tokens, width), made(width), made(width)
-    gate_up, wide, wide_bias = made(tokens, 2 * hidden), made(tokens, hidden), made(hidden)
-    heads = max(width // 128, 1)
-    kv_heads = max(heads // 4, 1)
-    qkv = made(1, tokens, (heads + 2 * kv_heads) * (width // heads))
+    yield from norms(made(tokens, width), made(tokens, width), made(width), made(width))
+    yield from activations(made(tokens, 2 * hidden), made(tokens, hidden), made(hidden))
+    yield from others(made(tokens, width), width)
 
-    def plain_rope(packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        size = width // heads
-        split = packed.unflatten(-1, (heads + 2 * kv_heads, size)).transpose(-3, -2)
-        q, k, v = split.split([heads, kv_heads, kv_heads], dim=-3)
-        return turned(q), turned(k), v.contiguous()
+
+def norms(
+    x: Tensor, delta: Tensor, weight: Tensor, bias: Tensor
+) -> Iterator[tuple[str, Operation]]:
+    # Imported late here and below: what a section is for can be asked without Triton.
+    from pykern.kernels.norm import add_norm, layer_norm, rms_norm  # noqa: PLC0415
+
+    shape = (x.shape[-1],)
+
+    def plain_add(x: Tensor, d: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        return x + d, F.rms_norm(x + d, shape, w, 1e-6)
 
     yield (
         "rms_norm",
         Operation(
-            norm.rms_norm,
-            lambda x, w: F.rms_norm(x, (x.shape[-1],), w, 1e-6),
+            rms_norm,
+            lambda x, w: F.rms_norm(x, shape, w, 1e-6),
             (x, weight),
-            lambda: _liger(
-                "rms_norm", "LigerRMSNormFunction", lambda f: lambda x, w: f(x, w, 1e-6)
-            ),
+            lambda: liger("rms_norm", "LigerRMSNormFunction", 1e-6),
         ),
     )
     yield (
         "add_rms_norm",
         Operation(
-            lambda x, d, w: norm.add_norm(x, d, w, kind="rms", eps=1e-6),
-            lambda x, d, w: (x + d, F.rms_norm(x + d, (x.shape[-1],), w, 1e-6)),
+            lambda x, d, w: add_norm(x, d, w, kind="rms", eps=1e-6),
+            plain_add,
             (x, delta, weight),
-            lambda: _liger(
-                "fused_add_rms_norm",
-                "LigerFusedAddRMSNormFunction",
-                lambda f: lambda x, d, w: f(x, d, w, 1e-6),
-            ),
+            lambda: liger("fused_add_rms_norm", "LigerFusedAddRMSNormFunction", 1e-6),
         ),
     )
     yield (
         "layer_norm",
         Operation(
-            norm.layer_norm,
-            lambda x, w, b: F.layer_norm(x, (x.shape[-1],), w, b),
+            layer_norm,
+            lambda x, w, b: F.layer_norm(x, shape, w, b),
             (x, weight, bias),
-            lambda: _liger(
-                "layer_norm", "LigerLayerNormFunction", lambda f: lambda x, w, b: f(x, w, b, 1e-5)
-            ),
+            lambda: liger("layer_norm", "LigerLayerNormFunction", 1e-5),
         ),
     )
+
+
+def activations(gate_up: Tensor, x: Tensor, bias: Tensor) -> Iterator[tuple[str, Operation]]:
+    from pykern.kernels.activation import geglu, gelu, swiglu  # noqa: PLC0415
+
+    def halves(function: Function) -> Function:
+        return lambda packed: function(*packed.chunk(2, -1))
+
     yield (
         "swiglu",
         Operation(
-            activation.swiglu,
-            lambda x: F.silu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1],
+            swiglu,
+            halves(lambda gate, up: F.silu(gate) * up),
             (gate_up,),
-            lambda: _liger(
-                "swiglu", "LigerSiLUMulFunction", lambda f: lambda x: f(*x.chunk(2, -1))
-            ),
+            lambda: halves(liger("swiglu", "LigerSiLUMulFunction")),
         ),
     )
     yield (
         "geglu",
         Operation(
-            activation.geglu,
-            lambda x: F.gelu(x.chunk(2, -1)[0], approximate="tanh") * x.chunk(2, -1)[1],
+            geglu,
+            halves(lambda gate, up: F.gelu(gate, approximate="tanh") * up),
             (gate_up,),
-            lambda: _liger("geglu", "LigerGELUMulFunction", lambda f: lambda x: f(*x.chunk(2, -1))),
+            lambda: halves(liger("geglu", "LigerGELUMulFunction")),
         ),
     )
-    yield (
-        "gelu_bias",
-        Operation(activation.gelu, lambda x, b: F.gelu(x + b), (wide, wide_bias)),
-    )
-    yield (
-        "dropout",
-        Operation(lambda x: dropout.dropout(x, 0.1), lambda x: F.dropout(x, 0.1), (x,)),
-    )
-    yield (
-        "rope",
-        Operation(lambda packed: rope.rope(packed, heads, kv_heads), plain_rope, (qkv,)),
-    )
+    yield "gelu_bias", Operation(gelu, lambda x, b: F.gelu(x + b), (x, bias))
+
+
+def others(x: Tensor, width: int) -> Iterator[tuple[str, Operation]]:
+    from pykern.kernels.dropout import dropout  # noqa: PLC0415
+    from pykern.kernels.rope import rope  # noqa: PLC0415
+
+    heads = max(width // 128, 1)
+    kv_heads = max(heads // 4, 1)
+    packed = (heads + 2 * kv_heads) * (width // heads)
+    qkv = torch.randn(1, len(x), packed, device=x.device, dtype=x.dtype).requires_grad_()
+
+    def plain_rope(packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        split = packed.unflatten(-1, (heads + 2 * kv_heads, width // heads)).transpose(-3, -2)
+        q, k, v = split.split([heads, kv_heads, kv_heads], dim=-3)
+        return turned(q), turned(k), v.contiguous()
+
+    yield "dropout", Operation(lambda x: dropout(x, 0.1), lambda x: F.dropout(x, 0.1), (x,))
+    yield "rope", Operation(lambda packed: rope(packed, heads, kv_heads), plain_rope, (qkv,))
 
 
 def turned(x: Tensor) -> Tensor:
@@ -238,6 +245,8 @@ def turned(x: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
-def _liger(module: str, name: str, adapt: Callable[[Function], Function]) -> Function:
+def liger(module: str, name: str, *options: Any) -> Function:
+    """A function of Liger-Kernel, with what it takes behind its tensors."""
     found = importlib.import_module(f"liger_kernel.ops.{module}")
-    return adapt(getattr(found, name).apply)
+    apply = getattr(found, name).apply
+    return lambda *tensors: apply(*tensors, *options)

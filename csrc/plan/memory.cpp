@@ -5,28 +5,36 @@
 
 namespace pykern {
 
-Memory::Memory(StageValues activation_bytes, StageValues kept_bytes, StageValues boundary_bytes)
+Memory::Memory(StageValues activation_bytes, StageValues kept_bytes, StageValues boundary_bytes,
+               std::optional<StageValues> rebuilt_bytes)
     : activation_bytes_(std::move(activation_bytes)),
       kept_bytes_(std::move(kept_bytes)),
-      boundary_bytes_(std::move(boundary_bytes)) {
+      boundary_bytes_(std::move(boundary_bytes)),
+      rebuilt_bytes_(std::move(rebuilt_bytes).value_or(activation_bytes_)) {
     require_values("activation_bytes", activation_bytes_);
     require_values("kept_bytes", kept_bytes_);
     require_values("boundary_bytes", boundary_bytes_);
+    require_values("rebuilt_bytes", rebuilt_bytes_);
 }
 
 void Memory::require_stages(int num_stages) const {
     pykern::require_stages("activation_bytes", activation_bytes_, num_stages);
     pykern::require_stages("kept_bytes", kept_bytes_, num_stages);
     pykern::require_stages("boundary_bytes", boundary_bytes_, num_stages);
+    pykern::require_stages("rebuilt_bytes", rebuilt_bytes_, num_stages);
 }
 
 Held held_by(Action action, const Index& index, const Memory& memory) {
     const bool recomputed = index.at(with_kind(action, Kind::R)) >= 0;
     const double share = 1.0 / index.num_slices();
-    const double activation = value_of(memory.activation_bytes(), action.stage) * share;
-    const double kept = value_of(memory.kept_bytes(), action.stage) * share;
-    const double boundary = value_of(memory.boundary_bytes(), action.stage) * share;
+    const auto share_of = [&](const StageValues& bytes) {
+        return value_of(bytes, action.stage) * share;
+    };
+    const double activation = share_of(memory.activation_bytes());
+    const double kept = share_of(memory.kept_bytes());
+    const double boundary = share_of(memory.boundary_bytes());
     const double waiting = recomputed ? boundary : activation;  // between F and what follows it
+    const double whole = recomputed ? share_of(memory.rebuilt_bytes()) : activation;  // during B, I
     switch (action.kind) {
         case Kind::F:
         case Kind::LOAD:
@@ -34,11 +42,11 @@ Held held_by(Action action, const Index& index, const Memory& memory) {
         case Kind::OFFLOAD:
             return {.at_start = 0, .at_end = -waiting};
         case Kind::R:
-            return {.at_start = activation - boundary, .at_end = 0};
+            return {.at_start = whole - boundary, .at_end = 0};
         case Kind::B:
-            return {.at_start = 0, .at_end = -activation};
+            return {.at_start = 0, .at_end = -whole};
         case Kind::I:
-            return {.at_start = 0, .at_end = kept - activation};
+            return {.at_start = 0, .at_end = kept - whole};
         case Kind::W:
             return {.at_start = 0, .at_end = -kept};
         default:

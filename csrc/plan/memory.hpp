@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <vector>
 
 #include "plan/index.hpp"
@@ -14,14 +15,18 @@ namespace pykern {
 // Of one microbatch on one stage; a slice holds its share. Invariant: finite and not negative.
 class Memory {
    public:
-    // activation_bytes is held from F, or from R where the plan recomputes, to the end of B or I.
-    // Of it, kept_bytes is held on to the end of W. boundary_bytes, the input of a stage that is
-    // recomputed, is held from F to R. Between OFFLOAD and LOAD nothing is held.
-    Memory(StageValues activation_bytes, StageValues kept_bytes, StageValues boundary_bytes = 0.0);
+    // activation_bytes is held from F to the end of B or I. A cell that the plan recomputes holds
+    // boundary_bytes, its inputs, from F to R, and rebuilt_bytes from R to the end of B or I: as
+    // much as activation_bytes where it is not given, less where B rebuilds a part of the graph at
+    // a time. Either way kept_bytes is held on to the end of W. Between OFFLOAD and LOAD nothing is
+    // held.
+    Memory(StageValues activation_bytes, StageValues kept_bytes, StageValues boundary_bytes = 0.0,
+           std::optional<StageValues> rebuilt_bytes = {});
 
     const StageValues& activation_bytes() const { return activation_bytes_; }
     const StageValues& kept_bytes() const { return kept_bytes_; }
     const StageValues& boundary_bytes() const { return boundary_bytes_; }
+    const StageValues& rebuilt_bytes() const { return rebuilt_bytes_; }
     void require_stages(int num_stages) const;
 
     friend bool operator==(const Memory&, const Memory&) = default;
@@ -30,6 +35,7 @@ class Memory {
     StageValues activation_bytes_;
     StageValues kept_bytes_;
     StageValues boundary_bytes_;
+    StageValues rebuilt_bytes_;
 };
 
 // By how much an action changes what its device holds: when it starts, and when it ends.

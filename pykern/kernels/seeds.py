@@ -28,7 +28,10 @@ class Seed(NamedTuple):
 
 
 class _Local(threading.local):
-    places: Iterator[Tensor] | None = None
+    # Where seeds are provided, and which is next.
+    places: Tensor | None = None
+    position = 0
+    is_drawing = False
 
 
 _local = _Local()
@@ -37,11 +40,20 @@ _local = _Local()
 def draw() -> Seed:
     """The seed of the next call: from torch's default generator of the CPU, or as provided."""
     if _local.places is None:
-        return Seed(int(torch.empty((), dtype=torch.int64, device="cpu").random_()), None)
-    place = next(_local.places, None)
-    if place is None:
+        _local.is_drawing = True
+        try:
+            return Seed(int(torch.empty((), dtype=torch.int64, device="cpu").random_()), None)
+        finally:
+            _local.is_drawing = False
+    if _local.position == len(_local.places):
         raise RuntimeError("more random operations are called than seeds were provided for")
-    return Seed(0, place)
+    _local.position += 1
+    return Seed(0, _local.places[_local.position - 1 : _local.position])
+
+
+def is_drawing() -> bool:
+    """Whether the random number that this thread is drawing is a seed."""
+    return _local.is_drawing
 
 
 @contextmanager
@@ -53,8 +65,24 @@ def provided(places: Tensor) -> Iterator[None]:
     Args:
         places: int64 tensor of one dimension; the first call reads its first element, and so on.
     """
-    before, _local.places = _local.places, iter(places.split(1))
+    before = _local.places, _local.position
+    _local.places, _local.position = places, 0
     try:
         yield
     finally:
-        _local.places = before
+        _local.places, _local.position = before
+
+
+def position() -> int:
+    """Which of the seeds that are provided is next."""
+    return _local.position
+
+
+@contextmanager
+def again_from(position: int) -> Iterator[None]:
+    """Within it, calls read once more the seeds that were read from there on."""
+    before, _local.position = _local.position, position
+    try:
+        yield
+    finally:
+        _local.position = before

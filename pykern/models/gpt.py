@@ -1,15 +1,17 @@
-"""A byte-level GPT in plain torch, as a chain of layers fine enough for many stages.
+"""A byte-level GPT as a chain of layers fine enough for many stages.
 
 It holds no training code and knows nothing of stages or devices.
 """
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from ..kernels.activation_linear import gelu_linear
+from ..kernels.dropout import dropout as drop
+from .blocks import Head, check_heads, check_rate, check_sizes, initialise, normed_linear
 
 
 class Embedding(nn.Module):
@@ -20,7 +22,7 @@ class Embedding(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(vocab, width)
         self.positions = nn.Embedding(context, width)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = dropout
 
     def forward(self, ids: Tensor) -> Tensor:
         """Embed `ids`, whose rows must not be longer than the context."""
@@ -28,11 +30,11 @@ class Embedding(nn.Module):
         if length > context:
             raise ValueError(f"a sequence has {length} tokens; the model's context is {context}")
         hidden = self.tokens(ids) + self.positions.weight[:length]
-        return self.dropout(hidden)  # type: ignore[no-any-return]
+        return drop(hidden, self.dropout, self.training)
 
 
 class Attention(nn.Module):
-    """The first half of a block, x + attention(norm(x)), causal: [batch, seq, width], same out."""
+    """The first half of a block, x + attention(norm(x)): [batch, seq, width], same out."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         """Make the layer; `heads` divides `width`."""
@@ -41,17 +43,25 @@ class Attention(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width)
         self.project = nn.Linear(width, width)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = dropout
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Let every position look at itself and at those before it."""
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Let every position look at itself and at those before it, or at those of the mask.
+
+        Args:
+            x: [batch, seq, width].
+            mask: bool, to be broadcast to [batch, heads, seq, seq]: True where a position is seen.
+        """
         batch, length, width = x.shape
-        qkv = self.qkv(self.norm(x)).view(batch, length, 3, self.heads, width // self.heads)
+        x, packed = normed_linear(self.norm, self.qkv, x)
+        qkv = packed.view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each [batch, heads, seq, width / heads]
-        dropout = self.dropout.p if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        rate = self.dropout if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, dropout_p=rate, is_causal=mask is None
+        )
         joined = mixed.transpose(1, 2).reshape(batch, length, width)
-        return x + self.dropout(self.project(joined))  # type: ignore[no-any-return]
+        return x + drop(self.project(joined), self.dropout, self.training)
 
 
 class MLP(nn.Module):
@@ -63,26 +73,13 @@ class MLP(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.expand = nn.Linear(width, 4 * width)
         self.project = nn.Linear(4 * width, width)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = dropout
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the two linear layers with GELU between to every position."""
-        hidden = F.gelu(self.expand(self.norm(x)))
-        return x + self.dropout(self.project(hidden))  # type: ignore[no-any-return]
-
-
-class Head(nn.Module):
-    """Final norm and untied output layer: [batch, seq, width] -> logits [batch, seq, vocab]."""
-
-    def __init__(self, vocab: int, width: int) -> None:
-        """Make the layer."""
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.logits = nn.Linear(width, vocab, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Score every token of the vocabulary at every position."""
-        return self.logits(self.norm(x))  # type: ignore[no-any-return]
+        x, hidden = normed_linear(self.norm, self.expand, x)
+        y = gelu_linear(hidden, None, self.project.weight, self.project.bias)
+        return x + drop(y, self.dropout, self.training)
 
 
 def gpt(  # noqa: PLR0913, PLR0917
@@ -93,10 +90,14 @@ def gpt(  # noqa: PLR0913, PLR0917
     context: int = 128,
     dropout: float = 0.0,
     seed: int = 0,
+    *,
+    tied: bool = False,
+    fused_loss: bool = False,
 ) -> nn.Sequential:
     """A GPT as a chain of 2 * layers + 2 modules: embedding, attention and MLP in turn, head.
 
-    The halves of a block are modules of their own, so that a stage can be half a block.
+    The halves of a block are modules of their own, so that a stage can be half a block. Blocks are
+    of LayerNorm before each half, GELU, and biases.
 
     Args:
         vocab: Number of tokens; 256 for bytes.
@@ -106,6 +107,10 @@ def gpt(  # noqa: PLR0913, PLR0917
         context: Longest sequence, in tokens.
         dropout: Probability of dropping an activation in training, 0 <= dropout < 1.
         seed: Seed of the initial weights. Torch's global random numbers are left alone.
+        tied: The output layer's weight is that of the token embedding. Such a model is one stage:
+            `Pipeline` refuses parameters that two stages share.
+        fused_loss: While training the model returns `LazyLogits`, what logits are made of, for the
+            loss that never holds all of them: `pykern.kernels.head_loss.LinearCrossEntropy`.
 
     Returns:
         The model: int64 ids [batch, seq] -> float32 logits [batch, seq, vocab].
@@ -116,34 +121,23 @@ def gpt(  # noqa: PLR0913, PLR0917
     Paper: A. Radford et al., "Language Models are Unsupervised Multitask Learners", 2019 (GPT-2);
         initialisation from section 2.3.
     """
-    sizes = {"vocab": vocab, "layers": layers, "width": width, "heads": heads, "context": context}
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} is {size}; it must be at least 1")
-    if width % heads:
-        raise ValueError(f"width is {width} and heads is {heads}; heads must divide width")
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout is {dropout}; it must be at least 0 and below 1")
+    check_sizes(
+        {"vocab": vocab, "layers": layers, "width": width, "heads": heads, "context": context}
+    )
+    check_heads(width, heads)
+    check_rate(dropout)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
+        embedding = Embedding(vocab, width, context, dropout)
         halves: list[nn.Module] = []
         for _ in range(layers):
             halves += [Attention(width, heads, dropout), MLP(width, dropout)]
-        model = nn.Sequential(
-            Embedding(vocab, width, context, dropout), *halves, Head(vocab, width)
-        )
-        _initialise(model, layers)
+        head = Head(vocab, nn.LayerNorm(width), fused_loss=fused_loss)
+        if tied:
+            head.logits.weight = embedding.tokens.weight
+        model = nn.Sequential(embedding, *halves, head)
+        initialise(model, layers)
     return model
-
-
-def _initialise(model: nn.Sequential, layers: int) -> None:
-    """GPT-2's: normal with deviation 0.02, narrower where 2 * layers projections add up."""
-    for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
-            nn.init.zeros_(parameter)
-        elif "norm" not in name:
-            narrower = math.sqrt(2 * layers) if "project" in name else 1.0
-            nn.init.normal_(parameter, std=0.02 / narrower)
 
 
 def next_token_loss(logits: Tensor, target: Tensor) -> Tensor:

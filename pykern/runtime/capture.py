@@ -27,6 +27,7 @@ from .cuda import Gpus, Graph
 from .loss import Losses
 from .obstacles import CannotCapture, named
 from .pools import Pools
+from .random import StepSeed
 from .stage import Stage
 from .twin import Cell, Twin, distinct
 
@@ -78,6 +79,11 @@ class Recording:
             Twin(stage, ring, of_stage, self._losses if stage.next is None else None)
             for stage, ring, of_stage in zip(stages, self._rings, cells, strict=True)
         ]
+        # What comes into the slots' seeds, by stage and microbatch.
+        self._seeds = [
+            ring.place(("seeds",), twin.seeds[0].new_empty(len(batch.rows), len(twin.seeds[0])))
+            for ring, twin in zip(self._rings, self._twins, strict=True)
+        ]
         self._capture(program.plan)
         loss = self._twins[-1].outputs[0][0]
         like = loss.new_empty(len(batch.rows))
@@ -92,6 +98,7 @@ class Recording:
             static.copy_(value, non_blocking=True)
         for static, value in zip(_tensors(self._target), _tensors(batch.target), strict=True):
             static.copy_(value, non_blocking=True)
+        self._load_seeds()
         zeroed = []
         for parameter, gradient in self._gradients:
             if parameter.grad is None:
@@ -101,6 +108,15 @@ class Recording:
             parameter.grad = gradient
         if zeroed:
             torch._foreach_zero_(zeroed)
+
+    def _load_seeds(self) -> None:
+        """What the forwards would draw from the caller's generator."""
+        step = StepSeed()
+        for stage, seeds in zip(self._stages, self._seeds, strict=True):
+            if seeds.numel() > 0:
+                drawn = [stage.draws.seeds_of(step, number) for number in range(len(seeds))]
+                seeds.copy_(torch.stack(drawn), non_blocking=True)
+        step.use()
 
     def collect(self, losses: Losses) -> None:
         """Hands out the losses of the step that has been issued."""
@@ -192,7 +208,8 @@ class Recording:
         if stage + 1 == len(self._twins):
             targets = _tensors(self._target_parts[number])
             transfers += _transfers(_tensors(self._targets[slot]), targets)
-        return transfers
+        seeds = self._twins[stage].seeds[slot]
+        return transfers + _transfers([seeds], [self._seeds[stage][number]])
 
     def _give_gradients(self, stage: int, slot: int, number: int) -> list[Transfer]:
         """What goes from a B or I to the stage before on the same lane.

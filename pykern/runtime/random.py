@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..kernels import seeds
 from ..plan import Action, Kind
 
 # Held while a default generator lends its place to an action's state.
@@ -80,14 +81,21 @@ class Draws:
     `possible` is true until an action has been watched and drew nothing, so that a stage without
     dropout pays for watching once; each kind of backward action is watched in the same way.
     Changing the stage, as between train and eval mode or in what it trains, asks again.
+
+    Attributes:
+        possible: whether a forward may draw.
+        num_seeds: the most seeds of kernels that a forward has drawn.
+        only_seeds: whether no forward has drawn anything else.
     """
 
     def __init__(self, stage: int) -> None:
         self.possible = True
+        self.num_seeds = 0
+        self.only_seeds = True
         self._stage = stage
         self._drew = False
         self._mode: object = None
-        self._safe: set[tuple[Kind, int]] = set()
+        self._safe: set[tuple[Kind, object]] = set()
 
     def begin(self, seed: StepSeed, mode: object) -> None:
         """Starts a step. `mode` is any value that changes when other layers may draw."""
@@ -96,27 +104,36 @@ class Draws:
             self._mode = mode
             self.possible = True
             self._drew = False
+            self.num_seeds, self.only_seeds = 0, True
             self._safe.clear()
 
-    def watched(self, *, drew: bool) -> None:
+    def watched(self, *, drew: bool, num_seeds: int, only_seeds: bool) -> None:
         """A forward action has ended. What drew once may draw again, if not every time."""
         self._drew = self._drew or drew
         self.possible = self._drew
+        self.num_seeds = max(self.num_seeds, num_seeds)
+        self.only_seeds = self.only_seeds and only_seeds
+
+    def seeds_of(self, seed: StepSeed, microbatch: int) -> Tensor:
+        """What a forward that draws only seeds draws: int64 [num_seeds]."""
+        own = torch.Generator().manual_seed(action_seed(seed.value(), self._stage, microbatch))
+        return torch.empty(self.num_seeds, dtype=torch.int64, device="cpu").random_(generator=own)
 
     def forward(self, microbatch: int) -> OwnState:
         """The mode to run a forward action in."""
         return OwnState(self, self._seed, self._stage, microbatch)
 
     def backward(
-        self, kind: Kind, microbatch: int, num_inputs: int = 0
+        self, kind: Kind, microbatch: int, form: object = None
     ) -> AbstractContextManager[object]:
         """The mode to run a backward action in: none, once one has been seen to draw nothing.
 
-        One that leads to more inputs, because an earlier stage has come to train, is another.
+        One of another form is another: of another part of the stage, or one that leads to more
+        inputs, because an earlier stage has come to train.
         """
-        if not self.possible or (kind, num_inputs) in self._safe:
+        if not self.possible or (kind, form) in self._safe:
             return _NO_MODE
-        return _RefuseInBackward(self._safe, Action(kind, self._stage, microbatch), num_inputs)
+        return _RefuseInBackward(self._safe, Action(kind, self._stage, microbatch), form)
 
 
 def repeat(begins: Begins) -> AbstractContextManager[object]:
@@ -168,6 +185,8 @@ class OwnState(_Mode):
         self._states: Begins = {}
         self._noted: Begins = {}
         self._drew = False
+        self._num_seeds = 0
+        self._only_seeds = True
 
     def note(self) -> Begins:
         """From now on, the state in which each generator is first drawn from: see `repeat`."""
@@ -193,6 +212,8 @@ class OwnState(_Mode):
                 generator.set_state(callers)
                 if own is not None or not torch.equal(before, after):
                     self._drew = True
+                    self._num_seeds += seeds.is_drawing()
+                    self._only_seeds = self._only_seeds and seeds.is_drawing()
                     self._seed.use()
 
     def _begin(self, generator: torch.Generator) -> Tensor:
@@ -207,7 +228,9 @@ class OwnState(_Mode):
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
         if exception[0] is None:
-            self._draws.watched(drew=self._drew)
+            self._draws.watched(
+                drew=self._drew, num_seeds=self._num_seeds, only_seeds=self._only_seeds
+            )
 
 
 class _Repeat(_Mode):
@@ -256,11 +279,11 @@ class NoteOwn(_Mode):
 class _RefuseInBackward(_Mode):
     """Finds recomputation that would draw other numbers than the forward it repeats."""
 
-    def __init__(self, safe: set[tuple[Kind, int]], action: Action, num_inputs: int) -> None:
+    def __init__(self, safe: set[tuple[Kind, object]], action: Action, form: object) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._safe = safe
         self._action = action
-        self._num_inputs = num_inputs
+        self._form = form
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -287,4 +310,4 @@ class _RefuseInBackward(_Mode):
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
         if exception[0] is None:
-            self._safe.add((self._action.kind, self._num_inputs))
+            self._safe.add((self._action.kind, self._form))

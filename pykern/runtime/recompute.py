@@ -13,6 +13,7 @@ from typing import Any, Literal, cast, get_args
 from torch import Tensor
 
 from ..kernels import levels as kernels
+from ..kernels import seeds
 from .buffers import Buffers, modules_in, names_in
 from .cut import Cut, copies, cut, tensors_of
 from .random import Begins, OwnState, repeat
@@ -113,7 +114,8 @@ class Recompute:
             kept = copies(arguments) if seen.overwrites else arguments
             changed = seen.changed
             buffers = Buffers(modules_in(holders) if changed else (), changed)
-            cell = Cell(kept, seen.segments(by_layer=by_layer), buffers)
+            segments = seen.segments(by_layer=by_layer)
+            cell = Cell(kept, segments, buffers, by_layer=by_layer)
             cell.forward(calls, arguments, state)
         self._cells[microbatch] = cell
 
@@ -121,16 +123,15 @@ class Recompute:
         """R: returns the tensors that backward starts from."""
         return self._cells[microbatch].again(calls) if microbatch in self._cells else ()
 
-    def cuts(self, microbatch: int) -> list[Cut]:
-        """Where the graph of a microbatch is cut within the stage."""
-        cell = self._cells.get(microbatch)
-        return [] if cell is None else cell.inner_cuts()
+    def take(self, microbatch: int) -> Cell | None:
+        """What there is of a microbatch for its backward."""
+        return self._cells.pop(microbatch, None)
 
-    def take_cuts(self, microbatch: int) -> list[Cut]:
-        """The same, for its backward: nothing else is held."""
-        cuts = self.cuts(microbatch)
-        self._cells.pop(microbatch, None)
-        return cuts
+    @property
+    def trains(self) -> Sequence[Tensor]:
+        """What has been seen to collect gradients in a backward of the stage."""
+        trained = [tensor for seen in self._seen.values() for tensor in seen.trains]
+        return list({id(tensor): tensor for tensor in trained}.values())
 
 
 class Cell:
@@ -140,16 +141,26 @@ class Cell:
         arguments: of the first call, as R will need them.
         segments: the calls.
         buffers: those that F changes, as it finds them.
+        by_layer: whether R makes the last graph alone, and the backward each of the others when
+            the one behind it is gone.
     """
 
     def __init__(
-        self, arguments: tuple[Any, ...], segments: Sequence[Segment], buffers: Buffers
+        self,
+        arguments: tuple[Any, ...],
+        segments: Sequence[Segment],
+        buffers: Buffers,
+        *,
+        by_layer: bool,
     ) -> None:
         self._arguments = arguments
         self._segments = segments
         self._buffers = buffers
-        # By segment: what its random operations begin with, where its graph ends, and in what.
+        self._by_layer = by_layer
+        # By segment: what its random operations begin with, and its kernels among the seeds that
+        # are provided; where its graph ends, and in what.
         self._begins: list[Begins] = []
+        self._seeds: list[int] = []
         self._cuts: list[Cut] = []
         self._outputs: list[list[object]] = []
 
@@ -157,17 +168,18 @@ class Cell:
         """F, whose graph goes piece by piece."""
         for segment in self._segments:
             begins = {} if state is None else state.note()
+            position = seeds.position()
             *pieces, last = segment.pieces
             # Hooks of the caller are for what is kept.
             with _NOTHING if segment.keeps else without_saved_tensors_hooks():
                 for piece in pieces:
                     arguments = (cut(_run(calls, piece, arguments)).value,)
                 value = _run(calls, last, arguments)
-            self.add(value, begins)
+            self.add(value, begins, position)
             del value
             arguments = (self._cuts[-1].value,)
 
-    def add(self, value: Any, begins: Begins) -> None:
+    def add(self, value: Any, begins: Begins, position: int = 0) -> None:
         """The next segment has returned this in F."""
         segment = self._segments[len(self._cuts)]
         behind = self._end_of(segment, value)
@@ -175,26 +187,44 @@ class Cell:
         if not segment.keeps:
             behind.outputs = ()
         self._begins.append(begins)
+        self._seeds.append(position)
         self._cuts.append(behind)
 
     def again(self, calls: Calls) -> Sequence[Tensor]:
         """R; returns the tensors that backward starts from."""
-        arguments, self._arguments = self._arguments, ()
         # A stage without gradients has no backward.
-        with self._buffers.lent():
-            for number, segment in enumerate(self._segments if self._outputs[-1] else ()):
-                behind = self._cuts[number]
-                if not segment.keeps:
-                    with repeat(self._begins[number]):
-                        value = _run(calls, segment.calls, arguments)
-                    behind.outputs = self._end_of(segment, value).outputs
-                    self._require_same(number)
-                arguments, behind.value = (behind.value,), None
+        if not self._outputs[-1]:
+            return ()
+        if not self._by_layer:
+            for number in range(len(self._cuts) - 1):
+                self._make(number, calls)
+        return self.outputs(calls)
+
+    def outputs(self, calls: Calls) -> Sequence[Tensor]:
+        """Where the graph of the last segment ends, made now if it is not there."""
+        self._make(len(self._cuts) - 1, calls)
         return self._cuts[-1].outputs
 
-    def inner_cuts(self) -> list[Cut]:
-        """Where the graph is cut within the stage."""
-        return self._cuts[:-1]
+    def front(self) -> Cut | None:
+        """Takes the last segment away; returns the cut in front of it, None before the first."""
+        self._cuts.pop()
+        return self._cuts[-1] if self._cuts else None
+
+    def _make(self, number: int, calls: Calls) -> None:
+        """The graph of a segment, unless F or an R has made it; its input is not kept further."""
+        segment, behind = self._segments[number], self._cuts[number]
+        if number == 0:
+            arguments, self._arguments = self._arguments, ()
+        else:
+            before = self._cuts[number - 1]
+            arguments, before.value = (before.value,), None
+        if segment.keeps or behind.outputs:
+            return
+        again = seeds.again_from(self._seeds[number])
+        with self._buffers.lent(), repeat(self._begins[number]), again:
+            value = _run(calls, segment.calls, arguments)
+        behind.outputs = self._end_of(segment, value).outputs
+        self._require_same(number)
 
     def _end_of(self, segment: Segment, value: Any) -> Cut:
         return Cut(None, value, ()) if segment is self._segments[-1] else cut(value)
@@ -238,7 +268,7 @@ def _watched(
     if seen.overwrites or any(seen.keeps):
         # R would call a layer for the second time that B calls for the third, or has no input.
         segments = [Segment((range(len(calls)),), keeps=True)]
-    cell = Cell(arguments, segments, buffers)
+    cell = Cell(arguments, segments, buffers, by_layer=by_layer)
     for segment in segments:
         cell.add(values[segment.calls[-1]], _first_of([begins[call] for call in segment.calls]))
     return cell, seen

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..plan import Kind
-from .cut import Cut, copies, cut
+from .cut import copies, cut
 from .microbatch import to_device
 from .passage import Passage
 from .random import Draws, StepSeed
@@ -96,9 +96,9 @@ class Stage:
         return self._settings
 
     @property
-    def may_draw(self) -> bool:
-        """Whether a forward may draw random numbers, as far as has been seen."""
-        return self._draws.possible
+    def draws(self) -> Draws:
+        """What has been seen of the random numbers of forwards."""
+        return self._draws
 
     def end(self) -> None:
         """Lets go of everything that belongs to the step."""
@@ -173,19 +173,19 @@ class Stage:
 
     def backward(self, microbatch: int) -> None:
         """B: adds to the parameters' `.grad` and hands input gradients to the previous stage."""
-        with self._draws.backward(Kind.B, microbatch, len(self.leaves[microbatch])):
-            for outputs, gradients, _ in self._graphs(microbatch):
+        for number, (outputs, gradients, _) in enumerate(self._graphs(microbatch)):
+            with self._watched(Kind.B, microbatch, number):
                 torch.autograd.backward(outputs, gradients)
         self._hand_back(microbatch)
 
     def input_gradients(self, microbatch: int) -> None:
         """I: hands input gradients to the previous stage."""
         works: list[Work] = []
-        with self._draws.backward(Kind.I, microbatch, len(self.leaves[microbatch])):
-            for outputs, gradients, leaves in self._graphs(microbatch):
+        for number, (outputs, gradients, leaves) in enumerate(self._graphs(microbatch)):
+            with self._watched(Kind.I, microbatch, number):
                 work = backward_to_inputs(outputs, gradients, leaves, self._finish_weights)
-                if work is not None:
-                    works.append(work)
+            if work is not None:
+                works.append(work)
         if works:
             self._weights[microbatch] = works
         self._hand_back(microbatch)
@@ -198,9 +198,14 @@ class Stage:
                 while works:
                     works.pop(0)()
 
-    def cuts_within(self, microbatch: int) -> Sequence[Cut]:
-        """Where the graph of a microbatch is cut, from its F to its backward."""
-        return self._recompute.cuts(microbatch)
+    def _watched(self, kind: Kind, microbatch: int, number: int) -> AbstractContextManager[object]:
+        """For one graph of a backward, where nothing may be drawn: see `Draws.backward`."""
+        return self._draws.backward(kind, microbatch, (number, len(self.leaves[microbatch])))
+
+    @property
+    def trains(self) -> Sequence[Tensor]:
+        """What an R, or the backward after it, has been seen to collect gradients for."""
+        return self._recompute.trains
 
     def has_weights(self, microbatch: int) -> bool:
         """Whether I has left anything for W to do."""
@@ -218,17 +223,22 @@ class Stage:
     def _graphs(self, microbatch: int) -> Iterator[Graph]:
         """What a backward consists of: one graph, or those of the stage's segments, last first.
 
-        Each has outputs, their gradients and leaves, and is gone when the next is asked for.
+        Each has outputs, their gradients and leaves, and is gone when the next is asked for. At
+        level `layer` the next is made then.
         """
         outputs, gradients = _used(self.outputs[microbatch], self.gradients[microbatch])
         self.outputs[microbatch] = self.gradients[microbatch] = ()
         gradients = self.passage.take_in(gradients)
-        cuts = self._recompute.take_cuts(microbatch)
-        while cuts and outputs:
-            behind = cuts.pop()
-            yield outputs, gradients, behind.leaves
-            outputs, gradients = _used(behind.outputs, behind.gradients())
-            del behind
+        cell = self._recompute.take(microbatch)
+        front = None if cell is None else cell.front()
+        while cell is not None and front is not None and outputs:
+            yield outputs, gradients, front.leaves
+            outputs, found = (), front.gradients()
+            if any(gradient is not None for gradient in found):
+                again = cell.outputs(self._calls(microbatch, self._end_again))
+                outputs, gradients = _used(again, found)
+                del again
+            front = cell.front()
         if outputs:
             yield outputs, gradients, self.leaves[microbatch]
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ..kernels.seeds import provided
 from ..plan import Kind
 from .crossing import Ring, dense
 from .graph import leaves_of
@@ -46,6 +48,7 @@ class Twin(Passage):
         outputs: by slot, what it hands over.
         incoming: by slot, where the gradients of `outputs` that need one are put.
         outgoing: by slot, the gradients of `inputs`, None for those without.
+        seeds: by slot, an int64 tensor of the seeds that its F and R draw.
     """
 
     def __init__(
@@ -64,6 +67,8 @@ class Twin(Passage):
         self.outputs: list[list[Tensor]] = [[] for _ in range(num_slots)]
         self.incoming: list[list[Tensor | None]] = [[] for _ in range(num_slots)]
         self.outgoing: list[list[Tensor | None]] = [[] for _ in range(num_slots)]
+        like = torch.empty(original.draws.num_seeds, dtype=torch.int64, device=original.device)
+        self.seeds = [ring.place((slot, "seeds"), like) for slot, _ in self._cells]
         self._arguments: list[tuple[Any, ...]] = [()] * num_slots
         self._leaves: list[list[Tensor]] = [[] for _ in range(num_slots)]
         # Neighbours that only hold what is handed over.
@@ -129,12 +134,10 @@ class Twin(Passage):
 
     def trains(self, slot: int) -> list[Tensor]:
         """What collects gradients in a backward, before it."""
-        cuts = self._stage.cuts_within(slot)
-        outputs = [output for one in cuts for output in one.outputs]
-        own = {id(leaf) for one in cuts for leaf in one.leaves}
-        own |= {id(leaf) for leaf in self._leaves[slot]}
-        found = leaves_of([*self._stage.outputs[slot], *outputs])
-        return [leaf for leaf in found if id(leaf) not in own]
+        if self.is_recomputed(slot):
+            return list(self._stage.trains)
+        own = {id(leaf) for leaf in self._leaves[slot]}
+        return [leaf for leaf in leaves_of(self._stage.outputs[slot]) if id(leaf) not in own]
 
     def has(self, kind: Kind, slot: int) -> bool:
         """Whether there is anything to do for an action, after those before it."""
@@ -144,6 +147,10 @@ class Twin(Passage):
 
     def run(self, kind: Kind, slot: int) -> list[Tensor]:
         """Runs an action; returns what others will read of it."""
+        with provided(self.seeds[slot]):
+            return self._run(kind, slot)
+
+    def _run(self, kind: Kind, slot: int) -> list[Tensor]:
         if kind is Kind.F:
             return self._forward(slot)
         if kind is Kind.W:

@@ -45,12 +45,14 @@ class Seen:
         keeps: for each call, whether it recomputes by itself, as activation checkpointing does.
         changed: the buffers that F changes.
         overwrites: whether a layer writes into what the stage is given.
+        trains: what collects gradients in a backward, beside what the stage is given.
     """
 
     can_cut: Sequence[bool]
     keeps: Sequence[bool]
     changed: Names
     overwrites: bool
+    trains: Sequence[Tensor]
 
     def segments(self, *, by_layer: bool) -> list[Segment]:
         """The calls in segments: as long as they can be, or one for each layer where it can be."""
@@ -90,6 +92,7 @@ class Watch:
         self._crossed: set[int] = set()
         self._keeps: list[bool] = []
         self._owner: dict[Node, int] = {}
+        self._trains: list[Tensor] = []
 
     def after(self, value: Any) -> None:
         """A call has returned this."""
@@ -107,7 +110,9 @@ class Watch:
             call not in self._crossed and not _is_written(self._returned[call])
             for call in range(num_calls - 1)
         ]
-        return Seen(can_cut, self._keeps, changed, _is_written(self._given))
+        given = {id(tensor) for tensor, _ in self._given}
+        trains = [leaf for leaf in self._trains if id(leaf) not in given]
+        return Seen(can_cut, self._keeps, changed, _is_written(self._given), trains)
 
     def _visit(self, edges: list[Edge]) -> list[Node]:
         """The nodes that this call has added; notes behind which calls others pass by."""
@@ -119,6 +124,8 @@ class Watch:
             if node not in self._owner:
                 self._owner[node] = call
                 new.append(node)
+                if hasattr(node, "variable"):
+                    self._trains.append(node.variable)
                 edges += [(into, number) for into, number in node.next_functions if into]
             for at in range(self._owner[node], call):
                 if edge not in self._edges[at]:

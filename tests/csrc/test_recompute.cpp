@@ -40,6 +40,18 @@ TEST_CASE("the greatest of a range is that of the numbers themselves") {
     CHECK(RangeMax({}).max(0, 0) == -std::numeric_limits<double>::infinity());
 }
 
+TEST_CASE("a cell holds what R rebuilds, where nothing else is said as much as without R") {
+    const Plan plan = by_phases(Placement::linear(2), 4, std::vector<int>(2, 4), 4);
+    const std::vector<Action> cells = {make_action(Kind::R, 0, 0)};
+    const Memory alike(8.0, 8.0, 1.0);
+    const Memory less(8.0, 8.0, 1.0, 3.0);
+    CHECK(alike == Memory(8.0, 8.0, 1.0, 8.0));
+    CHECK(!(alike == less));
+    const Plan recomputed = with_recompute(plan, cells, Costs(1.0, 2.0), less, 0.0);
+    CHECK(peak_bytes(recomputed, alike)[0] == 32.0);
+    CHECK(peak_bytes(recomputed, less)[0] == 27.0);
+}
+
 TEST_CASE("a hundred thousand actions, half of a row ahead of their backwards, are no problem") {
     const int num_microbatches = 12500;
     const Plan plan = by_phases(Placement::linear(4), num_microbatches,

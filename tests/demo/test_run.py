@@ -7,6 +7,7 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -133,7 +134,7 @@ class Plain(nn.Sequential):
 
 def test_training_by_the_pipeline_is_training_the_plain_model(corpus: Corpus) -> None:
     data = list(islice(batches(corpus.training, 4, TINY.window, 0), 9))
-    sizes = {"layers": 1, "width": 8, "heads": 1, "context": 8}
+    sizes: dict[str, Any] = {"layers": 1, "width": 8, "heads": 1, "context": 8}
     with Pipeline(
         gpt(**sizes), devices="cpu:2", schedule=hanayo(2, 4), loss_fn=next_token_loss
     ) as pipe:

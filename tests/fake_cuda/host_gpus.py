@@ -103,8 +103,9 @@ class HostGpus:
         # The host may use it again at once, so it must have waited: this stream has nothing else.
         return self._persistent(num_bytes, self._host)
 
-    def generators(self) -> bytes:
-        return torch.default_generator.get_state().numpy().tobytes()
+    def generators(self) -> list[int]:
+        # The host's is the caller's as well, from which the seeds of steps are drawn.
+        return []
 
     def pool(self) -> None:
         return None

@@ -15,7 +15,7 @@ KEPT = {
     "ops": Kept(1.0, 2.03, 23.0, 17.0),
     "ops+stash": Kept(1.01, 2.05, 16.0, 17.0),
 }
-REBUILT = {"layer": Rebuilt(0.9, 4.0, 35.0), "stage": Rebuilt(1.0, 2.0, 34.0)}
+REBUILT = {"layer": Rebuilt(0.25, 6.0, 14.0, 0.75), "stage": Rebuilt(1.0, 2.0, 34.0)}
 STAGE = StageCosts(KEPT, REBUILT, workspace_bytes=1.0)
 
 
@@ -31,7 +31,10 @@ def uniform(plan: Plan, stages: list[StageCosts], cap: float) -> list[float]:
                 for s in range(plan.num_stages)
                 for m in range(plan.num_microbatches)
             ]
-            costs, memory = costs_of(stages, levels), memory_of(stages, levels)
+            costs, memory = (
+                costs_of(stages, levels, plan.num_microbatches),
+                memory_of(stages, levels),
+            )
             with_r = with_recompute(plan, cells, costs, memory, cap) if rebuilt else plan
             if max(peak_bytes(with_r, memory)) <= cap:
                 found.append(simulate(with_r, costs).makespan_ns)
@@ -41,7 +44,10 @@ def uniform(plan: Plan, stages: list[StageCosts], cap: float) -> list[float]:
 def require_right(fitted: Fitted, stages: list[StageCosts]) -> None:
     """What is said of it is what the planner says."""
     check(fitted.plan)
-    costs, memory = costs_of(stages, fitted.levels), memory_of(stages, fitted.levels)
+    costs, memory = (
+        costs_of(stages, fitted.levels, fitted.plan.num_microbatches),
+        memory_of(stages, fitted.levels),
+    )
     assert fitted.timeline == simulate(fitted.plan, costs)
     held = peak_bytes(fitted.plan, memory)
     for device, bytes_ in enumerate(held):
@@ -81,7 +87,8 @@ def test_stages_without_kernels_recompute_only_what_does_not_fit() -> None:
     assert sum(level != "none" for level in fitted.by_microbatch()[0]) in {1, 2}
     assert [set(levels) for levels in fitted.by_microbatch()[1:]] == [{"none"}] * 3
     assert (
-        fitted.timeline.makespan_ns == simulate(plan, costs_of(stages, fitted.levels)).makespan_ns
+        fitted.timeline.makespan_ns
+        == simulate(plan, costs_of(stages, fitted.levels, fitted.plan.num_microbatches)).makespan_ns
     )
 
 

@@ -270,6 +270,29 @@ def test_what_a_device_holds() -> None:
     assert peak_bytes(offloaded, Memory(8)) == [8]
 
 
+@pytest.mark.parametrize(
+    ("row", "kept_bytes", "peak"),
+    [
+        ("0F0 0F1 0R0 0B0 0R1 0B1", 0, 5 + 1),
+        ("0F0 0F1 0R0 0R1 0B0 0B1", 0, 5 + 5),
+        ("0F0 0F1 0R0 0B0 0B1", 0, 5 + 8),  # 0F1 has no R and keeps everything
+        ("0F0 0F1 0R0 0I0 0R1 0I1 0W0 0W1", 3, 3 + 5),
+        ("0F0 0F1 0R0 0I0 0R1 0I1 0W0 0W1", 6, 6 + 6),  # W takes more than R has rebuilt for I
+        ("0F0 0OFFLOAD0 0F1 0R1 0B1 0LOAD0 0R0 0B0", 0, 5),
+        ("0F0 0OFFLOAD0 0F1 0B1 0LOAD0 0R0 0B0", 0, 8),
+    ],
+)
+def test_what_r_rebuilds_may_be_less_than_what_f_holds(
+    row: str, kept_bytes: float, peak: float
+) -> None:
+    plan = plan_of(Placement.linear(1), 2, row)
+    memory = Memory(8, kept_bytes, boundary_bytes=1, rebuilt_bytes=5)
+    assert peak_bytes(plan, memory) == [peak]
+    check_memory(plan, memory, cap_bytes=peak)
+    with pytest.raises(PlanError, match="P010"):
+        check_memory(plan, memory, cap_bytes=peak - 0.5)
+
+
 def test_the_memory_cap_names_the_first_action_beyond_it() -> None:
     plan = by_slots(Placement.linear(4), 8, group=1, group_offset=2)
     assert peak_bytes(plan, Memory([4, 3, 2, 1])) == [16, 9, 4, 1]
@@ -292,7 +315,14 @@ def test_the_memory_of_a_plan_that_cannot_run_is_not_asked_for() -> None:
     [
         (lambda: Memory(-1), "activation_bytes must be finite and not negative, got -1"),
         (lambda: Memory([1, float("nan")]), "activation_bytes of stage 1 must be finite"),
+        (lambda: Memory(1, rebuilt_bytes=-1), "rebuilt_bytes must be finite and not negative"),
         (lambda: peak_bytes(by_slots(Placement.linear(2), 1, 1, 2), Memory([1])), "of 2 stages"),
+        (
+            lambda: peak_bytes(
+                by_slots(Placement.linear(2), 1, 1, 2), Memory(1, rebuilt_bytes=[1])
+            ),
+            "rebuilt_bytes .* each of 2 stages",
+        ),
     ],
 )
 def test_bad_sizes_are_refused(memory: Callable[[], object], message: str) -> None:

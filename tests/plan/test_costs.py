@@ -46,10 +46,12 @@ def test_equality_pickle_and_text() -> None:
 
 
 def test_memory_is_a_value_too() -> None:
-    memory = Memory([4, 5], 2, 1)
-    assert pickle.loads(pickle.dumps(memory)) == memory == Memory([4, 5], 2, 1)
-    assert memory != Memory([4, 5])
+    memory = Memory([4, 5], 2, 1, 3)
+    assert pickle.loads(pickle.dumps(memory)) == memory == Memory([4, 5], 2, 1, 3)
+    assert memory != Memory([4, 5], 2, 1)
     assert eval(repr(memory)) == memory
+    alike = Memory([4, 5])
+    assert alike.kept_bytes == alike.rebuilt_bytes == [4, 5]
 
 
 @pytest.mark.parametrize(

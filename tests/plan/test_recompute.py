@@ -98,6 +98,23 @@ def test_r_is_as_early_as_memory_allows(cap_bytes: float, first: str) -> None:
     assert peak_bytes(result, memory)[0] <= max(cap_bytes, 8 + 3)
 
 
+@pytest.mark.parametrize(
+    ("cap_bytes", "first"),
+    [
+        (16, "0F0 0F1 0F2 0F3 0R0 0R1 0R2 0R3 0B0 0B1 0B2 0B3"),
+        (15, "0F0 0F1 0F2 0F3 0R0 0R1 0R2 0B0 0R3 0B1 0B2 0B3"),
+        (10, "0F0 0F1 0F2 0F3 0R0 0R1 0B0 0R2 0B1 0R3 0B2 0B3"),
+        (7, "0F0 0F1 0F2 0F3 0R0 0B0 0R1 0B1 0R2 0B2 0R3 0B3"),
+    ],
+)
+def test_more_r_are_early_where_they_rebuild_less(cap_bytes: float, first: str) -> None:
+    plan = schedules.one_f_one_b(4, 4)
+    memory = Memory(8, boundary_bytes=1, rebuilt_bytes=4)
+    result = with_recompute(plan, all_cells(plan), COSTS, memory, cap_bytes)
+    assert rows_of(result)[0] == first
+    assert peak_bytes(result, memory)[0] <= cap_bytes
+
+
 @pytest.mark.parametrize(("name", "most"), [("one_f_one_b", 2), ("gpipe", 1), ("interleaved", 1)])
 def test_without_sizes_few_are_held_and_the_step_is_as_short(name: str, most: int) -> None:
     plan = schedules.by_name[name](4, 8)
@@ -224,7 +241,7 @@ def test_any_cells_of_any_plan(data: st.DataObject) -> None:
 def test_the_cap_holds_where_r_when_due_holds_it(data: st.DataObject) -> None:
     plan, cells = data.draw(given_cells())
     sizes = st.lists(st.integers(0, 9), min_size=plan.num_stages, max_size=plan.num_stages)
-    memory = Memory(data.draw(sizes), data.draw(sizes), data.draw(sizes))
+    memory = Memory(*(data.draw(sizes) for _ in range(4)))
     cap_bytes = data.draw(st.integers(0, 60))
     due = peak_bytes(with_each_when_due(plan, needed(plan, cells)), memory)
     result = with_recompute(plan, cells, COSTS, memory, cap_bytes)

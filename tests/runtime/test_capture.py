@@ -235,7 +235,7 @@ def test_what_is_handed_over_may_have_any_strides(gpus: FakeCuda, name: str) -> 
 
 def test_sparse_gradients_are_refused() -> None:
     stage = Stage(1, [nn.Sequential(nn.Linear(2, 2), nn.Embedding(4, 12, sparse=True))])
-    stage._draws.watched(drew=False)
+    stage.draws.watched(drew=False, num_seeds=0, only_seeds=True)
     message = r"Embedding \(1 in layer 0 of stage 1\) has sparse gradients"
     with pytest.raises(CannotCapture, match=message):
         refuse_stage(stage)

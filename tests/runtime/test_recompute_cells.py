@@ -59,6 +59,18 @@ def test_no_layer_is_called_more_than_twice(level: Any, reentrant: bool, split: 
         assert sorted(layer.calls.values()) == [first, 2, 2, 2]
 
 
+def test_a_checkpoint_with_dropout_is_refused_as_without_recompute() -> None:
+    checkpointed = Counted(False)
+    checkpointed.append(nn.Dropout(0.5))
+    layers = nn.Sequential(linear(), checkpointed)
+    case = Case(layers, torch.randn(4, 6), torch.randn(4, 6), F.mse_loss)
+    with (
+        pipeline(case, recomputed(schedules.gpipe(1, 2)), recompute="layer") as pipe,
+        pytest.raises(RuntimeError, match="draws random numbers in a backward"),
+    ):
+        pipe.step(case.inputs, target=case.target)
+
+
 def test_hooks_of_the_caller_are_no_checkpoints() -> None:
     """They see what R saves, and nothing that F lets go of."""
     layer = Counted()
@@ -103,6 +115,16 @@ class Block(nn.Module):
         return y
 
 
+# For each block, how many activations of each there are when its own gradient comes: at level
+# `layer` those in front are not made yet. What W multiplies with, I leaves to it.
+LEFT = {
+    ("stage", "B"): [[0, 0, 0], [1, 0, 0], [1, 1, 0]],
+    ("stage", "IW"): [[1, 1, 1]] * 3,
+    ("layer", "B"): [[0, 0, 0]] * 3,
+    ("layer", "IW"): [[1, 1, 1], [0, 1, 1], [0, 0, 1]],
+}
+
+
 @pytest.mark.parametrize("kinds", ["B", "IW"])
 @pytest.mark.parametrize("level", ["layer", "stage"])
 def test_only_inputs_are_kept_and_graphs_go_one_by_one(level: Level, kinds: str) -> None:
@@ -119,19 +141,17 @@ def test_only_inputs_are_kept_and_graphs_go_one_by_one(level: Level, kinds: str)
         assert [len(block.inner) for block in blocks] == [0, 0, 0]
         # Those that are handed over are others, of the same memory.
         assert [len(block.outputs) for block in blocks] == [0, 0, 0]
-    kept = storages_behind(stage._recompute)
+    kept = storages_behind(stage._recompute._cells)
     assert len(kept) == (1 + 2 * 3 if level == "layer" else 1)
     stage.recompute(0)
-    assert [len(block.inner) for block in blocks] == [1, 1, 1]
+    assert [len(block.inner) for block in blocks] == ([0, 0, 1] if level == "layer" else [1, 1, 1])
     backward = stage.backward if kinds == "B" else stage.input_gradients
     backward(0)
-    # What W multiplies with, I leaves to it.
-    left = [[1, 1, 1]] * 3 if kinds == "IW" else [[0, 0, 0], [1, 0, 0], [1, 1, 0]]
-    assert [block.passed for block in blocks] == [[passed] for passed in left]
+    assert [block.passed for block in blocks] == [[passed] for passed in LEFT[level, kinds]]
     stage.weight_gradients(0)
     assert [len(block.inner) for block in blocks] == [0, 0, 0]
     stage.end()
-    assert storages_behind(stage._recompute) == set()
+    assert storages_behind(stage._recompute._cells) == set()
 
 
 def storages_behind(thing: object) -> set[int]:

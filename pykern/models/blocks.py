@@ -1,0 +1,124 @@
+"""What the models have in common: how a norm and a linear layer become one, a head, initial values.
+
+Every half of a block is x + f(norm(x)), a layer of its own, and hands over one tensor [batch, seq,
+width]: the finished sum. That is all that the next half keeps of its input, as its residual and its
+norm's input at once, and all that crosses from one stage to the next. To hand over x and f(norm(x))
+apart, for the next half's norm to add up, would keep as much and send twice as much.
+
+Norms and linear layers hold parameters here, which the fused operations of `pykern.kernels` read.
+Most are not called, so hooks on them do not run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from ..kernels.head_loss import LazyLogits
+from ..kernels.norm import Kind, layer_norm, rms_norm
+from ..kernels.norm_linear import norm_linear
+
+Norm = nn.LayerNorm | nn.RMSNorm
+
+
+def normed_linear(norm: Norm, linear: nn.Linear, x: Tensor) -> tuple[Tensor, Tensor]:
+    """`x`, to go on with as the residual, and linear(norm(x)); norm(x) is not kept."""
+    kind: Kind = "rms" if isinstance(norm, nn.RMSNorm) else "layer"
+    return norm_linear(
+        x,
+        None,
+        norm.weight,
+        getattr(norm, "bias", None),
+        linear.weight,
+        linear.bias,
+        kind=kind,
+        eps=cast("float", norm.eps),
+    )
+
+
+def normed(norm: Norm, x: Tensor) -> Tensor:
+    """norm(x) by the fused operations."""
+    if isinstance(norm, nn.RMSNorm):
+        return rms_norm(x, norm.weight, cast("float", norm.eps))
+    return layer_norm(x, norm.weight, norm.bias, norm.eps)
+
+
+class Head(nn.Module):
+    """Final norm and output layer: [batch, seq, width] -> logits [batch, seq, vocab].
+
+    With `fused_loss`, where gradients of a training step are wanted, it leaves the product to a
+    loss that never holds all logits: `pykern.kernels.head_loss.LinearCrossEntropy`.
+    """
+
+    def __init__(self, vocab: int, norm: Norm, *, fused_loss: bool) -> None:
+        """Make the layer; the norm tells the width."""
+        super().__init__()
+        self.norm = norm
+        self.logits = nn.Linear(norm.normalized_shape[0], vocab, bias=False)
+        self.fused_loss = fused_loss
+
+    def forward(self, x: Tensor) -> Tensor | LazyLogits:
+        """Score every token of the vocabulary at every position."""
+        if self.fused_loss and self.training and torch.is_grad_enabled():
+            return LazyLogits(normed(self.norm, x), self.logits.weight)
+        return normed_linear(self.norm, self.logits, x)[1]
+
+
+class Beside(nn.Module):
+    """A layer on the first of a pair, whose other part passes by."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        """Take the layer."""
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Apply the layer to the first."""
+        x, other = pair
+        return self.layer(x), other
+
+
+class First(nn.Module):
+    """A layer on the first of a pair, whose other part ends here."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        """Take the layer."""
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor | LazyLogits:
+        """Apply the layer to the first."""
+        return self.layer(pair[0])  # type: ignore[no-any-return]
+
+
+def check_sizes(sizes: Mapping[str, int]) -> None:
+    """Raises ValueError where a size is below 1."""
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} is {size}; it must be at least 1")
+
+
+def check_heads(width: int, heads: int) -> None:
+    """Raises ValueError where heads cannot share a width."""
+    if width % heads:
+        raise ValueError(f"width is {width} and heads is {heads}; heads must divide width")
+
+
+def check_rate(dropout: float) -> None:
+    """Raises ValueError where it is no rate of dropout."""
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout is {dropout}; it must be at least 0 and below 1")
+
+
+def initialise(model: nn.Module, layers: int) -> None:
+    """GPT-2's: normal with deviation 0.02, narrower where 2 * layers projections add up."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            nn.init.zeros_(parameter)
+        elif "norm" not in name:
+            narrower = math.sqrt(2 * layers) if "project" in name else 1.0
+            nn.init.normal_(parameter, std=0.02 / narrower)

@@ -1,0 +1,153 @@
+"""A Llama-style language model whose MLPs are experts, of which each token visits a few.
+
+It holds no training code and knows nothing of stages or devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..kernels.experts import experts
+from ..kernels.head_loss import LazyLogits
+from ..kernels.routing import balance_loss, route
+from .blocks import Beside, Head, check_sizes, initialise, normed
+from .llama import EPS, RotaryAttention, check_attention
+
+# What passes between layers: x [batch, seq, width], and the sum of balance losses so far, a scalar.
+Balanced = tuple[Tensor, Tensor]
+
+
+class BalancedEmbedding(nn.Module):
+    """Token embedding: [batch, seq] int64 -> ([batch, seq, width], a sum of 0)."""
+
+    def __init__(self, vocab: int, width: int) -> None:
+        """Make the table."""
+        super().__init__()
+        self.tokens = nn.Embedding(vocab, width)
+
+    def forward(self, ids: Tensor) -> Balanced:
+        """Embed `ids`."""
+        return self.tokens(ids), torch.zeros((), device=ids.device)
+
+
+class Experts(nn.Module):
+    """The second half of a block, x + experts(norm(x)): (x, sum) in, the same out."""
+
+    def __init__(self, width: int, hidden: int, num_experts: int, num_chosen: int) -> None:
+        """Make the layer: experts of `hidden` inside, of which a token visits `num_chosen`."""
+        super().__init__()
+        self.num_chosen = num_chosen
+        self.norm = nn.RMSNorm(width, eps=EPS)
+        self.router = nn.Linear(width, num_experts, bias=False)
+        self.gate_up = nn.Parameter(torch.empty(num_experts, 2 * hidden, width))
+        self.project = nn.Parameter(torch.empty(num_experts, width, hidden))
+
+    def forward(self, balanced: Balanced) -> Balanced:
+        """Send every position to the experts that its router likes best."""
+        x, balance = balanced
+        y = normed(self.norm, x)
+        logits = self.router(y)
+        routing = route(logits, self.num_chosen)
+        total = balance + balance_loss(logits, routing)
+        return x + experts(y, routing, self.gate_up, self.project), total
+
+
+class BalancedHead(nn.Module):
+    """Final norm and output layer: (x, sum) -> logits, in training with the sum beside them."""
+
+    def __init__(self, layer: Head) -> None:
+        """Take the layer."""
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, balanced: Balanced) -> Tensor | tuple[Tensor | LazyLogits, Tensor]:
+        """Score every token of the vocabulary at every position."""
+        x, balance = balanced
+        logits = self.layer(x)
+        return (logits, balance) if self.training and torch.is_grad_enabled() else logits
+
+
+def moe(  # noqa: PLR0913, PLR0917
+    vocab: int = 256,
+    layers: int = 4,
+    width: int = 256,
+    heads: int = 8,
+    kv_heads: int = 2,
+    hidden: int = 448,
+    num_experts: int = 8,
+    num_chosen: int = 2,
+    base: float = 10000.0,
+    seed: int = 0,
+    *,
+    fused_loss: bool = False,
+) -> nn.Sequential:
+    """A mixture of experts as a chain of 2 * layers + 2 modules.
+
+    Embedding, attention and experts in turn, head; attention is that of `llama`. Between the layers
+    passes a pair: x [batch, seq, width], and the sum of the routers' balance losses, a scalar, so
+    that every stage adds to it and the last one has it for the loss (`with_balance`).
+
+    Args:
+        vocab: Number of tokens; 256 for bytes.
+        layers: Number of transformer blocks.
+        width: Width of the residual stream; a multiple of 2 * `heads` and of 8.
+        heads: Attention heads per block; a multiple of `kv_heads`.
+        kv_heads: Heads of keys and values per block.
+        hidden: Width within an expert; a multiple of 8.
+        num_experts: Experts per block.
+        num_chosen: Experts that a token visits, at most `num_experts`.
+        base: As of `llama`.
+        seed: Seed of the initial weights. Torch's global random numbers are left alone.
+        fused_loss: As of `gpt`.
+
+    Returns:
+        The model: int64 ids [batch, seq] -> float32 logits [batch, seq, vocab]; while training,
+        logits and the sum of balance losses.
+
+    Raises:
+        ValueError: If a size is below 1, or one does not divide or exceeds another that it must
+            not.
+
+    Paper: A. Jiang et al., "Mixtral of Experts", 2024, arXiv 2401.04088, section 2; balance: W.
+        Fedus et al., "Switch Transformers", JMLR 2022, arXiv 2101.03961, section 2.2.
+    """
+    sizes = {"vocab": vocab, "layers": layers, "width": width, "heads": heads}
+    sizes |= {"kv_heads": kv_heads, "hidden": hidden}
+    check_sizes(sizes | {"num_experts": num_experts, "num_chosen": num_chosen})
+    check_attention(width, heads, kv_heads, base)
+    for name, size in {"width": width, "hidden": hidden}.items():
+        if size % 8:
+            raise ValueError(f"{name} is {size}; it must be a multiple of 8")
+    if num_chosen > num_experts:
+        raise ValueError(f"num_chosen is {num_chosen}; there are {num_experts} experts")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        halves: list[nn.Module] = []
+        for _ in range(layers):
+            halves.append(Beside(RotaryAttention(width, heads, kv_heads, base)))
+            halves.append(Experts(width, hidden, num_experts, num_chosen))
+        head = BalancedHead(Head(vocab, nn.RMSNorm(width, eps=EPS), fused_loss=fused_loss))
+        model = nn.Sequential(BalancedEmbedding(vocab, width), *halves, head)
+        initialise(model, layers)
+    return model
+
+
+def with_balance(
+    loss_fn: Callable[[Any, Tensor], Tensor], coefficient: float = 0.01
+) -> Callable[[tuple[Any, Tensor], Tensor], Tensor]:
+    """A loss of what `moe` returns in training: a loss of the logits, and the sum's share.
+
+    Args:
+        loss_fn: Called with logits, or `LazyLogits`, and target.
+        coefficient: Of the sum of balance losses; 0.01 in the paper.
+    """
+
+    def loss(output: tuple[Any, Tensor], target: Tensor) -> Tensor:
+        logits, balance = output
+        return loss_fn(logits, target) + coefficient * balance
+
+    return loss

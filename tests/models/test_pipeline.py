@@ -1,0 +1,93 @@
+"""A pipeline of any of the models has the bits of the plain loop over its layers."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+
+import pykern
+from pykern.kernels.head_loss import LinearCrossEntropy
+from pykern.levels import Recompute
+from tests.models.cases import case
+from tests.runtime.reference import assert_same_state, plain_step, rows_of
+
+SCHEDULES = ["one_f_one_b", "zb_h1"]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("num_devices", [2, 3, 4])
+@pytest.mark.parametrize("name", ["gpt", "llama", "bert", "moe"])
+def test_every_bit_is_the_plain_loop_s(name, num_devices, schedule):
+    ours = case(name, rows=5, dropout=0.3)
+    plain = copy.deepcopy(ours.model)
+    with pykern.Pipeline(
+        ours.model,
+        devices=f"cpu:{num_devices}",
+        schedule=schedule,
+        microbatches=4,
+        loss_fn=ours.loss_fn,
+    ) as pipe:
+        for _ in range(2):
+            stages = pipe.partition.stages
+            expected = plain_step(plain, ours.ids, ours.target, ours.loss_fn, 4, stages)
+            assert torch.equal(pipe.step(ours.ids, target=ours.target), expected)
+            assert_same_state(pipe, plain)
+
+
+@pytest.mark.parametrize("name", ["gpt", "llama", "bert", "moe"])
+def test_recompute_changes_no_bit(name):
+    """Not of dropout, of the choice of experts, or of the loss of balance."""
+    expected = trained(name, "none")
+    others: list[Recompute] = ["ops", ["layer", "stage"]]
+    for recompute in others:
+        for ours, theirs in zip(trained(name, recompute), expected, strict=True):
+            assert torch.equal(ours, theirs)
+
+
+def trained(name: str, recompute: Recompute) -> list[Tensor]:
+    """Losses of two steps, and the gradients that they leave."""
+    torch.manual_seed(5)
+    ours = case(name, rows=5, dropout=0.3)
+    with pykern.Pipeline(
+        ours.model,
+        devices="cpu:2",
+        schedule="zb_h1",
+        microbatches=4,
+        loss_fn=ours.loss_fn,
+        recompute=recompute,
+    ) as pipe:
+        losses = [pipe.step(ours.ids, target=ours.target) for _ in range(2)]
+        gradients = [parameter.grad for parameter in pipe.parameters()]
+    return losses + [gradient for gradient in gradients if gradient is not None]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", ["gpt", "llama", "bert"])
+def test_a_loss_without_logits_has_its_own_loop_s_bits(name, schedule):
+    ours = case(name, rows=5, fused_loss=True)
+    plain = copy.deepcopy(ours.model)
+    expected = torch.zeros(())
+    rows = rows_of(5, 4)
+    for x, y in zip(ours.ids.split(rows), ours.target.split(rows), strict=True):
+        share = len(x) / 5
+        ended = LinearCrossEntropy().with_gradients(plain(x), y, share)
+        assert ended is not None
+        torch.autograd.backward(ended.outputs, ended.gradients)
+        expected += ended.loss * share
+    with pykern.Pipeline(
+        ours.model, devices="cpu:3", schedule=schedule, microbatches=4, loss_fn=ours.loss_fn
+    ) as pipe:
+        assert torch.equal(pipe.step(ours.ids, target=ours.target), expected)
+        assert_same_state(pipe, plain)
+
+
+def test_a_tied_head_is_one_stage_s():
+    ours = case("gpt tied", rows=4)
+    with pytest.raises(ValueError, match="are one parameter"):
+        pykern.Pipeline(ours.model, devices="cpu:2", microbatches=2, loss_fn=ours.loss_fn)
+    plain = copy.deepcopy(ours.model)
+    with pykern.Pipeline(ours.model, devices="cpu:1", microbatches=2, loss_fn=ours.loss_fn) as pipe:
+        expected = plain_step(plain, ours.ids, ours.target, ours.loss_fn, 2)
+        assert torch.equal(pipe.step(ours.ids, target=ours.target), expected)
+        assert_same_state(pipe, plain)
