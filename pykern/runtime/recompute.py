@@ -254,7 +254,7 @@ def _watched(
     watch = Watch(arguments)
     values: list[Any] = []
     begins: list[Begins] = []
-    with without_saved_tensors_hooks():
+    with without_saved_tensors_hooks(), watch.reads:
         following = arguments
         for call in calls:
             begins.append({} if state is None else state.note())

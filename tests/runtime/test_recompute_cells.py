@@ -16,7 +16,7 @@ from pykern.runtime.loss import Losses
 from pykern.runtime.random import StepSeed
 from pykern.runtime.recompute import Level
 from pykern.runtime.stage import Stage
-from tests.runtime.hard_layers import linear
+from tests.runtime.hard_layers import Unwraps, Wraps, linear
 from tests.runtime.models import Case
 from tests.runtime.plans import recomputed, split_backward
 from tests.runtime.recomputing import check_steps, pipeline
@@ -195,5 +195,16 @@ def test_layers_that_do_something_else_the_second_time_are_refused() -> None:
     with (
         pipeline(case, recomputed(schedules.gpipe(1, 2)), recompute="layer") as pipe,
         pytest.raises(RuntimeError, match=r"returned \[\(\(1, 12\), torch.float32\)\].* before"),
+    ):
+        pipe.step(case.inputs, target=case.target)
+
+
+def test_a_stage_may_not_hide_its_graph_from_the_next() -> None:
+    layers = nn.Sequential(Wraps(6, 6), Unwraps(6, 6))
+    case = Case(layers, torch.randn(4, 6), torch.randn(4, 6), F.mse_loss)
+    check_steps(case, schedules.gpipe(2, 2), None, [4])
+    with (
+        pipeline(case, schedules.gpipe(2, 2), recompute="layer") as pipe,
+        pytest.raises(TypeError, match="stage 0 is recomputed and hands over Opaque, which holds"),
     ):
         pipe.step(case.inputs, target=case.target)
