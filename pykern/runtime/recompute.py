@@ -130,8 +130,8 @@ class Recompute:
     @property
     def trains(self) -> Sequence[Tensor]:
         """What has been seen to collect gradients in a backward of the stage."""
-        trained = [tensor for seen in self._seen.values() for tensor in seen.trains]
-        return list({id(tensor): tensor for tensor in trained}.values())
+        found = [tensor() for seen in self._seen.values() for tensor in seen.trains]
+        return list({id(tensor): tensor for tensor in found if tensor is not None}.values())
 
 
 class Cell:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,14 +47,15 @@ class Seen:
         keeps: for each call, whether it recomputes by itself, as activation checkpointing does.
         changed: the buffers that F changes.
         overwrites: whether a layer writes into what the stage is given.
-        trains: what collects gradients in a backward, beside what the stage is given.
+        trains: what collects gradients in a backward, beside what the stage is given. Replicas have
+            other parameters in each step, so these must not be kept alive.
     """
 
     can_cut: Sequence[bool]
     keeps: Sequence[bool]
     changed: Names
     overwrites: bool
-    trains: Sequence[Tensor]
+    trains: Sequence[weakref.ref[Tensor]]
 
     def segments(self, *, by_layer: bool) -> list[Segment]:
         """The calls in segments: as long as they can be, or one for each layer where it can be."""
@@ -120,7 +122,7 @@ class Watch:
             for call in range(num_calls - 1)
         ]
         given = {id(tensor) for tensor, _ in self._given}
-        trains = [leaf for leaf in self._trains if id(leaf) not in given]
+        trains = [weakref.ref(leaf) for leaf in self._trains if id(leaf) not in given]
         return Seen(can_cut, self._keeps, changed, _is_written(self._given), trains)
 
     def _visit(self, edges: list[Edge]) -> list[Node]:

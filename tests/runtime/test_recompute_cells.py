@@ -1,5 +1,6 @@
 """What is called, and what is there, between an F and its R and B."""
 
+import gc
 import weakref
 from collections import Counter
 from typing import Any
@@ -18,7 +19,7 @@ from pykern.runtime.recompute import Level
 from pykern.runtime.stage import Stage
 from tests.runtime.hard_layers import Unwraps, Wraps, linear
 from tests.runtime.models import Case
-from tests.runtime.plans import recomputed, split_backward
+from tests.runtime.plans import recomputed, split_backward, two_replicas
 from tests.runtime.recomputing import check_steps, pipeline
 
 
@@ -208,3 +209,15 @@ def test_a_stage_may_not_hide_its_graph_from_the_next() -> None:
         pytest.raises(TypeError, match="stage 0 is recomputed and hands over Opaque, which holds"),
     ):
         pipe.step(case.inputs, target=case.target)
+
+
+def test_parameters_of_replicas_go_with_their_step() -> None:
+    def parameters() -> int:
+        gc.collect()
+        return sum(type(one) is nn.Parameter for one in gc.get_objects())
+
+    case = Case(nn.Sequential(linear(), linear()), torch.randn(4, 6), torch.randn(4, 6), F.mse_loss)
+    with pipeline(case, two_replicas(2, 4), recompute="layer") as pipe:
+        before = parameters()
+        pipe.step(case.inputs, target=case.target)
+        assert parameters() == before
