@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -16,12 +17,13 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from torch import Tensor, nn
 
 import pykern
-from pykern import schedules
+from pykern import Budget, schedules
 from pykern.live_bytes import LiveBytes
 from pykern.models import gpt, llama, next_token_loss
 from pykern.runtime.recompute import LEVELS, Level
 
 from .harness import Contender, Record, assert_same_answer, in_this_process, interleave, judge
+from .live import counted_bytes
 
 _MODELS: dict[str, Callable[[int, int], nn.Sequential]] = {
     "GPT": lambda layers, width: gpt(layers=layers, width=width, heads=8),
@@ -74,3 +76,63 @@ def _peak_mib(contender: Contender) -> float:
     with live:
         contender.step()
     return live.peak / 2**20
+
+
+@pytest.mark.timeout(300)
+def test_budgets(
+    benchmark: BenchmarkFixture, smoke: bool, report: Callable[[list[Record]], None]
+) -> None:
+    """A step on four devices at each level and within budgets, as shares of what none holds."""
+    layers, width, num_microbatches, length = (8, 32, 4, 8) if smoke else (16, 128, 8, 64)
+    model = gpt(layers=layers, width=width, heads=8)
+    rows = 1 if smoke else 2
+    ids = torch.randint(256, (2, rows * num_microbatches, length))
+    figures: dict[str, dict[str, float]] = {}
+    contenders = []
+    whole = 0.0
+    # The smallest budget is too small for the smallest model.
+    budgets = {"70 % of none": 0.7} if smoke else BUDGETS
+    for name in (*LEVELS, *budgets):
+        asked = budgets.get(name)
+        recompute = name if asked is None else Budget(asked * whole, ids[0, :rows], ids[1, :rows])
+        contender, figures[name] = _on_four(name, model, num_microbatches, ids, recompute)
+        contenders.append(contender)
+        if name == "none":
+            whole = figures[name]["peak KiB"] * 1024
+    stash = contenders.pop(LEVELS.index("ops+stash"))
+    assert_same_answer(contenders, tolerance=0.0)
+    for name, share in budgets.items():
+        assert figures[name]["peak KiB"] <= figures[name]["predicted KiB"] <= share * whole / 1024
+    contenders.append(stash)
+    samples = interleave(benchmark, contenders, rounds=1 if smoke else 15)
+    if smoke:
+        return
+    case = f"GPT, {layers} blocks of width {width}, 4 devices, {num_microbatches} microbatches"
+    records = judge("budgets", case, samples, "none", lambda *_: {})
+    report([replace(record, figures=figures[record.contender]) for record in records])
+
+
+BUDGETS = {"70 % of none": 0.7, "50 % of none": 0.5, "30 % of none": 0.3}
+
+
+def _on_four(
+    name: str, model: nn.Sequential, num_microbatches: int, ids: Tensor, recompute: Any
+) -> tuple[Contender, dict[str, float]]:
+    chain = copy.deepcopy(model)
+    pipe = pykern.Pipeline(
+        chain,
+        devices="cpu:4",
+        microbatches=num_microbatches,
+        loss_fn=next_token_loss,
+        recompute=recompute,
+    )
+    contender = in_this_process(name, chain, 4, lambda: pipe.step(ids[0], target=ids[1]))
+    contender.prepare()
+    contender.step()
+    with counted_bytes(pipe) as devices:
+        contender.step()
+    figures = {"peak KiB": max(live.peak for live in devices) / 1024}
+    if pipe.fitted is not None:
+        figures["predicted KiB"] = max(pipe.fitted.peak_bytes) / 1024
+        figures["predicted ms"] = pipe.fitted.timeline.makespan_ns / 1e6
+    return contender, figures

@@ -31,6 +31,10 @@ def choose_levels(plan: Plan, recompute: Recompute) -> tuple[Plan, Levels]:
         ValueError: there is no such level, or not one for each stage or microbatch, or the plan has
             no backward.
     """
+    if recompute == "auto":
+        raise ValueError(
+            "recompute='auto' has to be told what fits: recompute=pykern.Budget(num_bytes, sample)"
+        )
     levels = _of_stages(plan, recompute)
     cells = [
         Action(Kind.R, stage, microbatch)

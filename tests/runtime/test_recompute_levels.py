@@ -17,6 +17,7 @@ from tests.runtime.plans import recomputed
 from tests.runtime.recomputing import check_steps, pipeline
 
 WRONG: dict[str, tuple[Any, str]] = {
+    "auto": ("auto", "recompute='auto' has to be told what fits"),
     "level": ("layers", "recompute for stage 0 is one of 'none', .* got 'layers'"),
     "type": ([3, None], "recompute for stage 0 is one of .* got 3"),
     "stages": (["layer"], "recompute has 1 entries, but the plan has 2 stages"),

@@ -1,22 +1,28 @@
 """What the devices of a pipeline of CPU workers hold, measured while it runs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from pykern import Pipeline
 from pykern.live_bytes import LiveBytes
 from pykern.plan import Kind
 
 
-def count_bytes(pipe: Pipeline) -> list[LiveBytes]:
-    """Has every action of the pipeline counted on its device from now on."""
+@contextmanager
+def counted_bytes(pipe: Pipeline) -> Iterator[list[LiveBytes]]:
+    """Within it, what the pipeline's actions make is counted, on each device for itself."""
     devices = [LiveBytes() for _ in range(pipe.plan.num_devices)]
     placement = pipe.plan.placement
     callbacks: dict[Kind, list[Callable[[int], None]]] = pipe._executor._callbacks
-    for of_kind in callbacks.values():
-        for number, action in enumerate(of_kind):
+    before = {kind: list(actions) for kind, actions in callbacks.items()}
+    for actions in callbacks.values():
+        for number, action in enumerate(actions):
             replica, stage = divmod(number, pipe.plan.num_stages)
-            of_kind[number] = _counted(devices[placement.device_of(stage, replica)], action)
-    return devices
+            actions[number] = _counted(devices[placement.device_of(stage, replica)], action)
+    try:
+        yield devices
+    finally:
+        callbacks.update(before)
 
 
 def _counted(live: LiveBytes, action: Callable[[int], None]) -> Callable[[int], None]:
