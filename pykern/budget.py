@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from .fit import Fitted, fit
@@ -21,8 +22,9 @@ class Budget:
     """What `Pipeline(recompute=...)` takes to choose a level for each stage and microbatch.
 
     A microbatch is run a few times at each level, which shows how long its actions take and what
-    they hold; no gradient, buffer or random number of the model changes. Then the levels with the
-    shortest predicted step are chosen among those that fit.
+    they hold; no gradient, buffer or random number of the model or the loss changes. Forward hooks
+    are called, as is the loss function. Then the levels with the shortest predicted step are chosen
+    among those that fit.
 
     Attributes:
         num_bytes: what each device may hold in activations and what its actions need meanwhile:
@@ -44,23 +46,28 @@ class Budget:
         Raises:
             ValueError: there is no loss, the budgets are not one for each device, or one of them is
                 too small at every level.
+            BaseException: what the layers or the loss raise for the sample, with a note.
         """
         if loss_fn is None:
             raise ValueError("a memory budget is for training: Pipeline(..., loss_fn=...)")
         budgets = self._of_devices(plan.num_devices)
         losses = Losses(loss_fn, None if self.target is None else [self.target], [1.0])
         levels: tuple[Level, ...] = (*_KEEP_BITS, "ops+stash") if self.stash else _KEEP_BITS
-        costs = measure(stages, (self.sample,), losses, levels, split=plan.has(Kind.I))
+        try:
+            costs = measure(stages, (self.sample,), losses, levels, split=plan.has(Kind.I))
+        except BaseException as error:
+            error.add_note("pykern: raised while the sample of a Budget ran")
+            raise
         return fit(plan, costs, budgets)
 
     def _of_devices(self, num_devices: int) -> list[float]:
-        if isinstance(self.num_bytes, Sequence):
-            budgets = [float(value) for value in self.num_bytes]
-        else:
-            budgets = [float(self.num_bytes)] * num_devices
+        each = isinstance(self.num_bytes, Sequence) and not isinstance(self.num_bytes, str)
+        budgets: list[Any] = list(self.num_bytes) if each else [self.num_bytes] * num_devices  # type: ignore[arg-type]
         if len(budgets) != num_devices:
             raise ValueError(f"there are {len(budgets)} budgets for {num_devices} devices")
         for device, budget in enumerate(budgets):
-            if not budget > 0:
-                raise ValueError(f"the budget of device {device} is {budget}; it must be above 0")
-        return budgets
+            if not (isinstance(budget, Real) and float(budget) > 0):
+                raise ValueError(
+                    f"the budget of device {device} is {budget!r}; it must be a number above 0"
+                )
+        return [float(budget) for budget in budgets]

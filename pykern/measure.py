@@ -1,14 +1,14 @@
 """Measures what each recompute level costs each stage, by running one microbatch through them.
 
 What runs are stages like those of the pipeline, with copies of their layers: the same parameters,
-gradients of their own. Buffers and the state of torch's random numbers are put back.
+gradients of their own. Buffers, the states of random number generators and the gradients of what
+the loss trains are put back.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -16,17 +16,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from .level_costs import Kept, Rebuilt, StageCosts
 from .live_bytes import LiveBytes
 from .plan import Kind
-from .runtime.buffers import modules_in
 from .runtime.microbatch import to_device
 from .runtime.passage import Passage
 from .runtime.random import StepSeed
 from .runtime.recompute import INPUTS, Level
 from .runtime.replica import copy_layers
 from .runtime.stage import Finish, Stage
+from .runtime.trial import Trial
 
 _REPEATS = 3
 
@@ -44,7 +45,10 @@ class _Cost:
         return min(self.times_ns)
 
 
+# By kind and stage.
 _Costs = dict[tuple[Kind, int], _Cost]
+# Gets which action it is, and what it does.
+_Around = Callable[[tuple[Kind, int], Callable[[], None]], None]
 
 
 def measure(
@@ -64,7 +68,8 @@ def measure(
         levels: which to measure, one of those of kernels at least.
         split: whether backwards are I and W.
     """
-    with _no_trace(stages):
+    trial = Trial(finish)
+    with torch.inference_mode(False), torch.enable_grad(), trial.without_trace(stages):
         copies = [
             Stage(stage.index, copy_layers(stage.layers, None)[0], stage.device) for stage in stages
         ]
@@ -72,8 +77,10 @@ def measure(
             stage.next, following.previous = following, stage
         for stage in copies:
             stage.passage = _Move(stage)
-        chain = _Chain(copies, arguments, finish, split=split)
-        costs = {level: chain.at(level) for level in levels}
+        chain = _Chain(copies, arguments, split=split)
+        with trial.noting():
+            chain.run(levels[0], trial.first)
+        costs = {level: chain.at(level, finish) for level in levels}
     return [_of_stage(costs, stage, split=split) for stage in range(len(stages))]
 
 
@@ -121,39 +128,35 @@ def _of_stage(costs: dict[Level, _Costs], stage: int, *, split: bool) -> StageCo
 class _Chain:
     """Stages with one microbatch, one action after another."""
 
-    def __init__(
-        self,
-        stages: Sequence[Stage],
-        arguments: tuple[Any, ...],
-        finish: Finish,
-        *,
-        split: bool,
-    ) -> None:
+    def __init__(self, stages: Sequence[Stage], arguments: tuple[Any, ...], *, split: bool) -> None:
         self._stages = stages
         self._arguments = to_device(arguments, stages[0].device)
-        self._finish = finish
         self._backward = (Kind.I, Kind.W) if split else (Kind.B,)
 
-    def at(self, level: Level) -> _Costs:
+    def at(self, level: Level, finish: Finish) -> _Costs:
         """What each action of each stage costs at this level."""
         costs: _Costs = {}
         for _ in range(2):
-            self._run(level, lambda _, action: action())
+            self.run(level, finish)
         lives = [LiveBytes() for _ in self._stages]
-        self._run(level, lambda key, action: costs.update({key: _weigh(lives[key[1]], action)}))
+
+        def weigh(key: tuple[Kind, int], action: Callable[[], None]) -> None:
+            costs[key] = _weigh(lives[key[1]], action)
+
+        self.run(level, finish, weigh)
         for _ in range(_REPEATS):
-            self._run(level, lambda key, action: self._time(costs[key], key[1], action))
+            self.run(level, finish, lambda key, action: self._time(costs[key], key[1], action))
         return costs
 
-    def _run(
-        self,
-        level: Level,
-        around: Callable[[tuple[Kind, int], Callable[[], None]], None],
+    def run(
+        self, level: Level, finish: Finish, around: _Around = lambda _, action: action()
     ) -> None:
+        """Runs all actions of a step at this level, `around` each."""
         seed = StepSeed()
         for stage in self._stages:
-            stage.begin(1, seed, self._finish, [level])
-        self._stages[0].arguments = [self._arguments]
+            stage.begin(1, seed, finish, [level])
+        # A layer may write into what it is given.
+        self._stages[0].arguments = [pytree.tree_map_only(Tensor, _leaf, self._arguments)]
         try:
             for stage in self._stages:
                 around((Kind.F, stage.index), partial(stage.forward, 0))
@@ -214,23 +217,10 @@ def _weigh(live: LiveBytes, action: Callable[[], None]) -> _Cost:
     )
 
 
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
 def _wait_for(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-@contextmanager
-def _no_trace(stages: Sequence[Stage]) -> Iterator[None]:
-    """Puts back what forwards change."""
-    devices = {stage.device.index for stage in stages if stage.device.type == "cuda"}
-    modules = modules_in([layer for stage in stages for layer in stage.layers])
-    buffers = [buffer for module in modules for buffer in module._buffers.values()]
-    saved = [(buffer, buffer.clone()) for buffer in buffers if buffer is not None]
-    with torch.random.fork_rng(devices=sorted(d for d in devices if d is not None)):
-        try:
-            with torch.enable_grad():
-                yield
-        finally:
-            with torch.no_grad():
-                for buffer, value in saved:
-                    buffer.copy_(value)

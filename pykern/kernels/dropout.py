@@ -80,11 +80,14 @@ def dropout(x: Tensor, rate: float, training: bool = True) -> Tensor:
 
     Raises:
         ValueError: the rate is outside.
+        TypeError: `x` is not floating.
 
     Paper: N. Srivastava et al., "Dropout: A Simple Way to Prevent Neural Networks from
         Overfitting", JMLR 2014.
     """
     threshold(rate)
+    if not x.is_floating_point():
+        raise TypeError(f"dropout is of floating numbers, got {x.dtype}")
     if rate == 0 or not training:
         return x
     return _Dropout.apply(x, rate, seeds.draw())  # type: ignore[no-any-return,no-untyped-call]

@@ -7,7 +7,7 @@ the two, nor multiplied out twice. The gradient of the weight is added where gra
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -71,6 +71,9 @@ class LinearCrossEntropy:
 
         Returns:
             float32 [], or float64 where `output` is that.
+
+        Raises:
+            TypeError: `output` is none of these.
         """
         if isinstance(output, Tensor):
             logits = output.reshape(-1, output.shape[-1])
@@ -81,7 +84,7 @@ class LinearCrossEntropy:
                 ignore_index=self.ignore_index,
                 reduction=self.reduction,
             )
-        hidden, weight = output
+        hidden, weight = _parts(output)
         return linear_cross_entropy(
             hidden,
             weight,
@@ -109,7 +112,7 @@ class LinearCrossEntropy:
         """
         if self.obstacle(output) is not None:
             return None
-        hidden, weight = output
+        hidden, weight = _parts(output)
         dtype = check(hidden, weight, target, self.reduction)
         kind = hidden.device.type
         with torch.no_grad(), torch.autocast(kind, enabled=False):
@@ -132,7 +135,7 @@ class LinearCrossEntropy:
         """Why there is no way in one pass for what a head returns; None where there is."""
         if isinstance(output, Tensor):
             return "the head has multiplied the logits out"
-        hidden, weight = output
+        hidden, weight = _parts(output)
         if not torch.is_grad_enabled() or not (hidden.requires_grad or weight.requires_grad):
             return "nothing needs a gradient"
         if type(weight) not in (Tensor, nn.Parameter) or weight.layout is not torch.strided:
@@ -142,6 +145,16 @@ class LinearCrossEntropy:
         if weight.requires_grad and _has_hooks(weight):
             return "the weight has hooks, which are called by an ordinary backward"
         return None
+
+
+def _parts(output: Any) -> LazyLogits:
+    pair = isinstance(output, tuple) and len(output) == 2
+    if not (pair and all(isinstance(part, Tensor) for part in output)):
+        raise TypeError(
+            "LinearCrossEntropy is of LazyLogits, two tensors, or of logits; the head has returned "
+            f"a {type(output).__name__}"
+        )
+    return output  # type: ignore[no-any-return]
 
 
 def _has_hooks(weight: Tensor) -> bool:

@@ -175,8 +175,10 @@ class _LinearCrossEntropy(TwoParts):
         ignore_index = ctx.ignore_index
 
         def compute(*places: Tensor | None) -> None:
-            head = Head(hidden, weight.to(hidden.dtype), target, ignore_index)
-            head.gradients(log_sums, scale, kept, *places)
+            # Whoever calls the backward may be within autocast, which would round sums.
+            with torch.autocast(hidden.device.type, enabled=False):
+                head = Head(hidden, weight.to(hidden.dtype), target, ignore_index)
+                head.gradients(log_sums, scale, kept, *places)
 
         wants_hidden, wants_weight, *_ = ctx.needs_input_grad
         of_hidden = torch.empty_like(hidden) if wants_hidden else None

@@ -61,6 +61,20 @@ def tensors_of(value: Any) -> list[Tensor]:
     return list({id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor)}.values())
 
 
+def hidden_in(value: Any) -> list[object]:
+    """The objects in a tree that hold tensors of a graph and are no trees, such as dataclasses."""
+    if isinstance(value, Tensor):
+        return []
+    return [leaf for leaf in pytree.tree_leaves(value) if _holds_a_graph(leaf)]
+
+
+def _holds_a_graph(leaf: object) -> bool:
+    held = getattr(leaf, "__dict__", {}).values()
+    return not isinstance(leaf, Tensor) and any(
+        isinstance(tensor, Tensor) and tensor.requires_grad for tensor in held
+    )
+
+
 def copies(value: Any) -> Any:
     """The value with a copy of each tensor, one where it occurs twice."""
     made: dict[int, Tensor] = {}

@@ -262,6 +262,25 @@ class _Repeat(_Mode):
                 generator.set_state(now)
 
 
+class NoteOwn(_Mode):
+    """Notes in which state generators are first drawn from that operations are given.
+
+    Attributes:
+        begins: these states.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.begins: Begins = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        own = _own_generator(args, kwargs) if _is_random(func) else None
+        if own is not None and own not in self.begins:
+            self.begins[own] = own.get_state()
+        return func(*args, **kwargs)
+
+
 class _RefuseInBackward(_Mode):
     """Finds recomputation that would draw other numbers than the forward it repeats."""
 

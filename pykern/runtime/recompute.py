@@ -15,7 +15,7 @@ from torch import Tensor
 from ..kernels import levels as kernels
 from ..kernels import seeds
 from .buffers import Buffers, modules_in, names_in
-from .cut import Cut, copies, cut
+from .cut import Cut, copies, cut, tensors_of
 from .random import Begins, OwnState, repeat
 from .watch import Seen, Segment, Watch, without_saved_tensors_hooks
 
@@ -45,12 +45,13 @@ def run(calls: Calls, arguments: tuple[Any, ...]) -> Any:
 class Recompute:
     """The microbatches of a stage that are recomputed.
 
-    The first forward under some settings is watched: it runs with its whole graph, which shows
-    where it can be cut and what must not happen twice.
+    The first forward under some settings, of inputs of which the same need gradients, is watched:
+    it runs with its whole graph, which shows where it can be cut and what must not happen twice.
     """
 
     def __init__(self) -> None:
-        self._seen: Seen | None = None
+        # By which of the inputs need gradients.
+        self._seen: dict[tuple[bool, ...], Seen] = {}
         self._levels: Sequence[Level | None] = ()
         self._cells: dict[int, Cell] = {}
 
@@ -58,7 +59,7 @@ class Recompute:
         """Starts a step; `changed` where the layers may do something else from now on."""
         self._levels = levels
         if changed:
-            self._seen = None
+            self._seen = {}
 
     def end(self) -> None:
         """Lets go of everything that belongs to the step."""
@@ -107,13 +108,16 @@ class Recompute:
             state: that random operations draw from, None where there are none.
         """
         by_layer = self._level(microbatch) == "layer"
-        if self._seen is None:
-            cell, self._seen = _watched(calls, arguments, holders, state, by_layer=by_layer)
+        needs = tuple(tensor.requires_grad for tensor in tensors_of(arguments))
+        seen = self._seen.get(needs)
+        if seen is None:
+            cell, self._seen[needs] = _watched(calls, arguments, holders, state, by_layer=by_layer)
         else:
-            kept = copies(arguments) if self._seen.overwrites else arguments
-            changed = self._seen.changed
+            kept = copies(arguments) if seen.overwrites else arguments
+            changed = seen.changed
             buffers = Buffers(modules_in(holders) if changed else (), changed)
-            cell = Cell(kept, self._seen.segments(by_layer=by_layer), buffers, by_layer=by_layer)
+            segments = seen.segments(by_layer=by_layer)
+            cell = Cell(kept, segments, buffers, by_layer=by_layer)
             cell.forward(calls, arguments, state)
         self._cells[microbatch] = cell
 
@@ -128,7 +132,8 @@ class Recompute:
     @property
     def trains(self) -> Sequence[Tensor]:
         """What has been seen to collect gradients in a backward of the stage."""
-        return () if self._seen is None else self._seen.trains
+        found = [tensor() for seen in self._seen.values() for tensor in seen.trains]
+        return list({id(tensor): tensor for tensor in found if tensor is not None}.values())
 
 
 class Cell:
@@ -251,7 +256,7 @@ def _watched(
     watch = Watch(arguments)
     values: list[Any] = []
     begins: list[Begins] = []
-    with without_saved_tensors_hooks():
+    with without_saved_tensors_hooks(), watch.reads:
         following = arguments
         for call in calls:
             begins.append({} if state is None else state.note())

@@ -8,7 +8,7 @@ from torch import nn
 
 
 class Settings:
-    """The modules in some layers, with their modes, what they train, and the numbers they hold.
+    """The modules in some layers, with their modes, what they train, their hooks and numbers.
 
     Such a number is the rate of a dropout, or whether a layer works in place.
     """
@@ -18,6 +18,11 @@ class Settings:
         # Looked up once: asking every step what has changed must cost next to nothing.
         self._children = [module._modules for module in self.modules]
         self._parameters = [module._parameters for module in self.modules]
+        self._hooks = [
+            hooks
+            for module in self.modules
+            for hooks in (module._forward_pre_hooks, module._forward_hooks)
+        ]
         self._numbers = [
             (vars(module), name)
             for module in self.modules
@@ -38,7 +43,8 @@ class Settings:
     def _now(self) -> tuple[list[object], ...]:
         return (
             [module.training for module in self.modules],
-            [held.get(name) for held, name in self._numbers],
+            [_number(held.get(name)) for held, name in self._numbers],
+            [number for hooks in self._hooks for number in hooks],
             [child for children in self._children for child in children.values()],
             [
                 parameter.requires_grad
@@ -47,3 +53,8 @@ class Settings:
                 if parameter is not None
             ],
         )
+
+
+def _number(value: object) -> object:
+    """A number, or what is in its place by now: a tensor is equal to nothing."""
+    return value if isinstance(value, int | float) else type(value)

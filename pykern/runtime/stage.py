@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..plan import Kind
-from .cut import copies, cut
+from .cut import copies, cut, hidden_in
 from .microbatch import to_device
 from .passage import Passage
 from .random import Draws, StepSeed
@@ -21,9 +21,10 @@ from .split import Work, backward_to_inputs
 
 _CPU = torch.device("cpu")
 
-# Gets (microbatch, output of the last stage, whether no R will give it again); returns the
-# tensors that backward starts from and their gradients, both empty when there is no backward.
-Finish = Callable[[int, Any, bool], tuple[Sequence[Tensor], Sequence[Tensor]]]
+# The tensors that backward starts from and their gradients, both empty when there is no backward.
+Ends = tuple[Sequence[Tensor], Sequence[Tensor]]
+# Gets (microbatch, output of the last stage, whether no R will give it again).
+Finish = Callable[[int, Any, bool], Ends]
 
 # What a backward runs through: outputs, their gradients, and the leaves in front.
 Graph = tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]
@@ -157,10 +158,21 @@ class Stage:
         """Hands the output over; returns the tensors that backward starts from."""
         if self.next is None:
             return self._end_again(microbatch, output)
+        if self._recompute.has(microbatch):
+            self._require_cuttable(output)
         handed = cut(output, partial(self.passage.there, microbatch))
         self.next.arguments[microbatch] = (handed.value,)
         self.next.leaves[microbatch] = handed.leaves
         return handed.outputs
+
+    def _require_cuttable(self, output: Any) -> None:
+        names = {type(hidden).__name__ for hidden in hidden_in(output)}
+        if names:
+            raise TypeError(
+                f"stage {self.index} is recomputed and hands over {', '.join(sorted(names))}, "
+                "which holds tensors that require grad: a graph can be cut in tuples, lists, dicts "
+                "and what else torch.utils._pytree knows, and in nothing else"
+            )
 
     def _end_again(self, microbatch: int, output: Any) -> Sequence[Tensor]:
         """Returns the tensors that backward starts from."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,8 +13,9 @@ from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
 
 from .buffers import Names
-from .cut import tensors_of, version_of
+from .cut import hidden_in, tensors_of, version_of
 from .graph import saved_by
+from .reads import Reads
 
 Edge = tuple[Node, int]
 
@@ -45,14 +47,15 @@ class Seen:
         keeps: for each call, whether it recomputes by itself, as activation checkpointing does.
         changed: the buffers that F changes.
         overwrites: whether a layer writes into what the stage is given.
-        trains: what collects gradients in a backward, beside what the stage is given.
+        trains: what collects gradients in a backward, beside what the stage is given. Replicas have
+            other parameters in each step, so these must not be kept alive.
     """
 
     can_cut: Sequence[bool]
     keeps: Sequence[bool]
     changed: Names
     overwrites: bool
-    trains: Sequence[Tensor]
+    trains: Sequence[weakref.ref[Tensor]]
 
     def segments(self, *, by_layer: bool) -> list[Segment]:
         """The calls in segments: as long as they can be, or one for each layer where it can be."""
@@ -77,14 +80,18 @@ class Seen:
 class Watch:
     """Looks at a forward call by call, all in one graph.
 
-    The graph can be cut behind a call where everything that later calls reach of it goes by way of
-    what the call returns, and none of that is written afterwards.
+    The graph can be cut behind a call where everything that later calls reach or read of it goes by
+    way of what the call returns, and none of that is written afterwards.
 
     Args:
         given: what the first call gets.
+
+    Attributes:
+        reads: the mode to run the calls in.
     """
 
     def __init__(self, given: Any) -> None:
+        self.reads = Reads(given)
         self._given = [(tensor, version_of(tensor)) for tensor in tensors_of(given)]
         # By call: what it has returned, with the versions, and where gradients enter its graph.
         self._returned: list[list[tuple[Tensor, int]]] = []
@@ -99,19 +106,23 @@ class Watch:
         tensors = tensors_of(value)
         edges = [get_gradient_edge(tensor) for tensor in tensors if tensor.requires_grad]
         new = self._visit([(edge.node, edge.output_nr) for edge in edges])
+        if hidden_in(value):
+            self._crossed.add(len(self._keeps))
         self._keeps.append(any(_recomputes(node) for node in new))
         self._edges.append({(edge.node, edge.output_nr) for edge in edges})
         self._returned.append([(tensor, version_of(tensor)) for tensor in tensors])
+        self.reads.after(value)
 
     def seen(self, changed: Names) -> Seen:
         """What has been seen after the last call."""
         num_calls = len(self._keeps)
+        crossed = self._crossed | self.reads.crossed
         can_cut = [
-            call not in self._crossed and not _is_written(self._returned[call])
+            call not in crossed and not _is_written(self._returned[call])
             for call in range(num_calls - 1)
         ]
         given = {id(tensor) for tensor, _ in self._given}
-        trains = [leaf for leaf in self._trains if id(leaf) not in given]
+        trains = [weakref.ref(leaf) for leaf in self._trains if id(leaf) not in given]
         return Seen(can_cut, self._keeps, changed, _is_written(self._given), trains)
 
     def _visit(self, edges: list[Edge]) -> list[Node]:

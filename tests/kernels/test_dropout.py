@@ -168,6 +168,12 @@ def test_a_rate_outside_is_refused(rate):
         dropout(torch.ones(2), rate)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
+def test_what_is_not_floating_is_refused(dtype):
+    with pytest.raises(TypeError, match=f"dropout is of floating numbers, got {dtype}"):
+        dropout(torch.ones(2, dtype=dtype), 0.5)
+
+
 def test_no_rate_and_no_training_change_nothing():
     x = torch.ones(2)
     assert dropout(x, 0.0) is x

@@ -197,3 +197,12 @@ def test_logits_are_taken_as_well(reduction):
 def test_another_reduction_is_refused():
     with pytest.raises(ValueError, match="'mean' or 'sum', got 'none'"):
         LinearCrossEntropy(reduction="none")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("output", [None, {"hidden": 1, "weight": 2}, (1, 2), (torch.ones(2, 3),)])
+def test_what_is_no_output_of_a_head_is_named(output):
+    loss, target = LinearCrossEntropy(), torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(TypeError, match=f"has returned a {type(output).__name__}"):
+        loss(output, target)
+    with pytest.raises(TypeError, match=f"has returned a {type(output).__name__}"):
+        loss.with_gradients(output, target, 1.0)

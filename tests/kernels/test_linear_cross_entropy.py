@@ -184,3 +184,16 @@ def test_wrong_arguments_are_refused(change, error, message):
     arguments = {"hidden": x, "weight": w, "target": target} | change
     with pytest.raises(error, match=message):
         linear_cross_entropy(**arguments)
+
+
+def test_a_backward_within_autocast_has_the_same_bits():
+    hidden, weight = torch.randn(4, 6), torch.randn(9, 6)
+    target, found = torch.arange(4), []
+    for within in (False, True):
+        leaves = (hidden.clone().requires_grad_(), weight.clone().requires_grad_())
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = linear_cross_entropy(leaves[0], leaves[1], target)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=within):
+            found.append(torch.autograd.grad(loss, leaves))
+    for outside, inside in zip(*found, strict=True):
+        assert torch.equal(outside, inside)

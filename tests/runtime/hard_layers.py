@@ -1,6 +1,7 @@
 """Layers that are hard to repeat: what they do is not in what they are given and return."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -43,6 +44,18 @@ class Leaves(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         self.aside[0].value = y = super().forward(x)
         return y.cos()
+
+
+class LeavesMask(nn.Linear):
+    """Leaves aside what needs no gradient."""
+
+    def __init__(self, aside: Aside) -> None:
+        super().__init__(6, 6)
+        self.aside = [aside]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.aside[0].value = (x > 0).float()
+        return super().forward(x)
 
 
 class Finds(nn.Linear):
@@ -119,6 +132,23 @@ class Uses(nn.Module):
         return parts[0] @ parts[1].sin()
 
 
+@dataclass
+class Opaque:
+    """What torch does not look into for tensors."""
+
+    x: Tensor
+
+
+class Wraps(nn.Linear):
+    def forward(self, x: Tensor) -> Opaque:  # type: ignore[override]
+        return Opaque(super().forward(x))
+
+
+class Unwraps(nn.Linear):
+    def forward(self, wrapped: Opaque) -> Tensor:  # type: ignore[override]
+        return super().forward(wrapped.x.sin())
+
+
 def linear() -> nn.Linear:
     return nn.Linear(6, 6)
 
@@ -133,14 +163,21 @@ def aside() -> list[nn.Module]:
     return [linear(), Leaves(shared), nn.Tanh(), Finds(shared), linear()]
 
 
+def mask() -> list[nn.Module]:
+    shared = Aside()
+    return [linear(), LeavesMask(shared), nn.Tanh(), Finds(shared), linear(), Finds(shared)]
+
+
 LAYERS: dict[str, Callable[[], list[nn.Module]]] = {
     "writes": lambda: [linear(), Written(), nn.Identity(), nn.ReLU(inplace=True), linear()],
     "tied": tied,
     "aside": aside,
+    "mask": mask,
     "spectral norm": lambda: [spectral_norm(linear()), nn.Tanh(), spectral_norm(linear())],
     "average": lambda: [linear(), Average(), linear(), nn.BatchNorm1d(6)],
     "noise": lambda: [linear(), Noise(), linear(), nn.Dropout(0.5), Noise(), linear()],
     "modes": lambda: [Modes(6, 6), Modes(6, 6), linear()],
     "derivative": lambda: [linear(), Derivative(6, 6), linear()],
+    "wraps": lambda: [linear(), Wraps(6, 6), Unwraps(6, 6), linear(), nn.Tanh(), linear()],
     "passes": lambda: [linear(), Passes(), Uses(), Passes(), Uses()],
 }

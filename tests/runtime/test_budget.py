@@ -14,6 +14,7 @@ from bench.live import counted_bytes
 from pykern.budget import Budget
 from pykern.models.gpt import gpt, next_token_loss
 from pykern.plan import Kind
+from tests.runtime.hard_layers import Noise, Written
 
 DEVICES = 4
 
@@ -93,6 +94,67 @@ def test_choosing_leaves_no_trace(model: nn.Sequential) -> None:
     assert all(parameter.grad is None for parameter in layers.parameters())
 
 
+class TrainedLoss(nn.Module):
+    """Trains, and counts its calls in a buffer."""
+
+    calls: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(6))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return F.mse_loss(output * self.scale, target)
+
+
+def test_choosing_leaves_no_trace_in_loss_generators_and_sample() -> None:
+    noise, loss = Noise(), TrainedLoss()
+    loss.scale.grad = first = torch.full((6,), 5.0)
+    state = noise.generator.get_state()
+    x = torch.ones(2, 6)
+    sample = x.clone().requires_grad_()
+    for given in (sample, x.clone()):
+        # The second one is written into.
+        before = [] if given is sample else [Written()]
+        layers = nn.Sequential(*before, nn.Linear(6, 6), noise, nn.Linear(6, 6))
+        budget = Budget(1e9, given, x)
+        pykern.Pipeline(
+            layers, devices="cpu:2", microbatches=2, loss_fn=loss, recompute=budget
+        ).close()
+        assert torch.equal(given.detach(), x)
+    assert sample.grad is None
+    assert loss.scale.grad is first
+    assert torch.equal(first, torch.full((6,), 5.0))
+    assert loss.calls == 0
+    assert torch.equal(noise.generator.get_state(), state)
+
+
+def test_a_budget_may_be_made_in_inference_mode() -> None:
+    layers = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    y = torch.ones(2, 6)
+    with torch.inference_mode():
+        x = torch.ones(2, 6)
+        with pykern.Pipeline(
+            layers, devices="cpu:2", microbatches=2, loss_fn=F.mse_loss, recompute=Budget(1e9, x, y)
+        ) as pipe:
+            assert pipe.fitted is not None
+
+
+def test_what_the_sample_raises_says_so() -> None:
+    x = torch.ones(2, 7)
+    with pytest.raises(RuntimeError, match="cannot be multiplied") as raised:
+        pykern.Pipeline(
+            [nn.Linear(6, 6), nn.Linear(6, 6)],
+            devices="cpu:2",
+            microbatches=2,
+            loss_fn=F.mse_loss,
+            recompute=Budget(1e9, x, x),
+        )
+    assert raised.value.__notes__ == ["pykern: raised while the sample of a Budget ran"]
+
+
 def test_what_cannot_be_chosen_is_refused() -> None:
     def make(budget: Budget, loss_fn: Any = F.mse_loss) -> None:
         layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
@@ -103,6 +165,8 @@ def test_what_cannot_be_chosen_is_refused() -> None:
         make(Budget(8, x, x))
     with pytest.raises(ValueError, match="the budget of device 1 is 0"):
         make(Budget([8, 0], x, x))
+    with pytest.raises(ValueError, match="the budget of device 0 is '8GiB'; it must be a number"):
+        make(Budget("8GiB", x, x))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="1 budgets for 2 devices"):
         make(Budget([8], x, x))
     with pytest.raises(ValueError, match="a memory budget is for training"):

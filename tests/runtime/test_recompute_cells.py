@@ -1,5 +1,6 @@
 """What is called, and what is there, between an F and its R and B."""
 
+import gc
 import weakref
 from collections import Counter
 from typing import Any
@@ -16,9 +17,9 @@ from pykern.runtime.loss import Losses
 from pykern.runtime.random import StepSeed
 from pykern.runtime.recompute import Level
 from pykern.runtime.stage import Stage
-from tests.runtime.hard_layers import linear
+from tests.runtime.hard_layers import Unwraps, Wraps, linear
 from tests.runtime.models import Case
-from tests.runtime.plans import recomputed, split_backward
+from tests.runtime.plans import recomputed, split_backward, two_replicas
 from tests.runtime.recomputing import check_steps, pipeline
 
 
@@ -197,3 +198,26 @@ def test_layers_that_do_something_else_the_second_time_are_refused() -> None:
         pytest.raises(RuntimeError, match=r"returned \[\(\(1, 12\), torch.float32\)\].* before"),
     ):
         pipe.step(case.inputs, target=case.target)
+
+
+def test_a_stage_may_not_hide_its_graph_from_the_next() -> None:
+    layers = nn.Sequential(Wraps(6, 6), Unwraps(6, 6))
+    case = Case(layers, torch.randn(4, 6), torch.randn(4, 6), F.mse_loss)
+    check_steps(case, schedules.gpipe(2, 2), None, [4])
+    with (
+        pipeline(case, schedules.gpipe(2, 2), recompute="layer") as pipe,
+        pytest.raises(TypeError, match="stage 0 is recomputed and hands over Opaque, which holds"),
+    ):
+        pipe.step(case.inputs, target=case.target)
+
+
+def test_parameters_of_replicas_go_with_their_step() -> None:
+    def parameters() -> int:
+        gc.collect()
+        return sum(type(one) is nn.Parameter for one in gc.get_objects())
+
+    case = Case(nn.Sequential(linear(), linear()), torch.randn(4, 6), torch.randn(4, 6), F.mse_loss)
+    with pipeline(case, two_replicas(2, 4), recompute="layer") as pipe:
+        before = parameters()
+        pipe.step(case.inputs, target=case.target)
+        assert parameters() == before

@@ -1,0 +1,66 @@
+"""What calls read of earlier ones that they are not given, with or without gradients."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .cut import tensors_of
+
+
+class Reads(TorchDispatchMode):
+    """Notes what gets from one call to a later one otherwise than in what calls return.
+
+    Args:
+        given: what the first call gets.
+
+    Attributes:
+        crossed: the calls behind which anything does.
+    """
+
+    def __init__(self, given: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.crossed: set[int] = set()
+        # By address: which storage that is, unless its memory is another's by now, and its call.
+        self._made: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
+        self._returned: list[set[int]] = []
+        for storage in _storages(tensors_of(given)):
+            self._made[storage._cdata] = weakref.ref(storage), 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Else torch loads its compiler, a second, in the first operation.
+        return False
+
+    def after(self, value: Any) -> None:
+        """A call has returned this."""
+        self._returned.append({storage._cdata for storage in _storages(tensors_of(value))})
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        read = {storage._cdata: storage for storage in _storages((args, kwargs))}
+        for storage in read.values():
+            self._read(storage)
+        result = func(*args, **kwargs)
+        for storage in _storages(result):
+            if storage._cdata not in read:
+                self._made[storage._cdata] = weakref.ref(storage), len(self._returned)
+        return result
+
+    def _read(self, storage: torch.UntypedStorage) -> None:
+        known, call = self._made.get(storage._cdata, (None, 0))
+        if known is not None and known() is storage:
+            later = range(call, len(self._returned))
+            self.crossed.update(at for at in later if storage._cdata not in self._returned[at])
+
+
+def _storages(tree: Any) -> Iterator[torch.UntypedStorage]:
+    for leaf in pytree.tree_leaves(tree):
+        if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
+            yield leaf.untyped_storage()

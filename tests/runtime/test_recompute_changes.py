@@ -1,0 +1,105 @@
+"""Models that are changed between steps, or change themselves: they are watched again."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import pykern
+from pykern.schedules import gpipe
+from tests.runtime.hard_layers import Aside, Finds, Leaves, linear
+from tests.runtime.reference import assert_same_state, plain_step
+
+LEVELS = (None, "layer", "stage")
+Change = Callable[[nn.Sequential], object]
+
+
+class Count(nn.Module):
+    """Has a number that becomes a tensor, as auxiliary losses do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total: float | Tensor = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.total = x.detach().sum(0)
+        return x.sin()
+
+
+def frozen() -> list[nn.Module]:
+    """The second half leaves something aside, which needs gradients if the first half trains."""
+    shared = Aside()
+    first = [linear().requires_grad_(False), nn.Tanh(), linear().requires_grad_(False), nn.Tanh()]
+    return [*first, Leaves(shared).requires_grad_(False), nn.Tanh(), Finds(shared), linear()]
+
+
+def linears() -> list[nn.Module]:
+    return [linear() for _ in range(4)]
+
+
+def drops(_: nn.Module, __: Any, output: Tensor) -> Tensor:
+    return F.dropout(output, 0.5)
+
+
+def norms(layers: nn.Sequential) -> None:
+    torch.manual_seed(3)
+    torch.nn.utils.spectral_norm(layers[1])
+
+
+MODELS: dict[str, tuple[Callable[[], list[nn.Module]], Change]] = {
+    "an earlier stage trains": (frozen, lambda layers: layers[:3].requires_grad_(True)),
+    "a hook draws": (linears, lambda layers: layers[1].register_forward_hook(drops)),
+    "a hook writes buffers": (linears, norms),
+    "a number is a tensor": (lambda: [linear(), Count(), linear(), Count()], lambda _: None),
+}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_change_between_steps(name: str, level: Any) -> None:
+    make, change = MODELS[name]
+    torch.manual_seed(1)
+    layers = nn.Sequential(*make())
+    plain = copy.deepcopy(layers)
+    with pipeline(layers, level) as pipe:
+        for step in range(3):
+            if step == 1:
+                change(layers)
+                change(plain)
+            check_step(pipe, plain, torch.randn(4, 6))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_batch_may_come_to_need_gradients(level: Any) -> None:
+    layers = nn.Sequential(*frozen()[4:])
+    plain = copy.deepcopy(layers)
+    with pipeline(layers, level, num_devices=1) as pipe:
+        for needs in (False, True, False):
+            check_step(pipe, plain, torch.randn(4, 6, requires_grad=needs))
+
+
+def pipeline(layers: nn.Sequential, level: Any, num_devices: int = 2) -> pykern.Pipeline:
+    return pykern.Pipeline(
+        layers,
+        devices=f"cpu:{num_devices}",
+        schedule=gpipe(num_devices, 2),
+        loss_fn=F.mse_loss,
+        balance="layers",
+        recompute=level,
+    )
+
+
+def check_step(pipe: pykern.Pipeline, plain: nn.Sequential, x: Tensor) -> None:
+    ours, theirs = (x.detach().requires_grad_(x.requires_grad) for _ in range(2))
+    target = torch.randn(len(x), 6)
+    loss = plain_step(plain, theirs, target, F.mse_loss, 2, pipe.partition.stages)
+    assert torch.equal(pipe.step(ours, target=target), loss)
+    assert_same_state(pipe, plain)
+    if x.requires_grad:
+        assert ours.grad is not None
+        assert theirs.grad is not None
+        assert torch.equal(ours.grad, theirs.grad)
