@@ -113,8 +113,10 @@ class Recording:
         """What the forwards would draw from the caller's generator."""
         step = StepSeed()
         for stage, seeds in zip(self._stages, self._seeds, strict=True):
-            if seeds.numel() > 0:
-                drawn = [stage.draws.seeds_of(step, number) for number in range(len(seeds))]
+            rows, count = seeds.shape
+            if count > 0:
+                # As many as when it was captured, whatever other steps have drawn since.
+                drawn = [stage.draws.seeds_of(step, number, count) for number in range(rows)]
                 seeds.copy_(torch.stack(drawn), non_blocking=True)
         step.use()
 

@@ -114,10 +114,10 @@ class Draws:
         self.num_seeds = max(self.num_seeds, num_seeds)
         self.only_seeds = self.only_seeds and only_seeds
 
-    def seeds_of(self, seed: StepSeed, microbatch: int) -> Tensor:
-        """What a forward that draws only seeds draws: int64 [num_seeds]."""
+    def seeds_of(self, seed: StepSeed, microbatch: int, count: int) -> Tensor:
+        """The first that a forward draws if it draws nothing but seeds: int64 [count]."""
         own = torch.Generator().manual_seed(action_seed(seed.value(), self._stage, microbatch))
-        return torch.empty(self.num_seeds, dtype=torch.int64, device="cpu").random_(generator=own)
+        return torch.empty(count, dtype=torch.int64, device="cpu").random_(generator=own)
 
     def forward(self, microbatch: int) -> AbstractContextManager[OwnState | None]:
         """The mode to run a forward action in: none where it draws nothing.

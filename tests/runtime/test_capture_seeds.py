@@ -58,7 +58,8 @@ def test_no_generator_is_asked_in_a_capture() -> None:
         with seeds.provided(torch.arange(2)) if provided else nullcontext():
             stage.forward(0)
             stage.recompute(0)
-    assert [type(mode) for mode in modes[:2]] == [OwnState, _Repeat]
+    # The first is watched as well.
+    assert [type(mode) for mode in modes[2:4]] == [OwnState, _Repeat]
     assert modes[4:] == [None, None]
 
 
@@ -111,6 +112,26 @@ def test_the_callers_generator_goes_on_as_without_graphs() -> None:
     assert len({loss.item() for loss in called}) == 4
     assert all(torch.equal(one, other) for one, other in zip(called, replayed, strict=True))
     assert torch.equal(state, expected)
+
+
+def test_other_steps_in_between_change_nothing(gpus: FakeCuda) -> None:
+    dropping = case()
+    plain = copy.deepcopy(dropping.layers)
+    with pykern.Pipeline(
+        dropping.layers,
+        devices=["cuda:0"],
+        microbatches=4,
+        loss_fn=dropping.loss_fn,
+        capture=True,
+    ) as pipe:
+        torch.manual_seed(7)
+        steps(pipe, plain, dropping, 3)
+        launches = gpus.calls("cuGraphLaunch")
+        state = torch.get_rng_state()
+        pipe(dropping.inputs)
+        torch.set_rng_state(state)
+        steps(pipe, plain, dropping, 3)
+        assert gpus.calls("cuGraphLaunch") > launches
 
 
 def test_dropout_of_torch_beside_it_is_refused(gpus: FakeCuda) -> None:
