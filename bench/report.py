@@ -84,7 +84,8 @@ def tables(records: Sequence[Record]) -> str:
 def _table(title: str, rows: Sequence[Record]) -> Table:
     table = Table(title=title, title_justify="left")
     table.add_column("contender")
-    for heading in ("median ms", "20 %", "80 %", "noise", "ratio", *rows[0].figures):
+    figures = list(dict.fromkeys(name for row in rows for name in row.figures))
+    for heading in ("median ms", "20 %", "80 %", "noise", "ratio", *figures):
         table.add_column(heading, justify="right")
     table.add_column("verdict")
     for row in rows:
@@ -93,7 +94,7 @@ def _table(title: str, rows: Sequence[Record]) -> Table:
             *(f"{ms:.2f}" for ms in (row.median_ms, row.p20_ms, row.p80_ms)),
             f"{row.noise:.1%}",
             f"{row.ratio:.3f}",
-            *(f"{figure:,.2f}" for figure in row.figures.values()),
+            *(f"{row.figures[name]:,.2f}" if name in row.figures else "" for name in figures),
             row.verdict,
         )
     return table
