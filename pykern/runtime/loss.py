@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -44,6 +44,8 @@ class Losses:
         self._targets = targets
         self._weights = weights
         self._losses: list[Tensor | None] = [None] * len(weights)
+        # Asked once: it takes as long as a small action.
+        self._is_in_one_pass = isinstance(loss_fn, _InOnePass)
 
     def __call__(
         self, microbatch: int, output: Any, once: bool
@@ -60,8 +62,9 @@ class Losses:
         else:
             target = to_device(self._targets[microbatch], _device_of(output))
             # What adds to gradients must not happen twice.
-            if once and isinstance(self.function, _InOnePass):
-                ended = self.function.with_gradients(output, target, self._weights[microbatch])
+            if once and self._is_in_one_pass:
+                function = cast(_InOnePass, self.function)
+                ended = function.with_gradients(output, target, self._weights[microbatch])
                 if ended is not None:
                     self._losses[microbatch] = ended.loss
                     return ended.outputs, ended.gradients

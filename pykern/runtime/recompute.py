@@ -54,10 +54,14 @@ class Recompute:
         self._seen: dict[tuple[bool, ...], Seen] = {}
         self._levels: Sequence[Level | None] = ()
         self._cells: dict[int, Cell] = {}
+        # Whether any microbatch of the step is recomputed.
+        self.in_use = False
 
     def begin(self, levels: Sequence[Level | None], *, changed: bool) -> None:
         """Starts a step; `changed` where the layers may do something else from now on."""
-        self._levels = levels
+        # Most steps have none, and their actions are to be spared the look.
+        self._levels = levels if any(level is not None for level in levels) else ()
+        self.in_use = any(level in INPUTS for level in self._levels)
         if changed:
             self._seen = {}
 
@@ -74,11 +78,6 @@ class Recompute:
     def has(self, microbatch: int) -> bool:
         """Whether the microbatch is recomputed."""
         return self._level(microbatch) in INPUTS
-
-    @property
-    def in_use(self) -> bool:
-        """Whether any microbatch of the step is recomputed."""
-        return any(level in INPUTS for level in self._levels)
 
     def keeping(self, microbatch: int) -> AbstractContextManager[None]:
         """Within it, kernels keep what the level of a microbatch says, if one of theirs."""
