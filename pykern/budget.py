@@ -11,6 +11,7 @@ from .fit import Fitted, fit
 from .measure import measure
 from .plan import Kind, Plan
 from .runtime.loss import Loss, Losses
+from .runtime.microbatch import batch_size
 from .runtime.recompute import INPUTS, Level
 from .runtime.stage import Stage
 
@@ -44,13 +45,15 @@ class Budget:
         """The levels for a plan over these stages.
 
         Raises:
-            ValueError: there is no loss, the budgets are not one for each device, or one of them is
-                too small at every level.
+            ValueError: there is no loss, the budgets are not one for each device, one of them is
+                too small at every level, or the sample cannot be a microbatch or has no rows.
             BaseException: what the layers or the loss raise for the sample, with a note.
         """
         if loss_fn is None:
             raise ValueError("a memory budget is for training: Pipeline(..., loss_fn=...)")
         budgets = self._of_devices(plan.num_devices)
+        # Nothing would run for a sample of no rows, and nothing would seem to be held.
+        batch_size((self.sample, self.target))
         losses = Losses(loss_fn, None if self.target is None else [self.target], [1.0])
         levels: tuple[Level, ...] = (*_KEEP_BITS, "ops+stash") if self.stash else _KEEP_BITS
         try:

@@ -201,7 +201,7 @@ class _Fit:
     def _recomputed(
         self, device: int, kept: str, rebuilt: str | None
     ) -> tuple[float, set[tuple[int, int]]] | None:
-        """Which cells a device has to recompute, and how long it is then busy; None if none do."""
+        """Which cells a device has to recompute, and how long it is then busy; None if none fits."""
         row = self._plan.rows[device]
         sweep = _Sweep(row, self._stages, kept, rebuilt, self._gaps(device, kept))
         for position in range(len(row)):
@@ -231,14 +231,9 @@ class _Fit:
 
     def _try(self, levels: Sequence[StageLevel]) -> Fitted | None:
         """The plan at these levels; None where it does not fit."""
-        cells = [
-            Action(Kind.R, stage, microbatch)
-            for stage, level in enumerate(levels)
-            if level.rebuilt is not None
-            for microbatch in sorted(level.microbatches)
-        ]
         if min(self._caps) <= 0:
             return None
+        cells = _cells(levels)
         costs = self._costs_of(levels)
         memory = memory_of(self._stages, levels)
         plan = self._plan
@@ -269,11 +264,7 @@ class _Fit:
     def _least(self, device: int) -> Iterator[float]:
         """What the device holds at most, at each level that keeps as little as it can."""
         for levels in self._uniform():
-            cells = [
-                Action(Kind.R, stage, microbatch)
-                for stage, level in enumerate(levels)
-                for microbatch in sorted(level.microbatches)
-            ]
+            cells = _cells(levels)
             memory = memory_of(self._stages, levels)
             plan = self._plan
             if cells:
@@ -354,6 +345,16 @@ class _Sweep:
 
     def _saving(self, cell: tuple[int, int]) -> float:
         return self._kept[cell[0]].activation_bytes - self._rebuilt[cell[0]].boundary_bytes
+
+
+def _cells(levels: Sequence[StageLevel]) -> list[Action]:
+    """The R of everything that is recomputed."""
+    return [
+        Action(Kind.R, stage, microbatch)
+        for stage, level in enumerate(levels)
+        if level.rebuilt is not None
+        for microbatch in sorted(level.microbatches)
+    ]
 
 
 def _scaled(memory: Memory, factors: Sequence[float]) -> Memory:

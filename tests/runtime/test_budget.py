@@ -167,6 +167,8 @@ def test_what_cannot_be_chosen_is_refused() -> None:
         make(Budget([8, 0], x, x))
     with pytest.raises(ValueError, match="the budget of device 0 is '8GiB'; it must be a number"):
         make(Budget("8GiB", x, x))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="the batch has 0 rows; a step needs at least 1"):
+        make(Budget(1e9, x[:0], x[:0]))
     with pytest.raises(ValueError, match="1 budgets for 2 devices"):
         make(Budget([8], x, x))
     with pytest.raises(ValueError, match="a memory budget is for training"):
