@@ -201,7 +201,7 @@ class _Fit:
     def _recomputed(
         self, device: int, kept: str, rebuilt: str | None
     ) -> tuple[float, set[tuple[int, int]]] | None:
-        """Which cells a device has to recompute, and how long it is then busy; None if none fits."""
+        """The cells a device has to recompute and how long it is busy then; None if no set fits."""
         row = self._plan.rows[device]
         sweep = _Sweep(row, self._stages, kept, rebuilt, self._gaps(device, kept))
         for position in range(len(row)):
