@@ -31,6 +31,15 @@ class Settings:
         ]
         self._then = self._now()
 
+    def held(self) -> dict[int, nn.Module | nn.Parameter]:
+        """The modules, and the parameters that they have now, by their ids."""
+        held: dict[int, nn.Module | nn.Parameter] = {id(module): module for module in self.modules}
+        for parameters in self._parameters:
+            for parameter in parameters.values():
+                if parameter is not None:
+                    held[id(parameter)] = parameter
+        return held
+
     def have_changed(self) -> bool:
         """Whether anything has changed since this was made."""
         return self._now() != self._then

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from pykern.layers import place_layers, refuse_foreign_devices
 from pykern.partition import partition
+from pykern.runtime.layer_copies import copy_layers
 from pykern.runtime.loss import Losses
-from pykern.runtime.replica import Replica, copy_layers
+from pykern.runtime.replica import Replica
 from pykern.runtime.stage import Stage
 
 CPU, META = torch.device("cpu"), torch.device("meta")
