@@ -49,7 +49,7 @@ def batch(rows: int = 8) -> tuple[Tensor, Tensor]:
     return torch.randn(rows, WIDTH), torch.randn(rows, WIDTH)
 
 
-def pipeline(model: nn.Sequential, plan: Plan | None = None, **options: Any) -> pykern.Pipeline:
+def pipeline(model: nn.Module, plan: Plan | None = None, **options: Any) -> pykern.Pipeline:
     plan = plan or schedules.one_f_one_b(2, 4)
     defaults: dict[str, Any] = {"devices": f"cpu:{plan.num_devices}", "loss_fn": F.mse_loss}
     return pykern.Pipeline(model, schedule=plan, **defaults | options)
@@ -365,6 +365,37 @@ def test_a_layer_that_shares_a_parameter_may_write_buffers_of_its_own() -> None:
         last.in_place = False
         with pytest.raises(RuntimeError, match="'count' of a Counts"):
             pipe.step(x, target=y)
+
+
+class Own(nn.Module):
+    """A forward of its own, which uses a module twice and a weight as well without its module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(5, WIDTH)
+        self.block = Residual(WIDTH)
+        self.between = nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.block(self.between(self.block(self.embedding(ids))))
+        return F.linear(self.norm(x), self.embedding.weight)
+
+
+@pytest.mark.parametrize("num_devices", [2, 3])
+def test_a_model_with_a_forward_of_its_own_may_share(num_devices: int) -> None:
+    model = Own().double()
+    plain = copy.deepcopy(model)
+    ids, target = torch.randint(5, (2, 8))
+    plan = schedules.zb_h1(num_devices, 4)
+    with pipeline(model, plan, sample=ids[:2], loss_fn=F.cross_entropy) as pipe:
+        for _ in range(2):
+            loss = pipe.step(ids, target=target)
+            expected = F.cross_entropy(plain(ids), target)
+            expected.backward()
+            torch.testing.assert_close(loss, expected.detach())
+            for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+                torch.testing.assert_close(ours.grad, theirs.grad)
 
 
 @pytest.mark.parametrize(
