@@ -62,13 +62,12 @@ class Ties:
         owned: set[int] = set()
         for stage in self._stages:
             assert stage.settings is not None
-            held = stage.settings.held()
-            shared = [held[key] for key in held.keys() & owned]
-            owned |= held.keys()
-            if shared:
-                self._share(stage, shared)
+            used = stage.settings.ids()
+            if not used.isdisjoint(owned):
+                self._share(stage, {item for item in stage.settings.held() if id(item) in owned})
+            owned |= used
 
-    def _share(self, stage: Stage, shared: Sequence[nn.Module | nn.Parameter]) -> None:
+    def _share(self, stage: Stage, shared: Collection[nn.Module | nn.Parameter]) -> None:
         foreign = {tensor for item in shared for tensor in _foreign(item, stage.device)}
         if foreign:
             stage.layers, pairs = copy_layers(stage.originals, stage.device, foreign)
@@ -93,6 +92,8 @@ class Ties:
                     "earlier stage uses as well: what it wrote is lost or in no fixed order; cut "
                     "so that they share a stage (balance=[...]), or untie them"
                 )
+        if not self._pairs:
+            return
         try:
             # On the calling thread, as in the step.
             with torch.autograd.set_multithreading_enabled(False):
@@ -120,7 +121,7 @@ def _foreign(item: nn.Module | nn.Parameter, device: torch.device) -> Iterator[T
 def _buffers_of(stage: Stage, shared: Collection[nn.Module | nn.Parameter]) -> Iterator[_Buffer]:
     """The buffers of shared modules and of copies."""
     for original, module in zip(modules_in(stage.originals), modules_in(stage.layers), strict=True):
-        is_shared = any(original is item for item in shared)
+        is_shared = original in shared
         if is_shared or module is not original:
             for name, value in module._buffers.items():
                 if value is not None:
