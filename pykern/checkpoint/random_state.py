@@ -16,6 +16,9 @@ from .model_state import Commit
 
 _WORDS = 624
 
+# What generators, and reading numbers out of values of any kind, raise.
+_NO_STATE = (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError)
+
 
 def random_state() -> dict[str, Any]:
     """The state of each, in values that JSON has; of GPUs once torch uses them.
@@ -72,7 +75,7 @@ def fit_random(saved: Any) -> Commit:
 def _tried(name: str, state: Callable[[], Any]) -> Any:
     try:
         return state()
-    except (LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+    except _NO_STATE as error:
         raise CheckpointError(f"no state of the {name} generator: {error}") from error
 
 
