@@ -252,6 +252,7 @@ def expect_only_refusals(file: Path, run: Run, count: int) -> tuple[int, int]:
     text = header["__metadata__"]["pykern"]
     choose = random.Random(5)
     refused = 0
+    before = run.states()
     for _ in range(count):
         index = json.loads(text)
         # The numbers of random states are many, and all the same to whoever reads them.
@@ -260,22 +261,24 @@ def expect_only_refusals(file: Path, run: Run, count: int) -> tuple[int, int]:
             for spot in forging.places(index)
             if not (isinstance(spot[0], list) and len(spot[0]) > 99)
         ]
-        for container, key in choose.sample(spots, choose.randint(1, 3)):
+        for container, key in choose.sample(spots, choose.randint(1, 2)):
             container[key] = choose.choice(STRANGE)
         index["sha256"] = forging.checksum(index)
         header["__metadata__"]["pykern"] = json.dumps(index)
         forging.write(file, header, data)
         try:
             checkpoint.load(file, **run.parts())
+            before = run.states()
         except CheckpointError:
             refused += 1
+            assert same(run.states(), before)
     return refused, count - refused
 
 
 def test_forged_at_random_a_file_is_at_worst_refused(file, run):
     refused, taken = expect_only_refusals(file, run, 100)
     assert refused > 60
-    assert taken > 5
+    assert taken > 0
 
 
 @pytest.mark.nightly

@@ -1,7 +1,5 @@
 """Any model's tensors come back under their names, or are refused before anything is written."""
 
-import os
-
 import pytest
 import torch
 from safetensors import safe_open
@@ -184,4 +182,4 @@ def test_what_a_file_cannot_hold_is_refused_before_it_is_written(file, name):
     model, message = REFUSED[name]
     with pytest.raises(CheckpointError, match=message):
         checkpoint.save(file, model)
-    assert os.listdir(file.parent) == []
+    assert list(file.parent.iterdir()) == []
