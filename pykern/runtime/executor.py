@@ -14,13 +14,14 @@ import torch
 from .. import _C
 from ..devices import Lane
 from ..plan import Action, Kind, Plan, Timeline
-from .batch import Batch
+from .batch import Batch, Call
 from .microbatch import to_device
 from .random import StepSeed
 from .recorder import Capture
 from .replica import Replica
 from .stage import Stage
 from .streams import Streams
+from .ties import Ties
 from .workers import Failure, Workers
 
 Program = _C.Program | _C.StreamProgram
@@ -90,6 +91,7 @@ class Executor:
             Kind.W: [stage.weight_gradients for stage in self._stages],
             Kind.REDUCE: [stage.reduce for stage in self._stages],
         }
+        self._ties = Ties(stages)
         self._driver: Any = driver
         # Whether steps are timed where that is not free.
         self.traced = False
@@ -100,7 +102,7 @@ class Executor:
         """A plan over these stages, ready to run."""
         return self._driver.program(plan)  # type: ignore[no-any-return]
 
-    def place(self, inputs: tuple[Any, ...], target: Any) -> tuple[tuple[Any, ...], Any]:
+    def place(self, inputs: Call, target: Any) -> tuple[Call, Any]:
         """A batch where it is used; microbatches of several replicas find their own way."""
         first, last = self._replicas[0][0].device, self._replicas[0][-1].device
         if first.type == "cpu" or len(self._replicas) > 1:
@@ -126,20 +128,30 @@ class Executor:
             try:
                 self._begin(batch)
                 failures = self._driver.run(program, self._callbacks, batch, traced=self.traced)
+                if not failures:
+                    self._ties.finish()
             finally:
                 for stage in self._stages:
                     stage.end()
+                self._ties.end()
                 self._driver.end()
         if failures:
             raise self._first(failures)
 
     def _begin(self, batch: Batch) -> None:
         seed = StepSeed()
-        for stage in self._stages:
-            levels = batch.levels[stage.index] if batch.levels else ()
-            stage.begin(len(batch.rows), seed, batch.finish, levels)
         for replica in self._replicas:
-            replica[0].arguments = batch.arguments()
+            for stage in replica:
+                levels = batch.levels[stage.index] if batch.levels else ()
+                stage.begin(len(batch.rows), seed, batch.finish, levels)
+            # Further replicas are of what the stages of the first run with.
+            if replica is self._replicas[0]:
+                self._ties.begin()
+            replica[0].arguments = [None if call is None else call[0] for call in batch.calls]
+        keywords = [{} if call is None else call[1] for call in batch.calls]
+        if any(keywords):
+            for stage in self._stages:
+                stage.keywords = keywords
 
     def close(self) -> None:
         """Ends what runs the actions, after a step in progress in another thread."""

@@ -53,6 +53,11 @@ def refuse_stage(stage: Stage) -> None:
         raise CannotCapture(
             f"{_drawing(stage)} draws random numbers, which would be the same in every replay"
         )
+    if stage.layers is not stage.originals:
+        raise CannotCapture(
+            f"stage {stage.index} uses what an earlier stage uses as well, and has other copies of "
+            "it in each step"
+        )
     if _are_hooked_globally():
         raise CannotCapture("hooks of all modules are set, which a replay would not call")
     for name, module in modules_of(stage):
@@ -63,6 +68,12 @@ def refuse_stage(stage: Stage) -> None:
 
 def refuse_batch(batch: Batch) -> None:
     """Raises CannotCapture where replays would not do with the batch what a call does."""
+    if any(call is not None and call[1] for call in batch.calls):
+        raise CannotCapture("layers are given keyword arguments, which replays would not renew")
+    if len(set(_forms(batch))) > 1:
+        raise CannotCapture(
+            "what the model's forward does with the microbatches of one batch differs"
+        )
     for leaf in pytree.tree_leaves((batch.inputs, batch.target)):
         if isinstance(leaf, Tensor):
             if leaf.requires_grad:
@@ -136,7 +147,14 @@ def signature(batch: Batch, stages: Sequence[Stage]) -> tuple[Any, ...] | None:
     described = tuple(map(_described, leaves))
     settings = tuple(stage.settings for stage in stages)
     autocast = tuple(caller.autocast)
-    return described, spec, tuple(batch.rows), autocast, _are_hooked_globally(), settings
+    forms = _forms(batch)
+    return described, spec, tuple(batch.rows), autocast, _are_hooked_globally(), forms, settings
+
+
+def _forms(batch: Batch) -> tuple[int, ...]:
+    """What tells of each microbatch which of the forward's recordings runs it, if any."""
+    first = (call[0] for call in batch.calls if call is not None)
+    return tuple(id(args[0].program) if hasattr(args[0], "program") else 0 for args in first)
 
 
 def _described(leaf: Any) -> tuple[Any, ...]:
@@ -156,7 +174,7 @@ def modules_of(stage: Stage) -> list[tuple[str, nn.Module]]:
     """The modules of a stage with what a message calls them."""
     return [
         named_module
-        for index, layer in enumerate(stage.layers)
+        for index, layer in enumerate(stage.originals)
         for named_module in _named_modules(layer, f"layer {index} of stage {stage.index}")
     ]
 

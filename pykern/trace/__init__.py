@@ -1,0 +1,17 @@
+"""Cuts models that have a forward of their own, by recording it."""
+
+from .errors import CutError, ReplayError
+from .model import Traced
+from .opened import why_whole
+from .program import Environment, Segment
+from .untouched import untouched
+
+__all__ = [
+    "CutError",
+    "Environment",
+    "ReplayError",
+    "Segment",
+    "Traced",
+    "untouched",
+    "why_whole",
+]
