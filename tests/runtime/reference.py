@@ -67,9 +67,7 @@ def by_microbatch(
     step_seed = int(torch.empty((), dtype=torch.int64).random_())
 
     def run(index: int) -> Tensor:
-        loss = loss_of(
-            index, lambda stage: torch.manual_seed(action_seed(step_seed, stage, index))
-        )
+        loss = loss_of(index, lambda stage: torch.manual_seed(action_seed(step_seed, stage, index)))
         weighted = loss * (rows[index] / sum(rows))
         weighted.backward()
         return weighted.detach()

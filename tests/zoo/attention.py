@@ -71,6 +71,24 @@ class Language(nn.Module):
         return self.head(self.norm(x))
 
 
+class Tied(nn.Module):
+    """The table of tokens is the head's as well; the positions are a table in the middle, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(_VOCAB, WIDTH), nn.Embedding(_LENGTH, WIDTH)
+        self.blocks = nn.ModuleList(Block(pre=True) for _ in range(3))
+        self.head = nn.Linear(WIDTH, _VOCAB, bias=False)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        steps = torch.arange(ids.shape[1])
+        x = self.tokens(ids)
+        for block in self.blocks:
+            x = block(x + self.positions(steps))
+        return self.head(x)
+
+
 class Vision(nn.Module):
     """Patches, with a token of the model's own in front."""
 
@@ -173,15 +191,14 @@ def _torch_encoder() -> Case:
     model = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
     padding = torch.zeros(ROWS, 4, dtype=torch.bool)
     padding[::2, 3:] = True
-    return Case(
-        model, (vectors(4, WIDTH),), mean_square, kwargs={"src_key_padding_mask": padding}
-    )
+    return Case(model, (vectors(4, WIDTH),), mean_square, kwargs={"src_key_padding_mask": padding})
 
 
 CASES: dict[str, Callable[[], Case]] = {
     "pre_norm": lambda: _language(pre=True),
     "post_norm": lambda: _language(pre=False),
     "padding_mask": lambda: _language(pre=True, padded=True),
+    "tied_embedding": lambda: Case(Tied(), (_ids(),), _token_loss, _ids(), ties=True),
     "vision_transformer": lambda: Case(
         Vision(), (vectors(3, 4, 4),), F.cross_entropy, torch.randint(5, (ROWS,))
     ),

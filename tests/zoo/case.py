@@ -26,6 +26,7 @@ class Case:
         starts: names of at least eight modules in order, the first stage's among them, where stages
             may begin; empty where pykern is to choose.
         draws: whether the model draws random numbers in training.
+        ties: whether stages may share parameters.
         refuses_replicas: what the refusal says where there can be no replicas.
     """
 
@@ -36,6 +37,7 @@ class Case:
     kwargs: dict[str, Any] = field(default_factory=dict)
     starts: Sequence[str] = ()
     draws: bool = False
+    ties: bool = False
     refuses_replicas: str | None = None
 
     def sample(self, rows: int) -> Any:

@@ -1,6 +1,7 @@
 """Recurrences: state passed along, packed sequences, and modules that are called several times."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -30,26 +31,37 @@ class Lstm(nn.Module):
         return self.head(torch.cat([x[:, -1], state[1][0]], dim=-1))
 
 
+class Packed(nn.Module):
+    """Packs sequences of several lengths, runs them, and unpacks them."""
+
+    def __init__(self, width: int, *, bidirectional: bool = False) -> None:
+        super().__init__()
+        self.gru = nn.GRU(width, WIDTH, batch_first=True, bidirectional=bidirectional)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        y, _ = self.gru(packed)
+        return pad_packed_sequence(y, batch_first=True, total_length=x.shape[1])[0]
+
+
 class PackedGru(nn.Module):
-    """Sequences of several lengths, packed by the forward itself."""
+    """Recurrences over packed sequences, with layers between that see them padded."""
 
     def __init__(self) -> None:
         super().__init__()
         self.into = linears(4)
-        self.first = nn.GRU(WIDTH, WIDTH, batch_first=True, bidirectional=True)
+        self.first = Packed(WIDTH, bidirectional=True)
         self.middle = linears(2, 2 * WIDTH)
-        self.second = nn.GRU(2 * WIDTH, WIDTH, batch_first=True)
+        self.second = Packed(2 * WIDTH)
         self.head = nn.Linear(WIDTH, 3)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         for layer in self.into:
             x = torch.tanh(layer(x))
-        for layers, gru in ((self.middle[:0], self.first), (self.middle, self.second)):
-            for layer in layers:
-                x = torch.tanh(layer(x))
-            packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-            x, _ = pad_packed_sequence(gru(packed)[0], batch_first=True, total_length=_LENGTH)
-        return self.head(x.sum(1))
+        x = self.first(x, lengths)
+        for layer in self.middle:
+            x = x + torch.tanh(layer(x))
+        return self.head(self.second(x, lengths).sum(1))
 
 
 class Cells(nn.Module):
@@ -106,9 +118,26 @@ class Siamese(nn.Module):
         return x.sum(-1)
 
 
+class Universal(nn.Module):
+    """One block, time and again, in whatever stage it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = nn.Linear(WIDTH, WIDTH)
+        self.block = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.Dropout(0.2))
+        self.head = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.into(x)
+        for depth in range(7):
+            x = x + torch.tanh(self.block(x)) / (depth + 1)
+        return self.head(x)
+
+
 def _packed_gru() -> Case:
     lengths = torch.arange(ROWS) % _LENGTH + 1
-    return Case(PackedGru(), (vectors(_LENGTH, WIDTH), lengths), mean_square)
+    starts = [*(f"into.{n}" for n in range(4)), "first", "middle.0", "middle.1", "second", "head"]
+    return Case(PackedGru(), (vectors(_LENGTH, WIDTH), lengths), mean_square, starts=starts)
 
 
 def _lstm() -> Case:
@@ -139,4 +168,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "cells": _cells,
     "fixpoint": _fixpoint,
     "siamese": _siamese,
+    "siamese_apart": lambda: replace(_siamese(), starts=(), ties=True),
+    "universal": lambda: Case(
+        Universal(), (vectors(),), F.mse_loss, vectors(), draws=True, ties=True
+    ),
 }

@@ -156,13 +156,13 @@ class SeveralLosses(nn.Module):
         self.layers = linears(7)
         self.side = nn.Linear(WIDTH, 2)
 
-    def forward(self, x: Tensor, labels: Tensor, target: Tensor) -> dict[str, Tensor]:
+    def forward(self, x: Tensor, labels: Tensor, wanted: Tensor) -> dict[str, Tensor]:
         for layer in self.layers[:4]:
             x = torch.relu(layer(x))
         side = F.cross_entropy(self.side(x), labels)
         for layer in self.layers[4:]:
             x = torch.tanh(layer(x))
-        return {"side": side, "main": F.mse_loss(x, target)}
+        return {"side": side, "main": F.mse_loss(x, wanted)}
 
 
 def _dict_net() -> Case:
@@ -181,7 +181,7 @@ def _state_loss(state: State, target: Tensor) -> Tensor:
 
 
 def _several_losses() -> Case:
-    named = {"labels": (vectors(1)[:, 0] > 0).long(), "target": vectors()}
+    named = {"labels": (vectors(1)[:, 0] > 0).long(), "wanted": vectors()}
     loss = lambda output: output["main"] + 0.3 * output["side"]  # noqa: E731
     return Case(SeveralLosses(), (vectors(),), loss, kwargs=named)
 

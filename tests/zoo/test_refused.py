@@ -3,7 +3,6 @@
 import inspect
 import re
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -152,9 +151,10 @@ class Writes(Base):
         return torch.cat([total, half], 1)
 
 
-def cut(model: nn.Module, **options: Any) -> pykern.Pipeline:
-    options = {"sample": torch.randn(2, WIDTH), "loss_fn": F.mse_loss} | options
-    return pykern.Pipeline(model, devices="cpu:4", microbatches=2, **options)
+def cut(model: nn.Module) -> pykern.Pipeline:
+    return pykern.Pipeline(
+        model, devices="cpu:4", microbatches=2, loss_fn=F.mse_loss, sample=torch.randn(2, WIDTH)
+    )
 
 
 def here(model: nn.Module) -> str:
