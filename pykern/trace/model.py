@@ -63,7 +63,7 @@ class Traced:
         # By segment.
         self._stage_of = [0] * len(self.segments)
         self._programs: dict[Any, list[Program]] = {}
-        self._fill(tape, self._starts(tape))
+        self._program(tape, self._key(*sample))
 
     def cut(self, spans: Iterable[range], devices: Sequence[torch.device]) -> None:
         """Says which segments are in which stage, and where that is."""
@@ -88,14 +88,10 @@ class Traced:
         inputs = _unique(leaf for leaf in leaves if isinstance(leaf, Tensor))
         values = dict(enumerate(inputs))
         key = self._key(args, kwargs)
-        known = self._programs.setdefault(key, [])
+        known = self._programs.get(key, ())
         program = next((program for program in known if self._holds(program, values)), None)
         if program is None:
-            tape = self._record((args, kwargs))
-            starts = self._starts(tape)
-            self._fill(tape, starts)
-            program = Program(tape, [*starts[1:], len(tape.instructions)], self._stage_of)
-            known.append(program)
+            program = self._program(self._record((args, kwargs)), key)
         return Environment(program, {n: values[n] for n in sorted(program.inputs)})
 
     def refresh(self) -> None:
@@ -180,6 +176,14 @@ class Traced:
             following = following if start is None else start
             found.append(following)
         return found[::-1]
+
+    def _program(self, tape: Tape, key: Any) -> Program:
+        """A tape in pieces, for calls of this key with which its reads hold."""
+        starts = self._starts(tape)
+        self._fill(tape, starts)
+        program = Program(tape, [*starts[1:], len(tape.instructions)], self._stage_of)
+        self._programs.setdefault(key, []).append(program)
+        return program
 
     def _trains(self, anchor: str) -> bool:
         module = dict(self._model.named_modules()).get(anchor)
