@@ -46,6 +46,16 @@ def test_the_page_on_profiling_runs(root, tmp_path, monkeypatch):
     assert sum(event["ph"] == "X" for event in events) == 2 * 2 * 4 * 8
 
 
+def test_the_page_on_checkpoints_runs_and_prints_what_it_shows(root, tmp_path, monkeypatch, capsys):
+    page = (root / "docs/checkpoints.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    exec("".join(re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)), {})
+    assert capsys.readouterr().out == "".join(re.findall(r"^```text\n(.*?)^```", page, re.M | re.S))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("model.safetensors", "run.ckpt", "run.dcp"),
+    ]
+
+
 def test_the_pages_of_the_catalogue_are_what_the_code_gives(root):
     made = runpy.run_path(str(root / "docs/make_schedules.py"))["made"]()
     stale = [
