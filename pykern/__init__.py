@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .budget import Budget
+    from .clipping import clip_grad_norm_
     from .pipeline import Pipeline
     from .plan import Plan, PlanError
     from .runtime.microbatch import SplitError
 
 __version__ = "0.1.0"
 
-__all__ = ["Budget", "Pipeline", "Plan", "PlanError", "SplitError"]
+__all__ = ["Budget", "Pipeline", "Plan", "PlanError", "SplitError", "clip_grad_norm_"]
 
 _HOME = {
     "Budget": ".budget",
@@ -23,6 +24,7 @@ _HOME = {
     "Plan": ".plan",
     "PlanError": ".plan",
     "SplitError": ".runtime.microbatch",
+    "clip_grad_norm_": ".clipping",
 }
 
 
