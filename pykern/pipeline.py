@@ -20,8 +20,10 @@ from .partition import Balance, partition
 from .plan import Costs, Kind, Span, Timeline, simulate
 from .runtime import microbatch
 from .runtime.batch import Batch
+from .runtime.batch_norm import DeferredBatchNorm
 from .runtime.executor import Driver, Executor, Program, open_driver
-from .runtime.loss import Loss, Losses
+from .runtime.finite import CheckFinite, Checks
+from .runtime.loss import Loss, Losses, scale_of
 from .runtime.recorder import Capture
 from .runtime.replica import refuse_to_copy, refuse_trained_loss
 from .runtime.stage import Stage
@@ -63,6 +65,12 @@ class Pipeline(nn.Module):
             each stage, which is a level, None, or a list of these with an entry for each
             microbatch; or a `Budget`, which chooses. `fitted` then says what was chosen. An R of
             the last stage calls `loss_fn` once more.
+        check_finite: what must be finite, or a FloatingPointError says which tensor of which stage
+            and microbatch is not: "loss", "grads" (also the parameters' gradients, after each
+            microbatch; left to the scaler where `step` gets one) or "activations" (also the batch
+            and what layers return). On GPUs each look waits for what it looks at.
+        deferred_batch_norm: whether running statistics of batch normalisation move once in a step,
+            by those of the full batch, not once for each microbatch. A step that fails leaves them.
         **options: for the schedule, e.g. `waves=2`; for "auto" e.g. `memory=0.5`.
 
     Raises:
@@ -83,6 +91,8 @@ class Pipeline(nn.Module):
         sample: Any = None,
         capture: Capture = False,
         recompute: Recompute | Budget = None,
+        check_finite: CheckFinite = "off",
+        deferred_batch_norm: bool = False,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -96,6 +106,7 @@ class Pipeline(nn.Module):
         refuse_foreign_devices(layers, lanes[0].device.type)
         cut = partition(list(layers.values()), plan.num_stages, balance=balance, sample=sample)
         refuse_shared_tensors(layers, cut)
+        self._checks = Checks(check_finite, list(layers), cut.stages, captures=capture is not False)
         if plan.placement.num_replicas > 1:
             refuse_to_copy(layers)
             refuse_trained_loss(loss_fn)
@@ -126,11 +137,16 @@ class Pipeline(nn.Module):
         self._layers = layers
         self.training = any(layer.training for layer in modules)
         self._executor = Executor(stages, self.plan, devices_of, driver)
+        self._executor.watch(self._checks.around)
         self._train_program = self._executor.program(self.plan)
         self._predict_program = self._executor.program(self.plan.forward_only())
+        self._deferred = DeferredBatchNorm(stages if deferred_batch_norm else ())
+        self._executor.watch(self._deferred.around, self._deferred.step)
         self._last_program: Program | None = None
 
-    def step(self, *inputs: Any, target: Any = None) -> Tensor:
+    def step(
+        self, *inputs: Any, target: Any = None, scaler: torch.amp.GradScaler | None = None
+    ) -> Tensor:
         """Forward and backward of one batch on all devices.
 
         Adds to every parameter's `.grad` what the plain model's backward would add, and never
@@ -145,12 +161,14 @@ class Pipeline(nn.Module):
                 in dimension 0, everything else is given to every microbatch. The number of rows
                 may change from step to step and need not be a multiple of the microbatches.
             target: second argument of the loss function, cut in the same way.
+            scaler: by whose scale gradients are multiplied, as `scaler.scale(loss)` would do.
 
         Returns:
-            The loss of the full batch, detached, without dimensions.
+            The loss of the full batch, detached, not scaled, without dimensions.
 
         Raises:
             SplitError: the batch cannot be cut.
+            TypeError: `scaler` is none.
             RuntimeError: there is no loss function, gradients are off, the plan has no backward, a
                 layer was replaced, or a step is running.
             BaseException: the first exception of a stage, the same object, with a note of where.
@@ -165,7 +183,14 @@ class Pipeline(nn.Module):
         rows = self._rows((inputs, target))
         inputs, target = self._executor.place(inputs, target)
         targets = None if target is None else microbatch.split(target, rows)
-        losses = Losses(self._loss_fn, targets, self._weights(rows))
+        scale = scale_of(scaler, self._executor.end)
+        losses = Losses(
+            self._loss_fn,
+            targets,
+            self._weights(rows),
+            scale,
+            must_be_finite=self._checks.of_losses,
+        )
         self._run(self._train_program, Batch(inputs, target, rows, losses, self._levels))
         return losses.total()
 
@@ -248,6 +273,7 @@ class Pipeline(nn.Module):
         Happens by itself at exit.
         """
         self._executor.close()
+        self._deferred.close()
 
     def __reduce__(self) -> Any:
         raise TypeError(

@@ -55,6 +55,8 @@ class Stage:
         # An in-place layer may not write into a leaf that requires grad, nor into what the previous
         # stage has saved for its backward, so it gets a copy.
         self.copies_input = False
+        # Puts something around the calls of a microbatch.
+        self.look: Callable[[int, Calls], Calls] | None = None
         self._settings: Settings | None = None
         self._draws = Draws(index)
         self._recompute = Recompute()
@@ -92,6 +94,11 @@ class Stage:
     def settings(self) -> Settings | None:
         """Of the layers, in the last step; another object where any has changed."""
         return self._settings
+
+    @property
+    def finish(self) -> Finish | None:
+        """What the step has been given for its outputs."""
+        return self._finish
 
     @property
     def draws(self) -> Draws:
@@ -139,7 +146,8 @@ class Stage:
         self.outputs[microbatch] = self._recompute.again(microbatch, calls)
 
     def _calls(self, microbatch: int, end: Callable[[int, Any], Sequence[Tensor]]) -> Calls:
-        return [self._begin, *self.layers[1:], partial(end, microbatch)]
+        calls: Calls = [self._begin, *self.layers[1:], partial(end, microbatch)]
+        return calls if self.look is None else self.look(microbatch, calls)
 
     def _begin(self, *arguments: Any) -> Any:
         """What the first layer returns."""
