@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..plan import Kind
+from ..trace import Segment
 from .recompute import Calls
 from .stage import Stage
 
@@ -64,8 +65,8 @@ class Checks:
         names = self._names[stage.index]
         where = f"stage {stage.index}, microbatch {microbatch}"
         looking = [
-            partial(self._call, f"layer {name!r} ({type(layer).__name__})", where, call)
-            for name, layer, call in zip(names, stage.layers, layers, strict=True)
+            partial(self._call, f"the output of layer {name!r}", where, call)
+            for name, call in zip(names, layers, strict=True)
         ]
         if stage.previous is None:
             looking[0] = partial(self._first, where, looking[0])
@@ -77,7 +78,7 @@ class Checks:
 
     def _call(self, name: str, where: str, call: Callable[..., Any], *arguments: Any) -> Any:
         value = call(*arguments)
-        _require_finite_in(value, f"the output of {name}", where)
+        _require_finite_in(value, name, where)
         return value
 
     def _backward(self, stage: Stage, call: Callable[[int], None], microbatch: int) -> None:
@@ -87,9 +88,12 @@ class Checks:
             return
         where = f"stage {stage.index}, microbatch {microbatch}"
         for name, layer in zip(self._names[stage.index], stage.layers, strict=True):
-            for parameter_name, parameter in layer.named_parameters(prefix=name):
+            for key, parameter in layer.named_parameters():
                 if parameter.grad is not None:
-                    require_finite(parameter.grad, f"the gradient of {parameter_name!r}", where)
+                    # In a segment of a recorded model they have names of the whole model.
+                    is_segment = isinstance(layer, Segment)
+                    full = key.replace("/", ".") if is_segment else f"{name}.{key}"
+                    require_finite(parameter.grad, f"the gradient of {full!r}", where)
 
 
 def require_finite(tensor: Tensor, what: str, where: str) -> None:
