@@ -10,21 +10,34 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .budget import Budget
     from .clipping import clip_grad_norm_
+    from .cut_report import explain_cut
     from .pipeline import Pipeline
     from .plan import Plan, PlanError
     from .runtime.microbatch import SplitError
+    from .trace import CutError
 
 __version__ = "0.1.0"
 
-__all__ = ["Budget", "Pipeline", "Plan", "PlanError", "SplitError", "clip_grad_norm_"]
+__all__ = [
+    "Budget",
+    "CutError",
+    "Pipeline",
+    "Plan",
+    "PlanError",
+    "SplitError",
+    "clip_grad_norm_",
+    "explain_cut",
+]
 
 _HOME = {
     "Budget": ".budget",
+    "CutError": ".trace",
     "Pipeline": ".pipeline",
     "Plan": ".plan",
     "PlanError": ".plan",
     "SplitError": ".runtime.microbatch",
     "clip_grad_norm_": ".clipping",
+    "explain_cut": ".cut_report",
 }
 
 
