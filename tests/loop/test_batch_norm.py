@@ -249,5 +249,5 @@ def test_what_cannot_be_is_refused(gpus: FakeCuda) -> None:
         with pytest.raises(RuntimeError, match=r"BatchNorm1d .* has hooks"):
             pipe.step(x, target=y)
     plan = schedules.chimera(2, 4)
-    with pytest.raises(ValueError, match="running statistics, which replicas would update"):
+    with pytest.raises(ValueError, match="running statistics, which copies would update"):
         pipeline(norms(0), schedule=plan, microbatches=4, deferred_batch_norm=True)
