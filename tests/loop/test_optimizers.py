@@ -76,7 +76,7 @@ def test_an_optimizer_that_asks_for_the_loss_again() -> None:
             return plain_loop_step(plain, x, y)
 
         for _ in range(2):
-            assert torch.equal(ours.step(step), theirs.step(plain_step))  # type: ignore[arg-type]
+            assert torch.equal(ours.step(step), theirs.step(plain_step))
             assert_same(pipe, plain)
 
 
