@@ -62,6 +62,8 @@ class Stage:
         # By layer, which arguments it can be given by name.
         self._keywords_of = [keywords_of(layer) for layer in layers]
         self._settings: Settings | None = None
+        # Whether torch compiles any of the layers.
+        self._compiled = False
         self._draws = Draws(index)
         self._recompute = Recompute()
         self.passage = Passage()
@@ -77,13 +79,15 @@ class Stage:
         """Makes room for a step. `levels` says of each microbatch what F keeps; empty: all."""
         self._finish = finish
         changed = self._settings is None or self._settings.have_changed()
-        self._recompute.begin(levels, changed=changed)
         if changed:
             self._settings = Settings(self.originals)
             modules = self._settings.modules
+            self._compiled = self._settings.compiled
             self.copies_input = any(getattr(module, "inplace", False) for module in modules)
+        self._recompute.begin(levels, changed=changed, compiled=self._compiled)
         # Without gradients a step has no loss, which may draw as well.
-        self._draws.begin(seed, (self._settings, torch.is_grad_enabled()))
+        compiled_for = self.device if self._compiled else None
+        self._draws.begin(seed, (self._settings, torch.is_grad_enabled()), compiled_for)
         self._make_room(num_microbatches)
 
     def twin(self) -> Stage:
