@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import pairwise
 from typing import Any
 
@@ -26,6 +26,10 @@ from .workers import Failure, Workers
 
 Program = _C.Program | _C.StreamProgram
 Driver = Workers | Streams
+# Gets an action's kind, its stage, and what would be called; returns what to call.
+Run = Callable[[int], None]
+Around = Callable[[Kind, Stage, Run], Run]
+During = Callable[[], AbstractContextManager[None]]
 
 
 def open_driver(lanes: Sequence[Lane], capture: Capture) -> Driver:
@@ -93,10 +97,23 @@ class Executor:
         }
         self._ties = Ties(stages)
         self._driver: Any = driver
+        self._during: During = nullcontext
         # Whether steps are timed where that is not free.
         self.traced = False
         driver.connect(self._replicas, plan)
         _open.add(self)
+
+    def watch(self, around: Around, during: During | None = None) -> None:
+        """From now on, calls for each action what `around` gives for its call.
+
+        Args:
+            around: asked once for every kind and stage.
+            during: makes the context of every step from now on, which sees what a step raises.
+        """
+        self._during = self._during if during is None else during
+        for kind, calls in self._callbacks.items():
+            pairs = zip(self._stages, calls, strict=True)
+            self._callbacks[kind] = [around(kind, stage, call) for stage, call in pairs]
 
     def program(self, plan: Plan) -> Program:
         """A plan over these stages, ready to run."""
@@ -108,6 +125,11 @@ class Executor:
         if first.type == "cpu" or len(self._replicas) > 1:
             return inputs, target
         return to_device(inputs, first), to_device(target, last)
+
+    @property
+    def end(self) -> torch.device:
+        """Where the last stage has its tensors; with replicas, that of the first."""
+        return self._replicas[0][-1].device
 
     def timeline(self, program: Program, ago: int) -> Timeline:
         """What ran when in a step of the program, `ago` steps before the last one."""
@@ -124,7 +146,7 @@ class Executor:
             RuntimeError: the executor is closed, running, or from before a fork.
             BaseException: the first exception that a stage raised, unchanged but for a note.
         """
-        with self._driver.claim:
+        with self._driver.claim, self._during():
             try:
                 self._begin(batch)
                 failures = self._driver.run(program, self._callbacks, batch, traced=self.traced)
@@ -135,8 +157,8 @@ class Executor:
                     stage.end()
                 self._ties.end()
                 self._driver.end()
-        if failures:
-            raise self._first(failures)
+            if failures:
+                raise self._first(failures)
 
     def _begin(self, batch: Batch) -> None:
         seed = StepSeed()

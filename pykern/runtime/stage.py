@@ -57,9 +57,13 @@ class Stage:
         # An in-place layer may not write into a leaf that requires grad, nor into what the previous
         # stage has saved for its backward, so it gets a copy.
         self.copies_input = False
+        # Puts something around the calls of a microbatch.
+        self.look: Callable[[int, Calls], Calls] | None = None
         # By layer, which arguments it can be given by name.
         self._keywords_of = [keywords_of(layer) for layer in layers]
         self._settings: Settings | None = None
+        # Whether torch compiles any of the layers.
+        self._compiled = False
         self._draws = Draws(index)
         self._recompute = Recompute()
         self.passage = Passage()
@@ -75,13 +79,15 @@ class Stage:
         """Makes room for a step. `levels` says of each microbatch what F keeps; empty: all."""
         self._finish = finish
         changed = self._settings is None or self._settings.have_changed()
-        self._recompute.begin(levels, changed=changed)
         if changed:
             self._settings = Settings(self.originals)
             modules = self._settings.modules
+            self._compiled = self._settings.compiled
             self.copies_input = any(getattr(module, "inplace", False) for module in modules)
+        self._recompute.begin(levels, changed=changed, compiled=self._compiled)
         # Without gradients a step has no loss, which may draw as well.
-        self._draws.begin(seed, (self._settings, torch.is_grad_enabled()))
+        compiled_for = self.device if self._compiled else None
+        self._draws.begin(seed, (self._settings, torch.is_grad_enabled()), compiled_for)
         self._make_room(num_microbatches)
 
     def twin(self) -> Stage:
@@ -96,6 +102,11 @@ class Stage:
     def settings(self) -> Settings | None:
         """Of the layers, in the last step; another object where any has changed."""
         return self._settings
+
+    @property
+    def finish(self) -> Finish | None:
+        """What the step has been given for its outputs."""
+        return self._finish
 
     @property
     def draws(self) -> Draws:
@@ -146,9 +157,10 @@ class Stage:
         self.outputs[microbatch] = self._recompute.again(microbatch, calls)
 
     def _calls(self, microbatch: int, end: Callable[[int, Any], Sequence[Tensor]]) -> Calls:
+        calls: Calls = [self._begin, *self.layers[1:], partial(end, microbatch)]
         if self.keywords:
-            return self._calls_by_name(self.keywords[microbatch], partial(end, microbatch))
-        return [self._begin, *self.layers[1:], partial(end, microbatch)]
+            calls = self._calls_by_name(self.keywords[microbatch], partial(end, microbatch))
+        return calls if self.look is None else self.look(microbatch, calls)
 
     def _calls_by_name(self, keywords: dict[str, Any], end: Callable[[Any], Any]) -> Calls:
         wanted = self._keywords_of
