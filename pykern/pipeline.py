@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from statistics import fmean
 from typing import Any, Literal, cast
 
@@ -19,8 +20,9 @@ from .levels import Levels, Recompute, choose_levels
 from .partition import Balance, partition
 from .plan import Costs, Kind, Span, Timeline, simulate
 from .runtime import microbatch
-from .runtime.batch import Batch
+from .runtime.batch import Batch, Outputs
 from .runtime.executor import Driver, Executor, Program, open_driver
+from .runtime.flow import in_order
 from .runtime.loss import Loss, Losses
 from .runtime.recorder import Capture
 from .runtime.replica import refuse_to_copy, refuse_trained_loss
@@ -180,15 +182,41 @@ class Pipeline(nn.Module):
         """
         rows = self._rows(inputs)
         inputs, _ = self._executor.place(inputs, None)
-        outputs: dict[int, Any] = {}
-
-        def keep(index: int, output: Any, _: bool) -> tuple[tuple[()], tuple[()]]:
-            outputs[index] = output
-            return (), ()
-
+        outputs = Outputs()
         with torch.no_grad():
-            self._run(self._predict_program, Batch(inputs, None, rows, keep))
-            return microbatch.merge([outputs[index] for index in sorted(outputs)])
+            self._run(self._predict_program, Batch(inputs, None, rows, outputs))
+            return outputs.merged()
+
+    def stream(self, batches: Iterable[Any]) -> Generator[Any, None, None]:
+        """The outputs of batches, each what the pipeline returns for it alone, bit for bit.
+
+        No device waits for the end of a batch: while the caller has one output, the next batches
+        are under way. They are asked for in the calling thread, as far ahead as it takes to fill
+        two pipelines, and outputs come in their order. Where layers draw random numbers, batches
+        go through one by one instead, as in a loop, and so does the first until that is known.
+
+        While the iterator is open the pipeline does nothing else; it is closed by its end, by an
+        exception, by leaving the loop, or by its own `close`. Modes and parameters of the model
+        must stay as they are meanwhile. `timeline` does not show it.
+
+        Args:
+            batches: of any sizes, perhaps without end: a tensor, or a tuple of the arguments of the
+                first layer.
+
+        Yields:
+            What the pipeline called with the batch would return.
+
+        Raises:
+            TypeError: `batches` cannot be iterated over.
+            SplitError: a batch cannot be cut, after the outputs of those before.
+            RuntimeError: the pipeline is streaming already, or running a step.
+            BaseException: the first exception of a stage, the same object, with a note of where;
+                or that of `batches`, after the outputs of those before. Nothing is under way any
+                more, and the pipeline can be used again.
+        """
+        self._refuse_replaced()
+        open_flow = partial(self._executor.flow, self._predict_program)
+        return in_order(iter(batches), self, self._executor.may_draw, open_flow)
 
     def timeline(self, ago: int = 0) -> Timeline:
         """What ran when in the last step or forward; on GPUs, in the last that was traced.
@@ -279,14 +307,17 @@ class Pipeline(nn.Module):
         return [n / total for n in rows]
 
     def _run(self, program: Program, batch: Batch) -> None:
+        self._refuse_replaced()
+        self._executor.run(program, batch)
+        self._last_program = program
+
+    def _refuse_replaced(self) -> None:
         for name, layer in self._layers.items():
             if self._modules.get(name) is not layer:
                 raise RuntimeError(
                     f"layer {name!r} was replaced or removed, but the stages hold the one that the "
                     "pipeline was made of; make a new Pipeline"
                 )
-        self._executor.run(program, batch)
-        self._last_program = program
 
 
 def _mean_costs(timeline: Timeline, copies: Timeline, num_stages: int) -> Costs:

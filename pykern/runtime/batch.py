@@ -36,3 +36,23 @@ class Batch:
         """What the first layer is called with, per microbatch; None for one without rows."""
         parts = microbatch.split(self.inputs, self.rows)
         return [part if rows else None for part, rows in zip(parts, self.rows, strict=True)]
+
+
+class Outputs:
+    """Takes what the last stage returns, and starts no backward.
+
+    Attributes:
+        parts: by microbatch.
+    """
+
+    def __init__(self) -> None:
+        self.parts: dict[int, Any] = {}
+
+    def __call__(self, index: int, output: Any, _: bool) -> tuple[tuple[()], tuple[()]]:
+        """Takes the output of a microbatch."""
+        self.parts[index] = output
+        return (), ()
+
+    def merged(self) -> Any:
+        """The output for the whole batch."""
+        return microbatch.merge([self.parts[index] for index in sorted(self.parts)])

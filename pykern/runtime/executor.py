@@ -6,6 +6,7 @@ import atexit
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -14,14 +15,17 @@ import torch
 from .. import _C
 from ..devices import Lane
 from ..plan import Action, Kind, Plan, Timeline
-from .batch import Batch
+from .batch import Batch, Outputs
+from .flow import Flow
+from .gpu_flow import GpuFlow
 from .microbatch import to_device
 from .random import StepSeed
 from .recorder import Capture
 from .replica import Replica
 from .stage import Stage
 from .streams import Streams
-from .workers import Failure, Workers
+from .worker_flow import Failure, WorkerFlow
+from .workers import Workers
 
 Program = _C.Program | _C.StreamProgram
 Driver = Workers | Streams
@@ -91,6 +95,8 @@ class Executor:
             Kind.REDUCE: [stage.reduce for stage in self._stages],
         }
         self._driver: Any = driver
+        self._plan = plan
+        self._flow: Flow | None = None
         # Whether steps are timed where that is not free.
         self.traced = False
         driver.connect(self._replicas, plan)
@@ -119,19 +125,65 @@ class Executor:
         """Runs one step of a program over these stages.
 
         Raises:
-            RuntimeError: the executor is closed, running, or from before a fork.
+            RuntimeError: the executor is closed, running, streaming, or from before a fork.
             BaseException: the first exception that a stage raised, unchanged but for a note.
         """
+        self._refuse_flow()
+        self._run(program, batch)
+
+    def _run(self, program: Program, batch: Batch) -> None:
         with self._driver.claim:
             try:
                 self._begin(batch)
                 failures = self._driver.run(program, self._callbacks, batch, traced=self.traced)
             finally:
-                for stage in self._stages:
-                    stage.end()
-                self._driver.end()
+                self._end()
         if failures:
             raise self._first(failures)
+
+    def may_draw(self) -> bool:
+        """Whether a forward without gradients may draw random numbers, as far as is known."""
+        self._refuse_flow()
+        with torch.no_grad(), self._driver.claim:
+            try:
+                self._begin(Batch((), None, (), Outputs()))
+                return any(stage.draws.possible for stage in self._stages)
+            finally:
+                self._end()
+
+    def flow(self, program: Program) -> Flow:
+        """Batches that go through the stages one behind the other, without gradients.
+
+        Args:
+            program: for one batch.
+        """
+        self._refuse_flow()
+        driver = self._driver
+        if isinstance(driver, Streams):
+            issue = partial(self._run, program)
+            self._flow = GpuFlow(self._plan, driver.gpus, self.place, issue)
+        else:
+            first = [replica[0] for replica in self._replicas]
+            self._flow = WorkerFlow(
+                self._plan, first, driver.num_devices, driver.claim, self._run_flow
+            )
+        return self._flow
+
+    def _run_flow(self, flow: WorkerFlow) -> None:
+        with self._driver.claim:
+            try:
+                self._begin(Batch((), None, [0] * flow.num_slots, flow.keep))
+                failures = self._driver.run_flow(flow, self._callbacks)
+            finally:
+                self._end()
+        if failures:
+            raise self._first([flow.located(failure) for failure in failures])
+
+    def _refuse_flow(self) -> None:
+        if self._flow is not None and self._flow.is_open:
+            raise RuntimeError(
+                "the pipeline is streaming: take the outputs that are left, or close the stream"
+            )
 
     def _begin(self, batch: Batch) -> None:
         seed = StepSeed()
@@ -140,6 +192,11 @@ class Executor:
             stage.begin(len(batch.rows), seed, batch.finish, levels)
         for replica in self._replicas:
             replica[0].arguments = batch.arguments()
+
+    def _end(self) -> None:
+        for stage in self._stages:
+            stage.end()
+        self._driver.end()
 
     def close(self) -> None:
         """Ends what runs the actions, after a step in progress in another thread."""

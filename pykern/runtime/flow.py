@@ -1,0 +1,123 @@
+"""Batches that go through the stages one behind the other: none waits for the end of another."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator
+from itertools import chain
+from typing import Any
+
+from ..plan import Plan
+from . import microbatch
+
+
+class Flow(ABC):
+    """What is under way, of which no more is taken in than there are slots.
+
+    Each microbatch with rows has a slot until its batch is taken out. There are slots for two full
+    batches, one of which the caller may be busy with, and for one more microbatch in each stage:
+    batches of less than a microbatch in each keep all stages busy as well.
+
+    Args:
+        plan: of the pipeline.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._num_microbatches = plan.num_microbatches
+        self.num_slots = 2 * plan.num_microbatches + plan.num_stages
+        self._num_used = 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether any batch can be fed."""
+        return self._num_used + self._num_microbatches <= self.num_slots
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all batches have been taken out."""
+        return self._num_used == 0
+
+    def _rows(self, inputs: tuple[Any, ...]) -> list[int]:
+        """Of each microbatch."""
+        return microbatch.sizes(microbatch.batch_size(inputs), self._num_microbatches)
+
+    @property
+    @abstractmethod
+    def is_open(self) -> bool:
+        """Whether the stages are its own."""
+
+    @abstractmethod
+    def feed(self, inputs: tuple[Any, ...]) -> None:
+        """Takes in a batch, the arguments of the first layer."""
+
+    @abstractmethod
+    def take(self) -> Any:
+        """The output of the batch that was fed first among those here, once it is done."""
+
+    @abstractmethod
+    def close(self, error: BaseException | None) -> None:
+        """Ends it, and what is under way. A KeyboardInterrupt also interrupts that."""
+
+    def __enter__(self) -> Flow:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self.close(error)
+
+
+def in_order(
+    batches: Iterator[Any],
+    alone: Callable[..., Any],
+    may_draw: Callable[[], bool],
+    open_flow: Callable[[], Flow],
+) -> Generator[Any, None, None]:
+    """What `alone` returns for each batch, in the order of the batches, which overlap.
+
+    Random numbers come from the caller's generator, which the caller may use between two outputs.
+    So layers that draw have their batches one by one, as in a loop; where that is not known, one
+    batch tells.
+    """
+    for batch in batches:
+        if not may_draw():
+            rest = chain([batch], batches)
+            del batch
+            yield from _overlapped(rest, open_flow)
+            return
+        yield alone(*_arguments(batch))
+
+
+def _overlapped(
+    batches: Iterator[Any], open_flow: Callable[[], Flow]
+) -> Generator[Any, None, None]:
+    failure: Exception | None = None
+    with open_flow() as flow:
+        more = True
+        while more or not flow.is_empty:
+            try:
+                more = more and _fill(flow, batches)
+            except Exception as error:
+                # Its turn comes after the outputs of the batches before.
+                failure, more = error, False
+            if not flow.is_empty:
+                yield flow.take()
+    if failure is not None:
+        try:
+            raise failure
+        finally:
+            # Its traceback holds this frame.
+            failure = None
+
+
+def _fill(flow: Flow, batches: Iterator[Any]) -> bool:
+    """Takes as many batches as there is room for; returns whether there may be more."""
+    if flow.has_room:
+        for batch in batches:
+            flow.feed(_arguments(batch))
+            if not flow.has_room:
+                return True
+        return False
+    return True
+
+
+def _arguments(batch: Any) -> tuple[Any, ...]:
+    return batch if type(batch) is tuple else (batch,)
