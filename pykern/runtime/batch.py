@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from . import microbatch
 from .loss import Losses
 from .recompute import Level
-from .stage import Finish
+from .stage import Ends, Finish
+
+# Positional and keyword arguments.
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def _as_it_is(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    return args, kwargs
 
 
 @dataclass(frozen=True)
@@ -17,42 +25,53 @@ class Batch:
     """One batch and what becomes of it.
 
     Attributes:
-        inputs: arguments of the first layer, for all rows.
+        inputs: arguments of the model, positional and by name, for all rows.
         target: of the loss, for all rows; None where there is none.
         rows: how many of them each microbatch has.
         finish: called in the last stage with each microbatch and its output; returns where backward
             starts. `Losses` in a training step.
         levels: by stage and microbatch, how it is recomputed, None where it is not; empty where
             nothing is.
+        enter: gives for a microbatch of `inputs` what the first layer is called with, and what
+            every layer that names it gets by name.
     """
 
-    inputs: tuple[Any, ...]
+    inputs: Call
     target: Any
     rows: Sequence[int]
     finish: Losses | Finish
     levels: Sequence[Sequence[Level | None]] = ()
+    enter: Callable[[tuple[Any, ...], dict[str, Any]], Call] = _as_it_is
 
-    def arguments(self) -> list[tuple[Any, ...] | None]:
-        """What the first layer is called with, per microbatch; None for one without rows."""
+    @cached_property
+    def calls(self) -> Sequence[Call | None]:
+        """What `enter` gives for each microbatch; None for one without rows."""
         parts = microbatch.split(self.inputs, self.rows)
-        return [part if rows else None for part, rows in zip(parts, self.rows, strict=True)]
+        return [
+            self.enter(*part) if rows else None for part, rows in zip(parts, self.rows, strict=True)
+        ]
 
 
 class Outputs:
     """Takes what the last stage returns, and starts no backward.
 
+    Args:
+        weights: of the microbatches, for numbers.
+
     Attributes:
         parts: by microbatch.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, weights: Sequence[float]) -> None:
+        self._weights = weights
         self.parts: dict[int, Any] = {}
 
-    def __call__(self, index: int, output: Any, _: bool) -> tuple[tuple[()], tuple[()]]:
+    def __call__(self, index: int, output: Any, _: bool) -> Ends:
         """Takes the output of a microbatch."""
         self.parts[index] = output
         return (), ()
 
     def merged(self) -> Any:
         """The output for the whole batch."""
-        return microbatch.merge([self.parts[index] for index in sorted(self.parts)])
+        ran = sorted(self.parts)
+        return microbatch.merge([self.parts[i] for i in ran], [self._weights[i] for i in ran])

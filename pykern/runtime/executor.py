@@ -15,14 +15,14 @@ import torch
 from .. import _C
 from ..devices import Lane
 from ..plan import Action, Kind, Plan, Timeline
-from .batch import Batch, Outputs
-from .flow import Flow
+from .batch import Batch, Call
+from .flow import Flow, OpenBatch
 from .gpu_flow import GpuFlow
 from .microbatch import to_device
 from .random import StepSeed
 from .recorder import Capture
 from .replica import Replica
-from .stage import Stage
+from .stage import Ends, Stage
 from .streams import Streams
 from .worker_flow import Failure, WorkerFlow
 from .workers import Workers
@@ -45,6 +45,10 @@ def open_driver(lanes: Sequence[Lane], capture: Capture) -> Driver:
     if capture in (True, "step"):
         raise ValueError(f"capture={capture!r} needs GPUs; CPU workers call every action")
     return Workers(len(lanes))
+
+
+def _discard(*_: object) -> Ends:
+    return (), ()
 
 
 _open: weakref.WeakSet[Executor] = weakref.WeakSet()
@@ -106,7 +110,7 @@ class Executor:
         """A plan over these stages, ready to run."""
         return self._driver.program(plan)  # type: ignore[no-any-return]
 
-    def place(self, inputs: tuple[Any, ...], target: Any) -> tuple[tuple[Any, ...], Any]:
+    def place(self, inputs: Call, target: Any) -> tuple[Call, Any]:
         """A batch where it is used; microbatches of several replicas find their own way."""
         first, last = self._replicas[0][0].device, self._replicas[0][-1].device
         if first.type == "cpu" or len(self._replicas) > 1:
@@ -146,33 +150,35 @@ class Executor:
         self._refuse_flow()
         with torch.no_grad(), self._driver.claim:
             try:
-                self._begin(Batch((), None, (), Outputs()))
+                self._begin(Batch(((), {}), None, (), _discard))
                 return any(stage.draws.possible for stage in self._stages)
             finally:
                 self._end()
 
-    def flow(self, program: Program) -> Flow:
+    def flow(self, program: Program, open_batch: OpenBatch) -> Flow:
         """Batches that go through the stages one behind the other, without gradients.
 
         Args:
             program: for one batch.
+            open_batch: makes a batch of what is fed.
         """
         self._refuse_flow()
         driver = self._driver
         if isinstance(driver, Streams):
-            issue = partial(self._run, program)
-            self._flow = GpuFlow(self._plan, driver.gpus, self.place, issue)
+            self._flow = GpuFlow(self._plan, open_batch, driver.gpus, partial(self._run, program))
         else:
             first = [replica[0] for replica in self._replicas]
             self._flow = WorkerFlow(
-                self._plan, first, driver.num_devices, driver.claim, self._run_flow
+                self._plan, open_batch, first, driver.num_devices, driver.claim, self._run_flow
             )
         return self._flow
 
     def _run_flow(self, flow: WorkerFlow) -> None:
         with self._driver.claim:
             try:
-                self._begin(Batch((), None, [0] * flow.num_slots, flow.keep))
+                self._begin(Batch(((), {}), None, [0] * flow.num_slots, flow.keep))
+                for stage in self._stages:
+                    stage.keywords = flow.keywords
                 failures = self._driver.run_flow(flow, self._callbacks)
             finally:
                 self._end()
@@ -191,7 +197,11 @@ class Executor:
             levels = batch.levels[stage.index] if batch.levels else ()
             stage.begin(len(batch.rows), seed, batch.finish, levels)
         for replica in self._replicas:
-            replica[0].arguments = batch.arguments()
+            replica[0].arguments = [None if call is None else call[0] for call in batch.calls]
+        keywords = [{} if call is None else call[1] for call in batch.calls]
+        if any(keywords):
+            for stage in self._stages:
+                stage.keywords = keywords
 
     def _end(self) -> None:
         for stage in self._stages:

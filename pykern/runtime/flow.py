@@ -8,7 +8,10 @@ from itertools import chain
 from typing import Any
 
 from ..plan import Plan
-from . import microbatch
+from .batch import Batch, Call, Outputs
+
+# Makes a batch of the arguments of the model; the outputs are its `finish`.
+OpenBatch = Callable[[Call], tuple[Batch, Outputs]]
 
 
 class Flow(ABC):
@@ -20,9 +23,11 @@ class Flow(ABC):
 
     Args:
         plan: of the pipeline.
+        open_batch: makes a batch of what is fed.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, open_batch: OpenBatch) -> None:
+        self._open_batch = open_batch
         self._num_microbatches = plan.num_microbatches
         self.num_slots = 2 * plan.num_microbatches + plan.num_stages
         self._num_used = 0
@@ -37,18 +42,14 @@ class Flow(ABC):
         """Whether all batches have been taken out."""
         return self._num_used == 0
 
-    def _rows(self, inputs: tuple[Any, ...]) -> list[int]:
-        """Of each microbatch."""
-        return microbatch.sizes(microbatch.batch_size(inputs), self._num_microbatches)
-
     @property
     @abstractmethod
     def is_open(self) -> bool:
         """Whether the stages are its own."""
 
     @abstractmethod
-    def feed(self, inputs: tuple[Any, ...]) -> None:
-        """Takes in a batch, the arguments of the first layer."""
+    def feed(self, call: Call) -> None:
+        """Takes in a batch."""
 
     @abstractmethod
     def take(self) -> Any:
@@ -66,8 +67,8 @@ class Flow(ABC):
 
 
 def in_order(
-    batches: Iterator[Any],
-    alone: Callable[..., Any],
+    batches: Iterator[Call],
+    alone: Callable[[Call], Any],
     may_draw: Callable[[], bool],
     open_flow: Callable[[], Flow],
 ) -> Generator[Any, None, None]:
@@ -83,11 +84,11 @@ def in_order(
             del batch
             yield from _overlapped(rest, open_flow)
             return
-        yield alone(*_arguments(batch))
+        yield alone(batch)
 
 
 def _overlapped(
-    batches: Iterator[Any], open_flow: Callable[[], Flow]
+    batches: Iterator[Call], open_flow: Callable[[], Flow]
 ) -> Generator[Any, None, None]:
     failure: Exception | None = None
     with open_flow() as flow:
@@ -108,16 +109,12 @@ def _overlapped(
             failure = None
 
 
-def _fill(flow: Flow, batches: Iterator[Any]) -> bool:
+def _fill(flow: Flow, batches: Iterator[Call]) -> bool:
     """Takes as many batches as there is room for; returns whether there may be more."""
     if flow.has_room:
         for batch in batches:
-            flow.feed(_arguments(batch))
+            flow.feed(batch)
             if not flow.has_room:
                 return True
         return False
     return True
-
-
-def _arguments(batch: Any) -> tuple[Any, ...]:
-    return batch if type(batch) is tuple else (batch,)

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from ..plan import Plan
-from .batch import Batch, Outputs
+from .batch import Batch, Call
 from .cuda import Event, Gpus
-from .flow import Flow
+from .flow import Flow, OpenBatch
 
 
 class GpuFlow(Flow):
@@ -22,22 +22,20 @@ class GpuFlow(Flow):
     none of those behind it.
 
     Args:
-        plan: of the pipeline.
+        plan, open_batch: as for `Flow`.
         gpus: those of the plan.
-        place: puts a batch and its target where they are used.
         issue: issues a step for a batch.
     """
 
     def __init__(
         self,
         plan: Plan,
+        open_batch: OpenBatch,
         gpus: Gpus,
-        place: Callable[[tuple[Any, ...], Any], tuple[tuple[Any, ...], Any]],
         issue: Callable[[Batch], None],
     ) -> None:
-        super().__init__(plan)
+        super().__init__(plan, open_batch)
         self._gpus = gpus
-        self._place = place
         self._issue = issue
         # Each with its output, and with its inputs, whose memory the caller's streams may use again
         # when it is done.
@@ -49,23 +47,21 @@ class GpuFlow(Flow):
         """Whether the stages are its own."""
         return not self._closed
 
-    def feed(self, inputs: tuple[Any, ...]) -> None:
+    def feed(self, call: Call) -> None:
         """Issues a batch behind those before."""
-        rows = self._rows(inputs)
-        outputs = Outputs()
-        placed = inputs
+        batch: Batch | None = None
         with torch.no_grad(), self._gpus.aside():
             try:
-                placed, _ = self._place(inputs, None)
-                self._issue(Batch(placed, None, rows, outputs))
+                batch, outputs = self._open_batch(call)
+                self._issue(batch)
                 output = outputs.merged()
             except BaseException:
                 # Left to `close`: what was issued may still read the inputs.
-                self._batches.append((0, None, self._gpus.mark(), (inputs, placed)))
+                self._batches.append((0, None, self._gpus.mark(), (call, batch)))
                 raise
             done = self._gpus.mark()
         num_parts = len(outputs.parts)
-        self._batches.append((num_parts, output, done, (inputs, placed)))
+        self._batches.append((num_parts, output, done, (call, batch)))
         self._num_used += num_parts
 
     def take(self) -> Any:

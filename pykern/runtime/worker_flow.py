@@ -14,11 +14,10 @@ import torch
 
 from .. import _C
 from ..plan import Action, Plan
-from . import microbatch
-from .batch import Outputs
+from .batch import Call, Outputs
 from .carry import CallerState
-from .flow import Flow
-from .stage import Stage
+from .flow import Flow, OpenBatch
+from .stage import Ends, Stage
 
 # The action that raised, or None, its device, or one below 0 for an interrupt, and the exception.
 Failure = tuple[Action | None, int, BaseException]
@@ -27,10 +26,10 @@ Failure = tuple[Action | None, int, BaseException]
 class _UnderWay:
     """A batch that has been fed."""
 
-    def __init__(self, number: int, num_parts: int) -> None:
+    def __init__(self, number: int, num_parts: int, outputs: Outputs) -> None:
         self.number = number
         self.num_parts = num_parts
-        self.outputs = Outputs()
+        self.outputs = outputs
 
     @property
     def is_done(self) -> bool:
@@ -44,7 +43,7 @@ class WorkerFlow(Flow):
     something else. The caller feeds, and takes what is done.
 
     Args:
-        plan: of the pipeline.
+        plan, open_batch: as for `Flow`.
         first: the first stage of each replica.
         num_workers: of the executor.
         claim: the executor.
@@ -54,12 +53,13 @@ class WorkerFlow(Flow):
     def __init__(
         self,
         plan: Plan,
+        open_batch: OpenBatch,
         first: Sequence[Stage],
         num_workers: int,
         claim: _C.Executor,
         run: Callable[[WorkerFlow], None],
     ) -> None:
-        super().__init__(plan)
+        super().__init__(plan, open_batch)
         self.program = _C.Program.endless(plan.placement, self.num_slots)
         self._first = first
         self._claim = claim
@@ -69,6 +69,8 @@ class WorkerFlow(Flow):
         # By slot: the batch and which of its microbatches.
         self._cells: list[tuple[_UnderWay, int] | None] = [None] * self.num_slots
         self._next_slot = 0
+        # By slot, for all stages.
+        self.keywords: list[dict[str, Any]] = [{}] * self.num_slots
         with torch.no_grad():
             self._caller = CallerState(num_workers)
         # Threads that user code runs on: what it lets go of may be this flow.
@@ -116,28 +118,30 @@ class WorkerFlow(Flow):
         """Whether the stages are its own."""
         return not self._ended
 
-    def feed(self, inputs: tuple[Any, ...]) -> None:
+    def feed(self, call: Call) -> None:
         """Cuts a batch into microbatches, and has them follow those before."""
         self._refuse_fork()
-        rows = [count for count in self._rows(inputs) if count]
-        batch = _UnderWay(self._num_fed, len(rows))
         with torch.no_grad():
-            parts = microbatch.split(inputs, rows)
+            opened, outputs = self._open_batch(call)
+            parts = [part for part in opened.calls if part is not None]
+        batch = _UnderWay(self._num_fed, len(parts), outputs)
         self._batches.append(batch)
         self._num_fed += 1
         self._num_used += len(parts)
-        for index, part in enumerate(parts):
+        for index, (arguments, keywords) in enumerate(parts):
             slot = self._next_slot
             self._next_slot = (slot + 1) % self.num_slots
             self._cells[slot] = batch, index
-            self._first[slot % len(self._first)].arguments[slot] = part
+            self.keywords[slot] = keywords
+            self._first[slot % len(self._first)].arguments[slot] = arguments
             self._claim.feed(self.program, slot)
 
-    def keep(self, slot: int, output: Any, once: bool) -> tuple[tuple[()], tuple[()]]:
+    def keep(self, slot: int, output: Any, once: bool) -> Ends:
         """Takes what the last stage returns for a slot."""
         cell = self._cells[slot]
         assert cell is not None
         batch, index = cell
+        self.keywords[slot] = {}
         ends = batch.outputs(index, output, once)
         if batch.is_done:
             self._news.set()
