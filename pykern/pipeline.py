@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from statistics import fmean
 from typing import Any, Literal, Self, cast
 
@@ -24,7 +23,6 @@ from .plan import Costs, Kind, Span, Timeline, simulate
 from .runtime import microbatch
 from .runtime.batch import Batch, Call, Outputs
 from .runtime.executor import Driver, Executor, Program, open_driver
-from .runtime.flow import in_order
 from .runtime.loss import Loss, Losses
 from .runtime.recorder import Capture
 from .runtime.replica import refuse_to_copy, refuse_trained_loss
@@ -191,7 +189,11 @@ class Pipeline(nn.Module):
             What the last layer returns, its tensors joined along dimension 0. One without
             dimensions, such as a loss that the model computes, counts as `reduction` says.
         """
-        return self._predict((inputs, named))
+        self._chain.require_unchanged(self._modules)
+        batch = self._open_batch((inputs, named))
+        merged = self._executor.predict(self._predict_program, *batch)
+        self._last_program = self._predict_program
+        return merged
 
     def stream(self, batches: Iterable[Any]) -> Generator[Any, None, None]:
         """The outputs of batches, each what the pipeline returns for it alone, bit for bit.
@@ -213,14 +215,8 @@ class Pipeline(nn.Module):
             BaseException: as for `step`, or from `batches`, after the outputs of those before.
         """
         self._chain.require_unchanged(self._modules)
-        flow = partial(self._executor.flow, self._predict_program, self._open_batch)
-        return in_order(map(call_of, batches), self._predict, self._executor.may_draw, flow)
-
-    def _predict(self, call: Call) -> Any:
-        with torch.no_grad():
-            batch, outputs = self._open_batch(call)
-            self._run(self._predict_program, batch)
-            return outputs.merged()
+        calls = map(call_of, batches)
+        return self._executor.stream(self._predict_program, calls, self._open_batch)
 
     def _open_batch(self, call: Call) -> tuple[Batch, Outputs]:
         rows = self._rows(call)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import atexit
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -15,14 +15,14 @@ import torch
 from .. import _C
 from ..devices import Lane
 from ..plan import Action, Kind, Plan, Timeline
-from .batch import Batch, Call
-from .flow import Flow, OpenBatch
+from .batch import Batch, Call, Outputs
+from .flow import Flow, OpenBatch, in_order
 from .gpu_flow import GpuFlow
 from .microbatch import to_device
 from .random import StepSeed
 from .recorder import Capture
 from .replica import Replica
-from .stage import Ends, Stage
+from .stage import Stage
 from .streams import Streams
 from .worker_flow import Failure, WorkerFlow
 from .workers import Workers
@@ -45,10 +45,6 @@ def open_driver(lanes: Sequence[Lane], capture: Capture) -> Driver:
     if capture in (True, "step"):
         raise ValueError(f"capture={capture!r} needs GPUs; CPU workers call every action")
     return Workers(len(lanes))
-
-
-def _discard(*_: object) -> Ends:
-    return (), ()
 
 
 _open: weakref.WeakSet[Executor] = weakref.WeakSet()
@@ -100,7 +96,8 @@ class Executor:
         }
         self._driver: Any = driver
         self._plan = plan
-        self._flow: Flow | None = None
+        # The last one that there was.
+        self._flow: Callable[[], Flow | None] = lambda: None
         # Whether steps are timed where that is not free.
         self.traced = False
         driver.connect(self._replicas, plan)
@@ -145,33 +142,57 @@ class Executor:
         if failures:
             raise self._first(failures)
 
-    def may_draw(self) -> bool:
-        """Whether a forward without gradients may draw random numbers, as far as is known."""
-        self._refuse_flow()
-        with torch.no_grad(), self._driver.claim:
-            try:
-                self._begin(Batch(((), {}), None, (), _discard))
-                return any(stage.draws.possible for stage in self._stages)
-            finally:
-                self._end()
+    def predict(self, program: Program, batch: Batch, outputs: Outputs) -> Any:
+        """The outputs of a batch, whose `finish` they are."""
+        with torch.no_grad():
+            self.run(program, batch)
+            return outputs.merged()
 
-    def flow(self, program: Program, open_batch: OpenBatch) -> Flow:
-        """Batches that go through the stages one behind the other, without gradients.
+    def stream(
+        self, program: Program, batches: Iterator[Call], open_batch: OpenBatch
+    ) -> Generator[Any, None, None]:
+        """What `predict` returns for each batch, in the order of the batches, which overlap.
+
+        Random numbers come from the caller's generator, which the caller may use between two
+        outputs. So layers that draw have their batches one by one, as in a loop; where that is not
+        known, one batch tells.
 
         Args:
             program: for one batch.
-            open_batch: makes a batch of what is fed.
+            batches: the arguments of each, asked for in the thread that asks for outputs.
+            open_batch: makes a batch of them.
         """
+        self._look()
+        for call in batches:
+            if not any(stage.draws.possible for stage in self._stages):
+                rest = chain([call], batches)
+                del call
+                yield from in_order(rest, self._flow_of(program, open_batch))
+                return
+            yield self.predict(program, *open_batch(call))
+
+    def _look(self) -> None:
+        """Has the stages see what has changed in their layers since the last step."""
+        self._refuse_flow()
+        with torch.no_grad(), self._driver.claim:
+            try:
+                self._begin(Batch(((), {}), None, (), Outputs(())))
+            finally:
+                self._end()
+
+    def _flow_of(self, program: Program, open_batch: OpenBatch) -> Flow:
         self._refuse_flow()
         driver = self._driver
+        flow: Flow
         if isinstance(driver, Streams):
-            self._flow = GpuFlow(self._plan, open_batch, driver.gpus, partial(self._run, program))
+            flow = GpuFlow(self._plan, open_batch, driver.gpus, partial(self._run, program))
         else:
             first = [replica[0] for replica in self._replicas]
-            self._flow = WorkerFlow(
+            flow = WorkerFlow(
                 self._plan, open_batch, first, driver.num_devices, driver.claim, self._run_flow
             )
-        return self._flow
+        self._flow = weakref.ref(flow)
+        return flow
 
     def _run_flow(self, flow: WorkerFlow) -> None:
         with self._driver.claim:
@@ -186,7 +207,8 @@ class Executor:
             raise self._first([flow.located(failure) for failure in failures])
 
     def _refuse_flow(self) -> None:
-        if self._flow is not None and self._flow.is_open:
+        flow = self._flow()
+        if flow is not None and flow.is_open:
             raise RuntimeError(
                 "the pipeline is streaming: take the outputs that are left, or close the stream"
             )

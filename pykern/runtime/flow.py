@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
-from itertools import chain
 from typing import Any
 
 from ..plan import Plan
@@ -66,32 +65,10 @@ class Flow(ABC):
         self.close(error)
 
 
-def in_order(
-    batches: Iterator[Call],
-    alone: Callable[[Call], Any],
-    may_draw: Callable[[], bool],
-    open_flow: Callable[[], Flow],
-) -> Generator[Any, None, None]:
-    """What `alone` returns for each batch, in the order of the batches, which overlap.
-
-    Random numbers come from the caller's generator, which the caller may use between two outputs.
-    So layers that draw have their batches one by one, as in a loop; where that is not known, one
-    batch tells.
-    """
-    for batch in batches:
-        if not may_draw():
-            rest = chain([batch], batches)
-            del batch
-            yield from _overlapped(rest, open_flow)
-            return
-        yield alone(batch)
-
-
-def _overlapped(
-    batches: Iterator[Call], open_flow: Callable[[], Flow]
-) -> Generator[Any, None, None]:
+def in_order(batches: Iterator[Call], flow: Flow) -> Generator[Any, None, None]:
+    """The output of each batch, as the flow gives it, which is closed in the end."""
     failure: Exception | None = None
-    with open_flow() as flow:
+    with flow:
         more = True
         while more or not flow.is_empty:
             try:

@@ -195,6 +195,7 @@ class WorkerFlow(Flow):
                 self._thread.join()
             except KeyboardInterrupt as another:
                 interrupt = again = another
+        self._batches.clear()
         self._caller.restore_threads()
         if again is not None and error is None:
             raise again

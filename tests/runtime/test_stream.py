@@ -1,0 +1,395 @@
+"""Streams of batches: the same bits as one by one, no drain between them, and every way to end."""
+
+import gc
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pykern
+from pykern import schedules
+from pykern.plan import Plan
+from tests.runtime.models import CASES
+from tests.runtime.plans import two_replicas
+from tests.runtime.test_exit import run_python
+
+PLANS: dict[str, Plan] = {
+    "one worker": schedules.gpipe(1, 3),
+    "one_f_one_b": schedules.one_f_one_b(3, 4),
+    "one microbatch": schedules.one_f_one_b(2, 1),
+    "looped": schedules.interleaved(2, 4, 2),
+    "hanayo": schedules.hanayo(2, 4, 1),
+    "replicas": two_replicas(2, 3),
+}
+SIZES = (11, 4, 1, 7, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 5, 11, 2)
+
+
+class Sleeps(nn.Module):
+    """Notes when it begins and ends with each microbatch."""
+
+    def __init__(self, name: str, events: list[str], seconds: float = 0.002) -> None:
+        super().__init__()
+        self.name, self.events, self.seconds = name, events, seconds
+
+    def forward(self, x: Tensor) -> Tensor:
+        number = int(x[0, 0].item())
+        self.events.append(f"{self.name} begins {number}")
+        time.sleep(self.seconds)
+        self.events.append(f"{self.name} ends {number}")
+        return x
+
+
+class Fails(nn.Module):
+    """Raises `error` for a microbatch that begins with that number."""
+
+    def __init__(self, error: BaseException, number: float) -> None:
+        super().__init__()
+        self.error, self.number = error, number
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x[0, 0] == self.number:
+            raise self.error
+        return x
+
+
+class Doubles(nn.Module):
+    """Remembers what is alive of its results, and how many it has ever had at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive: weakref.WeakSet[Tensor] = weakref.WeakSet()
+        self.counts: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = 2 * x
+        self.alive.add(y)
+        self.counts.append(len(self.alive))
+        return y
+
+
+def numbered(count: int, rows: int = 1) -> list[Tensor]:
+    """Batches that hold their number everywhere."""
+    return [torch.full((rows, 2), float(number)) for number in range(count)]
+
+
+def pipeline(layers: Any, num_devices: int = 2, microbatches: int = 1) -> pykern.Pipeline:
+    """One that has run, so that it is known whether its layers draw."""
+    pipe = pykern.Pipeline(layers, devices=f"cpu:{num_devices}", microbatches=microbatches)
+    pipe(torch.full((microbatches, 2), -1.0))
+    return pipe
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_outputs_are_those_of_each_batch_alone(plan: Plan) -> None:
+    case = CASES["gpt"](11)
+    with pykern.Pipeline(case.layers, devices=f"cpu:{plan.num_devices}", schedule=plan) as pipe:
+        batches = [case.inputs[torch.randint(11, (rows,))] for rows in SIZES]
+        expected = [pipe(batch) for batch in batches]
+        for _ in range(2):
+            outputs = list(pipe.stream(batches))
+            assert len(outputs) == len(expected)
+            assert all(map(torch.equal, outputs, expected))
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_buffers_and_random_numbers_go_on_as_in_a_loop(mode: str) -> None:
+    layers = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 2))
+    batches = [torch.randn(4, 3) for _ in range(6)]
+    with pykern.Pipeline(layers, devices="cpu:2", microbatches=2) as pipe:
+        pipe.train(mode == "train")
+        begin = {name: value.clone() for name, value in pipe.state_dict().items()}
+        torch.manual_seed(5)
+        expected = [(pipe(batch), torch.rand(1)) for batch in batches]
+        after = {name: value.clone() for name, value in pipe.state_dict().items()}
+        pipe.load_state_dict(begin)
+        torch.manual_seed(5)
+        found = [(output, torch.rand(1)) for output in pipe.stream(batches)]
+        for (output, drawn), (other, also) in zip(found, expected, strict=True):
+            assert torch.equal(output, other)
+            assert torch.equal(drawn, also)
+        assert all(torch.equal(value, after[name]) for name, value in pipe.state_dict().items())
+
+
+def test_no_stage_waits_for_the_end_of_a_batch() -> None:
+    """Each stage begins with a batch when it is through with the one before, and so is the stage
+    in front: that is a makespan of N + S - 1 actions for N batches of one microbatch."""
+    events: list[str] = []
+    num_stages, num_batches = 3, 12
+    layers = [Sleeps(str(stage), events) for stage in range(num_stages)]
+    with pipeline(layers, num_stages) as pipe:
+        events.clear()
+        assert [int(y[0, 0]) for y in pipe.stream(numbered(num_batches))] == list(
+            range(num_batches)
+        )
+    when = {event: position for position, event in enumerate(events)}
+    assert len(when) == 2 * num_stages * num_batches
+    for stage in range(num_stages):
+        for number in range(num_batches - 1):
+            assert when[f"{stage} ends {number}"] < when[f"{stage} begins {number + 1}"]
+    last = num_stages - 1
+    for number in range(num_batches - last):
+        # In lockstep it would be `last` batches further; one less is what its end may take.
+        assert when[f"0 begins {number + last}"] < when[f"{last} ends {number}"]
+
+
+def test_microbatches_of_batches_follow_each_other() -> None:
+    events: list[str] = []
+    layers = [Sleeps("0", events), Sleeps("1", events)]
+    batches = [torch.arange(8 * n, 8 * n + 8.0).view(4, 2) for n in range(5)]
+    with pipeline(layers, microbatches=4) as pipe:
+        events.clear()
+        assert all(map(torch.equal, pipe.stream(batches), batches))
+    numbers = [str(number) for number in range(0, 40, 2)]
+    for stage in "01":
+        began = [event.split()[2] for event in events if event.startswith(f"{stage} begins")]
+        assert began == numbers
+    when = {event: position for position, event in enumerate(events)}
+    # Of batch 1 the first microbatch begins before the last of batch 0 ends, and so on.
+    for batch in range(4):
+        assert when[f"0 begins {8 * batch + 8}"] < when[f"1 ends {8 * batch + 6}"]
+
+
+def test_batches_are_asked_for_in_the_calling_thread_and_as_many_as_there_is_room_for() -> None:
+    asked: list[int] = []
+
+    def endless() -> Iterator[Tensor]:
+        while True:
+            assert threading.current_thread() is threading.main_thread()
+            asked.append(len(asked))
+            yield torch.ones(2, 2)
+
+    layers = [Doubles(), Doubles()]
+    with pipeline(layers, microbatches=2) as pipe:
+        stream = pipe.stream(endless())
+        assert asked == []
+        # Two batches of two microbatches, and one more where each stage has room for another.
+        for taken in range(20):
+            output = next(stream)
+            assert torch.equal(output, torch.full((2, 2), 4.0))
+            assert len(asked) == taken + 3
+            time.sleep(0.002)
+            del output
+            # A slow caller has the next outputs wait, and no more than that.
+            assert len(layers[1].alive) <= 6
+        stream.close()
+        assert max(layers[0].counts + layers[1].counts) <= 6
+        gc.collect()
+        assert not layers[0].alive
+        assert not layers[1].alive
+
+
+@pytest.mark.parametrize("end", ["break", "close", "error of the caller"])
+def test_who_leaves_early_leaves_nothing_behind(end: str) -> None:
+    events: list[str] = []
+    threads = threading.active_count()
+    with pipeline([Sleeps("0", events), Sleeps("1", events)]) as pipe:
+        workers = threading.active_count()
+        stream = pipe.stream(iter(lambda: torch.ones(1, 2), None))
+        if end == "close":
+            next(stream)
+            stream.close()
+        elif end == "break":
+            for _ in stream:
+                break
+            del stream, _
+        else:
+            with pytest.raises(ZeroDivisionError):
+                stream.throw(ZeroDivisionError)
+        num_events = len(events)
+        assert threading.active_count() == workers
+        time.sleep(0.01)
+        assert len(events) == num_events
+        assert torch.equal(pipe(torch.ones(1, 2)), torch.ones(1, 2))
+    assert threading.active_count() <= threads + 2
+
+
+def test_the_pipeline_does_nothing_else_while_it_streams() -> None:
+    with pipeline([nn.Identity(), nn.Identity()]) as pipe:
+        stream = pipe.stream(numbered(9))
+        other = pipe.stream(numbered(1))
+        assert int(next(stream)[0, 0]) == 0
+        for refused in (lambda: pipe(torch.ones(1, 2)), lambda: next(other)):
+            with pytest.raises(RuntimeError, match="the pipeline is streaming"):
+                refused()
+        assert [int(y[0, 0]) for y in stream] == list(range(1, 9))
+        assert list(pipe.stream([])) == []
+        with pytest.raises(TypeError, match="not iterable"):
+            pipe.stream(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("error_type", [ArithmeticError, KeyboardInterrupt, GeneratorExit])
+def test_the_first_exception_of_a_stage_arrives(
+    stage: int, error_type: type[BaseException]
+) -> None:
+    error = error_type("planted")
+    layers: list[nn.Module] = [nn.Identity(), nn.Identity()]
+    layers[stage] = Fails(error, 3.0)
+    with pipeline(layers, microbatches=2) as pipe:
+        outputs: list[Tensor] = []
+        stream = pipe.stream([torch.cat(numbered(2)), torch.cat(numbered(4)[2:])] * 3)
+        with pytest.raises(error_type) as caught:
+            outputs.extend(stream)
+        assert caught.value is error
+        assert error.__notes__ == [
+            "pykern: raised in batch 1 of the stream",
+            f"pykern: raised in stage {stage}, microbatch 1, action {stage}F1, device {stage}",
+        ]
+        assert len(outputs) <= 1
+        assert all(map(torch.equal, pipe.stream(numbered(3)), numbered(3)))
+
+
+def test_the_exception_of_the_batches_comes_after_the_outputs_before_it() -> None:
+    error = ValueError("planted")
+
+    def broken() -> Iterator[Tensor]:
+        yield from numbered(5)
+        raise error
+
+    with pipeline([nn.Identity(), nn.Identity()]) as pipe:
+        stream = pipe.stream(broken())
+        assert [int(next(stream)[0, 0]) for _ in range(5)] == list(range(5))
+        with pytest.raises(ValueError, match="planted") as caught:
+            next(stream)
+        assert caught.value is error
+        stream = pipe.stream([*numbered(2), torch.ones(0, 2), *numbered(2)])
+        assert [int(next(stream)[0, 0]) for _ in range(2)] == [0, 1]
+        with pytest.raises(pykern.SplitError, match="0 rows"):
+            next(stream)
+        assert list(stream) == []
+        pipe(torch.ones(1, 2))
+
+
+@pytest.mark.parametrize("where", ["a stage", "the batches"])
+def test_ctrl_c_reaches_the_caller_soon(where: str) -> None:
+    def batches() -> Iterator[Tensor]:
+        yield from numbered(1)
+        if where == "the batches":
+            time.sleep(5)
+        yield from numbered(9)
+
+    def interrupt() -> None:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    events: list[str] = []
+    layers = [Sleeps("0", events), Sleeps("1", events)]
+    with pipeline(layers) as pipe:
+        for layer in layers:
+            layer.seconds = 0.01 if where == "the batches" else 0.3
+        begin = time.monotonic()
+        threading.Timer(0.15, interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            list(pipe.stream(batches()))
+        # An action under way ends first: nothing wakes a sleep.
+        assert time.monotonic() - begin < 2
+        for layer in layers:
+            layer.seconds = 0.0
+        assert all(map(torch.equal, pipe.stream(numbered(3)), numbered(3)))
+
+
+class Tells(nn.Module):
+    """Returns what holds where it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        y = self.linear(x)
+        return {
+            "dtype": y.dtype,
+            "grad": torch.is_grad_enabled() or y.requires_grad,
+            "inference": torch.is_inference_mode_enabled() and y.is_inference(),
+            "y": y,
+        }
+
+
+@pytest.mark.parametrize(
+    ("context", "expected"),
+    [
+        (torch.enable_grad, (torch.float32, False, False)),
+        (torch.inference_mode, (torch.float32, False, True)),
+        (lambda: torch.autocast("cpu", torch.bfloat16), (torch.bfloat16, False, False)),
+    ],
+    ids=["plain", "inference mode", "autocast"],
+)
+def test_stages_run_in_the_callers_state(context: Callable[[], Any], expected: Any) -> None:
+    with pipeline([nn.Identity(), Tells()]) as pipe, context():
+        outputs = list(pipe.stream(numbered(4)))
+        assert torch.is_grad_enabled() == (context is not torch.inference_mode)
+        for output in outputs:
+            assert (output["dtype"], output["grad"], output["inference"]) == expected
+        assert torch.equal(outputs[3]["y"], pipe(numbered(4)[3])["y"])
+
+
+class Masked(nn.Module):
+    """A model with a forward of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        y: Tensor = self.second(self.first(x) * mask) * mask
+        return y
+
+
+def test_batches_may_be_arguments_and_arguments_by_name() -> None:
+    x, mask = torch.randn(2, 5, 2)
+    with pykern.Pipeline(Masked(), devices="cpu:2", microbatches=2, sample=(x, mask)) as pipe:
+        batches: list[Any] = [(x, mask), {"x": mask, "mask": x}, {"mask": mask, "x": x}]
+        outputs = list(pipe.stream(batches * 3))
+        expected = [pipe(x, mask), pipe(mask, x), pipe(x, mask)] * 3
+        assert len(outputs) == len(expected)
+        assert all(map(torch.equal, outputs, expected))
+
+
+class Scales(nn.Module):
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        return x * scale
+
+
+def test_what_is_given_by_name_belongs_to_its_batch() -> None:
+    layers = [nn.Identity(), Scales()]
+    with pykern.Pipeline(layers, devices="cpu:2", microbatches=2) as pipe:
+        run = pipe._executor.stream
+        calls = [((torch.ones(3, 2),), {"scale": 2.0} if number % 2 else {}) for number in range(9)]
+        outputs = run(pipe._predict_program, iter(calls), pipe._open_batch)
+        assert [int(output[0, 0]) for output in outputs] == [1, 2] * 4 + [1]
+
+
+def test_a_closed_pipeline_ends_its_stream() -> None:
+    pipe = pipeline([nn.Identity(), nn.Identity()])
+    stream = pipe.stream(iter(lambda: torch.ones(1, 2), None))
+    next(stream)
+    pipe.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        list(stream)
+
+
+@pytest.mark.forks
+def test_a_forked_child_is_told_and_a_process_may_end_in_the_middle() -> None:
+    result = run_python(
+        """
+        stream = pipe.stream(iter(lambda: x, None))
+        next(stream)
+        next(stream)
+        child = os.fork()
+        if child == 0:
+            try:
+                next(stream)
+            except RuntimeError as error:
+                sys.exit(11 if "does not survive a fork" in str(error) else 12)
+        status = os.waitpid(child, 0)[1]
+        assert torch.equal(next(stream), 4 * x)
+        pipe.mine = [pipe, stream]
+        sys.exit(os.waitstatus_to_exitcode(status))
+        """
+    )
+    assert (result.returncode, result.stderr) == (11, "")
