@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -116,43 +117,54 @@ def test_buffers_and_random_numbers_go_on_as_in_a_loop(mode: str) -> None:
         assert all(torch.equal(value, after[name]) for name, value in pipe.state_dict().items())
 
 
+class Meets(nn.Module):
+    """Notes with which microbatches it has begun, and has some wait until another has begun."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun: defaultdict[int, threading.Event] = defaultdict(threading.Event)
+        self.order: list[int] = []
+        self.met: list[bool] = []
+        # By number: the other layer, and with what it must have begun.
+        self.meetings: dict[int, tuple[Meets, int]] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        number = int(x[0, 0])
+        self.order.append(number)
+        self.begun[number].set()
+        # Long enough to be worth a thread of its own.
+        time.sleep(0.001)
+        if number in self.meetings:
+            other, its_number = self.meetings[number]
+            self.met.append(other.begun[its_number].wait(timeout=10))
+        return x
+
+
 def test_no_stage_waits_for_the_end_of_a_batch() -> None:
-    """Each stage begins with a batch when it is through with the one before, and so is the stage
-    in front: that is a makespan of N + S - 1 actions for N batches of one microbatch."""
-    events: list[str] = []
+    """While the last stage has batch k, the first has begun with batch k + S - 1, for each k: as in
+    a pipeline of one batch with as many microbatches, whose makespan is N + S - 1 actions."""
     num_stages, num_batches = 3, 12
-    layers = [Sleeps(str(stage), events) for stage in range(num_stages)]
+    layers = [Meets() for _ in range(num_stages)]
+    for stage in range(1, num_stages):
+        for number in range(num_batches - stage):
+            layers[stage].meetings[number] = layers[0], number + stage
     with pipeline(layers, num_stages) as pipe:
-        events.clear()
-        assert [int(y[0, 0]) for y in pipe.stream(numbered(num_batches))] == list(
-            range(num_batches)
-        )
-    when = {event: position for position, event in enumerate(events)}
-    assert len(when) == 2 * num_stages * num_batches
-    for stage in range(num_stages):
-        for number in range(num_batches - 1):
-            assert when[f"{stage} ends {number}"] < when[f"{stage} begins {number + 1}"]
-    last = num_stages - 1
-    for number in range(num_batches - last):
-        # In lockstep it would be `last` batches further; one less is what its end may take.
-        assert when[f"0 begins {number + last}"] < when[f"{last} ends {number}"]
+        numbers = [int(y[0, 0]) for y in pipe.stream(numbered(num_batches))]
+    assert numbers == list(range(num_batches))
+    for stage, layer in enumerate(layers):
+        assert layer.order == [-1, *range(num_batches)]
+        assert layer.met == [True] * len(layer.meetings) == [True] * (stage and num_batches - stage)
 
 
-def test_microbatches_of_batches_follow_each_other() -> None:
-    events: list[str] = []
-    layers = [Sleeps("0", events), Sleeps("1", events)]
-    batches = [torch.arange(8 * n, 8 * n + 8.0).view(4, 2) for n in range(5)]
+def test_no_stage_waits_for_the_end_of_one_in_many_microbatches() -> None:
+    """While the second stage has the last microbatch of a batch, the first begins the next one."""
+    layers = [Meets() for _ in range(2)]
+    layers[1].meetings = {4 * batch + 3: (layers[0], 4 * batch + 4) for batch in range(4)}
+    batches = [torch.cat(numbered(4 * batch + 4)[4 * batch :]) for batch in range(5)]
     with pipeline(layers, microbatches=4) as pipe:
-        events.clear()
         assert all(map(torch.equal, pipe.stream(batches), batches))
-    numbers = [str(number) for number in range(0, 40, 2)]
-    for stage in "01":
-        began = [event.split()[2] for event in events if event.startswith(f"{stage} begins")]
-        assert began == numbers
-    when = {event: position for position, event in enumerate(events)}
-    # Of batch 1 the first microbatch begins before the last of batch 0 ends, and so on.
-    for batch in range(4):
-        assert when[f"0 begins {8 * batch + 8}"] < when[f"1 ends {8 * batch + 6}"]
+    assert layers[0].order == layers[1].order == [-1] * 4 + list(range(20))
+    assert layers[1].met == [True] * 4
 
 
 def test_batches_are_asked_for_in_the_calling_thread_and_as_many_as_there_is_room_for() -> None:
