@@ -187,9 +187,8 @@ class Executor:
         if isinstance(driver, Streams):
             flow = GpuFlow(self._plan, open_batch, driver.gpus, partial(self._run, program))
         else:
-            first = [replica[0] for replica in self._replicas]
             flow = WorkerFlow(
-                self._plan, open_batch, first, driver.num_devices, driver.claim, self._run_flow
+                self._plan, open_batch, driver.num_devices, driver.claim, self._run_flow
             )
         self._flow = weakref.ref(flow)
         return flow
@@ -198,6 +197,8 @@ class Executor:
         with self._driver.claim:
             try:
                 self._begin(Batch(((), {}), None, [0] * flow.num_slots, flow.keep))
+                for replica in self._replicas:
+                    replica[0].arguments = flow.arguments
                 for stage in self._stages:
                     stage.keywords = flow.keywords
                 failures = self._driver.run_flow(flow, self._callbacks)

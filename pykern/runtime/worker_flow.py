@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from contextvars import copy_context
 from typing import Any
@@ -17,7 +17,7 @@ from ..plan import Action, Plan
 from .batch import Call, Outputs
 from .carry import CallerState
 from .flow import Flow, OpenBatch
-from .stage import Ends, Stage
+from .stage import Ends
 
 # The action that raised, or None, its device, or one below 0 for an interrupt, and the exception.
 Failure = tuple[Action | None, int, BaseException]
@@ -44,33 +44,35 @@ class WorkerFlow(Flow):
 
     Args:
         plan, open_batch: as for `Flow`.
-        first: the first stage of each replica.
         num_workers: of the executor.
         claim: the executor.
         run: runs `program` for this flow until it is stopped or fails.
+
+    Attributes:
+        program: what takes slots through the stages.
+        arguments: by slot, what the first layer is called with; for the first stage.
+        keywords: by slot, what layers get that name it in their forward; for every stage.
     """
 
     def __init__(
         self,
         plan: Plan,
         open_batch: OpenBatch,
-        first: Sequence[Stage],
         num_workers: int,
         claim: _C.Executor,
         run: Callable[[WorkerFlow], None],
     ) -> None:
         super().__init__(plan, open_batch)
         self.program = _C.Program.endless(plan.placement, self.num_slots)
-        self._first = first
+        self.arguments: list[tuple[Any, ...] | None] = [None] * self.num_slots
+        self.keywords: list[dict[str, Any]] = [{}] * self.num_slots
         self._claim = claim
         self._run = run
         self._batches: deque[_UnderWay] = deque()
         self._num_fed = 0
+        self._next_slot = 0
         # By slot: the batch and which of its microbatches.
         self._cells: list[tuple[_UnderWay, int] | None] = [None] * self.num_slots
-        self._next_slot = 0
-        # By slot, for all stages.
-        self.keywords: list[dict[str, Any]] = [{}] * self.num_slots
         with torch.no_grad():
             self._caller = CallerState(num_workers)
         # Threads that user code runs on: what it lets go of may be this flow.
@@ -133,7 +135,7 @@ class WorkerFlow(Flow):
             self._next_slot = (slot + 1) % self.num_slots
             self._cells[slot] = batch, index
             self.keywords[slot] = keywords
-            self._first[slot % len(self._first)].arguments[slot] = arguments
+            self.arguments[slot] = arguments
             self._claim.feed(self.program, slot)
 
     def keep(self, slot: int, output: Any, once: bool) -> Ends:
@@ -141,6 +143,7 @@ class WorkerFlow(Flow):
         cell = self._cells[slot]
         assert cell is not None
         batch, index = cell
+        self._cells[slot] = None
         self.keywords[slot] = {}
         ends = batch.outputs(index, output, once)
         if batch.is_done:
@@ -196,6 +199,7 @@ class WorkerFlow(Flow):
             except KeyboardInterrupt as another:
                 interrupt = again = another
         self._batches.clear()
+        self._failure = None
         self._caller.restore_threads()
         if again is not None and error is None:
             raise again
