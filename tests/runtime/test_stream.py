@@ -405,3 +405,32 @@ def test_a_forked_child_is_told_and_a_process_may_end_in_the_middle() -> None:
         """
     )
     assert (result.returncode, result.stderr) == (11, "")
+
+
+def test_a_stream_may_be_collected_by_one_of_its_stages() -> None:
+    class Collects(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if x[0, 0] == 2:
+                left.wait(timeout=10)
+                gc.collect()
+                collected.set()
+            return x
+
+    left, collected = threading.Event(), threading.Event()
+    with pipeline([nn.Identity(), Collects()]) as pipe:
+        gc.disable()
+        try:
+            cycle: list[Any] = [pipe.stream(numbered(9))]
+            cycle.append(cycle)
+            next(cycle[0])
+            del cycle
+            left.set()
+            assert collected.wait(timeout=10)
+        finally:
+            gc.enable()
+        # Its own thread ends it.
+        deadline = time.monotonic() + 10
+        while any(thread.name == "pykern stream" for thread in threading.enumerate()):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        assert torch.equal(pipe(torch.ones(1, 2)), torch.ones(1, 2))
