@@ -30,7 +30,7 @@ Outputs = Callable[[list[Tensor]], Iterable[Tensor]]
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("num_microbatches", [1, 2, 4, 8])
+@pytest.mark.parametrize("num_microbatches", [1, 4])
 def test_stream(
     num_microbatches: int,
     benchmark: BenchmarkFixture,
@@ -38,7 +38,7 @@ def test_stream(
     report: Callable[[list[Record]], None],
 ) -> None:
     """A pass over batches, each cut into so many microbatches."""
-    width, length, num_batches, rounds = (16, 8, 3, 1) if smoke else (256, 64, 16, 15)
+    width, length, num_batches, rounds = (16, 8, 3, 1) if smoke else (256, 64, 12, 15)
     torch.manual_seed(0)
     # From hidden states to hidden states, so that both stages are alike.
     model = nn.Sequential(*list(gpt(vocab=8, layers=4, width=width, context=length))[1:-1]).eval()

@@ -24,6 +24,7 @@ from .recorder import Capture
 from .replica import Replica
 from .stage import Stage
 from .streams import Streams
+from .ties import Ties
 from .worker_flow import Failure, WorkerFlow
 from .workers import Workers
 
@@ -94,6 +95,7 @@ class Executor:
             Kind.W: [stage.weight_gradients for stage in self._stages],
             Kind.REDUCE: [stage.reduce for stage in self._stages],
         }
+        self._ties = Ties(stages)
         self._driver: Any = driver
         self._plan = plan
         # The last one that there was.
@@ -137,6 +139,8 @@ class Executor:
             try:
                 self._begin(batch)
                 failures = self._driver.run(program, self._callbacks, batch, traced=self.traced)
+                if not failures:
+                    self._ties.finish()
             finally:
                 self._end()
         if failures:
@@ -171,6 +175,12 @@ class Executor:
                 return
             yield self.predict(program, *open_batch(call))
 
+    def settle(self) -> None:
+        """Waits until no stage runs."""
+        flow = self._flow()
+        if flow is not None:
+            flow.settle()
+
     def _look(self) -> None:
         """Has the stages see what has changed in their layers since the last step."""
         self._refuse_flow()
@@ -202,6 +212,8 @@ class Executor:
                 for stage in self._stages:
                     stage.keywords = flow.keywords
                 failures = self._driver.run_flow(flow, self._callbacks)
+                if not failures:
+                    self._ties.finish()
             finally:
                 self._end()
         if failures:
@@ -216,10 +228,13 @@ class Executor:
 
     def _begin(self, batch: Batch) -> None:
         seed = StepSeed()
-        for stage in self._stages:
-            levels = batch.levels[stage.index] if batch.levels else ()
-            stage.begin(len(batch.rows), seed, batch.finish, levels)
         for replica in self._replicas:
+            for stage in replica:
+                levels = batch.levels[stage.index] if batch.levels else ()
+                stage.begin(len(batch.rows), seed, batch.finish, levels)
+            # Further replicas are of what the stages of the first run with.
+            if replica is self._replicas[0]:
+                self._ties.begin()
             replica[0].arguments = [None if call is None else call[0] for call in batch.calls]
         keywords = [{} if call is None else call[1] for call in batch.calls]
         if any(keywords):
@@ -229,6 +244,7 @@ class Executor:
     def _end(self) -> None:
         for stage in self._stages:
             stage.end()
+        self._ties.end()
         self._driver.end()
 
     def close(self) -> None:

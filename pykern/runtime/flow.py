@@ -55,6 +55,10 @@ class Flow(ABC):
         """The output of the batch that was fed first among those here, once it is done."""
 
     @abstractmethod
+    def settle(self) -> None:
+        """Waits until nothing of what has been fed is under way on the host."""
+
+    @abstractmethod
     def close(self, error: BaseException | None) -> None:
         """Ends it, and what is under way. A KeyboardInterrupt also interrupts that."""
 

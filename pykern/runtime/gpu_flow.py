@@ -71,6 +71,9 @@ class GpuFlow(Flow):
         self._gpus.follow(done, output)
         return output
 
+    def settle(self) -> None:
+        """Issued is all that has been fed, and what the caller issues aside comes after it."""
+
     def close(self, _: BaseException | None) -> None:
         """Lets go of what is under way: what the caller issues from now on comes after it."""
         self._closed = True

@@ -158,17 +158,26 @@ class WorkerFlow(Flow):
         """
         self._refuse_fork()
         batch = self._batches[0]
-        while not batch.is_done:
-            self._news.clear()
-            if batch.is_done:
-                break
-            if self._ended:
-                self._raise_failure()
-            self._news.wait()
+        self._wait_for(batch)
+        if not batch.is_done:
+            self._raise_failure()
         self._batches.popleft()
         self._num_used -= batch.num_parts
         with torch.no_grad():
             return batch.outputs.merged()
+
+    def settle(self) -> None:
+        """Waits until nothing of what has been fed is under way."""
+        for batch in self._batches:
+            self._wait_for(batch)
+
+    def _wait_for(self, batch: _UnderWay) -> None:
+        """Until it is done, or will not be any more."""
+        while True:
+            self._news.clear()
+            if batch.is_done or self._ended:
+                return
+            self._news.wait()
 
     def located(self, failure: Failure) -> Failure:
         """The failure with what its action was in its batch, and with a note of which that was."""
@@ -199,10 +208,11 @@ class WorkerFlow(Flow):
             except KeyboardInterrupt as another:
                 interrupt = again = another
         self._batches.clear()
-        self._failure = None
         self._caller.restore_threads()
-        if again is not None and error is None:
-            raise again
+        late = again or self._failure
+        self._failure = None
+        if error is None and late is not None:
+            raise late
 
     def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None

@@ -362,6 +362,37 @@ def test_batches_may_be_arguments_and_arguments_by_name() -> None:
         assert all(map(torch.equal, outputs, expected))
 
 
+def test_what_has_to_be_recorded_is_recorded_while_nothing_runs() -> None:
+    """Of a model with a forward of its own, each new size of a microbatch."""
+    x, mask = torch.randn(2, 40, 2)
+    sizes = [*range(2, 20), *range(2, 20)]
+    with pykern.Pipeline(Masked(), devices="cpu:2", microbatches=2, sample=(x, mask)) as pipe:
+        outputs = list(pipe.stream((x[:rows], mask[:rows]) for rows in sizes))
+        expected = [pipe(x[:rows], mask[:rows]) for rows in sizes]
+        assert all(map(torch.equal, outputs, expected))
+        assert len(outputs) == len(expected)
+
+
+def test_what_a_step_would_refuse_in_the_end_a_stream_refuses_in_the_end() -> None:
+    class Counts(nn.Module):
+        number: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("number", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.number += 1
+            return x
+
+    shared, batch = Counts(), torch.ones(1, 2)
+    with pykern.Pipeline([shared, shared], devices="cpu:2", microbatches=1) as pipe:
+        with pytest.raises(RuntimeError, match="wrote the buffer"):
+            pipe(batch)
+        with pytest.raises(RuntimeError, match="wrote the buffer"):
+            list(pipe.stream([batch] * 3))
+
+
 class Scales(nn.Module):
     def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
         return x * scale
