@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal, Self, cast
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .budget import Budget
-from .chain import Chain, RecordedChain, max_stages, open_model, share_out
+from .chain import Chain, RecordedChain, call_of, max_stages, open_model, share_out
 from .choice import Schedule, choose_plan
 from .devices import Devices, parse_devices
 from .fit import Fitted
@@ -20,7 +20,7 @@ from .levels import Levels, Recompute, choose_levels
 from .partition import Balance, Partition
 from .plan import Costs, Kind, Timeline, simulate
 from .runtime import microbatch
-from .runtime.batch import Batch
+from .runtime.batch import Batch, Call, Outputs
 from .runtime.batch_norm import DeferredBatchNorm
 from .runtime.executor import Driver, Executor, Program, open_driver
 from .runtime.finite import CheckFinite, Checks
@@ -139,6 +139,7 @@ class Pipeline(nn.Module):
         self._chain = chain
         self._executor = Executor(stages, self.plan, devices_of, driver)
         self._executor.watch(self._checks.around)
+        chain.before_recording(self._executor.settle)
         self._train_program = self._executor.program(self.plan)
         self._predict_program = self._executor.program(self.plan.forward_only())
         self._deferred = DeferredBatchNorm(stages if deferred_batch_norm else ())
@@ -211,19 +212,40 @@ class Pipeline(nn.Module):
             What the last layer returns, its tensors joined along dimension 0. One without
             dimensions, such as a loss that the model computes, counts as `reduction` says.
         """
-        rows = self._rows((inputs, named))
-        call, _ = self._executor.place((inputs, named), None)
-        outputs: dict[int, Any] = {}
+        self._chain.require_unchanged(self._modules)
+        batch = self._open_batch((inputs, named))
+        merged = self._executor.predict(self._predict_program, *batch)
+        self._last_program = self._predict_program
+        return merged
 
-        def keep(index: int, output: Any, _: bool) -> tuple[tuple[()], tuple[()]]:
-            outputs[index] = output
-            return (), ()
+    def stream(self, batches: Iterable[Any]) -> Generator[Any, None, None]:
+        """The outputs of batches, each what the pipeline returns for it alone, bit for bit.
 
-        with torch.no_grad():
-            self._run(self._predict_program, Batch(call, None, rows, keep, (), self._chain.enter))
-            ran = sorted(outputs)
-            weights = self._weights(rows)
-            return microbatch.merge([outputs[i] for i in ran], [weights[i] for i in ran])
+        No device waits for the end of a batch: the next are asked for, in the calling thread, and
+        under way while the caller has one output. Layers that draw random numbers get their batches
+        one by one instead, as in a loop, and so does the first until that is known. Until the
+        iterator ends, is left or closed, the pipeline does nothing else; nor may the model change.
+
+        Args:
+            batches: of any sizes, perhaps without end: a tensor, a tuple of arguments, or a dict of
+                keyword arguments.
+
+        Yields:
+            The outputs, in the order of the batches.
+
+        Raises:
+            RuntimeError: the pipeline is streaming already, or running a step.
+            BaseException: as for `step`, or from `batches`, after the outputs of those before.
+        """
+        self._chain.require_unchanged(self._modules)
+        calls = map(call_of, batches)
+        return self._executor.stream(self._predict_program, calls, self._open_batch)
+
+    def _open_batch(self, call: Call) -> tuple[Batch, Outputs]:
+        rows = self._rows(call)
+        call, _ = self._executor.place(call, None)
+        outputs = Outputs(self._weights(rows))
+        return Batch(call, None, rows, outputs, (), self._chain.enter), outputs
 
     def timeline(self, ago: int = 0) -> Timeline:
         """What ran when in the last step or forward; on GPUs, in the last that was traced.
