@@ -6,7 +6,7 @@ It decides where to cut and nothing else: it does not copy, move or wrap a layer
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -72,7 +72,7 @@ class Partition:
 
 
 def partition(
-    layers: nn.Sequential | Sequence[nn.Module],
+    layers: nn.Sequential | Sequence[nn.Module] | Mapping[str, nn.Module],
     num_stages: int,
     balance: Balance = "parameters",
     sample: Any = None,
@@ -84,7 +84,8 @@ def partition(
     the first stages short, because they hold the most microbatches in flight.
 
     Args:
-        layers: The model as a chain: each layer takes the output of the one before.
+        layers: The model as a chain: each layer takes the output of the one before. They may come
+            by name.
         num_stages: How many stages to make; at least 1, at most the number of layers.
         balance: What makes stages equal: "parameters", "layers", "time" (forward and backward,
             measured on `sample`), or the number of layers of each stage, given as a list.
@@ -117,9 +118,13 @@ def partition(
     )
 
 
-def _as_chain(layers: nn.Sequential | Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
+def _as_chain(
+    layers: nn.Sequential | Sequence[nn.Module] | Mapping[str, nn.Module],
+) -> list[tuple[str, nn.Module]]:
     """Each layer with the name a reader knows it by: its own, or its type where it has a number."""
-    if isinstance(layers, nn.Sequential):
+    if isinstance(layers, Mapping):
+        named = list(layers.items())
+    elif isinstance(layers, nn.Sequential):
         named = list(layers.named_children())
     elif isinstance(layers, Sequence | nn.ModuleList):
         named = [(str(index), layer) for index, layer in enumerate(layers)]

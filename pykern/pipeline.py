@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from statistics import fmean
-from typing import Any, Literal, cast
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
 
 from .budget import Budget
+from .chain import Chain, RecordedChain, max_stages, open_model, share_out
 from .choice import Schedule, choose_plan
 from .devices import Devices, parse_devices
 from .fit import Fitted
-from .layers import named_layers, place_layers, refuse_foreign_devices, refuse_shared_tensors
+from .layers import place_layers, refuse_foreign_devices, refuse_shared_tensors
 from .levels import Levels, Recompute, choose_levels
-from .partition import Balance, partition
+from .partition import Balance
 from .plan import Costs, Kind, Span, Timeline, simulate
 from .runtime import microbatch
 from .runtime.batch import Batch
@@ -25,6 +27,7 @@ from .runtime.loss import Loss, Losses
 from .runtime.recorder import Capture
 from .runtime.replica import refuse_to_copy, refuse_trained_loss
 from .runtime.stage import Stage
+from .split_points import SplitAt
 
 
 class Pipeline(nn.Module):
@@ -34,8 +37,9 @@ class Pipeline(nn.Module):
     was made from; the layers are shared, not copied.
 
     Args:
-        model: an `nn.Sequential` or a list of modules, called one after another. The first may take
-            several arguments, every other takes the output of the one before.
+        model: an `nn.Sequential` or a list of modules, called one after another: the first may take
+            several arguments, every other takes the output of the one before. Or any module with a
+            forward of its own, which is recorded on the `sample` and cut (`pykern.trace`).
         devices: "cpu:4" for four CPU workers, "cuda" for every GPU, "cuda:0/4" for four groups of
             the SMs of one GPU, or a list with one name per device. Layers are moved to the GPU of
             their stage.
@@ -49,8 +53,11 @@ class Pipeline(nn.Module):
         reduction: how `loss_fn` combines the rows it is given. With "mean" each microbatch counts
             by its rows, so that the loss and the gradients are those of the mean over the full
             batch; with "sum" they are added.
-        balance: how layers are shared out, see `pykern.partition`.
-        sample: an input for `balance="time"`.
+        balance: how layers are shared out, see `pykern.partition`; None for "parameters".
+        sample: an input as large as a microbatch, for `balance="time"` and for a model with a
+            forward of its own: a tensor, a tuple of arguments, or a dict of keyword arguments.
+        split_at: names of the layers, or modules, that stages begin with, all but the first; or a
+            dict of names with a `SplitPoint` of torch.distributed.pipelining each.
         capture: whether the actions of a training step are captured as CUDA graphs, which replay
             without Python. True: the first step of a kind runs as usual and the second captures it,
             or says what cannot be captured and why. "auto": where something cannot be, all steps
@@ -72,15 +79,16 @@ class Pipeline(nn.Module):
 
     def __init__(  # noqa: PLR0913 - all that a pipeline is made of, by keyword
         self,
-        model: nn.Sequential | Sequence[nn.Module],
+        model: nn.Module | Sequence[nn.Module],
         *,
         devices: Devices,
         schedule: Schedule = "one_f_one_b",
         microbatches: int | None = None,
         loss_fn: Loss | None = None,
         reduction: Literal["mean", "sum"] = "mean",
-        balance: Balance = "parameters",
+        balance: Balance | None = None,
         sample: Any = None,
+        split_at: SplitAt | None = None,
         capture: Capture = False,
         recompute: Recompute | Budget = None,
         **options: Any,
@@ -89,12 +97,13 @@ class Pipeline(nn.Module):
         if reduction not in ("mean", "sum"):
             raise ValueError(f"reduction is 'mean' or 'sum', got {reduction!r}")
         lanes = parse_devices(devices)
-        layers = named_layers(model)
-        plan = choose_plan(schedule, len(lanes), microbatches, len(layers), options)
+        plan = choose_plan(schedule, len(lanes), microbatches, max_stages(model), options)
         asked = None if isinstance(recompute, Budget) else recompute
         plan, self._levels = choose_levels(plan, asked)
+        chain = open_model(model, sample, plan.num_stages, split_at)
+        layers = chain.layers
         refuse_foreign_devices(layers, lanes[0].device.type)
-        cut = partition(list(layers.values()), plan.num_stages, balance=balance, sample=sample)
+        cut = share_out(chain, plan.num_stages, balance, sample, split_at)
         refuse_shared_tensors(layers, cut)
         if plan.placement.num_replicas > 1:
             refuse_to_copy(layers)
@@ -106,31 +115,27 @@ class Pipeline(nn.Module):
         self.fitted: Fitted | None = None
         self._loss_fn = loss_fn
         self._reduction = reduction
-        for name, layer in layers.items():
-            if hasattr(self, name):
-                raise ValueError(
-                    f"a layer cannot be named {name!r}: Pipeline uses that name itself"
-                )
-            self.add_module(name, layer)
+        self._adopt(chain)
         driver = open_driver(lanes, capture)
         devices_of = [driver.device(lane) for lane in range(len(lanes))]
         homes = [devices_of[plan.placement.device_of(s)] for s in range(plan.num_stages)]
         place_layers(layers, cut, homes)
+        chain.cut(cut.stages, homes)
         modules = list(layers.values())
         stages = [
             Stage(index, modules[span.start : span.stop], home)
             for index, (span, home) in enumerate(zip(cut.stages, homes, strict=True))
         ]
         if isinstance(recompute, Budget):
-            self._fit(recompute, stages, driver)
-        self._layers = layers
-        self.training = any(layer.training for layer in modules)
+            sample_of = replace(recompute, sample=chain.first_input(recompute.sample))
+            self._fit(sample_of, stages, driver)
+        self._chain = chain
         self._executor = Executor(stages, self.plan, devices_of, driver)
         self._train_program = self._executor.program(self.plan)
         self._predict_program = self._executor.program(self.plan.forward_only())
         self._last_program: Program | None = None
 
-    def step(self, *inputs: Any, target: Any = None) -> Tensor:
+    def step(self, *inputs: Any, target: Any = None, **named: Any) -> Tensor:
         """Forward and backward of one batch on all devices.
 
         Adds to every parameter's `.grad` what the plain model's backward would add, and never
@@ -141,10 +146,13 @@ class Pipeline(nn.Module):
         adds the gradients of its weight in the order of F.
 
         Args:
-            *inputs: arguments of the first layer; tensors anywhere in them have one row per sample
-                in dimension 0, everything else is given to every microbatch. The number of rows
-                may change from step to step and need not be a multiple of the microbatches.
+            *inputs: arguments of the first layer, or of the model's own forward; tensors anywhere
+                in them have one row per sample in dimension 0, everything else is given to every
+                microbatch. The number of rows may change from step to step and need not be a
+                multiple of the microbatches.
             target: second argument of the loss function, cut in the same way.
+            **named: arguments by name, cut in the same way, for every layer whose forward names
+                them, or for the model's own forward.
 
         Returns:
             The loss of the full batch, detached, without dimensions.
@@ -162,24 +170,27 @@ class Pipeline(nn.Module):
             raise RuntimeError("step computes gradients, but they are off here (torch.no_grad?)")
         if not (self.plan.has(Kind.B) or self.plan.has(Kind.I)):
             raise RuntimeError("the plan has forward actions only; call the pipeline itself")
-        rows = self._rows((inputs, target))
-        inputs, target = self._executor.place(inputs, target)
+        rows = self._rows((inputs, named, target))
+        call, target = self._executor.place((inputs, named), target)
         targets = None if target is None else microbatch.split(target, rows)
         losses = Losses(self._loss_fn, targets, self._weights(rows))
-        self._run(self._train_program, Batch(inputs, target, rows, losses, self._levels))
+        batch = Batch(call, target, rows, losses, self._levels, self._chain.enter)
+        self._run(self._train_program, batch)
         return losses.total()
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs: Any, **named: Any) -> Any:
         """Forward only, without gradients: the model's output for the whole batch.
 
         Args:
             *inputs: as for `step`.
+            **named: as for `step`.
 
         Returns:
-            What the last layer returns, its tensors joined along dimension 0.
+            What the last layer returns, its tensors joined along dimension 0. One without
+            dimensions, such as a loss that the model computes, counts as `reduction` says.
         """
-        rows = self._rows(inputs)
-        inputs, _ = self._executor.place(inputs, None)
+        rows = self._rows((inputs, named))
+        call, _ = self._executor.place((inputs, named), None)
         outputs: dict[int, Any] = {}
 
         def keep(index: int, output: Any, _: bool) -> tuple[tuple[()], tuple[()]]:
@@ -187,8 +198,10 @@ class Pipeline(nn.Module):
             return (), ()
 
         with torch.no_grad():
-            self._run(self._predict_program, Batch(inputs, None, rows, keep))
-            return microbatch.merge([outputs[index] for index in sorted(outputs)])
+            self._run(self._predict_program, Batch(call, None, rows, keep, (), self._chain.enter))
+            ran = sorted(outputs)
+            weights = self._weights(rows)
+            return microbatch.merge([outputs[i] for i in ran], [weights[i] for i in ran])
 
     def timeline(self, ago: int = 0) -> Timeline:
         """What ran when in the last step or forward; on GPUs, in the last that was traced.
@@ -261,6 +274,31 @@ class Pipeline(nn.Module):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def _adopt(self, chain: Chain | RecordedChain) -> None:
+        """Takes the names and modes of the model."""
+        root = nn.Module() if chain.root is None else chain.root
+        named = chain.layers if chain.root is None else {**vars(root)["_modules"]}
+        for name in (*named, *root._parameters, *root._buffers):
+            if hasattr(self, name):
+                raise ValueError(
+                    f"a layer cannot be named {name!r}: Pipeline uses that name itself"
+                )
+        if chain.root is None:
+            for name, layer in named.items():
+                self.add_module(name, layer)
+            self.training = any(layer.training for layer in named.values())
+        else:
+            # The same dictionaries, so that whatever is set in the model is set here.
+            for held in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+                vars(self)[held] = vars(root)[held]
+            self.training = root.training
+
+    def train(self, mode: bool = True) -> Self:
+        """Sets the mode of the model."""
+        if self._chain.root is not None:
+            self._chain.root.train(mode)
+        return super().train(mode)
+
     def _fit(self, budget: Budget, stages: Sequence[Stage], driver: Driver) -> None:
         try:
             self.fitted = budget.fit(self.plan, stages, self._loss_fn)
@@ -279,12 +317,7 @@ class Pipeline(nn.Module):
         return [n / total for n in rows]
 
     def _run(self, program: Program, batch: Batch) -> None:
-        for name, layer in self._layers.items():
-            if self._modules.get(name) is not layer:
-                raise RuntimeError(
-                    f"layer {name!r} was replaced or removed, but the stages hold the one that the "
-                    "pipeline was made of; make a new Pipeline"
-                )
+        self._chain.require_unchanged(self._modules)
         self._executor.run(program, batch)
         self._last_program = program
 

@@ -8,7 +8,7 @@ python=$PWD/.venv/bin/python
 
 case "${1:-}" in
     # Thread sanitizer gives up on a forked child that starts threads.
-    thread) sanitizers=thread libraries=(libtsan.so) selection=(-m "not forks") ;;
+    thread) sanitizers=thread libraries=(libtsan.so) selection=(-m "not forks and not nightly") ;;
     # libstdc++ comes along, so that address sanitizer finds the C++ throw that it wraps.
     address) sanitizers=address,undefined libraries=(libasan.so libstdc++.so) selection=() ;;
     *) echo "usage: tests/sanitize.sh thread|address [pytest arguments]" >&2; exit 2 ;;

@@ -19,7 +19,7 @@ namespace {
 // after lane.
 using Node = std::size_t;
 
-struct Edge {
+struct NodeEdge {
     Node from;
     Node to;
 };
@@ -37,7 +37,7 @@ class Network {
 
     std::vector<CopyStream> copy_streams;
     std::vector<Task> nodes;
-    std::vector<Edge> edges;
+    std::vector<NodeEdge> edges;
 
    private:
     void add_actions() {
@@ -160,14 +160,14 @@ std::vector<Node> in_order(const Network& network, const Plan& plan) {
     const std::size_t num_nodes = network.nodes.size();
     std::vector<int> waiting_for(num_nodes, 0);
     std::vector<std::size_t> begin(num_nodes + 1, 0);
-    for (const Edge& edge : network.edges) {
+    for (const NodeEdge& edge : network.edges) {
         ++waiting_for[edge.to];
         ++begin[edge.from + 1];
     }
     for (Node node = 0; node < num_nodes; ++node) begin[node + 1] += begin[node];
     std::vector<Node> successors(network.edges.size());
     std::vector<std::size_t> next(begin.begin(), begin.end() - 1);
-    for (const Edge& edge : network.edges) successors[next[edge.from]++] = edge.to;
+    for (const NodeEdge& edge : network.edges) successors[next[edge.from]++] = edge.to;
 
     std::vector<Node> order;
     order.reserve(num_nodes);
@@ -243,7 +243,7 @@ StreamProgram::StreamProgram(const LoweredPlan& lowered)
 
     std::vector<std::vector<TaskNumber>> inputs(tasks_.size());
     std::vector<int> num_waiters(tasks_.size(), 0);
-    for (const Edge& edge : network.edges) {
+    for (const NodeEdge& edge : network.edges) {
         const TaskNumber from = number_of[edge.from];
         const TaskNumber to = number_of[edge.to];
         if (tasks_[from].stream == tasks_[to].stream) continue;

@@ -18,9 +18,9 @@ namespace {
 constexpr Action kFree{.kind = Kind::W};
 
 // One device's slots. F and I stand where they were put.
-class Lane {
+class SlotLane {
    public:
-    explicit Lane(std::size_t num_slots) : slots_(num_slots, kFree), before_(num_slots) {}
+    explicit SlotLane(std::size_t num_slots) : slots_(num_slots, kFree), before_(num_slots) {}
 
     Action at(std::size_t slot) const { return slots_[slot]; }
     bool is_free(std::size_t slot) const { return slots_[slot] == kFree; }
@@ -115,7 +115,7 @@ class Block {
         : placement_(placement),
           num_microbatches_(static_cast<std::size_t>(num_microbatches)),
           num_slots_(num_slots),
-          lanes_(static_cast<std::size_t>(placement.num_devices()), Lane(num_slots)),
+          lanes_(static_cast<std::size_t>(placement.num_devices()), SlotLane(num_slots)),
           forward_(static_cast<std::size_t>(placement.num_stages()) * num_microbatches_),
           input_(forward_.size()) {}
 
@@ -124,7 +124,7 @@ class Block {
             const int device = placement_.device_of(stage);
             auto slot = static_cast<std::size_t>(slots[static_cast<std::size_t>(stage)]);
             for (std::size_t m = 0; m < num_microbatches_; ++m) {
-                Lane& lane = lanes_[static_cast<std::size_t>(device)];
+                SlotLane& lane = lanes_[static_cast<std::size_t>(device)];
                 if (!lane.is_free(slot)) {
                     throw std::invalid_argument("the block asks for two actions in slot " +
                                                 std::to_string(slot) + " of device " +
@@ -138,9 +138,9 @@ class Block {
     }
 
     void squeeze() {
-        for (Lane& lane : lanes_) peak_ = std::max(peak_, lane.refresh());
+        for (SlotLane& lane : lanes_) peak_ = std::max(peak_, lane.refresh());
         for (std::size_t slot = 0; slot < num_slots_; ++slot) {
-            for (Lane& lane : lanes_) {
+            for (SlotLane& lane : lanes_) {
                 if (!lane.is_free(slot)) advance(lane, slot, lane.at(slot));
             }
         }
@@ -149,7 +149,7 @@ class Block {
     std::vector<Row> rows() const {
         std::vector<Row> rows;
         rows.reserve(lanes_.size());
-        for (const Lane& lane : lanes_) rows.push_back(lane.row());
+        for (const SlotLane& lane : lanes_) rows.push_back(lane.row());
         return rows;
     }
 
@@ -159,7 +159,7 @@ class Block {
         return slots[static_cast<std::size_t>(stage) * num_microbatches_ + microbatch];
     }
 
-    void advance(Lane& lane, std::size_t slot, Action action) {
+    void advance(SlotLane& lane, std::size_t slot, Action action) {
         for (std::size_t to = earliest(action); to < slot; ++to) {
             if (!lane.is_free(to) || !lane.move(slot, to, peak_)) continue;
             slot_of(action.kind, action.stage, action.microbatch) = to;
@@ -183,7 +183,7 @@ class Block {
     const Placement& placement_;
     std::size_t num_microbatches_;
     std::size_t num_slots_;
-    std::vector<Lane> lanes_;
+    std::vector<SlotLane> lanes_;
     // By stage and microbatch.
     std::vector<std::size_t> forward_;
     std::vector<std::size_t> input_;

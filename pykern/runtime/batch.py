@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from . import microbatch
@@ -11,28 +12,41 @@ from .loss import Losses
 from .recompute import Level
 from .stage import Finish
 
+# Positional and keyword arguments.
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def _as_it_is(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    return args, kwargs
+
 
 @dataclass(frozen=True)
 class Batch:
     """One batch and what becomes of it.
 
     Attributes:
-        inputs: arguments of the first layer, for all rows.
+        inputs: arguments of the model, positional and by name, for all rows.
         target: of the loss, for all rows; None where there is none.
         rows: how many of them each microbatch has.
         finish: called in the last stage with each microbatch and its output; returns where backward
             starts. `Losses` in a training step.
         levels: by stage and microbatch, how it is recomputed, None where it is not; empty where
             nothing is.
+        enter: gives for a microbatch of `inputs` what the first layer is called with, and what
+            every layer that names it gets by name.
     """
 
-    inputs: tuple[Any, ...]
+    inputs: Call
     target: Any
     rows: Sequence[int]
     finish: Losses | Finish
     levels: Sequence[Sequence[Level | None]] = ()
+    enter: Callable[[tuple[Any, ...], dict[str, Any]], Call] = _as_it_is
 
-    def arguments(self) -> list[tuple[Any, ...] | None]:
-        """What the first layer is called with, per microbatch; None for one without rows."""
+    @cached_property
+    def calls(self) -> Sequence[Call | None]:
+        """What `enter` gives for each microbatch; None for one without rows."""
         parts = microbatch.split(self.inputs, self.rows)
-        return [part if rows else None for part, rows in zip(parts, self.rows, strict=True)]
+        return [
+            self.enter(*part) if rows else None for part, rows in zip(parts, self.rows, strict=True)
+        ]

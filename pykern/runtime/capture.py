@@ -67,7 +67,9 @@ class Recording:
         first, last = gpus.device(lane_of[0]), gpus.device(lane_of[-1])
         self._inputs = _copy_to(batch.inputs, first)
         self._target = _copy_to(batch.target, last)
-        self._input_parts = microbatch.split(self._inputs, batch.rows)
+        parts = microbatch.split(self._inputs, batch.rows)
+        # What the first stage is called with, by microbatch.
+        self._input_parts = [batch.enter(*part)[0] for part in parts]
         self._target_parts = microbatch.split(self._target, batch.rows)
         cells = [_cells(program, batch, stage.index) for stage in stages]
         self._targets = [_copy_to(self._target_parts[0], last) for _ in distinct(cells[-1])]

@@ -14,7 +14,7 @@ import torch
 from .. import _C
 from ..devices import Lane
 from ..plan import Action, Kind, Plan, Timeline
-from .batch import Batch
+from .batch import Batch, Call
 from .microbatch import to_device
 from .random import StepSeed
 from .recorder import Capture
@@ -100,7 +100,7 @@ class Executor:
         """A plan over these stages, ready to run."""
         return self._driver.program(plan)  # type: ignore[no-any-return]
 
-    def place(self, inputs: tuple[Any, ...], target: Any) -> tuple[tuple[Any, ...], Any]:
+    def place(self, inputs: Call, target: Any) -> tuple[Call, Any]:
         """A batch where it is used; microbatches of several replicas find their own way."""
         first, last = self._replicas[0][0].device, self._replicas[0][-1].device
         if first.type == "cpu" or len(self._replicas) > 1:
@@ -139,7 +139,11 @@ class Executor:
             levels = batch.levels[stage.index] if batch.levels else ()
             stage.begin(len(batch.rows), seed, batch.finish, levels)
         for replica in self._replicas:
-            replica[0].arguments = batch.arguments()
+            replica[0].arguments = [None if call is None else call[0] for call in batch.calls]
+        keywords = [{} if call is None else call[1] for call in batch.calls]
+        if any(keywords):
+            for stage in self._stages:
+                stage.keywords = keywords
 
     def close(self) -> None:
         """Ends what runs the actions, after a step in progress in another thread."""

@@ -70,32 +70,42 @@ def to_device(tree: Any, device: torch.device) -> Any:
     return pytree.tree_unflatten([to_device(leaf, device) for leaf in leaves], spec)
 
 
-def merge(parts: Sequence[Any]) -> Any:
+def merge(parts: Sequence[Any], weights: Sequence[float]) -> Any:
     """The inverse of `split`: tensors joined along dimension 0, equal other values kept.
 
+    A number, which is a tensor without dimensions such as a loss that the model computes, becomes
+    the sum of all by weight.
+
+    Args:
+        parts: what the model has returned for each microbatch.
+        weights: one for each.
+
     Raises:
-        SplitError: the parts have different structures, a tensor has no dimension 0, or a value
-            that is not a tensor differs from microbatch to microbatch.
+        SplitError: the parts have different structures, or a value that is not a tensor differs
+            from microbatch to microbatch.
     """
     if all(isinstance(part, Tensor) for part in parts):
-        return _join(parts)
+        return _join(parts, weights)
     flat = [pytree.tree_flatten(part) for part in parts]
     spec = flat[0][1]
     if any(other != spec for _, other in flat):
         raise SplitError("the outputs of the microbatches have different structures")
     columns = zip(*(leaves for leaves, _ in flat), strict=True)
-    return pytree.tree_unflatten([_join(column) for column in columns], spec)
+    return pytree.tree_unflatten([_join(column, weights) for column in columns], spec)
 
 
-def _join(column: Sequence[Any]) -> Any:
+def _join(column: Sequence[Any], weights: Sequence[float]) -> Any:
     first = column[0]
     if isinstance(first, Tensor):
-        if first.dim() == 0:
+        if first.dim() > 0:
+            return torch.cat(tuple(column))
+        if not first.is_floating_point():
             raise SplitError(
-                "the model returns a tensor without dimensions for each microbatch, which cannot "
-                "be joined along dimension 0; return it with one row per sample"
+                f"the model returns a {first.dtype} without dimensions for each microbatch, which "
+                "cannot be joined; return it with one row per sample"
             )
-        return torch.cat(tuple(column))
+        terms = [value * weight for value, weight in zip(column, weights, strict=True)]
+        return sum(terms[1:], terms[0])
     if any(value != first for value in column):
         raise SplitError(
             f"the model returns a {type(first).__name__} that differs from microbatch to "

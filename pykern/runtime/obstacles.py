@@ -63,6 +63,12 @@ def refuse_stage(stage: Stage) -> None:
 
 def refuse_batch(batch: Batch) -> None:
     """Raises CannotCapture where replays would not do with the batch what a call does."""
+    if any(call is not None and call[1] for call in batch.calls):
+        raise CannotCapture("layers are given keyword arguments, which replays would not renew")
+    if len(set(_forms(batch))) > 1:
+        raise CannotCapture(
+            "what the model's forward does with the microbatches of one batch differs"
+        )
     for leaf in pytree.tree_leaves((batch.inputs, batch.target)):
         if isinstance(leaf, Tensor):
             if leaf.requires_grad:
@@ -136,7 +142,14 @@ def signature(batch: Batch, stages: Sequence[Stage]) -> tuple[Any, ...] | None:
     described = tuple(map(_described, leaves))
     settings = tuple(stage.settings for stage in stages)
     autocast = tuple(caller.autocast)
-    return described, spec, tuple(batch.rows), autocast, _are_hooked_globally(), settings
+    forms = _forms(batch)
+    return described, spec, tuple(batch.rows), autocast, _are_hooked_globally(), forms, settings
+
+
+def _forms(batch: Batch) -> tuple[int, ...]:
+    """What tells of each microbatch which of the forward's recordings runs it, if any."""
+    first = (call[0] for call in batch.calls if call is not None)
+    return tuple(id(args[0].program) if hasattr(args[0], "program") else 0 for args in first)
 
 
 def _described(leaf: Any) -> tuple[Any, ...]:

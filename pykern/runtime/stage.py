@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..plan import Kind
 from .cut import copies, cut, hidden_in
+from .keywords import keywords_of
 from .microbatch import to_device
 from .passage import Passage
 from .random import Draws, StepSeed
@@ -55,6 +56,8 @@ class Stage:
         # An in-place layer may not write into a leaf that requires grad, nor into what the previous
         # stage has saved for its backward, so it gets a copy.
         self.copies_input = False
+        # By layer, which arguments it can be given by name.
+        self._keywords_of = [keywords_of(layer) for layer in layers]
         self._settings: Settings | None = None
         self._draws = Draws(index)
         self._recompute = Recompute()
@@ -109,6 +112,8 @@ class Stage:
         self.arguments: list[tuple[Any, ...] | None] = [None] * num_microbatches
         # The tensors among them whose gradient the previous stage waits for.
         self.leaves: list[Sequence[Tensor]] = [()] * num_microbatches
+        # What layers get that name it in their forward; empty where there is nothing.
+        self.keywords: Sequence[dict[str, Any]] = ()
         # The tensors that backward starts from, and the gradients that the next stage gives for
         # them.
         self.outputs: list[Sequence[Tensor]] = [()] * num_microbatches
@@ -139,14 +144,30 @@ class Stage:
         self.outputs[microbatch] = self._recompute.again(microbatch, calls)
 
     def _calls(self, microbatch: int, end: Callable[[int, Any], Sequence[Tensor]]) -> Calls:
+        if self.keywords:
+            return self._calls_by_name(self.keywords[microbatch], partial(end, microbatch))
         return [self._begin, *self.layers[1:], partial(end, microbatch)]
 
-    def _begin(self, *arguments: Any) -> Any:
+    def _calls_by_name(self, keywords: dict[str, Any], end: Callable[[Any], Any]) -> Calls:
+        wanted = self._keywords_of
+        mine = {name: value for name, value in keywords.items() if any(name in w for w in wanted)}
+        here = to_device(mine, self.device)
+        first, *others = (
+            {name: value for name, value in here.items() if name in names} for names in wanted
+        )
+        layers = zip(self.layers[1:], others, strict=True)
+        return [
+            partial(self._begin, **first),
+            *(partial(layer, **named) for layer, named in layers),
+            end,
+        ]
+
+    def _begin(self, *arguments: Any, **named: Any) -> Any:
         """What the first layer returns."""
         arguments = self._at_home(arguments)
         if self.previous is not None and self.copies_input:
             arguments = copies(arguments)
-        return self.layers[0](*arguments)
+        return self.layers[0](*arguments, **named)
 
     def _at_home(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """On the stage's GPU, where it has one: a batch may be on the host."""

@@ -24,7 +24,7 @@ inline Value mixed(Value hash, Value value) {
 
 // What lands at a cell, what its F keeps for backward, or its R makes anew, what I keeps for W,
 // and what it sends.
-enum class Part : std::uint8_t { kInput, kGradient, kForBackward, kForWeight, kOutput, kSentBack };
+enum class Part : std::uint8_t { kLanded, kGradient, kForBackward, kForWeight, kOutput, kSentBack };
 
 // All values of a plan, at addresses that stay: a cell's, in its slot or in a place of its own; the
 // batch and the losses, by microbatch; and the gradients of stages.
@@ -93,11 +93,11 @@ class Mixer {
                 backward(action, mix);
                 break;
             case Kind::R:
-                mix.reads = {&values_.at(Part::kInput, action)};
+                mix.reads = {&values_.at(Part::kLanded, action)};
                 mix.writes = {&values_.at(Part::kForBackward, action)};
                 break;
             case Kind::W:
-                mix.reads = {&values_.at(Part::kInput, action),
+                mix.reads = {&values_.at(Part::kLanded, action),
                              &values_.at(Part::kForBackward, action),
                              &values_.at(Part::kForWeight, action), &values_.sum(action)};
                 mix.writes = {&values_.sum(action)};
@@ -115,7 +115,7 @@ class Mixer {
     }
 
     void forward(Action action, Mix& mix) {
-        Value& input = values_.at(Part::kInput, action);
+        Value& input = values_.at(Part::kLanded, action);
         Value& output = values_.at(Part::kOutput, action);
         mix.reads = {&input};
         // The last one as a temporary: graphs of a slot share their memory.
@@ -131,7 +131,7 @@ class Mixer {
         if (action.stage + 1 == plan_.num_stages()) {
             mix.after = {transfer(values_.losses[action.microbatch], output)};
         } else if (!stays(action, next)) {
-            mix.sent = {transfer(values_.at(Part::kInput, next), output)};
+            mix.sent = {transfer(values_.at(Part::kLanded, next), output)};
         }
     }
 
@@ -142,7 +142,7 @@ class Mixer {
                      &values_.at(last ? Part::kOutput : Part::kGradient, action)};
         mix.writes = {&result};
         if (action.kind == Kind::B) {
-            mix.reads.push_back(&values_.at(Part::kInput, action));
+            mix.reads.push_back(&values_.at(Part::kLanded, action));
             mix.reads.push_back(&values_.sum(action));
             mix.writes.push_back(&values_.sum(action));
         } else {

@@ -21,7 +21,7 @@ struct Named {
 };
 
 std::string domain;
-Named named;
+Named stream_named;
 
 nvtxDomainHandle_t create_domain(const char* name) {
     domain = name;
@@ -29,8 +29,8 @@ nvtxDomainHandle_t create_domain(const char* name) {
 }
 
 nvtxResourceHandle_t create_resource(nvtxDomainHandle_t in, nvtxResourceAttributes_t* resource) {
-    named = {*reinterpret_cast<std::string*>(in), resource->identifierType,
-             resource->identifier.pValue, resource->message.ascii};
+    stream_named = {*reinterpret_cast<std::string*>(in), resource->identifierType,
+                    resource->identifier.pValue, resource->message.ascii};
     return nullptr;
 }
 
@@ -54,10 +54,10 @@ TEST_CASE("a stream is named as a resource of the domain") {
     int here = 0;
     auto* stream = reinterpret_cast<CUstream_st*>(&here);
     pykern::name_stream(stream, "pykern dev2 compute");
-    CHECK(named.domain == "pykern");
-    CHECK(named.type == kCudaStream);
-    CHECK(named.resource == stream);
-    CHECK(named.name == "pykern dev2 compute");
+    CHECK(stream_named.domain == "pykern");
+    CHECK(stream_named.type == kCudaStream);
+    CHECK(stream_named.resource == stream);
+    CHECK(stream_named.name == "pykern dev2 compute");
 }
 
 #endif

@@ -19,10 +19,10 @@ using namespace pykern;
 namespace {
 
 // Of a wait: the task that waits, and for which.
-using Wait = std::pair<TaskNumber, TaskNumber>;
+using StreamWait = std::pair<TaskNumber, TaskNumber>;
 
-std::vector<Wait> waits_of(const StreamProgram& program) {
-    std::vector<Wait> waits;
+std::vector<StreamWait> waits_of(const StreamProgram& program) {
+    std::vector<StreamWait> waits;
     for (TaskNumber task = 0; task < program.tasks().size(); ++task) {
         for (const TaskNumber input : program.waits(task)) waits.emplace_back(task, input);
     }
@@ -31,7 +31,7 @@ std::vector<Wait> waits_of(const StreamProgram& program) {
 
 // By task: which others have ended before it starts, as streams and waits have it.
 std::vector<std::vector<bool>> ended_before(const StreamProgram& program,
-                                            const std::vector<Wait>& waits) {
+                                            const std::vector<StreamWait>& waits) {
     const std::size_t num_tasks = program.tasks().size();
     std::vector<std::vector<bool>> ended(num_tasks, std::vector<bool>(num_tasks));
     std::map<int, TaskNumber> last;
@@ -71,7 +71,7 @@ class Dependencies {
 
     const StreamProgram& program() const { return program_; }
 
-    std::string first_broken(const std::vector<Wait>& waits) const {
+    std::string first_broken(const std::vector<StreamWait>& waits) const {
         const auto ended = ended_before(program_, waits);
         for (const auto& [from, to] : all_) {
             if (!ended[to][from]) return text(to) + " does not wait for " + text(from);
@@ -184,12 +184,12 @@ TEST_CASE("streams and waits keep every dependency, and no wait can be left out"
     for (const NamedPlan& named : plans()) {
         CAPTURE(named.name);
         const Dependencies of(named.plan);
-        std::vector<Wait> waits = waits_of(of.program());
+        std::vector<StreamWait> waits = waits_of(of.program());
         CHECK(of.first_broken(waits) == "");
         for (std::size_t i = 0; i < waits.size(); ++i) {
             CAPTURE(of.text(waits[i].first));
             CAPTURE(of.text(waits[i].second));
-            std::vector<Wait> others = waits;
+            std::vector<StreamWait> others = waits;
             others.erase(others.begin() + static_cast<std::ptrdiff_t>(i));
             CHECK(of.first_broken(others) != "");
         }

@@ -39,7 +39,7 @@ def test_sizes_are_even_and_complete(rows: int, parts: int) -> None:
 def test_merge_undoes_split(rows: int, parts: int, build: Any) -> None:
     tree = (torch.arange(rows), materialise(build, rows))
     cut = split(tree, sizes(rows, parts))[:rows]  # without those that have no rows
-    assert_same(merge(cut), tree)
+    assert_same(merge(cut, [1.0] * len(cut)), tree)
 
 
 def materialise(build: Any, rows: int) -> Any:
@@ -73,7 +73,12 @@ def test_what_has_no_rows_is_given_to_all() -> None:
 
 
 def test_values_that_agree_are_kept() -> None:
-    assert merge([(torch.ones(1), 3, None)] * 2)[1:] == (3, None)
+    assert merge([(torch.ones(1), 3, None)] * 2, [0.5, 0.5])[1:] == (3, None)
+
+
+def test_numbers_count_by_weight() -> None:
+    parts = [{"loss": torch.tensor(2.0)}, {"loss": torch.tensor(4.0)}]
+    assert merge(parts, [0.75, 0.25]) == {"loss": torch.tensor(2.5)}
 
 
 @pytest.mark.parametrize(
@@ -92,14 +97,14 @@ def test_a_batch_that_cannot_be_cut_is_named(tree: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ([torch.tensor(1.0)] * 2, "without dimensions"),
+        ([torch.tensor(1)] * 2, "without dimensions"),
         ([(torch.ones(1), 1), (torch.ones(1), 2)], "int that differs"),
         ([(torch.ones(1),), [torch.ones(1)]], "different structures"),
     ],
 )
 def test_results_that_cannot_be_joined_are_named(parts: Any, message: str) -> None:
     with pytest.raises(SplitError, match=message):
-        merge(parts)
+        merge(parts, [1.0] * len(parts))
 
 
 def test_to_device_moves_the_tensors_of_a_tree() -> None:

@@ -1,0 +1,162 @@
+"""A model as a chain of layers, whichever form it comes in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeGuard
+
+import torch
+from torch import nn
+
+from .layers import named_layers
+from .partition import Balance, Partition, partition
+from .runtime.batch import Call
+from .runtime.keywords import keywords_of
+from .split_points import SplitAt, counts_at, names_of
+from .trace import Traced
+
+
+class Chain:
+    """Layers that are called one after another.
+
+    The first may take several arguments, every other takes what the one before has returned. Those
+    whose forward names a keyword argument of the model get it as well.
+
+    Attributes:
+        layers: by name.
+        root: the module that they belong to; None where they were given as a list.
+    """
+
+    root: nn.Module | None = None
+
+    def __init__(self, model: nn.Sequential | Sequence[nn.Module]) -> None:
+        self.layers = named_layers(model)
+        self._taken = {name for layer in self.layers.values() for name in keywords_of(layer)}
+
+    def first_input(self, sample: Any) -> Any:
+        """What the first layer is given for a sample."""
+        return sample
+
+    def cut(self, spans: Iterable[range], devices: Sequence[torch.device]) -> None:
+        """Is told which layers are in which stage, and where that is."""
+
+    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """What the first layer is given, and what all layers are offered.
+
+        Raises:
+            TypeError: no layer names a keyword argument.
+        """
+        for name in kwargs:
+            if name not in self._taken:
+                known = ", ".join(sorted(self._taken)) or "none"
+                raise TypeError(
+                    f"no layer takes a keyword argument {name!r}; those that any names: {known}"
+                )
+        return args, kwargs
+
+    def require_unchanged(self, modules: Mapping[str, nn.Module | None]) -> None:
+        """Raises RuntimeError where a layer is another module by now."""
+        for name, layer in self.layers.items():
+            if modules.get(name) is not layer:
+                raise RuntimeError(
+                    f"layer {name!r} was replaced or removed, but the stages hold the one that the "
+                    "pipeline was made of; make a new Pipeline"
+                )
+
+
+class RecordedChain:
+    """A model with a forward of its own, as a chain of segments. See `pykern.trace.Traced`.
+
+    Attributes:
+        layers: the segments by name.
+        root: the model.
+    """
+
+    def __init__(
+        self, model: nn.Module, sample: Any, num_stages: int, split_at: Sequence[str]
+    ) -> None:
+        if sample is None:
+            raise TypeError(
+                f"{type(model).__name__} has a forward of its own, which is recorded to cut it: "
+                "give a microbatch as sample=: a tensor, a tuple of arguments, or a dict of "
+                "keyword arguments"
+            )
+        self.root: nn.Module | None = model
+        self._traced = Traced(model, call_of(sample), num_stages, split_at)
+        self.layers: dict[str, nn.Module] = dict(self._traced.segments)
+
+    def first_input(self, sample: Any) -> Any:
+        """What the first segment is given for a sample."""
+        return self._traced.enter(*call_of(sample))
+
+    def cut(self, spans: Iterable[range], devices: Sequence[torch.device]) -> None:
+        """Is told which segments are in which stage, and where that is."""
+        self._traced.cut(spans, devices)
+
+    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """What the first segment is given.
+
+        Raises:
+            CutError: these inputs lead another way through the model than the sample.
+        """
+        return (self._traced.enter(args, kwargs),), {}
+
+    def require_unchanged(self, modules: Mapping[str, nn.Module | None]) -> None:
+        """Raises RuntimeError where a module is another by now."""
+        del modules
+        self._traced.refresh()
+
+
+def open_model(
+    model: nn.Module | Sequence[nn.Module], sample: Any, num_stages: int, split_at: SplitAt | None
+) -> Chain | RecordedChain:
+    """The model as a chain: of its layers where it does nothing else, otherwise recorded."""
+    if _is_chain(model):
+        return Chain(model)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"cannot cut a {type(model).__name__}: give an nn.Module or a list of them")
+    return RecordedChain(model, sample, num_stages, names_of(split_at))
+
+
+def share_out(
+    chain: Chain | RecordedChain,
+    num_stages: int,
+    balance: Balance | None,
+    sample: Any,
+    split_at: SplitAt | None,
+) -> Partition:
+    """Which layers of the chain form each stage.
+
+    Raises:
+        TypeError, ValueError: as `partition`, or both `balance` and `split_at` are given.
+        CutError: the stages cannot begin there.
+    """
+    if split_at is not None:
+        if balance is not None:
+            raise ValueError(f"split_at says where stages begin; balance={balance!r} does as well")
+        balance = counts_at(list(chain.layers), split_at, num_stages)
+    balance = "parameters" if balance is None else balance
+    measured = balance == "time" or isinstance(chain, Chain)
+    given = chain.first_input(sample) if measured and sample is not None else None
+    return partition(chain.layers, num_stages, balance=balance, sample=given)
+
+
+def max_stages(model: nn.Module | Sequence[nn.Module]) -> int:
+    """How many stages a model can be cut into at most: by its layers, or modules that train."""
+    if _is_chain(model):
+        return len(model)
+    assert isinstance(model, nn.Module)
+    return sum(bool(module._parameters) for module in model.modules())
+
+
+def _is_chain(model: object) -> TypeGuard[nn.Sequential | Sequence[nn.Module]]:
+    if isinstance(model, nn.Sequential):
+        return type(model).forward is nn.Sequential.forward
+    return isinstance(model, Sequence | nn.ModuleList)
+
+
+def call_of(sample: Any) -> Call:
+    """A sample as arguments: a dict of keyword arguments, a tuple of positional ones, or one."""
+    if isinstance(sample, dict):
+        return (), sample
+    return (sample if isinstance(sample, tuple) else (sample,)), {}

@@ -1,0 +1,54 @@
+"""What is known of torch's functions by their names, and where in a model one is called."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+# What tells of a tensor without looking at its values.
+METADATA = frozenset(
+    """
+    size dim ndimension numel nelement stride storage_offset is_contiguous is_floating_point
+    is_complex is_signed is_inference is_conj is_neg element_size get_device type data_ptr
+    __len__ untyped_storage is_same_size is_set_to is_pinned is_shared is_coalesced has_names
+    _is_view can_cast result_type dense_dim sparse_dim is_distributed broadcast_shapes
+    register_hook register_post_accumulate_grad_hook retain_grad requires_grad_ __repr__
+    __format__ __str__ __hash__ __dir__ is_tensor get_default_dtype
+    """.split()  # noqa: SIM905
+)
+# Of these, what depends on shapes.
+SHAPES = frozenset(("size", "numel", "nelement", "stride", "__len__", "shape", "nbytes"))
+# What draws random numbers.
+RANDOM = frozenset(
+    """
+    rand randn randint randperm rand_like randn_like randint_like bernoulli bernoulli_
+    multinomial normal normal_ uniform_ random_ dropout alpha_dropout feature_dropout dropout_
+    dropout1d dropout2d dropout3d feature_alpha_dropout rrelu poisson exponential_ geometric_
+    log_normal_ cauchy_ gumbel_softmax scaled_dot_product_attention native_dropout
+    """.split()  # noqa: SIM905
+)
+
+_HERE = str(Path(__file__).parent)
+_TORCH = str(Path(torch.__file__).parent)
+
+
+def name_of(function: Any) -> str:
+    """What a function is called; of the reading of a tensor's property, what that is called."""
+    name = getattr(function, "__name__", str(function))
+    if name == "__get__":
+        return getattr(getattr(function, "__self__", None), "__name__", name)
+    return str(name)
+
+
+def line() -> str:
+    """The line of the model's code that is running."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        path = frame.f_code.co_filename
+        if not path.startswith((_HERE, _TORCH)):
+            break
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

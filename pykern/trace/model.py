@@ -1,0 +1,214 @@
+"""A model with a forward of its own, as a chain of segments."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .errors import CutError
+from .opened import alike, opened_by_names, opened_by_size, require_openable, smaller
+from .program import Environment, Program, Segment
+from .recorder import Recorder, UnseenTensor
+from .tape import Tape, modes_now
+from .untouched import untouched
+from .values import flatten, key_of, map_tree
+
+# Positional and keyword arguments of the model.
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class Traced:
+    """A model whose forward has been recorded, and the segments that it is cut into.
+
+    A tape is for inputs of some shapes, for the values beside tensors among them, and for the modes
+    of the caller and of the modules that are cut: others are recorded when they first come, which
+    runs the forward once and leaves no trace in the model or in torch's random numbers.
+
+    Args:
+        model: an `nn.Module`.
+        sample: a call, as large as a microbatch.
+        num_stages: how many stages it is to be cut into.
+        split_at: names of the modules that stages begin with; empty for the size of modules to
+            decide what is looked into.
+
+    Attributes:
+        segments: by name.
+
+    Raises:
+        CutError: the forward cannot be cut; the message says where and why.
+    """
+
+    def __init__(
+        self, model: nn.Module, sample: Call, num_stages: int, split_at: Sequence[str] = ()
+    ) -> None:
+        self._model = model
+        by_names = opened_by_names(model, split_at)
+        self._opened = by_names if split_at else opened_by_size(model, num_stages)
+        tape = self._record_opening(sample, num_stages)
+        self._anchors = _anchors(tape)
+        self.segments = {
+            name: Segment(number) for number, name in enumerate(_numbered(self._anchors))
+        }
+        # By segment.
+        self._stage_of = [0] * len(self.segments)
+        self._programs: dict[Any, list[Program]] = {}
+        self._fill(tape, self._starts(tape))
+
+    def cut(self, spans: Iterable[range], devices: Sequence[torch.device]) -> None:
+        """Says which segments are in which stage, and where that is."""
+        segments = list(self.segments.values())
+        for stage, (span, device) in enumerate(zip(spans, devices, strict=True)):
+            for number in span:
+                self._stage_of[number] = stage
+                segments[number].device = None if device.type == "cpu" else device
+        self._programs = {
+            key: [Program(known.tape, known.ends, self._stage_of) for known in programs]
+            for key, programs in self._programs.items()
+        }
+
+    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Environment:
+        """What the first segment is given for a call of the model.
+
+        Raises:
+            CutError: for these inputs the forward does what it did not with the sample, and that
+                cannot be cut in the same way.
+        """
+        leaves, _ = flatten((args, kwargs))
+        inputs = _unique(leaf for leaf in leaves if isinstance(leaf, Tensor))
+        values = dict(enumerate(inputs))
+        key = self._key(args, kwargs)
+        known = self._programs.setdefault(key, [])
+        program = next((program for program in known if self._holds(program, values)), None)
+        if program is None:
+            tape = self._record((args, kwargs))
+            starts = self._starts(tape)
+            self._fill(tape, starts)
+            program = Program(tape, [*starts[1:], len(tape.instructions)], self._stage_of)
+            known.append(program)
+        return Environment(program, {n: values[n] for n in sorted(program.inputs)})
+
+    def refresh(self) -> None:
+        """Has the segments hold the model's parameters and buffers of now."""
+        for segment in self.segments.values():
+            segment.refresh()
+
+    def _record_opening(self, sample: Call, num_stages: int) -> Tape:
+        """The tape of the sample; opens what has to be for it."""
+        require_openable(self._opened, self._model)
+        while True:
+            try:
+                tape = self._record(sample)
+            except UnseenTensor as error:
+                if error.module is None or next(error.module.children(), None) is None:
+                    raise
+                self._opened |= alike(self._model, error.module)
+                continue
+            found = smaller(self._model, self._opened)
+            if len(_anchors(tape)) >= num_stages or found is None:
+                return tape
+            self._opened.add(found)
+
+    def _record(self, call: Call) -> Tape:
+        # A forward may write into what it is given.
+        copies: dict[int, Tensor] = {}
+
+        def copy(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            if id(leaf) not in copies:
+                copies[id(leaf)] = leaf.detach().clone().requires_grad_(leaf.requires_grad)
+            return copies[id(leaf)]
+
+        args, kwargs = map_tree(copy, call)
+        inputs = list(copies.values())
+        home = inputs[0].device if inputs else torch.device("cpu")
+        with untouched(self._model, self._opened):
+            recorder = Recorder(self._model, self._opened, home)
+            return recorder.record(self._model, inputs, args, kwargs)
+
+    def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        leaves, spec = flatten((args, kwargs))
+        order = count()
+        numbers: dict[int, int] = {}
+        described = tuple(
+            (numbers.setdefault(id(leaf), next(order)), leaf.shape, leaf.dtype, leaf.requires_grad)
+            if isinstance(leaf, Tensor)
+            else (type(leaf), _hashable(leaf))
+            for leaf in leaves
+        )
+        training = tuple(module.training for module in self._model.modules())
+        return str(spec), described, modes_now(), torch.is_inference_mode_enabled(), training
+
+    def _holds(self, program: Program, values: dict[int, Any]) -> bool:
+        reads = program.tape.reads
+        if not reads:
+            return True
+        buffers = {key_of(name): buffer for name, buffer in self._model.named_buffers()}
+        return all(read.holds(values, buffers) for read in reads)
+
+    def _starts(self, tape: Tape) -> list[int]:
+        """For each segment, the number of the tape's first instruction that is for it."""
+        starts: list[int | None] = [None] * len(self._anchors)
+        at = 0
+        for number, instruction in enumerate(tape.instructions):
+            anchor = instruction.anchor
+            if anchor is None:
+                continue
+            if anchor in self._anchors[at:]:
+                at = self._anchors.index(anchor, at)
+                starts[at] = number
+                at += 1
+            elif self._trains(anchor):
+                raise CutError(
+                    f"for these inputs or modes the forward calls {anchor} ({instruction.where}) "
+                    "where it did not for the sample: give a sample for which it does"
+                )
+        starts[0] = 0
+        following = len(tape.instructions)
+        found: list[int] = []
+        for start in reversed(starts):
+            following = following if start is None else start
+            found.append(following)
+        return found[::-1]
+
+    def _trains(self, anchor: str) -> bool:
+        module = dict(self._model.named_modules()).get(anchor)
+        return module is None or next(module.parameters(), None) is not None
+
+    def _fill(self, tape: Tape, starts: Sequence[int]) -> None:
+        """Has the segments hold what the tape's instructions call and read."""
+        ends = [*starts[1:], len(tape.instructions)]
+        for segment, start, end in zip(self.segments.values(), starts, ends, strict=True):
+            for instruction in tape.instructions[start:end]:
+                segment.hold(instruction, self._model)
+
+
+def _anchors(tape: Tape) -> list[str]:
+    """Where a tape can be cut: before calls of modules, and of functions given parameters."""
+    return [i.anchor for i in tape.instructions if i.anchor is not None]
+
+
+def _numbered(names: Sequence[str]) -> list[str]:
+    """The names, those that occur again with the number of the time."""
+    seen: dict[str, int] = {}
+    found = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        found.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return found
+
+
+def _unique(tensors: Iterable[Tensor]) -> Collection[Tensor]:
+    return {id(tensor): tensor for tensor in tensors}.values()
+
+
+def _hashable(leaf: Any) -> Any:
+    try:
+        hash(leaf)
+    except TypeError:
+        return id(leaf)
+    return leaf

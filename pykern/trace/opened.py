@@ -1,0 +1,95 @@
+"""Which modules of a model are looked into, so that it can be cut within them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from torch import nn
+
+from .errors import CutError
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+def opened_by_size(model: nn.Module, num_stages: int) -> set[nn.Module]:
+    """The model, and what in it has more than a stage's fair share of the parameters."""
+    share = _size(model) / num_stages
+    opened = {model}
+
+    def visit(parent: nn.Module) -> None:
+        for child in parent.children():
+            if is_list(child) or (_size(child) > share and can_open(child)):
+                opened.add(child)
+                visit(child)
+
+    visit(model)
+    return opened
+
+
+def opened_by_names(model: nn.Module, names: Iterable[str]) -> set[nn.Module]:
+    """The modules around those of the names.
+
+    Raises:
+        CutError: there is no module of that name.
+    """
+    modules = dict(model.named_modules())
+    opened = {model}
+    for name in names:
+        if name not in modules or name == "":
+            near = ", ".join(sorted(known for known in modules if known)[:12])
+            raise CutError(
+                f"split_at names {name!r}, but the model has no such module; it has {near}, ..."
+            )
+        parts = name.split(".")
+        opened |= {modules[".".join(parts[:length])] for length in range(1, len(parts))}
+    return opened
+
+
+def smaller(model: nn.Module, opened: Collection[nn.Module]) -> nn.Module | None:
+    """The largest module that stays whole and could be opened; None where there is none."""
+    whole = [child for parent in opened for child in parent.children() if child not in opened]
+    able = [module for module in whole if can_open(module)]
+    order = {module: number for number, module in enumerate(model.modules())}
+    return max(able, key=lambda module: (_size(module), -order[module]), default=None)
+
+
+def alike(model: nn.Module, module: nn.Module) -> set[nn.Module]:
+    """The modules of the model that are of the type of one, and the lists in them."""
+    same = {other for other in model.modules() if type(other) is type(module)}
+    lists = {part for other in same for part in other.modules() if is_list(part)}
+    return same | lists
+
+
+def is_list(module: nn.Module) -> bool:
+    """Whether it is not called itself, as a list of modules is not."""
+    return type(module).forward is nn.Module.forward
+
+
+def can_open(module: nn.Module) -> bool:
+    """Whether cutting within the module loses nothing that it does."""
+    return next(module.children(), None) is not None and why_whole(module) is None
+
+
+def why_whole(module: nn.Module) -> str | None:
+    """What would be lost if the module were cut; None where nothing is."""
+    if any(getattr(module, hooks) for hooks in _HOOKS):
+        return "has hooks, which would not be called"
+    if getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod"):
+        return "is compiled as a whole; compile its layers instead"
+    if type(module).__call__ is not nn.Module.__call__:
+        return "has a __call__ of its own"
+    return None
+
+
+def require_openable(opened: Iterable[nn.Module], model: nn.Module) -> None:
+    """Raises CutError where a module that has to be cut must stay whole."""
+    names = {module: name for name, module in model.named_modules()}
+    for module in opened:
+        reason = why_whole(module)
+        if reason is not None:
+            name = names[module] or "the model"
+            raise CutError(f"{name} ({type(module).__name__}) {reason}: it cannot be cut")
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

@@ -1,0 +1,195 @@
+"""A tape cut into pieces, and the modules that run them: a chain, as the runtime takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from .errors import CutError
+from .tape import Instruction, Tape
+from .values import Build, Here, builder, key_of, refs_in
+
+
+class Environment:
+    """The values that the pieces of a program still need, on their way from one to the next.
+
+    It is a tree to torch, whose leaves are the tensors.
+
+    Attributes:
+        program: whose values they are.
+        values: by number.
+    """
+
+    __slots__ = ("program", "values")
+
+    def __init__(self, program: Program, values: dict[int, Any]) -> None:
+        self.program = program
+        self.values = values
+
+
+pytree.register_pytree_node(
+    Environment,
+    lambda env: (list(env.values.values()), (env.program, tuple(env.values))),
+    lambda tensors, of: Environment(of[0], dict(zip(of[1], tensors, strict=True))),
+    serialized_type_name="pykern.trace.Environment",
+)
+
+
+class Piece:
+    """Some of a tape's instructions, one after another.
+
+    Args:
+        instructions: these.
+        needed: numbers of the values that later pieces need.
+        returned: of those that the model returns, for the last piece.
+        copied: of those that come into the piece and are copied, because they are written.
+        output: what the last piece returns; None for others.
+    """
+
+    def __init__(
+        self,
+        instructions: Sequence[Instruction],
+        needed: set[int],
+        returned: set[int],
+        copied: Sequence[int],
+        output: Build | None,
+    ) -> None:
+        self._output = output
+        self._copied = copied
+        self._needed = tuple(sorted(needed))
+        # With each instruction, what nobody needs after it.
+        self._steps: list[tuple[Instruction, list[int]]] = []
+        alive = needed | returned
+        for instruction in reversed(instructions):
+            dead = {*instruction.reads, *instruction.makes} - alive
+            self._steps.append((instruction, sorted(dead)))
+            alive |= set(instruction.reads)
+        self._steps.reverse()
+
+    def run(self, env: Environment, segment: Segment) -> Any:
+        """Runs the instructions; returns an environment, or what the model returns."""
+        here = Here(dict(env.values), segment._parameters, segment._buffers, segment.device)
+        for number in self._copied:
+            here.values[number] = here.values[number].clone()
+        for instruction, dead in self._steps:
+            instruction.run(here, segment._modules)
+            for number in dead:
+                here.values.pop(number, None)
+        if self._output is not None:
+            return self._output(here)
+        return Environment(env.program, {number: here.values[number] for number in self._needed})
+
+
+class Program:
+    """A tape in pieces, one for each segment of the chain.
+
+    Args:
+        tape: the whole.
+        ends: for each piece, the number of instructions that it and those before it have.
+        stage_of: for each piece, the stage that runs it.
+
+    Attributes:
+        tape, ends: as given.
+        pieces: in order.
+        inputs: numbers of the tensors among the forward's arguments that any piece needs.
+
+    Raises:
+        CutError: a value that crosses from stage to stage is written where that would be lost.
+    """
+
+    def __init__(self, tape: Tape, ends: Sequence[int], stage_of: Sequence[int]) -> None:
+        self.tape = tape
+        self.ends = ends
+        self._stage_of = stage_of
+        spans = list(pairwise([0, *ends]))
+        self._piece_of = {
+            value: piece
+            for piece, (start, end) in enumerate(spans)
+            for instruction in tape.instructions[start:end]
+            for value in instruction.makes
+        }
+        self.pieces: list[Piece] = []
+        needed: set[int] = set()
+        output: Build | None = builder(tape.output)
+        wanted = set(refs_in(tape.output))
+        for piece, (start, end) in reversed(list(enumerate(spans))):
+            inside = tape.instructions[start:end]
+            copied = self._copied(piece, start, inside)
+            self.pieces.append(Piece(inside, needed, wanted, copied, output))
+            output = None
+            made = {value for instruction in inside for value in instruction.makes}
+            read = {value for instruction in inside for value in instruction.reads}
+            needed = (needed | wanted | read) - made
+            wanted = set()
+        self.pieces.reverse()
+        self.inputs = frozenset(needed)
+
+    def _copied(self, piece: int, start: int, inside: Sequence[Instruction]) -> list[int]:
+        """The values of earlier stages that the piece writes: a stage may not change another's."""
+        found = []
+        for instruction in inside:
+            for value in instruction.overwritten:
+                origin = self._piece_of.get(value)
+                if origin is None or self._stage_of[origin] == self._stage_of[piece]:
+                    continue
+                self._refuse_views(value, start, instruction)
+                found.append(value)
+        return found
+
+    def _refuse_views(self, value: int, start: int, instruction: Instruction) -> None:
+        later = {v for following in self.tape.instructions[start:] for v in following.reads}
+        later |= set(refs_in(self.tape.output))
+        if self.tape.aliases.get(value, set()) & later:
+            raise CutError(
+                f"{instruction.where} writes into a tensor of an earlier stage of which a view is "
+                "used as well: cut elsewhere, or write into a copy"
+            )
+
+
+class Segment(nn.Module):
+    """What a piece of every program calls and reads. Forward runs the piece.
+
+    Modules and parameters are those of the model, under their names with "/" for ".", because names
+    of torch's modules have no dots.
+
+    Attributes:
+        index: the number of its piece.
+        device: of its stage, None where that is where everything is.
+    """
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.index = index
+        self.device: torch.device | None = None
+        # Where parameters and buffers are at home: key, whether a parameter, module, name there.
+        self._homes: list[tuple[str, bool, nn.Module, str]] = []
+
+    def hold(self, instruction: Instruction, model: nn.Module) -> None:
+        """Makes what an instruction calls and reads part of the segment."""
+        target = instruction.target
+        if isinstance(target, str) and key_of(target) not in self._modules:
+            self.add_module(key_of(target), model.get_submodule(target))
+        for held in instruction.held:
+            if held.key in self._parameters or held.key in self._buffers:
+                continue
+            owner_name, _, name = held.name.rpartition(".")
+            owner = model.get_submodule(owner_name)
+            self._homes.append((held.key, held.is_parameter, owner, name))
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Holds the parameters and buffers that are there now, whichever there were."""
+        for key, is_parameter, owner, name in self._homes:
+            if is_parameter:
+                self._parameters[key] = owner._parameters[name]
+            else:
+                self._buffers[key] = owner._buffers[name]
+
+    def forward(self, env: Environment) -> Any:
+        """Runs the segment's piece of the program that the values belong to."""
+        return env.program.pieces[self.index].run(env, self)

@@ -1,0 +1,372 @@
+"""Records what the forward of a model does with tensors, by running it once.
+
+The forward's own Python is run as it is: it is seen as calls of torch's functions and of modules.
+Modules that need not be cut are not looked into. What the forward decides by Python is decided for
+good, so what it reads of values is noted, to be read again for each microbatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from .errors import CutError
+from .functions import METADATA, RANDOM, SHAPES, line, name_of
+from .tape import Instruction, Read, Tape, modes_now, tensors_in
+from .values import Held, Home, Ref, flatten, map_tree
+
+_T = TypeVar("_T")
+
+_PLAIN = (
+    type(None), bool, int, float, complex, str, bytes, type(...), torch.dtype, torch.device,
+    torch.layout, torch.memory_format, torch.Size, range,
+)  # fmt: skip
+
+
+class Recorder(TorchFunctionMode):
+    """Runs a forward and makes a tape of it.
+
+    Args:
+        model: whose forward.
+        opened: the modules that are looked into; any other that they call stays whole.
+        home: the device that the model runs on.
+    """
+
+    def __init__(self, model: nn.Module, opened: Collection[nn.Module], home: torch.device) -> None:
+        super().__init__()
+        self._opened = set(opened)
+        self._home = home
+        self._name_of = {module: name for name, module in model.named_modules()}
+        self._held = _held(model)
+        self._instructions: list[Instruction] = []
+        self._reads: list[Read] = []
+        self._aliases: dict[int, set[int]] = {}
+        # By the identity of a tensor: its number. All are kept, so that none takes another's.
+        self._numbers: dict[int, int] = {}
+        self._kept: dict[int, Tensor] = {}
+        # Which instruction has made a value, and which values depend on inputs alone.
+        self._maker: dict[int, Instruction] = {}
+        self._early: set[int] = set()
+        # Modules that stay whole, and the numbers that autograd gave to what they did.
+        self._calls: list[tuple[nn.Module, int, int]] = []
+        self._modes = modes_now()
+        self._hooks = _saved_tensors_hooks()
+
+    def record(
+        self, model: nn.Module, inputs: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Tape:
+        """The tape of a call; the tensors among its arguments have the first numbers."""
+        for tensor in inputs:
+            self._early.add(self._number(tensor))
+        with self._there():
+            output = model.forward(*args, **kwargs)
+        return Tape(
+            self._instructions,
+            map_tree(self._output, output),
+            self._reads,
+            self._aliases,
+        )
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = name_of(func)
+        if name == "_set_grad_enabled":
+            return func(*args, **kwargs)
+        given = tensors_in((args, kwargs))
+        versions = [_version(tensor) for tensor in given]
+        returned = func(*args, **kwargs)
+        written = [
+            tensor
+            for tensor, version in zip(given, versions, strict=True)
+            if _version(tensor) != version
+        ]
+        if written or tensors_in(returned):
+            if name == "requires_grad_" and not written:
+                return returned
+            self._record(func, args, kwargs, returned, _once(written))
+        elif name in METADATA or getattr(func, "__name__", "") == "__get__":
+            self._looked_at(given, name, returned)
+        else:
+            self._read(func, args, kwargs, returned, given)
+        return returned
+
+    def call_module(self, module: nn.Module, call: Callable[..., _T], args: Any, kwargs: Any) -> _T:
+        """Calls a module of the model, which stays whole unless it is opened."""
+        name = self._name_of.get(module)
+        if name is None or module in self._opened or isinstance(module, nn.ModuleList):
+            return call(module, *args, **kwargs)
+        self._refuse_checkpoint(name)
+        given = tensors_in((args, kwargs))
+        versions = [_version(tensor) for tensor in given]
+        foreign = self._foreign(args, kwargs)
+        start = torch._C._autograd._get_sequence_nr()
+        with self._away():
+            returned = call(module, *self._at(module, args), **self._at(module, kwargs))
+        self._calls.append((module, start, torch._C._autograd._get_sequence_nr()))
+        for thing in foreign:
+            if _holds_tensors(thing):
+                raise CutError(
+                    f"{name} is given a {type(thing).__name__} ({line()}), in which it leaves "
+                    "tensors: what passes between modules must be tensors, or tuples, lists, dicts "
+                    "and dataclasses of them (for a cache of Hugging Face: use_cache=False)"
+                )
+        pairs = zip(given, versions, strict=True)
+        written = [tensor for tensor, version in pairs if _version(tensor) != version]
+        self._record(name, args, kwargs, returned, _once(written))
+        return returned
+
+    def _record(
+        self, target: Any, args: Any, kwargs: Any, returned: Any, written: list[Tensor]
+    ) -> None:
+        arguments = map_tree(self._argument, args), map_tree(self._argument, kwargs)
+        before = [self._numbers.get(id(tensor)) for tensor in written]
+        results, rest = [], None
+        if isinstance(returned, Tensor):
+            results = [self._result(returned, written)]
+        else:
+            leaves, _ = flatten(returned)
+            results = [self._result(leaf, written) for leaf in leaves if isinstance(leaf, Tensor)]
+            rest = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        for number, tensor in zip(before, written, strict=True):
+            if number is not None:
+                self._aliases[number] = self._sharing(tensor)
+        after = [
+            (number, self._number(tensor, new=True))
+            for number, tensor in zip(before, written, strict=True)
+            if number is not None and not any(tensor is leaf for leaf in tensors_in(returned))
+        ]
+        modes = modes_now()
+        instruction = Instruction(
+            target,
+            arguments,
+            results,
+            after,
+            None if modes == self._modes else modes,
+            line(),
+            rest,
+            [number for number in before if number is not None],
+        )
+        self._instructions.append(instruction)
+        self._note_early(instruction)
+        for number in instruction.makes:
+            self._maker.setdefault(number, instruction)
+
+    def _note_early(self, instruction: Instruction) -> None:
+        random = torch.Tag.nondeterministic_seeded in getattr(instruction.target, "tags", ())
+        drawing = name_of(instruction.target) in RANDOM or random
+        early = instruction.anchor is None and not drawing and not instruction.written
+        if early and all(number in self._early for number in instruction.reads):
+            self._early.update(instruction.results)
+
+    def _result(self, tensor: Tensor, written: list[Tensor]) -> int:
+        is_new = any(tensor is one for one in written)
+        return self._number(tensor, new=is_new)
+
+    def _number(self, tensor: Tensor, *, new: bool = False) -> int:
+        """The tensor's number; a new one for one that has been written."""
+        number = self._numbers.get(id(tensor))
+        if number is None or new:
+            number = len(self._kept)
+            self._numbers[id(tensor)] = number
+            self._kept[number] = tensor
+        return number
+
+    def _sharing(self, tensor: Tensor) -> set[int]:
+        if tensor.layout is not torch.strided:
+            return set()
+        storage = tensor.untyped_storage().data_ptr()
+        return {
+            number
+            for number, other in self._kept.items()
+            if other is not tensor
+            and other.layout is torch.strided
+            and other.untyped_storage().data_ptr() == storage
+        }
+
+    def _argument(self, leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return self._stand_in(leaf)
+        return Home(leaf) if isinstance(leaf, torch.device) and leaf == self._home else leaf
+
+    def _output(self, leaf: Any) -> Any:
+        return self._stand_in(leaf) if isinstance(leaf, Tensor) else leaf
+
+    def _stand_in(self, tensor: Tensor) -> Any:
+        number = self._numbers.get(id(tensor))
+        if number is not None:
+            return Ref(number)
+        held = self._held.get(id(tensor))
+        if held is not None:
+            return held
+        if tensor.requires_grad:
+            raise UnseenTensor(
+                f"{line()} uses a tensor of shape {tuple(tensor.shape)} that has been made where "
+                "it is not seen, such as within a module that stays whole and keeps it as an "
+                "attribute: return it from that module",
+                self._owner_of(tensor),
+            )
+        return tensor
+
+    def _owner_of(self, tensor: Tensor) -> nn.Module | None:
+        """The module that stays whole in whose call the tensor was made, if in any."""
+        if tensor.grad_fn is None:
+            return None
+        made = tensor.grad_fn._sequence_nr()
+        owners = (module for module, start, end in self._calls if start <= made < end)
+        return next(owners, None)
+
+    def _looked_at(self, given: list[Tensor], name: str, returned: Any) -> None:
+        if name not in SHAPES and not isinstance(returned, torch.Size):
+            return
+        for tensor in given:
+            number = self._numbers.get(id(tensor))
+            if number is not None and number in self._maker:
+                self._maker[number].shapes[number] = tensor.shape
+
+    def _read(self, func: Any, args: Any, kwargs: Any, returned: Any, given: list[Tensor]) -> None:
+        if not given:
+            return
+        arguments = map_tree(self._argument, args), map_tree(self._argument, kwargs)
+        wanted = [self._numbers[id(tensor)] for tensor in given if id(tensor) in self._numbers]
+        late = [number for number in wanted if number not in self._early]
+        if late:
+            raise CutError(
+                f"{line()} reads the values of a tensor ({name_of(func)}) that the model has "
+                "computed, to go on in Python: do it within a module that stays whole, or with "
+                "torch's functions"
+            )
+        steps = self._steps_to(wanted)
+        self._reads.append(Read(func, arguments, returned, steps))
+
+    def _steps_to(self, wanted: list[int]) -> list[Instruction]:
+        needed: set[Instruction] = set()
+        open_ = list(wanted)
+        while open_:
+            maker = self._maker.get(open_.pop())
+            if maker is not None and maker not in needed:
+                needed.add(maker)
+                open_ += maker.reads
+        return [instruction for instruction in self._instructions if instruction in needed]
+
+    def _foreign(self, args: Any, kwargs: Any) -> list[Any]:
+        """Arguments of which nothing is known, such as caches."""
+        found: list[Any] = []
+
+        def look(leaf: Any) -> None:
+            if not isinstance(leaf, Tensor | nn.Module | type) and not isinstance(leaf, _PLAIN):
+                found.append(leaf)
+
+        map_tree(look, (args, kwargs))
+        return found
+
+    def _refuse_checkpoint(self, name: str) -> None:
+        if _saved_tensors_hooks() != self._hooks:
+            raise CutError(
+                f"{name} is called within torch.utils.checkpoint or hooks for saved tensors "
+                f"({line()}), which cutting the forward there would lose: say "
+                "Pipeline(recompute='layer'), or checkpoint within the layer"
+            )
+
+    def _at(self, module: nn.Module, tree: Any) -> Any:
+        """The tree on the device of the module, which may be on another GPU by now."""
+        device = next((parameter.device for parameter in module.parameters()), None)
+        if device is None or device.type == "cpu":
+            return tree
+        return map_tree(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, tree)
+
+    def call_function(self, kind: Any, apply: Any, args: Any, kwargs: Any) -> Any:
+        """Applies an autograd function, which stays whole."""
+        bound = apply.__get__(None, kind)
+        if any(callable(thing) for thing in self._foreign(args, kwargs)):
+            raise CutError(
+                f"{kind.__name__} is given a function ({line()}), whose modules and parameters "
+                "would not be seen: where it is checkpointing, say Pipeline(recompute='layer')"
+            )
+        with self._away():
+            returned = bound(*args, **kwargs)
+        self._record(bound, args, kwargs, returned, [])
+        return returned
+
+    @contextmanager
+    def _there(self) -> Iterator[None]:
+        """Within it, functions, and calls of modules and autograd functions, come here."""
+        call, apply = nn.Module.__call__, torch.autograd.Function.__dict__["apply"]
+        recorder = self
+
+        def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            return recorder.call_module(module, call, args, kwargs)
+
+        def applied(kind: Any, *args: Any, **kwargs: Any) -> Any:
+            return recorder.call_function(kind, apply, args, kwargs)
+
+        def set_to(call: Any, apply: Any) -> None:
+            nn.Module.__call__ = call  # type: ignore[method-assign]
+            torch.autograd.Function.apply = apply  # type: ignore[method-assign]
+
+        self._set = set_to, (called, classmethod(applied)), (call, apply)
+        set_to(called, classmethod(applied))
+        try:
+            with self:
+                yield
+        finally:
+            set_to(call, apply)
+
+    @contextmanager
+    def _away(self) -> Iterator[None]:
+        """Within it, nothing comes here: what stays whole runs as it would without a recorder."""
+        set_to, mine, theirs = self._set
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        set_to(*theirs)
+        try:
+            yield
+        finally:
+            set_to(*mine)
+            self.__enter__()  # type: ignore[no-untyped-call]
+
+
+class UnseenTensor(CutError):
+    """A forward uses what a module has left somewhere else than in what it returned.
+
+    Attributes:
+        module: that module, where it is known.
+    """
+
+    def __init__(self, message: str, module: nn.Module | None) -> None:
+        super().__init__(message)
+        self.module = module
+
+
+def _held(model: nn.Module) -> dict[int, Held]:
+    """Parameters and buffers by identity, under the first name of one that has several."""
+    found = {id(tensor): Held(name, True) for name, tensor in model.named_parameters()}
+    return found | {id(tensor): Held(name, False) for name, tensor in model.named_buffers()}
+
+
+def _saved_tensors_hooks() -> Any:
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _once(tensors: list[Tensor]) -> list[Tensor]:
+    return list({id(tensor): tensor for tensor in tensors}.values())
+
+
+def _holds_tensors(thing: Any, depth: int = 3) -> bool:
+    if isinstance(thing, Tensor):
+        return True
+    if depth == 0 or isinstance(thing, type | nn.Module) or callable(thing):
+        return False
+    inner = list(getattr(thing, "__dict__", {}).values())
+    if isinstance(thing, list | tuple | set):
+        inner += thing
+    if isinstance(thing, Mapping):
+        inner += thing.values()
+    return any(_holds_tensors(part, depth - 1) for part in inner)

@@ -1,0 +1,208 @@
+"""A tape: what the forward of a model does with tensors, as a list of instructions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .errors import ReplayError
+from .values import Build, Held, Here, builder, flatten, held_in, key_of, leaves_of, refs_in
+
+# Whether gradients are on, and autocast: the device type, and its type or None where it is off.
+Modes = tuple[bool, tuple[tuple[str, torch.dtype | None], ...]]
+
+
+@dataclass(eq=False)
+class Instruction:
+    """One call of a function, or of a module that stays whole.
+
+    Attributes:
+        target: the function, or the module's name in the model.
+        arguments: of the call, (args, kwargs), with what stands for values in them.
+        results: for each tensor in what the call returns, in order, its number.
+        written: (before, after) numbers of the values that the call writes and does not return.
+        modes: to be entered for the call; None for those around the whole forward.
+        where: the line of the model that made the call.
+        rest: what else it returned, None in the places of tensors; None for a tensor alone.
+        overwritten: numbers, before it, of all values that the call writes.
+        shapes: of the results that the forward has looked at, by number.
+    """
+
+    target: Callable[..., Any] | str
+    arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    results: list[int]
+    written: list[tuple[int, int]]
+    modes: Modes | None
+    where: str
+    rest: Any = None
+    overwritten: Sequence[int] = ()
+    shapes: dict[int, torch.Size] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        args, kwargs = self.arguments
+        self._key = key_of(self.target) if isinstance(self.target, str) else ""
+        self._args: Build = builder(args)
+        self._kwargs: Build | None = builder(kwargs) if kwargs else None
+
+    @property
+    def reads(self) -> list[int]:
+        """Numbers of the values that the call is given."""
+        return refs_in(self.arguments)
+
+    @property
+    def makes(self) -> list[int]:
+        """Numbers of the values that there are only after it."""
+        # A call may return what it is given.
+        given = set(self.reads)
+        made = [number for number in self.results if number not in given]
+        return [*made, *(after for _, after in self.written)]
+
+    @property
+    def held(self) -> list[Held]:
+        """Parameters and buffers that the call is given."""
+        return held_in(self.arguments)
+
+    @property
+    def anchor(self) -> str | None:
+        """Of a module, or a function that is given parameters: what it is called in a cut."""
+        if isinstance(self.target, str):
+            return self.target
+        return next((held.name for held in self.held if held.is_parameter), None)
+
+    def run(self, here: Here, modules: Mapping[str, nn.Module | None]) -> None:
+        """Makes the call, and takes what it makes into the values.
+
+        Args:
+            here: where its arguments are.
+            modules: those that stay whole, by key.
+        """
+        function = modules[self._key] if isinstance(self.target, str) else self.target
+        args = self._args(here)
+        kwargs = self._kwargs(here) if self._kwargs is not None else {}
+        if self.modes is None:
+            returned = function(*args, **kwargs)  # type: ignore[misc]
+        else:
+            with _under(self.modes):
+                returned = function(*args, **kwargs)  # type: ignore[misc]
+        self._take(returned, here.values)
+
+    def _take(self, returned: Any, values: dict[int, Any]) -> None:
+        if self.rest is None and isinstance(returned, Tensor) and len(self.results) == 1:
+            values[self.results[0]] = returned
+        elif self.results:
+            leaves, _ = flatten(returned)
+            tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+            self._require_same(leaves, len(tensors))
+            values.update(zip(self.results, tensors, strict=True))
+        for before, after in self.written:
+            values[after] = values[before]
+        for number, shape in self.shapes.items():
+            if values[number].shape != shape:
+                raise ReplayError(
+                    f"{self.name} returned a tensor of shape {tuple(values[number].shape)}, and "
+                    f"{tuple(shape)} when the forward of the model was recorded, which looked at "
+                    "it: let the module around it stay whole"
+                )
+
+    def _require_same(self, leaves: Sequence[Any], num_tensors: int) -> None:
+        rest = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        if num_tensors != len(self.results) or not _alike(rest, self.rest):
+            raise ReplayError(
+                f"{self.name} returned something else than when the forward of the model was "
+                f"recorded ({num_tensors} tensors and {rest}, then {len(self.results)} and "
+                f"{self.rest}): let the module around it stay whole"
+            )
+
+    @property
+    def name(self) -> str:
+        """For a message."""
+        if isinstance(self.target, str):
+            return self.target
+        return f"{getattr(self.target, '__name__', self.target)} ({self.where})"
+
+
+@dataclass(eq=False)
+class Read:
+    """What the forward has read of a tensor's values, to decide what it does.
+
+    Attributes:
+        function: that reads.
+        arguments: of its call.
+        found: what it returned.
+        steps: the instructions that its arguments come from; they depend on inputs alone.
+    """
+
+    function: Callable[..., Any]
+    arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    found: Any
+    steps: Sequence[Instruction]
+
+    def holds(self, values: Mapping[int, Any], buffers: Mapping[str, Tensor]) -> bool:
+        """Whether it would find the same with these inputs, and the model's buffers by key."""
+        here = Here(dict(values), {}, buffers, None)
+        with torch.no_grad():
+            for step in self.steps:
+                step.run(here, {})
+            args, kwargs = (builder(part)(here) for part in self.arguments)
+            return _equal(self.function(*args, **kwargs), self.found)
+
+
+@dataclass(eq=False)
+class Tape:
+    """A forward.
+
+    Attributes:
+        instructions: in the order of their calls.
+        output: what the forward returned, with what stands for values in it.
+        reads: of the values of its inputs. The tape is for those with which all hold.
+        aliases: by number of a value that is about to be written, others in the same memory.
+    """
+
+    instructions: list[Instruction]
+    output: Any
+    reads: list[Read]
+    aliases: dict[int, set[int]]
+
+
+def modes_now() -> Modes:
+    """Those of this thread."""
+    autocast = tuple(
+        (kind, torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None)
+        for kind in ("cpu", "cuda")
+    )
+    return torch.is_grad_enabled(), autocast
+
+
+def _under(modes: Modes) -> ExitStack:
+    grad, autocast = modes
+    stack = ExitStack()
+    stack.enter_context(torch.set_grad_enabled(grad))
+    for kind, dtype in autocast:
+        if dtype is not None or torch.is_autocast_enabled(kind):
+            stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=dtype is not None))
+    return stack
+
+
+def _alike(now: Sequence[Any], then: Any) -> bool:
+    return len(now) == len(then) and all(map(_equal, now, then))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, int | float | complex | str | bytes | tuple | list | dict | set | slice):
+        return bool(one == other)
+    # Objects of which nothing is known are taken to be what they were.
+    return not hasattr(one, "__array__") or bool((one == other).all())
+
+
+def tensors_in(tree: Any) -> list[Tensor]:
+    """The tensors of a tree, in order."""
+    return [leaf for leaf in leaves_of(tree) if isinstance(leaf, Tensor)]
