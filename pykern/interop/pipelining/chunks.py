@@ -70,8 +70,13 @@ def split_target(target: Any, num_microbatches: int) -> list[Any]:
 
 
 def merge(outputs: Sequence[Any], spec: Any) -> Any:
-    """The outputs of all microbatches as one, by the spec, else joined along dimension 0."""
-    return microbatch.merge(outputs) if spec is None else merge_chunks(list(outputs), spec)
+    """The outputs of all microbatches as one, by the spec, else joined along dimension 0.
+
+    Without a spec, a tensor that has no dimensions becomes the mean.
+    """
+    if spec is None:
+        return microbatch.merge(outputs, [1 / len(outputs)] * len(outputs))
+    return merge_chunks(list(outputs), spec)
 
 
 __all__ = ["TensorChunkSpec", "merge", "split", "split_target"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from ...pipeline import Pipeline
 from ...plan import Plan
-from ...runtime.batch import Batch
+from ...runtime.batch import Batch, Call
 from ...runtime.loss import Losses
 from ...runtime.stage import Ends
 from .stage import Keywords, PipelineStage, StageCall
@@ -23,11 +23,18 @@ Loss = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class CutBatch(Batch):
-    """A batch whose inputs have an entry per microbatch already."""
+    """A batch that comes in microbatches.
 
-    def arguments(self) -> list[tuple[Any, ...] | None]:
-        """What the first layer is called with, per microbatch."""
-        return list(self.inputs)
+    Attributes:
+        parts: the positional arguments of the first layer, by microbatch.
+    """
+
+    parts: Sequence[tuple[Any, ...]] = ()
+
+    @cached_property
+    def calls(self) -> Sequence[Call | None]:
+        """What the first layer is called with, for each microbatch."""
+        return [(part, {}) for part in self.parts]
 
 
 @dataclass
@@ -120,8 +127,9 @@ class Engine(Pipeline):
             keywords: of each stage, by microbatch.
             results: what is wanted of the last stage, and gets it.
         """
-        inputs = tuple(((number, args),) for number, args in enumerate(arguments))
-        batch = CutBatch(inputs, None, [1] * len(arguments), results.finish())
+        parts = [((number, args),) for number, args in enumerate(arguments)]
+        rows = [1] * len(parts)
+        batch = CutBatch(((), {}), None, rows, results.finish(), parts=parts)
         trains = results.weight is not None
         for index, call in enumerate(self._calls):
             call.keywords = keywords[index]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...runtime.cut import tensors_of
 from ...runtime.microbatch import to_device
 from . import ranks
 
@@ -104,7 +105,6 @@ class StageCall(nn.Module):
     def __init__(self, stage: PipelineStage) -> None:
         super().__init__()
         self.submod = stage.submod
-        self._device = stage.device
         self._is_last = stage.is_last
         self.keywords: Sequence[Keywords] = ()
 
@@ -112,8 +112,10 @@ class StageCall(nn.Module):
         """The last stage's output as it is, that of others as the next one takes it."""
         microbatch, args = passed
         keywords = dict(self.keywords[microbatch])
-        if keywords and self._device.type != "cpu":
-            keywords = to_device(keywords, self._device)
+        if keywords:
+            # To where it computes: a batch may be on the host.
+            here = (*tensors_of(args), *self.submod.parameters())
+            keywords = to_device(keywords, here[0].device) if here else keywords
         output = self.submod(*args, **keywords)
         if self._is_last:
             return output
