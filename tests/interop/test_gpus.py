@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from pykern.interop import pipelining
 from tests.fake_cuda.fake import FakeCuda
 from tests.fake_cuda.host_gpus import host_gpus
-from tests.interop.cases import Outcome, batch, expect_same, gradients_of, loss_fn, parts, step
 from tests.interop.cases import OURS as ON_WORKERS
+from tests.interop.cases import Outcome, batch, expect_same, gradients_of, loss_fn, parts, step
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ def parameters(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
     return [(each.name, each.kind, each.default) for each in found]
 
 
-@pytest.mark.parametrize("name", ["PipelineStage", *CLASSES])
+@pytest.mark.parametrize("name", ["PipelineStage", "pipeline", "build_stage", *CLASSES])
 def test_constructors(name: str) -> None:
     assert parameters(getattr(ours, name)) == parameters(getattr(theirs, name))
 
@@ -39,3 +39,12 @@ def test_bases(name: str) -> None:
 def test_classes_by_name(name: str) -> None:
     found, expected = ours.get_schedule_class(name), their_schedules.get_schedule_class(name)
     assert found.__name__ == expected.__name__
+
+
+def test_methods_of_a_pipe() -> None:
+    for method in ("get_stage_module", "build_stage", "info", "forward"):
+        assert parameters(getattr(ours.Pipe, method)) == parameters(getattr(theirs.Pipe, method))
+
+
+def test_all_public_names_are_there() -> None:
+    assert set(theirs.__all__) <= set(ours.__all__)

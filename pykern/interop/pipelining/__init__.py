@@ -6,6 +6,7 @@ docs/from-torchrun-pipelining.md.
 
 from . import ranks
 from .chunks import TensorChunkSpec
+from .pipe import Pipe, SplitPoint, build_stage, pipe_split, pipeline
 from .ranks import run
 from .schedules import (
     PipelineScheduleMulti,
@@ -23,6 +24,7 @@ from .schedules import (
 from .stage import PipelineStage
 
 __all__ = [
+    "Pipe",
     "PipelineScheduleMulti",
     "PipelineScheduleSingle",
     "PipelineStage",
@@ -33,9 +35,13 @@ __all__ = [
     "ScheduleInterleavedZeroBubble",
     "ScheduleLoopedBFS",
     "ScheduleZBVZeroBubble",
+    "SplitPoint",
     "TensorChunkSpec",
     "_PipelineScheduleRuntime",
+    "build_stage",
     "get_schedule_class",
+    "pipe_split",
+    "pipeline",
     "ranks",
     "run",
 ]

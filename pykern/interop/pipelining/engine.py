@@ -127,14 +127,14 @@ class Engine(Pipeline):
             keywords: of each stage, by microbatch.
             results: what is wanted of the last stage, and gets it.
         """
-        parts = [((number, args),) for number, args in enumerate(arguments)]
-        rows = [1] * len(parts)
-        batch = CutBatch(((), {}), None, rows, results.finish(), parts=parts)
         trains = results.weight is not None
         for index, call in enumerate(self._calls):
             call.keywords = keywords[index]
         try:
             with torch.set_grad_enabled(trains):
+                parts = self._calls[0].enter(arguments)
+                rows = [1] * len(parts)
+                batch = CutBatch(((), {}), None, rows, results.finish(), parts=parts)
                 self._run(self._train_program if trains else self._predict_program, batch)
         finally:
             for call in self._calls:

@@ -12,6 +12,7 @@ from torch import nn
 from ...runtime.cut import tensors_of
 from ...runtime.microbatch import to_device
 from . import ranks
+from .recorded import FirstRecordedStage
 
 Keywords = Mapping[str, Any]
 
@@ -107,6 +108,14 @@ class StageCall(nn.Module):
         self.submod = stage.submod
         self._is_last = stage.is_last
         self.keywords: Sequence[Keywords] = ()
+
+    def enter(self, arguments: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        """What the first stage is called with, by microbatch."""
+        if isinstance(self.submod, FirstRecordedStage):
+            pairs = zip(arguments, self.keywords, strict=True)
+            arguments = [(self.submod.enter(args, dict(named)),) for args, named in pairs]
+            self.keywords = [{}] * len(arguments)
+        return [((number, args),) for number, args in enumerate(arguments)]
 
     def forward(self, passed: tuple[int, tuple[Any, ...]]) -> Any:
         """The last stage's output as it is, that of others as the next one takes it."""
