@@ -54,8 +54,9 @@ class Marked(Model):
             if number == 2:
                 pipe_split()
             value = layer(value) + 0.1 * start
+        value = value * self.scale + x
         pipe_split()
-        return self.head(value * self.scale + x)
+        return self.head(value)
 
 
 SPLITS = {"layers.1": SplitPoint.BEGINNING, "layers.2": SplitPoint.END}

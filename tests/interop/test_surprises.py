@@ -195,3 +195,48 @@ def test_without_a_plan_a_step_says_so() -> None:
     if IS_2_13:
         with pytest.raises(AttributeError, match="pipeline_order_with_comms"):
             runtime(TORCH, parts(2), 2).step(x, target=y)
+
+
+def test_neighbours_in_one_process_can_be_evaluated() -> None:
+    x, _ = batch()
+    modules = parts(2)
+    close(make(OURS, "LoopedBFS", modules).eval(x), nn.Sequential(*modules)(x).detach())
+    if IS_2_13:
+        for module in modules:
+            module.requires_grad_(False)
+        with (
+            torch.no_grad(),
+            pytest.raises(AssertionError, match="have backward"),
+        ):
+            make(TORCH, "LoopedBFS", modules, loss_fn=None).step(x)
+
+
+def test_hooks_of_parameters_fire_where_backward_is_split() -> None:
+    x, y = batch()
+    calls = {}
+    for library in (OURS, TORCH):
+        modules = parts(2)
+        seen: list[Tensor] = []
+        weight = next(modules[1].parameters())
+        weight.register_post_accumulate_grad_hook(seen.append)
+        make(library, "InterleavedZeroBubble", modules, count=2).step(x, target=y)
+        calls[library.names.__name__] = len(seen)
+    ours, theirs = calls.values()
+    assert ours == 2
+    if IS_2_13:
+        assert theirs == 0
+
+
+@pytest.mark.nightly
+# Compiling reads `.grad` of whatever it is given.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_compiled_modules_run_where_backward_is_split() -> None:
+    x, y = batch()
+    modules = parts(2)
+    expected = plain(modules, x, y)
+    compiled: list[Any] = [torch.compile(module, backend="aot_eager") for module in modules]
+    make(OURS, "InterleavedZeroBubble", compiled).step(x, target=y)
+    close(gradients_of(modules), expected)
+    if IS_2_13:
+        with pytest.raises(RuntimeError, match="not supported with stage modules that have used"):
+            make(TORCH, "InterleavedZeroBubble", compiled)

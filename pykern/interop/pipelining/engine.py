@@ -110,9 +110,10 @@ class Engine(Pipeline):
                     f"others are, on {homes[number]}"
                 )
             homes[number] = name
-        self._calls = [StageCall(stage) for stage in stages]
+        calls = [StageCall(stage) for stage in stages]
         devices = ["cpu" if name.startswith("cpu") else name for name in homes]
-        super().__init__(self._calls, devices=devices, schedule=plan, balance=[1] * plan.num_stages)
+        super().__init__(calls, devices=devices, schedule=plan, balance=[1] * plan.num_stages)
+        self._calls = calls
 
     def run(
         self,

@@ -31,8 +31,8 @@ class World:
         self._turn = 0
         self._returned: set[int] = set()
         self._brought: dict[int, Any] = {}
-        self._outcomes: dict[int, Any] = {}
-        self._error: BaseException | None = None
+        # For each rank that has not been there to take it: what it gets, and what it raises.
+        self._outcomes: dict[int, tuple[Any, BaseException | None]] = {}
 
     def meet(self, rank: int, brought: Any, act: Act[Any]) -> Any:
         """What `act` gives this rank, once all have come; whoever comes last calls it.
@@ -49,17 +49,17 @@ class World:
             del self._brought[rank]
             gone = ", ".join(map(str, sorted(self._returned)))
             raise RuntimeError(f"rank {rank} waits for all others, but rank {gone} has returned")
-        if self._error is not None:
-            raise self._error
-        return self._outcomes.pop(rank)
+        outcome, error = self._outcomes.pop(rank)
+        if error is not None:
+            raise error
+        return outcome
 
     def _act(self, act: Act[Any]) -> None:
         everything = [self._brought.pop(rank) for rank in range(self.size)]
-        self._error = None
         try:
-            self._outcomes = dict(enumerate(act(everything)))
+            self._outcomes = {rank: (each, None) for rank, each in enumerate(act(everything))}
         except BaseException as error:
-            self._error = error
+            self._outcomes = dict.fromkeys(range(self.size), (None, error))
 
     def begin(self, rank: int) -> None:
         """Waits for the first turn."""

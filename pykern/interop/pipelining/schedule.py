@@ -174,6 +174,8 @@ class PipelineSchedule:
         self, kwargs: Mapping[str, Any], by_microbatch: Sequence[Keywords]
     ) -> dict[int, Sequence[Keywords]]:
         """The keyword arguments that each stage names."""
+        if not kwargs:
+            return {stage.stage_index: by_microbatch for stage in self._stages}
         named = {stage.stage_index: takes(stage.submod) for stage in self._stages}
         for name in kwargs:
             if all(names is not None and name not in names for names in named.values()):

@@ -132,8 +132,11 @@ class StageCall(nn.Module):
 
 
 def takes(module: nn.Module) -> set[str] | None:
-    """The names of the keyword arguments of a module's forward; None if it takes any."""
-    parameters = inspect.signature(module.forward).parameters.values()
+    """The names of the keyword arguments of a module's forward; None if it may take any."""
+    try:
+        parameters = inspect.signature(module.forward).parameters.values()
+    except (TypeError, ValueError):
+        return None
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
