@@ -16,7 +16,7 @@ from .chain import Chain, RecordedChain, max_stages, open_model, share_out
 from .choice import Schedule, choose_plan
 from .devices import Devices, parse_devices
 from .fit import Fitted
-from .layers import place_layers, refuse_foreign_devices, refuse_shared_tensors
+from .layers import place_layers, refuse_foreign_devices, refuse_shared
 from .levels import Levels, Recompute, choose_levels
 from .partition import Balance
 from .plan import Costs, Kind, Span, Timeline, simulate
@@ -25,7 +25,7 @@ from .runtime.batch import Batch
 from .runtime.executor import Driver, Executor, Program, open_driver
 from .runtime.loss import Loss, Losses
 from .runtime.recorder import Capture
-from .runtime.replica import refuse_to_copy, refuse_trained_loss
+from .runtime.replica import refuse_replicas, refuse_trained_loss
 from .runtime.stage import Stage
 from .split_points import SplitAt
 
@@ -104,9 +104,9 @@ class Pipeline(nn.Module):
         layers = chain.layers
         refuse_foreign_devices(layers, lanes[0].device.type)
         cut = share_out(chain, plan.num_stages, balance, sample, split_at)
-        refuse_shared_tensors(layers, cut)
+        refuse_shared(layers, cut)
         if plan.placement.num_replicas > 1:
-            refuse_to_copy(layers)
+            refuse_replicas(layers)
             refuse_trained_loss(loss_fn)
 
         self.plan = plan
@@ -141,9 +141,11 @@ class Pipeline(nn.Module):
         Adds to every parameter's `.grad` what the plain model's backward would add, and never
         rescales what is there. Microbatches add up in the order of the plan's B and W, which is
         ascending in all of `pykern.schedules`; where the plan has replicas, those of the first do,
-        then the sum of each other is added. A parameter's hooks are called for each of these
-        additions. A loss that does its part of the backward at once (`pykern.kernels.head_loss`)
-        adds the gradients of its weight in the order of F.
+        then the sum of each other is added. Where stages share a parameter, those of the first do,
+        and when the step has ended, the sum of each other stage is added, in ascending order. A
+        parameter's hooks are called for each of these additions. A loss that does its part of the
+        backward at once (`pykern.kernels.head_loss`) adds the gradients of its weight in the order
+        of F.
 
         Args:
             *inputs: arguments of the first layer, or of the model's own forward; tensors anywhere

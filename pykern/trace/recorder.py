@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from .errors import CutError
 from .functions import METADATA, RANDOM, SHAPES, line, name_of
 from .tape import Instruction, Read, Tape, modes_now, tensors_in
-from .values import Held, Home, Ref, flatten, map_tree
+from .values import Held, Home, Ref, flatten, leaves_of, map_tree
 
 _T = TypeVar("_T")
 
@@ -282,7 +282,7 @@ class Recorder(TorchFunctionMode):
     def call_function(self, kind: Any, apply: Any, args: Any, kwargs: Any) -> Any:
         """Applies an autograd function, which stays whole."""
         bound = apply.__get__(None, kind)
-        if any(callable(thing) for thing in self._foreign(args, kwargs)):
+        if any(callable(leaf) and not isinstance(leaf, type) for leaf in leaves_of((args, kwargs))):
             raise CutError(
                 f"{kind.__name__} is given a function ({line()}), whose modules and parameters "
                 "would not be seen: where it is checkpointing, say Pipeline(recompute='layer')"

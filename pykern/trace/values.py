@@ -166,15 +166,7 @@ def _held_builder(held: Held) -> Build:
     key = held.key
     if held.is_parameter:
         return lambda here: here.parameters[key]
-
-    def buffer(here: Here) -> Any:
-        found = here.buffers[key]
-        # One that several stages read is at home in one of them.
-        if here.device is None or found is None or found.device == here.device:
-            return found
-        return found.to(here.device)
-
-    return buffer
+    return lambda here: here.buffers[key]
 
 
 def refs_in(tree: Any) -> list[int]:
