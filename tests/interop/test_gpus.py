@@ -52,6 +52,19 @@ def test_stages_are_dealt_to_the_gpus_they_name(name: str, gpus: FakeCuda) -> No
     expect_same(Outcome(output, losses, gradients_of(modules)), expected)
 
 
+def test_a_recorded_model(gpus: FakeCuda) -> None:
+    x, y = batch()
+    model = nn.Sequential(*parts(4))
+    splits = {name: pipelining.SplitPoint.BEGINNING for name in ("1", "2", "3")}
+    pipe = pipelining.pipeline(model, (x[:2],), split_spec=splits)
+    stages = [pipe.build_stage(index, torch.device("cuda", index % 2)) for index in range(4)]
+    schedule = pipelining.ScheduleInterleaved1F1B(stages, 4, loss_fn=loss_fn)
+    losses: list[Tensor] = []
+    output = schedule.step(x, target=y, losses=losses)
+    ours = Outcome(output, losses, gradients_of([model]))
+    expect_same(ours, step(ON_WORKERS, "Interleaved1F1B", parts(4), x, target=y))
+
+
 def test_stages_of_one_device_must_name_it(gpus: FakeCuda) -> None:
     stages = [
         pipelining.PipelineStage(module, index, 4, torch.device("cuda", index // 2))

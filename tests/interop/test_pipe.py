@@ -142,6 +142,45 @@ def test_ranks_with_a_pipe_each() -> None:
     close({name: grad for _, grads in found for name, grad in grads.items()}, gradients)
 
 
+class Tied(nn.Module):
+    """Uses one weight at both ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x: Tensor, *, shift: Tensor) -> Any:
+        return self.head(torch.tanh(self.layer(self.embed(x) + shift)))
+
+
+def test_a_parameter_of_two_stages_gets_the_sum() -> None:
+    # torch makes two of it, and adds nothing.
+    model, (x, y) = Tied().double(), batch()
+    _, gradients = plain(model, x, y, shifts())
+    splits = {name: SplitPoint.BEGINNING for name in ("layer", "head")}
+    pipe = pipeline(model, (x[:2],), {"shift": shifts()[:2]}, splits)
+    stages = [pipe.build_stage(index, CPU) for index in range(3)]
+    schedule = pipelining.ScheduleGPipe(stages, 4, loss_fn=loss_fn)
+    schedule.step(x, target=y, shift=shifts())
+    close({name: it.grad for name, it in model.named_parameters()}, gradients)
+
+
+def test_hooks_of_a_stage_and_replaced_parameters_are_seen() -> None:
+    model, (x, y) = Model().double(), batch()
+    pipe = pipeline(model, (x[:2],), split_spec=SPLITS)
+    stages = [pipe.build_stage(index, CPU) for index in range(3)]
+    schedule = pipelining.ScheduleGPipe(stages, 2, loss_fn=loss_fn)
+    seen: list[nn.Module] = []
+    stages[1].submod.register_forward_hook(lambda module, *_: seen.append(module))
+    schedule.step(x, target=y)
+    assert len(seen) == 2
+    model.scale = nn.Parameter(torch.zeros(WIDTH).double())
+    close(schedule.eval(x), model.head(x).detach())
+
+
 class Twice(nn.Module):
     def __init__(self) -> None:
         super().__init__()

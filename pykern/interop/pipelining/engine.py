@@ -114,6 +114,8 @@ class Engine(Pipeline):
         devices = ["cpu" if name.startswith("cpu") else name for name in homes]
         super().__init__(calls, devices=devices, schedule=plan, balance=[1] * plan.num_stages)
         self._calls = calls
+        for call in calls:
+            call.settle()
 
     def run(
         self,
@@ -130,7 +132,7 @@ class Engine(Pipeline):
         """
         trains = results.weight is not None
         for index, call in enumerate(self._calls):
-            call.keywords = keywords[index]
+            call.begin(keywords[index])
         try:
             with torch.set_grad_enabled(trains):
                 parts = self._calls[0].enter(arguments)

@@ -15,8 +15,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from ...split_points import counts_at
-from ...trace import Traced
-from ...trace.untouched import untouched
+from ...trace import Traced, untouched
 from .recorded import FirstRecordedStage, RecordedStage
 from .stage import PipelineStage
 
@@ -87,8 +86,6 @@ def build_stage(
     group: Any = None,
 ) -> PipelineStage:
     """A stage for a schedule, of a module of a `Pipe`: see `PipelineStage`."""
-    if isinstance(stage_module, RecordedStage):
-        stage_module.place(torch.device(device))
     return PipelineStage(stage_module, stage_index, pipe_info.num_stages, device, group=group)
 
 

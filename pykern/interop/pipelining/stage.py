@@ -12,7 +12,7 @@ from torch import nn
 from ...runtime.cut import tensors_of
 from ...runtime.microbatch import to_device
 from . import ranks
-from .recorded import FirstRecordedStage
+from .recorded import RecordedStage, Run
 
 Keywords = Mapping[str, Any]
 
@@ -105,13 +105,26 @@ class StageCall(nn.Module):
 
     def __init__(self, stage: PipelineStage) -> None:
         super().__init__()
-        self.submod = stage.submod
+        module = stage.submod
+        self.submod = module.segment_run if isinstance(module, RecordedStage) else module
+        self._device = stage.device
         self._is_last = stage.is_last
         self.keywords: Sequence[Keywords] = ()
 
+    def settle(self) -> None:
+        """Is told that its parameters have been moved to where it runs."""
+        if isinstance(self.submod, Run):
+            self.submod.place(next((p.device for p in self.submod.parameters()), self._device))
+
+    def begin(self, keywords: Sequence[Keywords]) -> None:
+        """Takes what a step gives it by name."""
+        self.keywords = keywords
+        if isinstance(self.submod, Run):
+            self.submod.refresh()
+
     def enter(self, arguments: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
         """What the first stage is called with, by microbatch."""
-        if isinstance(self.submod, FirstRecordedStage):
+        if isinstance(self.submod, Run):
             pairs = zip(arguments, self.keywords, strict=True)
             arguments = [(self.submod.enter(args, dict(named)),) for args, named in pairs]
             self.keywords = [{}] * len(arguments)
