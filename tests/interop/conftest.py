@@ -18,7 +18,7 @@ def _one_thread_and_a_seed() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def _group_of_one() -> Iterator[None]:
     """torch's stages need a process group, if only of this process."""
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)

@@ -65,6 +65,20 @@ def test_a_recorded_model(gpus: FakeCuda) -> None:
     expect_same(ours, step(ON_WORKERS, "Interleaved1F1B", parts(4), x, target=y))
 
 
+def test_each_rank_has_a_current_device(gpus: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", pipelining.ranks.get_rank)
+    x, y = batch()
+
+    def main() -> str:
+        rank = pipelining.ranks.get_rank()
+        stage = pipelining.PipelineStage(parts(2)[rank], rank, 2, torch.device("cuda"))
+        schedule = pipelining.Schedule1F1B(stage, 2, loss_fn=loss_fn)
+        schedule.step(x, target=y)
+        return stage.lane
+
+    assert pipelining.run(main, 2) == ["cuda:0", "cuda:1"]
+
+
 def test_stages_of_one_device_must_name_it(gpus: FakeCuda) -> None:
     stages = [
         pipelining.PipelineStage(module, index, 4, torch.device("cuda", index // 2))

@@ -1,5 +1,6 @@
 """Scripts that run once per rank: threads that take turns, and whose steps are one."""
 
+import signal
 import threading
 from typing import Any
 
@@ -159,14 +160,19 @@ def test_a_rank_that_returns_early_is_missed() -> None:
         pipelining.run(main, 2)
 
 
-def test_an_interrupt_ends_all() -> None:
+def test_an_interrupt_while_others_have_the_turn_ends_all() -> None:
+    seen = []
+
     def main() -> None:
-        if ranks.get_rank() == 2:
-            raise KeyboardInterrupt
         ranks.barrier()
+        if ranks.get_rank() == 0:
+            signal.raise_signal(signal.SIGINT)
+        ranks.barrier()
+        seen.append(ranks.get_rank())
 
     with pytest.raises(KeyboardInterrupt):
         pipelining.run(main, 3)
+    assert seen == []
 
 
 def test_ranks_that_meet_in_different_places_are_told() -> None:

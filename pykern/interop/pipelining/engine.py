@@ -103,7 +103,7 @@ class Engine(Pipeline):
         homes: list[str] = [""] * plan.num_devices
         for stage in stages:
             number = plan.placement.device_of(stage.stage_index)
-            name = _name_of(stage.device)
+            name = stage.lane
             if homes[number] not in ("", name):
                 raise ValueError(
                     f"stage {stage.stage_index} is on {name}, but the schedule runs it where "
@@ -142,10 +142,3 @@ class Engine(Pipeline):
         finally:
             for call in self._calls:
                 call.keywords = ()
-
-
-def _name_of(device: torch.device) -> str:
-    """A device as lanes are named."""
-    if device.type == "cuda" and device.index is None:
-        return f"cuda:{torch.cuda.current_device()}"
-    return str(device)

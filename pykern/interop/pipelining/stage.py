@@ -75,6 +75,8 @@ class PipelineStage:
         self.stage_index = stage_index
         self.num_stages = num_stages
         self.device = torch.device(device)
+        # Now, for each rank's thread has a current device of its own.
+        self.lane = _lane_of(self.device)
         self.group_rank = ranks.get_rank()
         self.group_size = ranks.get_world_size()
         if self.group_size > num_stages:
@@ -142,6 +144,13 @@ class StageCall(nn.Module):
         if self._is_last:
             return output
         return microbatch, tuple(output) if type(output) in (tuple, list) else (output,)
+
+
+def _lane_of(device: torch.device) -> str:
+    """A device as lanes are named."""
+    if device.type == "cuda" and device.index is None:
+        return f"cuda:{torch.cuda.current_device()}"
+    return str(device)
 
 
 def takes(module: nn.Module) -> set[str] | None:
