@@ -14,6 +14,7 @@ from .runtime.batch import Call
 from .runtime.keywords import keywords_of
 from .split_points import SplitAt, counts_at, names_of
 from .trace import Traced
+from .trace.routes import Direct
 
 
 class Chain:
@@ -37,8 +38,8 @@ class Chain:
         """What the first layer is given for a sample."""
         return sample
 
-    def cut(self, spans: Iterable[range], devices: Sequence[torch.device]) -> None:
-        """Is told which layers are in which stage, and where that is."""
+    def cut(self, spans: Iterable[range], devices: Sequence[torch.device], direct: Direct) -> None:
+        """Is told which layers are in which stage, where that is, and what reaches what."""
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """What the first layer is given, and what all layers are offered.
@@ -89,9 +90,9 @@ class RecordedChain:
         """What the first segment is given for a sample."""
         return self._traced.enter(*call_of(sample))
 
-    def cut(self, spans: Iterable[range], devices: Sequence[torch.device]) -> None:
-        """Is told which segments are in which stage, and where that is."""
-        self._traced.cut(spans, devices)
+    def cut(self, spans: Iterable[range], devices: Sequence[torch.device], direct: Direct) -> None:
+        """Is told which segments are in which stage, where that is, and what reaches what."""
+        self._traced.cut(spans, devices, direct)
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """What the first segment is given.

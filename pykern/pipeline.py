@@ -120,7 +120,7 @@ class Pipeline(nn.Module):
         devices_of = [driver.device(lane) for lane in range(len(lanes))]
         homes = [devices_of[plan.placement.device_of(s)] for s in range(plan.num_stages)]
         place_layers(layers, cut, homes)
-        chain.cut(cut.stages, homes)
+        chain.cut(cut.stages, homes, driver.direct(plan))
         modules = list(layers.values())
         stages = [
             Stage(index, modules[span.start : span.stop], home)

@@ -6,7 +6,6 @@ import atexit
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from .microbatch import to_device
 from .random import StepSeed
 from .recorder import Capture
 from .replica import Replica
-from .stage import Stage
+from .stage import Stage, connect
 from .streams import Streams
 from .workers import Failure, Workers
 
@@ -79,8 +78,7 @@ class Executor:
                 [Replica(stage, home) for stage, home in zip(stages, homes, strict=True)]
             )
         for replica in self._replicas:
-            for stage, following in pairwise(replica):
-                stage.next, following.previous = following, stage
+            connect(replica)
         self._stages = [stage for replica in self._replicas for stage in replica]
         self._callbacks: dict[Kind, list[Callable[[int], None]]] = {
             Kind.F: [stage.forward for stage in self._stages],
@@ -139,7 +137,7 @@ class Executor:
             levels = batch.levels[stage.index] if batch.levels else ()
             stage.begin(len(batch.rows), seed, batch.finish, levels)
         for replica in self._replicas:
-            replica[0].arguments = [None if call is None else call[0] for call in batch.calls]
+            replica[0].enter([None if call is None else call[0] for call in batch.calls])
         keywords = [{} if call is None else call[1] for call in batch.calls]
         if any(keywords):
             for stage in self._stages:
