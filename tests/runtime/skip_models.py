@@ -26,7 +26,7 @@ class Skips:
 
 
 class UNet(nn.Module):
-    """Blocks going down, each of whose outputs the block at its height going up adds twice."""
+    """Blocks going down, each of whose outputs the block at its height going up uses twice."""
 
     def __init__(self, depth: int = 4) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class UNet(nn.Module):
             held.append(x)
         for block in self.up:
             skip = held.pop()
-            x = block(x * torch.sigmoid(skip) + skip)
+            x = x * torch.sigmoid(skip) + block(skip)
         return x
 
 
@@ -59,6 +59,38 @@ class Dense(nn.Module):
                 total = total + torch.sin(value * (number + 1.1))
             made.append(block(total) * torch.cos(made[min(1, number)]))
         return made[-1]
+
+
+class Ladder(nn.Module):
+    """Every block uses the output of the one before it, and of the fourth before it."""
+
+    def __init__(self, depth: int = 8) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(depth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = [x]
+        for block in self.blocks:
+            made.append(torch.tanh(block(made[-1])) * made[max(0, len(made) - 4)])
+        return made[-1]
+
+
+class Wide(nn.Module):
+    """Of four stages the last alone uses `late`, and what the first has put aside, 7 wide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.aside = nn.Linear(WIDTH, 7)
+        self.second = nn.Linear(WIDTH, WIDTH)
+        self.third = nn.Linear(WIDTH, WIDTH)
+        self.last = nn.Linear(7, WIDTH)
+
+    def forward(self, x: Tensor, late: Tensor) -> Tensor:
+        x = torch.tanh(self.first(x))
+        skip = self.aside(x)
+        x = torch.tanh(self.third(torch.tanh(self.second(x))))
+        return x * torch.sin(self.last(skip)) * late.sum(-1, keepdim=True)
 
 
 class Cross(nn.Module):
@@ -104,6 +136,16 @@ def dense(rows: int) -> Skips:
     return Skips(Dense(), {"x": x}, y)
 
 
+def ladder(rows: int) -> Skips:
+    x, y = torch.randn(2, rows, WIDTH)
+    return Skips(Ladder(), {"x": x}, y)
+
+
+def wide(rows: int) -> Skips:
+    x, y = torch.randn(2, rows, WIDTH)
+    return Skips(Wide(), {"x": x, "late": torch.randn(rows, 9)}, y)
+
+
 def encoder_decoder(rows: int) -> Skips:
     inputs = {
         "source": torch.randn(rows, 5, WIDTH),
@@ -117,11 +159,14 @@ def encoder_decoder(rows: int) -> Skips:
 MODELS: dict[str, Callable[[int], Skips]] = {
     "unet": unet,
     "dense": dense,
+    "ladder": ladder,
     "encoder_decoder": encoder_decoder,
 }
 
 
-def pipeline(case: Skips, plan: Any, devices: Any, **options: Any) -> pykern.Pipeline:
+def pipeline(
+    case: Skips, plan: Any, devices: Any, split_at: Any = None, **options: Any
+) -> pykern.Pipeline:
     rows = -(-len(case.target) // plan.num_microbatches)
     sample = {name: value[:rows] for name, value in case.inputs.items()}
     return pykern.Pipeline(
@@ -130,7 +175,8 @@ def pipeline(case: Skips, plan: Any, devices: Any, **options: Any) -> pykern.Pip
         schedule=plan,
         loss_fn=case.loss_fn,
         sample=sample,
-        balance="layers",
+        split_at=split_at,
+        balance=None if split_at else "layers",
         **options,
     )
 
