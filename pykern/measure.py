@@ -182,13 +182,13 @@ class _Move(Passage):
     def __init__(self, devices: Sequence[torch.device]) -> None:
         self._devices = devices
 
-    def there(self, microbatch: int, outputs: Sequence[Tensor], reader: int) -> Sequence[Tensor]:
+    def there(self, microbatch: int, reader: int, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
         """The outputs on the later stage's device."""
         del microbatch
         return to_device(tuple(outputs), self._devices[reader])  # type: ignore[no-any-return]
 
     def back(
-        self, microbatch: int, gradients: Sequence[Tensor | None], maker: int
+        self, microbatch: int, maker: int, gradients: Sequence[Tensor | None]
     ) -> Sequence[Tensor | None]:
         """The gradients on the earlier stage's device."""
         del microbatch

@@ -97,13 +97,15 @@ class Crossing(Passage):
         self._stage = stage
         self._ring = rings[stage]
         self._rings = rings
+        self._lanes_of = [ring.lane for ring in rings]
         self._crossings = crossings
         self._lanes = lanes
         self._program: _C.StreamProgram | None = None
         self._splits = False
         # By slot: what is being sent for the microbatch that has it, or had it last.
         self._held: dict[int, list[Tensor]] = {}
-        # By whether F sends it or B and I, and by microbatch: transfers with what they read.
+        # By whether F sends it or B and I, and by microbatch: transfers with what they read. What a
+        # stage sends is in the outbox of the one behind which a copy leaves the lane.
         self._outbox: dict[tuple[Kind, int], list[tuple[Transfer, Tensor]]] = {}
 
     def begin(self, program: _C.StreamProgram) -> None:
@@ -140,7 +142,7 @@ class Crossing(Passage):
         held += [source for _, source in sent]
         return [transfer for transfer, _ in sent]
 
-    def there(self, microbatch: int, outputs: Sequence[Tensor], reader: int) -> Sequence[Tensor]:
+    def there(self, microbatch: int, reader: int, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
         """Copies in the ring of the later stage."""
         ring = self._rings[reader]
         if ring.lane == self._ring.lane:
@@ -154,7 +156,7 @@ class Crossing(Passage):
         ]
 
     def back(
-        self, microbatch: int, gradients: Sequence[Tensor | None], maker: int
+        self, microbatch: int, maker: int, gradients: Sequence[Tensor | None]
     ) -> Sequence[Tensor | None]:
         """Copies in the ring of the earlier stage."""
         ring = self._rings[maker]
@@ -197,7 +199,7 @@ class Crossing(Passage):
             reached = self._lanes.reaches(self._ring.lane, ring.lane)
             via = 0 if reached else ring.host(place, num_bytes)
             transfer = (landing.data_ptr(), source.data_ptr(), num_bytes, via)
-            carrier = self._crossings[carrier_of([r.lane for r in self._rings], self._stage, way)]
+            carrier = self._crossings[carrier_of(self._lanes_of, self._stage, way)]
             carrier._outbox.setdefault((way, microbatch), []).append((transfer, source))
         return landing
 

@@ -75,7 +75,7 @@ class Parcels:
         """F hands over what farther stages use."""
         for reader, values in farther:
             detached = [value.detach() for value in values.values()]
-            landed = passage.there(microbatch, detached, reader)
+            landed = passage.there(microbatch, reader, detached)
             for value, leaf in zip(values.values(), landed, strict=True):
                 leaf.requires_grad_(value.requires_grad)
             parcel = Parcel(self._stage, dict(zip(values, landed, strict=True)))
@@ -122,7 +122,7 @@ class Parcels:
         for parcel in parcels:
             start, end = end, end + len(parcel.leaves)
             parcel.leaves = ()
-            parcel.gradients = passage.back(microbatch, gradients[start:end], parcel.sender)
+            parcel.gradients = passage.back(microbatch, parcel.sender, gradients[start:end])
         return gradients[:near]
 
     def answers(self, microbatch: int) -> list[Tensor | None]:

@@ -14,13 +14,13 @@ class Passage:
     Others move what passes, into memory that is used again and again.
     """
 
-    def there(self, microbatch: int, outputs: Sequence[Tensor], reader: int) -> Sequence[Tensor]:
+    def there(self, microbatch: int, reader: int, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
         """What that later stage gets for these outputs, which are detached."""
         del microbatch, reader
         return outputs
 
     def back(
-        self, microbatch: int, gradients: Sequence[Tensor | None], maker: int
+        self, microbatch: int, maker: int, gradients: Sequence[Tensor | None]
     ) -> Sequence[Tensor | None]:
         """What that earlier stage gets for these gradients of its outputs."""
         del microbatch, maker

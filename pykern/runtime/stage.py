@@ -206,7 +206,7 @@ class Stage:
         if self._recompute.has(microbatch):
             self._require_cuttable(output)
         near, farther = apart(output, self.index)
-        handed = cut(near, partial(self.passage.there, microbatch, reader=self.index + 1))
+        handed = cut(near, partial(self.passage.there, microbatch, self.index + 1))
         self.next.arguments[microbatch] = (handed.value,)
         self.next.leaves[microbatch] = handed.leaves
         if not farther:
@@ -320,8 +320,8 @@ class Stage:
             gradients: Sequence[Tensor | None] = [leaf.grad for leaf in leaves]
             if self.parcels.opened:
                 gradients = self.parcels.answer(microbatch, gradients, self.passage)
-            maker = self.previous.index
-            self.previous.gradients[microbatch] = self.passage.back(microbatch, gradients, maker)
+            given = self.passage.back(microbatch, self.index - 1, gradients)
+            self.previous.gradients[microbatch] = given
 
 
 def connect(stages: Sequence[Stage]) -> None:
