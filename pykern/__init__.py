@@ -9,20 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .budget import Budget
+    from .cut_report import explain_cut
     from .pipeline import Pipeline
     from .plan import Plan, PlanError
     from .runtime.microbatch import SplitError
+    from .trace import CutError
 
 __version__ = "0.1.0"
 
-__all__ = ["Budget", "Pipeline", "Plan", "PlanError", "SplitError"]
+__all__ = ["Budget", "CutError", "Pipeline", "Plan", "PlanError", "SplitError", "explain_cut"]
 
 _HOME = {
     "Budget": ".budget",
+    "CutError": ".trace",
     "Pipeline": ".pipeline",
     "Plan": ".plan",
     "PlanError": ".plan",
     "SplitError": ".runtime.microbatch",
+    "explain_cut": ".cut_report",
 }
 
 

@@ -7,6 +7,7 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 
 from .layers import named_layers
 from .partition import Balance, Partition, partition
@@ -109,9 +110,14 @@ class RecordedChain:
 
 
 def open_model(
-    model: nn.Module | Sequence[nn.Module], sample: Any, num_stages: int, split_at: SplitAt | None
+    model: nn.Module | Sequence[nn.Module] | ExportedProgram,
+    sample: Any,
+    num_stages: int,
+    split_at: SplitAt | None,
 ) -> Chain | RecordedChain:
     """The model as a chain: of its layers where it does nothing else, otherwise recorded."""
+    if isinstance(model, ExportedProgram):
+        model = model.module()
     if _is_chain(model):
         return Chain(model)
     if not isinstance(model, nn.Module):
@@ -137,13 +143,15 @@ def share_out(
             raise ValueError(f"split_at says where stages begin; balance={balance!r} does as well")
         balance = counts_at(list(chain.layers), split_at, num_stages)
     balance = "parameters" if balance is None else balance
-    measured = balance == "time" or isinstance(chain, Chain)
+    measured = balance in ("time", "memory") or isinstance(chain, Chain)
     given = chain.first_input(sample) if measured and sample is not None else None
     return partition(chain.layers, num_stages, balance=balance, sample=given)
 
 
-def max_stages(model: nn.Module | Sequence[nn.Module]) -> int:
+def max_stages(model: nn.Module | Sequence[nn.Module] | ExportedProgram) -> int:
     """How many stages a model can be cut into at most: by its layers, or modules that train."""
+    if isinstance(model, ExportedProgram):
+        return len(list(model.parameters()))
     if _is_chain(model):
         return len(model)
     assert isinstance(model, nn.Module)

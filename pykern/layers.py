@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .partition import Partition
+from .runtime.layer_copies import refuse_to_copy
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
@@ -65,14 +66,16 @@ def place_layers(
 ) -> None:
     """Moves the layers, in place, to the devices of their stages; parameters stay the same objects.
 
+    What several stages use goes where the first of them is.
+
     Args:
         layers: the layers by name, which `refuse_foreign_devices` has let pass.
         cut: which of them form each stage.
         devices: one per stage.
 
     Raises:
-        ValueError: a module occurs in stages on different devices, or torch is set to make new
-            parameters where it moves a module. No layer has been moved.
+        ValueError: torch is set to make new parameters where it moves a module. No layer has been
+            moved.
     """
     names = list(layers)
     placed = [
@@ -87,54 +90,72 @@ def place_layers(
             f"of those that are moved, which an optimizer would not know: {moving[0][0]} has to be "
             f"moved to {moving[0][2]}; set it to False, or move the layer first"
         )
-    _refuse_two_places(placed)
-    for _, layer, device in moving:
-        layer.to(device)
+    there: set[int] = set()
+    for _, layer, device in placed:
+        _move(layer, device, there)
 
 
-def _tensors(module: nn.Module, *, recurse: bool = True) -> Iterator[Tensor]:
-    yield from module.parameters(recurse)
-    yield from module.buffers(recurse)
+def _tensors(module: nn.Module) -> Iterator[Tensor]:
+    yield from module.parameters()
+    yield from module.buffers()
 
 
-def _refuse_two_places(placed: Sequence[tuple[str, nn.Module, torch.device]]) -> None:
-    owner: dict[nn.Module, tuple[str, torch.device]] = {}
-    for name, layer, device in placed:
-        for module in layer.modules():
-            there, first = owner.setdefault(module, (name, device))
-            holds = next(_tensors(module, recurse=False), None) is not None
-            if holds and first != device:
-                raise ValueError(
-                    f"{there} on {first} and {name} on {device} contain the same "
-                    f"{type(module).__name__}, whose buffers cannot be in both places: give each "
-                    "its own copy, or cut so that they share a stage (balance=[...])"
-                )
+def _move(layer: nn.Module, device: torch.device, there: set[int]) -> None:
+    """Moves what is not in its place yet: the ids of these modules and parameters are `there`."""
+    held = {id(item) for item in (*layer.modules(), *layer.parameters())}
+    if any(tensor.device != device for tensor in _tensors(layer)):
+        if held.isdisjoint(there):
+            layer.to(device)
+        else:
+            for module in layer.modules():
+                if id(module) not in there:
+                    _move_alone(module, device, there)
+    there |= held
 
 
-def _written_in_training(layer: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and running statistics. Other buffers, such as masks, are taken to be constant."""
-    yield from layer.named_parameters()
+def _move_alone(module: nn.Module, device: torch.device, there: set[int]) -> None:
+    kept = [p for p in module.parameters(recurse=False) if id(p) in there]
+    still = {id(tensor) for p in kept for tensor in (p, p.grad)}
+    module._apply(lambda t: t if id(t) in still else t.to(device), recurse=False)
+
+
+def refuse_shared(layers: Mapping[str, nn.Module], cut: Partition) -> None:
+    """Raises ValueError where stages have in common what they cannot: see `runtime.ties`.
+
+    That is running statistics, and parameters of layers that cannot have copies.
+    """
+    names = list(layers)
+    by_stage = [{name: layers[name] for name in names[s.start : s.stop]} for s in cut.stages]
+    _refuse_shared_statistics(by_stage)
+    owned: set[Tensor] = set()
+    for stage, of_stage in enumerate(by_stage):
+        used = {tensor for layer in of_stage.values() for tensor in layer.parameters()}
+        refuse_to_copy(
+            of_stage,
+            used & owned,
+            f"stage {stage} would need a copy of it, because an earlier stage has a parameter of "
+            "it too; cut so that they share a stage (balance=[...]), or untie them",
+        )
+        owned |= used
+
+
+def _refuse_shared_statistics(by_stage: Sequence[Mapping[str, nn.Module]]) -> None:
+    owner: dict[int, tuple[int, str]] = {}
+    for stage, layers in enumerate(by_stage):
+        for name, layer in layers.items():
+            for buffer_name, buffer in _running_statistics(layer):
+                here = f"{name}.{buffer_name}"
+                first, there = owner.setdefault(id(buffer), (stage, here))
+                if first != stage:
+                    raise ValueError(
+                        f"{there} (stage {first}) and {here} (stage {stage}) are one buffer, to "
+                        "which stages would write in no fixed order: cut so that they share a "
+                        "stage (balance=[...]), or give each its own"
+                    )
+
+
+def _running_statistics(layer: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """What a forward writes. Other buffers, such as masks, are taken to be constant."""
     for name, module in layer.named_modules():
         if isinstance(module, nn.modules.batchnorm._NormBase):
             yield from module.named_buffers(prefix=name, recurse=False)
-
-
-def refuse_shared_tensors(layers: Mapping[str, nn.Module], cut: Partition) -> None:
-    """Raises ValueError where two stages have a tensor in common that a step writes.
-
-    Two workers would write it, in no fixed order.
-    """
-    names = list(layers)
-    owner: dict[int, tuple[int, str]] = {}
-    for stage, span in enumerate(cut.stages):
-        for name in names[span.start : span.stop]:
-            for tensor_name, tensor in _written_in_training(layers[name]):
-                here = f"{name}.{tensor_name}"
-                first, there = owner.setdefault(id(tensor), (stage, here))
-                if first != stage:
-                    kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
-                    raise ValueError(
-                        f"{there} (stage {first}) and {here} (stage {stage}) are one {kind}; "
-                        f"{kind}s shared between stages are not supported yet: cut so that they "
-                        "share a stage (balance=[...]), or untie them"
-                    )

@@ -20,11 +20,11 @@ from torch.utils import _pytree as pytree
 from .level_costs import Kept, Rebuilt, StageCosts
 from .live_bytes import LiveBytes
 from .plan import Kind
+from .runtime.layer_copies import copy_layers
 from .runtime.microbatch import to_device
 from .runtime.passage import Passage
 from .runtime.random import StepSeed
 from .runtime.recompute import INPUTS, Level
-from .runtime.replica import copy_layers
 from .runtime.stage import Finish, Stage, connect
 from .runtime.trial import Trial
 
@@ -70,7 +70,8 @@ def measure(
     trial = Trial(finish)
     with torch.inference_mode(False), torch.enable_grad(), trial.without_trace(stages):
         copies = [
-            Stage(stage.index, copy_layers(stage.layers, None)[0], stage.device) for stage in stages
+            Stage(stage.index, copy_layers(stage.layers, stage.device)[0], stage.device)
+            for stage in stages
         ]
         connect(copies)
         for stage in copies:

@@ -8,18 +8,26 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from itertools import accumulate, pairwise
+from math import inf
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from .profile import layer_times_ns
+from .profile import layer_bytes, layer_times_ns
 
 if TYPE_CHECKING:
     from typing import Any
 
-Balance: TypeAlias = Literal["parameters", "layers", "time"] | Sequence[int]
+# What makes stages equal, layers for each stage, or the price of a layer by a pattern of its name.
+Balance: TypeAlias = (
+    Literal["parameters", "layers", "time", "memory"] | Sequence[int] | Mapping[str, float]
+)
+_MEASURED = ("time", "memory")
+# A parameter's weight, its gradient, and two moments of Adam.
+_COPIES = 4
 
 
 @dataclass(frozen=True)
@@ -28,10 +36,11 @@ class Partition:
 
     Attributes:
         stages: One range of layer indices per stage, in order; together they cover every layer.
-        costs: One cost per stage: a number of parameters or layers, or nanoseconds.
+        costs: One cost per stage: a number of parameters, layers or bytes, nanoseconds, or
+            millionths of prices.
         parameters: One parameter count per stage.
         layer_names: One name per layer of the whole model.
-        balance: What a cost counts: "parameters", "layers" or "time".
+        balance: What a cost counts: "parameters", "layers", "time", "memory" or "prices".
     """
 
     stages: tuple[range, ...]
@@ -88,8 +97,11 @@ def partition(
             by name.
         num_stages: How many stages to make; at least 1, at most the number of layers.
         balance: What makes stages equal: "parameters", "layers", "time" (forward and backward,
-            measured on `sample`), or the number of layers of each stage, given as a list.
-        sample: An input of the first layer; needed for, and only for, balance "time".
+            measured on `sample`), "memory" (bytes of weights, gradients and Adam's moments, and
+            of what a forward keeps for its backward, measured on `sample`, for as many microbatches
+            as there are stages), prices by patterns of layer names, of which the first that fits
+            counts, as in `{"embed*": 0, "*head": 2, "*": 1}`; or a list: the layers of each stage.
+        sample: An input of the first layer; needed for, and only for, what is measured.
 
     Returns:
         The stages with their costs; a given list reports its cost in parameters.
@@ -103,10 +115,15 @@ def partition(
     _check_num_stages(num_stages, len(chain))
     parameters = [_count_parameters(name, layer) for name, layer in chain]
     if isinstance(balance, str):
-        measure, costs = _costs(balance, [layer for _, layer in chain], parameters, sample)
+        _check_sample(balance, sample)
+        layers_of = [layer for _, layer in chain]
+        costs = _costs(balance, layers_of, parameters, sample, num_stages)
+        ends = _balanced_ends(costs, num_stages)
+    elif isinstance(balance, Mapping):
+        costs = [_price(balance, name) for name, _ in chain]
         ends = _balanced_ends(costs, num_stages)
     else:
-        measure, costs = "parameters", parameters
+        costs = parameters
         ends = _given_ends(balance, num_stages, len(chain))
     stages = tuple(range(start, end) for start, end in pairwise([0, *ends]))
     return Partition(
@@ -114,7 +131,7 @@ def partition(
         costs=tuple(sum(costs[layer] for layer in stage) for stage in stages),
         parameters=tuple(sum(parameters[layer] for layer in stage) for stage in stages),
         layer_names=tuple(name for name, _ in chain),
-        balance=measure,
+        balance=_counted(balance),
     )
 
 
@@ -164,22 +181,53 @@ def _count_parameters(name: str, layer: nn.Module) -> int:
     return sum(parameter.numel() for parameter in parameters)
 
 
-def _costs(
-    balance: str, layers: list[nn.Module], parameters: list[int], sample: Any
-) -> tuple[str, list[int]]:
-    """What a cost counts, and the cost of every layer. Integers, so that the cut is exact."""
-    if balance not in ("parameters", "layers", "time"):
+def _counted(balance: Balance) -> str:
+    if isinstance(balance, str):
+        return balance
+    return "prices" if isinstance(balance, Mapping) else "parameters"
+
+
+def _check_sample(balance: str, sample: Any) -> None:
+    if balance not in ("parameters", "layers", *_MEASURED):
         raise ValueError(
-            f'balance is "{balance}"; use "parameters", "layers", "time" or a list of layer counts'
+            f'balance is "{balance}"; use "parameters", "layers", "time", "memory", a list of '
+            "layer counts, or a dict of prices by layer name"
         )
-    if (balance == "time") != (sample is not None):
+    if (balance in _MEASURED) != (sample is not None):
         raise ValueError(
             f'balance is "{balance}" and sample is {"missing" if sample is None else "given"}; '
-            'a sample input is needed for, and only for, balance "time"'
+            'a sample input is needed for, and only for, balance "time" and "memory"'
         )
+
+
+def _costs(
+    balance: str, layers: list[nn.Module], parameters: list[int], sample: Any, num_stages: int
+) -> list[int]:
+    """The cost of every layer. Integers, so that the cut is exact."""
     if balance == "time":
-        return "time", layer_times_ns(layers, sample)
-    return balance, parameters if balance == "parameters" else [1] * len(layers)
+        return layer_times_ns(layers, sample)
+    if balance == "memory":
+        kept = layer_bytes(layers, sample)
+        return [
+            _COPIES * _bytes_of(layer) + num_stages * of_layer
+            for layer, of_layer in zip(layers, kept, strict=True)
+        ]
+    return parameters if balance == "parameters" else [1] * len(layers)
+
+
+def _bytes_of(layer: nn.Module) -> int:
+    return sum(parameter.numel() * parameter.element_size() for parameter in layer.parameters())
+
+
+def _price(prices: Mapping[str, float], name: str) -> int:
+    for pattern, price in prices.items():
+        if fnmatchcase(name, pattern):
+            if not isinstance(price, int | float) or not 0 <= price < inf:
+                raise ValueError(f"balance prices {pattern!r} at {price!r}; a price is 0 or more")
+            return round(price * 1_000_000)
+    raise ValueError(
+        f"balance has no price for layer {name!r}: none of {', '.join(map(repr, prices))} fits"
+    )
 
 
 def _given_ends(counts: Sequence[int], num_stages: int, num_layers: int) -> list[int]:

@@ -43,6 +43,41 @@ def layer_times_ns(layers: Sequence[nn.Module], sample: Any, repeats: int = 5) -
     return times
 
 
+def layer_bytes(layers: Sequence[nn.Module], sample: Any) -> list[int]:
+    """Bytes that the forward of every layer keeps for its backward, without its parameters.
+
+    Leaves no trace in the layers, as `layer_times_ns`.
+
+    Args:
+        layers: The model as a chain of layers, on the CPU.
+        sample: An input of the first layer, as large as one microbatch.
+
+    Raises:
+        ValueError: If a layer or the sample is not on the CPU.
+    """
+    _check_on_cpu(layers, sample)
+    found = []
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        for layer in layers:
+            kept: dict[int, int] = {}
+            held = {tensor.data_ptr() for tensor in (*layer.parameters(), *layer.buffers())}
+
+            def note(tensor: Tensor, kept: dict[int, int] = kept, held: set[int] = held) -> Tensor:
+                storage = tensor.untyped_storage()
+                if storage.data_ptr() not in held:
+                    kept[storage.data_ptr()] = storage.nbytes()
+                return tensor
+
+            with torch.autograd.graph.saved_tensors_hooks(note, _same):
+                _, sample = _run(layer, sample)
+            found.append(sum(kept.values()))
+    return found
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
 def _check_on_cpu(layers: Sequence[nn.Module], sample: Any) -> None:
     tensors = [leaf for leaf in tree_leaves(sample) if isinstance(leaf, Tensor)]
     for layer in layers:

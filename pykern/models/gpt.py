@@ -107,8 +107,7 @@ def gpt(  # noqa: PLR0913, PLR0917
         context: Longest sequence, in tokens.
         dropout: Probability of dropping an activation in training, 0 <= dropout < 1.
         seed: Seed of the initial weights. Torch's global random numbers are left alone.
-        tied: The output layer's weight is that of the token embedding. Such a model is one stage:
-            `Pipeline` refuses parameters that two stages share.
+        tied: The output layer's weight is that of the token embedding.
         fused_loss: While training the model returns `LazyLogits`, what logits are made of, for the
             loss that never holds all of them: `pykern.kernels.head_loss.LinearCrossEntropy`.
 

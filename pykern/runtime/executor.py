@@ -20,6 +20,7 @@ from .recorder import Capture
 from .replica import Replica
 from .stage import Stage, connect
 from .streams import Streams
+from .ties import Ties
 from .workers import Failure, Workers
 
 Program = _C.Program | _C.StreamProgram
@@ -88,6 +89,7 @@ class Executor:
             Kind.W: [stage.weight_gradients for stage in self._stages],
             Kind.REDUCE: [stage.reduce for stage in self._stages],
         }
+        self._ties = Ties(stages)
         self._driver: Any = driver
         # Whether steps are timed where that is not free.
         self.traced = False
@@ -124,19 +126,25 @@ class Executor:
             try:
                 self._begin(batch)
                 failures = self._driver.run(program, self._callbacks, batch, traced=self.traced)
+                if not failures:
+                    self._ties.finish()
             finally:
                 for stage in self._stages:
                     stage.end()
+                self._ties.end()
                 self._driver.end()
         if failures:
             raise self._first(failures)
 
     def _begin(self, batch: Batch) -> None:
         seed = StepSeed()
-        for stage in self._stages:
-            levels = batch.levels[stage.index] if batch.levels else ()
-            stage.begin(len(batch.rows), seed, batch.finish, levels)
         for replica in self._replicas:
+            for stage in replica:
+                levels = batch.levels[stage.index] if batch.levels else ()
+                stage.begin(len(batch.rows), seed, batch.finish, levels)
+            # Further replicas are of what the stages of the first run with.
+            if replica is self._replicas[0]:
+                self._ties.begin()
             replica[0].enter([None if call is None else call[0] for call in batch.calls])
         keywords = [{} if call is None else call[1] for call in batch.calls]
         if any(keywords):

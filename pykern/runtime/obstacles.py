@@ -53,6 +53,11 @@ def refuse_stage(stage: Stage) -> None:
         raise CannotCapture(
             f"{_drawing(stage)} draws random numbers, which would be the same in every replay"
         )
+    if stage.layers is not stage.originals:
+        raise CannotCapture(
+            f"stage {stage.index} uses what an earlier stage uses as well, and has other copies of "
+            "it in each step"
+        )
     if _are_hooked_globally():
         raise CannotCapture("hooks of all modules are set, which a replay would not call")
     for name, module in modules_of(stage):
@@ -169,7 +174,7 @@ def modules_of(stage: Stage) -> list[tuple[str, nn.Module]]:
     """The modules of a stage with what a message calls them."""
     return [
         named_module
-        for index, layer in enumerate(stage.layers)
+        for index, layer in enumerate(stage.originals)
         for named_module in _named_modules(layer, f"layer {index} of stage {stage.index}")
     ]
 

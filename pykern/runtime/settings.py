@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import nn
+
+# In the place of a parameter that is not there.
+_NONE = id(None)
 
 
 class Settings:
@@ -15,6 +18,7 @@ class Settings:
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         self.modules = [module for layer in layers for module in layer.modules()]
+        self._ids = {id(module) for module in self.modules}
         # Looked up once: asking every step what has changed must cost next to nothing.
         self._children = [module._modules for module in self.modules]
         self._parameters = [module._parameters for module in self.modules]
@@ -30,6 +34,19 @@ class Settings:
             if isinstance(value, int | float) and name != "training"
         ]
         self._then = self._now()
+
+    def ids(self) -> set[int]:
+        """Of the modules, and of the parameters that they have now."""
+        found = {id(held) for parameters in self._parameters for held in parameters.values()}
+        found |= self._ids
+        found.discard(_NONE)
+        return found
+
+    def held(self) -> Iterator[nn.Module | nn.Parameter]:
+        """The modules, and the parameters that they have now."""
+        yield from self.modules
+        for parameters in self._parameters:
+            yield from (held for held in parameters.values() if held is not None)
 
     def have_changed(self) -> bool:
         """Whether anything has changed since this was made."""

@@ -50,7 +50,8 @@ class Stage:
         self, index: int, layers: Sequence[nn.Module], device: torch.device = _CPU
     ) -> None:
         self.index = index
-        self.layers = layers
+        # In a step some may be copies of the originals.
+        self.originals = self.layers = layers
         self.device = device
         self._finish: Finish | None = None
         self.next: Stage | None = None
@@ -81,7 +82,7 @@ class Stage:
         changed = self._settings is None or self._settings.have_changed()
         self._recompute.begin(levels, changed=changed)
         if changed:
-            self._settings = Settings(self.layers)
+            self._settings = Settings(self.originals)
             modules = self._settings.modules
             self.copies_input = any(getattr(module, "inplace", False) for module in modules)
         # Without gradients a step has no loss, which may draw as well.
@@ -109,6 +110,7 @@ class Stage:
     def end(self) -> None:
         """Lets go of everything that belongs to the step."""
         self._finish = None
+        self.layers = self.originals
         self._recompute.end()
         self._make_room(0)
 

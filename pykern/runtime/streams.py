@@ -69,12 +69,12 @@ class Streams:
             ends = ((low, high), (there, there + 1), (back - 1, back))
             return all(reaches(lanes[a], lanes[b]) and reaches(lanes[b], lanes[a]) for a, b in ends)
 
-        def direct(low: int, high: int) -> bool:
+        def direct(low: int, high: int, with_gradients: bool) -> bool:
             if self._capture is not False:
                 return False
             if low == BATCH:
                 return True
-            return torch.is_grad_enabled() and all(between(lanes, low, high) for lanes in homes)
+            return with_gradients and all(between(lanes, low, high) for lanes in homes)
 
         return direct
 

@@ -2,6 +2,16 @@
 
 from .errors import CutError, ReplayError
 from .model import Traced
+from .opened import why_whole
 from .program import Environment, Segment
+from .untouched import untouched
 
-__all__ = ["CutError", "Environment", "ReplayError", "Segment", "Traced"]
+__all__ = [
+    "CutError",
+    "Environment",
+    "ReplayError",
+    "Segment",
+    "Traced",
+    "untouched",
+    "why_whole",
+]

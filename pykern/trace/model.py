@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from .errors import CutError
 from .opened import alike, opened_by_names, opened_by_size, require_openable, smaller
@@ -54,11 +54,18 @@ class Traced:
         self.segments = {
             name: Segment(number) for number, name in enumerate(_numbered(self._anchors))
         }
+        # Those whose mode the forward may look at: what is looked into, and what it calls.
+        self._modes = [
+            module
+            for parent in model.modules()
+            if parent in self._opened
+            for module in (parent, *parent.children())
+        ]
         # By segment.
         self._stage_of = [0] * len(self.segments)
         self._direct: Direct = everywhere
         self._programs: dict[Any, list[Program]] = {}
-        self._fill(tape, self._starts(tape))
+        self._program(tape, self._key(*sample))
 
     def cut(self, spans: Iterable[range], devices: Sequence[torch.device], direct: Direct) -> None:
         """Says which segments are in which stage, where that is, and what reaches what from there.
@@ -66,7 +73,7 @@ class Traced:
         Args:
             spans: by stage, its segments.
             devices: by stage.
-            direct: asked when a program is made, in the modes that it is for.
+            direct: where values can go past stages.
         """
         segments = list(self.segments.values())
         for stage, (span, device) in enumerate(zip(spans, devices, strict=True)):
@@ -74,8 +81,10 @@ class Traced:
                 self._stage_of[number] = stage
                 segments[number].device = None if device.type == "cpu" else device
         self._direct = direct
-        # Those so far are cut otherwise.
-        self._programs.clear()
+        self._programs = {
+            key: [Program(known.tape, known.ends, self._stage_of, direct) for known in programs]
+            for key, programs in self._programs.items()
+        }
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Environment:
         """What the first segment is given for a call of the model.
@@ -88,16 +97,10 @@ class Traced:
         inputs = _unique(leaf for leaf in leaves if isinstance(leaf, Tensor))
         values = dict(enumerate(inputs))
         key = self._key(args, kwargs)
-        known = self._programs.setdefault(key, [])
+        known = self._programs.get(key, ())
         program = next((program for program in known if self._holds(program, values)), None)
         if program is None:
-            tape = self._record((args, kwargs))
-            starts = self._starts(tape)
-            self._fill(tape, starts)
-            ends = [*starts[1:], len(tape.instructions)]
-            trained = {number for number, value in values.items() if value.requires_grad}
-            program = Program(tape, ends, self._stage_of, trained, self._direct)
-            known.append(program)
+            program = self._program(self._record((args, kwargs)), key)
         return Environment(program, {n: values[n] for n in sorted(program.inputs)})
 
     def refresh(self) -> None:
@@ -141,16 +144,15 @@ class Traced:
 
     def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves, spec = flatten((args, kwargs))
-        order = count()
         numbers: dict[int, int] = {}
         described = tuple(
-            (numbers.setdefault(id(leaf), next(order)), leaf.shape, leaf.dtype, leaf.requires_grad)
+            (numbers.setdefault(id(leaf), len(numbers)), leaf.shape, leaf.dtype, leaf.requires_grad)
             if isinstance(leaf, Tensor)
             else (type(leaf), _hashable(leaf))
             for leaf in leaves
         )
-        training = tuple(module.training for module in self._model.modules())
-        return str(spec), described, modes_now(), torch.is_inference_mode_enabled(), training
+        training = tuple(module.training for module in self._modes)
+        return _Form(spec), described, modes_now(), torch.is_inference_mode_enabled(), training
 
     def _holds(self, program: Program, values: dict[int, Any]) -> bool:
         reads = program.tape.reads
@@ -184,6 +186,15 @@ class Traced:
             found.append(following)
         return found[::-1]
 
+    def _program(self, tape: Tape, key: Any) -> Program:
+        """A tape in pieces, for calls of this key with which its reads hold."""
+        starts = self._starts(tape)
+        self._fill(tape, starts)
+        ends = [*starts[1:], len(tape.instructions)]
+        program = Program(tape, ends, self._stage_of, self._direct)
+        self._programs.setdefault(key, []).append(program)
+        return program
+
     def _trains(self, anchor: str) -> bool:
         module = dict(self._model.named_modules()).get(anchor)
         return module is None or next(module.parameters(), None) is not None
@@ -209,6 +220,21 @@ def _numbered(names: Sequence[str]) -> list[str]:
         seen[name] = seen.get(name, 0) + 1
         found.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
     return found
+
+
+class _Form:
+    """How leaves are arranged, as a key: torch's descriptions of that cannot be hashed."""
+
+    __slots__ = ("spec",)
+
+    def __init__(self, spec: pytree.TreeSpec) -> None:
+        self.spec = spec
+
+    def __hash__(self) -> int:
+        return self.spec.num_leaves
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Form) and self.spec == other.spec
 
 
 def _unique(tensors: Iterable[Tensor]) -> Collection[Tensor]:

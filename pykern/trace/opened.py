@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from torch import nn
+from torch.fx import GraphModule
 
 from .errors import CutError
 
@@ -72,13 +73,20 @@ def can_open(module: nn.Module) -> bool:
 
 def why_whole(module: nn.Module) -> str | None:
     """What would be lost if the module were cut; None where nothing is."""
-    if any(getattr(module, hooks) for hooks in _HOOKS):
+    if is_list(module):
+        return None
+    if any(_is_strange(hook) for hooks in _HOOKS for hook in getattr(module, hooks).values()):
         return "has hooks, which would not be called"
     if getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod"):
         return "is compiled as a whole; compile its layers instead"
-    if type(module).__call__ is not nn.Module.__call__:
+    if type(module).__call__ is not nn.Module.__call__ and not isinstance(module, GraphModule):
         return "has a __call__ of its own"
     return None
+
+
+def _is_strange(hook: object) -> bool:
+    # Those of an exported program look at its arguments, which a recording does as well.
+    return not getattr(hook, "__module__", "").startswith(("torch.export", "torch._export"))
 
 
 def require_openable(opened: Iterable[nn.Module], model: nn.Module) -> None:

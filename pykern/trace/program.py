@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from .errors import CutError
@@ -108,9 +108,7 @@ class Program:
         tape: the whole.
         ends: for each piece, the number of instructions that it and those before it have.
         stage_of: for each piece, the stage that runs it.
-        trained: numbers of the forward's arguments that get a gradient, which go by way of the
-            first stage.
-        direct: where there is a direct way for a value.
+        direct: where values can go past stages.
 
     Attributes:
         tape, ends: as given.
@@ -128,7 +126,6 @@ class Program:
         tape: Tape,
         ends: Sequence[int],
         stage_of: Sequence[int],
-        trained: Collection[int] = (),
         direct: Direct = everywhere,
     ) -> None:
         self.tape = tape
@@ -145,7 +142,13 @@ class Program:
         self.inputs = frozenset(users.keys() - self._piece_of.keys())
         num_stages = stage_of[-1] + 1
         makers = {value: stage_of[piece] for value, piece in self._piece_of.items()}
-        routes = Routes(num_stages, users, makers, trained, direct)
+        routes = Routes(
+            num_stages,
+            users,
+            makers,
+            tape.trained,
+            lambda low, high: direct(low, high, tape.with_gradients),
+        )
         self.ways = [(routes.near(s), routes.farther(s)) for s in range(BATCH, num_stages)]
         self.pieces = list(self._cut(routes))[::-1]
 
@@ -200,6 +203,10 @@ class Program:
             )
 
 
+def _is_same(then: tuple[Tensor, int] | None, now: tuple[Tensor, int]) -> bool:
+    return then is not None and then[0] is now[0] and then[1] == now[1]
+
+
 class Segment(nn.Module):
     """What a piece of every program calls and reads. Forward runs the piece.
 
@@ -217,11 +224,18 @@ class Segment(nn.Module):
         self.device: torch.device | None = None
         # Where parameters and buffers are at home: key, whether a parameter, module, name there.
         self._homes: list[tuple[str, bool, nn.Module, str]] = []
+        # Where modules are: in which, under which name there, and in the model.
+        self._places: list[tuple[nn.Module, str, str]] = []
+        # By key of a buffer that is at home on another device: which it is, and how often it had
+        # been written when the segment's copy was made.
+        self._copied: dict[str, tuple[Tensor, int]] = {}
 
     def hold(self, instruction: Instruction, model: nn.Module) -> None:
         """Makes what an instruction calls and reads part of the segment."""
         target = instruction.target
         if isinstance(target, str) and key_of(target) not in self._modules:
+            parent, _, name = target.rpartition(".")
+            self._places.append((model.get_submodule(parent), name, target))
             self.add_module(key_of(target), model.get_submodule(target))
         for held in instruction.held:
             if held.key in self._parameters or held.key in self._buffers:
@@ -232,12 +246,32 @@ class Segment(nn.Module):
         self.refresh()
 
     def refresh(self) -> None:
-        """Holds the parameters and buffers that are there now, whichever there were."""
+        """Holds the parameters and buffers that are there now, whichever there were.
+
+        Raises:
+            RuntimeError: a module is another by now.
+        """
+        for parent, name, full_name in self._places:
+            if parent._modules.get(name) is not self._modules[key_of(full_name)]:
+                raise RuntimeError(
+                    f"{full_name} was replaced or removed, but the stages hold the module that the "
+                    "pipeline was made of; make a new Pipeline"
+                )
         for key, is_parameter, owner, name in self._homes:
             if is_parameter:
                 self._parameters[key] = owner._parameters[name]
             else:
-                self._buffers[key] = owner._buffers[name]
+                self._buffers[key] = self._here(key, owner._buffers[name])
+
+    def _here(self, key: str, buffer: Tensor | None) -> Tensor | None:
+        """A buffer where the segment is; the copy of before if it is still like that."""
+        if buffer is None or self.device is None or buffer.device == self.device:
+            return buffer
+        now = buffer, buffer._version
+        if not _is_same(self._copied.get(key), now) or self._buffers.get(key) is None:
+            self._copied[key] = now
+            return buffer.to(self.device)
+        return self._buffers[key]
 
     def forward(self, env: Environment) -> Any:
         """Runs the segment's piece of the program that the values belong to."""

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from .errors import CutError
 from .functions import METADATA, RANDOM, SHAPES, line, name_of
 from .tape import Instruction, Read, Tape, modes_now, tensors_in
-from .values import Held, Home, Ref, flatten, map_tree
+from .values import Held, Home, Ref, flatten, leaves_of, map_tree
 
 _T = TypeVar("_T")
 
@@ -63,6 +63,7 @@ class Recorder(TorchFunctionMode):
         """The tape of a call; the tensors among its arguments have the first numbers."""
         for tensor in inputs:
             self._early.add(self._number(tensor))
+        trained = frozenset(number for number, x in enumerate(inputs) if x.requires_grad)
         with self._there():
             output = model.forward(*args, **kwargs)
         return Tape(
@@ -70,6 +71,8 @@ class Recorder(TorchFunctionMode):
             map_tree(self._output, output),
             self._reads,
             self._aliases,
+            trained,
+            with_gradients=torch.is_grad_enabled(),
         )
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -282,7 +285,7 @@ class Recorder(TorchFunctionMode):
     def call_function(self, kind: Any, apply: Any, args: Any, kwargs: Any) -> Any:
         """Applies an autograd function, which stays whole."""
         bound = apply.__get__(None, kind)
-        if any(callable(thing) for thing in self._foreign(args, kwargs)):
+        if any(callable(leaf) and not isinstance(leaf, type) for leaf in leaves_of((args, kwargs))):
             raise CutError(
                 f"{kind.__name__} is given a function ({line()}), whose modules and parameters "
                 "would not be seen: where it is checkpointing, say Pipeline(recompute='layer')"

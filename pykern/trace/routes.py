@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-# Whether a value can go from one stage, or the batch, to a later stage past those between.
-Direct = Callable[[int, int], bool]
+# Whether a value can go from one stage, or the batch, to a later stage past those between, where
+# there is a backward or not.
+Direct = Callable[[int, int, bool], bool]
 
 # In the place of a stage: where the arguments of the forward come from.
 BATCH = -1
 
 
-def everywhere(low: int, high: int) -> bool:
+def everywhere(low: int, high: int, with_gradients: bool) -> bool:
     """Where all stages share one memory, there is a direct way from each to each."""
-    del low, high
+    del low, high, with_gradients
     return True
 
 
@@ -39,7 +40,7 @@ class Routes:
         users: Mapping[int, list[int]],
         makers: Mapping[int, int],
         trained: Collection[int],
-        direct: Direct,
+        direct: Callable[[int, int], bool],
     ) -> None:
         # By sender, the batch first, and by reader.
         self._ways: list[dict[int, list[int]]] = [{} for _ in range(num_stages + 1)]
@@ -75,5 +76,5 @@ class Routes:
         return {value for values in self._ways[stage + 1].values() for value in values}
 
 
-def _all_direct(users: list[int], direct: Direct) -> bool:
+def _all_direct(users: list[int], direct: Callable[[int, int], bool]) -> bool:
     return all(user == 0 or direct(BATCH, user) for user in users)

@@ -11,6 +11,7 @@ import pykern
 from pykern import schedules
 from pykern.plan import Action, Kind, Plan
 from pykern.runtime.recompute import Level
+from tests.diagonal import diagonal
 from tests.runtime.models import CASES, Case
 from tests.runtime.reference import assert_same_state, plain_step
 
@@ -80,8 +81,7 @@ def assert_steps_are_plain(
         assert_same_state(pipe, plain)
 
 
-@pytest.mark.parametrize("model", ["mlp", "gpt", "dropout"])
-@pytest.mark.parametrize("devices", DEVICES)
+@pytest.mark.parametrize(("devices", "model"), diagonal(DEVICES, ["mlp", "gpt", "dropout"]))
 def test_a_step_has_the_bits_of_the_plain_model(
     home: torch.device, devices: str, model: str
 ) -> None:

@@ -11,6 +11,7 @@ from pykern.kernels.head_loss import LinearCrossEntropy
 from pykern.levels import Recompute
 from tests.models.cases import case
 from tests.runtime.reference import assert_same_state, plain_step, rows_of
+from tests.runtime.untied import Untied
 
 SCHEDULES = ["one_f_one_b", "zb_h1"]
 
@@ -82,15 +83,45 @@ def test_a_loss_without_logits_has_its_own_loop_s_bits(name, schedule):
         assert_same_state(pipe, plain)
 
 
-def test_a_tied_head_is_one_stage_s():
-    ours = case("gpt tied", rows=4)
-    with pytest.raises(ValueError, match="are one parameter"):
-        pykern.Pipeline(ours.model, devices="cpu:2", microbatches=2, loss_fn=ours.loss_fn)
-    plain = copy.deepcopy(ours.model)
-    with pykern.Pipeline(ours.model, devices="cpu:1", microbatches=2, loss_fn=ours.loss_fn) as pipe:
-        expected = plain_step(plain, ours.ids, ours.target, ours.loss_fn, 2)
-        assert torch.equal(pipe.step(ours.ids, target=ours.target), expected)
-        assert_same_state(pipe, plain)
+@pytest.mark.parametrize(("num_devices", "schedule"), [(1, "zb_h1"), (2, "zb_h1"), (4, "gpipe")])
+def test_a_tied_head_has_a_sum_of_its_own(num_devices, schedule):
+    ours = case("gpt tied", rows=5, dropout=0.3)
+    with pykern.Pipeline(
+        ours.model,
+        devices=f"cpu:{num_devices}",
+        schedule=schedule,
+        microbatches=4,
+        loss_fn=ours.loss_fn,
+    ) as pipe:
+        untied = Untied(ours.model, pipe.partition.stages)
+        assert untied.num_shared == (num_devices > 1)
+        for _ in range(2):
+            stages = pipe.partition.stages
+            expected = untied.step(ours.ids, ours.target, ours.loss_fn, 4, stages)
+            assert torch.equal(pipe.step(ours.ids, target=ours.target), expected)
+            untied.require_same()
+
+
+@pytest.mark.parametrize("fused_loss", [False, True])
+def test_a_tied_model_trains_alike_over_stages(fused_loss):
+    """Sums in another order: close, not the same."""
+    curves = []
+    for num_devices in (1, 3):
+        torch.manual_seed(5)
+        ours = case("gpt tied", rows=8, fused_loss=fused_loss)
+        devices = f"cpu:{num_devices}"
+        with pykern.Pipeline(
+            ours.model, devices=devices, microbatches=4, loss_fn=ours.loss_fn
+        ) as pipe:
+            optimizer = torch.optim.AdamW(pipe.parameters(), lr=3e-3)
+            losses = []
+            for _ in range(12):
+                optimizer.zero_grad()
+                losses.append(pipe.step(ours.ids, target=ours.target).item())
+                optimizer.step()
+        curves.append(losses)
+    assert curves[1] == pytest.approx(curves[0], rel=1e-4)
+    assert curves[1][-1] < curves[1][0] - 0.2
 
 
 def curve(recompute: Recompute) -> list[float]:

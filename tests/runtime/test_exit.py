@@ -7,6 +7,8 @@ import textwrap
 
 import pytest
 
+from tests.diagonal import nightly
+
 
 def run_python(code: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
     """Runs a program of its own, with a pipeline of two slow stages named `pipe`."""
@@ -80,7 +82,11 @@ EXITS = {
 }
 
 
-@pytest.mark.parametrize("name", EXITS)
+# What each of these does, another test here does before it ends.
+AT_NIGHT = {"before any step", "after a step", "by sys.exit", "closed"}
+
+
+@pytest.mark.parametrize("name", [nightly(name) if name in AT_NIGHT else name for name in EXITS])
 def test_the_process_ends_with_its_own_code_and_no_noise(name: str) -> None:
     code, expected = EXITS[name]
     result = run_python(code)

@@ -19,6 +19,7 @@ import pykern
 from pykern import schedules
 from pykern.plan import Action, Kind, Plan
 from pykern.runtime.stage import Stage
+from tests.diagonal import diagonal
 from tests.runtime.plans import recomputed, split_backward, split_some, two_replicas
 from tests.runtime.reference import assert_same_state, plain_step
 
@@ -101,10 +102,18 @@ PLANS: dict[str, tuple[Plan, set[Kind]]] = {
 
 
 # Short actions mostly run on the thread that releases them, longer ones on their device's own.
-@pytest.mark.parametrize("seconds", [0.0, 0.0003], ids=["short", "long"])
-@pytest.mark.parametrize("error_type", [ArithmeticError, KeyboardInterrupt])
-@pytest.mark.parametrize("name", PLANS)
-def test_every_action_may_fail(name: str, error_type: type[BaseException], seconds: float) -> None:
+SHORT, LONG = 0.0, 0.0003
+FAILURES = [
+    (ArithmeticError, SHORT),
+    (KeyboardInterrupt, LONG),
+    (KeyboardInterrupt, SHORT),
+    (ArithmeticError, LONG),
+]
+
+
+@pytest.mark.parametrize(("name", "failure"), diagonal(PLANS, FAILURES))
+def test_every_action_may_fail(name: str, failure: tuple[type[BaseException], float]) -> None:
+    error_type, seconds = failure
     plan, kinds = PLANS[name]
     layers = nn.Sequential(*(Fuse(seconds) for _ in range(plan.num_stages)))
     plain = copy.deepcopy(layers)

@@ -251,11 +251,6 @@ def hooked_model() -> nn.Sequential:
         ),
         ({"model": [nn.Linear(2, 2, device="meta")] * 2}, ValueError, "0.weight is on meta"),
         (
-            {"model": [LINEAR[0], LINEAR[0]]},
-            ValueError,
-            r"0.weight \(stage 0\) and 1.weight \(stage 1\) are one parameter",
-        ),
-        (
             {"model": [nn.BatchNorm1d(2, affine=False)] * 2},
             ValueError,
             r"0.running_mean \(stage 0\) and 1.running_mean \(stage 1\) are one buffer",

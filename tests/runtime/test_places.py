@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from pykern.layers import place_layers, refuse_foreign_devices
 from pykern.partition import partition
+from pykern.runtime.layer_copies import copy_layers
 from pykern.runtime.loss import Losses
-from pykern.runtime.replica import Replica, copy_layers
+from pykern.runtime.replica import Replica
 from pykern.runtime.stage import Stage
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -47,14 +48,25 @@ def test_parameters_that_move_to_a_gpu_stay_the_same_objects() -> None:
     assert devices_of(*layers.values()) == {torch.device("cuda", 0)}
 
 
-def test_a_module_with_buffers_cannot_be_in_two_places() -> None:
-    mask = nn.BatchNorm1d(2, affine=False)
-    layers = named(mask, nn.Linear(2, 2), nn.Sequential(mask), nn.Linear(2, 2))
-    with pytest.raises(ValueError, match=r"'0' on cpu and layer '2' on meta .* same BatchNorm1d"):
-        place(layers, CPU, META)
-    assert devices_of(*layers.values()) == {CPU}
-    place(layers, META, META)
-    assert devices_of(*layers.values()) == {META}
+def test_what_several_stages_use_is_where_the_first_is() -> None:
+    """Whole modules with their buffers, and parameters among others of a module."""
+    block, first, last = nn.BatchNorm1d(2), nn.Linear(2, 2), nn.Linear(2, 2)
+    last.weight = first.weight
+    last.weight.grad = torch.ones(2, 2)
+    place(named(block, first, nn.Sequential(block, nn.Linear(2, 2)), last), CPU, META)
+    assert devices_of(block, first) == {CPU}
+    assert last.weight is first.weight
+    assert last.weight.grad.device == CPU
+    assert last.bias.device == META
+
+
+def test_a_module_of_two_stages_moves_to_the_first_only() -> None:
+    shared = nn.BatchNorm1d(2, device=CPU)
+    layers = named(shared, nn.Linear(2, 2), nn.Sequential(shared, nn.Linear(2, 2)))
+    cut = partition(list(layers.values()), 2, balance=[2, 1])
+    place_layers(layers, cut, [META, CPU])
+    assert devices_of(shared, layers["1"]) == {META}
+    assert layers["2"].get_parameter("1.weight").device == CPU
 
 
 def test_a_module_without_tensors_can() -> None:

@@ -14,6 +14,7 @@ from torch import nn
 import pykern
 from pykern import _C, schedules
 from pykern.plan import Kind, Plan
+from tests.diagonal import diagonal
 from tests.fake_cuda.fake import API, FakeCuda
 from tests.runtime.conftest import expect_nothing_broken
 from tests.runtime.models import Case, mlp
@@ -114,8 +115,9 @@ PLANS: dict[str, Plan] = {
 }
 
 
-@pytest.mark.parametrize("error_type", [ArithmeticError, KeyboardInterrupt])
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize(
+    ("name", "error_type"), diagonal(PLANS, [ArithmeticError, KeyboardInterrupt])
+)
 def test_every_action_may_raise(gpus: FakeCuda, name: str, error_type: type[BaseException]) -> None:
     plan = PLANS[name]
     layers = nn.Sequential(*(Fuse() for _ in range(plan.num_stages)))

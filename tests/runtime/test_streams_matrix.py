@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 import pykern
 from pykern import schedules
 from pykern.plan import Plan
+from tests.diagonal import diagonal, nightly
 from tests.fake_cuda.fake import FakeCuda
 from tests.runtime.conftest import expect_nothing_broken
 from tests.runtime.models import CASES, Case, mlp
@@ -57,12 +59,21 @@ def another_model(gpus: FakeCuda) -> None:
     gpus.allow_undeclared()
 
 
-def plans_of(name: str) -> Iterator[Plan]:
-    """The schedule at the counts of devices and microbatches that it takes."""
-    for num_devices in (1, 2, 4, 8):
-        for num_microbatches in (1, 4, 8):
-            with contextlib.suppress(ValueError):
-                yield schedules.by_name[name](num_devices, num_microbatches)
+Counts = list[tuple[int, int]]
+ALL_COUNTS = list(itertools.product((1, 2, 4, 8), (1, 4, 8)))
+# Of devices and microbatches, with the number of plans that any schedule has of them at least.
+COUNTS = pytest.mark.parametrize(
+    ("counts", "at_least"),
+    [([(1, 1), (2, 4), (2, 8), (4, 8)], 2), nightly(ALL_COUNTS, 5)],
+    ids=["few", "all"],
+)
+
+
+def plans_of(name: str, counts: Counts) -> Iterator[Plan]:
+    """The schedule at the counts that it takes."""
+    for num_devices, num_microbatches in counts:
+        with contextlib.suppress(ValueError):
+            yield schedules.by_name[name](num_devices, num_microbatches)
 
 
 def partly_frozen(plan: Plan) -> Case:
@@ -74,27 +85,36 @@ def partly_frozen(plan: Plan) -> Case:
     return Case(layers, x, y, F.mse_loss)
 
 
+@COUNTS
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_every_schedule_at_every_count(gpus: FakeCuda, name: str) -> None:
+def test_every_schedule_at_every_count(
+    gpus: FakeCuda, name: str, counts: Counts, at_least: int
+) -> None:
     num_plans = 0
-    for plan in plans_of(name):
+    for plan in plans_of(name, counts):
         num_plans += 1
         names = [f"cuda:{device}" for device in range(plan.num_devices)]
         check_steps(partly_frozen(plan), plan, names, [plan.num_microbatches + 1])
         another_model(gpus)
-    assert num_plans >= 5
+    assert num_plans >= at_least
 
 
 # Refused with a reason: stages that split some of their backwards, and replicas.
 NOT_CAPTURED = {"dualpipe_v", "chimera"}
 
 
+@COUNTS
 @pytest.mark.parametrize("name", sorted(set(SCHEDULES) - NOT_CAPTURED))
-def test_every_schedule_at_every_count_in_graph_mode(gpus: FakeCuda, name: str) -> None:
-    for plan in plans_of(name):
+def test_every_schedule_at_every_count_in_graph_mode(
+    gpus: FakeCuda, name: str, counts: Counts, at_least: int
+) -> None:
+    num_plans = 0
+    for plan in plans_of(name, counts):
+        num_plans += 1
         check_replays(partly_frozen(plan), plan)
         assert gpus.calls("cuGraphLaunch") > 0
         another_model(gpus)
+    assert num_plans >= at_least
 
 
 def check_replays(case: Case, plan: Plan) -> None:
@@ -120,8 +140,9 @@ DEVICES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("devices", DEVICES)
-@pytest.mark.parametrize("name", ["one_f_one_b", "interleaved", "zb_v", "chimera"])
+@pytest.mark.parametrize(
+    ("name", "devices"), diagonal(["one_f_one_b", "interleaved", "zb_v", "chimera"], DEVICES)
+)
 def test_all_models_on_all_kinds_of_lanes(gpus: FakeCuda, name: str, devices: str) -> None:
     plan = schedules.by_name[name](4, 5)
     for model, make in CASES.items():

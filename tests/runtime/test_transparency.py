@@ -6,8 +6,7 @@ import copy
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 import pykern
 from pykern import schedules
 from pykern.plan import Plan
+from tests.diagonal import diagonal, nightly
 from tests.runtime.models import CASES, Case
 from tests.runtime.plans import split_backward, split_some, two_replicas
 from tests.runtime.reference import assert_same_state, plain_step
@@ -36,16 +36,18 @@ PLANS: dict[str, Callable[[int, int], Plan]] = {
 }
 
 
-def plans() -> list[Any]:
+def plans() -> dict[str, Plan]:
     """Every schedule and form at the counts that it takes."""
-    found = []
+    found = {}
     for name in [*SCHEDULES, *PLANS]:
         make = PLANS.get(name) or schedules.by_name[name]
         for counts in COUNTS:
             with contextlib.suppress(ValueError):
-                plan = make(*counts)
-                found.append(pytest.param(plan, id=f"{name}-{counts[0]}-{counts[1]}"))
+                found[f"{name}-{counts[0]}-{counts[1]}"] = make(*counts)
     return found
+
+
+PLANS_AT_COUNTS = plans()
 
 
 def test_what_cannot_run_yet_is_refused() -> None:
@@ -54,9 +56,9 @@ def test_what_cannot_run_yet_is_refused() -> None:
             pipeline(CASES["mlp"](11), schedules.by_name[name](2, 4))
 
 
-@pytest.mark.parametrize("model", CASES)
-@pytest.mark.parametrize("plan", plans())
-def test_every_bit_equals_the_plain_model(plan: Plan, model: str) -> None:
+@pytest.mark.parametrize(("name", "model"), diagonal(PLANS_AT_COUNTS, CASES))
+def test_every_bit_equals_the_plain_model(name: str, model: str) -> None:
+    plan = PLANS_AT_COUNTS[name]
     case = CASES[model](11)
     plain = copy.deepcopy(case.layers)
     num_replicas = plan.placement.num_replicas
@@ -82,22 +84,28 @@ def test_every_bit_equals_the_plain_model(plan: Plan, model: str) -> None:
             assert_same_state(pipe, plain)
 
 
-def counts_of_the_catalogue() -> Iterator[tuple[int, int]]:
-    for p in (1, 2, 3, 4, 8):
-        yield from ((p, m) for m in sorted({1, 2, p, 2 * p, 4 * p, 4 * p + 1}))
+def counts_of_the_catalogue(*all_num_devices: int) -> list[tuple[int, int]]:
+    return [(p, m) for p in all_num_devices for m in sorted({1, 2, p, 2 * p, 4 * p, 4 * p + 1})]
 
 
+@pytest.mark.parametrize(
+    ("counts", "at_least"),
+    [(counts_of_the_catalogue(4), 3), nightly(counts_of_the_catalogue(1, 2, 3, 4, 8), 15)],
+    ids=["few", "all"],
+)
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_every_schedule_at_every_count_with_frozen_stages_and_hooks(name: str) -> None:
+def test_every_schedule_at_every_count_with_frozen_stages_and_hooks(
+    name: str, counts: list[tuple[int, int]], at_least: int
+) -> None:
     num_plans = 0
-    for num_devices, num_microbatches in counts_of_the_catalogue():
+    for num_devices, num_microbatches in counts:
         try:
             plan = schedules.by_name[name](num_devices, num_microbatches)
         except ValueError:
             continue
         num_plans += 1
         check_with_frozen_stages_and_hooks(plan)
-    assert num_plans >= 15
+    assert num_plans >= at_least
 
 
 def check_with_frozen_stages_and_hooks(plan: Plan) -> None:
@@ -137,8 +145,9 @@ def pipeline(case: Case, plan: Plan) -> pykern.Pipeline:
     )
 
 
-@pytest.mark.parametrize("model", CASES)
-@pytest.mark.parametrize("form", ["hanayo", "split late", "split replicas"])
+@pytest.mark.parametrize(
+    ("form", "model"), diagonal(["hanayo", "split late", "split replicas"], CASES)
+)
 def test_delays_change_nothing(form: str, model: str) -> None:
     """Actions that take a random time meet in another order in every step."""
     case = CASES[model](11)

@@ -1,0 +1,76 @@
+"""Replacing a file at once, so that a reader finds the old one or the new one and never a part.
+
+The new one is written in a folder of its own beside it, since what writes it may make files beside
+it too. A writer that is killed leaves that folder behind. It held a lock on it, which ended with
+the writer: that is how the next one tells a leftover from what another is writing now.
+"""
+
+import fcntl
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """An empty file, which when the block ends takes the place of `path` with what it holds then.
+
+    What was at `path`, a symbolic link too, is replaced and not followed. If the block fails, all
+    is as it was. When this returns, the new file survives a loss of power.
+
+    Raises:
+        OSError: the folder is not there, or cannot be written.
+    """
+    _remove_leftovers(path)
+    folder = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    folder.mkdir(mode=0o700)
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        file = folder / "new"
+        file.touch()
+        mode = file.stat().st_mode
+        yield file
+        # The block may have put another file there, with another mode than the umask gives.
+        file.chmod(mode)
+        _sync(file)
+        file.replace(path)
+        _sync(path.parent)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _sync(path: Path) -> None:
+    """Makes a file's bytes, or a folder's names, survive a loss of power."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _remove_leftovers(path: Path) -> None:
+    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.tmp")
+    for entry in os.scandir(path.parent):
+        if name.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+            _remove_if_abandoned(entry.path)
+
+
+def _remove_if_abandoned(folder: str) -> None:
+    try:
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return  # Its writer lives.
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(lock)

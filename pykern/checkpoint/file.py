@@ -1,0 +1,203 @@
+"""The file: safetensors, with an index in its metadata that says what each tensor is.
+
+The index is JSON: a header, dtype, shape and SHA-256 of every tensor, the parts of the run, and its
+own SHA-256. safetensors itself proves that tensors and bytes of the file match one to one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+try:
+    from safetensors import SafetensorError, safe_open
+    from safetensors.torch import save_file
+except ImportError as error:
+    raise ImportError(
+        "checkpoints are safetensors files: pip install 'pykern-runtime[checkpoint]'"
+    ) from error
+
+from ..plan.files.json_form import (
+    checksum,
+    refuse_constant,
+    require_equal,
+    require_keys,
+    shown,
+    unique,
+)
+from . import disk
+from .errors import CheckpointError
+from .form import described
+
+FORMAT = "pykern-checkpoint"
+VERSION = 1
+# Those that safetensors and torch both have.
+DTYPES = (
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.bool),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
+    *(torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz),
+)
+PARTS = ("model", "grads", "optimizer", "scheduler", "scaler", "rng", "extra")
+HEADER = ("format", "version", "tensors", "sha256")
+
+# Its key in the metadata, where another entry tells other programs that the tensors are torch's.
+INDEX = "pykern"
+METADATA = {"format": "pt"}
+
+
+class Tensors:
+    """The tensors of a checkpoint on their way into the file, each under a name of its own."""
+
+    def __init__(self) -> None:
+        self.by_key: dict[str, Tensor] = {}
+        self._storages: set[int] = set()
+
+    def add(self, name: str, tensor: Tensor) -> str:
+        """Takes a tensor from whichever device, returns the name that it has in the file.
+
+        Raises:
+            CheckpointError: it is of a kind that safetensors has not.
+        """
+        require_storable(name, tensor)
+        host = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        if host.untyped_storage().data_ptr() in self._storages:
+            host = host.clone()
+        self._storages.add(host.untyped_storage().data_ptr())
+        while name in self.by_key:
+            name += "~"
+        self.by_key[name] = host
+        return name
+
+
+def require_storable(name: str, tensor: object) -> None:
+    """Refuses what is no plain tensor with values of its own, or of a dtype that files have not."""
+    if type(tensor) not in (Tensor, torch.nn.Parameter) or not isinstance(tensor, Tensor):
+        raise CheckpointError(f"{name} is no plain tensor but a {type(tensor).__name__}")
+    if tensor.layout != torch.strided or tensor.is_meta:
+        kind = "on the meta device" if tensor.is_meta else str(tensor.layout)
+        raise CheckpointError(f"{name} is {kind}; a checkpoint holds dense tensors with values")
+    if tensor.dtype not in DTYPES:
+        raise CheckpointError(f"{name} is {described(tensor)}, a dtype that safetensors has not")
+
+
+def write(path: Path, parts: dict[str, Any], tensors: Tensors) -> None:
+    """Writes the file at once: readers find what was there before, or all of this.
+
+    Args:
+        path: a file name in a folder that exists.
+        parts: a value of JSON for each of `PARTS`.
+        tensors: what the parts refer to.
+
+    Raises:
+        CheckpointError: the path is a folder.
+        OSError: the file cannot be written.
+    """
+    if path.is_dir():
+        raise CheckpointError(f"{path} is a folder; name a file in it")
+    index = {
+        "format": FORMAT,
+        "version": VERSION,
+        "tensors": {key: _entry(tensor) for key, tensor in tensors.by_key.items()},
+        **parts,
+    }
+    index["sha256"] = checksum(index)
+    metadata = METADATA | {INDEX: json.dumps(index, separators=(",", ":"), allow_nan=False)}
+    with disk.replacing(path) as file:
+        try:
+            save_file(tensors.by_key, file, metadata)
+        except SafetensorError as error:
+            raise OSError(f"{path} cannot be written: {error}") from error
+
+
+class Saved:
+    """A checkpoint that is being read.
+
+    Attributes:
+        parts: the JSON of each of `PARTS`; whole, but of any form.
+    """
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        index = _index_of(file.metadata())
+        self.parts = {part: index[part] for part in PARTS}
+        self._entries = index["tensors"]
+        self._read: dict[str, Tensor] = {}
+        if not isinstance(self._entries, dict) or self._entries.keys() != set(file.keys()):
+            raise CheckpointError("the index names other tensors than the file holds")
+
+    def tensor(self, key: str) -> Tensor:
+        """The tensor, on the CPU, once it is known to be the one that was saved.
+
+        The same one each time.
+        """
+        if key not in self._entries:
+            raise CheckpointError(f"the file has no tensor {shown(key)}")
+        if key not in self._read:
+            tensor = self._file.get_tensor(key)
+            if self._entries[key] != _entry(tensor):
+                raise CheckpointError(
+                    f"tensor {shown(key)} is not what was saved; the file is damaged"
+                )
+            self._read[key] = tensor
+        return self._read[key]
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[Saved]:
+    """Opens a file that may be anybody's. What goes wrong in the block is the file's fault.
+
+    Raises:
+        CheckpointError: it is not a checkpoint, or a damaged one.
+        OSError: it cannot be opened or read.
+    """
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"{path} is no file")
+    try:
+        # Tensors of their own: what others do to the file meanwhile changes none.
+        with safe_open(path, framework="pt", backend="pread") as file:
+            yield Saved(file)
+    except CheckpointError as error:
+        error.add_note(f"checkpoint: {path}")
+        raise
+    except (SafetensorError, RecursionError) as error:
+        raise CheckpointError(f"{path} is no checkpoint, or a damaged one: {error}") from error
+
+
+def _index_of(metadata: dict[str, str] | None) -> dict[str, Any]:
+    if metadata is None or INDEX not in metadata:
+        raise CheckpointError("the file was not written by pykern.checkpoint.save")
+    try:
+        require_equal("metadata", metadata, METADATA | {INDEX: metadata[INDEX]})
+        index = json.loads(
+            metadata[INDEX], object_pairs_hook=unique, parse_constant=refuse_constant
+        )
+        if not isinstance(index, dict):
+            raise CheckpointError(f"the index is {shown(index)}")
+        require_equal("format", index.get("format"), FORMAT)
+        require_equal("version", index.get("version"), VERSION)
+        require_keys("the index", index, {*HEADER, *PARTS}, {*HEADER, *PARTS})
+        require_equal("sha256", index["sha256"], checksum(index))
+    except ValueError as error:
+        raise CheckpointError(f"the index is not as it was saved: {error}") from error
+    return index
+
+
+def _entry(tensor: Tensor) -> dict[str, Any]:
+    return {
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "shape": list(tensor.shape),
+        "sha256": digest(tensor),
+    }
+
+
+def digest(tensor: Tensor) -> str:
+    """SHA-256 of the bytes of a tensor on the CPU, row by row."""
+    data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return hashlib.sha256(data.data).hexdigest()

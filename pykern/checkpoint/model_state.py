@@ -1,0 +1,129 @@
+"""A model's tensors by their own names, out of a model and back into one."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ..plan.files.json_form import shown
+from .errors import CheckpointError
+from .file import Tensors, digest, require_storable
+from .form import require_like, require_names
+
+# What `torch.compile` puts into the names of a layer's parameters.
+_COMPILED = "_orig_mod."
+
+Commit = Callable[[], None]
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """The model's parameters and buffers, themselves, as `state_dict` names them.
+
+    A layer that `torch.compile` has wrapped has the names that it had before.
+
+    Raises:
+        CheckpointError: an entry is no plain tensor.
+    """
+    named = {
+        name.replace(_COMPILED, ""): tensor
+        for name, tensor in model.state_dict(keep_vars=True).items()
+    }
+    for name, tensor in named.items():
+        require_storable(name, tensor)
+    return named
+
+
+def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The model's parameters by name; one that is tied has several."""
+    named = model.named_parameters(remove_duplicate=False)
+    return {name.replace(_COMPILED, ""): parameter for name, parameter in named}
+
+
+def add_model(model: nn.Module, tensors: Tensors) -> dict[str, str]:
+    """Puts the model's tensors among those of the file, tied ones once.
+
+    Returns:
+        The key of each name; it is the name itself, or for a tied tensor its first name.
+    """
+    keys: dict[object, str] = {}
+    names: dict[str, str] = {}
+    for name, tensor in tensors_of(model).items():
+        place = _place(tensor)
+        if place not in keys:
+            keys[place] = tensors.add(name, tensor)
+        names[name] = keys[place]
+    return names
+
+
+def fit_model(model: nn.Module, saved: Mapping[str, Tensor]) -> Commit:
+    """What copies the saved tensors into the model, once all of them fit.
+
+    Raises:
+        CheckpointError: names, shapes or dtypes differ, or two tensors that are one in the model.
+    """
+    here = tensors_of(model)
+    require_names(here.keys(), saved.keys(), "the model")
+    first: dict[object, str] = {}
+    for name, tensor in here.items():
+        require_like(tensor, saved[name], name)
+        if any(
+            size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+        ):
+            raise CheckpointError(
+                f"{name} has rows that are one in memory; nothing can be loaded into it"
+            )
+        other = first.setdefault(_place(tensor), name)
+        if saved[other] is not saved[name] and digest(saved[other]) != digest(saved[name]):
+            raise CheckpointError(f"{other} and {name} are tied here and differ in the file")
+
+    def commit() -> None:
+        with torch.no_grad():
+            for name, tensor in here.items():
+                tensor.copy_(saved[name])
+
+    return commit
+
+
+def _place(tensor: Tensor) -> object:
+    """Equal for two tensors that are one: tied."""
+    if tensor.numel() == 0:
+        return id(tensor)
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+
+
+def add_grads(model: nn.Module, tensors: Tensors) -> dict[str, str]:
+    """Puts the gradients there are among the tensors of the file; returns the key of each name."""
+    return {
+        name: tensors.add(f"grads/{name}", parameter.grad)
+        for name, parameter in _once(model)
+        if parameter.grad is not None
+    }
+
+
+def fit_grads(model: nn.Module, saved: Mapping[str, Tensor]) -> Commit:
+    """What sets the gradients of all parameters, to None where none was saved.
+
+    Raises:
+        CheckpointError: one is of no parameter, or not like it.
+    """
+    parameters = parameters_of(model)
+    if strange := sorted(saved.keys() - parameters.keys()):
+        raise CheckpointError(f"a gradient of {shown(strange[0])}, which is no parameter here")
+    grads: dict[nn.Parameter, Tensor] = {}
+    for name, grad in saved.items():
+        parameter = parameters[name]
+        require_like(parameter, grad, f"the gradient of {name}")
+        if parameter in grads:
+            raise CheckpointError(f"{name} is tied here and has two gradients in the file")
+        grads[parameter] = torch.empty_like(parameter, dtype=grad.dtype).copy_(grad)
+
+    def commit() -> None:
+        for parameter in model.parameters():
+            parameter.grad = grads.get(parameter)
+
+    return commit
+
+
+def _once(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    for name, parameter in model.named_parameters():
+        yield name.replace(_COMPILED, ""), parameter

@@ -1,0 +1,185 @@
+"""An optimizer's state by the names of parameters, out of an optimizer and into a fresh one.
+
+It has the form that torch.distributed.checkpoint uses: `state` by parameter name, and
+`param_groups` whose `params` are names.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..plan.files.json_form import shown
+from .errors import CheckpointError
+from .form import described, require_form, require_names
+from .model_state import Commit, parameters_of
+
+Named = dict[str, Any]
+
+# How an update is computed, not what: these stay as they are here.
+_WAYS = ("foreach", "fused", "capturable", "differentiable")
+# Numbers that torch's optimizers keep on the CPU, unless the update never leaves the GPU.
+_ON_CPU = ("step", "mu_product")
+
+
+def named_state(optimizer: Optimizer, model: nn.Module) -> Named:
+    """The optimizer's state and groups with names in the place of parameters.
+
+    Raises:
+        CheckpointError: it trains what is not in the model, or keeps state for something else.
+    """
+    parameters = parameters_of(model)
+    names = _names(parameters)
+    groups = []
+    for index, group in enumerate(optimizer.param_groups):
+        for position, parameter in enumerate(group["params"]):
+            if parameter not in names:
+                raise CheckpointError(
+                    f"parameter {position} of the optimizer's group {index} is not in the model: "
+                    f"{described(parameter)}"
+                )
+        groups.append(_settings(group) | {"params": [names[each] for each in group["params"]]})
+    if strange := [key for key in optimizer.state if key not in names]:
+        raise CheckpointError(
+            f"the optimizer keeps state for {shown(strange[0])}, no parameter of it"
+        )
+    state = {names[parameter]: entries for parameter, entries in optimizer.state.items()}
+    _require_plausible(optimizer, state, parameters)
+    return {"state": state, "param_groups": groups}
+
+
+def fit_optimizer(optimizer: Optimizer, model: nn.Module, saved: Any) -> Commit:
+    """What gives the optimizer the saved state and settings, once they fit.
+
+    The tensors are made first, on the devices of their parameters.
+
+    Args:
+        optimizer: over the same parameters in the same groups; what it keeps by now is replaced.
+        model: the model that it trains.
+        saved: of the form that `named_state` returns.
+
+    Raises:
+        CheckpointError: groups, names, settings or shapes differ.
+    """
+    form = isinstance(saved, dict) and saved.keys() == {"state", "param_groups"}
+    if not (form and isinstance(saved["state"], dict) and isinstance(saved["param_groups"], list)):
+        raise CheckpointError(f"no state of an optimizer: {shown(saved)}")
+    parameters = parameters_of(model)
+    groups, theirs = optimizer.param_groups, saved["param_groups"]
+    if len(groups) != len(theirs):
+        raise CheckpointError(
+            f"the optimizer has {len(groups)} groups here, {len(theirs)} in the file"
+        )
+    settings: list[dict[str, Any]] = []
+    for index, (group, saved_group) in enumerate(zip(groups, theirs, strict=True)):
+        where = f"group {index} of the optimizer"
+        _require_members(optimizer, group, saved_group, parameters, where)
+        settings.append(_fit_settings(group, saved_group, where))
+    _require_plausible(optimizer, saved["state"], parameters)
+    group_of = {parameter: group for group in groups for parameter in group["params"]}
+    state: dict[Tensor, Any] = {
+        parameters[name]: _placed(entries, parameters[name], group_of[parameters[name]])
+        for name, entries in saved["state"].items()
+    }
+
+    def commit() -> None:
+        optimizer.state.clear()
+        optimizer.state.update(state)
+        for group, values in zip(groups, settings, strict=True):
+            group.update(values)
+
+    return commit
+
+
+def _names(parameters: dict[str, nn.Parameter]) -> dict[object, str]:
+    """The first name of each parameter."""
+    names: dict[object, str] = {}
+    for name, parameter in parameters.items():
+        names.setdefault(parameter, name)
+    return names
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key not in ("params", "param_names")}
+
+
+def _require_members(
+    optimizer: Optimizer,
+    group: dict[str, Any],
+    saved: Any,
+    parameters: dict[str, nn.Parameter],
+    where: str,
+) -> None:
+    """Refuses a saved group of other parameters."""
+    names = saved.get("params") if isinstance(saved, dict) else None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise CheckpointError(f"{where} has no names in the file: {shown(saved)}")
+    first = _names(parameters)
+    # A tied parameter may have been saved by another of its names.
+    theirs = [first[parameters[name]] if name in parameters else name for name in names]
+    ours = [first.get(parameter, "one that is not in the model") for parameter in group["params"]]
+    require_names(set(ours), set(theirs), where)
+    if len(ours) != len(theirs):
+        raise CheckpointError(f"{where} has {len(ours)} parameters here, {len(theirs)} in the file")
+    if ours != theirs and isinstance(optimizer, torch.optim.LBFGS):
+        raise CheckpointError(f"{where} has another order in the file, which LBFGS depends on")
+
+
+def _fit_settings(group: dict[str, Any], saved: dict[str, Any], where: str) -> dict[str, Any]:
+    """The settings that a group takes from the file; also those that only the file has."""
+    settings = {}
+    for key, value in _settings(saved).items():
+        if key in group and key in _WAYS:
+            continue
+        require_form(group.get(key), value, f"{where}: {key}")
+        here = group.get(key)
+        settings[key] = value.to(here.device) if isinstance(here, Tensor) else value
+    return settings
+
+
+def _require_plausible(
+    optimizer: Optimizer, state: dict[str, Any], parameters: dict[str, nn.Parameter]
+) -> None:
+    """Refuses state of what is not trained, and shapes that torch's optimizers never have."""
+    trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    of_torch = type(optimizer).__module__.startswith("torch.optim")
+    for name, entries in state.items():
+        if id(parameters.get(name)) not in trained:
+            raise CheckpointError(f"state of {shown(name)}, which the optimizer does not train")
+        if not isinstance(entries, dict) or not all(isinstance(key, str) for key in entries):
+            raise CheckpointError(f"the optimizer's state of {name} is {shown(entries)}")
+        if of_torch and not isinstance(optimizer, torch.optim.LBFGS):
+            for key, value in entries.items():
+                _require_part(value, parameters[name], f"the optimizer's {key} of {name}")
+
+
+def _require_part(value: Any, parameter: Tensor, where: str) -> None:
+    """A number, or as large as the parameter in each dimension where it is not 1."""
+    if not isinstance(value, Tensor):
+        return
+    shape = (1,) * (parameter.dim() - value.dim()) + tuple(value.shape)
+    fits = len(shape) == parameter.dim() and all(
+        size in (1, full) for size, full in zip(shape, parameter.shape, strict=True)
+    )
+    if not fits or not (value.is_floating_point() or value.dtype == parameter.dtype):
+        raise CheckpointError(f"{where} is {described(value)}; it is {described(parameter)}")
+
+
+def _placed(entries: dict[str, Any], parameter: Tensor, group: dict[str, Any]) -> dict[str, Any]:
+    """The state of a parameter, its tensors on the device where the optimizer keeps them."""
+    stays = not (group.get("capturable") or group.get("fused"))
+
+    def placed(value: Any, on: torch.device) -> Any:
+        if isinstance(value, Tensor) and value.shape == parameter.shape and value.dim() > 0:
+            # Laid out like the parameter, as when the optimizer makes it.
+            return torch.empty_like(parameter, dtype=value.dtype, device=on).copy_(value)
+        if isinstance(value, list):
+            return [placed(item, on) for item in value]
+        return value.to(on, copy=True) if isinstance(value, Tensor) else value
+
+    cpu = torch.device("cpu")
+    return {
+        key: placed(value, cpu if stays and key in _ON_CPU else parameter.device)
+        for key, value in entries.items()
+    }

@@ -1,0 +1,104 @@
+"""Nested values as JSON, and back.
+
+Numbers, strings, booleans, None and lists stand for themselves. What JSON lacks is an object with
+one key that says what it is: a tensor, a tuple, a dict (whose keys may be numbers), a Counter, or a
+float that is not finite. Nothing else is written, and nothing else is read.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..plan.files.json_form import shown
+from .errors import CheckpointError
+
+_PLAIN = (type(None), bool, int, float, str)
+_NOT_FINITE = ("nan", "inf", "-inf")
+
+
+def encode(value: object, where: str, add: Callable[[str, Tensor], str]) -> Any:
+    """The value as JSON.
+
+    Args:
+        value: What is to be saved.
+        where: Its name, which becomes a part of its tensors' names.
+        add: Takes the name and the tensor, returns the key that stands for it.
+
+    Raises:
+        CheckpointError: A part of it is of another kind, or contains itself; the message names it.
+    """
+    try:
+        return _encode(value, where, add)
+    except RecursionError:
+        raise CheckpointError(f"{where} is nested too deeply, or contains itself") from None
+
+
+def _encode(value: Any, where: str, add: Callable[[str, Tensor], str]) -> Any:
+    kind = type(value)
+    if isinstance(value, float):
+        # Also numpy's float64, which is one.
+        return float(value) if math.isfinite(value) else {"float": repr(float(value))}
+    if kind in _PLAIN:
+        return value
+    if kind in (Tensor, nn.Parameter):
+        return {"tensor": add(where, value)}
+    if kind in (list, tuple):
+        items = [_encode(item, f"{where}/{index}", add) for index, item in enumerate(value)]
+        return items if kind is list else {"tuple": items}
+    if kind in (dict, Counter):
+        pairs = [
+            [_key(key, where), _encode(item, f"{where}/{key}", add)] for key, item in value.items()
+        ]
+        return {kind.__name__.lower(): pairs}
+    raise CheckpointError(
+        f"{where} is of type {type(value).__name__}; a checkpoint holds tensors, numbers, strings, "
+        f"booleans, None, and lists, tuples and dicts of them: {shown(value)}"
+    )
+
+
+def _key(key: object, where: str) -> str | int:
+    if type(key) not in (str, int):
+        raise CheckpointError(f"{where} has the key {shown(key)}; keys are strings or ints")
+    return key  # type: ignore[return-value]
+
+
+def decode(value: Any, read: Callable[[str], Tensor]) -> Any:
+    """The value that `encode` wrote.
+
+    Args:
+        value: JSON from a file that may be anybody's.
+        read: Takes the key that stands for a tensor, returns the tensor.
+
+    Raises:
+        CheckpointError: It is not of that form.
+        RecursionError: It is nested too deeply.
+    """
+    if type(value) in _PLAIN and not (isinstance(value, float) and math.isinf(value)):
+        # JSON's 1e999 is one.
+        return value
+    if isinstance(value, list):
+        return [decode(item, read) for item in value]
+    if not isinstance(value, dict) or len(value) != 1:
+        raise CheckpointError(f"no value of a checkpoint: {shown(value)}")
+    ((tag, body),) = value.items()
+    if tag == "tensor" and isinstance(body, str):
+        return read(body)
+    if tag == "float" and body in _NOT_FINITE:
+        return float(body)
+    if tag == "tuple" and isinstance(body, list):
+        return tuple(decode(item, read) for item in body)
+    if tag in ("dict", "counter") and isinstance(body, list):
+        items = dict(_pair(pair, read) for pair in body)
+        if len(items) < len(body):
+            raise CheckpointError(f"a key occurs twice: {shown(value)}")
+        return items if tag == "dict" else Counter(items)
+    raise CheckpointError(f"no value of a checkpoint: {shown(value)}")
+
+
+def _pair(pair: Any, read: Callable[[str], Tensor]) -> tuple[str | int, Any]:
+    if not (isinstance(pair, list) and len(pair) == 2 and type(pair[0]) in (str, int)):
+        raise CheckpointError(f"no key and value: {shown(pair)}")
+    return pair[0], decode(pair[1], read)

@@ -1,0 +1,168 @@
+"""Copies of layers, with gradients of their own.
+
+A copy of a layer is a module of the same type with the same attributes, hooks and modes. On the
+device of the original its buffers are the same and its parameters others with the same storage; on
+another device the storage is a copy. So their values are the originals', their `.grad` is their
+own. Copies are made for each step, so that nothing done to an original is missed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import _SpectralNorm
+
+# Parameters of the original, each with its copy.
+Pairs = list[tuple[nn.Parameter, nn.Parameter]]
+
+# Set on the object, these run with the original's parameters whoever calls them.
+_BOUND = ("forward", "_compiled_call_impl")
+# What every module has: parameters, buffers, modules, hooks.
+_OF_MODULES = frozenset(vars(nn.Module()))
+
+
+def copy_layers(
+    layers: Sequence[nn.Module],
+    device: torch.device | None,
+    only: Collection[Tensor] | None = None,
+) -> tuple[list[nn.Module], Pairs]:
+    """Copies of the layers, and each of their parameters with its copy.
+
+    Args:
+        layers: the originals.
+        device: where the copies live; None for where each tensor of the originals is.
+        only: the parameters and buffers that are copied. Modules that contain none of them, and all
+            other tensors, are the originals. None: everything is copied.
+    """
+    copies = _Copies(device, only)
+    return [copies.of(layer) for layer in layers], list(copies.parameters.items())
+
+
+class _Copies:
+    """Copies of modules and parameters, one of each however often it occurs."""
+
+    def __init__(self, device: torch.device | None, only: Collection[Tensor] | None) -> None:
+        self.parameters: dict[nn.Parameter, nn.Parameter] = {}
+        self._modules: dict[nn.Module, nn.Module] = {}
+        self._buffers: dict[Tensor, Tensor] = {}
+        self._device = device
+        self._only = only
+
+    def of(self, module: nn.Module) -> nn.Module:
+        if module not in self._modules:
+            tensors = chain(module.parameters(), module.buffers())
+            copied = self._only is None or any(tensor in self._only for tensor in tensors)
+            self._modules[module] = self._copy(module) if copied else module
+        return self._modules[module]
+
+    def _copy(self, module: nn.Module) -> nn.Module:
+        copy: Any = module._replicate_for_data_parallel()
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                copy.register_parameter(name, None)
+            else:
+                # As an attribute, because recurrent layers note their parameters elsewhere too.
+                setattr(copy, name, self._parameter(parameter))
+        for name, buffer in module._buffers.items():
+            copy._buffers[name] = None if buffer is None else self._buffer(buffer)
+        for name, child in module._modules.items():
+            copy._modules[name] = None if child is None else self.of(child)
+        return copy  # type: ignore[no-any-return]
+
+    def _parameter(self, original: nn.Parameter) -> nn.Parameter:
+        if self._only is not None and original not in self._only:
+            return original
+        if original not in self.parameters:
+            values = original.detach().to(self._device)
+            copy = nn.Parameter(values, original.requires_grad)
+            main = getattr(original, "main_grad", None)
+            if main is not None:
+                copy.main_grad = torch.zeros_like(main, device=self._device)  # type: ignore[attr-defined]
+            self.parameters[original] = copy
+        return self.parameters[original]
+
+    def _buffer(self, original: Tensor) -> Tensor:
+        if self._only is not None and original not in self._only:
+            return original
+        if original not in self._buffers:
+            self._buffers[original] = original.to(self._device)
+        return self._buffers[original]
+
+
+def add_gradients(pairs: Pairs) -> None:
+    """Adds to the `.grad` of originals what their copies have collected.
+
+    The copies keep their gradients: a GPU may still be reading them.
+    """
+    used = [
+        (original, copy.grad.to(original.device))
+        for original, copy in pairs
+        if copy.grad is not None
+    ]
+    if used:
+        originals, gradients = zip(*used, strict=True)
+        # As a backward does it, with the hooks of the parameters.
+        torch.autograd.backward(originals, gradients)
+    for original, copy in pairs:
+        main = getattr(original, "main_grad", None)
+        if main is not None:
+            main.add_(copy.main_grad.to(main.device))  # type: ignore[attr-defined]
+
+
+def refuse_to_copy(
+    layers: Mapping[str, nn.Module], only: Collection[Tensor] | None, consequence: str
+) -> None:
+    """Raises where copies of the layers could not take the place of the originals.
+
+    Args:
+        layers: the originals by name.
+        only: what is copied, see `copy_layers`.
+        consequence: ends the message.
+
+    Raises:
+        ValueError: a layer has running statistics, which copies would write in no fixed order, or
+            keeps parameters or modules where a copy would still find the originals.
+    """
+    for layer_name, layer in layers.items():
+        (copy,), _ = copy_layers([layer], None, only)
+        copies = dict(zip(layer.modules(), copy.modules(), strict=True))
+        for name, module in layer.named_modules(prefix=layer_name):
+            reason = None if copies[module] is module else _cannot_copy(module, copies[module])
+            if reason is not None:
+                raise ValueError(f"{name} ({type(module).__name__}) {reason}: {consequence}")
+
+
+def _cannot_copy(module: nn.Module, copy: nn.Module) -> str | None:
+    if isinstance(module, nn.modules.batchnorm._NormBase) and module.running_mean is not None:
+        return "has running statistics, which copies would update in no fixed order"
+    if isinstance(module, _SpectralNorm):
+        return "has vectors that forwards improve, which copies would do in no fixed order"
+    if isinstance(module, torch.jit.ScriptModule):
+        return "is compiled together with its parameters"
+    bound = [name for name in _BOUND if vars(module).get(name) is not None]
+    if bound:
+        return f"has a {bound[0]} of its own, which may run with the original's parameters"
+    mine = set(copy.parameters())
+    for name, value in vars(copy).items():
+        if name not in _OF_MODULES and any(trains(part, mine) for part in _parts(value)):
+            return f"keeps what it trains in .{name} too, where a copy finds the original's"
+    return None
+
+
+def _parts(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list | tuple | set) else (value,)
+
+
+def trains(value: object, mine: set[nn.Parameter]) -> bool:
+    """Whether the value is, or belongs to, something that trains and is not the copy's."""
+    owner = getattr(value, "__self__", value)
+    found = [owner] if isinstance(owner, nn.Parameter) else []
+    if isinstance(owner, nn.Module):
+        found = list(owner.parameters())
+    return any(parameter.requires_grad and parameter not in mine for parameter in found)

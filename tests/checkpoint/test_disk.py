@@ -1,0 +1,188 @@
+"""A file is replaced at once: whoever is killed, whatever fails, old or new is there and whole."""
+
+import json
+import os
+import resource
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from pykern import checkpoint
+from pykern.checkpoint import CheckpointError
+from pykern.checkpoint.disk import replacing
+
+
+@pytest.fixture
+def file(tmp_path) -> Path:
+    file = tmp_path / "run.ckpt"
+    file.write_text("old")
+    return file
+
+
+def left(file: Path, name: str = "0123456789abcdef") -> Path:
+    """What a killed writer leaves behind."""
+    folder = file.with_name(f".{file.name}.{name}.tmp")
+    folder.mkdir()
+    (folder / "new").write_text("half")
+    return folder
+
+
+def names(file: Path) -> list[str]:
+    return sorted(each.name for each in file.parent.iterdir())
+
+
+def test_the_new_file_is_there_when_the_block_ends(file):
+    with replacing(file) as new:
+        new.write_text("new")
+        assert file.read_text() == "old"
+    assert file.read_text() == "new"
+    assert names(file) == ["run.ckpt"]
+
+
+def test_a_block_that_fails_leaves_the_old_one(file):
+    def interrupted() -> None:
+        with replacing(file) as new:
+            new.write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert file.read_text() == "old"
+    assert names(file) == ["run.ckpt"]
+
+
+def test_bytes_and_names_are_synced_before_and_after_the_switch(file, monkeypatch):
+    done = []
+    sync, rename = os.fsync, os.replace
+    inode = {}
+
+    def noted_sync(handle: int) -> None:
+        sync(handle)
+        kind = "folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "file"
+        inode[kind] = os.fstat(handle).st_ino
+        done.append(f"sync {kind}")
+
+    def noted_rename(old: Path, new: Path) -> None:
+        rename(old, new)
+        done.append("switch")
+
+    monkeypatch.setattr(os, "fsync", noted_sync)
+    monkeypatch.setattr(os, "replace", noted_rename)
+    checkpoint.save(file, nn.Linear(1, 1))
+    assert done == ["sync file", "switch", "sync folder"]
+    assert inode == {"file": file.stat().st_ino, "folder": file.parent.stat().st_ino}
+
+
+def test_the_mode_is_what_the_umask_leaves(file):
+    before = os.umask(0o027)
+    try:
+        checkpoint.save(file, nn.Linear(1, 1))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+
+
+def test_a_link_is_replaced_and_not_followed(file):
+    link = file.with_name("latest")
+    link.symlink_to(file)
+    with replacing(link) as new:
+        new.write_text("new")
+    assert not link.is_symlink()
+    assert (file.read_text(), link.read_text()) == ("old", "new")
+
+
+def test_what_killed_writers_left_is_removed_by_the_next(file):
+    left(file)
+    left(file, "f" * 16)
+    checkpoint.save(file, nn.Linear(1, 1))
+    assert names(file) == ["run.ckpt"]
+
+
+def test_what_another_writes_now_is_left_alone(file):
+    folder = left(file)
+    with replacing(file) as ours, replacing(file) as theirs:
+        ours.write_text("ours")
+        theirs.write_text("theirs")
+        assert len(names(file)) == 3
+    assert not folder.exists()
+    assert file.read_text() == "ours"
+    assert names(file) == ["run.ckpt"]
+
+
+def test_nothing_else_is_removed(file):
+    others = [".run.ckpt.tmp", ".run.ckpt.0123.tmp", ".other.0123456789abcdef.tmp"]
+    for name in others:
+        file.with_name(name).mkdir()
+    file.with_name(".run.ckpt.aaaaaaaaaaaaaaaa.tmp").write_text("a file of that name")
+    target = file.with_name("precious")
+    target.mkdir()
+    (target / "new").write_text("kept")
+    file.with_name(".run.ckpt.bbbbbbbbbbbbbbbb.tmp").symlink_to(target)
+    before = names(file)
+    checkpoint.save(file, nn.Linear(1, 1))
+    assert names(file) == before
+    assert (target / "new").read_text() == "kept"
+
+
+def test_a_folder_is_no_place_for_a_file(file):
+    with pytest.raises(CheckpointError, match="is a folder; name a file in it"):
+        checkpoint.save(file.parent, nn.Linear(1, 1))
+    with pytest.raises(FileNotFoundError):
+        checkpoint.save(file.parent / "none" / "run.ckpt", nn.Linear(1, 1))
+
+
+def test_a_disk_that_is_full_leaves_the_old_one(file):
+    model = nn.Linear(1, 1)
+    checkpoint.save(file, model, extra="old")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (500, limits[1]))
+        with pytest.raises(OSError, match="cannot be written"):
+            checkpoint.save(file, model, extra="new")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert checkpoint.load(file, model) == "old"
+    assert names(file) == ["run.ckpt"]
+
+
+def kill_writers(folder: Path, *counts: int) -> dict[str, int]:
+    """Its counts say how often which file was found, and how many writers left something."""
+    program = ("-W", "error", "-m", "tests.checkpoint.killed_writers")
+    ran = subprocess.run(
+        [sys.executable, *program, str(folder), *map(str, counts)],
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout
+    result = json.loads(ran.stdout)
+    assert result["files"] == ["run.ckpt"]
+    print(result["seen"])
+    return result["seen"]
+
+
+@pytest.mark.forks
+def test_a_writer_that_is_killed_leaves_the_old_file_or_the_new(tmp_path):
+    seen = kill_writers(tmp_path, 9, 4, 6)
+    assert seen["call: old"] > 2
+    assert seen["call: new"] > 0
+    assert seen["byte: old"] == 4
+    assert seen["left behind"] > 4
+
+
+@pytest.mark.nightly
+@pytest.mark.forks
+@pytest.mark.timeout(1200)
+def test_writers_killed_at_every_call_and_at_many_times(tmp_path):
+    seen = kill_writers(tmp_path, 1, 40, 200)
+    assert sum(count for name, count in seen.items() if name.startswith("time")) == 200
+    assert seen["time: new"] > 20

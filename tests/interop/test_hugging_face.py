@@ -1,0 +1,120 @@
+"""Hugging Face's models as they are: the bits of the model alone, microbatch by microbatch."""
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pykern
+
+transformers = pytest.importorskip("transformers")
+
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
+ROWS = 2
+
+
+def gpt2() -> Any:
+    sizes = {"vocab_size": 64, "n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 64}
+    rates = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    ends = {"bos_token_id": 0, "eos_token_id": 0, "tie_word_embeddings": False}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **rates, **ends))
+
+
+def llama() -> Any:
+    config = transformers.LlamaConfig(**SIZES, num_key_value_heads=2)
+    return transformers.LlamaForCausalLM(config)
+
+
+def bert() -> Any:
+    rates = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    config = transformers.BertConfig(**SIZES, **rates, tie_word_embeddings=False)
+    return transformers.BertForMaskedLM(config)
+
+
+def mixtral() -> Any:
+    config = transformers.MixtralConfig(
+        **SIZES, num_key_value_heads=2, num_local_experts=4, output_router_logits=True
+    )
+    return transformers.MixtralForCausalLM(config)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_and_a_seed() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(3)
+    yield
+    torch.set_num_threads(threads)
+
+
+def batch(*, padded: bool, caches: bool) -> dict[str, Any]:
+    tokens = torch.randint(0, 64, (8, 12))
+    found: dict[str, Any] = {"input_ids": tokens, "labels": tokens}
+    if caches:
+        found["use_cache"] = False
+    if padded:
+        found["attention_mask"] = torch.ones_like(tokens)
+        found["attention_mask"][3, 9:] = 0
+    return found
+
+
+def parts(batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for start in range(0, 8, ROWS):
+        rows = slice(start, start + ROWS)
+        yield {name: v[rows] if isinstance(v, Tensor) else v for name, v in batch.items()}
+
+
+def plain_step(model: nn.Module, batch: dict[str, Any]) -> Tensor:
+    total = torch.zeros(())
+    for part in parts(batch):
+        loss = model(**part).loss * (ROWS / 8)
+        loss.backward()
+        total = total + loss.detach()
+    return total
+
+
+@pytest.mark.parametrize("make", [gpt2, llama, bert, mixtral])
+@pytest.mark.parametrize("schedule", ["one_f_one_b", "zb_h1"])
+def test_training_and_evaluation_are_the_models(make: Callable[[], Any], schedule: str) -> None:
+    model = make().train()
+    plain = copy.deepcopy(model)
+    names = list(plain.state_dict())
+    batches = [batch(padded=padded, caches=make is not bert) for padded in (True, False)]
+    sample = next(parts(batches[0]))
+    with pykern.Pipeline(
+        model,
+        devices="cpu:2",
+        schedule=schedule,
+        microbatches=4,
+        loss_fn=lambda output: output.loss,
+        sample=sample,
+    ) as pipe:
+        optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-3) for m in (pipe, plain)]
+        for given in batches:
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            assert torch.equal(pipe.step(**given), plain_step(plain, given))
+            for optimizer in optimizers:
+                optimizer.step()
+        assert list(pipe.state_dict()) == names
+        for name, value in pipe.state_dict().items():
+            assert torch.equal(value, plain.state_dict()[name]), name
+        pipe.eval()
+        plain.eval()
+        for given in batches:
+            ours = pipe(**given)
+            with torch.no_grad():
+                theirs = [plain(**part) for part in parts(given)]
+            assert type(ours) is type(theirs[0])
+            assert torch.equal(ours.logits, torch.cat([output.logits for output in theirs]))
+            assert torch.isclose(ours.loss, torch.stack([o.loss for o in theirs]).mean())
