@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from statistics import fmean
 from typing import Any, Literal, Self, cast
 
 import torch
@@ -19,7 +18,7 @@ from .fit import Fitted
 from .layers import place_layers, refuse_foreign_devices, refuse_shared
 from .levels import Levels, Recompute, choose_levels
 from .partition import Balance
-from .plan import Costs, Kind, Span, Timeline, simulate
+from .plan import Costs, Kind, Timeline, simulate
 from .runtime import microbatch
 from .runtime.batch import Batch
 from .runtime.executor import Driver, Executor, Program, open_driver
@@ -28,6 +27,7 @@ from .runtime.recorder import Capture
 from .runtime.replica import refuse_replicas, refuse_trained_loss
 from .runtime.stage import Stage
 from .split_points import SplitAt
+from .step_costs import mean_costs
 
 
 class Pipeline(nn.Module):
@@ -246,16 +246,18 @@ class Pipeline(nn.Module):
         finally:
             self._executor.traced = False
 
-    def prediction(self) -> Timeline:
-        """The simulator's timeline for the last step, from its mean times.
+    def costs(self) -> Costs:
+        """What the last step cost: the mean times of each stage's actions by kind.
 
-        Those are the times of each stage's actions by kind and, on GPUs, of the copies between
-        each two stages.
+        On GPUs also of the copies between each two stages. Plans can be compared, and searched
+        (`pykern.search.auto`), with them.
         """
-        measured = self.timeline()
+        return mean_costs(self.timeline(), self.copies(), self.plan.num_stages)
+
+    def prediction(self) -> Timeline:
+        """The simulator's timeline for the last step, from its `costs`."""
         forward_only = self._last_program is self._predict_program
-        plan = self.plan.forward_only() if forward_only else self.plan
-        return simulate(plan, _mean_costs(measured, self.copies(), plan.num_stages))
+        return simulate(self.plan.forward_only() if forward_only else self.plan, self.costs())
 
     def close(self) -> None:
         """Ends the worker threads, or gives back GPU memory; the layers stay usable.
@@ -322,37 +324,3 @@ class Pipeline(nn.Module):
         self._chain.require_unchanged(self._modules)
         self._executor.run(program, batch)
         self._last_program = program
-
-
-def _mean_costs(timeline: Timeline, copies: Timeline, num_stages: int) -> Costs:
-    """The mean time of each stage by kind, and of copies; 0 where there are none."""
-    kinds = (Kind.F, Kind.R, Kind.B, Kind.I, Kind.W)
-    times: dict[Kind, list[list[float]]] = {kind: [[] for _ in range(num_stages)] for kind in kinds}
-    for span in _spans(timeline):
-        if span.action.kind in times:
-            of_stage = times[span.action.kind][span.action.stage]
-            of_stage.append(span.end_ns - span.start_ns)
-    crossings: list[list[float]] = [[] for _ in range(num_stages)]
-    for span in _spans(copies):
-        # The boundary behind a stage, which a gradient crosses from the other side.
-        back = span.action.kind == Kind.COPY_B
-        crossings[span.action.stage - back].append(span.end_ns - span.start_ns)
-    forward, recompute, backward, inputs, weights = (_means(times[kind]) for kind in kinds)
-    # As many bytes as nanoseconds, because a cost has one bandwidth for all boundaries.
-    return Costs(
-        forward,
-        backward,
-        recompute_ns=recompute,
-        input_ns=inputs,
-        weight_ns=weights,
-        message_bytes=_means(crossings),
-        bandwidth=1.0,
-    )
-
-
-def _spans(timeline: Timeline) -> Iterator[Span]:
-    return (span for row in timeline.rows for span in row)
-
-
-def _means(times: Sequence[Sequence[float]]) -> list[float]:
-    return [fmean(of_stage) if of_stage else 0.0 for of_stage in times]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from .errors import CutError
 from .opened import alike, opened_by_names, opened_by_size, require_openable, smaller
@@ -53,6 +53,13 @@ class Traced:
         self.segments = {
             name: Segment(number) for number, name in enumerate(_numbered(self._anchors))
         }
+        # Those whose mode the forward may look at: what is looked into, and what it calls.
+        self._modes = [
+            module
+            for parent in model.modules()
+            if parent in self._opened
+            for module in (parent, *parent.children())
+        ]
         # By segment.
         self._stage_of = [0] * len(self.segments)
         self._programs: dict[Any, list[Program]] = {}
@@ -132,16 +139,15 @@ class Traced:
 
     def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves, spec = flatten((args, kwargs))
-        order = count()
         numbers: dict[int, int] = {}
         described = tuple(
-            (numbers.setdefault(id(leaf), next(order)), leaf.shape, leaf.dtype, leaf.requires_grad)
+            (numbers.setdefault(id(leaf), len(numbers)), leaf.shape, leaf.dtype, leaf.requires_grad)
             if isinstance(leaf, Tensor)
             else (type(leaf), _hashable(leaf))
             for leaf in leaves
         )
-        training = tuple(module.training for module in self._model.modules())
-        return str(spec), described, modes_now(), torch.is_inference_mode_enabled(), training
+        training = tuple(module.training for module in self._modes)
+        return _Form(spec), described, modes_now(), torch.is_inference_mode_enabled(), training
 
     def _holds(self, program: Program, values: dict[int, Any]) -> bool:
         reads = program.tape.reads
@@ -200,6 +206,21 @@ def _numbered(names: Sequence[str]) -> list[str]:
         seen[name] = seen.get(name, 0) + 1
         found.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
     return found
+
+
+class _Form:
+    """How leaves are arranged, as a key: torch's descriptions of that cannot be hashed."""
+
+    __slots__ = ("spec",)
+
+    def __init__(self, spec: pytree.TreeSpec) -> None:
+        self.spec = spec
+
+    def __hash__(self) -> int:
+        return self.spec.num_leaves
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Form) and self.spec == other.spec
 
 
 def _unique(tensors: Iterable[Tensor]) -> Collection[Tensor]:

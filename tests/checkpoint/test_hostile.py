@@ -109,8 +109,8 @@ FORGED: dict[str, tuple[Callable[[Index], object], str]] = {
         "last_epoch is a number here and a string in the file",
     ),
     "a counter": (
-        lambda i: put(settings(i, "scheduler"), "milestones", {"counter": [["x", 1]]}),
-        "milestones counts ints here",
+        lambda i: put(settings(i, "scheduler"), "milestones", {"counter": [[2, 1], ["x", 1]]}),
+        r"a Counter counts ints; it has \('x', 1\)",
     ),
     "a scale": (lambda i: put(settings(i, "scaler"), "scale", None), "scale is a number here"),
     "a large scale": (lambda i: put(settings(i, "scaler"), "scale", 1e300), "scale is 1e[+]300"),

@@ -27,6 +27,15 @@ def test_what_a_guide_shows_runs_and_prints_what_it_shows(python, root, name):
     assert python("-W", "error", "-c", code).stdout == shown
 
 
+@pytest.mark.parametrize("name", ["choose-a-split.md"])
+def test_what_a_guide_shows_runs_here_and_prints_what_it_shows(root, name, capsys):
+    page = (root / "docs" / name).read_text()
+    code = "".join(re.findall(r"^```python\n(.*?)^```", page, re.M | re.S))
+    shown = "".join(re.findall(r"^```text\n(.*?)^```", page, re.M | re.S))
+    exec(compile(code, name, "exec"), {})
+    assert capsys.readouterr().out == shown
+
+
 def test_the_page_on_profiling_runs(root, tmp_path, monkeypatch):
     (code,) = re.findall(
         r"^```python\n(.*?)^```", (root / "docs/profiling.md").read_text(), re.M | re.S

@@ -21,7 +21,7 @@ from pykern.runtime.ties import Ties
 from tests.fake_cuda.fake import FakeCuda
 from tests.runtime.models import Case, Residual
 from tests.runtime.plans import split_backward, two_replicas
-from tests.runtime.test_transparency import plans
+from tests.runtime.test_transparency import PLANS_AT_COUNTS
 from tests.runtime.untied import Untied
 
 WIDTH = 6
@@ -70,7 +70,7 @@ def require_bits(
     untied.require_same()
 
 
-@pytest.mark.parametrize("plan", plans())
+@pytest.mark.parametrize("plan", PLANS_AT_COUNTS.values(), ids=PLANS_AT_COUNTS)
 def test_every_bit_is_that_of_untied_copies_whose_sums_are_added(plan: Plan) -> None:
     case = shared_by_many(11)
     num_replicas = plan.placement.num_replicas
