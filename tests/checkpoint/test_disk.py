@@ -1,5 +1,6 @@
 """A file is replaced at once: whoever is killed, whatever fails, old or new is there and whole."""
 
+import importlib
 import json
 import os
 import resource
@@ -150,6 +151,13 @@ def test_a_disk_that_is_full_leaves_the_old_one(file):
         signal.signal(signal.SIGXFSZ, handler)
     assert checkpoint.load(file, model) == "old"
     assert names(file) == ["run.ckpt"]
+
+
+def test_without_safetensors_it_is_said_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    monkeypatch.delitem(sys.modules, "pykern.checkpoint.file")
+    with pytest.raises(ImportError, match=r"pip install 'pykern-runtime\[checkpoint\]'"):
+        importlib.import_module("pykern.checkpoint.file")
 
 
 def kill_writers(folder: Path, *counts: int) -> dict[str, int]:
