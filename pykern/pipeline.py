@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from statistics import fmean
 from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
 
 from .budget import Budget
-from .chain import Chain, RecordedChain, max_stages, open_model, share_out
+from .chain import Chain, RecordedChain, call_of, max_stages, open_model, share_out
 from .choice import Schedule, choose_plan
 from .devices import Devices, parse_devices
 from .fit import Fitted
 from .layers import place_layers, refuse_foreign_devices, refuse_shared
 from .levels import Levels, Recompute, choose_levels
 from .partition import Balance, Partition
-from .plan import Costs, Kind, Span, Timeline, simulate
+from .plan import Costs, Kind, Timeline, simulate
 from .runtime import microbatch
-from .runtime.batch import Batch
+from .runtime.batch import Batch, Call, Outputs
 from .runtime.batch_norm import DeferredBatchNorm
 from .runtime.executor import Driver, Executor, Program, open_driver
 from .runtime.finite import CheckFinite, Checks
@@ -30,6 +29,7 @@ from .runtime.recorder import Capture
 from .runtime.replica import refuse_replicas, refuse_trained_loss
 from .runtime.stage import Stage
 from .split_points import SplitAt
+from .step_costs import mean_costs
 
 
 class Pipeline(nn.Module):
@@ -139,6 +139,7 @@ class Pipeline(nn.Module):
         self._chain = chain
         self._executor = Executor(stages, self.plan, devices_of, driver)
         self._executor.watch(self._checks.around)
+        chain.before_recording(self._executor.settle)
         self._train_program = self._executor.program(self.plan)
         self._predict_program = self._executor.program(self.plan.forward_only())
         self._deferred = DeferredBatchNorm(stages if deferred_batch_norm else ())
@@ -211,19 +212,40 @@ class Pipeline(nn.Module):
             What the last layer returns, its tensors joined along dimension 0. One without
             dimensions, such as a loss that the model computes, counts as `reduction` says.
         """
-        rows = self._rows((inputs, named))
-        call, _ = self._executor.place((inputs, named), None)
-        outputs: dict[int, Any] = {}
+        self._chain.require_unchanged(self._modules)
+        batch = self._open_batch((inputs, named))
+        merged = self._executor.predict(self._predict_program, *batch)
+        self._last_program = self._predict_program
+        return merged
 
-        def keep(index: int, output: Any, _: bool) -> tuple[tuple[()], tuple[()]]:
-            outputs[index] = output
-            return (), ()
+    def stream(self, batches: Iterable[Any]) -> Generator[Any, None, None]:
+        """The outputs of batches, each what the pipeline returns for it alone, bit for bit.
 
-        with torch.no_grad():
-            self._run(self._predict_program, Batch(call, None, rows, keep, (), self._chain.enter))
-            ran = sorted(outputs)
-            weights = self._weights(rows)
-            return microbatch.merge([outputs[i] for i in ran], [weights[i] for i in ran])
+        No device waits for the end of a batch: the next are asked for, in the calling thread, and
+        under way while the caller has one output. Layers that draw random numbers get their batches
+        one by one instead, as in a loop, and so does the first until that is known. Until the
+        iterator ends, is left or closed, the pipeline does nothing else; nor may the model change.
+
+        Args:
+            batches: of any sizes, perhaps without end: a tensor, a tuple of arguments, or a dict of
+                keyword arguments.
+
+        Yields:
+            The outputs, in the order of the batches.
+
+        Raises:
+            RuntimeError: the pipeline is streaming already, or running a step.
+            BaseException: as for `step`, or from `batches`, after the outputs of those before.
+        """
+        self._chain.require_unchanged(self._modules)
+        calls = map(call_of, batches)
+        return self._executor.stream(self._predict_program, calls, self._open_batch)
+
+    def _open_batch(self, call: Call) -> tuple[Batch, Outputs]:
+        rows = self._rows(call)
+        call, _ = self._executor.place(call, None)
+        outputs = Outputs(self._weights(rows))
+        return Batch(call, None, rows, outputs, (), self._chain.enter), outputs
 
     def timeline(self, ago: int = 0) -> Timeline:
         """What ran when in the last step or forward; on GPUs, in the last that was traced.
@@ -266,16 +288,18 @@ class Pipeline(nn.Module):
         finally:
             self._executor.traced = False
 
-    def prediction(self) -> Timeline:
-        """The simulator's timeline for the last step, from its mean times.
+    def costs(self) -> Costs:
+        """What the last step cost: the mean times of each stage's actions by kind.
 
-        Those are the times of each stage's actions by kind and, on GPUs, of the copies between
-        each two stages.
+        On GPUs also of the copies between each two stages. Plans can be compared, and searched
+        (`pykern.search.auto`), with them.
         """
-        measured = self.timeline()
+        return mean_costs(self.timeline(), self.copies(), self.plan.num_stages)
+
+    def prediction(self) -> Timeline:
+        """The simulator's timeline for the last step, from its `costs`."""
         forward_only = self._last_program is self._predict_program
-        plan = self.plan.forward_only() if forward_only else self.plan
-        return simulate(plan, _mean_costs(measured, self.copies(), plan.num_stages))
+        return simulate(self.plan.forward_only() if forward_only else self.plan, self.costs())
 
     def close(self) -> None:
         """Ends the worker threads, or gives back GPU memory; the layers stay usable.
@@ -352,37 +376,3 @@ def _stages(
         Stage(index, modules[span.start : span.stop], home)
         for index, (span, home) in enumerate(zip(cut.stages, homes, strict=True))
     ]
-
-
-def _mean_costs(timeline: Timeline, copies: Timeline, num_stages: int) -> Costs:
-    """The mean time of each stage by kind, and of copies; 0 where there are none."""
-    kinds = (Kind.F, Kind.R, Kind.B, Kind.I, Kind.W)
-    times: dict[Kind, list[list[float]]] = {kind: [[] for _ in range(num_stages)] for kind in kinds}
-    for span in _spans(timeline):
-        if span.action.kind in times:
-            of_stage = times[span.action.kind][span.action.stage]
-            of_stage.append(span.end_ns - span.start_ns)
-    crossings: list[list[float]] = [[] for _ in range(num_stages)]
-    for span in _spans(copies):
-        # The boundary behind a stage, which a gradient crosses from the other side.
-        back = span.action.kind == Kind.COPY_B
-        crossings[span.action.stage - back].append(span.end_ns - span.start_ns)
-    forward, recompute, backward, inputs, weights = (_means(times[kind]) for kind in kinds)
-    # As many bytes as nanoseconds, because a cost has one bandwidth for all boundaries.
-    return Costs(
-        forward,
-        backward,
-        recompute_ns=recompute,
-        input_ns=inputs,
-        weight_ns=weights,
-        message_bytes=_means(crossings),
-        bandwidth=1.0,
-    )
-
-
-def _spans(timeline: Timeline) -> Iterator[Span]:
-    return (span for row in timeline.rows for span in row)
-
-
-def _means(times: Sequence[Sequence[float]]) -> list[float]:
-    return [fmean(of_stage) if of_stage else 0.0 for of_stage in times]

@@ -4,6 +4,7 @@ A scheduler takes what it is given as its attributes, so a file could otherwise 
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -15,12 +16,13 @@ from .errors import CheckpointError
 def require_form(here: Any, saved: Any, where: str) -> None:
     """Refuses a saved value of another form than the one here.
 
-    None here may become anything; a Counter may count other things.
+    None here may become a number, a string or a boolean, but not in a list, where it stands for a
+    function without state. A Counter may count other things.
 
     Raises:
         CheckpointError: The forms differ; the message names the part.
     """
-    if here is None:
+    if here is None and _kind(saved) in ("NoneType", "number", "string", "bool"):
         return
     kind, saved_kind = _kind(here), _kind(saved)
     if kind != saved_kind:
@@ -30,16 +32,22 @@ def require_form(here: Any, saved: Any, where: str) -> None:
     if kind == "tensor":
         require_like(here, saved, where)
     elif kind == "list":
-        if len(here) != len(saved):
-            raise CheckpointError(f"{where} has {len(here)} entries here, {len(saved)} in the file")
-        for index, (ours, theirs) in enumerate(zip(here, saved, strict=True)):
-            require_form(ours, theirs, f"{where}/{index}")
+        _require_entries(here, saved, where)
     elif kind == "dict":
         require_names(here.keys(), saved.keys(), where)
         for key in here:
             require_form(here[key], saved[key], f"{where}/{key}")
     elif kind == "Counter" and {type(each) for pair in saved.items() for each in pair} - {int}:
         raise CheckpointError(f"{where} counts ints here, in the file it is {shown(saved)}")
+
+
+def _require_entries(here: Sequence[Any], saved: Sequence[Any], where: str) -> None:
+    if len(here) != len(saved):
+        raise CheckpointError(f"{where} has {len(here)} entries here, {len(saved)} in the file")
+    for index, (ours, theirs) in enumerate(zip(here, saved, strict=True)):
+        if ours is None and theirs is not None:
+            raise CheckpointError(f"{where}/{index} is None here, {shown(theirs)} in the file")
+        require_form(ours, theirs, f"{where}/{index}")
 
 
 def require_names(here: Any, saved: Any, where: str) -> None:

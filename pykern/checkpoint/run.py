@@ -107,8 +107,8 @@ def load(
     with file.reading(Path(path)) as saved:
         # What calls code of others is first: if that fails too, nothing has been changed.
         commits = [
-            _fit_states("scheduler", scheduler, saved),
-            _fit_states("scaler", scaler, saved),
+            _fit_scheduler(scheduler, saved),
+            _fit_scaler(scaler, saved),
             fit_model(model, _tensors(saved, "model")),
         ]
         if saved.parts["grads"] is not None:
@@ -141,13 +141,28 @@ def _tensors(saved: Saved, part: str) -> dict[str, Tensor]:
     return {name: saved.tensor(key) for name, key in keys.items()}
 
 
-def _fit_states(name: str, here: Any, saved: Saved) -> Commit:
-    """What gives a scheduler or a scaler the saved state."""
-    if here is None:
+def _fit_scheduler(scheduler: LRScheduler | None, saved: Saved) -> Commit:
+    if scheduler is None:
         return lambda: None
-    state = _part(saved, name)
-    require_form(here.state_dict(), state, f"the {name}")
-    return lambda: here.load_state_dict(state)
+    state = _part(saved, "scheduler")
+    require_form(scheduler.state_dict(), state, "the scheduler")
+    return lambda: scheduler.load_state_dict(state)
+
+
+def _fit_scaler(scaler: torch.amp.GradScaler | None, saved: Saved) -> Commit:
+    if scaler is None:
+        return lambda: None
+    here, state = scaler.state_dict(), _part(saved, "scaler")
+    require_form(here, state, "the scaler")
+    for name, value in here.items():
+        try:
+            # The scaler will, into tensors of these dtypes.
+            torch.zeros((), dtype=torch.int32 if type(value) is int else torch.float32).fill_(
+                state[name]
+            )
+        except (OverflowError, RuntimeError) as error:
+            raise CheckpointError(f"the scaler: {name} is {shown(state[name])}") from error
+    return lambda: scaler.load_state_dict(state)
 
 
 def _fit_optimizer(optimizer: Optimizer, model: nn.Module, saved: Saved) -> Commit:

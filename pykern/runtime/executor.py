@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import atexit
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from itertools import pairwise
+from functools import partial
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -14,7 +15,9 @@ import torch
 from .. import _C
 from ..devices import Lane
 from ..plan import Action, Kind, Plan, Timeline
-from .batch import Batch, Call
+from .batch import Batch, Call, Outputs
+from .flow import Flow, OpenBatch, in_order
+from .gpu_flow import GpuFlow
 from .microbatch import to_device
 from .random import StepSeed
 from .recorder import Capture
@@ -22,7 +25,8 @@ from .replica import Replica
 from .stage import Stage
 from .streams import Streams
 from .ties import Ties
-from .workers import Failure, Workers
+from .worker_flow import Failure, WorkerFlow
+from .workers import Workers
 
 Program = _C.Program | _C.StreamProgram
 Driver = Workers | Streams
@@ -98,6 +102,9 @@ class Executor:
         self._ties = Ties(stages)
         self._driver: Any = driver
         self._during: During = nullcontext
+        self._plan = plan
+        # The last one that there was.
+        self._flow: Callable[[], Flow | None] = lambda: None
         # Whether steps are timed where that is not free.
         self.traced = False
         driver.connect(self._replicas, plan)
@@ -143,9 +150,13 @@ class Executor:
         """Runs one step of a program over these stages.
 
         Raises:
-            RuntimeError: the executor is closed, running, or from before a fork.
+            RuntimeError: the executor is closed, running, streaming, or from before a fork.
             BaseException: the first exception that a stage raised, unchanged but for a note.
         """
+        self._refuse_flow()
+        self._run(program, batch)
+
+    def _run(self, program: Program, batch: Batch) -> None:
         with self._driver.claim, self._during():
             try:
                 self._begin(batch)
@@ -153,12 +164,89 @@ class Executor:
                 if not failures:
                     self._ties.finish()
             finally:
-                for stage in self._stages:
-                    stage.end()
-                self._ties.end()
-                self._driver.end()
+                self._end()
             if failures:
                 raise self._first(failures)
+
+    def predict(self, program: Program, batch: Batch, outputs: Outputs) -> Any:
+        """The outputs of a batch, whose `finish` they are."""
+        with torch.no_grad():
+            self.run(program, batch)
+            return outputs.merged()
+
+    def stream(
+        self, program: Program, batches: Iterator[Call], open_batch: OpenBatch
+    ) -> Generator[Any, None, None]:
+        """What `predict` returns for each batch, in the order of the batches, which overlap.
+
+        Random numbers come from the caller's generator, which the caller may use between two
+        outputs. So layers that draw have their batches one by one, as in a loop; where that is not
+        known, one batch tells.
+
+        Args:
+            program: for one batch.
+            batches: the arguments of each, asked for in the thread that asks for outputs.
+            open_batch: makes a batch of them.
+        """
+        self._look()
+        for call in batches:
+            if not any(stage.draws.possible for stage in self._stages):
+                rest = chain([call], batches)
+                del call
+                yield from in_order(rest, self._flow_of(program, open_batch))
+                return
+            yield self.predict(program, *open_batch(call))
+
+    def settle(self) -> None:
+        """Waits until no stage runs."""
+        flow = self._flow()
+        if flow is not None:
+            flow.settle()
+
+    def _look(self) -> None:
+        """Has the stages see what has changed in their layers since the last step."""
+        self._refuse_flow()
+        with torch.no_grad(), self._driver.claim:
+            try:
+                self._begin(Batch(((), {}), None, (), Outputs(())))
+            finally:
+                self._end()
+
+    def _flow_of(self, program: Program, open_batch: OpenBatch) -> Flow:
+        self._refuse_flow()
+        driver = self._driver
+        flow: Flow
+        if isinstance(driver, Streams):
+            flow = GpuFlow(self._plan, open_batch, driver.gpus, partial(self._run, program))
+        else:
+            flow = WorkerFlow(
+                self._plan, open_batch, driver.num_devices, driver.claim, self._run_flow
+            )
+        self._flow = weakref.ref(flow)
+        return flow
+
+    def _run_flow(self, flow: WorkerFlow) -> None:
+        with self._driver.claim, self._during():
+            try:
+                self._begin(Batch(((), {}), None, [0] * flow.num_slots, flow.keep))
+                for replica in self._replicas:
+                    replica[0].arguments = flow.arguments
+                for stage in self._stages:
+                    stage.keywords = flow.keywords
+                failures = self._driver.run_flow(flow, self._callbacks)
+                if not failures:
+                    self._ties.finish()
+            finally:
+                self._end()
+            if failures:
+                raise self._first([flow.located(failure) for failure in failures])
+
+    def _refuse_flow(self) -> None:
+        flow = self._flow()
+        if flow is not None and flow.is_open:
+            raise RuntimeError(
+                "the pipeline is streaming: take the outputs that are left, or close the stream"
+            )
 
     def _begin(self, batch: Batch) -> None:
         seed = StepSeed()
@@ -174,6 +262,12 @@ class Executor:
         if any(keywords):
             for stage in self._stages:
                 stage.keywords = keywords
+
+    def _end(self) -> None:
+        for stage in self._stages:
+            stage.end()
+        self._ties.end()
+        self._driver.end()
 
     def close(self) -> None:
         """Ends what runs the actions, after a step in progress in another thread."""

@@ -158,8 +158,8 @@ class Stage:
 
     def _calls(self, microbatch: int, end: Callable[[int, Any], Sequence[Tensor]]) -> Calls:
         calls: Calls = [self._begin, *self.layers[1:], partial(end, microbatch)]
-        if self.keywords:
-            calls = self._calls_by_name(self.keywords[microbatch], partial(end, microbatch))
+        if self.keywords and (keywords := self.keywords[microbatch]):
+            calls = self._calls_by_name(keywords, partial(end, microbatch))
         return calls if self.look is None else self.look(microbatch, calls)
 
     def _calls_by_name(self, keywords: dict[str, Any], end: Callable[[Any], Any]) -> Calls:

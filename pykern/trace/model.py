@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from itertools import count
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from .errors import CutError
 from .opened import alike, opened_by_names, opened_by_size, require_openable, smaller
@@ -37,6 +37,7 @@ class Traced:
 
     Attributes:
         segments: by name.
+        before_recording: called where other runs of the model have to end first.
 
     Raises:
         CutError: the forward cannot be cut; the message says where and why.
@@ -46,6 +47,7 @@ class Traced:
         self, model: nn.Module, sample: Call, num_stages: int, split_at: Sequence[str] = ()
     ) -> None:
         self._model = model
+        self.before_recording: Callable[[], None] = lambda: None
         by_names = opened_by_names(model, split_at)
         self._opened = by_names if split_at else opened_by_size(model, num_stages)
         tape = self._record_opening(sample, num_stages)
@@ -53,10 +55,17 @@ class Traced:
         self.segments = {
             name: Segment(number) for number, name in enumerate(_numbered(self._anchors))
         }
+        # Those whose mode the forward may look at: what is looked into, and what it calls.
+        self._modes = [
+            module
+            for parent in model.modules()
+            if parent in self._opened
+            for module in (parent, *parent.children())
+        ]
         # By segment.
         self._stage_of = [0] * len(self.segments)
         self._programs: dict[Any, list[Program]] = {}
-        self._fill(tape, self._starts(tape))
+        self._program(tape, self._key(*sample))
 
     def cut(self, spans: Iterable[range], devices: Sequence[torch.device]) -> None:
         """Says which segments are in which stage, and where that is."""
@@ -81,14 +90,11 @@ class Traced:
         inputs = _unique(leaf for leaf in leaves if isinstance(leaf, Tensor))
         values = dict(enumerate(inputs))
         key = self._key(args, kwargs)
-        known = self._programs.setdefault(key, [])
+        known = self._programs.get(key, ())
         program = next((program for program in known if self._holds(program, values)), None)
         if program is None:
-            tape = self._record((args, kwargs))
-            starts = self._starts(tape)
-            self._fill(tape, starts)
-            program = Program(tape, [*starts[1:], len(tape.instructions)], self._stage_of)
-            known.append(program)
+            self.before_recording()
+            program = self._program(self._record((args, kwargs)), key)
         return Environment(program, {n: values[n] for n in sorted(program.inputs)})
 
     def refresh(self) -> None:
@@ -132,16 +138,15 @@ class Traced:
 
     def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves, spec = flatten((args, kwargs))
-        order = count()
         numbers: dict[int, int] = {}
         described = tuple(
-            (numbers.setdefault(id(leaf), next(order)), leaf.shape, leaf.dtype, leaf.requires_grad)
+            (numbers.setdefault(id(leaf), len(numbers)), leaf.shape, leaf.dtype, leaf.requires_grad)
             if isinstance(leaf, Tensor)
             else (type(leaf), _hashable(leaf))
             for leaf in leaves
         )
-        training = tuple(module.training for module in self._model.modules())
-        return str(spec), described, modes_now(), torch.is_inference_mode_enabled(), training
+        training = tuple(module.training for module in self._modes)
+        return _Form(spec), described, modes_now(), torch.is_inference_mode_enabled(), training
 
     def _holds(self, program: Program, values: dict[int, Any]) -> bool:
         reads = program.tape.reads
@@ -175,6 +180,14 @@ class Traced:
             found.append(following)
         return found[::-1]
 
+    def _program(self, tape: Tape, key: Any) -> Program:
+        """A tape in pieces, for calls of this key with which its reads hold."""
+        starts = self._starts(tape)
+        self._fill(tape, starts)
+        program = Program(tape, [*starts[1:], len(tape.instructions)], self._stage_of)
+        self._programs.setdefault(key, []).append(program)
+        return program
+
     def _trains(self, anchor: str) -> bool:
         module = dict(self._model.named_modules()).get(anchor)
         return module is None or next(module.parameters(), None) is not None
@@ -200,6 +213,21 @@ def _numbered(names: Sequence[str]) -> list[str]:
         seen[name] = seen.get(name, 0) + 1
         found.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
     return found
+
+
+class _Form:
+    """How leaves are arranged, as a key: torch's descriptions of that cannot be hashed."""
+
+    __slots__ = ("spec",)
+
+    def __init__(self, spec: pytree.TreeSpec) -> None:
+        self.spec = spec
+
+    def __hash__(self) -> int:
+        return self.spec.num_leaves
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Form) and self.spec == other.spec
 
 
 def _unique(tensors: Iterable[Tensor]) -> Collection[Tensor]:

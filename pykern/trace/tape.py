@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -49,12 +50,12 @@ class Instruction:
         self._args: Build = builder(args)
         self._kwargs: Build | None = builder(kwargs) if kwargs else None
 
-    @property
+    @cached_property
     def reads(self) -> list[int]:
         """Numbers of the values that the call is given."""
         return refs_in(self.arguments)
 
-    @property
+    @cached_property
     def makes(self) -> list[int]:
         """Numbers of the values that there are only after it."""
         # A call may return what it is given.
@@ -62,7 +63,7 @@ class Instruction:
         made = [number for number in self.results if number not in given]
         return [*made, *(after for _, after in self.written)]
 
-    @property
+    @cached_property
     def held(self) -> list[Held]:
         """Parameters and buffers that the call is given."""
         return held_in(self.arguments)

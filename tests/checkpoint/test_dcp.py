@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,11 +33,18 @@ def trained(make: Callable[[nn.Module], Optimizer]) -> tuple[nn.Module, Optimize
 def adam(model: nn.Module) -> Optimizer:
     """In two groups."""
     first, *others = model.parameters()
-    return torch.optim.AdamW([{"params": [first], "lr": 0.1}, {"params": others}])
+    groups: list[dict[str, object]] = [{"params": [first], "lr": 0.1}, {"params": others}]
+    return torch.optim.AdamW(groups)
 
 
 def momentum(model: nn.Module) -> Optimizer:
     return torch.optim.SGD(model.parameters(), momentum=0.9)
+
+
+def state_of(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    """What a program of torch's saves."""
+    of_model, of_optimizer = distributed.get_state_dict(model, optimizer)
+    return {"model": of_model, "optim": of_optimizer}
 
 
 @pytest.mark.parametrize("make", [adam, momentum])
@@ -44,7 +52,7 @@ def test_what_pykern_writes_torch_reads(tmp_path, make):
     model, optimizer = trained(make)
     to_dcp(tmp_path, model, optimizer)
     other, fresh = trained(make)
-    state = dict(zip(("model", "optim"), distributed.get_state_dict(other, fresh), strict=True))
+    state = state_of(other, fresh)
     load(state, checkpoint_id=tmp_path, no_dist=True)
     distributed.set_state_dict(
         other, fresh, model_state_dict=state["model"], optim_state_dict=state["optim"]
@@ -56,8 +64,7 @@ def test_what_pykern_writes_torch_reads(tmp_path, make):
 @pytest.mark.parametrize("make", [adam, momentum])
 def test_what_torch_writes_pykern_reads(tmp_path, make):
     model, optimizer = trained(make)
-    state = dict(zip(("model", "optim"), distributed.get_state_dict(model, optimizer), strict=True))
-    save(state, checkpoint_id=tmp_path, no_dist=True)
+    save(state_of(model, optimizer), checkpoint_id=tmp_path, no_dist=True)
     other, _ = trained(make)
     from_dcp(tmp_path, other, fresh := make(other))
     assert same(other.state_dict(), model.state_dict())

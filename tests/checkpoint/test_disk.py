@@ -67,8 +67,8 @@ def test_bytes_and_names_are_synced_before_and_after_the_switch(file, monkeypatc
         inode[kind] = os.fstat(handle).st_ino
         done.append(f"sync {kind}")
 
-    def noted_rename(*arguments: object) -> None:
-        rename(*arguments)
+    def noted_rename(old: Path, new: Path) -> None:
+        rename(old, new)
         done.append("switch")
 
     monkeypatch.setattr(os, "fsync", noted_sync)

@@ -14,6 +14,7 @@ from torch import nn
 
 from pykern import checkpoint
 from pykern.checkpoint import CheckpointError
+from pykern.plan.files.json_form import checksum
 from tests.checkpoint import forging
 from tests.checkpoint.forging import Index
 from tests.checkpoint.runs import Run, plain, same
@@ -112,6 +113,11 @@ FORGED: dict[str, tuple[Callable[[Index], object], str]] = {
         "milestones counts ints here",
     ),
     "a scale": (lambda i: put(settings(i, "scaler"), "scale", None), "scale is a number here"),
+    "a large scale": (lambda i: put(settings(i, "scaler"), "scale", 1e300), "scale is 1e[+]300"),
+    "a large count": (
+        lambda i: put(settings(i, "scaler"), "_growth_tracker", 2**70),
+        "the scaler: _growth_tracker is 1180591620717411303424",
+    ),
     "random numbers": (lambda i: i.update(rng=[1]), r"no random state: \[1\]"),
     "a generator less": (lambda i: settings(i, "rng").pop(), "the random state: .* is only here"),
     "torch's state": (lambda i: put(settings(i, "rng"), "torch", "AAAA"), "no state of the torch"),
@@ -239,7 +245,7 @@ def test_a_file_with_any_other_bit_is_refused(tmp_path):
 
 
 # What takes the place of something in the index.
-STRANGE = (
+STRANGE: tuple[Any, ...] = (
     *(None, True, 0, -1, 2**70, 0.5, 1e999, "", "x", "0.bias", [], {}, [[]], [["lr", 1]]),
     *({"dict": []}, {"tuple": []}, {"counter": [[1, 2]]}, {"tensor": "0.bias"}, {"float": "nan"}),
     *({"tensor": 3}, {"float": 3}, {"dict": [[1]]}, {"dict": 3}, {"x": 1}),
@@ -263,7 +269,7 @@ def expect_only_refusals(file: Path, run: Run, count: int) -> tuple[int, int]:
         ]
         for container, key in choose.sample(spots, choose.randint(1, 2)):
             container[key] = choose.choice(STRANGE)
-        index["sha256"] = forging.checksum(index)
+        index["sha256"] = checksum(index)
         header["__metadata__"]["pykern"] = json.dumps(index)
         forging.write(file, header, data)
         try:

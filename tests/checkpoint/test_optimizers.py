@@ -77,7 +77,7 @@ def train(net: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None = 
             loss.backward()
             return loss
 
-        optimizer.step(closure)
+        optimizer.step(closure)  # type: ignore[arg-type]
         if scheduler is not None:
             scheduler.step()
 
@@ -127,6 +127,27 @@ def test_a_plateau_whose_best_is_infinite_is_kept(file):
     assert plateau.best == float("inf")
 
 
+def test_a_file_gives_functions_no_state(file):
+    net = model()
+    optimizer = optim.SGD(net.parameters(), lr=0.1)
+    scheduler = SCHEDULERS["lambda"](optimizer)
+
+    class Decay:
+        def __init__(self, rate: float) -> None:
+            self.rate = rate
+
+        def __call__(self, epoch: int) -> float:
+            return self.rate**epoch
+
+    other = optim.lr_scheduler.LambdaLR(optimizer, Decay(0.5))
+    checkpoint.save(file, net, scheduler=other)
+    with pytest.raises(CheckpointError, match=r"lr_lambdas/0 is None here, {'rate': 0"):
+        checkpoint.load(file, net, scheduler=scheduler)
+    decay = Decay(0.1)
+    checkpoint.load(file, net, scheduler=optim.lr_scheduler.LambdaLR(optimizer, decay))
+    assert decay.rate == 0.5
+
+
 def test_state_is_found_by_name_in_whatever_order(file):
     first, second = model(), model()
     before = OPTIMIZERS["momentum"](list(first.parameters()))
@@ -167,4 +188,4 @@ def test_what_an_optimizer_keeps_is_of_the_dtype_that_was_saved(file):
     fresh = optim.SGD(net.parameters(), momentum=0.9)
     checkpoint.load(file, net, fresh)
     assert same(fresh.state_dict(), optimizer.state_dict())
-    assert fresh.state[net[0].weight]["momentum_buffer"].dtype == torch.float32
+    assert next(iter(fresh.state.values()))["momentum_buffer"].dtype == torch.float32

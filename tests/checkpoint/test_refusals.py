@@ -42,22 +42,29 @@ def with_steps(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRS
     return torch.optim.lr_scheduler.StepLR(optimizer, 3)
 
 
+def with_layers(run: Run, start: int, stop: int, **others: nn.Module) -> nn.Sequential:
+    """Some of the run's layers, and perhaps another before or after them."""
+    kept = list(run.model.children())[start:stop]
+    first, last = ([others[name]] if name in others else [] for name in ("first", "last"))
+    return nn.Sequential(*first, *kept, *last)
+
+
 # What is loaded into, instead of what was saved.
 OTHERS: dict[str, tuple[Callable[[Run], dict[str, Any]], str]] = {
     "more layers": (
-        lambda run: {"model": nn.Sequential(*run.model, nn.Linear(6, 6))},
+        lambda run: {"model": with_layers(run, 0, 8, last=nn.Linear(6, 6))},
         r"the model: '8.bias', '8.weight' is only here",
     ),
     "fewer layers": (
-        lambda run: {"model": run.model[:7]},
+        lambda run: {"model": with_layers(run, 0, 7)},
         r"the model: '7.bias', '7.weight' is only in the file",
     ),
     "another shape": (
-        lambda run: {"model": nn.Sequential(nn.Linear(5, 6), *run.model[1:])},
+        lambda run: {"model": with_layers(run, 1, 8, first=nn.Linear(5, 6))},
         r"0.weight is float32 \[6, 5\] here and float32 \[6, 6\] in the file",
     ),
     "another dtype": (
-        lambda run: {"model": nn.Sequential(*run.model[:7], nn.Linear(6, 6).double())},
+        lambda run: {"model": with_layers(run, 0, 7, last=nn.Linear(6, 6).double())},
         r"7.weight is float64 \[6, 6\] here and float32 \[6, 6\] in the file",
     ),
     "another optimizer": (
@@ -122,6 +129,10 @@ def stranger(run: Run) -> None:
     run.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2, 3))]})
 
 
+def keep_globally(run: Run) -> None:
+    run.optimizer.state["global"] = {}  # type: ignore[index]
+
+
 def first_state(run: Run) -> dict[str, Any]:
     return run.optimizer.state[next(run.model.parameters())]
 
@@ -132,7 +143,7 @@ UNSAVABLE: dict[str, tuple[Callable[[Run], object], str]] = {
         r"parameter 0 of the optimizer's group 1 is not in the model: float32 \[2, 3\]",
     ),
     "state of no parameter": (
-        lambda run: run.optimizer.state.update({"global": {}}),
+        keep_globally,
         "the optimizer keeps state for 'global', no parameter of it",
     ),
     "an object": (
@@ -225,6 +236,6 @@ def test_a_run_that_went_on_is_brought_back(file):
     checkpoint.save(file, **run.parts())
     run.train(1)
     run.optimizer = adam(run.model)
-    run.scheduler = type(run.scheduler)(run.optimizer, [2, 5])
+    run.scheduler = torch.optim.lr_scheduler.MultiStepLR(run.optimizer, [2, 5])
     checkpoint.load(file, **run.parts())
     assert same(run.states(), there)

@@ -64,6 +64,11 @@ def test_a_run_goes_on_under_another_schedule(file, schedule, options):
     expect_same(file, pipelined("cpu:2", schedule=schedule, **options), *expected)
 
 
+def test_dropout_goes_on_where_there_are_as_many_stages(file):
+    expected = went_on(file, pipelined("cpu:2", dropout=0.3, schedule="hanayo"))
+    expect_same(file, pipelined("cpu:4", dropout=0.3, schedule="gpipe"), *expected)
+
+
 def test_a_run_goes_on_on_gpus(file, gpus):
     expected = went_on(file, pipelined("cpu:4"))
     expect_same(file, pipelined("cuda"), *expected)

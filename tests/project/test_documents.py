@@ -27,6 +27,15 @@ def test_what_a_guide_shows_runs_and_prints_what_it_shows(python, root, name):
     assert python("-W", "error", "-c", code).stdout == shown
 
 
+@pytest.mark.parametrize("name", ["choose-a-split.md", "from-device-map.md", "from-deepspeed.md"])
+def test_what_a_guide_shows_runs_here_and_prints_what_it_shows(root, name, capsys):
+    page = (root / "docs" / name).read_text()
+    code = "".join(re.findall(r"^```python\n(.*?)^```", page, re.M | re.S))
+    shown = "".join(re.findall(r"^```text\n(.*?)^```", page, re.M | re.S))
+    exec(compile(code, name, "exec"), {})
+    assert capsys.readouterr().out == shown
+
+
 def test_the_page_on_profiling_runs(root, tmp_path, monkeypatch):
     (code,) = re.findall(
         r"^```python\n(.*?)^```", (root / "docs/profiling.md").read_text(), re.M | re.S
@@ -35,6 +44,16 @@ def test_the_page_on_profiling_runs(root, tmp_path, monkeypatch):
     exec(code, {})
     events = json.loads((tmp_path / "step.trace.json").read_text())["traceEvents"]
     assert sum(event["ph"] == "X" for event in events) == 2 * 2 * 4 * 8
+
+
+def test_the_page_on_checkpoints_runs_and_prints_what_it_shows(root, tmp_path, monkeypatch, capsys):
+    page = (root / "docs/checkpoints.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    exec("".join(re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)), {})
+    assert capsys.readouterr().out == "".join(re.findall(r"^```text\n(.*?)^```", page, re.M | re.S))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("model.safetensors", "run.ckpt", "run.dcp"),
+    ]
 
 
 def test_the_pages_of_the_catalogue_are_what_the_code_gives(root):
