@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import _SpectralNorm
 
 # Parameters of the original, each with its copy.
 Pairs = list[tuple[nn.Parameter, nn.Parameter]]
@@ -138,6 +139,8 @@ def refuse_to_copy(
 def _cannot_copy(module: nn.Module, copy: nn.Module) -> str | None:
     if isinstance(module, nn.modules.batchnorm._NormBase) and module.running_mean is not None:
         return "has running statistics, which copies would update in no fixed order"
+    if isinstance(module, _SpectralNorm):
+        return "has vectors that forwards improve, which copies would do in no fixed order"
     if isinstance(module, torch.jit.ScriptModule):
         return "is compiled together with its parameters"
     bound = [name for name in _BOUND if vars(module).get(name) is not None]

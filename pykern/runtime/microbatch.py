@@ -46,6 +46,8 @@ def split(tree: Any, rows: Sequence[int]) -> list[Any]:
     if type(tree) is tuple:
         columns = [split(part, rows) for part in tree]
         return list(zip(*columns, strict=True)) if columns else [()] * len(rows)
+    if type(tree) is dict:
+        return [dict(zip(tree, part, strict=True)) for part in split(tuple(tree.values()), rows)]
     leaves, spec = pytree.tree_flatten(tree)
     if spec.is_leaf():
         return [tree] * len(rows)
@@ -115,12 +117,15 @@ def _join(column: Sequence[Any], weights: Sequence[float]) -> Any:
 
 
 def _leaves(tree: Any) -> Iterator[Any]:
-    # Tensors and tuples, the usual batch, do without pytree, which leaves a reference cycle behind
-    # for the cycle collector with each call.
+    # Tensors, tuples and dicts, the usual batch, do without pytree, which leaves a reference cycle
+    # behind for the cycle collector with each call.
     if isinstance(tree, Tensor):
         yield tree
     elif type(tree) is tuple:
         for part in tree:
+            yield from _leaves(part)
+    elif type(tree) is dict:
+        for part in tree.values():
             yield from _leaves(part)
     else:
         yield from pytree.tree_flatten(tree)[0]

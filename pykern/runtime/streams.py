@@ -14,14 +14,16 @@ import torch
 from .. import _C
 from ..devices import Lane
 from ..plan import Kind, Plan, Timeline
+from ..trace.routes import BATCH, Direct
 from . import cuda
 from .batch import Batch
 from .capture import Recording
-from .crossing import Crossing, Ring, Transfer
+from .crossing import Crossing, Ring, Transfer, carrier_of
 from .loss import Losses
 from .recorder import Capture, Recorder
 from .stage import Stage
-from .workers import Callbacks, Failure
+from .worker_flow import Failure
+from .workers import Callbacks
 
 StreamCallback = Callable[[int], Sequence[Transfer] | None]
 
@@ -34,10 +36,10 @@ class Streams:
     """
 
     def __init__(self, lanes: Sequence[Lane], capture: Capture) -> None:
-        self._gpus = cuda.Gpus(lanes)
+        self.gpus = cuda.Gpus(lanes)
         # The last step may be under way when nobody wants its rings and graphs any more. At exit
         # nobody else gets their memory.
-        weakref.finalize(self, _wait, self._gpus).atexit = False
+        weakref.finalize(self, _wait, self.gpus).atexit = False
         self._capture = capture
         self._recorder: Recorder | None = None
         self.claim = _C.StreamExecutor()
@@ -46,29 +48,57 @@ class Streams:
 
     def device(self, lane: int) -> torch.device:
         """Where a device of the plan has its tensors."""
-        return self._gpus.device(lane)
+        return self.gpus.device(lane)
+
+    def direct(self, plan: Plan) -> Direct:
+        """Where a value can go from a stage to a later one past those between.
+
+        In forwards alone it cannot, because a slot has its next microbatch before a farther stage
+        has read what it got from there.
+        """
+        placement = plan.placement
+        homes = [
+            [placement.device_of(stage, number) for stage in range(plan.num_stages)]
+            for number in range(placement.num_replicas)
+        ]
+        reaches = self.gpus.lanes.reaches
+
+        def between(lanes: Sequence[int], low: int, high: int) -> bool:
+            if lanes[low] == lanes[high]:
+                return True
+            there, back = carrier_of(lanes, low, Kind.F), carrier_of(lanes, high, Kind.B)
+            ends = ((low, high), (there, there + 1), (back - 1, back))
+            return all(reaches(lanes[a], lanes[b]) and reaches(lanes[b], lanes[a]) for a, b in ends)
+
+        def direct(low: int, high: int, with_gradients: bool) -> bool:
+            if self._capture is not False:
+                return False
+            if low == BATCH:
+                return True
+            return with_gradients and all(between(lanes, low, high) for lanes in homes)
+
+        return direct
 
     def connect(self, replicas: Sequence[Sequence[Stage]], plan: Plan) -> None:
         """Lets stages reach their neighbours on other GPUs."""
-        lanes = self._gpus.lanes
+        lanes = self.gpus.lanes
         for number, stages in enumerate(replicas):
             homes = [plan.placement.device_of(stage.index, number) for stage in stages]
-            rings = [Ring(self._gpus, lane) for lane in homes]
-            neighbours = [None, *rings, None]
-            for index, stage in enumerate(stages):
-                stage.passage = Crossing(
-                    stage.index, rings[index], neighbours[index + 2], neighbours[index], lanes
-                )
-                self._crossings.append(stage.passage)
+            rings = [Ring(self.gpus, lane) for lane in homes]
+            crossings: list[Crossing] = []
+            for stage in stages:
+                crossings.append(Crossing(stage.index, rings, crossings, lanes))
+                stage.passage = crossings[-1]
+            self._crossings += crossings
             self._lane_of += homes
         self._tell_of_detours(replicas, plan)
         if self._capture is not False:
             homes = self._lane_of[: plan.num_stages]
-            self._recorder = Recorder(self._capture, self._gpus, plan, replicas[0], homes)
+            self._recorder = Recorder(self._capture, self.gpus, plan, replicas[0], homes)
 
     def _tell_of_detours(self, replicas: Sequence[Sequence[Stage]], plan: Plan) -> None:
         """Warns, once for all, of neighbours whose tensors go through the host."""
-        lanes = self._gpus.lanes
+        lanes = self.gpus.lanes
         homes = [
             [plan.placement.device_of(stage.index, number) for stage in stages]
             for number, stages in enumerate(replicas)
@@ -87,7 +117,7 @@ class Streams:
 
     def program(self, plan: Plan) -> _C.StreamProgram:
         """The plan, ready to run."""
-        return _C.StreamProgram(plan, self._gpus.lanes)
+        return _C.StreamProgram(plan, self.gpus.lanes)
 
     def run(
         self, program: _C.StreamProgram, callbacks: Callbacks, batch: Batch, *, traced: bool
@@ -113,8 +143,8 @@ class Streams:
                 ]
                 for kind, calls in callbacks.items()
             }
-            callers = self._gpus.callers()
-            with self._gpus.step():
+            callers = self.gpus.callers()
+            with self.gpus.step():
                 failures = self.claim.run(program, on_lanes, callers, replay=False, traced=traced)
             if self._recorder is not None and not failures:
                 self._recorder.learn(batch)
@@ -124,8 +154,8 @@ class Streams:
         self, recording: Recording, program: _C.StreamProgram, batch: Batch, *, traced: bool
     ) -> list[Failure]:
         recording.load(batch)
-        callers = self._gpus.callers()
-        with self._gpus.step():
+        callers = self.gpus.callers()
+        with self.gpus.step():
             # Nothing within one graph can be timed.
             if self._capture == "step" and not traced:
                 self.claim.run_whole(program, callers)
@@ -143,10 +173,10 @@ class Streams:
         call: Callable[[int], None],
         microbatch: int,
     ) -> list[Transfer]:
-        with self._gpus.active(lane):
+        with self.gpus.active(lane):
             crossing.start(kind, microbatch)
             call(microbatch)
-        return crossing.take_transfers()
+        return crossing.take_transfers(kind, microbatch)
 
     def end(self) -> None:
         """Lets go of everything that belongs to the step."""
@@ -166,7 +196,7 @@ class Streams:
     def close(self) -> None:
         """Waits for all work, then gives back the memory of rings and graphs."""
         self.claim.close()
-        _wait(self._gpus)
+        _wait(self.gpus)
         self._recorder = None
         for crossing in self._crossings:
             crossing.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from .errors import CutError
 from .opened import alike, opened_by_names, opened_by_size, require_openable, smaller
 from .program import Environment, Program, Segment
 from .recorder import Recorder, UnseenTensor
+from .routes import Direct, everywhere
 from .tape import Tape, modes_now
 from .untouched import untouched
 from .values import flatten, key_of, map_tree
@@ -37,6 +38,7 @@ class Traced:
 
     Attributes:
         segments: by name.
+        before_recording: called where other runs of the model have to end first.
 
     Raises:
         CutError: the forward cannot be cut; the message says where and why.
@@ -46,6 +48,7 @@ class Traced:
         self, model: nn.Module, sample: Call, num_stages: int, split_at: Sequence[str] = ()
     ) -> None:
         self._model = model
+        self.before_recording: Callable[[], None] = lambda: None
         by_names = opened_by_names(model, split_at)
         self._opened = by_names if split_at else opened_by_size(model, num_stages)
         tape = self._record_opening(sample, num_stages)
@@ -62,18 +65,26 @@ class Traced:
         ]
         # By segment.
         self._stage_of = [0] * len(self.segments)
+        self._direct: Direct = everywhere
         self._programs: dict[Any, list[Program]] = {}
-        self._fill(tape, self._starts(tape))
+        self._program(tape, self._key(*sample))
 
-    def cut(self, spans: Iterable[range], devices: Sequence[torch.device]) -> None:
-        """Says which segments are in which stage, and where that is."""
+    def cut(self, spans: Iterable[range], devices: Sequence[torch.device], direct: Direct) -> None:
+        """Says which segments are in which stage, where that is, and what reaches what from there.
+
+        Args:
+            spans: by stage, its segments.
+            devices: by stage.
+            direct: where values can go past stages.
+        """
         segments = list(self.segments.values())
         for stage, (span, device) in enumerate(zip(spans, devices, strict=True)):
             for number in span:
                 self._stage_of[number] = stage
                 segments[number].device = None if device.type == "cpu" else device
+        self._direct = direct
         self._programs = {
-            key: [Program(known.tape, known.ends, self._stage_of) for known in programs]
+            key: [Program(known.tape, known.ends, self._stage_of, direct) for known in programs]
             for key, programs in self._programs.items()
         }
 
@@ -88,14 +99,11 @@ class Traced:
         inputs = _unique(leaf for leaf in leaves if isinstance(leaf, Tensor))
         values = dict(enumerate(inputs))
         key = self._key(args, kwargs)
-        known = self._programs.setdefault(key, [])
+        known = self._programs.get(key, ())
         program = next((program for program in known if self._holds(program, values)), None)
         if program is None:
-            tape = self._record((args, kwargs))
-            starts = self._starts(tape)
-            self._fill(tape, starts)
-            program = Program(tape, [*starts[1:], len(tape.instructions)], self._stage_of)
-            known.append(program)
+            self.before_recording()
+            program = self._program(self._record((args, kwargs)), key)
         return Environment(program, {n: values[n] for n in sorted(program.inputs)})
 
     def refresh(self) -> None:
@@ -180,6 +188,15 @@ class Traced:
             following = following if start is None else start
             found.append(following)
         return found[::-1]
+
+    def _program(self, tape: Tape, key: Any) -> Program:
+        """A tape in pieces, for calls of this key with which its reads hold."""
+        starts = self._starts(tape)
+        self._fill(tape, starts)
+        ends = [*starts[1:], len(tape.instructions)]
+        program = Program(tape, ends, self._stage_of, self._direct)
+        self._programs.setdefault(key, []).append(program)
+        return program
 
     def _trains(self, anchor: str) -> bool:
         module = dict(self._model.named_modules()).get(anchor)

@@ -73,6 +73,8 @@ def can_open(module: nn.Module) -> bool:
 
 def why_whole(module: nn.Module) -> str | None:
     """What would be lost if the module were cut; None where nothing is."""
+    if is_list(module):
+        return None
     if any(_is_strange(hook) for hooks in _HOOKS for hook in getattr(module, hooks).values()):
         return "has hooks, which would not be called"
     if getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod"):

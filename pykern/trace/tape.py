@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -49,12 +50,12 @@ class Instruction:
         self._args: Build = builder(args)
         self._kwargs: Build | None = builder(kwargs) if kwargs else None
 
-    @property
+    @cached_property
     def reads(self) -> list[int]:
         """Numbers of the values that the call is given."""
         return refs_in(self.arguments)
 
-    @property
+    @cached_property
     def makes(self) -> list[int]:
         """Numbers of the values that there are only after it."""
         # A call may return what it is given.
@@ -62,7 +63,7 @@ class Instruction:
         made = [number for number in self.results if number not in given]
         return [*made, *(after for _, after in self.written)]
 
-    @property
+    @cached_property
     def held(self) -> list[Held]:
         """Parameters and buffers that the call is given."""
         return held_in(self.arguments)
@@ -161,12 +162,16 @@ class Tape:
         output: what the forward returned, with what stands for values in it.
         reads: of the values of its inputs. The tape is for those with which all hold.
         aliases: by number of a value that is about to be written, others in the same memory.
+        trained: numbers of the inputs that get a gradient.
+        with_gradients: whether there is a backward.
     """
 
     instructions: list[Instruction]
     output: Any
     reads: list[Read]
     aliases: dict[int, set[int]]
+    trained: frozenset[int]
+    with_gradients: bool
 
 
 def modes_now() -> Modes:

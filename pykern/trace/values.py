@@ -61,6 +61,9 @@ class Here:
     device: torch.device | None
 
 
+# What is known to be a leaf of a tree.
+_LEAVES = (Tensor, Ref, Held, Home)
+
 Build = Callable[[Here], Any]
 
 
@@ -71,10 +74,10 @@ def key_of(name: str) -> str:
 
 def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
     """The tree with the function applied to its leaves, also to those within slices."""
-    if isinstance(tree, Tensor):
+    if isinstance(tree, _LEAVES):
         return function(tree)
-    if type(tree) in (tuple, list):
-        return type(tree)(map_tree(function, part) for part in tree)
+    if _is_sequence(tree):
+        return _like(tree, [map_tree(function, part) for part in tree])
     if type(tree) is dict:
         return {key: map_tree(function, part) for key, part in tree.items()}
     if type(tree) is slice:
@@ -101,6 +104,16 @@ def flatten(tree: Any) -> tuple[list[Any], pytree.TreeSpec]:
     for kind in strange:
         _register(kind)
     return flatten(tree)
+
+
+def _is_sequence(tree: Any) -> bool:
+    return type(tree) in (tuple, list) or (isinstance(tree, tuple) and hasattr(tree, "_fields"))
+
+
+def _like(tree: Any, parts: list[Any]) -> Any:
+    """A list, tuple or named tuple of the same type."""
+    # Without the __new__ of the type, which may look at what it is given: PackedSequence's does.
+    return parts if type(tree) is list else tuple.__new__(type(tree), parts)
 
 
 def _is_dataclass_of_tensors(leaf: Any) -> bool:
@@ -148,9 +161,9 @@ def builder(tree: Any) -> Build:
 
 
 def _tree_builder(tree: Any) -> Build:
-    if type(tree) in (tuple, list):
-        kind, parts = type(tree), [builder(part) for part in tree]
-        return lambda here: kind([part(here) for part in parts])
+    if _is_sequence(tree):
+        parts = [builder(part) for part in tree]
+        return lambda here: _like(tree, [part(here) for part in parts])
     if type(tree) is dict:
         items = [(key, builder(part)) for key, part in tree.items()]
         return lambda here: {key: part(here) for key, part in items}

@@ -63,6 +63,8 @@ class HostGpus:
         self._gpu_of = [lane.device.index for lane in lanes]
         self.lanes = _C.Lanes([(lane.device.index, lane.part, lane.num_parts) for lane in lanes])
         self._callers = {gpu: self.fake.stream(gpu) for gpu in sorted(set(self._gpu_of))}
+        self._asides = {gpu: self.fake.stream(gpu) for gpu in self._callers}
+        self._outside = self._callers
         self._host = self.fake.stream(min(self._callers))
         self._memory = _Memory(self.fake)
         self.errors: list[Exception] = []
@@ -87,6 +89,36 @@ class HostGpus:
             self._memory.read_all(gpu, stream)
             self.fake.complete(stream)
         self._memory.end()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        for gpu, stream in self._outside.items():
+            self.fake.order(stream, self._asides[gpu])
+        self._callers = self._asides
+        try:
+            yield
+        finally:
+            self._callers = self._outside
+
+    def mark(self) -> list[tuple[int, Tensor]]:
+        """By GPU, a stream that is where its caller is, and what the caller has written there.
+
+        The memory is the outer caller's, which is told of its use by `follow`.
+        """
+        marks = []
+        for gpu, stream in self._callers.items():
+            result = self._persistent(1, self._outside[gpu])
+            self.fake.kernel(stream, writes=[(result.data_ptr(), 1)])
+            mark = self.fake.stream(gpu)
+            self.fake.order(stream, mark)
+            marks.append((mark, result))
+        return marks
+
+    def follow(self, marks: list[tuple[int, Tensor]], output: Any) -> None:
+        """The callers read what has been written there."""
+        for stream, (mark, result) in zip(self._callers.values(), marks, strict=True):
+            self.fake.order(mark, stream)
+            self.fake.kernel(stream, reads=[(result.data_ptr(), 1)])
 
     @contextmanager
     def active(self, lane: int) -> Iterator[None]:
@@ -115,6 +147,7 @@ class HostGpus:
 
     def capture(self, lane: int, pool: None, run: Callable[[], list[Tensor]]) -> Graph:
         """A graph that computes again what `run` computes, and puts it where the first went."""
+        self._memory.has_graphs = True
         watch = _Unexecuted(self._memory, self.lanes.compute(lane))
         # A capture looks at no values; here they must be such that nothing objects to them.
         before = {storage: storage.clone() for storage in self._memory.lasting()}
@@ -182,6 +215,8 @@ class _Memory:
         self._makers: dict[int, tuple[int, int]] = {}
         # What is not the program's, such as the state of a generator.
         self._others: dict[int, Any] = {}
+        # Callers fill, and read, what graphs use. What lands for actions is theirs alone.
+        self.has_graphs = False
         # By place: the GPUs that have used it, and the one that has written to it last.
         self._users: dict[Range, tuple[set[int], int | None]] = {}
 
@@ -255,7 +290,7 @@ class _Memory:
         self._users = {place: use for place, use in self._users.items() if self._is_there(place)}
 
     def _is_there(self, place: Range) -> bool:
-        return place[0] in self._held
+        return place[0] in self._held and (self.has_graphs or not self.lasts(place))
 
     def _release(self, addresses: Iterable[int]) -> None:
         """Tells of those storages that the program has let go of."""

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -150,10 +151,12 @@ def recorder(tmp_path_factory) -> Path:
     return library
 
 
-@pytest.fixture
-def run(recorder, tmp_path):
+@pytest.fixture(scope="module")
+def run(recorder, tmp_path_factory):
+    # What several tests look at runs once.
+    @cache
     def steps(*arguments: str, program: str = PROGRAM) -> tuple[Record, str]:
-        path = tmp_path / "record"
+        path = tmp_path_factory.mktemp("ranges") / "record"
         done = subprocess.run(
             [sys.executable, "-c", program, *arguments],
             cwd=ROOT,

@@ -1,8 +1,6 @@
 """Stages that share parameters and modules: sums in the documented order, bit for bit."""
 
 import copy
-import gc
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,60 +12,22 @@ from torch import Tensor, nn
 import pykern
 from pykern import schedules
 from pykern.plan import Plan
-from pykern.runtime.obstacles import CannotCapture
 from pykern.runtime.random import StepSeed
 from pykern.runtime.stage import Stage
 from pykern.runtime.ties import Ties
 from tests.fake_cuda.fake import FakeCuda
-from tests.runtime.models import Case, Residual
+from tests.runtime.models import Residual
 from tests.runtime.plans import split_backward, two_replicas
 from tests.runtime.test_transparency import PLANS_AT_COUNTS
+from tests.runtime.tied_models import (
+    WIDTH,
+    batch,
+    pipeline,
+    require_bits,
+    shared_by_many,
+    tied_ends,
+)
 from tests.runtime.untied import Untied
-
-WIDTH = 6
-
-
-def shared_by_many(rows: int) -> Case:
-    """A weight in three layers, two biases in two, and a module with dropout in three places."""
-    first, middle, last = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
-    middle.weight = last.weight = first.weight
-    last.bias = middle.bias
-    block = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.2), nn.Tanh())
-    layers = [first, block, nn.Tanh(), middle, Residual(WIDTH), block]
-    layers += [nn.LayerNorm(WIDTH), block, nn.Tanh(), last]
-    x, y = torch.randn(2, rows, WIDTH)
-    return Case(nn.Sequential(*layers), x, y, F.mse_loss)
-
-
-def tied_ends(num_between: int = 1) -> nn.Sequential:
-    first, last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-    last.weight = first.weight
-    return nn.Sequential(first, *(nn.Tanh() for _ in range(num_between)), last)
-
-
-def batch(rows: int = 8) -> tuple[Tensor, Tensor]:
-    return torch.randn(rows, WIDTH), torch.randn(rows, WIDTH)
-
-
-def pipeline(model: nn.Module, plan: Plan | None = None, **options: Any) -> pykern.Pipeline:
-    plan = plan or schedules.one_f_one_b(2, 4)
-    defaults: dict[str, Any] = {"devices": f"cpu:{plan.num_devices}", "loss_fn": F.mse_loss}
-    return pykern.Pipeline(model, schedule=plan, **defaults | options)
-
-
-def require_bits(
-    pipe: pykern.Pipeline, untied: Untied, x: Tensor, y: Tensor, num_replicas: int = 1
-) -> None:
-    expected = untied.step(
-        x,
-        y,
-        F.mse_loss,
-        pipe.plan.num_microbatches,
-        pipe.partition.stages,
-        num_replicas=num_replicas,
-    )
-    assert torch.equal(pipe.step(x, target=y), expected)
-    untied.require_same()
 
 
 @pytest.mark.parametrize("plan", PLANS_AT_COUNTS.values(), ids=PLANS_AT_COUNTS)
@@ -215,48 +175,6 @@ def test_a_parameters_hooks_see_the_owners_microbatches_and_the_other_sums() -> 
     assert torch.equal(collected[-1], sum(seen[1:], seen[0]))
 
 
-def test_a_failed_step_leaves_nothing_of_the_copies() -> None:
-    model = tied_ends()
-    copies: list[weakref.ref[Tensor]] = []
-
-    def fail_in_third(module: nn.Module, *_: object) -> None:
-        copies.append(weakref.ref(module.get_parameter("weight")))
-        if len(copies) == 3:
-            raise KeyError("third")
-
-    model[2].register_forward_hook(fail_in_third)
-    with pipeline(model) as pipe:
-        untied = Untied(model, pipe.partition.stages)
-        x, y = batch()
-        with pytest.raises(KeyError, match="third"):
-            pipe.step(x, target=y)
-        model.zero_grad()
-        require_bits(pipe, untied, x, y)
-        gc.collect()
-        assert len(copies) == 3 + 2 * 4
-        # The copy of the model has the hook as well.
-        assert sum(copy() is not None for copy in copies) == 4
-
-
-def test_a_hook_that_fails_for_the_sum_of_a_stage_is_told_apart() -> None:
-    model = tied_ends()
-    calls = 0
-
-    def fail(_: Tensor) -> None:
-        nonlocal calls
-        calls += 1
-        if calls > 4:
-            raise KeyError("last")
-
-    model.get_parameter("0.weight").register_hook(fail)
-    x, y = batch()
-    with pipeline(model) as pipe, pytest.raises(KeyError) as caught:
-        pipe.step(x, target=y)
-    assert caught.value.__notes__ == [
-        "pykern: raised while the gradients of several stages were added"
-    ]
-
-
 class Rows(nn.LSTM):
     """An LSTM over the rows of a microbatch. It keeps its parameters in a list too."""
 
@@ -309,64 +227,6 @@ def test_gradients_that_collect_elsewhere_are_added_there() -> None:
     assert torch.equal(weight.main_grad, torch.full((WIDTH, WIDTH), 5.0))
 
 
-def test_running_statistics_of_two_stages_are_refused() -> None:
-    norm = nn.BatchNorm1d(WIDTH)
-    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), norm, nn.Linear(WIDTH, WIDTH), norm)
-    message = r"1.running_mean \(stage 0\) and 3.running_mean \(stage 1\) are one buffer"
-    with pytest.raises(ValueError, match=message):
-        pipeline(model, balance=[2, 2])
-    with pipeline(model, balance=[1, 3]) as pipe:
-        pipe.step(*batch()[:1], target=batch()[1])
-
-
-def test_layers_that_cannot_have_copies_are_refused() -> None:
-    model = tied_ends()
-    model[2].forward = model[2].forward
-    message = r"2 \(Linear\) has a forward of its own.*stage 1 would need a copy of it"
-    with pytest.raises(ValueError, match=message):
-        pipeline(model)
-
-
-class Counts(nn.Linear):
-    """Counts its calls in a buffer, or puts another in its place."""
-
-    def __init__(self, *, in_place: bool) -> None:
-        super().__init__(WIDTH, WIDTH)
-        self.in_place = in_place
-        self.register_buffer("count", torch.zeros(()))
-        self.count: Tensor
-
-    def forward(self, input: Tensor) -> Tensor:
-        if self.in_place:
-            self.count.add_(1)
-        else:
-            self.count = self.count + 1
-        return super().forward(input)
-
-
-@pytest.mark.parametrize("in_place", [False, True])
-def test_a_buffer_of_two_stages_must_not_be_written(in_place: bool) -> None:
-    shared = Counts(in_place=in_place)
-    with pipeline(nn.Sequential(shared, nn.Tanh(), shared)) as pipe:
-        x, y = batch()
-        with pytest.raises(RuntimeError, match=r"stage 1 wrote the buffer 'count' of a Counts"):
-            pipe.step(x, target=y)
-        with pytest.raises(RuntimeError, match=r"stage 1 wrote the buffer 'count' of a Counts"):
-            pipe(x)
-
-
-def test_a_layer_that_shares_a_parameter_may_write_buffers_of_its_own() -> None:
-    first, last = nn.Linear(WIDTH, WIDTH), Counts(in_place=True)
-    last.weight = first.weight
-    x, y = batch()
-    with pipeline(nn.Sequential(first, last)) as pipe:
-        pipe.step(x, target=y)
-        assert last.count == 4
-        last.in_place = False
-        with pytest.raises(RuntimeError, match="'count' of a Counts"):
-            pipe.step(x, target=y)
-
-
 class Own(nn.Module):
     """A forward of its own, which uses a module twice and a weight as well without its module."""
 
@@ -388,6 +248,8 @@ def test_a_model_with_a_forward_of_its_own_may_share(num_devices: int) -> None:
     plain = copy.deepcopy(model)
     ids, target = torch.randint(5, (2, 8))
     plan = schedules.zb_h1(num_devices, 4)
+    additions: list[Tensor] = []
+    model.embedding.weight.register_hook(additions.append)
     with pipeline(model, plan, sample=ids[:2], loss_fn=F.cross_entropy) as pipe:
         for _ in range(2):
             loss = pipe.step(ids, target=target)
@@ -396,6 +258,8 @@ def test_a_model_with_a_forward_of_its_own_may_share(num_devices: int) -> None:
             torch.testing.assert_close(loss, expected.detach())
             for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
                 torch.testing.assert_close(ours.grad, theirs.grad)
+    # Of each microbatch of the first stage, and the sum of the last, in both steps.
+    assert len(additions) == 2 * (4 + 1)
 
 
 @pytest.mark.parametrize(
@@ -412,27 +276,6 @@ def test_on_gpus_nothing_is_read_before_it_is_there(gpus: FakeCuda, plan: Plan) 
             num_replicas = plan.placement.num_replicas
             require_bits(pipe, untied, case.inputs, case.target, num_replicas)
         assert pipe(case.inputs).shape == (8, WIDTH)
-
-
-def test_graphs_are_refused_because_copies_change(gpus: FakeCuda) -> None:
-    model = tied_ends()
-    x, y = batch()
-    devices = ["cuda:0", "cuda:1"]
-    with pipeline(model, devices=devices, capture=True) as pipe:
-        pipe.step(x, target=y)
-        with pytest.raises(CannotCapture, match="stage 1 uses what an earlier stage uses as well"):
-            pipe.step(x, target=y)
-
-
-def test_where_graphs_are_not_demanded_steps_run_as_usual(gpus: FakeCuda) -> None:
-    model = tied_ends()
-    x, y = batch()
-    with pipeline(model, devices=["cuda:0", "cuda:1"], capture="auto") as pipe:
-        untied = Untied(model, pipe.partition.stages)
-        require_bits(pipe, untied, x, y)
-        with pytest.warns(UserWarning, match="stage 1 uses what an earlier stage uses as well"):
-            require_bits(pipe, untied, x, y)
-        require_bits(pipe, untied, x, y)
 
 
 def test_copies_are_on_the_device_of_their_stage() -> None:
