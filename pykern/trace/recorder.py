@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from .calls import told
 from .errors import CutError
 from .functions import METADATA, RANDOM, SHAPES, line, name_of
 from .tape import Instruction, Read, Tape, modes_now, tensors_in
@@ -64,7 +65,7 @@ class Recorder(TorchFunctionMode):
         for tensor in inputs:
             self._early.add(self._number(tensor))
         trained = frozenset(number for number, x in enumerate(inputs) if x.requires_grad)
-        with self._there():
+        with told(self), self:
             output = model.forward(*args, **kwargs)
         return Tape(
             self._instructions,
@@ -296,40 +297,14 @@ class Recorder(TorchFunctionMode):
         return returned
 
     @contextmanager
-    def _there(self) -> Iterator[None]:
-        """Within it, functions, and calls of modules and autograd functions, come here."""
-        call, apply = nn.Module.__call__, torch.autograd.Function.__dict__["apply"]
-        recorder = self
-
-        def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            return recorder.call_module(module, call, args, kwargs)
-
-        def applied(kind: Any, *args: Any, **kwargs: Any) -> Any:
-            return recorder.call_function(kind, apply, args, kwargs)
-
-        def set_to(call: Any, apply: Any) -> None:
-            nn.Module.__call__ = call  # type: ignore[method-assign]
-            torch.autograd.Function.apply = apply  # type: ignore[method-assign]
-
-        self._set = set_to, (called, classmethod(applied)), (call, apply)
-        set_to(called, classmethod(applied))
-        try:
-            with self:
-                yield
-        finally:
-            set_to(call, apply)
-
-    @contextmanager
     def _away(self) -> Iterator[None]:
         """Within it, nothing comes here: what stays whole runs as it would without a recorder."""
-        set_to, mine, theirs = self._set
-        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        set_to(*theirs)
-        try:
-            yield
-        finally:
-            set_to(*mine)
-            self.__enter__()  # type: ignore[no-untyped-call]
+        with told(None):
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            try:
+                yield
+            finally:
+                self.__enter__()  # type: ignore[no-untyped-call]
 
 
 class UnseenTensor(CutError):
