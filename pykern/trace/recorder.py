@@ -19,14 +19,9 @@ from .calls import told
 from .errors import CutError
 from .functions import METADATA, RANDOM, SHAPES, line, name_of
 from .tape import Instruction, Read, Tape, modes_now, tensors_in
-from .values import Held, Home, Ref, flatten, leaves_of, map_tree
+from .values import PLAIN, Held, Home, Ref, flatten, leaves_of, map_tree
 
 _T = TypeVar("_T")
-
-_PLAIN = (
-    type(None), bool, int, float, complex, str, bytes, type(...), torch.dtype, torch.device,
-    torch.layout, torch.memory_format, torch.Size, range,
-)  # fmt: skip
 
 
 class Recorder(TorchFunctionMode):
@@ -46,6 +41,8 @@ class Recorder(TorchFunctionMode):
         self._held = _held(model)
         self._instructions: list[Instruction] = []
         self._reads: list[Read] = []
+        # Names of the buffers that the forward writes.
+        self._written: set[str] = set()
         self._aliases: dict[int, set[int]] = {}
         # By the identity of a tensor: its number. All are kept, so that none takes another's.
         self._numbers: dict[int, int] = {}
@@ -67,6 +64,8 @@ class Recorder(TorchFunctionMode):
         trained = frozenset(number for number, x in enumerate(inputs) if x.requires_grad)
         with told(self), self:
             output = model.forward(*args, **kwargs)
+        for read in self._reads:
+            read.require_constant(self._written)
         return Tape(
             self._instructions,
             map_tree(self._output, output),
@@ -129,6 +128,9 @@ class Recorder(TorchFunctionMode):
     ) -> None:
         arguments = map_tree(self._argument, args), map_tree(self._argument, kwargs)
         before = [self._numbers.get(id(tensor)) for tensor in written]
+        self._written |= {
+            held.name for tensor in written if (held := self._held.get(id(tensor))) is not None
+        }
         results, rest = [], None
         if isinstance(returned, Tensor):
             results = [self._result(returned, written)]
@@ -245,7 +247,7 @@ class Recorder(TorchFunctionMode):
                 "torch's functions"
             )
         steps = self._steps_to(wanted)
-        self._reads.append(Read(func, arguments, returned, steps))
+        self._reads.append(Read(func, arguments, returned, steps, line()))
 
     def _steps_to(self, wanted: list[int]) -> list[Instruction]:
         needed: set[Instruction] = set()
@@ -262,7 +264,7 @@ class Recorder(TorchFunctionMode):
         found: list[Any] = []
 
         def look(leaf: Any) -> None:
-            if not isinstance(leaf, Tensor | nn.Module | type) and not isinstance(leaf, _PLAIN):
+            if not isinstance(leaf, Tensor | nn.Module | type) and not isinstance(leaf, PLAIN):
                 found.append(leaf)
 
         map_tree(look, (args, kwargs))
