@@ -43,6 +43,18 @@ def named_layers(model: nn.Sequential | Sequence[nn.Module]) -> dict[str, nn.Mod
     return layers
 
 
+def refuse_inside(model: object, kind: type[nn.Module]) -> None:
+    """Raises TypeError where the model, or the list of layers, has a module of the kind in it."""
+    for layer in model if isinstance(model, Sequence) else [model]:
+        inside = layer.named_modules() if isinstance(layer, nn.Module) else ()
+        for name, module in inside:
+            if isinstance(module, kind):
+                raise TypeError(
+                    f"{name or 'the model'} is a {kind.__name__}, whose forward has no backward: "
+                    "give the model that it was made of"
+                )
+
+
 def refuse_foreign_devices(layers: Mapping[str, nn.Module], device_type: str) -> None:
     """Raises ValueError where the pipeline's devices cannot have a parameter or buffer.
 

@@ -15,7 +15,7 @@ from .chain import Chain, RecordedChain, call_of, max_stages, open_model, share_
 from .choice import Schedule, choose_plan
 from .devices import Devices, parse_devices
 from .fit import Fitted
-from .layers import place_layers, refuse_foreign_devices, refuse_shared
+from .layers import place_layers, refuse_foreign_devices, refuse_inside, refuse_shared
 from .levels import Levels, Recompute, choose_levels
 from .partition import Balance, Partition
 from .plan import Costs, Kind, Timeline, simulate
@@ -85,6 +85,8 @@ class Pipeline(nn.Module):
         PlanError: the plan cannot run.
     """
 
+    _last_program: Program | None = None
+
     def __init__(  # noqa: PLR0913 - all that a pipeline is made of, by keyword
         self,
         model: nn.Module | Sequence[nn.Module],
@@ -106,6 +108,7 @@ class Pipeline(nn.Module):
         super().__init__()
         if reduction not in ("mean", "sum"):
             raise ValueError(f"reduction is 'mean' or 'sum', got {reduction!r}")
+        refuse_inside(model, Pipeline)
         lanes = parse_devices(devices)
         plan = choose_plan(schedule, len(lanes), microbatches, max_stages(model), options)
         asked = None if isinstance(recompute, Budget) else recompute
@@ -144,7 +147,6 @@ class Pipeline(nn.Module):
         self._predict_program = self._executor.program(self.plan.forward_only())
         self._deferred = DeferredBatchNorm(stages if deferred_batch_norm else ())
         self._executor.watch(self._deferred.around, self._deferred.step)
-        self._last_program: Program | None = None
 
     def step(
         self,
@@ -181,7 +183,8 @@ class Pipeline(nn.Module):
             SplitError: the batch cannot be cut.
             TypeError: `scaler` is none.
             RuntimeError: there is no loss function, gradients are off, the plan has no backward, a
-                layer was replaced, or a step is running.
+                layer was replaced, a tensor of the batch has a graph of its own, or a step is
+                running.
             BaseException: the first exception of a stage, the same object, with a note of where.
                 The gradients of that step are then undefined; the next step is not affected.
         """
@@ -193,6 +196,7 @@ class Pipeline(nn.Module):
             raise RuntimeError("the plan has forward actions only; call the pipeline itself")
         self._chain.require_unchanged(self._modules)
         rows = self._rows((inputs, named, target))
+        microbatch.refuse_graphs((inputs, named, target))
         call, target = self._executor.place((inputs, named), target)
         targets = None if target is None else microbatch.split(target, rows)
         scale, checked = scale_of(scaler, self._executor.end), self._checks.of_losses

@@ -39,6 +39,20 @@ def batch_size(tree: Any) -> int:
     return rows[0]
 
 
+def refuse_graphs(tree: Any) -> None:
+    """Raises RuntimeError where a tensor was computed by what trains outside of the pipeline.
+
+    The backward of the first microbatch would free the graph that all of them have in common.
+    """
+    for leaf in _leaves(tree):
+        if isinstance(leaf, Tensor) and leaf.grad_fn is not None:
+            raise RuntimeError(
+                f"the batch has a tensor of shape {tuple(leaf.shape)} with a graph of its own "
+                f"({leaf.grad_fn.name()}), which each microbatch would run backward: put what "
+                "computes it into the model, or detach() it"
+            )
+
+
 def split(tree: Any, rows: Sequence[int]) -> list[Any]:
     """One tree per microbatch: tensors cut along dimension 0, everything else given to all."""
     if isinstance(tree, Tensor):

@@ -280,6 +280,14 @@ def test_a_plan_of_forwards_predicts_but_does_not_train() -> None:
             pipe.step(x, target=x)
 
 
+def test_a_pipeline_in_another_is_refused() -> None:
+    """What it returns has no graph, so what is before it got no gradients, silently."""
+    with pykern.Pipeline(LINEAR, devices="cpu:2", microbatches=2) as inner:
+        for model, name in ((inner, "the model"), ([nn.Linear(2, 2), nn.Sequential(inner)], "0")):
+            with pytest.raises(TypeError, match=f"{name} is a Pipeline, whose forward has no back"):
+                pykern.Pipeline(model, devices="cpu:2", microbatches=2)
+
+
 def test_steps_that_cannot_work_are_refused_before_they_start() -> None:
     calls: list[int] = []
 
@@ -301,6 +309,8 @@ def test_steps_that_cannot_work_are_refused_before_they_start() -> None:
             pipe.step(x, target=x)
         with pytest.raises(pykern.SplitError, match="have 4"):
             pipe.step(x, target=x[:3])
+        with pytest.raises(RuntimeError, match=r"graph of its own \(MmBackward0\)"):
+            pipe.step(x @ nn.Parameter(torch.ones(2, 2)), target=x)
         with pytest.raises(pykern.SplitError, match="no tensor"):
             pipe(3)
     assert calls == []
