@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+import torch
 from torch import nn
 from torch.fx import GraphModule
 
@@ -63,6 +64,8 @@ def alike(model: nn.Module, module: nn.Module) -> set[nn.Module]:
 
 def is_list(module: nn.Module) -> bool:
     """Whether it is not called itself, as a list of modules is not."""
+    if isinstance(module, torch.jit.ScriptModule) or "forward" in vars(module):
+        return False
     return type(module).forward is nn.Module.forward
 
 
@@ -79,6 +82,8 @@ def why_whole(module: nn.Module) -> str | None:
         return "has hooks, which would not be called"
     if getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod"):
         return "is compiled as a whole; compile its layers instead"
+    if isinstance(module, torch.jit.ScriptModule):
+        return "is scripted as a whole; script its layers instead"
     if type(module).__call__ is not nn.Module.__call__ and not isinstance(module, GraphModule):
         return "has a __call__ of its own"
     return None

@@ -34,6 +34,9 @@ def described(value: Any, depth: int = 2) -> Hashable:
     Plain values are compared as such, also within lists, dicts, sets and arrays of numpy; of
     anything else which it is, and what its attributes are where the depth is more than one.
     """
+    if isinstance(value, float | complex):
+        # By which zero is not minus zero, and what is no number equals itself.
+        return type(value), repr(value)
     if isinstance(value, PLAIN):
         return type(value), value
     if depth > 0 and type(value) in (list, tuple, dict, set, frozenset):

@@ -1,5 +1,8 @@
 """Forwards that once could not be cut, each with what was wrong."""
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -73,3 +76,45 @@ def test_where_a_write_would_be_lost_is_known_before_the_first_step() -> None:
     options = {"devices": "cpu:2", "microbatches": 2, "sample": torch.randn(3, 4)}
     with pytest.raises(CutError, match=r"test_regressions\.py:\d+ writes into a tensor of an"):
         pykern.Pipeline(Writing(), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        torch.jit.script,
+        pytest.param(partial(torch.compile, backend="eager"), marks=pytest.mark.nightly),
+    ],
+)
+def test_what_is_compiled_or_scripted_stays_whole(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    """They were taken for lists of modules, which are not called."""
+    model, x = OfParts(), torch.randn(2, 4)
+    model.second = wrap(model.second)
+    traced = Traced(model, ((x,), {}), 3)
+    assert list(traced.segments) == ["first", "second", "third"]
+    assert torch.equal(replay(traced, x), model(x))
+    with pytest.raises(CutError, match=r"the model .* is (compiled|scripted) as a whole"):
+        Traced(wrap(OfParts()), ((x,), {}), 2)
+
+
+class OfParts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.third = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.second: nn.Module = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.third(torch.relu(self.second(torch.relu(self.first(x)))))
+
+
+def test_what_is_not_finite_is_named_in_a_recorded_model() -> None:
+    """The values on their way had no names for torch's trees, which was an error of its own."""
+    model, x = OfParts(), torch.randn(4, 4)
+    with pykern.Pipeline(
+        model, devices="cpu:2", microbatches=2, sample=x[:2], check_finite="activations"
+    ) as pipe:
+        assert torch.equal(pipe(x), torch.cat([model(x[:2]), model(x[2:])]))
+        nn.init.constant_(model.first.bias, torch.inf)
+        with pytest.raises(FloatingPointError, match="first"):
+            pipe(x)

@@ -66,6 +66,17 @@ def test_what_the_forward_looks_at_may_change(change: str) -> None:
     assert after.dtype != before.dtype or not torch.equal(after, before)
 
 
+def test_numbers_that_are_equal_and_not_the_same_are_told_apart() -> None:
+    model, x = Layers(), torch.randn(2, 4)
+    traced = Traced(model, ((x,), {}), 3)
+    for number in (0.0, -0.0, 0.0, -0.0):
+        ours, theirs = replay(traced, x, number), model(x, number)
+        assert torch.equal(torch.signbit(ours), torch.signbit(theirs))
+    for _ in range(3):
+        assert replay(traced, x, float("nan")).isnan().all()
+    assert num_tapes(traced) == 4
+
+
 def test_arguments_of_any_kind_are_compared_by_what_they_hold() -> None:
     """Those without a hash went by their place in memory, which the next one has as well."""
     model, x = Layers(), torch.randn(2, 4)
