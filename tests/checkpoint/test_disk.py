@@ -162,7 +162,9 @@ def test_without_safetensors_it_is_said_what_to_install(monkeypatch):
 
 def kill_writers(folder: Path, *counts: int) -> dict[str, int]:
     """Its counts say how often which file was found, and how many writers left something."""
-    program = ("-W", "error", "-m", "tests.checkpoint.killed_writers")
+    # Newer Pythons warn of forks where numpy has threads, which here do nothing.
+    warnings = ("-W", "error", "-W", "ignore:This process:DeprecationWarning")
+    program = (*warnings, "-m", "tests.checkpoint.killed_writers")
     ran = subprocess.run(
         [sys.executable, *program, str(folder), *map(str, counts)],
         cwd=Path(__file__).parents[2],
