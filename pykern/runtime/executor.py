@@ -226,7 +226,7 @@ class Executor:
         return flow
 
     def _run_flow(self, flow: WorkerFlow) -> None:
-        with self._driver.claim, self._during():
+        with self._driver.claim:
             try:
                 self._begin(Batch(((), {}), None, [0] * flow.num_slots, flow.keep))
                 for replica in self._replicas:
