@@ -15,6 +15,7 @@ from .runtime.batch import Call
 from .runtime.keywords import keywords_of
 from .split_points import SplitAt, counts_at, names_of
 from .trace import Traced
+from .trace.routes import Direct
 
 
 class Chain:
@@ -38,8 +39,8 @@ class Chain:
         """What the first layer is given for a sample."""
         return sample
 
-    def cut(self, spans: Iterable[range], devices: Sequence[torch.device]) -> None:
-        """Is told which layers are in which stage, and where that is."""
+    def cut(self, spans: Iterable[range], devices: Sequence[torch.device], direct: Direct) -> None:
+        """Is told which layers are in which stage, where that is, and what reaches what."""
 
     def before_recording(self, settle: Callable[[], None]) -> None:
         """Is told what to call before a forward runs to be recorded."""
@@ -93,9 +94,9 @@ class RecordedChain:
         """What the first segment is given for a sample."""
         return self._traced.enter(*call_of(sample))
 
-    def cut(self, spans: Iterable[range], devices: Sequence[torch.device]) -> None:
-        """Is told which segments are in which stage, and where that is."""
-        self._traced.cut(spans, devices)
+    def cut(self, spans: Iterable[range], devices: Sequence[torch.device], direct: Direct) -> None:
+        """Is told which segments are in which stage, where that is, and what reaches what."""
+        self._traced.cut(spans, devices, direct)
 
     def before_recording(self, settle: Callable[[], None]) -> None:
         """Is told what to call before a forward runs to be recorded."""

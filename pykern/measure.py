@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from .runtime.microbatch import to_device
 from .runtime.passage import Passage
 from .runtime.random import StepSeed
 from .runtime.recompute import INPUTS, Level
-from .runtime.stage import Finish, Stage
+from .runtime.stage import Finish, Stage, connect
 from .runtime.trial import Trial
 
 _REPEATS = 3
@@ -74,10 +73,9 @@ def measure(
             Stage(stage.index, copy_layers(stage.layers, stage.device)[0], stage.device)
             for stage in stages
         ]
-        for stage, following in pairwise(copies):
-            stage.next, following.previous = following, stage
+        connect(copies)
         for stage in copies:
-            stage.passage = _Move(stage)
+            stage.passage = _Move([stage.device for stage in copies])
         chain = _Chain(copies, arguments, split=split)
         with trial.noting():
             chain.run(levels[0], trial.first)
@@ -157,7 +155,7 @@ class _Chain:
         for stage in self._stages:
             stage.begin(1, seed, finish, [level])
         # A layer may write into what it is given.
-        self._stages[0].arguments = [pytree.tree_map_only(Tensor, _leaf, self._arguments)]
+        self._stages[0].enter([pytree.tree_map_only(Tensor, _leaf, self._arguments)])
         try:
             for stage in self._stages:
                 around((Kind.F, stage.index), partial(stage.forward, 0))
@@ -180,22 +178,22 @@ class _Chain:
 
 
 class _Move(Passage):
-    """Takes what passes to the neighbour's device."""
+    """Takes what passes to the device of the stage that it is for."""
 
-    def __init__(self, stage: Stage) -> None:
-        self._stage = stage
+    def __init__(self, devices: Sequence[torch.device]) -> None:
+        self._devices = devices
 
-    def there(self, microbatch: int, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The outputs on the next stage's device."""
+    def there(self, microbatch: int, reader: int, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The outputs on the later stage's device."""
         del microbatch
-        assert self._stage.next is not None
-        return to_device(tuple(outputs), self._stage.next.device)  # type: ignore[no-any-return]
+        return to_device(tuple(outputs), self._devices[reader])  # type: ignore[no-any-return]
 
-    def back(self, microbatch: int, gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-        """The gradients on the previous stage's device."""
+    def back(
+        self, microbatch: int, maker: int, gradients: Sequence[Tensor | None]
+    ) -> Sequence[Tensor | None]:
+        """The gradients on the earlier stage's device."""
         del microbatch
-        assert self._stage.previous is not None
-        return to_device(tuple(gradients), self._stage.previous.device)  # type: ignore[no-any-return]
+        return to_device(tuple(gradients), self._devices[maker])  # type: ignore[no-any-return]
 
 
 def _backward(stage: Stage, kind: Kind) -> None:

@@ -131,7 +131,7 @@ class Pipeline(nn.Module):
         devices_of = [driver.device(lane) for lane in range(len(lanes))]
         homes = [devices_of[plan.placement.device_of(s)] for s in range(plan.num_stages)]
         place_layers(layers, cut, homes)
-        chain.cut(cut.stages, homes)
+        chain.cut(cut.stages, homes, driver.direct(plan))
         stages = _stages(list(layers.values()), cut, homes)
         if isinstance(recompute, Budget):
             sample_of = replace(recompute, sample=chain.first_input(recompute.sample))

@@ -80,35 +80,44 @@ class Ring:
 class Crossing(Passage):
     """The way out of a stage on a GPU.
 
+    What the next stage gets lands in the slot that the microbatch has there. A farther stage has no
+    slot for it yet, so that lands in a place of its own for each slot of the stage that sends it:
+    the microbatch has that one until everyone else is through with its B or I.
+
     Args:
         stage: the stage's number.
-        ring: the stage's own.
-        following, previous: the rings of its neighbours, None where there is no neighbour.
+        rings: by stage of the replica.
+        crossings: by stage of the replica; filled by whoever makes them.
         lanes: tells which lanes reach each other's memory.
     """
 
     def __init__(
-        self, stage: int, ring: Ring, following: Ring | None, previous: Ring | None, lanes: _C.Lanes
+        self, stage: int, rings: Sequence[Ring], crossings: Sequence[Crossing], lanes: _C.Lanes
     ) -> None:
         self._stage = stage
-        self._ring = ring
-        self._following = following
-        self._previous = previous
+        self._ring = rings[stage]
+        self._rings = rings
+        self._lanes_of = [ring.lane for ring in rings]
+        self._crossings = crossings
         self._lanes = lanes
         self._program: _C.StreamProgram | None = None
+        self._splits = False
         # By slot: what is being sent for the microbatch that has it, or had it last.
         self._held: dict[int, list[Tensor]] = {}
-        self._transfers: list[Transfer] = []
+        # By whether F sends it or B and I, and by microbatch: transfers with what they read. What a
+        # stage sends is in the outbox of the one behind which a copy leaves the lane.
+        self._outbox: dict[tuple[Kind, int], list[tuple[Transfer, Tensor]]] = {}
 
     def begin(self, program: _C.StreamProgram) -> None:
         """Starts a step of this program."""
         self._program = program
+        self._splits = program.plan.has(Kind.W)
 
     def end(self) -> None:
         """Ends it: all copies are done before anything that is issued from now on."""
         self._program = None
         self._held.clear()
-        self._transfers.clear()
+        self._outbox.clear()
         self._ring.end()
 
     def close(self) -> None:
@@ -122,36 +131,52 @@ class Crossing(Passage):
         its F has sent. So the memory of that may be used again by the lane.
         """
         if kind in (Kind.F, Kind.B, Kind.I):
-            self._held.pop(self._slot(Kind.F, self._stage, microbatch), None)
+            self._held.pop(self._slot(self._stage, microbatch), None)
 
-    def take_transfers(self) -> list[Transfer]:
+    def take_transfers(self, kind: Kind, microbatch: int) -> list[Transfer]:
         """What the action that just ended has to send."""
-        transfers, self._transfers = self._transfers, []
-        return transfers
+        sent = self._outbox.pop((_way_of(kind), microbatch), None)
+        if sent is None:
+            return []
+        held = self._held.setdefault(self._slot(self._stage, microbatch), [])
+        held += [source for _, source in sent]
+        return [transfer for transfer, _ in sent]
 
-    def there(self, microbatch: int, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Copies in the ring of the next stage."""
-        assert self._following is not None
-        if self._following.lane == self._ring.lane:
+    def there(self, microbatch: int, reader: int, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Copies in the ring of the later stage."""
+        ring = self._rings[reader]
+        if ring.lane == self._ring.lane:
             return [self._own(output) for output in outputs]
-        slot = self._slot(Kind.F, self._stage + 1, microbatch)
+        place: tuple[Any, ...] = (self._slot(reader, microbatch), Kind.F)
+        if reader != self._stage + 1:
+            place = (self._stage, self._slot(self._stage, microbatch), Kind.F)
         return [
-            self._send(microbatch, output, self._following, (slot, Kind.F, index))
+            self._send(Kind.F, microbatch, output, ring, (*place, index))
             for index, output in enumerate(outputs)
         ]
 
-    def back(self, microbatch: int, gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-        """Copies in the ring of the previous stage."""
-        assert self._previous is not None
-        if self._previous.lane == self._ring.lane:
+    def back(
+        self, microbatch: int, maker: int, gradients: Sequence[Tensor | None]
+    ) -> Sequence[Tensor | None]:
+        """Copies in the ring of the earlier stage."""
+        ring = self._rings[maker]
+        if ring.lane == self._ring.lane:
             return gradients
-        slot = self._slot(Kind.F, self._stage - 1, microbatch)
+        place: tuple[Any, ...] = (self._slot(maker, microbatch), Kind.B)
+        if maker != self._stage - 1:
+            place = (self._stage, *place)
         return [
             None
             if gradient is None
-            else self._send(microbatch, gradient, self._previous, (slot, Kind.B, index))
+            else self._send(Kind.B, microbatch, gradient, ring, (*place, index))
             for index, gradient in enumerate(gradients)
         ]
+
+    def arrive(self, values: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Where backwards are split in memory of their own: a W may be later than the sender's."""
+        if not self._splits:
+            return values
+        return [self._own(value.detach()).requires_grad_(value.requires_grad) for value in values]
 
     def take_in(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
         """In memory of their own: a parameter may make a gradient its `.grad`, a hook keep it."""
@@ -164,21 +189,42 @@ class Crossing(Passage):
     def _own(self, tensor: Tensor) -> Tensor:
         return tensor.clone() if self._ring.owns(tensor) else tensor
 
-    def _send(self, microbatch: int, tensor: Tensor, ring: Ring, place: tuple[Any, ...]) -> Tensor:
+    def _send(
+        self, way: Kind, microbatch: int, tensor: Tensor, ring: Ring, place: tuple[Any, ...]
+    ) -> Tensor:
         source = self._own(dense(tensor))
         landing = ring.place(place, source)
         num_bytes = source.numel() * source.element_size()
         if num_bytes > 0:
             reached = self._lanes.reaches(self._ring.lane, ring.lane)
             via = 0 if reached else ring.host(place, num_bytes)
-            self._transfers.append((landing.data_ptr(), source.data_ptr(), num_bytes, via))
-            slot = self._slot(Kind.F, self._stage, microbatch)
-            self._held.setdefault(slot, []).append(source)
+            transfer = (landing.data_ptr(), source.data_ptr(), num_bytes, via)
+            carrier = self._crossings[carrier_of(self._lanes_of, self._stage, way)]
+            carrier._outbox.setdefault((way, microbatch), []).append((transfer, source))
         return landing
 
-    def _slot(self, kind: Kind, stage: int, microbatch: int) -> int:
+    def _slot(self, stage: int, microbatch: int) -> int:
         assert self._program is not None
-        return self._program.slot_of(Action(kind, stage, microbatch))
+        return self._program.slot_of(Action(Kind.F, stage, microbatch))
+
+
+def _way_of(kind: Kind) -> Kind:
+    """B for I as well, which sends what B would."""
+    return Kind.B if kind is Kind.I else kind
+
+
+def carrier_of(lanes: Sequence[int], stage: int, way: Kind) -> int:
+    """The stage with whose copy something leaves the lane of a stage.
+
+    Args:
+        lanes: by stage; a later, or for gradients an earlier, stage is on another lane.
+        stage: that sends it.
+        way: F, or B for gradients.
+    """
+    step = 1 if way is Kind.F else -1
+    while lanes[stage + step] == lanes[stage]:
+        stage += step
+    return stage
 
 
 def dense(tensor: Tensor) -> Tensor:

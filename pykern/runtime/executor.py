@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from .microbatch import to_device
 from .random import StepSeed
 from .recorder import Capture
 from .replica import Replica
-from .stage import Stage
+from .stage import Stage, connect
 from .streams import Streams
 from .ties import Ties
 from .worker_flow import Failure, WorkerFlow
@@ -88,8 +88,7 @@ class Executor:
                 [Replica(stage, home) for stage, home in zip(stages, homes, strict=True)]
             )
         for replica in self._replicas:
-            for stage, following in pairwise(replica):
-                stage.next, following.previous = following, stage
+            connect(replica)
         self._stages = [stage for replica in self._replicas for stage in replica]
         self._callbacks: dict[Kind, list[Callable[[int], None]]] = {
             Kind.F: [stage.forward for stage in self._stages],
@@ -229,8 +228,10 @@ class Executor:
         with self._driver.claim:
             try:
                 self._begin(Batch(((), {}), None, [0] * flow.num_slots, flow.keep))
+                # One list, so that whichever replica takes arguments lets go of them for all.
                 for replica in self._replicas:
-                    replica[0].arguments = flow.arguments
+                    replica[0].arguments = self._replicas[0][0].arguments
+                flow.takers = [replica[0].take for replica in self._replicas]
                 for stage in self._stages:
                     stage.keywords = flow.keywords
                 failures = self._driver.run_flow(flow, self._callbacks)
@@ -257,7 +258,7 @@ class Executor:
             # Further replicas are of what the stages of the first run with.
             if replica is self._replicas[0]:
                 self._ties.begin()
-            replica[0].arguments = [None if call is None else call[0] for call in batch.calls]
+            replica[0].enter([None if call is None else call[0] for call in batch.calls])
         keywords = [{} if call is None else call[1] for call in batch.calls]
         if any(keywords):
             for stage in self._stages:

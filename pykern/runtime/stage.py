@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..plan import Kind
+from ..trace import Environment
+from ..trace.routes import BATCH
 from .cut import copies, cut, hidden_in
 from .keywords import keywords_of
 from .microbatch import to_device
+from .parcels import Parcels, apart, ends_of
 from .passage import Passage
 from .random import Draws, StepSeed
 from .recompute import Calls, Level, Recompute, run
@@ -67,6 +71,7 @@ class Stage:
         self._draws = Draws(index)
         self._recompute = Recompute()
         self.passage = Passage()
+        self.parcels = Parcels(index)
         self._make_room(0)
 
     def begin(
@@ -123,16 +128,31 @@ class Stage:
     def _make_room(self, num_microbatches: int) -> None:
         # What the first layer is called with; None for a microbatch without rows.
         self.arguments: list[tuple[Any, ...] | None] = [None] * num_microbatches
-        # The tensors among them whose gradient the previous stage waits for.
+        # The tensors among them whose gradient the previous stage waits for, then those whose
+        # gradients farther ones wait for.
         self.leaves: list[Sequence[Tensor]] = [()] * num_microbatches
         # What layers get that name it in their forward; empty where there is nothing.
         self.keywords: Sequence[dict[str, Any]] = ()
         # The tensors that backward starts from, and the gradients that the next stage gives for
-        # them.
+        # them; what farther stages give is in the parcels.
         self.outputs: list[Sequence[Tensor]] = [()] * num_microbatches
         self.gradients: list[Sequence[Tensor | None]] = [()] * num_microbatches
         # What I has left for W to do, by microbatch.
         self._weights: dict[int, list[Work]] = {}
+        self.parcels.clear()
+
+    def enter(self, arguments: Sequence[tuple[Any, ...] | None]) -> None:
+        """Takes what the model is called with, by microbatch, for this stage and later ones."""
+        for microbatch, given in enumerate(arguments):
+            self.take(microbatch, given)
+
+    def take(self, microbatch: int, arguments: tuple[Any, ...] | None) -> None:
+        """Takes what the model is called with for one microbatch."""
+        self.arguments[microbatch] = arguments
+        if arguments and isinstance(arguments[0], Environment):
+            near, farther = arguments[0].apart(BATCH)
+            self.arguments[microbatch] = (near,)
+            self.parcels.give(microbatch, farther)
 
     def forward(self, microbatch: int) -> None:
         """F: computes the layers and hands the output over to the next stage."""
@@ -140,6 +160,8 @@ class Stage:
         if arguments is None:
             return
         self.arguments[microbatch] = None
+        if self.parcels.come:
+            arguments = self._with_parcels(microbatch, *arguments)
         calls = self._calls(microbatch, self._end)
         with self._draws.forward(microbatch) as state:
             if self._recompute.has(microbatch):
@@ -150,6 +172,12 @@ class Stage:
             else:
                 with self._keeping(microbatch):
                     self.outputs[microbatch] = run(calls, arguments)
+
+    def _with_parcels(self, microbatch: int, near: Environment) -> tuple[Environment]:
+        """What the previous stage has given together with what has come from farther ones."""
+        values, leaves = self.parcels.open(microbatch, self.device, self.passage)
+        self.leaves[microbatch] = [*self.leaves[microbatch], *leaves]
+        return (Environment(near.program, {**near.values, **values}),)
 
     def recompute(self, microbatch: int) -> None:
         """R: computes once more what F has not kept."""
@@ -195,10 +223,14 @@ class Stage:
             return self._end_again(microbatch, output)
         if self._recompute.has(microbatch):
             self._require_cuttable(output)
-        handed = cut(output, partial(self.passage.there, microbatch))
+        near, farther = apart(output, self.index)
+        handed = cut(near, partial(self.passage.there, microbatch, self.index + 1))
         self.next.arguments[microbatch] = (handed.value,)
         self.next.leaves[microbatch] = handed.leaves
-        return handed.outputs
+        if not farther:
+            return handed.outputs
+        self.parcels.send(microbatch, farther, self.passage)
+        return [*handed.outputs, *ends_of(farther)]
 
     def _require_cuttable(self, output: Any) -> None:
         names = {type(hidden).__name__ for hidden in hidden_in(output)}
@@ -212,7 +244,8 @@ class Stage:
     def _end_again(self, microbatch: int, output: Any) -> Sequence[Tensor]:
         """Returns the tensors that backward starts from."""
         if self.next is not None:
-            return cut(output).outputs
+            near, farther = apart(output, self.index)
+            return [*cut(near).outputs, *ends_of(farther)]
         assert self._finish is not None
         # Were it for this microbatch alone, gradients would add up in another order.
         once = not self._recompute.in_use
@@ -279,7 +312,10 @@ class Stage:
         Each has outputs, their gradients and leaves, and is gone when the next is asked for. At
         level `layer` the next is made then.
         """
-        outputs, gradients = _used(self.outputs[microbatch], self.gradients[microbatch])
+        given = self.gradients[microbatch]
+        if self.parcels.sent:
+            given = [*given, *self.parcels.answers(microbatch)]
+        outputs, gradients = _used(self.outputs[microbatch], given)
         self.outputs[microbatch] = self.gradients[microbatch] = ()
         gradients = self.passage.take_in(gradients)
         cell = self._recompute.take(microbatch)
@@ -299,8 +335,19 @@ class Stage:
         if self.previous is not None:
             leaves = self.leaves[microbatch]
             self.leaves[microbatch] = ()
-            gradients = [leaf.grad for leaf in leaves]
-            self.previous.gradients[microbatch] = self.passage.back(microbatch, gradients)
+            gradients: Sequence[Tensor | None] = [leaf.grad for leaf in leaves]
+            if self.parcels.opened:
+                gradients = self.parcels.answer(microbatch, gradients, self.passage)
+            given = self.passage.back(microbatch, self.index - 1, gradients)
+            self.previous.gradients[microbatch] = given
+
+
+def connect(stages: Sequence[Stage]) -> None:
+    """Lets the stages of one replica reach each other."""
+    for stage, following in pairwise(stages):
+        stage.next, following.previous = following, stage
+    for stage in stages:
+        stage.parcels.of_stages = [other.parcels for other in stages]
 
 
 def _used(

@@ -14,10 +14,11 @@ import torch
 from .. import _C
 from ..devices import Lane
 from ..plan import Kind, Plan, Timeline
+from ..trace.routes import BATCH, Direct
 from . import cuda
 from .batch import Batch
 from .capture import Recording
-from .crossing import Crossing, Ring, Transfer
+from .crossing import Crossing, Ring, Transfer, carrier_of
 from .loss import Losses
 from .recorder import Capture, Recorder
 from .stage import Stage
@@ -49,18 +50,46 @@ class Streams:
         """Where a device of the plan has its tensors."""
         return self.gpus.device(lane)
 
+    def direct(self, plan: Plan) -> Direct:
+        """Where a value can go from a stage to a later one past those between.
+
+        In forwards alone it cannot, because a slot has its next microbatch before a farther stage
+        has read what it got from there.
+        """
+        placement = plan.placement
+        homes = [
+            [placement.device_of(stage, number) for stage in range(plan.num_stages)]
+            for number in range(placement.num_replicas)
+        ]
+        reaches = self.gpus.lanes.reaches
+
+        def between(lanes: Sequence[int], low: int, high: int) -> bool:
+            if lanes[low] == lanes[high]:
+                return True
+            there, back = carrier_of(lanes, low, Kind.F), carrier_of(lanes, high, Kind.B)
+            ends = ((low, high), (there, there + 1), (back - 1, back))
+            return all(reaches(lanes[a], lanes[b]) and reaches(lanes[b], lanes[a]) for a, b in ends)
+
+        def direct(low: int, high: int, with_gradients: bool) -> bool:
+            if self._capture is not False:
+                return False
+            if low == BATCH:
+                return True
+            return with_gradients and all(between(lanes, low, high) for lanes in homes)
+
+        return direct
+
     def connect(self, replicas: Sequence[Sequence[Stage]], plan: Plan) -> None:
         """Lets stages reach their neighbours on other GPUs."""
         lanes = self.gpus.lanes
         for number, stages in enumerate(replicas):
             homes = [plan.placement.device_of(stage.index, number) for stage in stages]
             rings = [Ring(self.gpus, lane) for lane in homes]
-            neighbours = [None, *rings, None]
-            for index, stage in enumerate(stages):
-                stage.passage = Crossing(
-                    stage.index, rings[index], neighbours[index + 2], neighbours[index], lanes
-                )
-                self._crossings.append(stage.passage)
+            crossings: list[Crossing] = []
+            for stage in stages:
+                crossings.append(Crossing(stage.index, rings, crossings, lanes))
+                stage.passage = crossings[-1]
+            self._crossings += crossings
             self._lane_of += homes
         self._tell_of_detours(replicas, plan)
         if self._capture is not False:
@@ -147,7 +176,7 @@ class Streams:
         with self.gpus.active(lane):
             crossing.start(kind, microbatch)
             call(microbatch)
-        return crossing.take_transfers()
+        return crossing.take_transfers(kind, microbatch)
 
     def end(self) -> None:
         """Lets go of everything that belongs to the step."""

@@ -177,13 +177,17 @@ class Twin(Passage):
             self.outputs[slot] = [self._losses.of(slot)]
         return self.outputs[slot]
 
-    def there(self, microbatch: int, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    def there(self, microbatch: int, reader: int, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
         """Notes what is handed over, each in one piece to be copied."""
+        del reader
         self.outputs[microbatch] = [dense(output) for output in outputs]
         return self.outputs[microbatch]
 
-    def back(self, microbatch: int, gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+    def back(
+        self, microbatch: int, maker: int, gradients: Sequence[Tensor | None]
+    ) -> Sequence[Tensor | None]:
         """Notes what is handed back, in the same way."""
+        del maker
         self.outgoing[microbatch] = [
             None if gradient is None else dense(gradient) for gradient in gradients
         ]

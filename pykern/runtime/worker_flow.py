@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from typing import Any
@@ -50,7 +50,7 @@ class WorkerFlow(Flow):
 
     Attributes:
         program: what takes slots through the stages.
-        arguments: by slot, what the first layer is called with; for the first stage.
+        takers: get a slot and what the model is called with for it; the first stages.
         keywords: by slot, what layers get that name it in their forward; for every stage.
     """
 
@@ -64,7 +64,7 @@ class WorkerFlow(Flow):
     ) -> None:
         super().__init__(plan, open_batch)
         self.program = _C.Program.endless(plan.placement, self.num_slots)
-        self.arguments: list[tuple[Any, ...] | None] = [None] * self.num_slots
+        self.takers: Sequence[Callable[[int, tuple[Any, ...]], None]] = ()
         self.keywords: list[dict[str, Any]] = [{}] * self.num_slots
         self._claim = claim
         self._run = run
@@ -135,7 +135,8 @@ class WorkerFlow(Flow):
             self._next_slot = (slot + 1) % self.num_slots
             self._cells[slot] = batch, index
             self.keywords[slot] = keywords
-            self.arguments[slot] = arguments
+            for take in self.takers:
+                take(slot, arguments)
             self._claim.feed(self.program, slot)
 
     def keep(self, slot: int, output: Any, once: bool) -> Ends:

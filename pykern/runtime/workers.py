@@ -8,6 +8,7 @@ import torch
 
 from .. import _C
 from ..plan import Kind, Plan, Timeline
+from ..trace.routes import Direct, everywhere
 from .batch import Batch
 from .carry import CallerState
 from .stage import Stage
@@ -27,6 +28,10 @@ class Workers:
     def __init__(self, num_devices: int) -> None:
         self.num_devices = num_devices
         self.claim = _C.Executor(num_devices)
+
+    def direct(self, _: Plan) -> Direct:
+        """Where a value can go from a stage to a later one past those between: everywhere."""
+        return everywhere
 
     def connect(self, replicas: Sequence[Sequence[Stage]], plan: Plan) -> None:
         """Lets stages reach their neighbours: in one memory they do."""

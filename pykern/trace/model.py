@@ -13,6 +13,7 @@ from .errors import CutError
 from .opened import alike, opened_by_names, opened_by_size, require_openable, smaller
 from .program import Environment, Program, Segment
 from .recorder import Recorder, UnseenTensor
+from .routes import Direct, everywhere
 from .tape import Tape, modes_now
 from .untouched import untouched
 from .values import flatten, key_of, map_tree
@@ -64,18 +65,26 @@ class Traced:
         ]
         # By segment.
         self._stage_of = [0] * len(self.segments)
+        self._direct: Direct = everywhere
         self._programs: dict[Any, list[Program]] = {}
         self._program(tape, self._key(*sample))
 
-    def cut(self, spans: Iterable[range], devices: Sequence[torch.device]) -> None:
-        """Says which segments are in which stage, and where that is."""
+    def cut(self, spans: Iterable[range], devices: Sequence[torch.device], direct: Direct) -> None:
+        """Says which segments are in which stage, where that is, and what reaches what from there.
+
+        Args:
+            spans: by stage, its segments.
+            devices: by stage.
+            direct: where values can go past stages.
+        """
         segments = list(self.segments.values())
         for stage, (span, device) in enumerate(zip(spans, devices, strict=True)):
             for number in span:
                 self._stage_of[number] = stage
                 segments[number].device = None if device.type == "cpu" else device
+        self._direct = direct
         self._programs = {
-            key: [Program(known.tape, known.ends, self._stage_of) for known in programs]
+            key: [Program(known.tape, known.ends, self._stage_of, direct) for known in programs]
             for key, programs in self._programs.items()
         }
 
@@ -184,7 +193,8 @@ class Traced:
         """A tape in pieces, for calls of this key with which its reads hold."""
         starts = self._starts(tape)
         self._fill(tape, starts)
-        program = Program(tape, [*starts[1:], len(tape.instructions)], self._stage_of)
+        ends = [*starts[1:], len(tape.instructions)]
+        program = Program(tape, ends, self._stage_of, self._direct)
         self._programs.setdefault(key, []).append(program)
         return program
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -11,8 +11,14 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from .errors import CutError
+from .routes import BATCH, Direct, Routes, everywhere
 from .tape import Instruction, Tape
 from .values import Build, Here, builder, key_of, refs_in
+
+# By number.
+Values = dict[int, Any]
+# What goes past the next stage: with the number of each stage that it goes to, in ascending order.
+Farther = Sequence[tuple[int, Values]]
 
 
 class Environment:
@@ -27,9 +33,19 @@ class Environment:
 
     __slots__ = ("program", "values")
 
-    def __init__(self, program: Program, values: dict[int, Any]) -> None:
+    def __init__(self, program: Program, values: Values) -> None:
         self.program = program
         self.values = values
+
+    def apart(self, stage: int) -> tuple[Environment, Farther]:
+        """What goes from a stage, or `BATCH`, to the next one, and what goes to farther ones."""
+        near, farther = self.program.ways[stage + 1]
+        if not farther:
+            return self, ()
+        values = self.values
+        return Environment(self.program, {number: values[number] for number in near}), [
+            (reader, {number: values[number] for number in numbers}) for reader, numbers in farther
+        ]
 
 
 pytree.register_pytree_node(
@@ -92,42 +108,78 @@ class Program:
         tape: the whole.
         ends: for each piece, the number of instructions that it and those before it have.
         stage_of: for each piece, the stage that runs it.
+        direct: where values can go past stages.
 
     Attributes:
         tape, ends: as given.
         pieces: in order.
         inputs: numbers of the tensors among the forward's arguments that any piece needs.
+        ways: for the batch and then each stage, which values go to the next stage, and which to
+            each farther one.
 
     Raises:
         CutError: a value that crosses from stage to stage is written where that would be lost.
     """
 
-    def __init__(self, tape: Tape, ends: Sequence[int], stage_of: Sequence[int]) -> None:
+    def __init__(
+        self,
+        tape: Tape,
+        ends: Sequence[int],
+        stage_of: Sequence[int],
+        direct: Direct = everywhere,
+    ) -> None:
         self.tape = tape
         self.ends = ends
         self._stage_of = stage_of
-        spans = list(pairwise([0, *ends]))
+        self._pieces = [tape.instructions[start:end] for start, end in pairwise([0, *ends])]
         self._piece_of = {
             value: piece
-            for piece, (start, end) in enumerate(spans)
-            for instruction in tape.instructions[start:end]
+            for piece, inside in enumerate(self._pieces)
+            for instruction in inside
             for value in instruction.makes
         }
-        self.pieces: list[Piece] = []
+        users = self._users()
+        self.inputs = frozenset(users.keys() - self._piece_of.keys())
+        num_stages = stage_of[-1] + 1
+        makers = {value: stage_of[piece] for value, piece in self._piece_of.items()}
+        routes = Routes(
+            num_stages,
+            users,
+            makers,
+            tape.trained,
+            lambda low, high: direct(low, high, tape.with_gradients),
+        )
+        self.ways = [(routes.near(s), routes.farther(s)) for s in range(BATCH, num_stages)]
+        self.pieces = list(self._cut(routes))[::-1]
+
+    def _users(self) -> dict[int, list[int]]:
+        """By value, the stages that use it, in ascending order."""
+        users: dict[int, list[int]] = {}
+        for stage, inside in zip(self._stage_of, self._pieces, strict=True):
+            for instruction in inside:
+                for value in instruction.reads:
+                    users.setdefault(value, []).append(stage)
+        for value in refs_in(self.tape.output):
+            users.setdefault(value, []).append(self._stage_of[-1])
+        return {value: sorted(set(stages)) for value, stages in users.items()}
+
+    def _cut(self, routes: Routes) -> Iterator[Piece]:
+        """The pieces, last first."""
         needed: set[int] = set()
-        output: Build | None = builder(tape.output)
-        wanted = set(refs_in(tape.output))
-        for piece, (start, end) in reversed(list(enumerate(spans))):
-            inside = tape.instructions[start:end]
-            copied = self._copied(piece, start, inside)
-            self.pieces.append(Piece(inside, needed, wanted, copied, output))
+        output: Build | None = builder(self.tape.output)
+        wanted = set(refs_in(self.tape.output))
+        stage = self._stage_of[-1]
+        for piece, inside in reversed(list(enumerate(self._pieces))):
+            if self._stage_of[piece] < stage:
+                stage = self._stage_of[piece]
+                needed = routes.leaving(stage)
+            copied = self._copied(piece, self.ends[piece] - len(inside), inside)
+            yield Piece(inside, needed, wanted, copied, output)
             output = None
             made = {value for instruction in inside for value in instruction.makes}
             read = {value for instruction in inside for value in instruction.reads}
             needed = (needed | wanted | read) - made
             wanted = set()
-        self.pieces.reverse()
-        self.inputs = frozenset(needed)
 
     def _copied(self, piece: int, start: int, inside: Sequence[Instruction]) -> list[int]:
         """The values of earlier stages that the piece writes: a stage may not change another's."""

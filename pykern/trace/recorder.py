@@ -63,6 +63,7 @@ class Recorder(TorchFunctionMode):
         """The tape of a call; the tensors among its arguments have the first numbers."""
         for tensor in inputs:
             self._early.add(self._number(tensor))
+        trained = frozenset(number for number, x in enumerate(inputs) if x.requires_grad)
         with self._there():
             output = model.forward(*args, **kwargs)
         return Tape(
@@ -70,6 +71,8 @@ class Recorder(TorchFunctionMode):
             map_tree(self._output, output),
             self._reads,
             self._aliases,
+            trained,
+            with_gradients=torch.is_grad_enabled(),
         )
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

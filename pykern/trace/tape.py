@@ -162,12 +162,16 @@ class Tape:
         output: what the forward returned, with what stands for values in it.
         reads: of the values of its inputs. The tape is for those with which all hold.
         aliases: by number of a value that is about to be written, others in the same memory.
+        trained: numbers of the inputs that get a gradient.
+        with_gradients: whether there is a backward.
     """
 
     instructions: list[Instruction]
     output: Any
     reads: list[Read]
     aliases: dict[int, set[int]]
+    trained: frozenset[int]
+    with_gradients: bool
 
 
 def modes_now() -> Modes:

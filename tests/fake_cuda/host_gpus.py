@@ -147,6 +147,7 @@ class HostGpus:
 
     def capture(self, lane: int, pool: None, run: Callable[[], list[Tensor]]) -> Graph:
         """A graph that computes again what `run` computes, and puts it where the first went."""
+        self._memory.has_graphs = True
         watch = _Unexecuted(self._memory, self.lanes.compute(lane))
         # A capture looks at no values; here they must be such that nothing objects to them.
         before = {storage: storage.clone() for storage in self._memory.lasting()}
@@ -214,6 +215,8 @@ class _Memory:
         self._makers: dict[int, tuple[int, int]] = {}
         # What is not the program's, such as the state of a generator.
         self._others: dict[int, Any] = {}
+        # Callers fill, and read, what graphs use. What lands for actions is theirs alone.
+        self.has_graphs = False
         # By place: the GPUs that have used it, and the one that has written to it last.
         self._users: dict[Range, tuple[set[int], int | None]] = {}
 
@@ -287,7 +290,7 @@ class _Memory:
         self._users = {place: use for place, use in self._users.items() if self._is_there(place)}
 
     def _is_there(self, place: Range) -> bool:
-        return place[0] in self._held
+        return place[0] in self._held and (self.has_graphs or not self.lasts(place))
 
     def _release(self, addresses: Iterable[int]) -> None:
         """Tells of those storages that the program has let go of."""

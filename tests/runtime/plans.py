@@ -34,6 +34,14 @@ def split_some(plan: Plan) -> Plan:
     return Plan(plan.placement, plan.num_microbatches, rows)
 
 
+def late_weights(plan: Plan) -> Plan:
+    """Every B of the last device as an I, with all its W at the end."""
+    *rows, last = plan.rows
+    row = [Action(Kind.I, a.stage, a.microbatch) if a.kind is Kind.B else a for a in last]
+    row += [Action(Kind.W, a.stage, a.microbatch) for a in row if a.kind is Kind.I]
+    return Plan(plan.placement, plan.num_microbatches, [*rows, row])
+
+
 def two_replicas(num_devices: int, num_microbatches: int) -> Plan:
     """Both directions at once, as in Chimera: F of all microbatches, then B of all."""
     placement = Placement.bidirectional(num_devices)

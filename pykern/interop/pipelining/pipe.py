@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from ...split_points import counts_at
 from ...trace import Traced, untouched
+from ...trace.routes import everywhere
 from .recorded import FirstRecordedStage, RecordedStage
 from .stage import PipelineStage
 
@@ -124,7 +125,7 @@ def pipeline(
     traced = Traced(module, call, num_stages, list(split_at))
     counts = counts_at(list(traced.segments), split_at, num_stages)
     spans = [range(start, end) for start, end in pairwise([0, *accumulate(counts)])]
-    traced.cut(spans, [torch.device("cpu")] * num_stages)
+    traced.cut(spans, [torch.device("cpu")] * num_stages, everywhere)
     segments = list(traced.segments.values())
     first, *others = (segments[span.start : span.stop] for span in spans)
     return Pipe([FirstRecordedStage(first, traced), *map(RecordedStage, others)])

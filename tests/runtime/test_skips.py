@@ -1,0 +1,227 @@
+"""Values that skip stages: the bits of the plain model, and nothing in the stages between."""
+
+import gc
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pykern
+from pykern import schedules
+from pykern.plan import Plan
+from pykern.runtime.crossing import Crossing
+from pykern.trace import Environment, Segment
+from tests.fake_cuda.fake import FakeCuda
+from tests.runtime.plans import late_weights, recomputed, split_some, two_replicas
+from tests.runtime.reference import assert_same_state
+from tests.runtime.skip_models import (
+    MODELS,
+    Skips,
+    ladder,
+    pipeline,
+    plain_output,
+    plain_step,
+    twin_of,
+    unet,
+    wide,
+)
+
+PLANS: dict[str, Plan] = {
+    "gpipe": schedules.gpipe(4, 4),
+    "one_f_one_b": schedules.one_f_one_b(3, 5),
+    "one_f_one_b of two": schedules.one_f_one_b(2, 4),
+    "interleaved": schedules.interleaved(2, 4, 2),
+    "hanayo": schedules.hanayo(2, 4, waves=1),
+    "zb_h1": schedules.zb_h1(4, 6),
+    "zb_v": schedules.zb_v(2, 5),
+    "some split": split_some(schedules.one_f_one_b(4, 6)),
+    "late weights": late_weights(schedules.one_f_one_b(4, 6)),
+    "chimera": schedules.chimera(4, 4),
+    "two replicas": two_replicas(3, 4),
+}
+WIDE_CUT = ["second", "third", "last"]
+
+
+def gpus_of(plan: Plan) -> list[str]:
+    return [f"cuda:{device}" for device in range(plan.num_devices)]
+
+
+def check(case: Skips, plan: Plan, devices: Any, num_steps: int = 2, **options: Any) -> None:
+    """Steps of the pipeline and of the plain model, equal to the bit, and their outputs."""
+    plain = twin_of(case)
+    count, replicas = plan.num_microbatches, plan.placement.num_replicas
+    with pipeline(case, plan, devices, **options) as pipe:
+        for _ in range(num_steps):
+            expected = plain_step(plain, case, count, replicas)
+            assert torch.equal(pipe.step(**case.inputs, target=case.target), expected)
+            assert_same_state(pipe, plain)
+        output = pipe(**case.inputs)
+        assert torch.equal(output, plain_output(plain, case, count))
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", PLANS)
+def test_workers(name: str, model: str) -> None:
+    plan = PLANS[name]
+    check(MODELS[model](plan.num_microbatches + 1), plan, f"cpu:{plan.num_devices}")
+
+
+ON_GPUS = [
+    ("gpipe", "unet"),
+    ("interleaved", "ladder"),
+    ("hanayo", "encoder_decoder"),
+    ("zb_v", "ladder"),
+    ("late weights", "unet"),
+    ("two replicas", "ladder"),
+]
+
+
+@pytest.mark.parametrize(("name", "model"), ON_GPUS)
+def test_gpus(gpus: FakeCuda, name: str, model: str) -> None:
+    plan = PLANS[name]
+    check(MODELS[model](plan.num_microbatches), plan, gpus_of(plan))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", PLANS)
+def test_gpus_all(gpus: FakeCuda, name: str, model: str) -> None:
+    plan = PLANS[name]
+    check(MODELS[model](plan.num_microbatches), plan, gpus_of(plan), 3)
+
+
+@pytest.mark.parametrize("level", ["layer", "stage"])
+def test_recomputed(gpus: FakeCuda, level: Any) -> None:
+    plan = recomputed(schedules.zb_h1(4, 5))
+    check(ladder(5), plan, gpus_of(plan), recompute=level)
+
+
+@pytest.mark.parametrize("capture", [True, "step"])
+def test_captured(gpus: FakeCuda, capture: Any) -> None:
+    """There they go by way of the stages between."""
+    # In microbatches of 4 rows each begins at a multiple of 16 bytes, as copies of them do.
+    plan = schedules.one_f_one_b(4, 4)
+    check(unet(16), plan, gpus_of(plan), 3, capture=capture)
+
+
+@pytest.mark.parametrize("ends", [(0, 3), (3, 0), (0, 1)])
+@pytest.mark.filterwarnings("ignore:pykern. these devices")
+def test_without_access(gpus: FakeCuda, ends: tuple[int, int]) -> None:
+    gpus.set_peer(*ends, False)
+    plan = schedules.zb_h1(4, 5)
+    check(unet(5), plan, gpus_of(plan))
+
+
+def test_parts_of_one_gpu(gpus: FakeCuda) -> None:
+    check(unet(4), schedules.one_f_one_b(4, 4), "cuda:0/4")
+
+
+def test_copies_go_from_the_maker_to_the_reader(
+    gpus: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: Counter[tuple[int, int, int]] = Counter()
+    send = Crossing._send
+
+    def noted(self: Any, way: Any, microbatch: int, tensor: Tensor, ring: Any, place: Any) -> Any:
+        sent[self._stage, ring.lane, tensor.size(-1)] += 1
+        return send(self, way, microbatch, tensor, ring, place)
+
+    monkeypatch.setattr(Crossing, "_send", noted)
+    plan = schedules.one_f_one_b(4, 4)
+    case = wide(4)
+    with pipeline(case, plan, gpus_of(plan), WIDE_CUT) as pipe:
+        before = gpus.calls("cuMemcpyAsync")
+        pipe.step(**case.inputs, target=case.target)
+        copies = gpus.calls("cuMemcpyAsync") - before
+    chain = [(stage, stage + 1, 6) for stage in range(3)]
+    chain += [(high, low, width) for low, high, width in chain]
+    assert sent == dict.fromkeys([*chain, (0, 3, 7), (3, 0, 7)], 4)
+    assert copies == 8 * 4
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_stages_between_do_not_see_them(monkeypatch: pytest.MonkeyPatch, train: bool) -> None:
+    seen: dict[str, set[int]] = {}
+    forward = Segment.forward
+
+    def noted(self: Segment, env: Environment) -> Any:
+        name = next(iter(self._modules))
+        seen.setdefault(name, set()).update(v.size(-1) for v in env.values.values())
+        return forward(self, env)
+
+    monkeypatch.setattr(Segment, "forward", noted)
+    case = wide(8)
+    with pipeline(case, schedules.one_f_one_b(4, 4), "cpu:4", WIDE_CUT) as pipe:
+        if train:
+            pipe.step(**case.inputs, target=case.target)
+        else:
+            pipe(**case.inputs)
+    assert seen == {"first": {6}, "aside": {6}, "second": {6}, "third": {6}, "last": {6, 7, 9}}
+
+
+def test_inputs_get_their_gradients() -> None:
+    """Used by all stages, added up in the order of the plain model."""
+    case = MODELS["dense"](9)
+    plain = twin_of(case)
+    x = case.inputs["x"].requires_grad_()
+    case.inputs["x"] = x.detach().requires_grad_()
+    plain_step(plain, case, 4)
+    expected = case.inputs["x"].grad
+    case.inputs["x"] = x
+    with pipeline(case, schedules.zb_h1(4, 4), "cpu:4") as pipe:
+        pipe.step(**case.inputs, target=case.target)
+    assert expected is not None
+    assert x.grad is not None
+    assert torch.equal(x.grad, expected)
+
+
+def _make_fail(layer: nn.Module, made: list[Any]) -> Callable[[], None]:
+    def fail(_: Any, given: Any) -> None:
+        made.append(weakref.ref(given[0]))
+        raise ArithmeticError
+
+    return layer.register_forward_pre_hook(fail).remove
+
+
+@pytest.mark.parametrize("devices", ["cpu:4", "cuda"])
+def test_nothing_is_held_after_a_step_that_failed(gpus: FakeCuda, devices: str) -> None:
+    plan = schedules.one_f_one_b(4, 4)
+    case = wide(4)
+    plain = twin_of(case)
+    made: list[Any] = []
+    names = devices if devices == "cpu:4" else gpus_of(plan)
+    model: Any = case.model
+    remember = model.last.register_forward_pre_hook(lambda _, given: made.append(_ref(given[0])))
+    with pipeline(case, plan, names, WIDE_CUT) as pipe:
+        remove = _make_fail(model.third, made)
+        with pytest.raises(ArithmeticError):
+            pipe.step(**case.inputs, target=case.target)
+        remove()
+        gc.collect()
+        assert made
+        assert all(ref() is None for ref in made)
+        for stage in pipe._executor._stages:
+            parcels = stage.parcels
+            assert not parcels.come
+            assert not parcels.opened
+            assert not parcels.sent
+        remember.remove()
+        pipe.zero_grad()
+        expected = plain_step(plain, case, 4)
+        assert torch.equal(pipe.step(**case.inputs, target=case.target), expected)
+        assert_same_state(pipe, plain)
+
+
+def _ref(tensor: Tensor) -> Any:
+    return weakref.ref(tensor)
+
+
+def test_a_budget_runs_its_sample_through_them() -> None:
+    case = unet(8)
+    sample = {name: value[:2] for name, value in case.inputs.items()}
+    budget = pykern.Budget(1e9, sample, case.target[:2])
+    check(case, schedules.one_f_one_b(4, 4), "cpu:4", recompute=budget)
