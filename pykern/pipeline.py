@@ -152,7 +152,7 @@ class Pipeline(nn.Module):
         self,
         *inputs: Any,
         target: Any = None,
-        scaler: torch.amp.GradScaler | None = None,
+        scaler: Any = None,
         **named: Any,
     ) -> Tensor:
         """Forward and backward of one batch on all devices.
@@ -172,7 +172,8 @@ class Pipeline(nn.Module):
                 microbatch. The number of rows may change from step to step and need not be a
                 multiple of the microbatches.
             target: second argument of the loss function, cut in the same way.
-            scaler: by whose scale gradients are multiplied, as `scaler.scale(loss)` would do.
+            scaler: a `torch.amp.GradScaler`, by whose scale gradients are multiplied, as
+                `scaler.scale(loss)` would do.
             **named: arguments by name, cut in the same way, for every layer whose forward names
                 them, or for the model's own forward.
 

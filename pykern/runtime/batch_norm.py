@@ -36,8 +36,8 @@ class DeferredBatchNorm:
     """Updates running statistics when a step has succeeded, and leaves them alone when it fails.
 
     Only calls of a forward count, not those of an R. Where a module is called several times for a
-    microbatch, all calls count. A forward without gradients updates in the same way, if the module
-    is in train mode.
+    microbatch, all calls count. Forwards alone, without gradients, update as
+    without this, if the module is in train mode: a stream of them may have no end.
 
     Args:
         stages: whose modules; they get hooks, until `close`.
@@ -95,7 +95,9 @@ class DeferredBatchNorm:
     def step(self) -> Iterator[None]:
         """Within it, modules do not update by themselves; in the end all do, unless it fails."""
         training = [
-            module for module, _ in self._modules if module.training and module.track_running_stats
+            module
+            for module, _ in self._modules
+            if module.training and module.track_running_stats and torch.is_grad_enabled()
         ]
         self._seen = {module: [] for module in training}
         for module in training:

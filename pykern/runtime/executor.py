@@ -227,7 +227,7 @@ class Executor:
         return flow
 
     def _run_flow(self, flow: WorkerFlow) -> None:
-        with self._driver.claim, self._during():
+        with self._driver.claim:
             try:
                 self._begin(Batch(((), {}), None, [0] * flow.num_slots, flow.keep))
                 # One list, so that whichever replica takes arguments lets go of them for all.

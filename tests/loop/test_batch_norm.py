@@ -251,3 +251,18 @@ def test_what_cannot_be_is_refused(gpus: FakeCuda) -> None:
     plan = schedules.chimera(2, 4)
     with pytest.raises(ValueError, match="running statistics, which copies would update"):
         pipeline(norms(0), schedule=plan, microbatches=4, deferred_batch_norm=True)
+
+
+def test_forwards_alone_in_train_mode_update_as_without_it() -> None:
+    """A stream of them may have no end."""
+    model = norms(0)
+    plain = copy.deepcopy(model)
+    x, _ = data(0, rows=12)
+    with pipeline(model, deferred_batch_norm=True) as pipe:
+        outputs = [pipe(x), *pipe.stream([x, x])]
+    with torch.no_grad():
+        expected = [torch.cat([plain(part) for part in x.split(4)]) for _ in range(3)]
+    for output, plain_output in zip(outputs, expected, strict=True):
+        assert torch.equal(output, plain_output)
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, plain.get_buffer(name)), name
