@@ -17,7 +17,15 @@ PEERS = {
     "DualPipe": "DualPipe, March 2025",
     "zero-bubble": "the zero-bubble fork of Megatron, May 2025",
 }
-_WORDS = {"y": "yes", "p": "partly", "n": "no", "?": "unknown", "own": "its own", "user": "by hand"}
+_WORDS = {
+    "y": "yes",
+    "p": "partly",
+    "n": "no",
+    "?": "unknown",
+    "own": "its own",
+    "user": "by hand",
+    "titan": "with torchtitan",
+}
 
 
 @dataclass(frozen=True)
@@ -26,11 +34,13 @@ class Row:
 
     Attributes:
         feature: what a user asks for.
-        test: the name of the test.
+        file: the module that the test is in.
+        test: its name.
         peers: what is said of each of `PEERS`, in their order.
     """
 
     feature: str
+    file: str
     test: str
     peers: tuple[str, ...]
 
@@ -42,9 +52,9 @@ def row(feature: str, peers: str) -> Callable[[_F], _F]:
     """Makes a test a row. `peers` has a letter or word for each, as in `_WORDS`, or a number."""
 
     def add(test: _F) -> _F:
-        found = tuple(_WORDS.get(word, word) for word in peers.split())
+        found = tuple(_WORDS.get(word, word.replace("_", " ")) for word in peers.split())
         assert len(found) == len(PEERS), feature
-        ROWS.append(Row(feature, test.__name__, found))
+        ROWS.append(Row(feature, test.__module__, test.__name__, found))
         return test
 
     return add
@@ -53,6 +63,7 @@ def row(feature: str, peers: str) -> Callable[[_F], _F]:
 def markdown() -> str:
     """The table as the README shows it."""
     lines = ["| feature | shown by | " + " | ".join(PEERS) + " |", "|---" * (len(PEERS) + 2) + "|"]
-    for one in ROWS:
+    # Whichever file was imported first.
+    for one in sorted(ROWS, key=lambda one: one.file, reverse=True):
         lines.append(f"| {one.feature} | `{one.test}` | " + " | ".join(one.peers) + " |")
     return "\n".join(lines) + "\n"

@@ -80,7 +80,7 @@ def test_gradient_accumulation() -> None:
             assert_same_gradients(pipe, plain)
 
 
-@row("Clipping by the global norm", "n(titan:yes) y y y n y")
+@row("Clipping by the global norm", "titan y y y n y")
 def test_clipping_by_the_global_norm() -> None:
     norms = []
     for devices in ("cpu:1", "cpu:2", "cpu:4"):
@@ -162,11 +162,11 @@ def test_evaluation() -> None:
     with pipeline(model) as pipe:
         pipe.eval()
         batches = [torch.randn(rows, 8) for rows in (8, 3, 5)]
-        with torch.no_grad():
-            for batch, output in zip(batches, pipe.stream(batches), strict=True):
-                torch.testing.assert_close(output, model(batch))
-                assert torch.equal(output, pipe(batch))
-                assert not output.requires_grad
+        outputs = list(pipe.stream(batches))
+        for batch, output in zip(batches, outputs, strict=True):
+            torch.testing.assert_close(output, model(batch))
+            assert torch.equal(output, pipe(batch))
+            assert not output.requires_grad
 
 
 @row("Schedules", "7+CSV 1 1 2+VPP 2 8+")
@@ -225,7 +225,7 @@ def test_ranges_for_profilers() -> None:
     assert all(span.end_ns > span.start_ns for span in spans)
 
 
-@row("What is not finite is found and named", "n(titan:yes) n fp16 y n y")
+@row("What is not finite is found and named", "titan n fp16 y n y")
 def test_what_is_not_finite_is_named() -> None:
     x = X.clone()
     x[5, 0] = float("nan")

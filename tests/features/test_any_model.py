@@ -60,7 +60,7 @@ def test_split_at_named_points() -> None:
     assert_trains_alike(Network(), args, Y, of_last, **options)
 
 
-@row("Balance by layer count", "n(titan:yes) y y y n p")
+@row("Balance by layer count", "titan y y y n p")
 def test_balance_by_layer_count() -> None:
     with pipeline(chain(7), devices="cpu:3", balance="layers") as pipe:
         assert sorted(len(span) for span in pipe.partition.stages) == [2, 2, 3]

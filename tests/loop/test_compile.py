@@ -80,8 +80,8 @@ def check(schedule: str, in_place: bool, steps: tuple[int, ...], **options: Any)
             x, y = batch(rows)
             before = counting.calls
             loss = pipe.step(x, target=y)
-            # Two layers a stage.
-            assert counting.calls - before == 4 * 3 + 2 * recomputed
+            layers_of_stage = 4 // pipe.plan.num_stages
+            assert counting.calls - before == 4 * 3 + layers_of_stage * recomputed
             assert_same(pipe, theirs, (loss, plain_loop_step(theirs, x, y)))
         x, _ = batch(6)
         pipe.eval()
@@ -107,7 +107,7 @@ def test_compiled_layers_train(schedule: str, in_place: bool, options: dict[str,
 def test_compiled_layers_train_with_any_rows(
     schedule: str, recompute: str | None, in_place: bool
 ) -> None:
-    check(schedule, in_place, (6, 6, 7, 2), recompute=recompute)
+    check(schedule, in_place, (6, 6, 7), recompute=recompute)
 
 
 @pytest.mark.parametrize("recompute", [None, "stage"])
@@ -140,6 +140,7 @@ def test_replicas_refuse_what_would_run_with_the_originals_parameters() -> None:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("schedule", ["one_f_one_b", "zb_h1"])
 def test_inductor_trains(schedule: str) -> None:
     layers = blocks()
