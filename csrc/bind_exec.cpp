@@ -53,13 +53,20 @@ class Callbacks final : public Client {
     bool check_signals() {
         const py::gil_scoped_acquire gil;
         if (PyErr_CheckSignals() == 0) return interrupted_;
-        failures_.emplace_back(std::nullopt, -1, fetch_exception());
+        interrupt(fetch_exception());
+        return true;
+    }
+
+    // The same for an exception that has come to another thread than the one that runs the step.
+    void interrupt(py::object exception) {
+        failures_.emplace_back(std::nullopt, -1, std::move(exception));
         interrupted_ = true;
         for (const Worker& worker : workers_) {
             if (worker.acting) PyThreadState_SetAsyncExc(worker.thread_id, PyExc_KeyboardInterrupt);
         }
-        return true;
     }
+
+    bool runs(const Program& program) const { return program_ == &program; }
 
     void attach(int worker) noexcept override {
         // One thread state for the life of the thread: a fresh one per call would cost 60 times as
@@ -189,18 +196,40 @@ class Executor {
     void claim() { claim_.take(); }
     void release() { claim_.release(); }
 
-    std::vector<Failure> run(Job& job, CallsOfKinds calls, py::object carry) {
+    std::vector<Failure> run(Job& job, CallsOfKinds calls, py::object carry,
+                             const py::object& begun) {
         refuse_misfit(job.program, calls);
         callbacks_->begin(job.program, std::move(calls), std::move(carry));
         {
             const py::gil_scoped_release no_gil;
-            workers_->run(job, [this] { return callbacks_->check_signals(); });
+            const auto call_begun = [&begun] {
+                const py::gil_scoped_acquire gil;
+                if (!begun.is_none()) begun();
+            };
+            workers_->run(job, [this] { return callbacks_->check_signals(); }, call_begun);
         }
         std::vector<Failure> failures = callbacks_->end();
         if (failures.empty() && workers_->closed()) {
             throw std::runtime_error("the pipeline was closed while it ran a step");
         }
         return failures;
+    }
+
+    void feed(const Job& job, int slot) {
+        if (slot < 0 || slot >= job.program.num_slots()) {
+            throw std::out_of_range("the program has " + std::to_string(job.program.num_slots()) +
+                                    " slots, got " + std::to_string(slot));
+        }
+        workers_->feed(job, slot);
+    }
+
+    void stop(const Job& job, py::object exception) {
+        // Whoever holds the locks has stayed in the parent.
+        if (claim_.is_fork()) return;
+        if (!exception.is_none() && callbacks_->runs(job.program)) {
+            callbacks_->interrupt(std::move(exception));
+        }
+        workers_->stop(job);
     }
 
     void close() {
@@ -242,6 +271,13 @@ void bind_exec(py::module_& module) {
     py::class_<Job>(module, "Program",
                     "A checked plan, ready to run, with the trace of its last steps.")
         .def(py::init<const Plan&>(), py::arg("plan"))
+        .def_static(
+            "endless",
+            [](const Placement& placement, int num_slots) {
+                return std::make_unique<Job>(Program::endless(placement, num_slots));
+            },
+            py::arg("placement"), py::arg("num_slots"),
+            "Forwards of microbatches that are fed one after another, each to the next slot.")
         .def(
             "timeline",
             [](const Job& job, std::size_t ago) { return job.trace.timeline(job.program, ago); },
@@ -253,10 +289,18 @@ void bind_exec(py::module_& module) {
              "Takes the executor for one step; raises RuntimeError when it cannot run one.")
         .def("__exit__", [](Executor& self, const py::args&) { self.release(); })
         .def("run", &Executor::run, py::arg("program"), py::arg("callbacks"), py::arg("carry"),
+             py::arg("begun") = py::none(),
              "Runs a step: calls callbacks[kind][replica * num_stages + stage](microbatch) as the "
              "program says, and carry() on each worker before its first call; what that returns is "
              "called after the last. Returns what failed, first things first, as (action, device, "
-             "exception); empty when everything ran.")
+             "exception); empty when everything ran. That of an endless program lasts until it "
+             "is stopped; begun() is called once it can be fed.")
+        .def("feed", &Executor::feed, py::arg("program"), py::arg("slot"),
+             "Lets the next slot of an endless program go through the stages; its last round is "
+             "through. Without effect when the program does not run any more.")
+        .def("stop", &Executor::stop, py::arg("program"), py::arg("exception") = py::none(),
+             "Lets no further action of an endless program start. An exception interrupts those "
+             "under way, and is what its run returns. Without effect when it does not run.")
         .def("close", &Executor::close,
              "Stops a step that runs in another thread, then ends the workers and waits for it.");
 }

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .budget import Budget
+    from .clipping import clip_grad_norm_
     from .cut_report import explain_cut
     from .pipeline import Pipeline
     from .plan import Plan, PlanError
@@ -17,7 +18,16 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["Budget", "CutError", "Pipeline", "Plan", "PlanError", "SplitError", "explain_cut"]
+__all__ = [
+    "Budget",
+    "CutError",
+    "Pipeline",
+    "Plan",
+    "PlanError",
+    "SplitError",
+    "clip_grad_norm_",
+    "explain_cut",
+]
 
 _HOME = {
     "Budget": ".budget",
@@ -26,6 +36,7 @@ _HOME = {
     "Plan": ".plan",
     "PlanError": ".plan",
     "SplitError": ".runtime.microbatch",
+    "clip_grad_norm_": ".clipping",
     "explain_cut": ".cut_report",
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import torch
@@ -41,6 +41,9 @@ class Chain:
 
     def cut(self, spans: Iterable[range], devices: Sequence[torch.device], direct: Direct) -> None:
         """Is told which layers are in which stage, where that is, and what reaches what."""
+
+    def before_recording(self, settle: Callable[[], None]) -> None:
+        """Is told what to call before a forward runs to be recorded."""
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """What the first layer is given, and what all layers are offered.
@@ -94,6 +97,10 @@ class RecordedChain:
     def cut(self, spans: Iterable[range], devices: Sequence[torch.device], direct: Direct) -> None:
         """Is told which segments are in which stage, where that is, and what reaches what."""
         self._traced.cut(spans, devices, direct)
+
+    def before_recording(self, settle: Callable[[], None]) -> None:
+        """Is told what to call before a forward runs to be recorded."""
+        self._traced.before_recording = settle
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """What the first segment is given.

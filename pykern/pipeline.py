@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal, Self, cast
@@ -11,18 +11,20 @@ import torch
 from torch import Tensor, nn
 
 from .budget import Budget
-from .chain import Chain, RecordedChain, max_stages, open_model, share_out
+from .chain import Chain, RecordedChain, call_of, max_stages, open_model, share_out
 from .choice import Schedule, choose_plan
 from .devices import Devices, parse_devices
 from .fit import Fitted
 from .layers import place_layers, refuse_foreign_devices, refuse_shared
 from .levels import Levels, Recompute, choose_levels
-from .partition import Balance
+from .partition import Balance, Partition
 from .plan import Costs, Kind, Timeline, simulate
 from .runtime import microbatch
-from .runtime.batch import Batch
+from .runtime.batch import Batch, Call, Outputs
+from .runtime.batch_norm import DeferredBatchNorm
 from .runtime.executor import Driver, Executor, Program, open_driver
-from .runtime.loss import Loss, Losses
+from .runtime.finite import CheckFinite, Checks
+from .runtime.loss import Loss, Losses, scale_of
 from .runtime.recorder import Capture
 from .runtime.replica import refuse_replicas, refuse_trained_loss
 from .runtime.stage import Stage
@@ -70,6 +72,12 @@ class Pipeline(nn.Module):
             each stage, which is a level, None, or a list of these with an entry for each
             microbatch; or a `Budget`, which chooses. `fitted` then says what was chosen. An R of
             the last stage calls `loss_fn` once more.
+        check_finite: what must be finite, or a FloatingPointError says which tensor of which stage
+            and microbatch is not: "loss", "grads" (also the parameters' gradients, after each
+            microbatch; left to the scaler where `step` gets one) or "activations" (also the batch
+            and what layers return). On GPUs each look waits for what it looks at.
+        deferred_batch_norm: whether running statistics of batch normalisation move once in a step,
+            by those of the full batch, not once for each microbatch. A step that fails leaves them.
         **options: for the schedule, e.g. `waves=2`; for "auto" e.g. `memory=0.5`.
 
     Raises:
@@ -91,6 +99,8 @@ class Pipeline(nn.Module):
         split_at: SplitAt | None = None,
         capture: Capture = False,
         recompute: Recompute | Budget = None,
+        check_finite: CheckFinite = "off",
+        deferred_batch_norm: bool = False,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -105,6 +115,7 @@ class Pipeline(nn.Module):
         refuse_foreign_devices(layers, lanes[0].device.type)
         cut = share_out(chain, plan.num_stages, balance, sample, split_at)
         refuse_shared(layers, cut)
+        self._checks = Checks(check_finite, list(layers), cut.stages, captures=capture is not False)
         if plan.placement.num_replicas > 1:
             refuse_replicas(layers)
             refuse_trained_loss(loss_fn)
@@ -121,21 +132,27 @@ class Pipeline(nn.Module):
         homes = [devices_of[plan.placement.device_of(s)] for s in range(plan.num_stages)]
         place_layers(layers, cut, homes)
         chain.cut(cut.stages, homes, driver.direct(plan))
-        modules = list(layers.values())
-        stages = [
-            Stage(index, modules[span.start : span.stop], home)
-            for index, (span, home) in enumerate(zip(cut.stages, homes, strict=True))
-        ]
+        stages = _stages(list(layers.values()), cut, homes)
         if isinstance(recompute, Budget):
             sample_of = replace(recompute, sample=chain.first_input(recompute.sample))
             self._fit(sample_of, stages, driver)
         self._chain = chain
         self._executor = Executor(stages, self.plan, devices_of, driver)
+        self._executor.watch(self._checks.around)
+        chain.before_recording(self._executor.settle)
         self._train_program = self._executor.program(self.plan)
         self._predict_program = self._executor.program(self.plan.forward_only())
+        self._deferred = DeferredBatchNorm(stages if deferred_batch_norm else ())
+        self._executor.watch(self._deferred.around, self._deferred.step)
         self._last_program: Program | None = None
 
-    def step(self, *inputs: Any, target: Any = None, **named: Any) -> Tensor:
+    def step(
+        self,
+        *inputs: Any,
+        target: Any = None,
+        scaler: torch.amp.GradScaler | None = None,
+        **named: Any,
+    ) -> Tensor:
         """Forward and backward of one batch on all devices.
 
         Adds to every parameter's `.grad` what the plain model's backward would add, and never
@@ -153,14 +170,16 @@ class Pipeline(nn.Module):
                 microbatch. The number of rows may change from step to step and need not be a
                 multiple of the microbatches.
             target: second argument of the loss function, cut in the same way.
+            scaler: by whose scale gradients are multiplied, as `scaler.scale(loss)` would do.
             **named: arguments by name, cut in the same way, for every layer whose forward names
                 them, or for the model's own forward.
 
         Returns:
-            The loss of the full batch, detached, without dimensions.
+            The loss of the full batch, detached, not scaled, without dimensions.
 
         Raises:
             SplitError: the batch cannot be cut.
+            TypeError: `scaler` is none.
             RuntimeError: there is no loss function, gradients are off, the plan has no backward, a
                 layer was replaced, or a step is running.
             BaseException: the first exception of a stage, the same object, with a note of where.
@@ -175,7 +194,9 @@ class Pipeline(nn.Module):
         rows = self._rows((inputs, named, target))
         call, target = self._executor.place((inputs, named), target)
         targets = None if target is None else microbatch.split(target, rows)
-        losses = Losses(self._loss_fn, targets, self._weights(rows))
+        scale, checked = scale_of(scaler, self._executor.end), self._checks.of_losses
+        weights = self._weights(rows)
+        losses = Losses(self._loss_fn, targets, weights, scale, must_be_finite=checked)
         batch = Batch(call, target, rows, losses, self._levels, self._chain.enter)
         self._run(self._train_program, batch)
         return losses.total()
@@ -191,19 +212,40 @@ class Pipeline(nn.Module):
             What the last layer returns, its tensors joined along dimension 0. One without
             dimensions, such as a loss that the model computes, counts as `reduction` says.
         """
-        rows = self._rows((inputs, named))
-        call, _ = self._executor.place((inputs, named), None)
-        outputs: dict[int, Any] = {}
+        self._chain.require_unchanged(self._modules)
+        batch = self._open_batch((inputs, named))
+        merged = self._executor.predict(self._predict_program, *batch)
+        self._last_program = self._predict_program
+        return merged
 
-        def keep(index: int, output: Any, _: bool) -> tuple[tuple[()], tuple[()]]:
-            outputs[index] = output
-            return (), ()
+    def stream(self, batches: Iterable[Any]) -> Generator[Any, None, None]:
+        """The outputs of batches, each what the pipeline returns for it alone, bit for bit.
 
-        with torch.no_grad():
-            self._run(self._predict_program, Batch(call, None, rows, keep, (), self._chain.enter))
-            ran = sorted(outputs)
-            weights = self._weights(rows)
-            return microbatch.merge([outputs[i] for i in ran], [weights[i] for i in ran])
+        No device waits for the end of a batch: the next are asked for, in the calling thread, and
+        under way while the caller has one output. Layers that draw random numbers get their batches
+        one by one instead, as in a loop, and so does the first until that is known. Until the
+        iterator ends, is left or closed, the pipeline does nothing else; nor may the model change.
+
+        Args:
+            batches: of any sizes, perhaps without end: a tensor, a tuple of arguments, or a dict of
+                keyword arguments.
+
+        Yields:
+            The outputs, in the order of the batches.
+
+        Raises:
+            RuntimeError: the pipeline is streaming already, or running a step.
+            BaseException: as for `step`, or from `batches`, after the outputs of those before.
+        """
+        self._chain.require_unchanged(self._modules)
+        calls = map(call_of, batches)
+        return self._executor.stream(self._predict_program, calls, self._open_batch)
+
+    def _open_batch(self, call: Call) -> tuple[Batch, Outputs]:
+        rows = self._rows(call)
+        call, _ = self._executor.place(call, None)
+        outputs = Outputs(self._weights(rows))
+        return Batch(call, None, rows, outputs, (), self._chain.enter), outputs
 
     def timeline(self, ago: int = 0) -> Timeline:
         """What ran when in the last step or forward; on GPUs, in the last that was traced.
@@ -265,6 +307,7 @@ class Pipeline(nn.Module):
         Happens by itself at exit.
         """
         self._executor.close()
+        self._deferred.close()
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -324,3 +367,12 @@ class Pipeline(nn.Module):
         self._chain.require_unchanged(self._modules)
         self._executor.run(program, batch)
         self._last_program = program
+
+
+def _stages(
+    modules: Sequence[nn.Module], cut: Partition, homes: Sequence[torch.device]
+) -> list[Stage]:
+    return [
+        Stage(index, modules[span.start : span.stop], home)
+        for index, (span, home) in enumerate(zip(cut.stages, homes, strict=True))
+    ]

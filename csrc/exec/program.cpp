@@ -1,5 +1,8 @@
 #include "exec/program.hpp"
 
+#include <algorithm>
+#include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "plan/check.hpp"
@@ -7,15 +10,6 @@
 #include "plan/inputs.hpp"
 
 namespace pykern {
-
-namespace {
-
-struct Edge {
-    Position from;
-    Position to;
-};
-
-}  // namespace
 
 Program::Program(const Plan& plan) : placement_(plan.placement()), num_slices_(plan.num_slices()) {
     check(plan);
@@ -43,6 +37,48 @@ Program::Program(const Plan& plan) : placement_(plan.placement()), num_slices_(p
         });
     }
 
+    connect(edges);
+    num_first_inputs_ = num_inputs_;
+}
+
+Program Program::endless(const Placement& placement, int num_slots) {
+    if (num_slots < 1) {
+        throw std::invalid_argument("an endless program needs at least 1 slot, got " +
+                                    std::to_string(num_slots));
+    }
+    return {placement, num_slots};
+}
+
+// Slot by slot, and in each stage by stage.
+Program::Program(const Placement& placement, int num_slots)
+    : placement_(placement), num_slices_(1), num_slots_(num_slots) {
+    held_[static_cast<std::size_t>(Kind::F)] = true;
+    const int num_replicas = placement.num_replicas();
+    std::vector<Edge> edges;
+    for (int slot = 0; slot < num_slots; ++slot) {
+        // The one before in its replica, which for the first is the last.
+        const int before = slot >= num_replicas
+                               ? slot - num_replicas
+                               : slot + (num_slots - 1 - slot) / num_replicas * num_replicas;
+        const auto microbatch = static_cast<std::uint32_t>(slot);
+        for (int stage = 0; stage < num_stages(); ++stage) {
+            const auto to = static_cast<Position>(actions_.size());
+            const auto chain = static_cast<Position>(stage);
+            actions_.push_back(
+                {.microbatch = microbatch, .stage = static_cast<std::uint16_t>(stage)});
+            device_.push_back(placement.device_of(stage, placement.replica_of(microbatch)));
+            if (stage > 0) edges.push_back({.from = to - 1, .to = to});
+            edges.push_back({.from = entry(before) + chain, .to = to});
+        }
+    }
+    connect(edges);
+    for (int slot = 0; slot < num_slots; ++slot) ++num_inputs_[entry(slot)];
+    num_first_inputs_ = num_inputs_;
+    const Position num_first = entry(std::min(num_slots, num_replicas));
+    for (Position position = 0; position < num_first; ++position) --num_first_inputs_[position];
+}
+
+void Program::connect(const std::vector<Edge>& edges) {
     num_inputs_.assign(actions_.size(), 0);
     release_begin_.assign(actions_.size() + 1, 0);
     for (const Edge& edge : edges) {

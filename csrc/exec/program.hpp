@@ -17,12 +17,26 @@ using Position = std::uint32_t;
 // Immutable. An action waits for its inputs and for the action before it in its row. Counting the
 // row as an input is what keeps a device serial without a lock: an action becomes ready exactly
 // once, when its last input is done, and by then its device is free.
+//
+// An endless program has forwards only and no rows. Its microbatches are slots, which are fed one
+// after another, the first again after the last. A forward waits for the stage before and for the
+// same stage's forward of the slot before, whose round may be the last one; in the first stage it
+// waits for the slot to be fed. So each stage has its microbatches in order, and a device does what
+// has come first.
 class Program {
    public:
     // Throws PlanError when the plan cannot run.
     explicit Program(const Plan& plan);
+    // Throws std::invalid_argument for less than one slot.
+    static Program endless(const Placement& placement, int num_slots);
 
-    int num_devices() const { return static_cast<int>(row_begin_.size()) - 1; }
+    bool is_endless() const { return num_slots_ > 0; }
+    // Of an endless program.
+    int num_slots() const { return num_slots_; }
+    // The first stage's forward of a slot.
+    Position entry(int slot) const { return static_cast<Position>(slot * num_stages()); }
+
+    int num_devices() const { return placement_.num_devices(); }
     const Placement& placement() const { return placement_; }
     int num_stages() const { return placement_.num_stages(); }
     int num_slices() const { return num_slices_; }
@@ -42,19 +56,32 @@ class Program {
     Position row_begin(int device) const { return row_begin_[static_cast<std::size_t>(device)]; }
 
     int num_inputs(Position position) const { return num_inputs_[position]; }
+    // When a step begins: in an endless program no round has been before the first.
+    int num_first_inputs(Position position) const { return num_first_inputs_[position]; }
     std::span<const Position> releases(Position position) const {
         return {releases_.data() + release_begin_[position],
                 releases_.data() + release_begin_[position + 1]};
     }
 
    private:
+    struct Edge {
+        Position from;
+        Position to;
+    };
+
+    Program(const Placement& placement, int num_slots);
+
+    void connect(const std::vector<Edge>& edges);
+
     Placement placement_;
     int num_slices_;
+    int num_slots_ = 0;
     std::array<bool, kNumKinds> held_{};
     std::vector<Action> actions_;
     std::vector<int> device_;
     std::vector<Position> row_begin_;
     std::vector<int> num_inputs_;
+    std::vector<int> num_first_inputs_;
     std::vector<std::size_t> release_begin_;
     std::vector<Position> releases_;
 };

@@ -31,8 +31,8 @@ void name_this_thread(int worker) {
 }  // namespace
 
 // Actions that this thread will run itself. Last in first out, so that it follows the data; its own
-// row waits until the short actions of others, which may free further devices, are done. At most
-// one entry per device, so it never grows.
+// row waits until the short actions of others, which may free further devices, are done. Where
+// there are rows, at most one entry per device, so it does not grow.
 class Workers::Ready {
    public:
     explicit Ready(std::size_t num_devices) { positions_.reserve(num_devices); }
@@ -67,7 +67,8 @@ Workers::Workers(int num_workers, Client& client)
 
 bool Workers::is_worker() const { return workers_of_this_thread == this; }
 
-void Workers::run(Job& job, const std::function<bool()>& interrupted) {
+void Workers::run(Job& job, const std::function<bool()>& interrupted,
+                  const std::function<void()>& begun) {
     const std::scoped_lock running(run_mutex_);
     if (closing_.load(std::memory_order_relaxed)) return;
     job_ = &job;
@@ -79,13 +80,21 @@ void Workers::run(Job& job, const std::function<bool()>& interrupted) {
     std::vector<Position> first;
     for (Position position = 0; position < program.num_actions(); ++position) {
         // Relaxed: the mailbox mutex, taken by post, publishes these to the workers.
-        waiting_for_[position].store(program.num_inputs(position), std::memory_order_relaxed);
-        if (program.num_inputs(position) == 0) first.push_back(position);
+        const int num_inputs = program.num_first_inputs(position);
+        waiting_for_[position].store(num_inputs, std::memory_order_relaxed);
+        if (num_inputs == 0) first.push_back(position);
     }
-    unfinished_.store(static_cast<int>(first.size()), std::memory_order_relaxed);
+    // One more as long as it may be fed.
+    const int num_unfinished = static_cast<int>(first.size()) + (program.is_endless() ? 1 : 0);
+    unfinished_.store(num_unfinished, std::memory_order_relaxed);
     stopped_.store(false, std::memory_order_relaxed);
-    finished_ = false;
+    {
+        const std::scoped_lock lock(done_mutex_);
+        finished_ = false;
+        endless_ = program.is_endless();
+    }
     for (const Position position : first) post(position);
+    begun();
     wait_for_step(interrupted);
     call_out();
     job.trace.end();
@@ -93,11 +102,46 @@ void Workers::run(Job& job, const std::function<bool()>& interrupted) {
 
 void Workers::wait_for_step(const std::function<bool()>& interrupted) {
     std::unique_lock lock(done_mutex_);
-    while (!done_.wait_for(lock, kInterruptTick, [this] { return finished_; })) {
-        lock.unlock();
-        if (interrupted()) stopped_.store(true, std::memory_order_relaxed);
-        lock.lock();
+    const auto woken = [this] { return finished_ || (endless_ && stopped()); };
+    while (!finished_) {
+        if (!done_.wait_for(lock, kInterruptTick, woken)) {
+            lock.unlock();
+            if (interrupted()) stopped_.store(true, std::memory_order_relaxed);
+            lock.lock();
+        }
+        if (endless_ && stopped()) {
+            endless_ = false;
+            finished_ = unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1;
+        }
     }
+}
+
+void Workers::feed(const Job& job, int slot) {
+    // Held, so that the step does not end in between.
+    const std::scoped_lock lock(done_mutex_);
+    if (!endless_ || job_ != &job) return;
+    const Position position = job.program.entry(slot);
+    if (!is_ready(position)) return;
+    unfinished_.fetch_add(1, std::memory_order_relaxed);
+    post(position);
+}
+
+void Workers::stop(const Job& job) {
+    const std::scoped_lock lock(done_mutex_);
+    if (!endless_ || job_ != &job) return;
+    stopped_.store(true, std::memory_order_relaxed);
+    done_.notify_all();
+}
+
+// Relaxed: these only keep further actions from starting; nothing is read through them.
+bool Workers::stopped() const {
+    return stopped_.load(std::memory_order_relaxed) || closing_.load(std::memory_order_relaxed);
+}
+
+void Workers::fail() {
+    const std::scoped_lock lock(done_mutex_);
+    stopped_.store(true, std::memory_order_relaxed);
+    done_.notify_all();
 }
 
 // Has every worker that entered the step leave it.
@@ -140,10 +184,10 @@ void Workers::loop(int worker) {
     for (;;) {
         std::unique_lock lock(mailbox.mutex);
         mailbox.filled.wait(
-            lock, [&] { return mailbox.posted.has_value() || mailbox.leave || mailbox.close; });
-        if (mailbox.posted) {
-            const Position position = *mailbox.posted;
-            mailbox.posted.reset();
+            lock, [&] { return !mailbox.posted.empty() || mailbox.leave || mailbox.close; });
+        if (!mailbox.posted.empty()) {
+            const Position position = mailbox.posted.front();
+            mailbox.posted.pop_front();
             lock.unlock();
             run_ready(worker, position);
         } else if (mailbox.leave) {
@@ -175,10 +219,7 @@ void Workers::run_ready(int worker, Position first) {
 
 // True when the action ran and its successors may run too.
 bool Workers::run_action(int worker, Position position) {
-    // Relaxed: these only keep further actions from starting; nothing is read through them.
-    if (stopped_.load(std::memory_order_relaxed) || closing_.load(std::memory_order_relaxed)) {
-        return false;
-    }
+    if (stopped()) return false;
     client_.resume(worker);
     auto& entered = entered_[static_cast<std::size_t>(worker)];
     bool ok = true;
@@ -199,7 +240,7 @@ bool Workers::run_action(int worker, Position position) {
         }
     }
     client_.suspend(worker);
-    if (!ok) stopped_.store(true, std::memory_order_relaxed);
+    if (!ok) fail();
     return ok;
 }
 
@@ -208,18 +249,24 @@ bool Workers::run_action(int worker, Position position) {
 // Two workers may take inputs of one action away at the same time. acq_rel on the counter makes the
 // one that reaches zero see what the other wrote before, and only that one touches the action
 // afterwards.
+bool Workers::is_ready(Position position) {
+    auto& waiting_for = waiting_for_[position];
+    if (waiting_for.fetch_sub(1, std::memory_order_acq_rel) != 1) return false;
+    // For the next round of an endless program, whose inputs come after this one has run.
+    waiting_for.store(job_->program.num_inputs(position), std::memory_order_relaxed);
+    return true;
+}
+
 void Workers::release(int worker, Position position, Ready& ready) {
     const Program& program = job_->program;
-    const auto is_ready = [this](Position next) {
-        return waiting_for_[next].fetch_sub(1, std::memory_order_acq_rel) == 1;
-    };
     for (const Position next : program.releases(position)) {
         if (!is_ready(next)) continue;
         // Relaxed: this action is itself unfinished until its releases are counted.
         unfinished_.fetch_add(1, std::memory_order_relaxed);
-        if (program.device_of(next) == worker) {
+        const bool is_own = program.device_of(next) == worker;
+        if (is_own && !program.is_endless()) {
             ready.push_last(next);
-        } else if (job_->pace.expected_ns(program.action(next)) < kWorthWakingNs) {
+        } else if (!is_own && job_->pace.expected_ns(program.action(next)) < kWorthWakingNs) {
             ready.push(next);
         } else {
             post(next);
@@ -231,7 +278,7 @@ void Workers::post(Position position) {
     const auto device = static_cast<std::size_t>(job_->program.device_of(position));
     Mailbox& mailbox = *mailboxes_[device];
     const std::scoped_lock lock(mailbox.mutex);
-    mailbox.posted = position;
+    mailbox.posted.push_back(position);
     mailbox.filled.notify_one();
 }
 

@@ -5,11 +5,12 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "exec/pace.hpp"
@@ -44,8 +45,9 @@ class Client {
 
 // A program with what is remembered of its steps.
 struct Job {
-    explicit Job(const Plan& plan)
-        : program(plan), trace(program.num_actions()), pace(program.num_stages()) {}
+    explicit Job(const Plan& plan) : Job(Program(plan)) {}
+    explicit Job(Program made)
+        : program(std::move(made)), trace(program.num_actions()), pace(program.num_stages()) {}
 
     Program program;
     Trace trace;
@@ -55,9 +57,14 @@ struct Job {
 // A step is a wave of ready actions. Each has a join counter of inputs that are not done; whoever
 // takes the last one away makes the action run: on its own thread when the device is its own, or
 // when the action is too short to be worth waking the device's thread; else by posting it to that
-// thread. A row is a chain, so a device has at most one ready action and a mailbox needs one place.
+// thread. A row is a chain, so a device has at most one ready action.
 //
-// Threads: run and close by any thread, run by one at a time; everything else by the workers.
+// The step of an endless program goes on until it is stopped. Counters are set again as they reach
+// zero, for the next round. What its device has ready, of several stages, is done first come, first
+// served.
+//
+// Threads: run, feed, stop and close by any thread, run by one at a time; everything else by the
+// workers.
 class Workers {
    public:
     // Throws std::system_error when the system refuses a thread. The caller must not hold what
@@ -69,7 +76,16 @@ class Workers {
 
     // Runs every action of the job, or until one fails or `interrupted` (asked every 20 ms) says
     // true. On return no worker is inside the client. The caller must not hold what `resume` takes.
-    void run(Job& job, const std::function<bool()>& interrupted);
+    // `begun` is called once feed and stop may be.
+    void run(
+        Job& job, const std::function<bool()>& interrupted,
+        const std::function<void()>& begun = [] {});
+
+    // For the step of an endless program; without effect when it is over. A slot is fed when its
+    // last round is through.
+    void feed(const Job& job, int slot);
+    // No further action starts.
+    void stop(const Job& job);
 
     // Stops a running step and joins the threads; run does nothing from then on. Not from a worker.
     void close();
@@ -83,7 +99,7 @@ class Workers {
     struct Mailbox {
         std::mutex mutex;
         std::condition_variable filled;
-        std::optional<Position> posted;
+        std::deque<Position> posted;
         bool leave = false;
         bool close = false;
     };
@@ -96,6 +112,9 @@ class Workers {
     void post(Position position);
     void leave(int worker);
     void finish(int worker);
+    bool is_ready(Position position);
+    bool stopped() const;
+    void fail();
     void wait_for_step(const std::function<bool()>& interrupted);
     void call_out();
 
@@ -116,6 +135,7 @@ class Workers {
     std::mutex done_mutex_;
     std::condition_variable done_;
     bool finished_ = false;  // guarded by done_mutex_
+    bool endless_ = false;   // may be fed, and counts as unfinished; guarded by done_mutex_
     int num_inside_ = 0;     // workers that entered and must leave; guarded by done_mutex_
 };
 

@@ -155,11 +155,10 @@ def _fit_scaler(scaler: torch.amp.GradScaler | None, saved: Saved) -> Commit:
     here, state = scaler.state_dict(), _part(saved, "scaler")
     require_form(here, state, "the scaler")
     for name, value in here.items():
+        dtype = torch.int32 if type(value) is int else torch.float32
         try:
-            # The scaler will, into tensors of these dtypes.
-            torch.zeros((), dtype=torch.int32 if type(value) is int else torch.float32).fill_(
-                state[name]
-            )
+            # As the scaler will.
+            torch.zeros((), dtype=dtype).fill_(state[name])
         except (OverflowError, RuntimeError) as error:
             raise CheckpointError(f"the scaler: {name} is {shown(state[name])}") from error
     return lambda: scaler.load_state_dict(state)

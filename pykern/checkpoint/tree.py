@@ -1,8 +1,8 @@
 """Nested values as JSON, and back.
 
 Numbers, strings, booleans, None and lists stand for themselves. What JSON lacks is an object with
-one key that says what it is: a tensor, a tuple, a dict (whose keys may be numbers), a Counter, or a
-float that is not finite. Nothing else is written, and nothing else is read.
+one key that says what it is: a tensor, a tuple, a dict (whose keys may be numbers), a Counter of
+ints, or a float that is not finite. Nothing else is written, and nothing else is read.
 """
 
 import math
@@ -49,6 +49,7 @@ def _encode(value: Any, where: str, add: Callable[[str, Tensor], str]) -> Any:
         items = [_encode(item, f"{where}/{index}", add) for index, item in enumerate(value)]
         return items if kind is list else {"tuple": items}
     if kind in (dict, Counter):
+        value = value if kind is dict else _counter(value)
         pairs = [
             [_key(key, where), _encode(item, f"{where}/{key}", add)] for key, item in value.items()
         ]
@@ -94,7 +95,7 @@ def decode(value: Any, read: Callable[[str], Tensor]) -> Any:
         items = dict(_pair(pair, read) for pair in body)
         if len(items) < len(body):
             raise CheckpointError(f"a key occurs twice: {shown(value)}")
-        return items if tag == "dict" else Counter(items)
+        return items if tag == "dict" else _counter(items)
     raise CheckpointError(f"no value of a checkpoint: {shown(value)}")
 
 
@@ -102,3 +103,10 @@ def _pair(pair: Any, read: Callable[[str], Tensor]) -> tuple[str | int, Any]:
     if not (isinstance(pair, list) and len(pair) == 2 and type(pair[0]) in (str, int)):
         raise CheckpointError(f"no key and value: {shown(pair)}")
     return pair[0], decode(pair[1], read)
+
+
+def _counter(items: dict[Any, Any]) -> Counter[int]:
+    """Of ints only: others need not have the order that a Counter's repr puts them in."""
+    if strange := [pair for pair in items.items() if {*map(type, pair)} != {int}]:
+        raise CheckpointError(f"a Counter counts ints; it has {shown(strange[0])}")
+    return Counter(items)

@@ -94,7 +94,7 @@ class LinearCrossEntropy:
         )
 
     def with_gradients(
-        self, output: LazyLogits | Tensor, target: Tensor, share: float
+        self, output: LazyLogits | Tensor, target: Tensor, share: float | Tensor
     ) -> WithGradients | None:
         """Loss and gradients in one pass, which adds the weight's to where they collect.
 
@@ -104,7 +104,7 @@ class LinearCrossEntropy:
         Args:
             output: as of a call.
             target: as of a call.
-            share: the gradient of the loss.
+            share: the gradient of the loss, a number or a tensor without dimensions.
 
         Returns:
             The loss and where the rest of the backward starts; None, and nothing done, where
@@ -121,7 +121,7 @@ class LinearCrossEntropy:
             of_hidden = torch.empty_like(rows) if hidden.requires_grad else None
             of_weight = _collected(weight) if weight.requires_grad else None
             type_of_loss = torch.promote_types(dtype, torch.float32)
-            scale = torch.full((), share, dtype=type_of_loss, device=hidden.device)
+            scale = torch.ones((), dtype=type_of_loss, device=hidden.device) * share
             if self.reduction == "mean":
                 num_rows = (labels != self.ignore_index).sum()
                 loss = head.in_one_pass(scale / num_rows, of_hidden, of_weight).sum() / num_rows

@@ -10,7 +10,7 @@ from typing import Any
 from . import microbatch
 from .loss import Losses
 from .recompute import Level
-from .stage import Finish
+from .stage import Ends, Finish
 
 # Positional and keyword arguments.
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -50,3 +50,28 @@ class Batch:
         return [
             self.enter(*part) if rows else None for part, rows in zip(parts, self.rows, strict=True)
         ]
+
+
+class Outputs:
+    """Takes what the last stage returns, and starts no backward.
+
+    Args:
+        weights: of the microbatches, for numbers.
+
+    Attributes:
+        parts: by microbatch.
+    """
+
+    def __init__(self, weights: Sequence[float]) -> None:
+        self._weights = weights
+        self.parts: dict[int, Any] = {}
+
+    def __call__(self, index: int, output: Any, _: bool) -> Ends:
+        """Takes the output of a microbatch."""
+        self.parts[index] = output
+        return (), ()
+
+    def merged(self) -> Any:
+        """The output for the whole batch."""
+        ran = sorted(self.parts)
+        return microbatch.merge([self.parts[i] for i in ran], [self._weights[i] for i in ran])

@@ -74,8 +74,9 @@ class Recording:
         cells = [_cells(program, batch, stage.index) for stage in stages]
         self._targets = [_copy_to(self._target_parts[0], last) for _ in distinct(cells[-1])]
         assert isinstance(batch.finish, Losses)
+        self._scale = _copy_to(batch.finish.scale, last)
         self._losses = batch.finish.among(
-            None if batch.target is None else self._targets, len(self._targets)
+            None if batch.target is None else self._targets, len(self._targets), self._scale
         )
         self._twins = [
             Twin(stage, ring, of_stage, self._losses if stage.next is None else None)
@@ -96,9 +97,10 @@ class Recording:
 
     def load(self, batch: Batch) -> None:
         """Takes in a batch, and the gradients that parameters have, on the current streams."""
-        for static, value in zip(_tensors(self._inputs), _tensors(batch.inputs), strict=True):
-            static.copy_(value, non_blocking=True)
-        for static, value in zip(_tensors(self._target), _tensors(batch.target), strict=True):
+        assert isinstance(batch.finish, Losses)
+        kept = (self._inputs, self._target, self._scale)
+        given = (batch.inputs, batch.target, batch.finish.scale)
+        for static, value in zip(_tensors(kept), _tensors(given), strict=True):
             static.copy_(value, non_blocking=True)
         self._load_seeds()
         zeroed = []

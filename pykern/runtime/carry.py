@@ -28,7 +28,8 @@ class CallerState:
 
     def __init__(self, num_workers: int) -> None:
         """Looks at the calling thread, on behalf of `num_workers` workers."""
-        self.num_threads = max(1, torch.get_num_threads() // num_workers)
+        self._callers_threads = torch.get_num_threads()
+        self.num_threads = max(1, self._callers_threads // num_workers)
         self.changed_threads = False
         self.grad = torch.is_grad_enabled()
         self.inference = torch.is_inference_mode_enabled()
@@ -70,3 +71,12 @@ class CallerState:
                 stack.callback(_pop_mode)
             undo = stack.pop_all()
         return undo.close
+
+    def restore_threads(self) -> None:
+        """On the caller's thread, when no worker is in its state any more.
+
+        A worker that takes its share of threads also changes a setting that MKL keeps per process;
+        this puts it back.
+        """
+        if self.changed_threads:
+            torch.set_num_threads(self._callers_threads)

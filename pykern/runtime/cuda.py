@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from .. import _C
 from ..devices import Lane
@@ -17,6 +18,10 @@ from ..devices import Lane
 # How many queues the hardware serves at once, 8 if nothing is said. More streams than queues are
 # still right, but work waits for other work that it does not need.
 _QUEUES = ("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+
+
+# When a stream has come so far.
+Event = torch.cuda.Event
 
 
 class Gpus:
@@ -38,6 +43,8 @@ class Gpus:
         self._ring_streams = {
             gpu: torch.cuda.ExternalStream(self.lanes.ring(gpu), gpu) for gpu in self._unique
         }
+        # For what goes on beside the caller.
+        self._asides = [torch.cuda.Stream(gpu) for gpu in self._unique]
         self._connect()
 
     def _connect(self) -> None:
@@ -58,23 +65,44 @@ class Gpus:
         """Handle of torch's current stream on each GPU."""
         return {gpu: torch.cuda.current_stream(gpu).cuda_stream for gpu in self._unique}
 
-    @contextmanager
-    def step(self) -> Iterator[None]:
+    def step(self) -> AbstractContextManager[None]:
         """Makes the lanes' streams current, on every GPU, and restores the caller's at the end.
 
         On every GPU, because a copy by torch between two of them runs on the current streams of
         both.
         """
+        return self._current(self._compute)
+
+    def aside(self) -> AbstractContextManager[None]:
+        """Makes other streams the callers', which begin after what those hold so far."""
+        for stream in self._asides:
+            stream.wait_stream(torch.cuda.current_stream(stream.device))
+        return self._current(self._asides)
+
+    @contextmanager
+    def _current(self, streams: Sequence[torch.cuda.Stream]) -> Iterator[None]:
         before = [torch.cuda.current_stream(gpu) for gpu in self._unique]
         # Restores the caller's device without making a context there, where there was none.
         with torch.cuda.device(self._unique[0]):
             try:
-                for own in self._compute:
-                    torch.cuda.set_stream(own)
+                for stream in streams:
+                    torch.cuda.set_stream(stream)
                 yield
             finally:
                 for stream in before:
                     torch.cuda.set_stream(stream)
+
+    def mark(self) -> list[Event]:
+        """When the callers' streams will have done what they hold so far."""
+        return [torch.cuda.current_stream(gpu).record_event() for gpu in self._unique]
+
+    def follow(self, mark: Sequence[Event], output: Any) -> None:
+        """Has the callers' streams wait for the mark, and use an output that was made aside."""
+        for gpu, event in zip(self._unique, mark, strict=True):
+            torch.cuda.current_stream(gpu).wait_event(event)
+        for leaf in pytree.tree_leaves(output):
+            if isinstance(leaf, Tensor) and leaf.is_cuda:
+                leaf.record_stream(torch.cuda.current_stream(leaf.device))
 
     def active(self, lane: int) -> AbstractContextManager[object]:
         """Makes the lane's GPU and stream current."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import atexit
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -13,7 +15,9 @@ import torch
 from .. import _C
 from ..devices import Lane
 from ..plan import Action, Kind, Plan, Timeline
-from .batch import Batch, Call
+from .batch import Batch, Call, Outputs
+from .flow import Flow, OpenBatch, in_order
+from .gpu_flow import GpuFlow
 from .microbatch import to_device
 from .random import StepSeed
 from .recorder import Capture
@@ -21,10 +25,15 @@ from .replica import Replica
 from .stage import Stage, connect
 from .streams import Streams
 from .ties import Ties
-from .workers import Failure, Workers
+from .worker_flow import Failure, WorkerFlow
+from .workers import Workers
 
 Program = _C.Program | _C.StreamProgram
 Driver = Workers | Streams
+# Gets an action's kind, its stage, and what would be called; returns what to call.
+Run = Callable[[int], None]
+Around = Callable[[Kind, Stage, Run], Run]
+During = Callable[[], AbstractContextManager[None]]
 
 
 def open_driver(lanes: Sequence[Lane], capture: Capture) -> Driver:
@@ -91,10 +100,26 @@ class Executor:
         }
         self._ties = Ties(stages)
         self._driver: Any = driver
+        self._during: During = nullcontext
+        self._plan = plan
+        # The last one that there was.
+        self._flow: Callable[[], Flow | None] = lambda: None
         # Whether steps are timed where that is not free.
         self.traced = False
         driver.connect(self._replicas, plan)
         _open.add(self)
+
+    def watch(self, around: Around, during: During | None = None) -> None:
+        """From now on, calls for each action what `around` gives for its call.
+
+        Args:
+            around: asked once for every kind and stage.
+            during: makes the context of every step from now on, which sees what a step raises.
+        """
+        self._during = self._during if during is None else during
+        for kind, calls in self._callbacks.items():
+            pairs = zip(self._stages, calls, strict=True)
+            self._callbacks[kind] = [around(kind, stage, call) for stage, call in pairs]
 
     def program(self, plan: Plan) -> Program:
         """A plan over these stages, ready to run."""
@@ -106,6 +131,11 @@ class Executor:
         if first.type == "cpu" or len(self._replicas) > 1:
             return inputs, target
         return to_device(inputs, first), to_device(target, last)
+
+    @property
+    def end(self) -> torch.device:
+        """Where the last stage has its tensors; with replicas, that of the first."""
+        return self._replicas[0][-1].device
 
     def timeline(self, program: Program, ago: int) -> Timeline:
         """What ran when in a step of the program, `ago` steps before the last one."""
@@ -119,22 +149,105 @@ class Executor:
         """Runs one step of a program over these stages.
 
         Raises:
-            RuntimeError: the executor is closed, running, or from before a fork.
+            RuntimeError: the executor is closed, running, streaming, or from before a fork.
             BaseException: the first exception that a stage raised, unchanged but for a note.
         """
-        with self._driver.claim:
+        self._refuse_flow()
+        self._run(program, batch)
+
+    def _run(self, program: Program, batch: Batch) -> None:
+        with self._driver.claim, self._during():
             try:
                 self._begin(batch)
                 failures = self._driver.run(program, self._callbacks, batch, traced=self.traced)
                 if not failures:
                     self._ties.finish()
             finally:
+                self._end()
+            if failures:
+                raise self._first(failures)
+
+    def predict(self, program: Program, batch: Batch, outputs: Outputs) -> Any:
+        """The outputs of a batch, whose `finish` they are."""
+        with torch.no_grad():
+            self.run(program, batch)
+            return outputs.merged()
+
+    def stream(
+        self, program: Program, batches: Iterator[Call], open_batch: OpenBatch
+    ) -> Generator[Any, None, None]:
+        """What `predict` returns for each batch, in the order of the batches, which overlap.
+
+        Random numbers come from the caller's generator, which the caller may use between two
+        outputs. So layers that draw have their batches one by one, as in a loop; where that is not
+        known, one batch tells.
+
+        Args:
+            program: for one batch.
+            batches: the arguments of each, asked for in the thread that asks for outputs.
+            open_batch: makes a batch of them.
+        """
+        self._look()
+        for call in batches:
+            if not any(stage.draws.possible for stage in self._stages):
+                rest = chain([call], batches)
+                del call
+                yield from in_order(rest, self._flow_of(program, open_batch))
+                return
+            yield self.predict(program, *open_batch(call))
+
+    def settle(self) -> None:
+        """Waits until no stage runs."""
+        flow = self._flow()
+        if flow is not None:
+            flow.settle()
+
+    def _look(self) -> None:
+        """Has the stages see what has changed in their layers since the last step."""
+        self._refuse_flow()
+        with torch.no_grad(), self._driver.claim:
+            try:
+                self._begin(Batch(((), {}), None, (), Outputs(())))
+            finally:
+                self._end()
+
+    def _flow_of(self, program: Program, open_batch: OpenBatch) -> Flow:
+        self._refuse_flow()
+        driver = self._driver
+        flow: Flow
+        if isinstance(driver, Streams):
+            flow = GpuFlow(self._plan, open_batch, driver.gpus, partial(self._run, program))
+        else:
+            flow = WorkerFlow(
+                self._plan, open_batch, driver.num_devices, driver.claim, self._run_flow
+            )
+        self._flow = weakref.ref(flow)
+        return flow
+
+    def _run_flow(self, flow: WorkerFlow) -> None:
+        with self._driver.claim, self._during():
+            try:
+                self._begin(Batch(((), {}), None, [0] * flow.num_slots, flow.keep))
+                # One list, so that whichever replica takes arguments lets go of them for all.
+                for replica in self._replicas:
+                    replica[0].arguments = self._replicas[0][0].arguments
+                flow.takers = [replica[0].take for replica in self._replicas]
                 for stage in self._stages:
-                    stage.end()
-                self._ties.end()
-                self._driver.end()
-        if failures:
-            raise self._first(failures)
+                    stage.keywords = flow.keywords
+                failures = self._driver.run_flow(flow, self._callbacks)
+                if not failures:
+                    self._ties.finish()
+            finally:
+                self._end()
+            if failures:
+                raise self._first([flow.located(failure) for failure in failures])
+
+    def _refuse_flow(self) -> None:
+        flow = self._flow()
+        if flow is not None and flow.is_open:
+            raise RuntimeError(
+                "the pipeline is streaming: take the outputs that are left, or close the stream"
+            )
 
     def _begin(self, batch: Batch) -> None:
         seed = StepSeed()
@@ -150,6 +263,12 @@ class Executor:
         if any(keywords):
             for stage in self._stages:
                 stage.keywords = keywords
+
+    def _end(self) -> None:
+        for stage in self._stages:
+            stage.end()
+        self._ties.end()
+        self._driver.end()
 
     def close(self) -> None:
         """Ends what runs the actions, after a step in progress in another thread."""

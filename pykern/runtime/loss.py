@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..kernels.head_loss import WithGradients
+from .finite import require_finite
 from .microbatch import to_device
 
 Loss = Callable[..., Tensor]
@@ -21,7 +22,9 @@ Loss = Callable[..., Tensor]
 class _InOnePass(Protocol):
     """A loss that may come with gradients, those of parameters already added to their `.grad`."""
 
-    def with_gradients(self, output: Any, target: Any, share: float) -> WithGradients | None: ...
+    def with_gradients(
+        self, output: Any, target: Any, share: float | Tensor
+    ) -> WithGradients | None: ...
 
 
 class Losses:
@@ -35,12 +38,22 @@ class Losses:
         loss_fn: called with (output, target), or (output) without targets.
         targets: one per microbatch, or None.
         weights: share of each microbatch in the loss of the batch.
+        scale: by which all gradients are multiplied: float32 []; None for 1.
+        must_be_finite: whether a loss that is not is an error.
     """
 
     def __init__(
-        self, loss_fn: Loss, targets: Sequence[Any] | None, weights: Sequence[float]
+        self,
+        loss_fn: Loss,
+        targets: Sequence[Any] | None,
+        weights: Sequence[float],
+        scale: Tensor | None = None,
+        *,
+        must_be_finite: bool = False,
     ) -> None:
         self.function = loss_fn
+        self.scale = scale
+        self._must_be_finite = must_be_finite
         self._targets = targets
         self._weights = weights
         self._losses: list[Tensor | None] = [None] * len(weights)
@@ -64,9 +77,11 @@ class Losses:
             # What adds to gradients must not happen twice.
             if once and self._is_in_one_pass:
                 function = cast(_InOnePass, self.function)
-                ended = function.with_gradients(output, target, self._weights[microbatch])
+                weight = self._weights[microbatch]
+                share = weight if self.scale is None else self.scale * weight
+                ended = function.with_gradients(output, target, share)
                 if ended is not None:
-                    self._losses[microbatch] = ended.loss
+                    self._keep(microbatch, ended.loss)
                     return ended.outputs, ended.gradients
             loss = self.function(output, target)
         if not isinstance(loss, Tensor) or loss.dim() != 0:
@@ -79,10 +94,21 @@ class Losses:
                 f"the loss of microbatch {microbatch} does not require grad: it depends on nothing "
                 "that trains"
             )
-        self._losses[microbatch] = loss.detach()
-        # One for each: two stages that end on one GPU could not share it without waiting.
-        gradient = torch.full_like(loss, self._weights[microbatch], requires_grad=False)
-        return (loss,), (gradient,)
+        self._keep(microbatch, loss.detach())
+        return (loss,), (self._gradient(microbatch, loss),)
+
+    def _keep(self, microbatch: int, loss: Tensor) -> None:
+        if self._must_be_finite:
+            require_finite(loss, "the loss", f"the last stage, microbatch {microbatch}")
+        self._losses[microbatch] = loss
+
+    def _gradient(self, microbatch: int, loss: Tensor) -> Tensor:
+        """One for each: two stages that end on one GPU could not share it without waiting."""
+        weight = self._weights[microbatch]
+        if self.scale is None:
+            return torch.full_like(loss, weight, requires_grad=False)
+        # Rounded in the order of the backward of (loss * weight) * scale.
+        return self.scale.to(loss.device, loss.dtype) * weight
 
     def of(self, microbatch: int) -> Tensor:
         """The loss of a microbatch that has ended."""
@@ -90,13 +116,16 @@ class Losses:
         assert loss is not None
         return loss
 
-    def among(self, targets: Sequence[Any] | None, count: int) -> Losses:
+    def among(
+        self, targets: Sequence[Any] | None, count: int, scale: Tensor | None = None
+    ) -> Losses:
         """The same loss for as many other targets, each weighted as the first here is."""
-        return Losses(self.function, targets, [self._weights[0]] * count)
+        return Losses(self.function, targets, [self._weights[0]] * count, scale)
 
     def take(self, losses: Sequence[Tensor]) -> None:
         """Takes the losses of all microbatches, computed elsewhere."""
-        self._losses = list(losses)
+        for microbatch, loss in enumerate(losses):
+            self._keep(microbatch, loss)
 
     def total(self) -> Tensor:
         """The loss of the batch: weighted losses added in ascending order of microbatches.
@@ -113,6 +142,22 @@ class Losses:
             terms += (torch.stack([loss.to(home) for loss, _ in group]) * weight).unbind()
         first, *others = terms
         return sum(others, first)
+
+
+def scale_of(scaler: torch.amp.GradScaler | None, device: torch.device) -> Tensor | None:
+    """What a scaler multiplies losses by; None where nothing.
+
+    Raises:
+        TypeError: it is no scaler.
+    """
+    if scaler is None:
+        return None
+    if not isinstance(scaler, torch.amp.GradScaler):
+        raise TypeError(f"scaler is a torch.amp.GradScaler, got a {type(scaler).__name__}")
+    if not scaler.is_enabled():
+        return None
+    # The number itself is private.
+    return scaler.scale(torch.ones((), device=device))
 
 
 def _device_of(output: Any) -> torch.device:

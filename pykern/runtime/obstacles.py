@@ -144,7 +144,7 @@ def signature(batch: Batch, stages: Sequence[Stage]) -> tuple[Any, ...] | None:
     if caller.function_modes or caller.dispatch_modes:
         return None
     leaves, spec = pytree.tree_flatten((batch.inputs, batch.target))
-    described = tuple(map(_described, leaves))
+    described = (*map(_described, leaves), getattr(batch.finish, "scale", None) is not None)
     settings = tuple(stage.settings for stage in stages)
     autocast = tuple(caller.autocast)
     forms = _forms(batch)

@@ -68,8 +68,8 @@ class Parcels:
     def give(self, microbatch: int, farther: Farther) -> None:
         """Gives later stages what they use of the batch."""
         for reader, values in farther:
-            parcel = Parcel(BATCH, values)
-            self.of_stages[reader].come.setdefault(microbatch, []).append(parcel)
+            # The first that comes: what is still there is of a replica that did not run it.
+            self.of_stages[reader].come[microbatch] = [Parcel(BATCH, values)]
 
     def send(self, microbatch: int, farther: Farther, passage: Passage) -> None:
         """F hands over what farther stages use."""
@@ -80,7 +80,8 @@ class Parcels:
                 leaf.requires_grad_(value.requires_grad)
             parcel = Parcel(self._stage, dict(zip(values, landed, strict=True)))
             self.of_stages[reader].come.setdefault(microbatch, []).append(parcel)
-            self.sent.setdefault(microbatch, []).append(parcel)
+            if any(leaf.requires_grad for leaf in landed):
+                self.sent.setdefault(microbatch, []).append(parcel)
 
     def open(
         self, microbatch: int, device: torch.device, passage: Passage
@@ -101,7 +102,8 @@ class Parcels:
             parcel.values = {}
             parcel.leaves = [value for value in taken if value.requires_grad]
             leaves += parcel.leaves
-            self.opened.setdefault(microbatch, []).append(parcel)
+            if parcel.leaves:
+                self.opened.setdefault(microbatch, []).append(parcel)
         return values, leaves
 
     def answer(

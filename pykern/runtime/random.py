@@ -11,7 +11,9 @@ seeds the generators of all devices, precedes each stage of each microbatch.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..kernels import seeds
 from ..plan import Action, Kind
+from .whole_state import Whole, WholeStates, set_states
 
 # Held while a default generator lends its place to an action's state.
 _default_generators = threading.RLock()
@@ -94,12 +97,25 @@ class Draws:
         self.only_seeds = True
         self._stage = stage
         self._drew = False
+        # Of a stage with compiled layers, the generators that they draw from; else empty.
+        self._whole: Sequence[torch.Generator] = ()
         self._mode: object = None
         self._safe: set[tuple[Kind, object]] = set()
 
-    def begin(self, seed: StepSeed, mode: object) -> None:
-        """Starts a step. `mode` is any value that changes when other layers may draw."""
+    def begin(self, seed: StepSeed, mode: object, compiled_for: torch.device | None = None) -> None:
+        """Starts a step.
+
+        Args:
+            seed: of the step.
+            mode: any value that changes when other layers may draw.
+            compiled_for: where the stage is, if it has compiled layers.
+        """
         self._seed = seed
+        if compiled_for is None:
+            self._whole = ()
+        else:
+            devices = {_CPU, compiled_for}
+            self._whole = [default_generator(device) for device in devices]
         if mode != self._mode:
             self._mode = mode
             self.possible = True
@@ -119,13 +135,15 @@ class Draws:
         own = torch.Generator().manual_seed(action_seed(seed.value(), self._stage, microbatch))
         return torch.empty(count, dtype=torch.int64, device="cpu").random_(generator=own)
 
-    def forward(self, microbatch: int) -> AbstractContextManager[OwnState | None]:
+    def forward(self, microbatch: int) -> AbstractContextManager[OwnState | Whole | None]:
         """The mode to run a forward action in: none where it draws nothing.
 
         Nor where seeds are provided, in a capture: a GPU's generator refuses to tell its state.
         """
         if not self.possible or seeds.are_provided():
             return _NO_MODE
+        if self._whole:
+            return self._whole_forward(action_seed(self._seed.value(), self._stage, microbatch))
         return OwnState(self, self._seed, self._stage, microbatch)
 
     def backward(
@@ -138,11 +156,37 @@ class Draws:
         """
         if not self.possible or seeds.are_provided() or (kind, form) in self._safe:
             return _NO_MODE
-        return _RefuseInBackward(self._safe, Action(kind, self._stage, microbatch), form)
+        action = Action(kind, self._stage, microbatch)
+        if self._whole:
+            return self._whole_backward(action, form)
+        return _RefuseInBackward(self._safe, action, form)
+
+    def _whole_forward(self, seed: int) -> Whole:
+        def begin() -> None:
+            for generator in self._whole:
+                generator.manual_seed(seed)
+
+        def drew(any_drawn: bool) -> None:
+            if any_drawn:
+                self._seed.use()
+            self.watched(drew=any_drawn, num_seeds=0, only_seeds=not any_drawn)
+
+        return Whole(_default_generators, self._whole, begin, drew)
+
+    def _whole_backward(self, action: Action, form: object) -> Whole:
+        def drew(any_drawn: bool) -> None:
+            if any_drawn:
+                raise _refusal("a compiled layer", action)
+            self._safe.add((action.kind, form))
+
+        return Whole(_default_generators, self._whole, lambda: None, drew)
 
 
 def repeat(begins: Begins) -> AbstractContextManager[object]:
     """The mode in which random operations draw what they drew from these states on."""
+    if isinstance(begins, WholeStates):
+        start = partial(set_states, begins)
+        return Whole(_default_generators, list(begins), start, lambda _: None)
     return _Repeat(begins) if begins else _NO_MODE
 
 
@@ -295,24 +339,25 @@ class _RefuseInBackward(_Mode):
         if not _is_random(func):
             return func(*args, **kwargs)
         if _own_generator(args, kwargs) is not None:
-            raise self._refusal(func)
+            raise _refusal(func, self._action)
         with _default_generators:
             generator = _generator_of(args, kwargs)
             before = generator.get_state()
             result = func(*args, **kwargs)
             if not torch.equal(before, generator.get_state()):
                 generator.set_state(before)
-                raise self._refusal(func)
+                raise _refusal(func, self._action)
         return result
-
-    def _refusal(self, func: Any) -> RuntimeError:
-        return RuntimeError(
-            f"{func} draws random numbers in a backward ({self._action}): activation "
-            "checkpointing of a layer with dropout cannot repeat the numbers of its forward "
-            "here; checkpoint without dropout, or use dropout without checkpointing"
-        )
 
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
         if exception[0] is None:
             self._safe.add((self._action.kind, self._form))
+
+
+def _refusal(what: object, action: Action) -> RuntimeError:
+    return RuntimeError(
+        f"{what} draws random numbers in a backward ({action}): activation checkpointing of a "
+        "layer with dropout cannot repeat the numbers of its forward here; checkpoint without "
+        "dropout, or use dropout without checkpointing"
+    )

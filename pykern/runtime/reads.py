@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -58,6 +59,19 @@ class Reads(TorchDispatchMode):
         if known is not None and known() is storage:
             later = range(call, len(self._returned))
             self.crossed.update(at for at in later if storage._cdata not in self._returned[at])
+
+
+class Unread(nullcontext[None]):
+    """Sees nothing, so that anything may get from every call to later ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.crossed: set[int] = set()
+
+    def after(self, value: Any) -> None:
+        """A call has returned this."""
+        del value
+        self.crossed.add(len(self.crossed))
 
 
 def _storages(tree: Any) -> Iterator[torch.UntypedStorage]:

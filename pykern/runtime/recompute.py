@@ -18,6 +18,7 @@ from .buffers import Buffers, modules_in, names_in
 from .cut import Cut, copies, cut, tensors_of
 from .random import Begins, OwnState, repeat
 from .watch import Seen, Segment, Watch, without_saved_tensors_hooks
+from .whole_state import Whole
 
 # What F keeps where there is an R: the input of each layer, or of the stage.
 Inputs = Literal["layer", "stage"]
@@ -53,12 +54,22 @@ class Recompute:
         # By which of the inputs need gradients.
         self._seen: dict[tuple[bool, ...], Seen] = {}
         self._levels: Sequence[Level | None] = ()
+        self._compiled = False
         self._cells: dict[int, Cell] = {}
         # Whether any microbatch of the step is recomputed.
         self.in_use = False
 
-    def begin(self, levels: Sequence[Level | None], *, changed: bool) -> None:
-        """Starts a step; `changed` where the layers may do something else from now on."""
+    def begin(
+        self, levels: Sequence[Level | None], *, changed: bool, compiled: bool = False
+    ) -> None:
+        """Starts a step.
+
+        Args:
+            levels: of each microbatch; empty: none is recomputed.
+            changed: whether the layers may do something else from now on.
+            compiled: whether any of them is compiled.
+        """
+        self._compiled = compiled
         # Most steps have none, and their actions are to be spared the look.
         self._levels = levels if any(level is not None for level in levels) else ()
         self.in_use = any(level in INPUTS for level in self._levels)
@@ -95,7 +106,7 @@ class Recompute:
         calls: Calls,
         arguments: tuple[Any, ...],
         holders: Sequence[object],
-        state: OwnState | None,
+        state: OwnState | Whole | None,
     ) -> None:
         """F: runs the calls and keeps what R needs.
 
@@ -110,7 +121,10 @@ class Recompute:
         needs = tuple(tensor.requires_grad for tensor in tensors_of(arguments))
         seen = self._seen.get(needs)
         if seen is None:
-            cell, self._seen[needs] = _watched(calls, arguments, holders, state, by_layer=by_layer)
+            watch = Watch(arguments, reads=not self._compiled)
+            cell, self._seen[needs] = _watched(
+                watch, calls, arguments, holders, state, by_layer=by_layer
+            )
         else:
             kept = copies(arguments) if seen.overwrites else arguments
             changed = seen.changed
@@ -165,7 +179,9 @@ class Cell:
         self._cuts: list[Cut] = []
         self._outputs: list[list[object]] = []
 
-    def forward(self, calls: Calls, arguments: tuple[Any, ...], state: OwnState | None) -> None:
+    def forward(
+        self, calls: Calls, arguments: tuple[Any, ...], state: OwnState | Whole | None
+    ) -> None:
         """F, whose graph goes piece by piece."""
         for segment in self._segments:
             begins = {} if state is None else state.note()
@@ -242,17 +258,17 @@ class Cell:
 
 
 def _watched(
+    watch: Watch,
     calls: Calls,
     arguments: tuple[Any, ...],
     holders: Sequence[object],
-    state: OwnState | None,
+    state: OwnState | Whole | None,
     *,
     by_layer: bool,
 ) -> tuple[Cell, Seen]:
     """F of the first microbatch, in one graph, and what it shows."""
     modules = modules_in(holders)
     buffers = Buffers(modules, names_in(modules))
-    watch = Watch(arguments)
     values: list[Any] = []
     begins: list[Begins] = []
     with without_saved_tensors_hooks(), watch.reads:
@@ -281,7 +297,10 @@ def _run(calls: Calls, which: range, arguments: tuple[Any, ...]) -> Any:
 
 def _first_of(begins: Sequence[Begins]) -> Begins:
     """The first state of each generator in some calls, one after another."""
-    return {key: state for one in reversed(begins) for key, state in one.items()}
+    merged = type(begins[0])()
+    for one in reversed(begins):
+        merged.update(one)
+    return merged
 
 
 def _described(tensors: Sequence[Tensor]) -> list[object]:

@@ -48,6 +48,15 @@ class Settings:
         for parameters in self._parameters:
             yield from (held for held in parameters.values() if held is not None)
 
+    @property
+    def compiled(self) -> bool:
+        """Whether torch compiles any of the modules, in place or wrapped."""
+        wrapped = any(type(module).__name__ == "OptimizedModule" for module in self.modules)
+        return wrapped or any(call is not None for call in self._compiled())
+
+    def _compiled(self) -> list[object]:
+        return [module._compiled_call_impl for module in self.modules]
+
     def have_changed(self) -> bool:
         """Whether anything has changed since this was made."""
         return self._now() != self._then
@@ -62,6 +71,7 @@ class Settings:
             [module.training for module in self.modules],
             [_number(held.get(name)) for held, name in self._numbers],
             [number for hooks in self._hooks for number in hooks],
+            self._compiled(),
             [child for children in self._children for child in children.values()],
             [
                 parameter.requires_grad

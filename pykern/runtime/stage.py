@@ -61,9 +61,13 @@ class Stage:
         # An in-place layer may not write into a leaf that requires grad, nor into what the previous
         # stage has saved for its backward, so it gets a copy.
         self.copies_input = False
+        # Puts something around the calls of a microbatch.
+        self.look: Callable[[int, Calls], Calls] | None = None
         # By layer, which arguments it can be given by name.
         self._keywords_of = [keywords_of(layer) for layer in layers]
         self._settings: Settings | None = None
+        # Whether torch compiles any of the layers.
+        self._compiled = False
         self._draws = Draws(index)
         self._recompute = Recompute()
         self.passage = Passage()
@@ -80,13 +84,15 @@ class Stage:
         """Makes room for a step. `levels` says of each microbatch what F keeps; empty: all."""
         self._finish = finish
         changed = self._settings is None or self._settings.have_changed()
-        self._recompute.begin(levels, changed=changed)
         if changed:
             self._settings = Settings(self.originals)
             modules = self._settings.modules
+            self._compiled = self._settings.compiled
             self.copies_input = any(getattr(module, "inplace", False) for module in modules)
+        self._recompute.begin(levels, changed=changed, compiled=self._compiled)
         # Without gradients a step has no loss, which may draw as well.
-        self._draws.begin(seed, (self._settings, torch.is_grad_enabled()))
+        compiled_for = self.device if self._compiled else None
+        self._draws.begin(seed, (self._settings, torch.is_grad_enabled()), compiled_for)
         self._make_room(num_microbatches)
 
     def twin(self) -> Stage:
@@ -101,6 +107,11 @@ class Stage:
     def settings(self) -> Settings | None:
         """Of the layers, in the last step; another object where any has changed."""
         return self._settings
+
+    @property
+    def finish(self) -> Finish | None:
+        """What the step has been given for its outputs."""
+        return self._finish
 
     @property
     def draws(self) -> Draws:
@@ -132,12 +143,16 @@ class Stage:
 
     def enter(self, arguments: Sequence[tuple[Any, ...] | None]) -> None:
         """Takes what the model is called with, by microbatch, for this stage and later ones."""
-        self.arguments = list(arguments)
         for microbatch, given in enumerate(arguments):
-            if given and isinstance(given[0], Environment):
-                near, farther = given[0].apart(BATCH)
-                self.arguments[microbatch] = (near,)
-                self.parcels.give(microbatch, farther)
+            self.take(microbatch, given)
+
+    def take(self, microbatch: int, arguments: tuple[Any, ...] | None) -> None:
+        """Takes what the model is called with for one microbatch."""
+        self.arguments[microbatch] = arguments
+        if arguments and isinstance(arguments[0], Environment):
+            near, farther = arguments[0].apart(BATCH)
+            self.arguments[microbatch] = (near,)
+            self.parcels.give(microbatch, farther)
 
     def forward(self, microbatch: int) -> None:
         """F: computes the layers and hands the output over to the next stage."""
@@ -170,9 +185,10 @@ class Stage:
         self.outputs[microbatch] = self._recompute.again(microbatch, calls)
 
     def _calls(self, microbatch: int, end: Callable[[int, Any], Sequence[Tensor]]) -> Calls:
-        if self.keywords:
-            return self._calls_by_name(self.keywords[microbatch], partial(end, microbatch))
-        return [self._begin, *self.layers[1:], partial(end, microbatch)]
+        calls: Calls = [self._begin, *self.layers[1:], partial(end, microbatch)]
+        if self.keywords and (keywords := self.keywords[microbatch]):
+            calls = self._calls_by_name(keywords, partial(end, microbatch))
+        return calls if self.look is None else self.look(microbatch, calls)
 
     def _calls_by_name(self, keywords: dict[str, Any], end: Callable[[Any], Any]) -> Calls:
         wanted = self._keywords_of

@@ -22,7 +22,8 @@ from .crossing import Crossing, Ring, Transfer, carrier_of
 from .loss import Losses
 from .recorder import Capture, Recorder
 from .stage import Stage
-from .workers import Callbacks, Failure
+from .worker_flow import Failure
+from .workers import Callbacks
 
 StreamCallback = Callable[[int], Sequence[Transfer] | None]
 
@@ -35,10 +36,10 @@ class Streams:
     """
 
     def __init__(self, lanes: Sequence[Lane], capture: Capture) -> None:
-        self._gpus = cuda.Gpus(lanes)
+        self.gpus = cuda.Gpus(lanes)
         # The last step may be under way when nobody wants its rings and graphs any more. At exit
         # nobody else gets their memory.
-        weakref.finalize(self, _wait, self._gpus).atexit = False
+        weakref.finalize(self, _wait, self.gpus).atexit = False
         self._capture = capture
         self._recorder: Recorder | None = None
         self.claim = _C.StreamExecutor()
@@ -47,7 +48,7 @@ class Streams:
 
     def device(self, lane: int) -> torch.device:
         """Where a device of the plan has its tensors."""
-        return self._gpus.device(lane)
+        return self.gpus.device(lane)
 
     def direct(self, plan: Plan) -> Direct:
         """Where a value can go from a stage to a later one past those between.
@@ -60,7 +61,7 @@ class Streams:
             [placement.device_of(stage, number) for stage in range(plan.num_stages)]
             for number in range(placement.num_replicas)
         ]
-        reaches = self._gpus.lanes.reaches
+        reaches = self.gpus.lanes.reaches
 
         def between(lanes: Sequence[int], low: int, high: int) -> bool:
             if lanes[low] == lanes[high]:
@@ -80,10 +81,10 @@ class Streams:
 
     def connect(self, replicas: Sequence[Sequence[Stage]], plan: Plan) -> None:
         """Lets stages reach their neighbours on other GPUs."""
-        lanes = self._gpus.lanes
+        lanes = self.gpus.lanes
         for number, stages in enumerate(replicas):
             homes = [plan.placement.device_of(stage.index, number) for stage in stages]
-            rings = [Ring(self._gpus, lane) for lane in homes]
+            rings = [Ring(self.gpus, lane) for lane in homes]
             crossings: list[Crossing] = []
             for stage in stages:
                 crossings.append(Crossing(stage.index, rings, crossings, lanes))
@@ -93,11 +94,11 @@ class Streams:
         self._tell_of_detours(replicas, plan)
         if self._capture is not False:
             homes = self._lane_of[: plan.num_stages]
-            self._recorder = Recorder(self._capture, self._gpus, plan, replicas[0], homes)
+            self._recorder = Recorder(self._capture, self.gpus, plan, replicas[0], homes)
 
     def _tell_of_detours(self, replicas: Sequence[Sequence[Stage]], plan: Plan) -> None:
         """Warns, once for all, of neighbours whose tensors go through the host."""
-        lanes = self._gpus.lanes
+        lanes = self.gpus.lanes
         homes = [
             [plan.placement.device_of(stage.index, number) for stage in stages]
             for number, stages in enumerate(replicas)
@@ -116,7 +117,7 @@ class Streams:
 
     def program(self, plan: Plan) -> _C.StreamProgram:
         """The plan, ready to run."""
-        return _C.StreamProgram(plan, self._gpus.lanes)
+        return _C.StreamProgram(plan, self.gpus.lanes)
 
     def run(
         self, program: _C.StreamProgram, callbacks: Callbacks, batch: Batch, *, traced: bool
@@ -142,8 +143,8 @@ class Streams:
                 ]
                 for kind, calls in callbacks.items()
             }
-            callers = self._gpus.callers()
-            with self._gpus.step():
+            callers = self.gpus.callers()
+            with self.gpus.step():
                 failures = self.claim.run(program, on_lanes, callers, replay=False, traced=traced)
             if self._recorder is not None and not failures:
                 self._recorder.learn(batch)
@@ -153,8 +154,8 @@ class Streams:
         self, recording: Recording, program: _C.StreamProgram, batch: Batch, *, traced: bool
     ) -> list[Failure]:
         recording.load(batch)
-        callers = self._gpus.callers()
-        with self._gpus.step():
+        callers = self.gpus.callers()
+        with self.gpus.step():
             # Nothing within one graph can be timed.
             if self._capture == "step" and not traced:
                 self.claim.run_whole(program, callers)
@@ -172,7 +173,7 @@ class Streams:
         call: Callable[[int], None],
         microbatch: int,
     ) -> list[Transfer]:
-        with self._gpus.active(lane):
+        with self.gpus.active(lane):
             crossing.start(kind, microbatch)
             call(microbatch)
         return crossing.take_transfers(kind, microbatch)
@@ -195,7 +196,7 @@ class Streams:
     def close(self) -> None:
         """Waits for all work, then gives back the memory of rings and graphs."""
         self.claim.close()
-        _wait(self._gpus)
+        _wait(self.gpus)
         self._recorder = None
         for crossing in self._crossings:
             crossing.close()

@@ -15,7 +15,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 from .buffers import Names
 from .cut import hidden_in, tensors_of, version_of
 from .graph import saved_by
-from .reads import Reads
+from .reads import Reads, Unread
 
 Edge = tuple[Node, int]
 
@@ -85,13 +85,15 @@ class Watch:
 
     Args:
         given: what the first call gets.
+        reads: whether to look at what calls read. Compiled ones do not let that be seen, and behind
+            these no graph is cut.
 
     Attributes:
         reads: the mode to run the calls in.
     """
 
-    def __init__(self, given: Any) -> None:
-        self.reads = Reads(given)
+    def __init__(self, given: Any, *, reads: bool = True) -> None:
+        self.reads = Reads(given) if reads else Unread()
         self._given = [(tensor, version_of(tensor)) for tensor in tensors_of(given)]
         # By call: what it has returned, with the versions, and where gradients enter its graph.
         self._returned: list[list[tuple[Tensor, int]]] = []

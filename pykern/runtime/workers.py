@@ -7,22 +7,26 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from .. import _C
-from ..plan import Action, Kind, Plan, Timeline
+from ..plan import Kind, Plan, Timeline
 from ..trace.routes import Direct, everywhere
 from .batch import Batch
 from .carry import CallerState
 from .stage import Stage
+from .worker_flow import Failure, WorkerFlow
 
 Callbacks = Mapping[Kind, Sequence[Callable[[int], None]]]
-# The action that raised, or None, its device, or one below 0 for an interrupt, and the exception.
-Failure = tuple[Action | None, int, BaseException]
 
 
 class Workers:
-    """Runs plans on worker threads, one for each device."""
+    """Runs plans on worker threads, one for each device.
+
+    Attributes:
+        num_devices: how many there are.
+        claim: who runs them; another one after an interrupt.
+    """
 
     def __init__(self, num_devices: int) -> None:
-        self._num_devices = num_devices
+        self.num_devices = num_devices
         self.claim = _C.Executor(num_devices)
 
     def direct(self, _: Plan) -> Direct:
@@ -48,19 +52,28 @@ class Workers:
         It is traced anyway, and the stages have the batch.
         """
         del batch, traced
-        caller = CallerState(self._num_devices)
-        threads = torch.get_num_threads()
+        caller = CallerState(self.num_devices)
         try:
-            failures = self.claim.run(program, callbacks, caller)
+            return self._run(program, callbacks, caller)
         finally:
-            # A worker that takes its share of threads also changes a setting that MKL keeps per
-            # process; this puts it back.
-            if caller.changed_threads:
-                torch.set_num_threads(threads)
+            caller.restore_threads()
+
+    def run_flow(self, flow: WorkerFlow, callbacks: Callbacks) -> list[Failure]:
+        """Runs what the flow is fed, for whoever has the claim; returns what failed."""
+        return self._run(flow.program, callbacks, flow.carry, flow.begun)
+
+    def _run(
+        self,
+        program: _C.Program,
+        callbacks: Callbacks,
+        carry: Callable[[], Callable[[], None]],
+        begun: Callable[[], None] | None = None,
+    ) -> list[Failure]:
+        failures = self.claim.run(program, callbacks, carry, begun)
         # An interrupt reaches workers between any two instructions, also while torch enters or
         # leaves a mode. What that left behind goes with the threads.
         if any(device < 0 for _, device, _ in failures):
-            self.claim = _C.Executor(self._num_devices)
+            self.claim = _C.Executor(self.num_devices)
         return failures
 
     def end(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ class Traced:
 
     Attributes:
         segments: by name.
+        before_recording: called where other runs of the model have to end first.
 
     Raises:
         CutError: the forward cannot be cut; the message says where and why.
@@ -47,6 +48,7 @@ class Traced:
         self, model: nn.Module, sample: Call, num_stages: int, split_at: Sequence[str] = ()
     ) -> None:
         self._model = model
+        self.before_recording: Callable[[], None] = lambda: None
         by_names = opened_by_names(model, split_at)
         self._opened = by_names if split_at else opened_by_size(model, num_stages)
         tape = self._record_opening(sample, num_stages)
@@ -100,6 +102,7 @@ class Traced:
         known = self._programs.get(key, ())
         program = next((program for program in known if self._holds(program, values)), None)
         if program is None:
+            self.before_recording()
             program = self._program(self._record((args, kwargs)), key)
         return Environment(program, {n: values[n] for n in sorted(program.inputs)})
 

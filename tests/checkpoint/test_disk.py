@@ -1,5 +1,6 @@
 """A file is replaced at once: whoever is killed, whatever fails, old or new is there and whole."""
 
+import importlib
 import json
 import os
 import resource
@@ -152,9 +153,18 @@ def test_a_disk_that_is_full_leaves_the_old_one(file):
     assert names(file) == ["run.ckpt"]
 
 
+def test_without_safetensors_it_is_said_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    monkeypatch.delitem(sys.modules, "pykern.checkpoint.file")
+    with pytest.raises(ImportError, match=r"pip install 'pykern-runtime\[checkpoint\]'"):
+        importlib.import_module("pykern.checkpoint.file")
+
+
 def kill_writers(folder: Path, *counts: int) -> dict[str, int]:
     """Its counts say how often which file was found, and how many writers left something."""
-    program = ("-W", "error", "-m", "tests.checkpoint.killed_writers")
+    # Newer Pythons warn of forks where numpy has threads, which here do nothing.
+    warnings = ("-W", "error", "-W", "ignore:This process:DeprecationWarning")
+    program = (*warnings, "-m", "tests.checkpoint.killed_writers")
     ran = subprocess.run(
         [sys.executable, *program, str(folder), *map(str, counts)],
         cwd=Path(__file__).parents[2],

@@ -109,8 +109,8 @@ FORGED: dict[str, tuple[Callable[[Index], object], str]] = {
         "last_epoch is a number here and a string in the file",
     ),
     "a counter": (
-        lambda i: put(settings(i, "scheduler"), "milestones", {"counter": [["x", 1]]}),
-        "milestones counts ints here",
+        lambda i: put(settings(i, "scheduler"), "milestones", {"counter": [[2, 1], ["x", 1]]}),
+        r"a Counter counts ints; it has \('x', 1\)",
     ),
     "a scale": (lambda i: put(settings(i, "scaler"), "scale", None), "scale is a number here"),
     "a large scale": (lambda i: put(settings(i, "scaler"), "scale", 1e300), "scale is 1e[+]300"),
@@ -282,8 +282,8 @@ def expect_only_refusals(file: Path, run: Run, count: int) -> tuple[int, int]:
 
 
 def test_forged_at_random_a_file_is_at_worst_refused(file, run):
-    refused, taken = expect_only_refusals(file, run, 100)
-    assert refused > 60
+    refused, taken = expect_only_refusals(file, run, 60)
+    assert refused > 30
     assert taken > 0
 
 

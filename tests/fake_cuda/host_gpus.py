@@ -63,6 +63,8 @@ class HostGpus:
         self._gpu_of = [lane.device.index for lane in lanes]
         self.lanes = _C.Lanes([(lane.device.index, lane.part, lane.num_parts) for lane in lanes])
         self._callers = {gpu: self.fake.stream(gpu) for gpu in sorted(set(self._gpu_of))}
+        self._asides = {gpu: self.fake.stream(gpu) for gpu in self._callers}
+        self._outside = self._callers
         self._host = self.fake.stream(min(self._callers))
         self._memory = _Memory(self.fake)
         self.errors: list[Exception] = []
@@ -87,6 +89,36 @@ class HostGpus:
             self._memory.read_all(gpu, stream)
             self.fake.complete(stream)
         self._memory.end()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        for gpu, stream in self._outside.items():
+            self.fake.order(stream, self._asides[gpu])
+        self._callers = self._asides
+        try:
+            yield
+        finally:
+            self._callers = self._outside
+
+    def mark(self) -> list[tuple[int, Tensor]]:
+        """By GPU, a stream that is where its caller is, and what the caller has written there.
+
+        The memory is the outer caller's, which is told of its use by `follow`.
+        """
+        marks = []
+        for gpu, stream in self._callers.items():
+            result = self._persistent(1, self._outside[gpu])
+            self.fake.kernel(stream, writes=[(result.data_ptr(), 1)])
+            mark = self.fake.stream(gpu)
+            self.fake.order(stream, mark)
+            marks.append((mark, result))
+        return marks
+
+    def follow(self, marks: list[tuple[int, Tensor]], output: Any) -> None:
+        """The callers read what has been written there."""
+        for stream, (mark, result) in zip(self._callers.values(), marks, strict=True):
+            self.fake.order(mark, stream)
+            self.fake.kernel(stream, reads=[(result.data_ptr(), 1)])
 
     @contextmanager
     def active(self, lane: int) -> Iterator[None]:

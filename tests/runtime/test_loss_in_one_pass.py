@@ -41,7 +41,9 @@ class Counting(LinearCrossEntropy):
         super().__init__()
         self.count = 0
 
-    def with_gradients(self, output: Any, target: Tensor, share: float) -> WithGradients | None:
+    def with_gradients(
+        self, output: Any, target: Tensor, share: float | Tensor
+    ) -> WithGradients | None:
         ended = super().with_gradients(output, target, share)
         self.count += ended is not None
         return ended

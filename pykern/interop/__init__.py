@@ -1,0 +1,1 @@
+"""Other libraries' names and formats over pykern's runtime."""

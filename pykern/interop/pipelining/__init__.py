@@ -1,0 +1,47 @@
+"""torch.distributed.pipelining in one process: the same names over pykern's runtime.
+
+A script for torchrun becomes a plain one by importing from here: see
+docs/from-torchrun-pipelining.md.
+"""
+
+from . import ranks
+from .chunks import TensorChunkSpec
+from .pipe import Pipe, SplitPoint, build_stage, pipe_split, pipeline
+from .ranks import run
+from .schedules import (
+    PipelineScheduleMulti,
+    PipelineScheduleSingle,
+    Schedule1F1B,
+    ScheduleDualPipeV,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
+    _PipelineScheduleRuntime,
+    get_schedule_class,
+)
+from .stage import PipelineStage
+
+__all__ = [
+    "Pipe",
+    "PipelineScheduleMulti",
+    "PipelineScheduleSingle",
+    "PipelineStage",
+    "Schedule1F1B",
+    "ScheduleDualPipeV",
+    "ScheduleGPipe",
+    "ScheduleInterleaved1F1B",
+    "ScheduleInterleavedZeroBubble",
+    "ScheduleLoopedBFS",
+    "ScheduleZBVZeroBubble",
+    "SplitPoint",
+    "TensorChunkSpec",
+    "_PipelineScheduleRuntime",
+    "build_stage",
+    "get_schedule_class",
+    "pipe_split",
+    "pipeline",
+    "ranks",
+    "run",
+]

@@ -1,0 +1,144 @@
+"""One step of all stages: what every rank brings to it, and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ...pipeline import Pipeline
+from ...plan import Plan
+from ...runtime.batch import Batch, Call
+from ...runtime.loss import Losses
+from ...runtime.stage import Ends
+from .stage import Keywords, PipelineStage, StageCall
+
+Loss = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class CutBatch(Batch):
+    """A batch that comes in microbatches.
+
+    Attributes:
+        parts: the positional arguments of the first layer, by microbatch.
+    """
+
+    parts: Sequence[tuple[Any, ...]] = ()
+
+    @cached_property
+    def calls(self) -> Sequence[Call | None]:
+        """What the first layer is called with, for each microbatch."""
+        return [(part, {}) for part in self.parts]
+
+
+@dataclass
+class Results:
+    """What the last stage gives, and what for. Lists have an entry for each microbatch.
+
+    Attributes:
+        loss_fn: called with (output, target); None where no loss is wanted.
+        targets: of the loss.
+        weight: of each microbatch's loss in the gradients; None without backward.
+        keeps_outputs: whether `outputs` are wanted.
+        outputs: of the model, by microbatch, detached.
+        losses: by microbatch, detached.
+    """
+
+    loss_fn: Loss | None
+    targets: Sequence[Any]
+    weight: float | None
+    keeps_outputs: bool
+    outputs: dict[int, Any] = field(default_factory=dict)
+    losses: dict[int, Tensor] = field(default_factory=dict)
+
+    def finish(self) -> Callable[[int, Any, bool], Ends]:
+        """What a step calls with each microbatch and its output; returns where backward starts."""
+        if self.loss_fn is None or self.weight is None:
+            return partial(self._keep, self._evaluate)
+        weights = [self.weight] * len(self.targets)
+        return partial(self._keep, Losses(self._loss, self.targets, weights))
+
+    def _keep(
+        self, then: Callable[[int, Any, bool], Ends], microbatch: int, output: Any, once: bool
+    ) -> Ends:
+        if self.keeps_outputs:
+            self.outputs[microbatch] = pytree.tree_map_only(Tensor, Tensor.detach, output)
+        ends = then(microbatch, output, once)
+        if isinstance(then, Losses):
+            self.losses[microbatch] = then.of(microbatch)
+        return ends
+
+    def _evaluate(self, microbatch: int, output: Any, _: bool) -> Ends:
+        if self.loss_fn is not None:
+            self.losses[microbatch] = self._loss(output, self.targets[microbatch])
+        return (), ()
+
+    def _loss(self, output: Any, target: Any) -> Tensor:
+        assert self.loss_fn is not None
+        loss = self.loss_fn(output, target)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            raise RuntimeError(f"loss_fn must return one number for each microbatch, got {found}")
+        return loss.reshape(())
+
+
+class Engine(Pipeline):
+    """The stages of all ranks in one pipeline, a layer each.
+
+    Args:
+        stages: in ascending order.
+        plan: for them. All stages that it gives one device to name the same one.
+
+    Raises:
+        ValueError: the stages of one device of the plan name several.
+    """
+
+    def __init__(self, stages: Sequence[PipelineStage], plan: Plan) -> None:
+        homes: list[str] = [""] * plan.num_devices
+        for stage in stages:
+            number = plan.placement.device_of(stage.stage_index)
+            name = stage.lane
+            if homes[number] not in ("", name):
+                raise ValueError(
+                    f"stage {stage.stage_index} is on {name}, but the schedule runs it where "
+                    f"others are, on {homes[number]}"
+                )
+            homes[number] = name
+        calls = [StageCall(stage) for stage in stages]
+        devices = ["cpu" if name.startswith("cpu") else name for name in homes]
+        super().__init__(calls, devices=devices, schedule=plan, balance=[1] * plan.num_stages)
+        self._calls = calls
+        for call in calls:
+            call.settle()
+
+    def run(
+        self,
+        arguments: Sequence[tuple[Any, ...]],
+        keywords: Mapping[int, Sequence[Keywords]],
+        results: Results,
+    ) -> None:
+        """One step, or a forward of all microbatches where the results have no weight.
+
+        Args:
+            arguments: of the first stage, by microbatch.
+            keywords: of each stage, by microbatch.
+            results: what is wanted of the last stage, and gets it.
+        """
+        trains = results.weight is not None
+        for index, call in enumerate(self._calls):
+            call.begin(keywords[index])
+        try:
+            with torch.set_grad_enabled(trains):
+                parts = self._calls[0].enter(arguments)
+                rows = [1] * len(parts)
+                batch = CutBatch(((), {}), None, rows, results.finish(), parts=parts)
+                self._run(self._train_program if trains else self._predict_program, batch)
+        finally:
+            for call in self._calls:
+                call.keywords = ()

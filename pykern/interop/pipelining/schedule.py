@@ -1,0 +1,281 @@
+"""What all schedules have in common: stages and a plan, and `step` for whole batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+
+from ...plan import Action, Costs, Plan, simulate
+from . import chunks, ranks
+from .engine import Engine, Loss, Results
+from .stage import Keywords, PipelineStage, takes
+
+# Every action takes as long.
+_EQUAL = Costs(1.0, 1.0, input_ns=1.0, weight_ns=1.0)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one rank brings to a step. Lists have an entry for each microbatch."""
+
+    schedule: PipelineSchedule
+    arguments: Sequence[tuple[Any, ...]]
+    keywords: Mapping[int, Sequence[Keywords]]
+    results: Results
+
+
+class PipelineSchedule:
+    """The stages of this rank and the plan of all; outside `run` one rank has all stages.
+
+    Gradients are summed over microbatches and, with `scale_grads`, divided by their number; what
+    parameters have collected before is left as it is.
+    """
+
+    # Makes the plan from the number of devices, of microbatches and, for any chunks, of chunks.
+    _order: ClassVar[Callable[..., Plan] | None] = None
+    # Stages of a device; None where there may be any number.
+    _chunks: ClassVar[int | None] = None
+
+    def __init__(  # noqa: PLR0913, PLR0917 - all that torch's have in common
+        self,
+        stages: Sequence[PipelineStage],
+        n_microbatches: int,
+        loss_fn: Loss | None,
+        args_chunk_spec: tuple[Any, ...] | None,
+        kwargs_chunk_spec: dict[str, Any] | None,
+        output_merge_spec: Any,
+        scale_grads: bool,
+    ) -> None:
+        self._stages = _checked(stages)
+        self._num_stages = stages[0].num_stages
+        self._n_microbatches = n_microbatches
+        self._loss_fn = loss_fn
+        self._args_chunk_spec = args_chunk_spec
+        self._kwargs_chunk_spec = kwargs_chunk_spec
+        self._output_merge_spec = output_merge_spec
+        self.scale_grads = scale_grads
+        self._plan: Plan | None = None
+        self._engine: Engine | None = None
+        self._owners: list[PipelineSchedule] = []
+        if self._order is not None:
+            self._use(self._make_plan())
+
+    @property
+    def pipeline_order(self) -> dict[int, list[Action | None]]:
+        """What each rank runs, where every action takes one slot; None where it waits."""
+        if self._plan is None:
+            return {}
+        order: dict[int, list[Action | None]] = {}
+        for rank, row in enumerate(simulate(self._plan, _EQUAL).rows):
+            order[rank] = []
+            for span in row:
+                idle = round(span.start_ns) - len(order[rank])
+                order[rank] += [*([None] * idle), span.action]
+        return order
+
+    def step(
+        self,
+        *args: Any,
+        target: Any = None,
+        losses: list[Any] | None = None,
+        return_outputs: bool = True,
+        loss_kwargs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Forward and, with a loss function, backward of one whole batch.
+
+        Args:
+            *args: for the first stage, cut into microbatches; other ranks' are not used.
+            target: for the loss, cut on dimension 0; only that of the last stage's rank is used.
+            losses: a list to be filled with the loss of each microbatch, detached.
+            return_outputs: whether the outputs are wanted.
+            loss_kwargs: passed to every call of the loss function as they are.
+            **kwargs: for those of the rank's stages whose forward names them, cut like args.
+
+        Returns:
+            The last stage's outputs, merged and detached; None for other ranks.
+
+        Raises:
+            RuntimeError: gradients are off, there is no target for the loss, no loss for `losses`
+                or no plan, or the ranks do not agree on what to run.
+            ValueError: the batch cannot be cut.
+            TypeError: `losses` is no list, or no stage names a keyword argument.
+            BaseException: the first exception of a stage, the same object, with a note of where.
+        """
+        trains = self._loss_fn is not None
+        if trains and not torch.is_grad_enabled():
+            raise RuntimeError(
+                "step computes gradients, but they are off here (torch.no_grad?); call eval"
+            )
+        if trains and target is None and self._has_last:
+            raise RuntimeError("step needs target=, which the loss function compares outputs with")
+        return self._step(trains, args, kwargs, target, losses, return_outputs, loss_kwargs)
+
+    def eval(
+        self, *args: Any, target: Any = None, losses: list[Any] | None = None, **kwargs: Any
+    ) -> Any:
+        """As `step`, forward only and without gradients; with a target, losses as well."""
+        options = {
+            "return_outputs": kwargs.pop("return_outputs", True),
+            "loss_kwargs": kwargs.pop("loss_kwargs", None),
+        }
+        return self._step(False, args, kwargs, target, losses, **options)
+
+    @property
+    def _has_last(self) -> bool:
+        return any(stage.is_last for stage in self._stages)
+
+    def _step(  # noqa: PLR0913, PLR0917 - what step was given
+        self,
+        trains: bool,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        target: Any,
+        losses: list[Any] | None,
+        return_outputs: bool,
+        loss_kwargs: dict[str, Any] | None,
+    ) -> Any:
+        if self._plan is None:
+            raise RuntimeError(f"{type(self).__name__} has no plan yet: call _load_csv first")
+        if losses is not None and not isinstance(losses, list):
+            raise TypeError(f"losses is a {type(losses).__name__}; it must be a list")
+        if losses is not None and self._has_last and self._loss_fn is None:
+            raise RuntimeError("losses= was given, but the schedule has no loss_fn")
+        if losses is not None and self._has_last and target is None:
+            raise RuntimeError("losses= was given, but no target=")
+        count = self._n_microbatches
+        loss = None if target is None else self._loss_fn
+        if loss is not None and loss_kwargs:
+            loss = partial(loss, **loss_kwargs)
+        targets = []
+        if loss is not None and self._has_last:
+            targets = chunks.split_target(target, count)
+        weight = (1 / count if self.scale_grads else 1.0) if trains else None
+        results = Results(loss, targets, weight, keeps_outputs=return_outputs)
+        arguments, by_microbatch = chunks.split(
+            args, kwargs, count, self._args_chunk_spec, self._kwargs_chunk_spec
+        )
+        part = Part(self, arguments, self._shared_out(kwargs, by_microbatch), results)
+        ranks.meet(part, _run)
+        if not self._has_last:
+            return None
+        if losses is not None:
+            losses[:] = [results.losses[number] for number in range(count)]
+        if not return_outputs:
+            return None
+        outputs = [results.outputs[number] for number in range(count)]
+        return chunks.merge(outputs, self._output_merge_spec)
+
+    def _shared_out(
+        self, kwargs: Mapping[str, Any], by_microbatch: Sequence[Keywords]
+    ) -> dict[int, Sequence[Keywords]]:
+        """The keyword arguments that each stage names."""
+        if not kwargs:
+            return {stage.stage_index: by_microbatch for stage in self._stages}
+        named = {stage.stage_index: takes(stage.submod) for stage in self._stages}
+        for name in kwargs:
+            if all(names is not None and name not in names for names in named.values()):
+                raise TypeError(f"step got {name!r}, which no stage's forward names")
+        return {
+            index: [
+                {name: value for name, value in each.items() if names is None or name in names}
+                for each in by_microbatch
+            ]
+            for index, names in named.items()
+        }
+
+    def _make_plan(self) -> Plan:
+        assert self._order is not None
+        num_devices, name = self._count_devices(), type(self).__name__
+        num_chunks, odd = divmod(self._num_stages, num_devices)
+        if odd:
+            raise ValueError(
+                f"{name} gives all devices equally many stages, but there are {self._num_stages} "
+                f"stages for {num_devices} devices"
+            )
+        if self._chunks not in (None, num_chunks):
+            raise ValueError(
+                f"{name} gives each device {self._chunks} of the stages, but there are "
+                f"{self._num_stages} stages for {num_devices} devices"
+            )
+        any_number = {"num_chunks": num_chunks} if self._chunks is None else {}
+        return self._order(num_devices, self._n_microbatches, **any_number)
+
+    def _count_devices(self) -> int:
+        if self._stages[0].group_size > 1:
+            return self._stages[0].group_size
+        if self._chunks is not None:
+            return max(1, self._num_stages // self._chunks)
+        named = {stage.device for stage in self._stages}
+        return self._num_stages if named == {torch.device("cpu")} else len(named)
+
+    def _use(self, plan: Plan) -> None:
+        """Takes a plan that is for these stages and microbatches."""
+        size, rank = self._stages[0].group_size, self._stages[0].group_rank
+        found = (plan.num_stages, plan.num_microbatches)
+        if found != (self._num_stages, self._n_microbatches) or size not in (1, plan.num_devices):
+            raise ValueError(
+                f"the plan is for {plan.num_stages} stages, {plan.num_microbatches} microbatches "
+                f"and {plan.num_devices} devices, but there are {self._num_stages} stages, "
+                f"{self._n_microbatches} microbatches and {size} ranks"
+            )
+        wanted = [
+            stage
+            for stage in range(plan.num_stages)
+            if size == 1 or plan.placement.device_of(stage) == rank
+        ]
+        given = sorted(stage.stage_index for stage in self._stages)
+        if given != wanted:
+            raise ValueError(
+                f"rank {rank} of {size} needs stages {wanted} for {type(self).__name__}, "
+                f"got {given}"
+            )
+        self._plan, self._engine = plan, None
+
+    def _engine_of(self, owners: list[PipelineSchedule]) -> Engine:
+        """What runs the stages of all these, which are one per rank."""
+        if self._engine is None:
+            assert self._plan is not None
+            stages = [stage for owner in owners for stage in owner._stages]
+            stages.sort(key=lambda stage: stage.stage_index)
+            self._engine, self._owners = Engine(stages, self._plan), owners
+        if self._owners != owners:
+            raise RuntimeError("a rank is in a step of another schedule than it was the last time")
+        return self._engine
+
+
+def _checked(stages: Sequence[PipelineStage]) -> list[PipelineStage]:
+    """The stages, of which there are some, of one pipeline."""
+    for stage in stages:
+        if not isinstance(stage, PipelineStage):
+            raise TypeError(f"a stage is a {type(stage).__name__}; it must be a PipelineStage")
+    if not stages:
+        raise ValueError("there are no stages; give at least one")
+    counts = {stage.num_stages for stage in stages}
+    if len(counts) > 1:
+        raise ValueError(f"stages disagree on num_stages: {sorted(counts)}")
+    return list(stages)
+
+
+def _run(parts: Sequence[Part | None]) -> Sequence[None]:
+    """One step, to which every rank has brought its part; the last stage's has the results."""
+    mine = [part for part in parts if part is not None]
+    if len(mine) < len(parts):
+        raise RuntimeError("some ranks are in a step and others in a barrier")
+    kinds = {(type(part.schedule).__name__, part.results.weight) for part in mine}
+    owners = [part.schedule for part in mine]
+    if len(kinds) > 1 or any(owner._plan != owners[0]._plan for owner in owners):
+        told = ", ".join(
+            f"{name} with loss weight {weight}" for name, weight in sorted(kinds, key=str)
+        )
+        raise RuntimeError(f"the ranks do not run the same plan in the same way: {told}")
+    engine = owners[0]._engine_of(owners)
+    keywords = {stage: each for part in mine for stage, each in part.keywords.items()}
+    (first,) = (part for part in mine if 0 in part.keywords)
+    (last,) = (part for part in mine if part.schedule._has_last)
+    engine.run(first.arguments, keywords, last.results)
+    return [None] * len(parts)

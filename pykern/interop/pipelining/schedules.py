@@ -1,0 +1,256 @@
+"""The schedule classes under torch's names, and what makes a plan of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+from ... import schedules
+from ...plan import load_plan
+from .engine import Loss
+from .schedule import PipelineSchedule
+from .stage import PipelineStage
+
+
+class PipelineScheduleSingle(PipelineSchedule):
+    """Schedules of one stage per device.
+
+    Args:
+        stage: this rank's; all stages, in a list, where there is one rank.
+        n_microbatches: how many parts each batch is cut into, at least 1.
+        loss_fn: called with (output, target) of each microbatch; None for forward only.
+        args_chunk_spec: a `TensorChunkSpec` for each positional argument; dimension 0 by default.
+        kwargs_chunk_spec: the same by the names of keyword arguments.
+        output_merge_spec: how outputs are joined; along dimension 0 by default.
+        scale_grads: whether gradients are divided by the number of microbatches, which makes them
+            those of the mean loss.
+
+    Raises:
+        TypeError: what should be a stage is none, or a count is no int.
+        ValueError: stages are missing, or do not fit the schedule.
+    """
+
+    _chunks: ClassVar[int | None] = 1
+
+    def __init__(  # noqa: PLR0913, PLR0917 - torch's arguments, in torch's order
+        self,
+        stage: PipelineStage | Sequence[PipelineStage],
+        n_microbatches: int,
+        loss_fn: Loss | None = None,
+        args_chunk_spec: tuple[Any, ...] | None = None,
+        kwargs_chunk_spec: dict[str, Any] | None = None,
+        output_merge_spec: dict[str, Any] | tuple[Any] | None = None,
+        scale_grads: bool = True,
+    ) -> None:
+        super().__init__(
+            stage if isinstance(stage, Sequence) else [stage],
+            n_microbatches,
+            loss_fn,
+            args_chunk_spec,
+            kwargs_chunk_spec,
+            output_merge_spec,
+            scale_grads,
+        )
+
+
+class PipelineScheduleMulti(PipelineSchedule):
+    """Schedules of several stages per device; itself one of a plan that is read from a file.
+
+    Args:
+        stages: this rank's; all stages where there is one rank.
+        n_microbatches: see `PipelineScheduleSingle`, as for all up to scale_grads.
+        loss_fn: see there.
+        args_chunk_spec: see there.
+        kwargs_chunk_spec: see there.
+        output_merge_spec: see there.
+        use_full_backward: not used, as in torch.
+        scale_grads: see there.
+        backward_requires_autograd: must be True: every backward is autograd's.
+
+    Raises:
+        TypeError, ValueError: as `PipelineScheduleSingle`.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - torch's arguments, in torch's order
+        self,
+        stages: Sequence[PipelineStage],
+        n_microbatches: int,
+        loss_fn: Loss | None = None,
+        args_chunk_spec: tuple[Any, ...] | None = None,
+        kwargs_chunk_spec: dict[str, Any] | None = None,
+        output_merge_spec: dict[str, Any] | tuple[Any] | None = None,
+        use_full_backward: bool | None = None,
+        scale_grads: bool = True,
+        backward_requires_autograd: bool = True,
+    ) -> None:
+        del use_full_backward
+        if not backward_requires_autograd:
+            raise ValueError(
+                "backward_requires_autograd=False: there is no backward but autograd's"
+            )
+        super().__init__(
+            stages,
+            n_microbatches,
+            loss_fn,
+            args_chunk_spec,
+            kwargs_chunk_spec,
+            output_merge_spec,
+            scale_grads,
+        )
+
+    def _load_csv(
+        self,
+        filename: str | os.PathLike[str],
+        format: Literal["compute_only", "compute_comms"] = "compute_only",
+    ) -> None:
+        """Takes the plan in a .csv of torch's, or in any file of `pykern.plan.save_plan`.
+
+        Args:
+            filename: ends in .csv or .json.
+            format: either of torch's; transfers must pair up and are then left out.
+
+        Raises:
+            ValueError: the format is unknown, or the file holds no plan for these stages.
+            OSError: the file cannot be read.
+        """
+        if format not in ("compute_only", "compute_comms"):
+            raise ValueError(f"format is 'compute_only' or 'compute_comms', got {format!r}")
+        self._use(load_plan(filename))
+
+
+class _Looped(PipelineScheduleMulti):
+    """Those of torch's constructors that end in defer_pp_recv."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - torch's arguments, in torch's order
+        self,
+        stages: Sequence[PipelineStage],
+        n_microbatches: int,
+        loss_fn: Loss | None = None,
+        args_chunk_spec: tuple[Any, ...] | None = None,
+        kwargs_chunk_spec: dict[str, Any] | None = None,
+        output_merge_spec: dict[str, Any] | tuple[Any] | None = None,
+        scale_grads: bool = True,
+        backward_requires_autograd: bool = True,
+        defer_pp_recv: bool = False,
+    ) -> None:
+        # Nothing is received: there is one memory, or copies that the sender starts.
+        del defer_pp_recv
+        super().__init__(
+            stages,
+            n_microbatches,
+            loss_fn,
+            args_chunk_spec,
+            kwargs_chunk_spec,
+            output_merge_spec,
+            scale_grads=scale_grads,
+            backward_requires_autograd=backward_requires_autograd,
+        )
+
+
+class ScheduleGPipe(PipelineScheduleSingle):
+    """All forwards, then all backwards: `pykern.schedules.gpipe`."""
+
+    _order = staticmethod(schedules.gpipe)
+
+
+class Schedule1F1B(PipelineScheduleSingle):
+    """A backward as early as possible, then F and B in turn: `pykern.schedules.one_f_one_b`.
+
+    The number of microbatches may be below that of stages.
+    """
+
+    _order = staticmethod(schedules.one_f_one_b)
+
+
+class ScheduleLoopedBFS(PipelineScheduleMulti):
+    """All microbatches through a stage before the next: `pykern.schedules.breadth_first`.
+
+    Args:
+        stages: see `PipelineScheduleMulti`, as for all up to backward_requires_autograd.
+        n_microbatches: see there.
+        loss_fn: see there.
+        output_merge_spec: see there.
+        scale_grads: see there.
+        backward_requires_autograd: see there.
+        defer_pp_recv: not used: nothing is received.
+    """
+
+    _order = staticmethod(schedules.breadth_first)
+
+    def __init__(  # noqa: PLR0913, PLR0917 - torch's arguments, in torch's order
+        self,
+        stages: Sequence[PipelineStage],
+        n_microbatches: int,
+        loss_fn: Loss | None = None,
+        output_merge_spec: dict[str, Any] | tuple[Any] | None = None,
+        scale_grads: bool = True,
+        backward_requires_autograd: bool = True,
+        defer_pp_recv: bool = False,
+    ) -> None:
+        del defer_pp_recv
+        super().__init__(
+            stages,
+            n_microbatches,
+            loss_fn,
+            output_merge_spec=output_merge_spec,
+            scale_grads=scale_grads,
+            backward_requires_autograd=backward_requires_autograd,
+        )
+
+
+class ScheduleInterleaved1F1B(_Looped):
+    """1F1B over several stages of each device: `pykern.schedules.interleaved`.
+
+    Any number of microbatches will do.
+    """
+
+    _order = staticmethod(schedules.interleaved)
+
+
+class ScheduleInterleavedZeroBubble(_Looped):
+    """The same with split backward: `pykern.schedules.interleaved_zb`."""
+
+    _order = staticmethod(schedules.interleaved_zb)
+
+
+class ScheduleZBVZeroBubble(_Looped):
+    """Stages down the devices and back, with split backward: `pykern.schedules.zb_v`."""
+
+    _order = staticmethod(schedules.zb_v)
+    _chunks = 2
+
+
+class ScheduleDualPipeV(_Looped):
+    """Forwards beside backwards, on the same placement: `pykern.schedules.dualpipe_v`."""
+
+    _order = staticmethod(schedules.dualpipe_v)
+    _chunks = 2
+
+
+# torch's name for what runs a plan from a file.
+_PipelineScheduleRuntime = PipelineScheduleMulti
+
+_BY_NAME: dict[str, type[PipelineSchedule]] = {
+    "1F1B": Schedule1F1B,
+    "Interleaved1F1B": ScheduleInterleaved1F1B,
+    "GPipe": ScheduleGPipe,
+    "LoopedBFS": ScheduleLoopedBFS,
+    "InterleavedZeroBubble": ScheduleInterleavedZeroBubble,
+    "PipelineScheduleSingle": PipelineScheduleSingle,
+    "PipelineScheduleMulti": PipelineScheduleMulti,
+    "ZBVZeroBubble": ScheduleZBVZeroBubble,
+    "DualPipeV": ScheduleDualPipeV,
+}
+
+
+def get_schedule_class(schedule_name: str) -> type[Any]:
+    """The class of a name such as "1F1B", in any case.
+
+    Raises:
+        ValueError: there is none.
+    """
+    by_lower_case = {name.lower(): found for name, found in _BY_NAME.items()}
+    if schedule_name.lower() not in by_lower_case:
+        raise ValueError(f"schedule {schedule_name!r} is unknown; there are {', '.join(_BY_NAME)}")
+    return by_lower_case[schedule_name.lower()]

@@ -1,0 +1,144 @@
+"""Running statistics of batch normalisation over the full batch, not one microbatch after another.
+
+Each microbatch is normalised by its own statistics, as always. `running_mean` and `running_var`
+move once in a step, towards the mean and the unbiased variance of all rows of the batch, as with
+the DeferredBatchNorm of torchgpipe (Kim et al., 2020, arXiv 2004.09910), whose variance is biased.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..plan import Kind
+from .stage import Stage
+
+# Of 1d, 2d and 3d alike.
+_BatchNorm = nn.modules.batchnorm._BatchNorm
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What a call has been given: how many values a channel, their mean, their biased variance."""
+
+    count: int
+    mean: Tensor
+    variance: Tensor
+
+
+class DeferredBatchNorm:
+    """Updates running statistics when a step has succeeded, and leaves them alone when it fails.
+
+    Only calls of a forward count, not those of an R. Where a module is called several times for a
+    microbatch, all calls count. A forward without gradients updates in the same way, if the module
+    is in train mode.
+
+    Args:
+        stages: whose modules; they get hooks, until `close`.
+    """
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        # The microbatch of the F that each stage is in.
+        self._now: dict[int, int] = {}
+        self._seen: dict[_BatchNorm, list[tuple[int, _Seen]]] = {}
+        self._modules = list(
+            {
+                module: stage.index
+                for stage in stages
+                for layer in stage.layers
+                for module in layer.modules()
+                if isinstance(module, _BatchNorm) and module.running_mean is not None
+            }.items()
+        )
+        self._handles = [
+            module.register_forward_pre_hook(partial(self._see, stage))
+            for module, stage in self._modules
+        ]
+
+    def close(self) -> None:
+        """Takes the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+
+    def around(
+        self, kind: Kind, stage: Stage, call: Callable[[int], None]
+    ) -> Callable[[int], None]:
+        """What to call for an action instead."""
+        if kind is not Kind.F or not self._modules:
+            return call
+        return partial(self._forward, stage.index, call)
+
+    def _forward(self, stage: int, call: Callable[[int], None], microbatch: int) -> None:
+        self._now[stage] = microbatch
+        try:
+            call(microbatch)
+        finally:
+            del self._now[stage]
+
+    def _see(self, stage: int, module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        if stage not in self._now or module not in self._seen:
+            return
+        values = arguments[0].detach()
+        values = values.to(torch.promote_types(values.dtype, torch.float32))
+        dimensions = [dimension for dimension in range(values.dim()) if dimension != 1]
+        variance, mean = torch.var_mean(values, dimensions, correction=0)
+        seen = _Seen(values.numel() // values.size(1), mean, variance)
+        self._seen[module].append((self._now[stage], seen))
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Within it, modules do not update by themselves; in the end all do, unless it fails."""
+        training = [
+            module for module, _ in self._modules if module.training and module.track_running_stats
+        ]
+        self._seen = {module: [] for module in training}
+        for module in training:
+            module.track_running_stats = False
+        try:
+            yield
+            with torch.no_grad():
+                updates = [
+                    update
+                    for module, seen in self._seen.items()
+                    for update in _updates(module, seen)
+                ]
+                for buffer, value in updates:
+                    buffer.copy_(value)
+        finally:
+            for module in training:
+                module.track_running_stats = True
+            self._seen = {}
+
+
+def _updates(
+    module: _BatchNorm, seen: Sequence[tuple[int, _Seen]]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Buffers of a module and what they become."""
+    if not seen:
+        return
+    # In the order of microbatches, whatever the plan's.
+    calls = [one for _, one in sorted(seen, key=lambda pair: pair[0])]
+    counts = [one.count for one in calls]
+    total = sum(counts)
+    mean = sum(count / total * one.mean for count, one in zip(counts, calls, strict=True))
+    squares = sum(
+        count * (one.variance + (one.mean - mean).square())
+        for count, one in zip(counts, calls, strict=True)
+    )
+    factor = module.momentum
+    if module.num_batches_tracked is not None:
+        tracked = module.num_batches_tracked + 1
+        yield module.num_batches_tracked, tracked
+        factor = 1 / float(tracked) if factor is None else factor
+    for buffer, value in (
+        (module.running_mean, mean),
+        (module.running_var, squares / (total - 1)),
+    ):
+        assert buffer is not None
+        yield buffer, (1 - (factor or 0.0)) * buffer + (factor or 0.0) * value

@@ -1,0 +1,231 @@
+"""The flow of batches through CPU workers."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from contextvars import copy_context
+from typing import Any
+
+import torch
+
+from .. import _C
+from ..plan import Action, Plan
+from .batch import Call, Outputs
+from .carry import CallerState
+from .flow import Flow, OpenBatch
+from .stage import Ends
+
+# The action that raised, or None, its device, or one below 0 for an interrupt, and the exception.
+Failure = tuple[Action | None, int, BaseException]
+
+
+class _UnderWay:
+    """A batch that has been fed."""
+
+    def __init__(self, number: int, num_parts: int, outputs: Outputs) -> None:
+        self.number = number
+        self.num_parts = num_parts
+        self.outputs = outputs
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.outputs.parts) == self.num_parts
+
+
+class WorkerFlow(Flow):
+    """A flow on the workers, which an endless program keeps in one step.
+
+    A thread of its own waits for the end of that step, so that batches go on while the caller does
+    something else. The caller feeds, and takes what is done.
+
+    Args:
+        plan, open_batch: as for `Flow`.
+        num_workers: of the executor.
+        claim: the executor.
+        run: runs `program` for this flow until it is stopped or fails.
+
+    Attributes:
+        program: what takes slots through the stages.
+        takers: get a slot and what the model is called with for it; the first stages.
+        keywords: by slot, what layers get that name it in their forward; for every stage.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        open_batch: OpenBatch,
+        num_workers: int,
+        claim: _C.Executor,
+        run: Callable[[WorkerFlow], None],
+    ) -> None:
+        super().__init__(plan, open_batch)
+        self.program = _C.Program.endless(plan.placement, self.num_slots)
+        self.takers: Sequence[Callable[[int, tuple[Any, ...]], None]] = ()
+        self.keywords: list[dict[str, Any]] = [{}] * self.num_slots
+        self._claim = claim
+        self._run = run
+        self._batches: deque[_UnderWay] = deque()
+        self._num_fed = 0
+        self._next_slot = 0
+        # By slot: the batch and which of its microbatches.
+        self._cells: list[tuple[_UnderWay, int] | None] = [None] * self.num_slots
+        with torch.no_grad():
+            self._caller = CallerState(num_workers)
+        # Threads that user code runs on: what it lets go of may be this flow.
+        self._inside: set[int] = set()
+        self._process = os.getpid()
+        self._failure: BaseException | None = None
+        self._ended = False
+        self._begun = threading.Event()
+        self._news = threading.Event()
+        context = copy_context()
+        self._thread = threading.Thread(
+            target=context.run, args=(self._live,), name="pykern stream", daemon=True
+        )
+        self._thread.start()
+        try:
+            self._begun.wait()
+        except BaseException as error:
+            self.close(error)
+            raise
+
+    def _live(self) -> None:
+        self._inside.add(threading.get_ident())
+        try:
+            # Of this thread: whether random numbers are watched for depends on it.
+            with torch.no_grad():
+                self._run(self)
+        except BaseException as error:
+            self._failure = error
+        finally:
+            self._ended = True
+            self._begun.set()
+            self._news.set()
+
+    def begun(self) -> None:
+        """To be called when the program can be fed."""
+        self._begun.set()
+
+    def carry(self) -> Callable[[], None]:
+        """Applies the caller's state to the calling worker; returns the undoing."""
+        self._inside.add(threading.get_ident())
+        return self._caller()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the stages are its own."""
+        return not self._ended
+
+    def feed(self, call: Call) -> None:
+        """Cuts a batch into microbatches, and has them follow those before."""
+        self._refuse_fork()
+        with torch.no_grad():
+            opened, outputs = self._open_batch(call)
+            parts = [part for part in opened.calls if part is not None]
+        batch = _UnderWay(self._num_fed, len(parts), outputs)
+        self._batches.append(batch)
+        self._num_fed += 1
+        self._num_used += len(parts)
+        for index, (arguments, keywords) in enumerate(parts):
+            slot = self._next_slot
+            self._next_slot = (slot + 1) % self.num_slots
+            self._cells[slot] = batch, index
+            self.keywords[slot] = keywords
+            for take in self.takers:
+                take(slot, arguments)
+            self._claim.feed(self.program, slot)
+
+    def keep(self, slot: int, output: Any, once: bool) -> Ends:
+        """Takes what the last stage returns for a slot."""
+        cell = self._cells[slot]
+        assert cell is not None
+        batch, index = cell
+        self._cells[slot] = None
+        self.keywords[slot] = {}
+        ends = batch.outputs(index, output, once)
+        if batch.is_done:
+            self._news.set()
+        return ends
+
+    def take(self) -> Any:
+        """The output of the batch that was fed first among those here, once it is done.
+
+        Raises:
+            BaseException: the first that a stage has raised; nothing is under way any more.
+        """
+        self._refuse_fork()
+        batch = self._batches[0]
+        self._wait_for(batch)
+        if not batch.is_done:
+            self._raise_failure()
+        self._batches.popleft()
+        self._num_used -= batch.num_parts
+        with torch.no_grad():
+            return batch.outputs.merged()
+
+    def settle(self) -> None:
+        """Waits until nothing of what has been fed is under way."""
+        for batch in self._batches:
+            self._wait_for(batch)
+
+    def _wait_for(self, batch: _UnderWay) -> None:
+        """Until it is done, or will not be any more."""
+        while True:
+            self._news.clear()
+            if batch.is_done or self._ended:
+                return
+            self._news.wait()
+
+    def located(self, failure: Failure) -> Failure:
+        """The failure with what its action was in its batch, and with a note of which that was."""
+        action, device, exception = failure
+        cell = None if action is None else self._cells[action.microbatch]
+        if action is None or cell is None:
+            return failure
+        batch, index = cell
+        # Some take no notes.
+        with suppress(Exception):
+            exception.add_note(f"pykern: raised in batch {batch.number} of the stream")
+        return Action(action.kind, action.stage, index), device, exception
+
+    def close(self, error: BaseException | None) -> None:
+        """Stops what is under way, and ends the thread.
+
+        Where a stage has let go of the flow, which is then in use there, nobody waits for the end.
+        """
+        interrupt = error if isinstance(error, KeyboardInterrupt) else None
+        again: KeyboardInterrupt | None = None
+        while self._thread.is_alive():
+            try:
+                self._begun.wait()
+                self._claim.stop(self.program, interrupt)
+                if threading.get_ident() in self._inside:
+                    return
+                self._thread.join()
+            except KeyboardInterrupt as another:
+                interrupt = again = another
+        self._batches.clear()
+        self._caller.restore_threads()
+        late = again or self._failure
+        self._failure = None
+        if error is None and late is not None:
+            raise late
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        try:
+            raise failure or RuntimeError("the stream has ended")
+        finally:
+            # Its traceback holds this frame.
+            del failure
+
+    def _refuse_fork(self) -> None:
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "this stream was begun in another process and does not survive a fork; make a new "
+                "pipeline in the child"
+            )

@@ -1,0 +1,61 @@
+"""What features are compared with: the model alone, microbatch by microbatch."""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import pykern
+from pykern.runtime.microbatch import sizes, split
+
+NUM_MICROBATCHES = 4
+
+
+def chain(num_layers: int = 4, width: int = 8) -> nn.Sequential:
+    return nn.Sequential(
+        *(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(num_layers))
+    )
+
+
+def pipeline(model: Any, **options: Any) -> pykern.Pipeline:
+    usual: dict[str, Any] = {
+        "devices": "cpu:2", "microbatches": NUM_MICROBATCHES, "loss_fn": F.mse_loss
+    }  # fmt: skip
+    return pykern.Pipeline(model, **(usual | options))
+
+
+def plain_step(
+    call: Callable[..., Any], loss_fn: Callable[..., Tensor], args: Sequence[Any], target: Tensor
+) -> Tensor:
+    """Loss of the batch; gradients are added to `.grad`."""
+    rows = [n for n in sizes(len(target), NUM_MICROBATCHES) if n]
+    losses = []
+    for part, wanted in zip(split(tuple(args), rows), target.split(rows), strict=True):
+        loss = loss_fn(call(*part), wanted) * (len(wanted) / len(target))
+        loss.backward()
+        losses.append(loss.detach())
+    return sum(losses[1:], losses[0])
+
+
+def assert_same_gradients(ours: nn.Module, theirs: nn.Module) -> None:
+    pairs = zip(ours.named_parameters(), theirs.named_parameters(), strict=True)
+    for (name, one), (other_name, other) in pairs:
+        assert name == other_name
+        assert (one.grad is None) == (other.grad is None), name
+        if one.grad is not None and other.grad is not None:
+            assert torch.equal(one.grad, other.grad), name
+
+
+def assert_trains_alike(
+    model: Any, args: Sequence[Any], target: Tensor, loss_fn: Callable[..., Tensor], **options: Any
+) -> None:
+    """A step gives the plain model's loss and gradients, bit for bit."""
+    plain = copy.deepcopy(model)
+    module = plain if isinstance(plain, nn.Module) else nn.Sequential(*plain)
+    with pipeline(model, loss_fn=loss_fn, **options) as pipe:
+        ours = pipe.step(*args, target=target)
+        assert torch.equal(ours, plain_step(module, loss_fn, args, target))
+        assert_same_gradients(pipe, module)

@@ -1,0 +1,161 @@
+"""What torch refuses is refused, with the same type of error and a text that names the value."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.interop.cases import CPU, OURS, TORCH, Library, batch, make, parts
+
+pytestmark = pytest.mark.usefixtures("_group_of_one")
+
+Misuse = Callable[[Library], Any]
+
+
+def no_gradients(library: Library) -> None:
+    x, y = batch()
+    with torch.no_grad():
+        make(library, "LoopedBFS", parts(2)).step(x, target=y)
+
+
+def too_few_rows(library: Library) -> None:
+    make(library, "Interleaved1F1B", parts(1), loss_fn=None).step(batch(3)[0])
+
+
+def unnamed_keyword(library: Library) -> None:
+    x, y = batch()
+    make(library, "LoopedBFS", parts(2)).step(x, target=y, mask=x)
+
+
+def losses_of_another_type(library: Library) -> None:
+    x, y = batch()
+    make(library, "LoopedBFS", parts(2)).step(x, target=y, losses=())
+
+
+def losses_without_a_loss(library: Library) -> None:
+    x, _ = batch()
+    make(library, "LoopedBFS", parts(1), loss_fn=None).step(x, losses=[])
+
+
+def no_target(library: Library) -> None:
+    make(library, "LoopedBFS", parts(2)).step(batch()[0])
+
+
+def loss_of_many_numbers(library: Library) -> None:
+    x, y = batch()
+    make(library, "LoopedBFS", parts(2), loss_fn=lambda output, target: output - target).step(
+        x, target=y
+    )
+
+
+def loss_that_trains_nothing(library: Library) -> None:
+    x, y = batch()
+    make(library, "LoopedBFS", parts(2), loss_fn=lambda output, target: target.mean()).step(
+        x, target=y
+    )
+
+
+MISUSES: dict[str, tuple[Misuse, type[Exception], str]] = {
+    "index": (
+        lambda library: library.names.PipelineStage(parts(1)[0], 2, 2, CPU),
+        ValueError,
+        "stage_index is 2; with num_stages=2 it is 0 to 1",
+    ),
+    "name": (lambda library: library.schedule("2F2B"), ValueError, "'2F2B' is unknown"),
+    "V of four": (
+        lambda library: make(library, "ZBVZeroBubble", parts(3)),
+        ValueError,
+        "gives",
+    ),
+    "too few microbatches": (
+        lambda library: make(library, "DualPipeV", parts(2), count=1),
+        ValueError,
+        "num_microbatches must be at least 2",
+    ),
+    "gradients": (no_gradients, RuntimeError, "call eval"),
+    "rows": (too_few_rows, ValueError, "n_microbatches is 4.* only 3 rows"),
+    "keyword": (unnamed_keyword, TypeError, "'mask', which no stage's forward names"),
+    "losses": (losses_of_another_type, TypeError, "losses is a tuple"),
+    "no loss": (losses_without_a_loss, RuntimeError, "has no loss_fn"),
+    "no target": (no_target, RuntimeError, "needs target="),
+    "loss": (loss_of_many_numbers, RuntimeError, r"one number .* got \(2, 6\)"),
+    "constant": (loss_that_trains_nothing, RuntimeError, "depends on nothing that trains"),
+}
+
+
+@pytest.mark.parametrize("name", MISUSES)
+def test_misuse(name: str) -> None:
+    misuse, expected, text = MISUSES[name]
+    with pytest.raises(expected, match=text):
+        misuse(OURS)
+    with pytest.raises(expected):
+        misuse(TORCH)
+
+
+def stage(**options: Any) -> Any:
+    return OURS.names.PipelineStage(parts(1)[0], 0, 2, CPU, **options)
+
+
+def looped(**options: Any) -> Any:
+    return make(OURS, "Interleaved1F1B", parts(2), **options)
+
+
+# What torch can do, or does not look at.
+REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "module": (lambda: OURS.names.PipelineStage(print, 0, 1, CPU), TypeError, "an nn.Module"),
+    "group": (lambda: stage(group=object()), ValueError, "group is for stages in several"),
+    "dw_builder": (lambda: stage(dw_builder=print), ValueError, "dw_builder is for"),
+    "get_mesh": (lambda: stage(get_mesh=print), ValueError, "get_mesh is for"),
+    "no stages": (lambda: OURS.names.ScheduleGPipe([], 2), ValueError, "there are no stages"),
+    "no stage": (lambda: OURS.names.ScheduleGPipe(print, 2), TypeError, "must be a PipelineStage"),
+    "a stage of two": (
+        lambda: OURS.names.ScheduleGPipe(stage(), 2),
+        ValueError,
+        r"rank 0 of 1 needs stages \[0, 1\] for ScheduleGPipe, got \[0\]",
+    ),
+    "counts": (
+        lambda: OURS.names.ScheduleGPipe(
+            [stage(), OURS.names.PipelineStage(parts(1)[0], 1, 3, CPU)], 2
+        ),
+        ValueError,
+        r"disagree on num_stages: \[2, 3\]",
+    ),
+    "microbatches": (lambda: looped(count=0), ValueError, "num_microbatches"),
+    "autograd": (lambda: looped(backward_requires_autograd=False), ValueError, "autograd"),
+    "args": (
+        lambda: looped(args_chunk_spec=()).step(batch()[0], target=batch()[1]),
+        ValueError,
+        "args_chunk_spec has 0 entries for 1 positional",
+    ),
+    "kwargs": (
+        lambda: looped(kwargs_chunk_spec={"a": None}).eval(batch()[0], b=1),
+        ValueError,
+        r"kwargs_chunk_spec is for \['a'\], but step got \['b'\]",
+    ),
+    "number": (
+        lambda: looped().eval(torch.tensor(1.0)),
+        ValueError,
+        "no dimension to cut",
+    ),
+    "format": (
+        lambda: looped()._load_csv("plan.csv", format="csv"),
+        ValueError,
+        "format is 'compute_only' or 'compute_comms', got 'csv'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    misuse, expected, text = REFUSED[name]
+    with pytest.raises(expected, match=text):
+        misuse()
+
+
+def test_a_plan_for_other_counts(tmp_path: Path) -> None:
+    file = tmp_path / "plan.csv"
+    file.write_text("0F0,1F0,1B0,0B0\n")
+    with pytest.raises(ValueError, match=r"is for 2 stages, 1 microbatches .* 2 stages, 4 micro"):
+        looped()._load_csv(file)
