@@ -20,7 +20,7 @@ class Skips:
     """A model, its arguments by name, one row per sample, and a loss."""
 
     model: nn.Module
-    inputs: dict[str, Tensor]
+    inputs: dict[str, Any]
     target: Tensor
     loss_fn: Callable[[Any, Tensor], Tensor] = F.mse_loss
 
