@@ -264,7 +264,7 @@ class Executor:
         keywords = [{} if call is None else call[1] for call in batch.calls]
         if any(keywords):
             for stage in self._stages:
-                stage.keywords = keywords
+                stage.enter_by_name(keywords)
 
     def _end(self) -> None:
         for stage in self._stages:
