@@ -143,7 +143,7 @@ class Pipeline(nn.Module):
         self._train_program = self._executor.program(self.plan)
         self._predict_program = self._executor.program(self.plan.forward_only())
         self._deferred = DeferredBatchNorm(stages if deferred_batch_norm else ())
-        self._executor.watch(self._deferred.around, self._deferred.step)
+        self._executor.watch(self._deferred.around, self._deferred.during)
         self._last_program: Program | None = None
 
     def step(
