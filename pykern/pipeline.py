@@ -138,12 +138,10 @@ class Pipeline(nn.Module):
             self._fit(sample_of, stages, driver)
         self._chain = chain
         self._executor = Executor(stages, self.plan, devices_of, driver)
-        self._executor.watch(self._checks.around)
-        chain.before_recording(self._executor.settle)
+        self._deferred = DeferredBatchNorm(stages if deferred_batch_norm else ())
+        self._watch()
         self._train_program = self._executor.program(self.plan)
         self._predict_program = self._executor.program(self.plan.forward_only())
-        self._deferred = DeferredBatchNorm(stages if deferred_batch_norm else ())
-        self._executor.watch(self._deferred.around, self._deferred.during)
         self._last_program: Program | None = None
 
     def step(
@@ -346,6 +344,12 @@ class Pipeline(nn.Module):
         if self._chain.root is not None:
             self._chain.root.train(mode)
         return super().train(mode)
+
+    def _watch(self) -> None:
+        """Has what looks at steps look at them."""
+        self._executor.watch(self._checks.around)
+        self._chain.before_recording(self._executor.settle)
+        self._executor.watch(self._deferred.around, self._deferred.during)
 
     def _fit(self, budget: Budget, stages: Sequence[Stage], driver: Driver) -> None:
         try:

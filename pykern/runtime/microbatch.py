@@ -66,6 +66,8 @@ def to_device(tree: Any, device: torch.device) -> Any:
         return tree.to(device, non_blocking=device.type == "cuda")
     if type(tree) is tuple:
         return tuple(to_device(part, device) for part in tree)
+    if type(tree) is dict:
+        return {key: to_device(part, device) for key, part in tree.items()}
     leaves, spec = pytree.tree_flatten(tree)
     if spec.is_leaf():
         return tree

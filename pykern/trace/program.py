@@ -53,6 +53,10 @@ pytree.register_pytree_node(
     lambda env: (list(env.values.values()), (env.program, tuple(env.values))),
     lambda tensors, of: Environment(of[0], dict(zip(of[1], tensors, strict=True))),
     serialized_type_name="pykern.trace.Environment",
+    flatten_with_keys_fn=lambda env: (
+        [(pytree.MappingKey(number), value) for number, value in env.values.items()],
+        (env.program, tuple(env.values)),
+    ),
 )
 
 
