@@ -139,7 +139,7 @@ class Pipeline(nn.Module):
         self._chain = chain
         self._executor = Executor(stages, self.plan, devices_of, driver)
         self._deferred = DeferredBatchNorm(stages if deferred_batch_norm else ())
-        self._watch(during_steps=deferred_batch_norm)
+        self._watch()
         self._train_program = self._executor.program(self.plan)
         self._predict_program = self._executor.program(self.plan.forward_only())
         self._last_program: Program | None = None
@@ -345,12 +345,11 @@ class Pipeline(nn.Module):
             self._chain.root.train(mode)
         return super().train(mode)
 
-    def _watch(self, *, during_steps: bool) -> None:
+    def _watch(self) -> None:
         """Has what looks at steps look at them."""
         self._executor.watch(self._checks.around)
         self._chain.before_recording(self._executor.settle)
-        during = self._deferred.step if during_steps else None
-        self._executor.watch(self._deferred.around, during)
+        self._executor.watch(self._deferred.around, self._deferred.during)
 
     def _fit(self, budget: Budget, stages: Sequence[Stage], driver: Driver) -> None:
         try:
