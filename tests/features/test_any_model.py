@@ -170,7 +170,9 @@ class Unpacks(nn.Linear):
 
 @row("Dicts, dataclasses, `None` and numbers between stages", "n n n p n n")
 def test_values_of_any_form_between_stages() -> None:
-    assert_trains_alike([Packs(8, 8), Unpacks(8, 8)], [X], Y, F.mse_loss)
+    for recompute in (None, "stage"):
+        layers = [Packs(8, 8), Unpacks(8, 8)]
+        assert_trains_alike(layers, [X], Y, F.mse_loss, recompute=recompute)
 
 
 class WithIndex(nn.Linear):
