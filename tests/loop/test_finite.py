@@ -218,6 +218,6 @@ def test_the_values_of_a_recorded_model_are_looked_at() -> None:
     ) as pipe:
         pipe.step(tokens)
         with torch.no_grad():
-            model.blocks[1].up.bias[0] = torch.nan  # type: ignore[union-attr,index]
+            model.get_parameter("blocks.1.up.bias")[0] = torch.nan
         with pytest.raises(FloatingPointError, match=r"layer 'blocks\.1'\[\d+\] has 80 of 80"):
             pipe.step(tokens)
