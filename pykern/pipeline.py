@@ -141,18 +141,16 @@ class Pipeline(nn.Module):
             self._fit(sample_of, stages, driver)
         self._chain = chain
         self._executor = Executor(stages, self.plan, devices_of, driver)
-        self._executor.watch(self._checks.around)
-        chain.before_recording(self._executor.settle)
+        self._deferred = DeferredBatchNorm(stages if deferred_batch_norm else ())
+        self._watch()
         self._train_program = self._executor.program(self.plan)
         self._predict_program = self._executor.program(self.plan.forward_only())
-        self._deferred = DeferredBatchNorm(stages if deferred_batch_norm else ())
-        self._executor.watch(self._deferred.around, self._deferred.step)
 
     def step(
         self,
         *inputs: Any,
         target: Any = None,
-        scaler: torch.amp.GradScaler | None = None,
+        scaler: Any = None,
         **named: Any,
     ) -> Tensor:
         """Forward and backward of one batch on all devices.
@@ -172,7 +170,8 @@ class Pipeline(nn.Module):
                 microbatch. The number of rows may change from step to step and need not be a
                 multiple of the microbatches.
             target: second argument of the loss function, cut in the same way.
-            scaler: by whose scale gradients are multiplied, as `scaler.scale(loss)` would do.
+            scaler: a `torch.amp.GradScaler`, by whose scale gradients are multiplied, as
+                `scaler.scale(loss)` would do.
             **named: arguments by name, cut in the same way, for every layer whose forward names
                 them, or for the model's own forward.
 
@@ -350,6 +349,12 @@ class Pipeline(nn.Module):
         if self._chain.root is not None:
             self._chain.root.train(mode)
         return super().train(mode)
+
+    def _watch(self) -> None:
+        """Has what looks at steps look at them."""
+        self._executor.watch(self._checks.around)
+        self._chain.before_recording(self._executor.settle)
+        self._executor.watch(self._deferred.around, self._deferred.during)
 
     def _fit(self, budget: Budget, stages: Sequence[Stage], driver: Driver) -> None:
         try:

@@ -36,16 +36,21 @@ class DeferredBatchNorm:
     """Updates running statistics when a step has succeeded, and leaves them alone when it fails.
 
     Only calls of a forward count, not those of an R. Where a module is called several times for a
-    microbatch, all calls count. A forward without gradients updates in the same way, if the module
-    is in train mode.
+    microbatch, all calls count. Forwards alone, without gradients, update as
+    without this, if the module is in train mode: a stream of them may have no end.
 
     Args:
         stages: whose modules; they get hooks, until `close`.
+
+    Attributes:
+        during: makes the context of a step; None where there is nothing to update.
     """
 
     def __init__(self, stages: Sequence[Stage]) -> None:
         # The microbatch of the F that each stage is in.
         self._now: dict[int, int] = {}
+        # Modules that do not update by themselves now.
+        self._silent: list[_BatchNorm] = []
         self._seen: dict[_BatchNorm, list[tuple[int, _Seen]]] = {}
         self._modules = list(
             {
@@ -56,6 +61,7 @@ class DeferredBatchNorm:
                 if isinstance(module, _BatchNorm) and module.running_mean is not None
             }.items()
         )
+        self.during = self._step if self._modules else None
         self._handles = [
             module.register_forward_pre_hook(partial(self._see, stage))
             for module, stage in self._modules
@@ -92,28 +98,33 @@ class DeferredBatchNorm:
         self._seen[module].append((self._now[stage], seen))
 
     @contextmanager
-    def step(self) -> Iterator[None]:
+    def _step(self) -> Iterator[None]:
         """Within it, modules do not update by themselves; in the end all do, unless it fails."""
-        training = [
-            module for module, _ in self._modules if module.training and module.track_running_stats
+        self._restore()
+        self._silent = [
+            module
+            for module, _ in self._modules
+            if module.training and module.track_running_stats and torch.is_grad_enabled()
         ]
-        self._seen = {module: [] for module in training}
-        for module in training:
-            module.track_running_stats = False
+        self._seen = {module: [] for module in self._silent}
         try:
+            for module in self._silent:
+                module.track_running_stats = False
             yield
-            with torch.no_grad():
-                updates = [
-                    update
-                    for module, seen in self._seen.items()
-                    for update in _updates(module, seen)
-                ]
-                for buffer, value in updates:
-                    buffer.copy_(value)
+            # Without no_grad, which an interrupt could leave on: nothing here requires grad.
+            updates = [
+                update for module, seen in self._seen.items() for update in _updates(module, seen)
+            ]
+            for buffer, value in updates:
+                buffer.copy_(value)
         finally:
-            for module in training:
-                module.track_running_stats = True
+            self._restore()
             self._seen = {}
+
+    def _restore(self) -> None:
+        """An interrupt may have ended a step before this was done."""
+        for module in self._silent:
+            module.track_running_stats = True
 
 
 def _updates(

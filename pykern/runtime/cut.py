@@ -9,6 +9,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ..trace.values import flatten
+
 
 @dataclass(slots=True)
 class Cut:
@@ -44,7 +46,7 @@ def cut(
         if not value.requires_grad:
             return Cut(leaf, (), ())
         return Cut(leaf, (value,), (leaf.requires_grad_(),))
-    values, spec = pytree.tree_flatten(value)
+    values, spec = flatten(value)
     unique = tensors_of(values)
     landed = carry([tensor.detach() for tensor in unique])
     pairs = list(zip(unique, landed, strict=True))
@@ -57,15 +59,15 @@ def cut(
 
 def tensors_of(value: Any) -> list[Tensor]:
     """The tensors in a tree, each once."""
-    leaves = pytree.tree_leaves(value)
+    leaves = flatten(value)[0]
     return list({id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor)}.values())
 
 
 def hidden_in(value: Any) -> list[object]:
-    """The objects in a tree that hold tensors of a graph and are no trees, such as dataclasses."""
+    """The objects in a tree that hold tensors of a graph and are no trees to torch."""
     if isinstance(value, Tensor):
         return []
-    return [leaf for leaf in pytree.tree_leaves(value) if _holds_a_graph(leaf)]
+    return [leaf for leaf in flatten(value)[0] if _holds_a_graph(leaf)]
 
 
 def _holds_a_graph(leaf: object) -> bool:

@@ -189,7 +189,9 @@ class Executor:
         """
         self._look()
         for call in batches:
-            if not any(stage.draws.possible for stage in self._stages):
+            may_draw = any(stage.draws.possible for stage in self._stages)
+            # What goes around every step has the batches one by one as well.
+            if not may_draw and self._during is nullcontext:
                 rest = chain([call], batches)
                 del call
                 yield from in_order(rest, self._flow_of(program, open_batch))
@@ -225,7 +227,7 @@ class Executor:
         return flow
 
     def _run_flow(self, flow: WorkerFlow) -> None:
-        with self._driver.claim, self._during():
+        with self._driver.claim:
             try:
                 self._begin(Batch(((), {}), None, [0] * flow.num_slots, flow.keep))
                 # One list, so that whichever replica takes arguments lets go of them for all.
@@ -262,7 +264,7 @@ class Executor:
         keywords = [{} if call is None else call[1] for call in batch.calls]
         if any(keywords):
             for stage in self._stages:
-                stage.keywords = keywords
+                stage.enter_by_name(keywords)
 
     def _end(self) -> None:
         for stage in self._stages:

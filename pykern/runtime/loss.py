@@ -144,7 +144,7 @@ class Losses:
         return sum(others, first)
 
 
-def scale_of(scaler: torch.amp.GradScaler | None, device: torch.device) -> Tensor | None:
+def scale_of(scaler: object, device: torch.device) -> Tensor | None:
     """What a scaler multiplies losses by; None where nothing.
 
     Raises:

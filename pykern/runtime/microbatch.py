@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ..trace.values import flatten
+
 
 class SplitError(ValueError):
     """The batch, or the results of its microbatches, cannot be cut or joined along dimension 0."""
@@ -62,7 +64,7 @@ def split(tree: Any, rows: Sequence[int]) -> list[Any]:
         return list(zip(*columns, strict=True)) if columns else [()] * len(rows)
     if type(tree) is dict:
         return [dict(zip(tree, part, strict=True)) for part in split(tuple(tree.values()), rows)]
-    leaves, spec = pytree.tree_flatten(tree)
+    leaves, spec = flatten(tree)
     if spec.is_leaf():
         return [tree] * len(rows)
     columns = split(tuple(leaves), rows)
@@ -80,7 +82,9 @@ def to_device(tree: Any, device: torch.device) -> Any:
         return tree.to(device, non_blocking=device.type == "cuda")
     if type(tree) is tuple:
         return tuple(to_device(part, device) for part in tree)
-    leaves, spec = pytree.tree_flatten(tree)
+    if type(tree) is dict:
+        return {key: to_device(part, device) for key, part in tree.items()}
+    leaves, spec = flatten(tree)
     if spec.is_leaf():
         return tree
     return pytree.tree_unflatten([to_device(leaf, device) for leaf in leaves], spec)
@@ -102,7 +106,7 @@ def merge(parts: Sequence[Any], weights: Sequence[float]) -> Any:
     """
     if all(isinstance(part, Tensor) for part in parts):
         return _join(parts, weights)
-    flat = [pytree.tree_flatten(part) for part in parts]
+    flat = [flatten(part) for part in parts]
     spec = flat[0][1]
     if any(other != spec for _, other in flat):
         raise SplitError("the outputs of the microbatches have different structures")
@@ -142,7 +146,7 @@ def _leaves(tree: Any) -> Iterator[Any]:
         for part in tree.values():
             yield from _leaves(part)
     else:
-        yield from pytree.tree_flatten(tree)[0]
+        yield from flatten(tree)[0]
 
 
 def _disagreement(tree: Any, rows: int) -> SplitError:

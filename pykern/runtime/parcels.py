@@ -45,6 +45,10 @@ class Parcel:
 class Parcels:
     """The parcels of one stage in a step. All is empty where nothing skips a stage.
 
+    Args:
+        stage: the stage's number.
+        device: where it has its tensors.
+
     Attributes:
         of_stages: by stage, those of the same replica.
         come: by microbatch, what F will open.
@@ -52,8 +56,9 @@ class Parcels:
         sent: by microbatch, what B or I has the answers to.
     """
 
-    def __init__(self, stage: int) -> None:
+    def __init__(self, stage: int, device: torch.device) -> None:
         self._stage = stage
+        self._device = device
         self.of_stages: Sequence[Parcels] = ()
         self.come: dict[int, list[Parcel]] = {}
         self.opened: dict[int, list[Parcel]] = {}
@@ -66,10 +71,14 @@ class Parcels:
         self.sent.clear()
 
     def give(self, microbatch: int, farther: Farther) -> None:
-        """Gives later stages what they use of the batch."""
+        """Gives later stages what they use of the batch.
+
+        Before any action: a copy between GPUs within one would have both of their lanes wait.
+        """
         for reader, values in farther:
+            there = self.of_stages[reader]
             # The first that comes: what is still there is of a replica that did not run it.
-            self.of_stages[reader].come[microbatch] = [Parcel(BATCH, values)]
+            there.come[microbatch] = [Parcel(BATCH, to_device(values, there._device))]
 
     def send(self, microbatch: int, farther: Farther, passage: Passage) -> None:
         """F hands over what farther stages use."""
@@ -83,9 +92,7 @@ class Parcels:
             if any(leaf.requires_grad for leaf in landed):
                 self.sent.setdefault(microbatch, []).append(parcel)
 
-    def open(
-        self, microbatch: int, device: torch.device, passage: Passage
-    ) -> tuple[Values, list[Tensor]]:
+    def open(self, microbatch: int, passage: Passage) -> tuple[Values, list[Tensor]]:
         """F takes in what has come.
 
         Returns:
@@ -95,7 +102,7 @@ class Parcels:
         leaves: list[Tensor] = []
         for parcel in self.come.pop(microbatch, ()):
             if parcel.sender == BATCH:
-                values |= to_device(parcel.values, device)
+                values |= parcel.values
                 continue
             taken = passage.arrive(list(parcel.values.values()))
             values |= zip(parcel.values, taken, strict=True)

@@ -71,7 +71,7 @@ class Stage:
         self._draws = Draws(index)
         self._recompute = Recompute()
         self.passage = Passage()
-        self.parcels = Parcels(index)
+        self.parcels = Parcels(index, device)
         self._make_room(0)
 
     def begin(
@@ -146,6 +146,15 @@ class Stage:
         for microbatch, given in enumerate(arguments):
             self.take(microbatch, given)
 
+    def enter_by_name(self, keywords: Sequence[dict[str, Any]]) -> None:
+        """Takes what layers get by name, by microbatch, to where the stage is.
+
+        Before any action: a copy between GPUs within one would have both of their lanes wait.
+        """
+        wanted = frozenset[str]().union(*self._keywords_of)
+        mine = [{name: of[name] for name in of if name in wanted} for of in keywords]
+        self.keywords = [to_device(of, self.device) for of in mine]
+
     def take(self, microbatch: int, arguments: tuple[Any, ...] | None) -> None:
         """Takes what the model is called with for one microbatch."""
         self.arguments[microbatch] = arguments
@@ -175,7 +184,7 @@ class Stage:
 
     def _with_parcels(self, microbatch: int, near: Environment) -> tuple[Environment]:
         """What the previous stage has given together with what has come from farther ones."""
-        values, leaves = self.parcels.open(microbatch, self.device, self.passage)
+        values, leaves = self.parcels.open(microbatch, self.passage)
         self.leaves[microbatch] = [*self.leaves[microbatch], *leaves]
         return (Environment(near.program, {**near.values, **values}),)
 
@@ -191,11 +200,9 @@ class Stage:
         return calls if self.look is None else self.look(microbatch, calls)
 
     def _calls_by_name(self, keywords: dict[str, Any], end: Callable[[Any], Any]) -> Calls:
-        wanted = self._keywords_of
-        mine = {name: value for name, value in keywords.items() if any(name in w for w in wanted)}
-        here = to_device(mine, self.device)
         first, *others = (
-            {name: value for name, value in here.items() if name in names} for names in wanted
+            {name: value for name, value in keywords.items() if name in names}
+            for names in self._keywords_of
         )
         layers = zip(self.layers[1:], others, strict=True)
         return [

@@ -54,7 +54,7 @@ pytree.register_pytree_node(
     lambda tensors, of: Environment(of[0], dict(zip(of[1], tensors, strict=True))),
     serialized_type_name="pykern.trace.Environment",
     flatten_with_keys_fn=lambda env: (
-        [(pytree.MappingKey(number), tensor) for number, tensor in env.values.items()],
+        [(pytree.MappingKey(number), value) for number, value in env.values.items()],
         (env.program, tuple(env.values)),
     ),
 )

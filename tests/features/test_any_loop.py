@@ -247,15 +247,16 @@ class Fails(nn.Linear):
 
 @row("A fault reaches the caller; the next step is right", "n y n n n n")
 def test_a_fault_reaches_the_caller() -> None:
-    layers = [nn.Linear(8, 8), Fails(8, 8)]
+    last = Fails(8, 8)
+    layers = [nn.Linear(8, 8), last]
     plain = nn.Sequential(*copy.deepcopy(layers))
     with pipeline(layers) as pipe:
-        layers[1].error = ZeroDivisionError("mine")  # type: ignore[assignment]
+        error = last.error = ZeroDivisionError("mine")
         with pytest.raises(ZeroDivisionError) as caught:
             pipe.step(X, target=Y)
-        assert caught.value is layers[1].error
+        assert caught.value is error
         assert "stage 1, microbatch 0" in caught.value.__notes__[0]
-        layers[1].error = None  # type: ignore[assignment]
+        last.error = None
         pipe.zero_grad()
         assert torch.equal(pipe.step(X, target=Y), plain_step(plain, F.mse_loss, [X], Y))
         assert_same_gradients(pipe, plain)

@@ -118,7 +118,10 @@ def test_skip_connections() -> None:
 @row("Tied parameters across devices", "p n y y n y")
 def test_tied_parameters_across_devices() -> None:
     model = chain()
-    model[3][0].weight = model[0][0].weight
+    first, last = model[0], model[3]
+    assert isinstance(first, nn.Sequential)
+    assert isinstance(last, nn.Sequential)
+    last[0].weight = first[0].weight
     plain = copy.deepcopy(model)
     with pipeline(model) as pipe:
         assert len(list(pipe.parameters())) == 7
@@ -159,26 +162,28 @@ class Packs(nn.Linear):
 
 
 class Unpacks(nn.Linear):
-    def forward(self, packed: Any) -> Tensor:
-        scale, nothing, (x,) = packed["more"]
+    def forward(self, x: Any) -> Tensor:
+        scale, nothing, (given,) = x["more"]
         assert nothing is None
-        return super().forward(packed["state"].hidden * scale + x)
+        return super().forward(x["state"].hidden * scale + given)
 
 
 @row("Dicts, dataclasses, `None` and numbers between stages", "n n n p n n")
 def test_values_of_any_form_between_stages() -> None:
-    assert_trains_alike([Packs(8, 8), Unpacks(8, 8)], [X], Y, F.mse_loss)
+    for recompute in (None, "stage"):
+        layers = [Packs(8, 8), Unpacks(8, 8)]
+        assert_trains_alike(layers, [X], Y, F.mse_loss, recompute=recompute)
 
 
 class WithIndex(nn.Linear):
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x: Tensor) -> Any:
         y = super().forward(x)
         return y, y.argmax(1), y.detach() > 0
 
 
 class ByIndex(nn.Linear):
-    def forward(self, parts: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-        x, index, positive = parts
+    def forward(self, x: Any) -> Tensor:
+        x, index, positive = x
         return super().forward(x * positive) + index[:, None]
 
 

@@ -1,6 +1,9 @@
 """Deferred batch normalisation: running statistics of the full batch, once in a step."""
 
 import copy
+import random
+import signal
+import time
 from typing import Any
 
 import pytest
@@ -251,3 +254,50 @@ def test_what_cannot_be_is_refused(gpus: FakeCuda) -> None:
     plan = schedules.chimera(2, 4)
     with pytest.raises(ValueError, match="running statistics, which copies would update"):
         pipeline(norms(0), schedule=plan, microbatches=4, deferred_batch_norm=True)
+
+
+def test_forwards_alone_in_train_mode_update_as_without_it() -> None:
+    """A stream of them may have no end."""
+    model = norms(0)
+    plain = copy.deepcopy(model)
+    x, _ = data(0, rows=12)
+    with pipeline(model, deferred_batch_norm=True) as pipe:
+        outputs = [pipe(x), *pipe.stream([x, x])]
+    with torch.no_grad():
+        expected = [torch.cat([plain(part) for part in x.split(4)]) for _ in range(3)]
+    for output, plain_output in zip(outputs, expected, strict=True):
+        assert torch.equal(output, plain_output)
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, plain.get_buffer(name)), name
+
+
+def test_interrupts_leave_a_pipeline_that_goes_on() -> None:
+    """Wherever they hit: grad mode, and modules that update again."""
+    model = norms(0)
+    x, y = data(0)
+    interrupted, delays = 0, random.Random(3)
+    previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        with pipeline(model, deferred_batch_norm=True, microbatches=4) as pipe:
+            start = time.monotonic()
+            for _ in range(10):
+                pipe.step(x, target=y)
+            length = (time.monotonic() - start) / 10
+            for _ in range(100):
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, delays.uniform(1e-6, length))
+                    pipe.step(x, target=y)
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                except KeyboardInterrupt:
+                    interrupted += 1
+            assert torch.is_grad_enabled()
+            pipe.zero_grad()
+            reference = Reference(model)
+            pipe.step(x, target=y)
+            reference.step(x, y, 4)
+            assert_as(pipe, reference)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    assert interrupted > 10
+    assert all(module.track_running_stats for module in model if is_norm(module))

@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import pykern
 from tests.fake_cuda.fake import FakeCuda
 from tests.loop.loops import WIDTH, assert_same, batch, mlp, pipeline, plain_loop_step, twins
+from tests.trace.models import Network
 
 LEVELS = ["off", "loss", "grads", "activations"]
 
@@ -206,3 +208,16 @@ def test_what_no_graph_could_do_is_refused(gpus: FakeCuda, level: str) -> None:
 def test_other_levels_are_refused() -> None:
     with pytest.raises(ValueError, match=r"one of 'off', 'loss', .*, got 'all'"):
         pipeline(mlp(), check_finite="all")
+
+
+def test_the_values_of_a_recorded_model_are_looked_at() -> None:
+    model, tokens = Network(), torch.zeros(4, 5, dtype=torch.long)
+    options: Any = dict(devices="cpu:2", microbatches=2, sample=tokens[:2])
+    with pykern.Pipeline(
+        model, loss_fn=lambda out: out["all"].sum(), check_finite="activations", **options
+    ) as pipe:
+        pipe.step(tokens)
+        with torch.no_grad():
+            model.get_parameter("blocks.1.up.bias")[0] = torch.nan
+        with pytest.raises(FloatingPointError, match=r"layer 'blocks\.1'\[\d+\] has 80 of 80"):
+            pipe.step(tokens)

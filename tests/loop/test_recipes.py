@@ -111,9 +111,7 @@ def test_lightning(tmp_path: Path) -> None:
     assert_equal_parameters(other, model)
 
 
-@pytest.mark.timeout(180)
-@pytest.mark.filterwarnings("ignore")
-def test_the_trainer_of_hugging_face(tmp_path: Path) -> None:
+def tiny_gpt() -> Any:
     import transformers  # noqa: PLC0415 - takes seconds
 
     config = transformers.GPT2Config(
@@ -130,32 +128,32 @@ def test_the_trainer_of_hugging_face(tmp_path: Path) -> None:
         use_cache=False,
         tie_word_embeddings=False,
     )
-    model = transformers.GPT2LMHeadModel(config)
-    plain, other = copy.deepcopy(model), transformers.GPT2LMHeadModel(config)
-    rows = [torch.randint(64, (8,)) for _ in range(16)]
-    data = [{"input_ids": row, "labels": row} for row in rows]
-    sample = {"input_ids": torch.zeros(2, 8, dtype=torch.int64)}
-    pipeline = {
-        "devices": "cpu:2",
-        "microbatches": 2,
-        "sample": sample | {"labels": sample["input_ids"]},
-    }
+    return transformers.GPT2LMHeadModel(config)
 
-    def arguments(folder: str) -> Any:
-        return transformers.TrainingArguments(
-            output_dir=tmp_path / folder,
-            use_cpu=True,
-            report_to="none",
-            disable_tqdm=True,
-            max_steps=6,
-            save_steps=3,
-            logging_strategy="no",
-            per_device_train_batch_size=4,
-            warmup_steps=2,
-            dataloader_pin_memory=False,
-        )
+
+def arguments(folder: Path) -> Any:
+    import transformers  # noqa: PLC0415 - takes seconds
+
+    return transformers.TrainingArguments(
+        output_dir=folder,
+        use_cpu=True,
+        report_to="none",
+        disable_tqdm=True,
+        max_steps=6,
+        save_steps=3,
+        logging_strategy="no",
+        per_device_train_batch_size=4,
+        warmup_steps=2,
+        dataloader_pin_memory=False,
+    )
+
+
+def plain_trainer_type() -> Any:
+    import transformers  # noqa: PLC0415 - takes seconds
 
     class PlainTrainer(transformers.Trainer):
+        """The same microbatches, one after another."""
+
         def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
             total = torch.zeros(())
             for part in inputs["input_ids"].split(2):
@@ -164,11 +162,31 @@ def test_the_trainer_of_hugging_face(tmp_path: Path) -> None:
                 total += loss.detach()
             return total
 
+    return PlainTrainer
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.filterwarnings("ignore")
+def test_the_trainer_of_hugging_face(tmp_path: Path) -> None:
+    model, other = tiny_gpt(), tiny_gpt()
+    plain = copy.deepcopy(model)
+    rows = [torch.randint(64, (8,)) for _ in range(16)]
+    data = [{"input_ids": row, "labels": row} for row in rows]
+    zeros = torch.zeros(2, 8, dtype=torch.int64)
+    pipeline = {
+        "devices": "cpu:2",
+        "microbatches": 2,
+        "sample": {"input_ids": zeros, "labels": zeros},
+    }
     trainer_type = run("transformers")["PipelineTrainer"]
     ours = trainer_type(
-        model, arguments("ours"), train_dataset=data, eval_dataset=data[:6], pipeline=pipeline
+        model,
+        arguments(tmp_path / "a"),
+        train_dataset=data,
+        eval_dataset=data[:6],
+        pipeline=pipeline,
     )
-    theirs = PlainTrainer(plain, arguments("theirs"), train_dataset=data)
+    theirs = plain_trainer_type()(plain, arguments(tmp_path / "b"), train_dataset=data)
     assert ours.train().training_loss == theirs.train().training_loss
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter, plain.get_parameter(name), rtol=1e-6, atol=1e-7)
@@ -178,6 +196,6 @@ def test_the_trainer_of_hugging_face(tmp_path: Path) -> None:
         expected = plain.eval()(input_ids=stacked, labels=stacked).loss.item()
     assert ours.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-5)
 
-    resumed = trainer_type(other, arguments("other"), train_dataset=data, pipeline=pipeline)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "ours/checkpoint-3"))
+    resumed = trainer_type(other, arguments(tmp_path / "c"), train_dataset=data, pipeline=pipeline)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "a/checkpoint-3"))
     assert_equal_parameters(other, model)

@@ -1,7 +1,6 @@
 """Layers that are hard to repeat: what they do is not in what they are given and return."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -132,11 +131,11 @@ class Uses(nn.Module):
         return parts[0] @ parts[1].sin()
 
 
-@dataclass
 class Opaque:
     """What torch does not look into for tensors."""
 
-    x: Tensor
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
 
 
 class Wraps(nn.Linear):

@@ -20,7 +20,7 @@ class Skips:
     """A model, its arguments by name, one row per sample, and a loss."""
 
     model: nn.Module
-    inputs: dict[str, Tensor]
+    inputs: dict[str, Any]
     target: Tensor
     loss_fn: Callable[[Any, Tensor], Tensor] = F.mse_loss
 
@@ -28,7 +28,7 @@ class Skips:
 class UNet(nn.Module):
     """Blocks going down, each of whose outputs the block at its height going up uses twice."""
 
-    def __init__(self, depth: int = 4) -> None:
+    def __init__(self, depth: int) -> None:
         super().__init__()
         self.down = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(depth))
         self.up = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(depth))
@@ -47,7 +47,7 @@ class UNet(nn.Module):
 class Dense(nn.Module):
     """Every block uses the outputs of all before it, the first one's several times."""
 
-    def __init__(self, depth: int = 8) -> None:
+    def __init__(self, depth: int) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(depth))
 
@@ -64,7 +64,7 @@ class Dense(nn.Module):
 class Ladder(nn.Module):
     """Every block uses the output of the one before it, and of the fourth before it."""
 
-    def __init__(self, depth: int = 8) -> None:
+    def __init__(self, depth: int) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(depth))
 
@@ -112,7 +112,7 @@ class Cross(nn.Module):
 class EncoderDecoder(nn.Module):
     """The decoder's input and both masks come late, the encoder's result is used by all blocks."""
 
-    def __init__(self, depth: int = 4) -> None:
+    def __init__(self, depth: int) -> None:
         super().__init__()
         self.encoder = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(depth))
         self.decoder = nn.ModuleList(Cross() for _ in range(depth))
@@ -126,19 +126,19 @@ class EncoderDecoder(nn.Module):
         return self.head(wanted) * weights[..., None]
 
 
-def unet(rows: int) -> Skips:
+def unet(rows: int, depth: int = 8) -> Skips:
     x, y = torch.randn(2, rows, WIDTH)
-    return Skips(UNet(), {"x": x}, y)
+    return Skips(UNet(-(-depth // 2)), {"x": x}, y)
 
 
-def dense(rows: int) -> Skips:
+def dense(rows: int, depth: int = 8) -> Skips:
     x, y = torch.randn(2, rows, WIDTH)
-    return Skips(Dense(), {"x": x}, y)
+    return Skips(Dense(depth), {"x": x}, y)
 
 
-def ladder(rows: int) -> Skips:
+def ladder(rows: int, depth: int = 8) -> Skips:
     x, y = torch.randn(2, rows, WIDTH)
-    return Skips(Ladder(), {"x": x}, y)
+    return Skips(Ladder(depth), {"x": x}, y)
 
 
 def wide(rows: int) -> Skips:
@@ -146,17 +146,18 @@ def wide(rows: int) -> Skips:
     return Skips(Wide(), {"x": x, "late": torch.randn(rows, 9)}, y)
 
 
-def encoder_decoder(rows: int) -> Skips:
+def encoder_decoder(rows: int, depth: int = 8) -> Skips:
     inputs = {
         "source": torch.randn(rows, 5, WIDTH),
         "wanted": torch.randn(rows, 3, WIDTH),
         "mask": torch.rand(rows, 5) > -1.0,
         "weights": torch.rand(rows, 3),
     }
-    return Skips(EncoderDecoder(), inputs, torch.randn(rows, 3, WIDTH))
+    return Skips(EncoderDecoder(-(-depth // 2)), inputs, torch.randn(rows, 3, WIDTH))
 
 
-MODELS: dict[str, Callable[[int], Skips]] = {
+# Each gets the rows of its batch, and about how many blocks there are to be.
+MODELS: dict[str, Callable[..., Skips]] = {
     "unet": unet,
     "dense": dense,
     "ladder": ladder,

@@ -19,7 +19,7 @@ def loss_of(output: dict[str, Tensor], target: Tensor) -> Tensor:
     return (output["last"].mean(-1) - target).square().mean()
 
 
-def example(rows: int = 8) -> dict[str, Tensor]:
+def example(rows: int = 8) -> dict[str, Any]:
     return {"tokens": torch.randint(0, 10, (rows, 5)), "mask": torch.rand(rows, 5) > 0.3}
 
 

@@ -16,6 +16,7 @@ from pykern.plan import Plan
 from pykern.runtime.crossing import Crossing
 from pykern.trace import Environment, Segment
 from tests.fake_cuda.fake import FakeCuda
+from tests.runtime.conftest import expect_nothing_broken
 from tests.runtime.plans import late_weights, recomputed, split_some, two_replicas
 from tests.runtime.reference import assert_same_state
 from tests.runtime.skip_models import (
@@ -43,6 +44,9 @@ PLANS: dict[str, Plan] = {
     "chimera": schedules.chimera(4, 4),
     "two replicas": two_replicas(3, 4),
 }
+# Updates within a step, and slices, need an executor that is not there yet.
+NOT_YET = {"pipedream", "pipedream_2bw", "seq1f1b"}
+SCHEDULES = sorted(schedules.by_name.keys() - NOT_YET - {"forward_only"})
 WIDE_CUT = ["second", "third", "last"]
 
 
@@ -88,10 +92,21 @@ def test_gpus(gpus: FakeCuda, name: str, model: str) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("name", PLANS)
-def test_gpus_all(gpus: FakeCuda, name: str, model: str) -> None:
-    plan = PLANS[name]
-    check(MODELS[model](plan.num_microbatches), plan, gpus_of(plan), 3)
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_schedule(gpus: FakeCuda, name: str, model: str) -> None:
+    num_plans = 0
+    for num_devices in (2, 3, 4):
+        try:
+            plan = schedules.by_name[name](num_devices, 12)
+        except ValueError:
+            continue
+        num_plans += 1
+        for devices in (f"cpu:{num_devices}", gpus_of(plan)):
+            check(MODELS[model](12, plan.num_stages), plan, devices)
+            expect_nothing_broken(gpus)
+            gpus.reset(8)
+            gpus.allow_undeclared()
+    assert num_plans >= 2
 
 
 @pytest.mark.parametrize("level", ["layer", "stage"])

@@ -1,5 +1,6 @@
 """Streams of batches: the same bits as one by one, and no drain between them."""
 
+import copy
 import gc
 import threading
 import time
@@ -97,6 +98,18 @@ class Meets(nn.Module):
             other, its_number = self.meetings[number]
             self.met.append(other.begun[its_number].wait(timeout=10))
         return x
+
+
+def test_deferred_statistics_are_those_of_each_batch() -> None:
+    layers = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3))
+    batches = [torch.randn(4, 3) for _ in range(5)]
+    with pykern.Pipeline(layers, devices="cpu:2", microbatches=2, deferred_batch_norm=True) as pipe:
+        begin = copy.deepcopy(pipe.state_dict())
+        expected = [pipe(batch) for batch in batches]
+        after = copy.deepcopy(pipe.state_dict())
+        pipe.load_state_dict(begin)
+        assert all(map(torch.equal, pipe.stream(batches), expected))
+        assert all(torch.equal(value, after[name]) for name, value in pipe.state_dict().items())
 
 
 def test_no_stage_waits_for_the_end_of_a_batch() -> None:

@@ -27,6 +27,7 @@ class Case:
             may begin; empty where pykern is to choose.
         draws: whether the model draws random numbers in training.
         ties: whether stages may share parameters.
+        has_modes: whether the model lets itself be set to train or predict.
         refuses_replicas: what the refusal says where there can be no replicas.
     """
 
@@ -38,6 +39,7 @@ class Case:
     starts: Sequence[str] = ()
     draws: bool = False
     ties: bool = False
+    has_modes: bool = True
     refuses_replicas: str | None = None
 
     def sample(self, rows: int) -> Any:

@@ -49,16 +49,20 @@ class Cell:
         """None where the schedule does not take these counts."""
         return _plan(self.schedule, self.num_devices, self.num_microbatches)
 
-    def check(self) -> None:
-        """Asserts that loss, gradients, buffers and random numbers are the plain model's."""
+    def check(self, kind: str = "cpu") -> None:
+        """Asserts that loss, gradients, buffers and random numbers are the plain model's.
+
+        Args:
+            kind: of devices, "cpu" or "cuda".
+        """
         plan = self.plan
         assert plan is not None
         case = make(self.model)
         if plan.placement.num_replicas > 1 and case.refuses_replicas is not None:
             with pytest.raises(ValueError, match=case.refuses_replicas):
-                _pipeline(case, plan)
+                _pipeline(case, plan, kind)
             return
-        with _pipeline(case, plan) as pipe:
+        with _pipeline(case, plan, kind) as pipe:
             if self.schedule == "forward_only":
                 _check_forward(self, case, pipe)
             else:
@@ -97,12 +101,13 @@ def _plan(schedule: str, num_devices: int, num_microbatches: int) -> Plan | None
     return None
 
 
-def _pipeline(case: Case, plan: Plan) -> pykern.Pipeline:
+def _pipeline(case: Case, plan: Plan, kind: str) -> pykern.Pipeline:
     rows = -(-ROWS // plan.num_microbatches)
+    gpus = [f"cuda:{number}" for number in range(plan.num_devices)]
     at = [len(case.starts) * stage // plan.num_stages for stage in range(1, plan.num_stages)]
     return pykern.Pipeline(
         case.model,
-        devices=f"cpu:{plan.num_devices}",
+        devices=gpus if kind == "cuda" else f"cpu:{plan.num_devices}",
         schedule=plan,
         loss_fn=case.loss_fn,
         sample=case.sample(rows),
@@ -150,9 +155,10 @@ def _result(model: nn.Module, losses: list[Tensor]) -> Result:
 
 def _check_forward(cell: Cell, case: Case, pipe: pykern.Pipeline) -> None:
     """Of the model as it predicts."""
-    pipe.eval()
     plain = make(cell.model)
-    plain.model.eval()
+    if case.has_modes:
+        pipe.eval()
+        plain.model.eval()
     expected = plain_forward(plain, cell.num_microbatches)
     torch.manual_seed(7)
     before = torch.get_rng_state()

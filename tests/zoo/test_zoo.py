@@ -9,8 +9,13 @@ from itertools import cycle
 import pytest
 
 from pykern import schedules
+from tests.diagonal import nightly
+from tests.fake_cuda.fake import FakeCuda
 
 from .cells import DEVICES, MICROBATCHES, NOT_YET, SCHEDULES, ZOO, Cell, cells_of
+
+# Of checkpointing that is reentrant, where nothing trains.
+pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 
 
 def diagonal() -> list[Cell]:
@@ -38,6 +43,18 @@ def test_the_part_has_all_of_each() -> None:
     for model in ZOO:
         assert len({cell.schedule for cell in cells if cell.model == model}) == 3, model
     assert set(SCHEDULES) | NOT_YET == set(schedules.by_name)
+
+
+GPU_CELLS = [
+    nightly(Cell(model, name, *counts))
+    for model in ZOO
+    for name, counts in (("one_f_one_b", (3, 2)), ("zb_v", (2, 5)))
+]
+
+
+@pytest.mark.parametrize("cell", [Cell("padding_mask", "zb_v", 2, 5), *GPU_CELLS], ids=str)
+def test_every_bit_on_gpus(gpus: FakeCuda, cell: Cell) -> None:
+    cell.check("cuda")
 
 
 @pytest.mark.nightly

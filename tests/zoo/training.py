@@ -54,8 +54,8 @@ class Dropouts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for number, (layer, drop) in enumerate(zip(self.layers, self.drops, strict=True)):
             x = drop(torch.relu(layer(x)))
-            if number % 3 == 0:
-                x = F.dropout(x, 0.2, training=self.training) + 0.1 * torch.randn_like(x)
+            if number % 3 == 0 and self.training:
+                x = F.dropout(x, 0.2) + 0.1 * torch.randn_like(x)
         return x
 
 

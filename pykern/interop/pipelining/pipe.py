@@ -16,7 +16,6 @@ from torch.overrides import TorchFunctionMode
 
 from ...split_points import counts_at
 from ...trace import Traced, untouched
-from ...trace.routes import everywhere
 from .recorded import FirstRecordedStage, RecordedStage
 from .stage import PipelineStage
 
@@ -125,10 +124,16 @@ def pipeline(
     traced = Traced(module, call, num_stages, list(split_at))
     counts = counts_at(list(traced.segments), split_at, num_stages)
     spans = [range(start, end) for start, end in pairwise([0, *accumulate(counts)])]
-    traced.cut(spans, [torch.device("cpu")] * num_stages, everywhere)
+    traced.cut(spans, [torch.device("cpu")] * num_stages, _nowhere)
     segments = list(traced.segments.values())
     first, *others = (segments[span.start : span.stop] for span in spans)
     return Pipe([FirstRecordedStage(first, traced), *map(RecordedStage, others)])
+
+
+def _nowhere(low: int, high: int, with_gradients: bool) -> bool:
+    """Stages give what they have to the next one, as torch's do."""
+    del low, high, with_gradients
+    return False
 
 
 def _marks_in(module: nn.Module, call: Call) -> dict[str, SplitPoint]:
