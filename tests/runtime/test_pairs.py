@@ -27,7 +27,7 @@ class Masked(nn.Module):
         return torch.tanh(self.linear(x)) * mask
 
 
-class Layers(nn.Sequential):
+class Layers(nn.ModuleList):
     """What a pipeline makes of the layers alone."""
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ class Layers(nn.Sequential):
 def layers(rows: int) -> Skips:
     parts = [Masked() if number % 3 else nn.Linear(WIDTH, WIDTH) for number in range(8)]
     x, y = torch.randn(2, rows, WIDTH)
-    return Skips(Layers(*parts), {"x": x, "mask": torch.rand(rows, 1)}, y)
+    return Skips(Layers(parts), {"x": x, "mask": torch.rand(rows, 1)}, y)
 
 
 PLANS: list[Plan] = [
@@ -78,12 +78,12 @@ class Drawn:
             "recompute": draw.choice([None, "stage", "layer"]),
             "check_finite": draw.choice(["off", "loss", "grads", "activations"]),
         }
-        is_chain = isinstance(self.case.model, Layers)
-        model: Any = list(self.case.model) if is_chain else self.case.model  # type: ignore[arg-type]
+        model: Any = self.case.model
+        is_chain = isinstance(model, Layers)
         part = -(-len(self.case.target) // self.plan.num_microbatches)
         inputs, count = self.case.inputs, self.plan.num_devices
         self.pipe = pykern.Pipeline(
-            model,
+            list(model) if is_chain else model,
             devices=f"cpu:{count}" if device == "cpu" else [f"cuda:{n}" for n in range(count)],
             schedule=self.plan,
             loss_fn=self.loss,
