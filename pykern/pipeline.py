@@ -190,6 +190,7 @@ class Pipeline(nn.Module):
             raise RuntimeError("step computes gradients, but they are off here (torch.no_grad?)")
         if not (self.plan.has(Kind.B) or self.plan.has(Kind.I)):
             raise RuntimeError("the plan has forward actions only; call the pipeline itself")
+        self._chain.require_unchanged(self._modules)
         rows = self._rows((inputs, named, target))
         call, target = self._executor.place((inputs, named), target)
         targets = None if target is None else microbatch.split(target, rows)
@@ -369,7 +370,6 @@ class Pipeline(nn.Module):
         return [n / total for n in rows]
 
     def _run(self, program: Program, batch: Batch) -> None:
-        self._chain.require_unchanged(self._modules)
         self._executor.run(program, batch)
         self._last_program = program
 

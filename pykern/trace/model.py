@@ -14,10 +14,13 @@ from .opened import alike, opened_by_names, opened_by_size, require_openable, sm
 from .program import Environment, Program, Segment
 from .recorder import Recorder, UnseenTensor
 from .routes import Direct, everywhere
+from .state import described, state_of
 from .tape import Tape, modes_now
 from .untouched import untouched
-from .values import flatten, key_of, map_tree
+from .values import flatten, map_tree
 
+# So many programs are kept, such as for different lengths of a sequence.
+MAX_PROGRAMS = 128
 # Positional and keyword arguments of the model.
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -66,6 +69,8 @@ class Traced:
         # By segment.
         self._stage_of = [0] * len(self.segments)
         self._direct: Direct = everywhere
+        self._state = state_of(model, self._opened)
+        # The key used last is the last.
         self._programs: dict[Any, list[Program]] = {}
         self._program(tape, self._key(*flatten(sample)))
 
@@ -99,15 +104,24 @@ class Traced:
         inputs = _unique(leaf for leaf in leaves if isinstance(leaf, Tensor))
         values = dict(enumerate(inputs))
         key = self._key(leaves, spec)
-        known = self._programs.get(key, ())
-        program = next((program for program in known if self._holds(program, values)), None)
+        known = self._programs.pop(key, None)
+        if known is not None:
+            self._programs[key] = known
+        program = next((one for one in known or () if self._holds(one, values)), None)
         if program is None:
             self.before_recording()
             program = self._program(self._record((args, kwargs)), key)
         return Environment(program, {n: values[n] for n in sorted(program.inputs)})
 
     def refresh(self) -> None:
-        """Has the segments hold the model's parameters and buffers of now."""
+        """Has the segments hold the model's parameters and buffers of now.
+
+        Raises:
+            CutError: a module that is looked into must stay whole by now.
+            RuntimeError: a module that stays whole is another by now.
+        """
+        require_openable(self._opened, self._model)
+        self._state = state_of(self._model, self._opened)
         for segment in self.segments.values():
             segment.refresh()
 
@@ -147,21 +161,25 @@ class Traced:
 
     def _key(self, leaves: Sequence[Any], spec: pytree.TreeSpec) -> Any:
         numbers: dict[int, int] = {}
-        described = tuple(
+        given = tuple(
             (numbers.setdefault(id(leaf), len(numbers)), leaf.shape, leaf.dtype, leaf.requires_grad)
             if isinstance(leaf, Tensor)
-            else (type(leaf), _hashable(leaf))
+            else described(leaf)
             for leaf in leaves
         )
         training = tuple(module.training for module in self._modes)
-        return _Form(spec), described, modes_now(), torch.is_inference_mode_enabled(), training
+        modes = modes_now(), torch.is_inference_mode_enabled()
+        return _Form(spec), given, modes, training, self._state
 
     def _holds(self, program: Program, values: dict[int, Any]) -> bool:
         reads = program.tape.reads
         if not reads:
             return True
-        buffers = {key_of(name): buffer for name, buffer in self._model.named_buffers()}
-        return all(read.holds(values, buffers) for read in reads)
+        held = {held for read in reads for held in read.held}
+        model = self._model
+        parameters = {one.key: model.get_parameter(one.name) for one in held if one.is_parameter}
+        buffers = {one.key: model.get_buffer(one.name) for one in held if not one.is_parameter}
+        return all(read.holds(values, parameters, buffers) for read in reads)
 
     def _starts(self, tape: Tape) -> list[int]:
         """For each segment, the number of the tape's first instruction that is for it."""
@@ -195,7 +213,15 @@ class Traced:
         ends = [*starts[1:], len(tape.instructions)]
         program = Program(tape, ends, self._stage_of, self._direct)
         self._programs.setdefault(key, []).append(program)
+        self._forget()
         return program
+
+    def _forget(self) -> None:
+        """Keeps the memory of programs bounded; one that comes again is recorded again."""
+        for programs in self._programs.values():
+            del programs[:-MAX_PROGRAMS]
+        while sum(map(len, self._programs.values())) > MAX_PROGRAMS:
+            del self._programs[next(iter(self._programs))]
 
     def _trains(self, anchor: str) -> bool:
         module = dict(self._model.named_modules()).get(anchor)
@@ -241,11 +267,3 @@ class _Form:
 
 def _unique(tensors: Iterable[Tensor]) -> Collection[Tensor]:
     return {id(tensor): tensor for tensor in tensors}.values()
-
-
-def _hashable(leaf: Any) -> Any:
-    try:
-        hash(leaf)
-    except TypeError:
-        return id(leaf)
-    return leaf

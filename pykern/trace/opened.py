@@ -91,10 +91,10 @@ def _is_strange(hook: object) -> bool:
 
 def require_openable(opened: Iterable[nn.Module], model: nn.Module) -> None:
     """Raises CutError where a module that has to be cut must stay whole."""
-    names = {module: name for name, module in model.named_modules()}
     for module in opened:
         reason = why_whole(module)
         if reason is not None:
+            names = {module: name for name, module in model.named_modules()}
             name = names[module] or "the model"
             raise CutError(f"{name} ({type(module).__name__}) {reason}: it cannot be cut")
 

@@ -15,17 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from .calls import told
 from .errors import CutError
 from .functions import METADATA, RANDOM, SHAPES, line, name_of
 from .tape import Instruction, Read, Tape, modes_now, tensors_in
-from .values import Held, Home, Ref, flatten, leaves_of, map_tree
+from .values import PLAIN, Held, Home, Ref, flatten, leaves_of, map_tree
 
 _T = TypeVar("_T")
-
-_PLAIN = (
-    type(None), bool, int, float, complex, str, bytes, type(...), torch.dtype, torch.device,
-    torch.layout, torch.memory_format, torch.Size, range,
-)  # fmt: skip
 
 
 class Recorder(TorchFunctionMode):
@@ -45,6 +41,8 @@ class Recorder(TorchFunctionMode):
         self._held = _held(model)
         self._instructions: list[Instruction] = []
         self._reads: list[Read] = []
+        # Names of the buffers that the forward writes.
+        self._written: set[str] = set()
         self._aliases: dict[int, set[int]] = {}
         # By the identity of a tensor: its number. All are kept, so that none takes another's.
         self._numbers: dict[int, int] = {}
@@ -64,8 +62,10 @@ class Recorder(TorchFunctionMode):
         for tensor in inputs:
             self._early.add(self._number(tensor))
         trained = frozenset(number for number, x in enumerate(inputs) if x.requires_grad)
-        with self._there():
+        with told(self), self:
             output = model.forward(*args, **kwargs)
+        for read in self._reads:
+            read.require_constant(self._written)
         return Tape(
             self._instructions,
             map_tree(self._output, output),
@@ -128,6 +128,9 @@ class Recorder(TorchFunctionMode):
     ) -> None:
         arguments = map_tree(self._argument, args), map_tree(self._argument, kwargs)
         before = [self._numbers.get(id(tensor)) for tensor in written]
+        self._written |= {
+            held.name for tensor in written if (held := self._held.get(id(tensor))) is not None
+        }
         results, rest = [], None
         if isinstance(returned, Tensor):
             results = [self._result(returned, written)]
@@ -244,7 +247,7 @@ class Recorder(TorchFunctionMode):
                 "torch's functions"
             )
         steps = self._steps_to(wanted)
-        self._reads.append(Read(func, arguments, returned, steps))
+        self._reads.append(Read(func, arguments, returned, steps, line()))
 
     def _steps_to(self, wanted: list[int]) -> list[Instruction]:
         needed: set[Instruction] = set()
@@ -261,7 +264,7 @@ class Recorder(TorchFunctionMode):
         found: list[Any] = []
 
         def look(leaf: Any) -> None:
-            if not isinstance(leaf, Tensor | nn.Module | type) and not isinstance(leaf, _PLAIN):
+            if not isinstance(leaf, Tensor | nn.Module | type) and not isinstance(leaf, PLAIN):
                 found.append(leaf)
 
         map_tree(look, (args, kwargs))
@@ -296,40 +299,14 @@ class Recorder(TorchFunctionMode):
         return returned
 
     @contextmanager
-    def _there(self) -> Iterator[None]:
-        """Within it, functions, and calls of modules and autograd functions, come here."""
-        call, apply = nn.Module.__call__, torch.autograd.Function.__dict__["apply"]
-        recorder = self
-
-        def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            return recorder.call_module(module, call, args, kwargs)
-
-        def applied(kind: Any, *args: Any, **kwargs: Any) -> Any:
-            return recorder.call_function(kind, apply, args, kwargs)
-
-        def set_to(call: Any, apply: Any) -> None:
-            nn.Module.__call__ = call  # type: ignore[method-assign]
-            torch.autograd.Function.apply = apply  # type: ignore[method-assign]
-
-        self._set = set_to, (called, classmethod(applied)), (call, apply)
-        set_to(called, classmethod(applied))
-        try:
-            with self:
-                yield
-        finally:
-            set_to(call, apply)
-
-    @contextmanager
     def _away(self) -> Iterator[None]:
         """Within it, nothing comes here: what stays whole runs as it would without a recorder."""
-        set_to, mine, theirs = self._set
-        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        set_to(*theirs)
-        try:
-            yield
-        finally:
-            set_to(*mine)
-            self.__enter__()  # type: ignore[no-untyped-call]
+        with told(None):
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            try:
+                yield
+            finally:
+                self.__enter__()  # type: ignore[no-untyped-call]
 
 
 class UnseenTensor(CutError):

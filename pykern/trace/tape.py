@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .errors import ReplayError
+from .errors import CutError, ReplayError
 from .values import Build, Held, Here, builder, flatten, held_in, key_of, leaves_of, refs_in
 
 # Whether gradients are on, and autocast: the device type, and its type or None where it is off.
@@ -135,17 +135,40 @@ class Read:
         function: that reads.
         arguments: of its call.
         found: what it returned.
-        steps: the instructions that its arguments come from; they depend on inputs alone.
+        steps: the instructions that its arguments come from; they depend on inputs, parameters
+            and buffers alone.
+        where: the line of the model that reads.
     """
 
     function: Callable[..., Any]
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
     found: Any
     steps: Sequence[Instruction]
+    where: str
 
-    def holds(self, values: Mapping[int, Any], buffers: Mapping[str, Tensor]) -> bool:
-        """Whether it would find the same with these inputs, and the model's buffers by key."""
-        here = Here(dict(values), {}, buffers, None)
+    @cached_property
+    def held(self) -> list[Held]:
+        """Parameters and buffers that it depends on."""
+        return [*held_in(self.arguments), *(held for step in self.steps for held in step.held)]
+
+    def require_constant(self, written: Collection[str]) -> None:
+        """Raises CutError where it depends on what the forward writes, by the names of that."""
+        for held in self.held:
+            if held.name in written:
+                raise CutError(
+                    f"{self.where} reads the value of {held.name}, to go on in Python, and the "
+                    "forward writes into it: what comes out depends on the microbatches before; "
+                    "do it within a module that stays whole, or with torch's functions"
+                )
+
+    def holds(
+        self,
+        values: Mapping[int, Any],
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+    ) -> bool:
+        """Whether it would find the same with these inputs, and what the model has by key."""
+        here = Here(dict(values), parameters, buffers, None)
         with torch.no_grad():
             for step in self.steps:
                 step.run(here, {})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .errors import CutError
+from .state import attributes
 
 
 @contextmanager
@@ -25,16 +26,19 @@ def untouched(model: nn.Module, opened: Collection[nn.Module]) -> Iterator[None]
         CutError: one did.
     """
     modules = list(model.modules())
-    attributes = [_attributes(module) for module in modules]
+    described = {module: attributes(module, 1) for module in opened}
+    kept = [_attributes(module) for module in modules]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     devices = {parameter.device.index for parameter in model.parameters() if parameter.is_cuda}
     left: list[str] = []
+    changed: list[str] = []
     with torch.random.fork_rng(devices=sorted(d for d in devices if d is not None)):
         try:
             yield
         finally:
-            for module, before in zip(modules, attributes, strict=True):
+            for module, before in zip(modules, kept, strict=True):
                 if module in opened:
+                    changed += _changed(module, described[module])
                     left += [f"{type(module).__name__}.{name}" for name in _left(module, before)]
                 _restore(module, before)
             with torch.no_grad():
@@ -45,11 +49,16 @@ def untouched(model: nn.Module, opened: Collection[nn.Module]) -> Iterator[None]
             f"the forward leaves a tensor in {', '.join(left)}, which would not be repeated for "
             "each microbatch: return it, or do that within a module that stays whole"
         )
+    if changed:
+        raise CutError(
+            f"the forward changes {', '.join(changed)}, which would not be repeated for each "
+            "microbatch: do that within a module that stays whole, or outside of the model"
+        )
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
     return {
-        name: value.copy() if isinstance(value, dict) else value
+        name: value.copy() if isinstance(value, dict | list) else value
         for name, value in vars(module).items()
     }
 
@@ -64,6 +73,16 @@ def _left(module: nn.Module, before: dict[str, Any]) -> list[str]:
     ]
 
 
+def _changed(module: nn.Module, before: dict[str, Hashable]) -> list[str]:
+    """Attributes that are not what they were; those that are new were made for this run."""
+    now = attributes(module, 1)
+    return [
+        f"{type(module).__name__}.{name}"
+        for name, value in before.items()
+        if name in now and now[name] != value
+    ]
+
+
 def _restore(module: nn.Module, before: dict[str, Any]) -> None:
     now = vars(module)
     for name in now.keys() - before.keys():
@@ -74,5 +93,7 @@ def _restore(module: nn.Module, before: dict[str, Any]) -> None:
             # The dictionary itself may be known elsewhere.
             held.clear()
             held.update(value)
+        elif isinstance(value, list) and isinstance(held, list):
+            held[:] = value
         else:
             now[name] = value

@@ -61,6 +61,11 @@ class Here:
     device: torch.device | None
 
 
+# What has no parts, and equals only what is the same to all who look at it.
+PLAIN = (
+    type(None), bool, int, float, complex, str, bytes, type(...), torch.dtype, torch.device,
+    torch.layout, torch.memory_format, torch.Size, range,
+)  # fmt: skip
 # What is known to be a leaf of a tree.
 _LEAVES = (Tensor, Ref, Held, Home)
 

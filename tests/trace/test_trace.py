@@ -87,29 +87,35 @@ def test_other_shapes_values_and_modes_are_recorded_when_they_come(tokens: Tenso
 
 
 def test_a_recording_leaves_no_trace() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 4))
-
-    class Counting(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = model
-            self.calls = 0
+    class Counting(nn.Linear):
+        calls = 0
 
         def forward(self, x: Tensor) -> Tensor:
             self.calls += 1
+            return super().forward(x)
+
+    class Writing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(
+                nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), counting
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
             x.mul_(2)
             return self.inner(x)
 
-    counting, x = Counting(), torch.randn(6, 4)
-    before, given = copy.deepcopy(counting.state_dict()), x.clone()
+    counting = Counting(4, 4)
+    model, x = Writing(), torch.randn(6, 4)
+    before, given = copy.deepcopy(model.state_dict()), x.clone()
     numbers = torch.get_rng_state()
-    Traced(counting, ((x,), {}), 2)
+    Traced(model, ((x,), {}), 2)
     assert torch.equal(torch.get_rng_state(), numbers)
     assert torch.equal(x, given)
     assert counting.calls == 0
-    for name, value in counting.state_dict().items():
+    for name, value in model.state_dict().items():
         assert torch.equal(value, before[name]), name
-    assert all(parameter.grad is None for parameter in counting.parameters())
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def written_in_place(model: Given, x: Tensor) -> Tensor:

@@ -131,6 +131,7 @@ class Engine(Pipeline):
             results: what is wanted of the last stage, and gets it.
         """
         trains = results.weight is not None
+        self._chain.require_unchanged(self._modules)
         for index, call in enumerate(self._calls):
             call.begin(keywords[index])
         try:

@@ -1,0 +1,75 @@
+"""Calls of modules and autograd functions, of which a recorder is told: those of its thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+
+class Listener(Protocol):
+    """What is told of calls instead of their being made."""
+
+    def call_module(
+        self, module: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        """Of a module; `call` makes it."""
+
+    def call_function(self, kind: Any, apply: Any, args: Any, kwargs: Any) -> Any:
+        """Of an autograd function; `apply` makes it."""
+
+
+def _own() -> tuple[Any, Any]:
+    return nn.Module.__call__, torch.autograd.Function.__dict__["apply"]
+
+
+# By thread. The calls, which are the process's, are replaced while there is any.
+_listeners: dict[int, Listener] = {}
+_lock = threading.Lock()
+# What they were before.
+_before = _own()
+
+
+def _called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    listener = _listeners.get(threading.get_ident())
+    call = _before[0]
+    if listener is None:
+        return call(module, *args, **kwargs)
+    return listener.call_module(module, call, args, kwargs)
+
+
+def _applied(kind: Any, *args: Any, **kwargs: Any) -> Any:
+    listener = _listeners.get(threading.get_ident())
+    apply = _before[1]
+    if listener is None:
+        return apply.__get__(None, kind)(*args, **kwargs)
+    return listener.call_function(kind, apply, args, kwargs)
+
+
+@contextmanager
+def told(listener: Listener | None) -> Iterator[None]:
+    """Within it, calls of this thread go to the listener; to none where it is None."""
+    before = _listeners.get(threading.get_ident())
+    _tell(listener)
+    try:
+        yield
+    finally:
+        _tell(before)
+
+
+def _tell(listener: Listener | None) -> None:
+    global _before  # noqa: PLW0603 - as global as what it stands for
+    with _lock:
+        if not _listeners:
+            _before = _own()
+        if listener is None:
+            _listeners.pop(threading.get_ident(), None)
+        else:
+            _listeners[threading.get_ident()] = listener
+        call, apply = (_called, classmethod(_applied)) if _listeners else _before
+        nn.Module.__call__ = call  # type: ignore[method-assign]
+        torch.autograd.Function.apply = apply  # type: ignore[method-assign,assignment]

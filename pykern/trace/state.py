@@ -1,0 +1,72 @@
+"""What a forward's Python may look at beside its inputs, described so that it can be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+from torch import Tensor, nn
+
+from .values import PLAIN
+
+# What torch keeps in a module, which is looked at elsewhere or does nothing.
+_TORCHS = frozenset(vars(nn.Module()))
+
+
+class Same:
+    """Equal to nothing but what it is of, which it keeps alive."""
+
+    __slots__ = ("of",)
+
+    def __init__(self, of: object) -> None:
+        self.of = of
+
+    def __hash__(self) -> int:
+        return id(self.of)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self.of is other.of
+
+
+def described(value: Any, depth: int = 2) -> Hashable:
+    """What equals that of another value only if Python cannot tell the two apart.
+
+    Plain values are compared as such, also within lists, dicts, sets and arrays of numpy; of
+    anything else which it is, and what its attributes are where the depth is more than one.
+    """
+    if isinstance(value, PLAIN):
+        return type(value), value
+    if depth > 0 and type(value) in (list, tuple, dict, set, frozenset):
+        return type(value), _parts(value, depth - 1)
+    if isinstance(value, Tensor | nn.Module | type) or callable(value):
+        return Same(value)
+    if hasattr(value, "__array__") and hasattr(value, "tobytes"):
+        return type(value), str(value.dtype), value.shape, value.tobytes()
+    return Same(value), _parts(getattr(value, "__dict__", {}), depth - 1) if depth > 1 else None
+
+
+def _parts(value: Any, depth: int) -> Hashable:
+    if isinstance(value, dict):
+        # As pairs: their order can be told.
+        return tuple((key, described(part, depth)) for key, part in value.items())
+    if isinstance(value, set | frozenset):
+        return frozenset(value)
+    return tuple(described(part, depth) for part in value)
+
+
+def attributes(module: nn.Module, depth: int = 2) -> dict[str, Hashable]:
+    """Those that the model's author gave it, described."""
+    return {
+        name: described(value, depth) for name, value in vars(module).items() if name not in _TORCHS
+    }
+
+
+def state_of(model: nn.Module, opened: Iterable[nn.Module]) -> Hashable:
+    """What the forwards of the opened modules may look at: attributes, parts, types and shapes."""
+    held = frozenset((parameter.dtype, parameter.shape) for parameter in model.parameters())
+    parts = tuple(
+        (tuple(attributes(module).items()), tuple(map(Same, module._modules.values())))
+        for module in model.modules()
+        if module in opened
+    )
+    return held, parts
