@@ -72,7 +72,7 @@ class Traced:
         self._state = state_of(model, self._opened)
         # The key used last is the last.
         self._programs: dict[Any, list[Program]] = {}
-        self._program(tape, self._key(*sample))
+        self._program(tape, self._key(*flatten(sample)))
 
     def cut(self, spans: Iterable[range], devices: Sequence[torch.device], direct: Direct) -> None:
         """Says which segments are in which stage, where that is, and what reaches what from there.
@@ -100,10 +100,10 @@ class Traced:
             CutError: for these inputs the forward does what it did not with the sample, and that
                 cannot be cut in the same way.
         """
-        leaves, _ = flatten((args, kwargs))
+        leaves, spec = flatten((args, kwargs))
         inputs = _unique(leaf for leaf in leaves if isinstance(leaf, Tensor))
         values = dict(enumerate(inputs))
-        key = self._key(args, kwargs)
+        key = self._key(leaves, spec)
         known = self._programs.pop(key, None)
         if known is not None:
             self._programs[key] = known
@@ -159,8 +159,7 @@ class Traced:
             recorder = Recorder(self._model, self._opened, home)
             return recorder.record(self._model, inputs, args, kwargs)
 
-    def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        leaves, spec = flatten((args, kwargs))
+    def _key(self, leaves: Sequence[Any], spec: pytree.TreeSpec) -> Any:
         numbers: dict[int, int] = {}
         given = tuple(
             (numbers.setdefault(id(leaf), len(numbers)), leaf.shape, leaf.dtype, leaf.requires_grad)
