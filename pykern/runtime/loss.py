@@ -78,7 +78,7 @@ class Losses:
             if once and self._is_in_one_pass:
                 function = cast(_InOnePass, self.function)
                 weight = self._weights[microbatch]
-                share = weight if self.scale is None else self.scale * weight
+                share = weight if self.scale is None else self.scale.to(_device_of(output)) * weight
                 ended = function.with_gradients(output, target, share)
                 if ended is not None:
                     self._keep(microbatch, ended.loss)
