@@ -200,11 +200,14 @@ class Executor {
                              const py::object& begun) {
         refuse_misfit(job.program, calls);
         callbacks_->begin(job.program, std::move(calls), std::move(carry));
+        const bool wanted = !begun.is_none();
         {
             const py::gil_scoped_release no_gil;
-            const auto call_begun = [&begun] {
+            // Steps that nobody wants to be told of do not take the lock from the workers.
+            const auto call_begun = [&begun, wanted] {
+                if (!wanted) return;
                 const py::gil_scoped_acquire gil;
-                if (!begun.is_none()) begun();
+                begun();
             };
             workers_->run(job, [this] { return callbacks_->check_signals(); }, call_begun);
         }

@@ -16,7 +16,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-bool never_interrupted() { return false; }
+bool no_interrupt() { return false; }
 
 // Checks that each slot goes through the stages in order, round after round, and that a stage of a
 // replica has its slots in order. What an action writes is plain memory: if the workers did not
@@ -155,7 +155,7 @@ TEST_CASE("slots go round in order, through any placement, however many there ar
                 Job job(Program::endless(placement, num_slots));
                 const int count = sleep_us == 0 ? 300 : 7;
                 std::thread feeder;
-                workers.run(job, never_interrupted, [&] {
+                workers.run(job, no_interrupt, [&] {
                     feeder = std::thread([&] {
                         procession.feed(workers, job, count);
                         workers.stop(job);
@@ -201,7 +201,7 @@ TEST_CASE("what a stopped step has left does not reach the next one") {
     for (int times = 0; times < 50; ++times) {
         procession.begin();
         Job job(Program::endless(placement, 4));
-        workers.run(job, never_interrupted, [&] {
+        workers.run(job, no_interrupt, [&] {
             for (int slot = 0; slot < 4; ++slot) workers.feed(job, slot);
             workers.stop(job);
         });
@@ -209,7 +209,7 @@ TEST_CASE("what a stopped step has left does not reach the next one") {
         procession.begin();
         Job next(Program::endless(placement, 4));
         std::thread feeder;
-        workers.run(next, never_interrupted, [&] {
+        workers.run(next, no_interrupt, [&] {
             feeder = std::thread([&] {
                 // Those of another program change nothing.
                 workers.feed(job, 0);

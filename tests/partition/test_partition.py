@@ -98,7 +98,7 @@ def test_the_table_of_a_model_without_parameters_has_no_shares() -> None:
     [
         (3, "parameters", "2 layers cannot fill 3 stages; split the model into at least 3 layers"),
         (0, "parameters", "num_stages is 0; it must be at least 1"),
-        (2, "memory", 'balance is "memory"; use "parameters"'),
+        (2, "weight", 'balance is "weight"; use "parameters"'),
         (2, "time", "sample is missing"),
         (2, [1, 2], r"balance is \[1, 2\]; it must hold 2 counts"),
         (2, [2, 0], r"balance is \[2, 0\]; it must hold 2 counts"),
