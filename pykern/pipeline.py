@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal, Self, cast
@@ -202,8 +202,7 @@ class Pipeline(nn.Module):
         weights = self._weights(rows)
         losses = Losses(self._loss_fn, targets, weights, scale, must_be_finite=checked)
         batch = Batch(call, target, rows, losses, self._levels, self._chain.enter)
-        self._run(self._train_program, batch)
-        return losses.total()
+        return self._run(self._train_program, batch, losses.total)  # type: ignore[no-any-return]
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Forward only, without gradients: the model's output for the whole batch.
@@ -373,9 +372,10 @@ class Pipeline(nn.Module):
         total = sum(rows)
         return [n / total for n in rows]
 
-    def _run(self, program: Program, batch: Batch) -> None:
-        self._executor.run(program, batch)
+    def _run(self, program: Program, batch: Batch, result: Callable[[], Any] = lambda: None) -> Any:
+        found = self._executor.run(program, batch, result)
         self._last_program = program
+        return found
 
 
 def _stages(

@@ -52,6 +52,14 @@ def open_driver(lanes: Sequence[Lane], capture: Capture) -> Driver:
     return Workers(len(lanes))
 
 
+# What comes of a step that has ended.
+Result = Callable[[], Any]
+
+
+def _nothing() -> None:
+    """Of a step whose results are elsewhere."""
+
+
 _open: weakref.WeakSet[Executor] = weakref.WeakSet()
 
 
@@ -145,17 +153,17 @@ class Executor:
         """When the program's copies ran in its last traced step; none where nothing is copied."""
         return Timeline([]) if isinstance(program, _C.Program) else program.copies()
 
-    def run(self, program: Program, batch: Batch) -> None:
-        """Runs one step of a program over these stages.
+    def run(self, program: Program, batch: Batch, result: Result = _nothing) -> Any:
+        """Runs one step of a program over these stages; returns what `result` makes of it.
 
         Raises:
             RuntimeError: the executor is closed, running, streaming, or from before a fork.
             BaseException: the first exception that a stage raised, unchanged but for a note.
         """
         self._refuse_flow()
-        self._run(program, batch)
+        return self._run(program, batch, result)
 
-    def _run(self, program: Program, batch: Batch) -> None:
+    def _run(self, program: Program, batch: Batch, result: Result = _nothing) -> Any:
         with self._driver.claim, self._during():
             try:
                 self._begin(batch)
@@ -166,12 +174,14 @@ class Executor:
                 self._end()
             if failures:
                 raise self._first(failures)
+            # Still in the step, for which closing waits: at exit the interpreter would end the
+            # process if a thread came back from one of torch's functions after it has gone.
+            return result()
 
     def predict(self, program: Program, batch: Batch, outputs: Outputs) -> Any:
         """The outputs of a batch, whose `finish` they are."""
         with torch.no_grad():
-            self.run(program, batch)
-            return outputs.merged()
+            return self.run(program, batch, outputs.merged)
 
     def stream(
         self, program: Program, batches: Iterator[Call], open_batch: OpenBatch
