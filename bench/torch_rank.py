@@ -1,6 +1,6 @@
 """One rank of torch.distributed.pipelining as a process of its own, driven over a pipe.
 
-Run as a script by bench_pipeline, which it does not import. Between commands it sleeps in a read.
+Run as a script by torch_peers, which it does not import. Between commands it sleeps in a read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import FileStore
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import get_schedule_class
+from torch.distributed.pipelining.schedules import (
+    _Action,
+    _PipelineScheduleRuntime,
+    get_schedule_class,
+)
+
+from pykern.plan import Plan
 
 # Schedules whose stages run down the ranks and back up; the others deal them round and round.
 _V_SHAPED = ("ZBVZeroBubble", "DualPipeV")
@@ -30,15 +36,18 @@ class Rank:
 
     Args:
         rank: Of `num_ranks`.
-        chains: The whole model as a list of stages, by name of the schedule that cuts it so.
+        chains: The whole model as a list of stages, by name of what cuts it so: "torch " and the
+            name of a schedule, or a plan's.
+        plans: By name, and whether torch is to add sends and receives itself.
         batch: The input of stage 0, and what the loss function compares the last output with.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what a job says
         self,
         rank: int,
         num_ranks: int,
         chains: dict[str, list[nn.Module]],
+        plans: dict[str, tuple[Plan, bool]],
         num_microbatches: int,
         batch: tuple[Tensor, Tensor],
         loss_fn: Callable[..., Tensor],
@@ -49,11 +58,22 @@ class Rank:
         self.num_stages = {name: len(chain) for name, chain in chains.items()}
         example = self.ids.chunk(num_microbatches)[0]
         for name, chain in chains.items():
-            local = _local_stages(name, rank, num_ranks, len(chain))
+            plan, by_torch = plans.get(name, (None, False))
+            if plan is None:
+                local = _local_stages(name, rank, num_ranks, len(chain))
+            else:
+                placed = enumerate(plan.placement.replicas[0])
+                local = [stage for stage, device in placed if device == rank]
             stages = _make_stages(chain, local, example)
-            schedule = get_schedule_class(name)
-            first_argument = stages if len(stages) > 1 else stages[0]
-            self.schedules[name] = schedule(first_argument, num_microbatches, loss_fn=loss_fn)
+            if plan is None:
+                make = get_schedule_class(name.removeprefix("torch "))
+                first_argument = stages if len(stages) > 1 else stages[0]
+                schedule = make(first_argument, num_microbatches, loss_fn=loss_fn)
+            elif by_torch:
+                schedule = _lowered_by_torch(plan, stages, loss_fn)
+            else:
+                schedule = plan.to_torch(stages, num_microbatches, loss_fn)
+            self.schedules[name] = schedule
             self.stages[name] = {index: chain[index] for index in local}
 
     def prepare(self, name: str) -> None:
@@ -85,7 +105,7 @@ class Rank:
 
 
 def _local_stages(name: str, rank: int, num_ranks: int, num_stages: int) -> list[int]:
-    if name in _V_SHAPED:
+    if name.removeprefix("torch ") in _V_SHAPED:
         return [rank, num_stages - 1 - rank]
     return list(range(rank, num_stages, num_ranks))
 
@@ -109,6 +129,16 @@ def _make_stages(chain: list[nn.Module], local: list[int], example: Tensor) -> l
         )
         for index in local
     ]
+
+
+def _lowered_by_torch(
+    plan: Plan, stages: list[Any], loss_fn: Callable[..., Tensor]
+) -> _PipelineScheduleRuntime:
+    """The plan's actions with the sends and receives that torch adds to them."""
+    schedule = _PipelineScheduleRuntime(stages, plan.num_microbatches, loss_fn=loss_fn)
+    rows = [[_Action.from_str(str(action)) for action in row] for row in plan.rows]
+    schedule._prepare_schedule_with_comms(dict(enumerate(rows)))
+    return schedule
 
 
 def _serve(pipe: Connection) -> None:

@@ -275,6 +275,15 @@ void bind_exec(py::module_& module) {
                     "A checked plan, ready to run, with the trace of its last steps.")
         .def(py::init<const Plan&>(), py::arg("plan"))
         .def_static(
+            "part",
+            [](const Plan& plan, const std::vector<std::size_t>& begins,
+               const std::vector<std::size_t>& ends) {
+                return std::make_unique<Job>(Program::part(plan, begins, ends));
+            },
+            py::arg("plan"), py::arg("begins"), py::arg("ends"),
+            "What stands between two positions of each row. What stands before counts as done; "
+            "raises ValueError where an action needs one that stands behind.")
+        .def_static(
             "endless",
             [](const Placement& placement, int num_slots) {
                 return std::make_unique<Job>(Program::endless(placement, num_slots));

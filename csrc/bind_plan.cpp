@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "plan/placement.hpp"
 #include "plan/plan.hpp"
 #include "plan/reduce.hpp"
+#include "plan/replicate.hpp"
 #include "plan/text.hpp"
 #include "plan/updates.hpp"
 
@@ -142,6 +144,13 @@ void bind_placement(py::module_& module) {
             }));
 }
 
+py::object to_torch(const py::object& plan, const py::object& stages,
+                    const py::object& num_microbatches, const py::object& loss_fn,
+                    const py::kwargs& options) {
+    const py::module_ runtime = py::module_::import("pykern.interop.torch_runtime");
+    return runtime.attr("to_torch")(plan, stages, num_microbatches, loss_fn, **options);
+}
+
 void bind_plan_class(py::module_& module) {
     py::class_<Plan>(module, "Plan", "One row of actions per device, in the order they run.")
         .def(py::init<Placement, int, std::vector<Row>, int, std::vector<Overlaps>>(),
@@ -161,6 +170,10 @@ void bind_plan_class(py::module_& module) {
         .def("device_of", &device_of, "action"_a, "The device of the action's stage and replica.")
         .def("has", &Plan::has, "kind"_a, "Whether any row holds an action of this kind.")
         .def("forward_only", &Plan::forward_only, "The same plan with its forward actions only.")
+        .def("to_torch", &to_torch, "stages"_a, "n_microbatches"_a = py::none(),
+             "loss_fn"_a = py::none(),
+             "A schedule of torch.distributed.pipelining that runs the plan: see\n"
+             "pykern.interop.torch_runtime.to_torch. Called first, it imports torch.")
         .def(py::self == py::self)
         .def("__hash__", &hash_of)
         .def("__str__", &table)
@@ -199,8 +212,17 @@ void bind_functions(py::module_& module) {
                "A plan written out as patterns and how often each is repeated: ZB-V, DualPipeV.");
     module.def("check", py::overload_cast<const Plan&>(&check), "plan"_a,
                "Proves that a plan can run, or raises PlanError.");
-    module.def("with_reductions", &with_reductions, "plan"_a,
-               "The plan with a REDUCE for each stage, where it has replicas and a backward.");
+    module.def("with_reductions", &with_reductions, "plan"_a, "over_peers"_a = false,
+               "The plan with a REDUCE for each stage, where it has replicas and a backward; where "
+               "`over_peers`, also with one replica, for gradients that other processes add to.");
+    module.def(
+        "with_replicas",
+        [](const Plan& plan, int num_replicas, std::optional<std::int64_t> num_microbatches) {
+            const std::int64_t all = std::int64_t{plan.num_microbatches()} * num_replicas;
+            return with_replicas(plan, num_replicas, num_microbatches.value_or(all));
+        },
+        "plan"_a, "num_replicas"_a, "num_microbatches"_a = py::none(),
+        "The plan on several blocks of devices, each with its share of the microbatches.");
     module.def("by_list", &by_list, "plan"_a, "cap"_a,
                "The plan with each forward as early as inputs and a cap in flight let it start.");
     module.def("with_updates", &with_updates, "plan"_a, "group"_a, "delay"_a,

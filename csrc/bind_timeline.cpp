@@ -2,6 +2,8 @@
 #include <pybind11/operators.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -18,6 +20,16 @@ using namespace py::literals;
 namespace pykern {
 
 namespace {
+
+std::vector<std::vector<Span>> spans_of(const Timeline& timeline, Kind kind) {
+    std::vector<std::vector<Span>> found;
+    for (const std::vector<Span>& row : timeline.rows()) {
+        std::vector<Span>& spans = found.emplace_back();
+        std::ranges::copy_if(row, std::back_inserter(spans),
+                             [kind](const Span& span) { return span.action.kind == kind; });
+    }
+    return found;
+}
 
 void bind_bubble(py::module_& module) {
     py::class_<Bubble>(module, "Bubble",
@@ -83,6 +95,9 @@ void bind_spans(py::module_& module) {
         .def(py::init<std::vector<std::vector<Span>>>(), "rows"_a)
         .def_property_readonly("rows",
                                [](const Timeline& self) { return tuple_of_tuples(self.rows()); })
+        .def("spans_of", &spans_of, "kind"_a,
+             "A row for each device with its spans of that kind alone: much faster than all rows "
+             "where these are few.")
         .def_property_readonly("num_devices", &Timeline::num_devices)
         .def_property_readonly("makespan_ns", &Timeline::makespan_ns,
                                "From the first start to the last end over all devices.")

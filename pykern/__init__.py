@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from .budget import Budget
     from .clipping import clip_grad_norm_
     from .cut_report import explain_cut
+    from .optimizers.host import HostOptimizer
+    from .optimizers.zero import ZeroOptimizer
+    from .parallel.errors import PeerError
     from .pipeline import Pipeline
     from .plan import Plan, PlanError
     from .runtime.microbatch import SplitError
@@ -21,10 +24,13 @@ __version__ = "0.1.0"
 __all__ = [
     "Budget",
     "CutError",
+    "HostOptimizer",
+    "PeerError",
     "Pipeline",
     "Plan",
     "PlanError",
     "SplitError",
+    "ZeroOptimizer",
     "clip_grad_norm_",
     "explain_cut",
 ]
@@ -32,10 +38,13 @@ __all__ = [
 _HOME = {
     "Budget": ".budget",
     "CutError": ".trace",
+    "HostOptimizer": ".optimizers.host",
+    "PeerError": ".parallel.errors",
     "Pipeline": ".pipeline",
     "Plan": ".plan",
     "PlanError": ".plan",
     "SplitError": ".runtime.microbatch",
+    "ZeroOptimizer": ".optimizers.zero",
     "clip_grad_norm_": ".clipping",
     "explain_cut": ".cut_report",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeGuard
 
 import torch
@@ -44,6 +45,9 @@ class Chain:
 
     def before_recording(self, settle: Callable[[], None]) -> None:
         """Is told what to call before a forward runs to be recorded."""
+
+    def forget(self) -> None:
+        """Is told that modules compute in another way by now."""
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """What the first layer is given, and what all layers are offered.
@@ -87,7 +91,16 @@ class RecordedChain:
                 "keyword arguments"
             )
         self.root: nn.Module | None = model
-        self._traced = Traced(model, call_of(sample), num_stages, split_at)
+        try:
+            self._traced = Traced(model, call_of(sample), num_stages, split_at)
+        except Exception as error:
+            # Some take no notes.
+            with suppress(Exception):
+                name = type(model).__name__
+                error.add_note(
+                    f"pykern: raised while the forward of {name} was recorded on sample="
+                )
+            raise
         self.layers: dict[str, nn.Module] = dict(self._traced.segments)
 
     def first_input(self, sample: Any) -> Any:
@@ -101,6 +114,10 @@ class RecordedChain:
     def before_recording(self, settle: Callable[[], None]) -> None:
         """Is told what to call before a forward runs to be recorded."""
         self._traced.before_recording = settle
+
+    def forget(self) -> None:
+        """Is told that modules compute in another way by now: forwards are recorded again."""
+        self._traced.forget()
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """What the first segment is given.

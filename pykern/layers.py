@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from .partition import Partition
 from .runtime.layer_copies import refuse_to_copy
+from .runtime.stage import Stage
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
@@ -105,6 +106,16 @@ def place_layers(
     there: set[int] = set()
     for _, layer, device in placed:
         _move(layer, device, there)
+
+
+def make_stages(
+    layers: Sequence[nn.Module], cut: Partition, devices: Sequence[torch.device]
+) -> list[Stage]:
+    """The stages of layers, which are where their stages are."""
+    return [
+        Stage(index, layers[span.start : span.stop], device)
+        for index, (span, device) in enumerate(zip(cut.stages, devices, strict=True))
+    ]
 
 
 def _tensors(module: nn.Module) -> Iterator[Tensor]:

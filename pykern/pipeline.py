@@ -2,37 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, Literal, Self, cast
+from functools import partial
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from .budget import Budget
-from .chain import Chain, RecordedChain, call_of, max_stages, open_model, share_out
+from .chain import call_of, max_stages, open_model, share_out
 from .choice import Schedule, choose_plan
 from .devices import Devices, parse_devices
 from .fit import Fitted
-from .layers import place_layers, refuse_foreign_devices, refuse_inside, refuse_shared
+from .layers import make_stages, place_layers, refuse_foreign_devices, refuse_inside
 from .levels import Levels, Recompute, choose_levels
-from .partition import Balance, Partition
-from .plan import Costs, Kind, Timeline, simulate
+from .parallel.agreement import alike
+from .parallel.data import DataParallel, data_group, refuse_foreign_loss
+from .parallel.groups import Peers
+from .parallel.refused import refuse_measured
+from .parallel.tensor import TensorParallelism, open_tensor
+from .partition import Balance
+from .plan import Kind, Plan
+from .plan.shares import Shares
 from .runtime import microbatch
 from .runtime.batch import Batch, Call, Outputs
 from .runtime.batch_norm import DeferredBatchNorm
-from .runtime.executor import Driver, Executor, Program, open_driver
+from .runtime.executor import Driver, Program, open_driver
 from .runtime.finite import CheckFinite, Checks
 from .runtime.loss import Loss, Losses, scale_of
 from .runtime.recorder import Capture
 from .runtime.replica import refuse_replicas, refuse_trained_loss
 from .runtime.stage import Stage
+from .runtime.stage_optimizers import MakeOptimizer
 from .split_points import SplitAt
-from .step_costs import mean_costs
+from .updating import Updates, Updating, choose_updates, refuse_layers
 
 
-class Pipeline(nn.Module):
+class Pipeline(Updating):
     """A model that trains and predicts on several devices at once.
 
     It is an `nn.Module` with the parameters, buffers, `state_dict` names and modes of the model it
@@ -48,6 +57,9 @@ class Pipeline(nn.Module):
         schedule: a name or function of `pykern.schedules`, a `Plan`, or "auto" for the best that
             `pykern.search.auto` finds.
         microbatches: how many parts each batch is cut into; may be left out with a `Plan`.
+        replicas: how many copies of the model run side by side, each on as many of the devices,
+            in their order, and on every so many-th microbatch. The schedule, or `Plan`, is for one
+            of them. All see one set of parameters; their gradients are summed in the step.
         loss_fn: called with (output, target) of a microbatch, or (output) when `step` gets no
             target; returns a tensor without dimensions. Runs in the last stage: it may train
             parameters of its own or of that stage, where it uses those of others the order of
@@ -78,14 +90,25 @@ class Pipeline(nn.Module):
             and what layers return). On GPUs each look waits for what it looks at.
         deferred_batch_norm: whether running statistics of batch normalisation move once in a step,
             by those of the full batch, not once for each microbatch. A step that fails leaves them.
+        process_group: of processes that each have such a pipeline and train one model with batches
+            of their own; or a mesh of one dimension. Losses and gradients are those of all
+            processes' rows. A stage's gradients are on their way as soon as they are complete.
+        optimizer: for schedules that update weights within a step ("pipedream", "pipedream_2bw"),
+            and only for them: makes an optimizer of a list of parameters. Steps then leave
+            microbatches in flight, see `flush` and docs/asynchronous.md.
+        tensor_parallel: (mesh, styles): the processes of a mesh of one dimension each run their
+            slices of every stage, for the same batches. Styles are by name of a module, as torch's
+            `parallelize_module` takes them; parameters of these become DTensors, new objects.
         **options: for the schedule, e.g. `waves=2`; for "auto" e.g. `memory=0.5`.
 
     Raises:
         TypeError, ValueError: an argument is wrong; nothing has been started.
+        PeerError: another process's pipeline differs, or has not been made in time.
         PlanError: the plan cannot run.
     """
 
-    _last_program: Program | None = None
+    # What a `Budget` has led to.
+    fitted: Fitted | None = None
 
     def __init__(  # noqa: PLR0913 - all that a pipeline is made of, by keyword
         self,
@@ -94,6 +117,7 @@ class Pipeline(nn.Module):
         devices: Devices,
         schedule: Schedule = "one_f_one_b",
         microbatches: int | None = None,
+        replicas: int = 1,
         loss_fn: Loss | None = None,
         reduction: Literal["mean", "sum"] = "mean",
         balance: Balance | None = None,
@@ -103,48 +127,68 @@ class Pipeline(nn.Module):
         recompute: Recompute | Budget = None,
         check_finite: CheckFinite = "off",
         deferred_batch_norm: bool = False,
+        process_group: Peers | None = None,
+        optimizer: MakeOptimizer | None = None,
+        tensor_parallel: TensorParallelism | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
-        if reduction not in ("mean", "sum"):
-            raise ValueError(f"reduction is 'mean' or 'sum', got {reduction!r}")
+        _refuse_others(reduction, deferred_batch_norm)
         refuse_inside(model, Pipeline)
         lanes = parse_devices(devices)
-        plan = choose_plan(schedule, len(lanes), microbatches, max_stages(model), options)
+        shares = Shares(len(lanes), microbatches, replicas)
+        updates = choose_updates(schedule, shares, lanes, options, locals())
+        group = None if process_group is None else data_group(process_group, capture)
+        joined = process_group is not None or tensor_parallel is not None
+        refuse_measured(balance, recompute, joined)
+        if updates is None:
+            plan = choose_plan(schedule, shares, max_stages(model), options, joined)
+        else:
+            plan = updates.parts.plan
         asked = None if isinstance(recompute, Budget) else recompute
         plan, self._levels = choose_levels(plan, asked)
+        self._tensor = open_tensor(tensor_parallel, plan, capture)
         chain = open_model(model, sample, plan.num_stages, split_at)
         layers = chain.layers
         refuse_foreign_devices(layers, lanes[0].device.type)
         cut = share_out(chain, plan.num_stages, balance, sample, split_at)
-        refuse_shared(layers, cut)
+        refuse_layers(updates, layers, cut)
         self._checks = Checks(check_finite, list(layers), cut.stages, captures=capture is not False)
-        if plan.placement.num_replicas > 1:
-            refuse_replicas(layers)
-            refuse_trained_loss(loss_fn)
+        _refuse_unsummed(plan, layers, loss_fn, group)
 
-        self.plan = plan
-        self.partition = cut
-        # What a `Budget` has led to.
-        self.fitted: Fitted | None = None
-        self._loss_fn = loss_fn
-        self._reduction = reduction
+        self.plan, self.partition = plan, cut
+        self._loss_fn, self._reduction = loss_fn, reduction
         self._adopt(chain)
-        driver = open_driver(lanes, capture)
-        devices_of = [driver.device(lane) for lane in range(len(lanes))]
-        homes = [devices_of[plan.placement.device_of(s)] for s in range(plan.num_stages)]
-        place_layers(layers, cut, homes)
-        chain.cut(cut.stages, homes, driver.direct(plan))
-        stages = _stages(list(layers.values()), cut, homes)
-        if isinstance(recompute, Budget):
-            sample_of = replace(recompute, sample=chain.first_input(recompute.sample))
-            self._fit(sample_of, stages, driver)
-        self._chain = chain
-        self._executor = Executor(stages, self.plan, devices_of, driver)
-        self._deferred = DeferredBatchNorm(stages if deferred_batch_norm else ())
-        self._watch()
+        self._tensor.find(self, list(chain.layers.values()), cut)
+        with ExitStack() as undo:
+            driver = open_driver(lanes, capture)
+            undo.callback(driver.close)
+            stages = self._make_stages(driver, recompute, updates)
+            undo.callback(self._tensor.close)
+            self._watch(stages, deferred_batch_norm=deferred_batch_norm)
+            self._data = None if group is None else self._connect(stages, group)
+            undo.pop_all()
         self._train_program = self._executor.program(self.plan)
         self._predict_program = self._executor.program(self.plan.forward_only())
+
+    def _make_stages(
+        self, driver: Driver, recompute: Recompute | Budget, updates: Updates | None
+    ) -> list[Stage]:
+        """Places the layers and has a driver run them."""
+        chain, cut, plan = self._chain, self.partition, self.plan
+        devices_of = [driver.device(lane) for lane in range(plan.num_devices)]
+        homes = [devices_of[plan.placement.device_of(s)] for s in range(plan.num_stages)]
+        place_layers(chain.layers, cut, homes)
+        chain.cut(cut.stages, homes, driver.direct(plan))
+        self._tensor.slice(self, homes[0].type, self._told())
+        chain.forget()
+        stages = make_stages(list(chain.layers.values()), cut, homes)
+        if isinstance(recompute, Budget):
+            sample_of = replace(recompute, sample=chain.first_input(recompute.sample))
+            self.fitted = sample_of.fit(plan, stages, self._loss_fn)
+            self.plan, self._levels = self.fitted.plan, cast("Levels", self.fitted.by_microbatch())
+        self._open_executor(stages, devices_of, driver, updates)
+        return stages
 
     def step(
         self,
@@ -187,6 +231,17 @@ class Pipeline(nn.Module):
             BaseException: the first exception of a stage, the same object, with a note of where.
                 The gradients of that step are then undefined; the next step is not affected.
         """
+        with self._tensor.step(scaler):
+            if self._data is None:
+                return self._step(inputs, named, target, scaler)
+            with self._data.step():
+                self._data.owners.require_scaler(scaler)
+                return self._step(inputs, named, target, scaler)
+
+    def _step(
+        self, inputs: tuple[Any, ...], named: dict[str, Any], target: Any, scaler: Any
+    ) -> Tensor:
+        """This process's part of a step."""
         if self._loss_fn is None:
             raise RuntimeError("step needs a loss: Pipeline(..., loss_fn=...)")
         if not torch.is_grad_enabled():
@@ -197,12 +252,23 @@ class Pipeline(nn.Module):
         rows = self._rows((inputs, named, target))
         microbatch.refuse_graphs((inputs, named, target))
         call, target = self._executor.place((inputs, named), target)
-        targets = None if target is None else microbatch.split(target, rows)
+        parts = None if target is None else microbatch.split(target, rows)
+        targets = None if parts is None else self._executor.place_targets(parts)
         scale, checked = scale_of(scaler, self._executor.end), self._checks.of_losses
-        weights = self._weights(rows)
+        self._tensor.begin(sum(rows), (call, target))
+        total = sum(rows) if self._data is None else self._data.begin(sum(rows))
+        weights = [w for of in self._groups(rows, total) for w in self._weights(*of)]
         losses = Losses(self._loss_fn, targets, weights, scale, must_be_finite=checked)
         batch = Batch(call, target, rows, losses, self._levels, self._chain.enter)
-        return self._run(self._train_program, batch, losses.total)  # type: ignore[no-any-return]
+        if self.optimizer is not None:
+            return self._give(batch, scale)
+        # Still in the step: what peers say may make it one that fails.
+        result = losses.total if self._data is None else partial(self._together, losses)
+        return self._run(self._train_program, batch, result)  # type: ignore[no-any-return]
+
+    def _together(self, losses: Losses) -> Tensor:
+        assert self._data is not None
+        return self._data.finish(losses.total())
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Forward only, without gradients: the model's output for the whole batch.
@@ -245,64 +311,11 @@ class Pipeline(nn.Module):
         return self._executor.stream(self._predict_program, calls, self._open_batch)
 
     def _open_batch(self, call: Call) -> tuple[Batch, Outputs]:
+        self._tensor.require_peers()
         rows = self._rows(call)
         call, _ = self._executor.place(call, None)
-        outputs = Outputs(self._weights(rows))
+        outputs = Outputs(self._weights(rows, sum(rows)))
         return Batch(call, None, rows, outputs, (), self._chain.enter), outputs
-
-    def timeline(self, ago: int = 0) -> Timeline:
-        """What ran when in the last step or forward; on GPUs, in the last that was traced.
-
-        Args:
-            ago: how many steps, or forwards, before the last one. CPU workers keep the last eight,
-                GPUs one.
-
-        Raises:
-            RuntimeError: nothing has run yet, or on GPUs, nothing within `tracing()`.
-            IndexError: that step is not kept.
-        """
-        if self._last_program is None:
-            raise RuntimeError("there is no timeline yet: call step or the pipeline itself first")
-        return self._executor.timeline(self._last_program, ago)
-
-    def copies(self) -> Timeline:
-        """When each copy between GPUs ran in the last step that was traced.
-
-        Returns:
-            A row for each copy stream, in the time of `timeline()`; no rows on CPU workers, where
-            nothing is copied.
-
-        Raises:
-            RuntimeError: nothing has run yet, or on GPUs, nothing within `tracing()`.
-        """
-        if self._last_program is None:
-            raise RuntimeError("there are no copies yet: call step or the pipeline itself first")
-        return self._executor.copies(self._last_program)
-
-    @contextmanager
-    def tracing(self) -> Iterator[None]:
-        """Within it, steps on GPUs are timed. On CPU workers all are.
-
-        Timing a step waits for everything before it, and its events take time of their own.
-        """
-        self._executor.traced = True
-        try:
-            yield
-        finally:
-            self._executor.traced = False
-
-    def costs(self) -> Costs:
-        """What the last step cost: the mean times of each stage's actions by kind.
-
-        On GPUs also of the copies between each two stages. Plans can be compared, and searched
-        (`pykern.search.auto`), with them.
-        """
-        return mean_costs(self.timeline(), self.copies(), self.plan.num_stages)
-
-    def prediction(self) -> Timeline:
-        """The simulator's timeline for the last step, from its `costs`."""
-        forward_only = self._last_program is self._predict_program
-        return simulate(self.plan.forward_only() if forward_only else self.plan, self.costs())
 
     def close(self) -> None:
         """Ends the worker threads, or gives back GPU memory; the layers stay usable.
@@ -311,12 +324,9 @@ class Pipeline(nn.Module):
         """
         self._executor.close()
         self._deferred.close()
-
-    def __reduce__(self) -> Any:
-        raise TypeError(
-            "a Pipeline cannot be copied or pickled, for it holds threads or streams; save its "
-            "state_dict, or copy the layers and make another Pipeline"
-        )
+        self._tensor.close()
+        if self._data is not None:
+            self._data.close()
 
     def __enter__(self) -> Pipeline:
         return self
@@ -324,52 +334,28 @@ class Pipeline(nn.Module):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _adopt(self, chain: Chain | RecordedChain) -> None:
-        """Takes the names and modes of the model."""
-        root = nn.Module() if chain.root is None else chain.root
-        named = chain.layers if chain.root is None else {**vars(root)["_modules"]}
-        for name in (*named, *root._parameters, *root._buffers):
-            if hasattr(self, name):
-                raise ValueError(
-                    f"a layer cannot be named {name!r}: Pipeline uses that name itself"
-                )
-        if chain.root is None:
-            for name, layer in named.items():
-                self.add_module(name, layer)
-            self.training = any(layer.training for layer in named.values())
-        else:
-            # The same dictionaries, so that whatever is set in the model is set here.
-            for held in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
-                vars(self)[held] = vars(root)[held]
-            self.training = root.training
-
-    def train(self, mode: bool = True) -> Self:
-        """Sets the mode of the model."""
-        if self._chain.root is not None:
-            self._chain.root.train(mode)
-        return super().train(mode)
-
-    def _watch(self) -> None:
+    def _watch(self, stages: Sequence[Stage], *, deferred_batch_norm: bool) -> None:
         """Has what looks at steps look at them."""
+        self._deferred = DeferredBatchNorm(stages if deferred_batch_norm else ())
         self._executor.watch(self._checks.around)
         self._chain.before_recording(self._executor.settle)
         self._executor.watch(self._deferred.around, self._deferred.during)
+        self._tensor.watch(self._executor, stages)
 
-    def _fit(self, budget: Budget, stages: Sequence[Stage], driver: Driver) -> None:
-        try:
-            self.fitted = budget.fit(self.plan, stages, self._loss_fn)
-        except BaseException:
-            driver.close()
-            raise
-        self.plan, self._levels = self.fitted.plan, cast("Levels", self.fitted.by_microbatch())
+    def _told(self) -> dict[str, str]:
+        """What the pipelines of other processes have to have alike."""
+        return {"reduction": self._reduction, **alike(self.plan, self.partition, self)}
+
+    def _connect(self, stages: Sequence[Stage], group: ProcessGroup) -> DataParallel:
+        """Joins the pipelines of other processes."""
+        return DataParallel(stages, self.plan, group, self, self._told())
 
     def _rows(self, batch: Any) -> list[int]:
         return microbatch.sizes(microbatch.batch_size(batch), self.plan.num_microbatches)
 
-    def _weights(self, rows: Sequence[int]) -> list[float]:
+    def _weights(self, rows: Sequence[int], total: int) -> list[float]:
         if self._reduction == "sum":
             return [1.0] * len(rows)
-        total = sum(rows)
         return [n / total for n in rows]
 
     def _run(self, program: Program, batch: Batch, result: Callable[[], Any] = lambda: None) -> Any:
@@ -378,10 +364,19 @@ class Pipeline(nn.Module):
         return found
 
 
-def _stages(
-    modules: Sequence[nn.Module], cut: Partition, homes: Sequence[torch.device]
-) -> list[Stage]:
-    return [
-        Stage(index, modules[span.start : span.stop], home)
-        for index, (span, home) in enumerate(zip(cut.stages, homes, strict=True))
-    ]
+def _refuse_others(reduction: object, deferred_batch_norm: object) -> None:
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"reduction is 'mean' or 'sum', got {reduction!r}")
+    if not isinstance(deferred_batch_norm, bool):
+        raise TypeError(f"deferred_batch_norm is True or False, got {deferred_batch_norm!r}")
+
+
+def _refuse_unsummed(
+    plan: Plan, layers: Mapping[str, nn.Module], loss_fn: Loss | None, group: ProcessGroup | None
+) -> None:
+    """Refuses what would not be summed over replicas, or over processes."""
+    if plan.placement.num_replicas > 1:
+        refuse_replicas(layers)
+        refuse_trained_loss(loss_fn)
+    if group is not None:
+        refuse_foreign_loss(loss_fn, layers.values())

@@ -24,8 +24,8 @@ def pipedream(num_devices: int, num_microbatches: int) -> Plan:
     one ramp up and one ramp down, and the bubble ratio goes to zero.
 
     Constraints: none. It is not equal to training microbatch by microbatch: a forward on device d
-    reads weights that lack the gradients of the P - 1 - d microbatches before its own. The runtime
-    does not run updates yet.
+    reads weights that lack the gradients of the P - 1 - d microbatches before its own. `Pipeline`
+    runs it with `optimizer=`, batch after batch without a flush: see docs/asynchronous.md.
 
     Paper: Harlap, Narayanan, Phanishayee, Seshadri, Devanur, Ganger, Gibbons: PipeDream: Fast and
     Efficient Pipeline Parallel DNN Training, 2018, arXiv 1806.03377, section 3.

@@ -25,7 +25,8 @@ def pipedream_2bw(num_devices: int, num_microbatches: int, group: int | None = N
 
     Constraints: group of at least P; the gradients of a smaller one would not be whole when a later
     group wants them. Group t reads the weights after max(t - 1, 0) updates, on every stage alike: a
-    delay of one step. The runtime does not run updates yet.
+    delay of one step. `Pipeline` runs it with `optimizer=`, batch after batch without a flush: see
+    docs/asynchronous.md.
 
     Paper: Narayanan, Phanishayee, Shi, Chen, Zaharia: Memory-Efficient Pipeline-Parallel DNN
     Training, 2021, arXiv 2006.09503, section 3.1.

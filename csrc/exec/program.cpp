@@ -8,19 +8,59 @@
 #include "plan/check.hpp"
 #include "plan/index.hpp"
 #include "plan/inputs.hpp"
+#include "plan/text.hpp"
 
 namespace pykern {
 
-Program::Program(const Plan& plan) : placement_(plan.placement()), num_slices_(plan.num_slices()) {
-    check(plan);
-    for (std::size_t kind = 0; kind < kNumKinds; ++kind) {
-        held_[kind] = plan.has(static_cast<Kind>(kind));
+namespace {
+
+std::vector<std::size_t> row_sizes(const Plan& plan) {
+    std::vector<std::size_t> sizes;
+    for (const Row& row : plan.rows()) sizes.push_back(row.size());
+    return sizes;
+}
+
+void require_part(const Plan& plan, const std::vector<std::size_t>& begins,
+                  const std::vector<std::size_t>& ends) {
+    const std::size_t num_rows = plan.rows().size();
+    if (begins.size() != num_rows || ends.size() != num_rows) {
+        throw std::invalid_argument(
+            "a part has a begin and an end for each of " + std::to_string(num_rows) +
+            " rows, got " + std::to_string(begins.size()) + " and " + std::to_string(ends.size()));
     }
-    for (int device = 0; device < plan.num_devices(); ++device) {
+    for (std::size_t row = 0; row < num_rows; ++row) {
+        const std::size_t size = plan.rows()[row].size();
+        if (begins[row] <= ends[row] && ends[row] <= size) continue;
+        throw std::invalid_argument("row " + std::to_string(row) + " of the part is " +
+                                    std::to_string(begins[row]) + " to " +
+                                    std::to_string(ends[row]) + ", and the plan's has " +
+                                    std::to_string(size) + " actions");
+    }
+    if (begins == ends) throw std::invalid_argument("a part needs at least one action");
+}
+
+}  // namespace
+
+Program::Program(const Plan& plan)
+    : Program(plan, std::vector<std::size_t>(plan.rows().size(), 0), row_sizes(plan)) {}
+
+Program Program::part(const Plan& plan, const std::vector<std::size_t>& begins,
+                      const std::vector<std::size_t>& ends) {
+    require_part(plan, begins, ends);
+    return {plan, begins, ends};
+}
+
+Program::Program(const Plan& plan, const std::vector<std::size_t>& begins,
+                 const std::vector<std::size_t>& ends)
+    : placement_(plan.placement()), num_slices_(plan.num_slices()) {
+    check(plan);
+    for (std::size_t row = 0; row < plan.rows().size(); ++row) {
         row_begin_.push_back(static_cast<Position>(actions_.size()));
-        for (const Action& action : plan.rows()[static_cast<std::size_t>(device)]) {
+        for (std::size_t i = begins[row]; i < ends[row]; ++i) {
+            const Action& action = plan.rows()[row][i];
             actions_.push_back(action);
-            device_.push_back(device);
+            device_.push_back(static_cast<int>(row));
+            held_[static_cast<std::size_t>(action.kind)] = true;
         }
     }
     row_begin_.push_back(static_cast<Position>(actions_.size()));
@@ -30,8 +70,16 @@ Program::Program(const Plan& plan) : placement_(plan.placement()), num_slices_(p
     for (Position to = 0; to < actions_.size(); ++to) {
         const bool first_in_row = to == row_begin(device_[to]);
         if (!first_in_row) edges.push_back({.from = to - 1, .to = to});
-        for_each_input(actions_[to], index, [&](Action, int position) {
-            const auto from = static_cast<Position>(position);
+        for_each_input(actions_[to], index, [&](Action input, int position) {
+            const int device = plan.device_of(input);
+            const auto row = static_cast<std::size_t>(device);
+            const auto place = static_cast<std::size_t>(position - index.row_start(device));
+            if (place < begins[row]) return;
+            if (place >= ends[row]) {
+                throw std::invalid_argument(to_text(actions_[to]) + " needs " + to_text(input) +
+                                            ", which stands behind the part");
+            }
+            const auto from = row_begin(device) + static_cast<Position>(place - begins[row]);
             const bool is_row_edge = !first_in_row && from == to - 1;
             if (!is_row_edge) edges.push_back({.from = from, .to = to});
         });

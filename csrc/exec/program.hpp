@@ -23,10 +23,18 @@ using Position = std::uint32_t;
 // same stage's forward of the slot before, whose round may be the last one; in the first stage it
 // waits for the slot to be fed. So each stage has its microbatches in order, and a device does what
 // has come first.
+//
+// A part of a plan holds what stands between two positions of each row. What stands before counts
+// as done: programs of one part after another run the plan, with a pause of all devices in between.
 class Program {
    public:
     // Throws PlanError when the plan cannot run.
     explicit Program(const Plan& plan);
+    // Of each row the actions from `begins` up to `ends`. Throws PlanError when the plan cannot
+    // run; std::invalid_argument where that is nothing, no such positions, or an action needs one
+    // that stands behind the part.
+    static Program part(const Plan& plan, const std::vector<std::size_t>& begins,
+                        const std::vector<std::size_t>& ends);
     // Throws std::invalid_argument for less than one slot.
     static Program endless(const Placement& placement, int num_slots);
 
@@ -69,6 +77,8 @@ class Program {
         Position to;
     };
 
+    Program(const Plan& plan, const std::vector<std::size_t>& begins,
+            const std::vector<std::size_t>& ends);
     Program(const Placement& placement, int num_slots);
 
     void connect(const std::vector<Edge>& edges);

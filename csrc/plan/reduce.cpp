@@ -72,10 +72,11 @@ RowWithOverlaps merged(const std::vector<Span>& spans, const Overlaps& old_start
 
 }  // namespace
 
-Plan with_reductions(const Plan& plan) {
+Plan with_reductions(const Plan& plan, bool over_peers) {
     check(plan);
     const bool trains = plan.has(Kind::B) || plan.has(Kind::W);
-    if (plan.placement().num_replicas() == 1 || !trains || plan.has(Kind::REDUCE)) return plan;
+    const bool sums = over_peers || plan.placement().num_replicas() > 1;
+    if (!sums || !trains || plan.has(Kind::REDUCE)) return plan;
     const Timeline timeline = simulate(plan, Costs(1.0, 2.0));
     const std::vector<double> ends = gradient_ends(timeline, plan.num_stages());
     std::vector<Row> rows;

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
 
+from ..dtensor import is_dtensor
 from .errors import CheckpointError
 from .model_state import fit_model, tensors_of
 from .optimizer_state import fit_optimizer, named_state
@@ -41,8 +42,13 @@ def to_dcp(
         optimizer: over parameters of the model.
 
     Raises:
-        CheckpointError: something is of a kind that cannot be saved.
+        CheckpointError: something is of a kind that cannot be saved, or sliced over processes.
     """
+    if any(map(is_dtensor, model.parameters())):
+        raise CheckpointError(
+            "the model is sliced over processes: save its state_dict() and that of the optimizer "
+            "with torch.distributed.checkpoint itself, which knows DTensors"
+        )
     state: dict[str, Any] = {
         _MODEL: {name: tensor.detach() for name, tensor in tensors_of(model).items()}
     }

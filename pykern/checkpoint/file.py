@@ -24,6 +24,7 @@ except ImportError as error:
         "checkpoints are safetensors files: pip install 'pykern-runtime[checkpoint]'"
     ) from error
 
+from ..dtensor import is_dtensor, whole
 from ..plan.files.json_form import (
     checksum,
     refuse_constant,
@@ -62,11 +63,13 @@ class Tensors:
     def add(self, name: str, tensor: Tensor) -> str:
         """Takes a tensor from whichever device, returns the name that it has in the file.
 
+        Of a DTensor all parts are taken: a collective of the processes that have them.
+
         Raises:
             CheckpointError: it is of a kind that safetensors has not.
         """
         require_storable(name, tensor)
-        host = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        host = whole(tensor).cpu().resolve_conj().resolve_neg().contiguous()
         if host.untyped_storage().data_ptr() in self._storages:
             host = host.clone()
         self._storages.add(host.untyped_storage().data_ptr())
@@ -78,8 +81,9 @@ class Tensors:
 
 def require_storable(name: str, tensor: object) -> None:
     """Refuses what is no plain tensor with values of its own, or of a dtype that files have not."""
-    if type(tensor) not in (Tensor, torch.nn.Parameter) or not isinstance(tensor, Tensor):
+    if type(tensor) not in (Tensor, torch.nn.Parameter) and not is_dtensor(tensor):
         raise CheckpointError(f"{name} is no plain tensor but a {type(tensor).__name__}")
+    assert isinstance(tensor, Tensor)
     if tensor.layout != torch.strided or tensor.is_meta:
         kind = "on the meta device" if tensor.is_meta else str(tensor.layout)
         raise CheckpointError(f"{name} is {kind}; a checkpoint holds dense tensors with values")

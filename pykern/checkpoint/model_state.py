@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
+from ..dtensor import local, sliced_like
 from ..plan.files.json_form import shown
 from .errors import CheckpointError
 from .file import Tensors, digest, require_storable
@@ -79,16 +80,17 @@ def fit_model(model: nn.Module, saved: Mapping[str, Tensor]) -> Commit:
     def commit() -> None:
         with torch.no_grad():
             for name, tensor in here.items():
-                tensor.copy_(saved[name])
+                tensor.copy_(sliced_like(tensor, saved[name]))
 
     return commit
 
 
 def _place(tensor: Tensor) -> object:
     """Equal for two tensors that are one: tied."""
-    if tensor.numel() == 0:
+    mine = local(tensor)
+    if mine.numel() == 0:
         return id(tensor)
-    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+    return mine.device, mine.data_ptr(), mine.dtype, mine.shape, mine.stride()
 
 
 def add_grads(model: nn.Module, tensors: Tensors) -> dict[str, str]:
@@ -115,7 +117,8 @@ def fit_grads(model: nn.Module, saved: Mapping[str, Tensor]) -> Commit:
         require_like(parameter, grad, f"the gradient of {name}")
         if parameter in grads:
             raise CheckpointError(f"{name} is tied here and has two gradients in the file")
-        grads[parameter] = torch.empty_like(parameter, dtype=grad.dtype).copy_(grad)
+        there = torch.empty_like(parameter, dtype=grad.dtype)
+        grads[parameter] = there.copy_(sliced_like(parameter, grad))
 
     def commit() -> None:
         for parameter in model.parameters():

@@ -4,12 +4,16 @@ It has the form that torch.distributed.checkpoint uses: `state` by parameter nam
 `param_groups` whose `params` are names.
 """
 
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..dtensor import sliced_like
 from ..plan.files.json_form import shown
 from .errors import CheckpointError
 from .form import described, require_form, require_names
@@ -23,16 +27,74 @@ _WAYS = ("foreach", "fused", "capturable", "differentiable")
 _ON_CPU = ("step", "mu_product")
 
 
+@dataclass(frozen=True)
+class Kept:
+    """Where the state of an optimizer is.
+
+    An optimizer that keeps it for other tensors than the model's, or in several processes, says so
+    by methods `whole`, which gives what is to be saved, `own`, which gives where to load it, and
+    `adopt`, which is called when that has been done. If other processes have to take part in
+    saving, `saving` is the context of that; it gives whether this one is to write the file.
+
+    Attributes:
+        kind: of the optimizer that does the work.
+        groups: its groups.
+        state: its state, by what it steps.
+        stepped: what is stepped for a parameter of the model.
+        keeps: whether the state of a parameter is to be here.
+    """
+
+    kind: type[Optimizer]
+    groups: list[dict[str, Any]]
+    state: MutableMapping[Any, Any]
+    stepped: Callable[[nn.Parameter], Any] = lambda parameter: parameter
+    keeps: Callable[[nn.Parameter], bool] = lambda _: True
+
+
+def _kept(optimizer: Optimizer, method: str) -> Kept:
+    of_its_own = getattr(optimizer, method, None)
+    if of_its_own is not None:
+        return of_its_own()  # type: ignore[no-any-return]
+    return Kept(type(optimizer), optimizer.param_groups, optimizer.state)
+
+
+@contextmanager
+def saving(optimizer: Optimizer | None, *, grads: bool) -> Iterator[bool]:
+    """Around all that saves a run: whether this process is the one that writes it.
+
+    Raises:
+        CheckpointError: gradients are to be saved, which are in several processes.
+    """
+    of_its_own = getattr(optimizer, "saving", None)
+    if of_its_own is None:
+        yield True
+    elif grads:
+        raise CheckpointError(
+            f"a {type(optimizer).__name__} leaves each process the gradients of its own parameters "
+            "alone: save after an update, without grads=True"
+        )
+    else:
+        with of_its_own() as writes:
+            yield writes
+
+
+def kind_of(optimizer: Optimizer) -> str:
+    """The name of the optimizer that does the work."""
+    return _kept(optimizer, "own").kind.__name__
+
+
 def named_state(optimizer: Optimizer, model: nn.Module) -> Named:
     """The optimizer's state and groups with names in the place of parameters.
 
     Raises:
         CheckpointError: it trains what is not in the model, or keeps state for something else.
     """
-    parameters = parameters_of(model)
+    kept = _kept(optimizer, "whole")
+    of_model = parameters_of(model)
+    parameters = {name: kept.stepped(each) for name, each in of_model.items()}
     names = _names(parameters)
     groups = []
-    for index, group in enumerate(optimizer.param_groups):
+    for index, group in enumerate(kept.groups):
         for position, parameter in enumerate(group["params"]):
             if parameter not in names:
                 raise CheckpointError(
@@ -40,12 +102,12 @@ def named_state(optimizer: Optimizer, model: nn.Module) -> Named:
                     f"{described(parameter)}"
                 )
         groups.append(_settings(group) | {"params": [names[each] for each in group["params"]]})
-    if strange := [key for key in optimizer.state if key not in names]:
+    if strange := [key for key in kept.state if key not in names]:
         raise CheckpointError(
             f"the optimizer keeps state for {shown(strange[0])}, no parameter of it"
         )
-    state = {names[parameter]: entries for parameter, entries in optimizer.state.items()}
-    _require_plausible(optimizer, state, parameters)
+    state = {names[parameter]: entries for parameter, entries in kept.state.items()}
+    _require_plausible(kept, state, of_model)
     return {"state": state, "param_groups": groups}
 
 
@@ -65,8 +127,10 @@ def fit_optimizer(optimizer: Optimizer, model: nn.Module, saved: Any) -> Commit:
     form = isinstance(saved, dict) and saved.keys() == {"state", "param_groups"}
     if not (form and isinstance(saved["state"], dict) and isinstance(saved["param_groups"], list)):
         raise CheckpointError(f"no state of an optimizer: {shown(saved)}")
-    parameters = parameters_of(model)
-    groups, theirs = optimizer.param_groups, saved["param_groups"]
+    kept = _kept(optimizer, "own")
+    of_model = parameters_of(model)
+    parameters = {name: kept.stepped(each) for name, each in of_model.items()}
+    groups, theirs = kept.groups, saved["param_groups"]
     if len(groups) != len(theirs):
         raise CheckpointError(
             f"the optimizer has {len(groups)} groups here, {len(theirs)} in the file"
@@ -74,20 +138,24 @@ def fit_optimizer(optimizer: Optimizer, model: nn.Module, saved: Any) -> Commit:
     settings: list[dict[str, Any]] = []
     for index, (group, saved_group) in enumerate(zip(groups, theirs, strict=True)):
         where = f"group {index} of the optimizer"
-        _require_members(optimizer, group, saved_group, parameters, where)
+        _require_members(kept.kind, group, saved_group, parameters, where)
         settings.append(_fit_settings(group, saved_group, where))
-    _require_plausible(optimizer, saved["state"], parameters)
+    _require_plausible(kept, saved["state"], of_model)
     group_of = {parameter: group for group in groups for parameter in group["params"]}
     state: dict[Tensor, Any] = {
-        parameters[name]: _placed(entries, parameters[name], group_of[parameters[name]])
+        parameters[name]: _placed(
+            entries, of_model[name], parameters[name].device, group_of[parameters[name]]
+        )
         for name, entries in saved["state"].items()
+        if kept.keeps(of_model[name])
     }
 
     def commit() -> None:
-        optimizer.state.clear()
-        optimizer.state.update(state)
+        kept.state.clear()
+        kept.state.update(state)
         for group, values in zip(groups, settings, strict=True):
             group.update(values)
+        getattr(optimizer, "adopt", lambda: None)()
 
     return commit
 
@@ -105,7 +173,7 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _require_members(
-    optimizer: Optimizer,
+    kind: type[Optimizer],
     group: dict[str, Any],
     saved: Any,
     parameters: dict[str, nn.Parameter],
@@ -122,7 +190,7 @@ def _require_members(
     require_names(set(ours), set(theirs), where)
     if len(ours) != len(theirs):
         raise CheckpointError(f"{where} has {len(ours)} parameters here, {len(theirs)} in the file")
-    if ours != theirs and isinstance(optimizer, torch.optim.LBFGS):
+    if ours != theirs and issubclass(kind, torch.optim.LBFGS):
         raise CheckpointError(f"{where} has another order in the file, which LBFGS depends on")
 
 
@@ -139,19 +207,19 @@ def _fit_settings(group: dict[str, Any], saved: dict[str, Any], where: str) -> d
 
 
 def _require_plausible(
-    optimizer: Optimizer, state: dict[str, Any], parameters: dict[str, nn.Parameter]
+    kept: Kept, state: dict[str, Any], of_model: dict[str, nn.Parameter]
 ) -> None:
     """Refuses state of what is not trained, and shapes that torch's optimizers never have."""
-    trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    of_torch = type(optimizer).__module__.startswith("torch.optim")
+    trained = {id(parameter) for group in kept.groups for parameter in group["params"]}
+    of_torch = kept.kind.__module__.startswith("torch.optim")
     for name, entries in state.items():
-        if id(parameters.get(name)) not in trained:
+        if name not in of_model or id(kept.stepped(of_model[name])) not in trained:
             raise CheckpointError(f"state of {shown(name)}, which the optimizer does not train")
         if not isinstance(entries, dict) or not all(isinstance(key, str) for key in entries):
             raise CheckpointError(f"the optimizer's state of {name} is {shown(entries)}")
-        if of_torch and not isinstance(optimizer, torch.optim.LBFGS):
+        if of_torch and not issubclass(kept.kind, torch.optim.LBFGS):
             for key, value in entries.items():
-                _require_part(value, parameters[name], f"the optimizer's {key} of {name}")
+                _require_part(value, of_model[name], f"the optimizer's {key} of {name}")
 
 
 def _require_part(value: Any, parameter: Tensor, where: str) -> None:
@@ -166,20 +234,23 @@ def _require_part(value: Any, parameter: Tensor, where: str) -> None:
         raise CheckpointError(f"{where} is {described(value)}; it is {described(parameter)}")
 
 
-def _placed(entries: dict[str, Any], parameter: Tensor, group: dict[str, Any]) -> dict[str, Any]:
-    """The state of a parameter, its tensors on the device where the optimizer keeps them."""
+def _placed(
+    entries: dict[str, Any], parameter: Tensor, device: torch.device, group: dict[str, Any]
+) -> dict[str, Any]:
+    """The state of a parameter that is stepped on a device, its tensors where they are kept."""
     stays = not (group.get("capturable") or group.get("fused"))
 
     def placed(value: Any, on: torch.device) -> Any:
         if isinstance(value, Tensor) and value.shape == parameter.shape and value.dim() > 0:
             # Laid out like the parameter, as when the optimizer makes it.
-            return torch.empty_like(parameter, dtype=value.dtype, device=on).copy_(value)
+            there = torch.empty_like(parameter, dtype=value.dtype, device=on)
+            return there.copy_(sliced_like(parameter, value))
         if isinstance(value, list):
             return [placed(item, on) for item in value]
         return value.to(on, copy=True) if isinstance(value, Tensor) else value
 
     cpu = torch.device("cpu")
     return {
-        key: placed(value, cpu if stays and key in _ON_CPU else parameter.device)
+        key: placed(value, cpu if stays and key in _ON_CPU else device)
         for key, value in entries.items()
     }

@@ -15,8 +15,9 @@ from .errors import CheckpointError
 from .file import Saved, Tensors
 from .form import require_form
 from .model_state import Commit, add_grads, add_model, fit_grads, fit_model
-from .optimizer_state import fit_optimizer, named_state
+from .optimizer_state import fit_optimizer, kind_of, named_state, saving
 from .random_state import fit_random, random_state
+from .together import write_once
 from .tree import decode, encode
 
 
@@ -36,6 +37,12 @@ def save(  # noqa: PLR0913 - all that a run is made of, by keyword
     A reader, or what is left after the writer was killed, is the file from before or the new one,
     whole. Tensors may be on any devices. Nothing is written if anything cannot be.
 
+    With a `ZeroOptimizer` all processes call it, and the first writes, one file for all: with its
+    random state, and the optimizer's as a plain optimizer of one process has it.
+
+    A model that is sliced over processes (tensor parallel) is saved whole: all of them call this,
+    the first of them writes, and all return when the file is there.
+
     Args:
         path: the file; its folder exists. A symbolic link is replaced, not followed.
         model: a `Pipeline` or any module. Its `state_dict` is saved under its own names; tied
@@ -50,25 +57,29 @@ def save(  # noqa: PLR0913 - all that a run is made of, by keyword
             accumulation.
 
     Raises:
-        CheckpointError: something is of a kind that the file cannot hold; the message names it.
+        CheckpointError: something is of a kind that the file cannot hold; the message names it. Or
+            another process could not write the file.
         OSError: the file cannot be written.
     """
-    tensors = Tensors()
-    # First, so that each of the model's tensors has its own name in the file.
-    names = add_model(model, tensors)
-    kept = None
-    if optimizer is not None:
-        kept = {"type": type(optimizer).__name__, **named_state(optimizer, model)}
-    values = {
-        "optimizer": kept,
-        "scheduler": None if scheduler is None else scheduler.state_dict(),
-        "scaler": None if scaler is None else scaler.state_dict(),
-        "rng": random_state() if rng else None,
-        "extra": extra,
-    }
-    parts = {name: encode(value, name, tensors.add) for name, value in values.items()}
-    parts |= {"model": names, "grads": add_grads(model, tensors) if grads else None}
-    file.write(Path(path), parts, tensors)
+    with saving(optimizer, grads=grads) as writes:
+        if not writes:
+            return
+        tensors = Tensors()
+        # First, so that each of the model's tensors has its own name in the file.
+        names = add_model(model, tensors)
+        kept = None
+        if optimizer is not None:
+            kept = {"type": kind_of(optimizer), **named_state(optimizer, model)}
+        values = {
+            "optimizer": kept,
+            "scheduler": None if scheduler is None else scheduler.state_dict(),
+            "scaler": None if scaler is None else scaler.state_dict(),
+            "rng": random_state() if rng else None,
+            "extra": extra,
+        }
+        parts = {name: encode(value, name, tensors.add) for name, value in values.items()}
+        parts |= {"model": names, "grads": add_grads(model, tensors) if grads else None}
+        write_once(model, lambda: file.write(Path(path), parts, tensors))
 
 
 def load(
@@ -84,6 +95,9 @@ def load(
 
     The file may be anybody's: it is read as data, and all that is asked for is checked before the
     first change. What is not asked for stays in the file, but gradients that were saved are set.
+
+    Each of the processes that a model is sliced over reads the file, which may have been written by
+    any number of them.
 
     Args:
         path: what `save` wrote.
@@ -166,7 +180,7 @@ def _fit_scaler(scaler: torch.amp.GradScaler | None, saved: Saved) -> Commit:
 
 def _fit_optimizer(optimizer: Optimizer, model: nn.Module, saved: Saved) -> Commit:
     kept = _part(saved, "optimizer")
-    kind = type(optimizer).__name__
+    kind = kind_of(optimizer)
     saved_kind = kept.pop("type", None) if isinstance(kept, dict) else None
     if saved_kind != kind:
         raise CheckpointError(f"the optimizer is {kind} here, {shown(saved_kind)} in the file")

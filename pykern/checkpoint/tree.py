@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..dtensor import is_dtensor
 from ..plan.files.json_form import shown
 from .errors import CheckpointError
 
@@ -43,7 +44,7 @@ def _encode(value: Any, where: str, add: Callable[[str, Tensor], str]) -> Any:
         return float(value) if math.isfinite(value) else {"float": repr(float(value))}
     if kind in _PLAIN:
         return value
-    if kind in (Tensor, nn.Parameter):
+    if kind in (Tensor, nn.Parameter) or is_dtensor(value):
         return {"tensor": add(where, value)}
     if kind in (list, tuple):
         items = [_encode(item, f"{where}/{index}", add) for index, item in enumerate(value)]

@@ -1,4 +1,4 @@
-"""The command line: `pykern demo`, `pykern plan` and `pykern schedules`.
+"""The command line: `pykern demo`, `pykern plan`, `pykern schedules` and `pykern scale`.
 
 It reads and refuses options; the work is done by what it calls, imported only when it is needed.
 """
@@ -11,6 +11,7 @@ from .. import __version__
 from .demo_command import demo
 from .errors import OneLineErrors
 from .plan_command import plan
+from .scale_command import scale
 from .schedules_command import schedules
 
 NEXT_STEPS = """\
@@ -52,6 +53,7 @@ def root(
 app.command(epilog="Example: pykern demo --schedule interleaved --chunks 2 --steps 100")(demo)
 app.command(epilog="Example: pykern plan hanayo -p 4 -m 8 --waves 2 --out hanayo.svg")(plan)
 app.command(epilog="Example: pykern schedules -p 8 -m 32 --costs 1:1:1")(schedules)
+app.command(epilog="Example: pykern scale --gpus 64 --layers 80 --width 8192 --zero1")(scale)
 
 
 def main() -> None:

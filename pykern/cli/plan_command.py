@@ -47,6 +47,11 @@ DEVICES = number_option("-p", "--devices", about=f"Number of devices; {NUM_DEVIC
 MICROBATCHES = number_option(
     "-m", "--microbatches", about=f"Number of microbatches; {NUM_MICROBATCHES} if not given."
 )
+REPLICAS = number_option(
+    "--replicas",
+    about="Replicas of the model side by side, which share out devices and microbatches; the "
+    "schedule, or file, is for one of them. 1 if not given.",
+)
 
 
 @with_schedule_options
@@ -60,6 +65,7 @@ def plan(
     ],
     devices: Annotated[int | None, DEVICES] = None,
     microbatches: Annotated[int | None, MICROBATCHES] = None,
+    replicas: Annotated[int | None, REPLICAS] = None,
     costs: Annotated[ShareCosts | None, COSTS] = None,
     transfer: Annotated[float | None, TRANSFER] = None,
     memory: Annotated[float | None, MEMORY] = None,
@@ -90,9 +96,11 @@ def plan(
         names = [schedule] if compare is None else [schedule, compare]
         if len(set(names)) < len(names):
             raise ValueError(f"--compare needs another plan than {schedule} itself")
-        search = Search(costs or share_costs(DEFAULT_COSTS), transfer or 0.0, memory, budget)
+        counts = Counts(devices, microbatches, replicas or 1)
+        share = (costs or share_costs(DEFAULT_COSTS)).times(counts.replicas)
+        search = Search(share, transfer or 0.0, memory, budget)
         search.require_used(names, recomputes=recompute is not None)
-        sources = sources_of(names, Counts(devices, microbatches), options, search)
+        sources = sources_of(names, counts, options, search)
         drawn = [Costed(s, costs_for(s, costs, transfer, len(sources))) for s in sources]
         if recompute is not None:
             drawn = [recomputed(each, recompute, memory) for each in drawn]

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from ..plan import Costs, Plan, load_plan_and_costs
 from ..plan.files import SUFFIXES
+from ..plan.shares import Shares
 from ..schedules import by_name
 from .schedule_options import Given, of_schedule, require_owned
 from .search import AUTO, Search
@@ -17,10 +18,20 @@ CATALOGUE = f"One of {', '.join(by_name)}."
 
 
 class Counts(NamedTuple):
-    """Devices and microbatches; None is as the plan has it."""
+    """Devices and microbatches of all replicas; None is as the plan has it."""
 
     devices: int | None
     microbatches: int | None
+    replicas: int = 1
+
+    def shares(self) -> Shares:
+        """Who gets what, with the usual counts where none are given.
+
+        Raises:
+            ValueError: the devices cannot be shared out, or a replica would have no microbatch.
+        """
+        devices, microbatches = self.devices or NUM_DEVICES, self.microbatches or NUM_MICROBATCHES
+        return Shares(devices, microbatches, self.replicas)
 
 
 class Source(NamedTuple):
@@ -71,8 +82,9 @@ def sources_of(
     require_owned([name for name in names if name not in files] or [names[0]], options)
     for name, (plan, _) in files.items():
         counts = counts_with(name, plan, counts)
-    num_devices = counts.devices or NUM_DEVICES
-    num_microbatches = counts.microbatches or NUM_MICROBATCHES
+    shares = counts.shares()
+    num_devices, num_microbatches = shares.devices_of_one, shares.microbatches_of_one
+    assert num_microbatches is not None
     shown = {name: Path(name).name for name in files}
     if len(set(shown.values())) < len(shown):
         shown = {name: name for name in files}
@@ -85,7 +97,10 @@ def sources_of(
         else:
             plan = by_name[name](num_devices, num_microbatches, **of_schedule(name, options))
             costs = None
+        plan = shares.side_by_side(plan)
         counted = f"{plan.num_stages} stages, {plan.num_microbatches} microbatches"
+        if counts.replicas > 1:
+            counted += f", {counts.replicas} replicas"
         sources.append(Source(f"{shown.get(name, name)}, {counted}", plan, costs))
     return sources
 
@@ -103,8 +118,18 @@ def require_named(name: str) -> None:
 
 def counts_with(name: str, plan: Plan, counts: Counts) -> Counts:
     """The counts, which must be those of this file's plan."""
-    own = Counts(plan.num_devices, plan.num_microbatches)
-    for what, given, there in zip(Counts._fields, counts, own, strict=True):
-        if given not in (None, there):
-            raise ValueError(f"the plan in {name} is for {there} {what}, not for {given}")
-    return own
+    many = counts.replicas
+    own = Counts(plan.num_devices * many, plan.num_microbatches * many, many)
+    whose = f" for each of {many} replicas" if many > 1 else ""
+    if counts.devices not in (None, own.devices):
+        raise ValueError(
+            f"the plan in {name} is for {plan.num_devices} devices{whose}, not for {counts.devices}"
+        )
+    if counts.microbatches is None:
+        return own
+    if -(-counts.microbatches // many) != plan.num_microbatches:
+        raise ValueError(
+            f"the plan in {name} is for {plan.num_microbatches} microbatches{whose}, not for "
+            f"{counts.microbatches}"
+        )
+    return own._replace(microbatches=counts.microbatches)

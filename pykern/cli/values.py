@@ -19,6 +19,10 @@ class ShareCosts(NamedTuple):
         """What each action takes when model and microbatch are the same however they are cut."""
         return self._times(plan.num_devices / (plan.num_stages * plan.num_slices), transfer_ms)
 
+    def times(self, factor: float) -> "ShareCosts":
+        """Those of a share that many times as large."""
+        return ShareCosts(self.forward * factor, self.input * factor, self.weight * factor)
+
     def of_share(self, transfer_ms: float) -> Costs:
         """What a whole share takes."""
         return self._times(1.0, transfer_ms)

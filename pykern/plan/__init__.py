@@ -33,6 +33,7 @@ from pykern._C import (
     weight_versions,
     with_recompute,
     with_reductions,
+    with_replicas,
     with_updates,
 )
 from pykern.plan.counts import require_counts, require_flags
@@ -76,5 +77,6 @@ __all__ = [
     "weight_versions",
     "with_recompute",
     "with_reductions",
+    "with_replicas",
     "with_updates",
 ]

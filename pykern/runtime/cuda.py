@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -45,6 +45,8 @@ class Gpus:
         }
         # For what goes on beside the caller.
         self._asides = [torch.cuda.Stream(gpu) for gpu in self._unique]
+        # For copies between a GPU and the host, by whether they go to the host.
+        self._beside: dict[tuple[int, bool], torch.cuda.Stream] = {}
         self._connect()
 
     def _connect(self) -> None:
@@ -120,6 +122,29 @@ class Gpus:
     def pinned(self, num_bytes: int) -> Tensor:
         """Bytes of the host that GPUs can copy from and to."""
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def copy_beside(
+        self, lane: int, pairs: Sequence[tuple[Tensor, Tensor]], *, to_host: bool
+    ) -> Event:
+        """Copies between a lane's GPU and pinned memory, behind torch's current stream.
+
+        Returns:
+            When they are done; until then no stream may write what they read.
+        """
+        gpu = self._devices[lane].index
+        if (gpu, to_host) not in self._beside:
+            self._beside[gpu, to_host] = torch.cuda.Stream(gpu)
+        stream = self._beside[gpu, to_host]
+        stream.wait_stream(torch.cuda.current_stream(gpu))
+        with torch.cuda.stream(stream):
+            for source, into in pairs:
+                into.copy_(source, non_blocking=True)
+        return cast(Event, stream.record_event())
+
+    def join_beside(self) -> None:
+        """Has torch's current streams wait for all copies that `copy_beside` has issued."""
+        for (gpu, _), stream in self._beside.items():
+            torch.cuda.current_stream(gpu).wait_stream(stream)
 
     def generators(self) -> list[int]:
         """How far the default generators have come: equal as long as nobody draws."""

@@ -19,6 +19,7 @@ from ..plan import Action, Kind, Plan, Timeline
 from .batch import Batch, Call, Outputs
 from .flow import Flow, OpenBatch, in_order
 from .gpu_flow import GpuFlow
+from .host_link import HostLink
 from .microbatch import to_device
 from .random import StepSeed
 from .recorder import Capture
@@ -135,16 +136,41 @@ class Executor:
             pairs = zip(self._stages, calls, strict=True)
             self._callbacks[kind] = [around(kind, stage, call) for stage, call in pairs]
 
+    @property
+    def stages(self) -> Sequence[Stage]:
+        """Those of the first replica, which have the parameters."""
+        return self._replicas[0]
+
+    @property
+    def captures(self) -> bool:
+        """Whether steps may be replayed without Python."""
+        return isinstance(self._driver, Streams) and self._driver.captures
+
+    def host_link(self, stage: Stage) -> HostLink:
+        """How parameters of a stage, and their gradients, get to the host and back."""
+        device = self._plan.placement.device_of(stage.index)
+        return self._driver.host_link(device)  # type: ignore[no-any-return]
+
     def program(self, plan: Plan) -> Program:
         """A plan over these stages, ready to run."""
         return self._driver.program(plan)  # type: ignore[no-any-return]
 
     def place(self, inputs: Call, target: Any) -> tuple[Call, Any]:
-        """A batch where it is used; microbatches of several replicas find their own way."""
+        """A batch where it is used; with replicas, each takes its microbatches of it."""
         first, last = self._replicas[0][0].device, self._replicas[0][-1].device
         if first.type == "cpu" or len(self._replicas) > 1:
             return inputs, target
         return to_device(inputs, first), to_device(target, last)
+
+    def place_targets(self, targets: Sequence[Any]) -> Sequence[Any]:
+        """Those of all microbatches, where their losses are computed.
+
+        Before any action: a copy between GPUs within one would have both of their lanes wait.
+        """
+        ends = [replica[-1].device for replica in self._replicas]
+        if ends[0].type == "cpu" or len(ends) == 1:
+            return targets
+        return [to_device(each, ends[m % len(ends)]) for m, each in enumerate(targets)]
 
     @property
     def end(self) -> torch.device:
@@ -270,18 +296,26 @@ class Executor:
 
     def _begin(self, batch: Batch) -> None:
         seed = StepSeed()
-        for replica in self._replicas:
+        for number, replica in enumerate(self._replicas):
             for stage in replica:
                 levels = batch.levels[stage.index] if batch.levels else ()
                 stage.begin(len(batch.rows), seed, batch.finish, levels)
             # Further replicas are of what the stages of the first run with.
-            if replica is self._replicas[0]:
+            if number == 0:
                 self._ties.begin()
-            replica[0].enter([None if call is None else call[0] for call in batch.calls])
-        keywords = [{} if call is None else call[1] for call in batch.calls]
-        if any(keywords):
-            for stage in self._stages:
-                stage.enter_by_name(keywords)
+            calls = self._calls_of(number, batch)
+            replica[0].enter([None if call is None else call[0] for call in calls])
+            keywords = [{} if call is None else call[1] for call in calls]
+            if any(keywords):
+                for stage in replica:
+                    stage.enter_by_name(keywords)
+
+    def _calls_of(self, number: int, batch: Batch) -> Sequence[Call | None]:
+        """The calls of a batch that are for this replica; None for every other microbatch."""
+        if len(self._replicas) == 1:
+            return batch.calls
+        turns = enumerate(batch.calls)
+        return [call if m % len(self._replicas) == number else None for m, call in turns]
 
     def _end(self) -> None:
         for stage in self._stages:

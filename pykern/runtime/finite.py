@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ..dtensor import local
 from ..plan import Kind
 from ..trace import Segment
 from .recompute import Calls
@@ -100,18 +101,18 @@ def require_finite(tensor: Tensor, what: str, where: str) -> None:
     """Raises FloatingPointError where a value of the tensor is not finite.
 
     Args:
-        tensor: any; on a GPU this waits for it.
+        tensor: any, of a DTensor this process's part; on a GPU this waits for it.
         what: the tensor's name.
         where: the stage and the microbatch.
     """
-    values = tensor.detach()
+    values = local(tensor)
     if values.is_sparse:
         values = values.coalesce().values()
     wrong = values.numel() - int(values.isfinite().sum())
     if wrong > 0:
         raise FloatingPointError(
             f"{what} has {wrong} of {values.numel()} values that are NaN or infinite ({where}; "
-            f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)})"
+            f"{str(values.dtype).removeprefix('torch.')} of shape {tuple(values.shape)})"
         )
 
 

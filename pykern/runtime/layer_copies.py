@@ -3,7 +3,9 @@
 A copy of a layer is a module of the same type with the same attributes, hooks and modes. On the
 device of the original its buffers are the same and its parameters others with the same storage; on
 another device the storage is a copy. So their values are the originals', their `.grad` is their
-own. Copies are made for each step, so that nothing done to an original is missed.
+own. Copies are made for each step, so that nothing done to an original is missed: nothing tells
+whether one has changed since, for torch's fused optimizers and writes through `.data` leave version
+counters as they are.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ def copy_layers(
     layers: Sequence[nn.Module],
     device: torch.device | None,
     only: Collection[Tensor] | None = None,
+    *,
+    counted_apart: bool = False,
 ) -> tuple[list[nn.Module], Pairs]:
     """Copies of the layers, and each of their parameters with its copy.
 
@@ -37,20 +41,30 @@ def copy_layers(
         device: where the copies live; None for where each tensor of the originals is.
         only: the parameters and buffers that are copied. Modules that contain none of them, and all
             other tensors, are the originals. None: everything is copied.
+        counted_apart: whether torch counts writes to the parameters of originals and of copies
+            apart. Then an original that has got another storage may be written while the graph of
+            a copy is there.
     """
-    copies = _Copies(device, only)
+    copies = _Copies(device, only, counted_apart=counted_apart)
     return [copies.of(layer) for layer in layers], list(copies.parameters.items())
 
 
 class _Copies:
     """Copies of modules and parameters, one of each however often it occurs."""
 
-    def __init__(self, device: torch.device | None, only: Collection[Tensor] | None) -> None:
+    def __init__(
+        self,
+        device: torch.device | None,
+        only: Collection[Tensor] | None,
+        *,
+        counted_apart: bool = False,
+    ) -> None:
         self.parameters: dict[nn.Parameter, nn.Parameter] = {}
         self._modules: dict[nn.Module, nn.Module] = {}
         self._buffers: dict[Tensor, Tensor] = {}
         self._device = device
         self._only = only
+        self._counted_apart = counted_apart
 
     def of(self, module: nn.Module) -> nn.Module:
         if module not in self._modules:
@@ -77,7 +91,8 @@ class _Copies:
         if self._only is not None and original not in self._only:
             return original
         if original not in self.parameters:
-            values = original.detach().to(self._device)
+            values = original.data if self._counted_apart else original.detach()
+            values = values.to(self._device)
             copy = nn.Parameter(values, original.requires_grad)
             main = getattr(original, "main_grad", None)
             if main is not None:
@@ -113,8 +128,27 @@ def add_gradients(pairs: Pairs) -> None:
             main.add_(copy.main_grad.to(main.device))  # type: ignore[attr-defined]
 
 
+def move_gradients(pairs: Pairs) -> None:
+    """Gives the originals what their copies have collected, in the place of what they had.
+
+    Hooks of a parameter are called, as in a backward.
+    """
+    for original, copy in pairs:
+        gradient, copy.grad, original.grad = copy.grad, None, None
+        if gradient is None:
+            continue
+        if original._backward_hooks or original._post_accumulate_grad_hooks:
+            torch.autograd.backward(original, gradient)
+        else:
+            original.grad = gradient
+
+
 def refuse_to_copy(
-    layers: Mapping[str, nn.Module], only: Collection[Tensor] | None, consequence: str
+    layers: Mapping[str, nn.Module],
+    only: Collection[Tensor] | None,
+    consequence: str,
+    *,
+    in_order: bool = False,
 ) -> None:
     """Raises where copies of the layers could not take the place of the originals.
 
@@ -122,25 +156,50 @@ def refuse_to_copy(
         layers: the originals by name.
         only: what is copied, see `copy_layers`.
         consequence: ends the message.
+        in_order: whether the forwards of copies have one.
 
     Raises:
-        ValueError: a layer has running statistics, which copies would write in no fixed order, or
-            keeps parameters or modules where a copy would still find the originals.
+        ValueError: a layer has buffers that forwards write, which copies would do in no fixed
+            order, or keeps parameters or modules where a copy would still find the originals.
     """
     for layer_name, layer in layers.items():
+        _refuse_compiled(layer_name, layer, only, consequence)
         (copy,), _ = copy_layers([layer], None, only)
         copies = dict(zip(layer.modules(), copy.modules(), strict=True))
         for name, module in layer.named_modules(prefix=layer_name):
-            reason = None if copies[module] is module else _cannot_copy(module, copies[module])
+            if copies[module] is module:
+                continue
+            reason = None if in_order else _writes(module)
+            reason = reason or _cannot_copy(module, copies[module])
             if reason is not None:
                 raise ValueError(f"{name} ({type(module).__name__}) {reason}: {consequence}")
 
 
-def _cannot_copy(module: nn.Module, copy: nn.Module) -> str | None:
+def _refuse_compiled(
+    layer_name: str, layer: nn.Module, only: Collection[Tensor] | None, consequence: str
+) -> None:
+    """Raises ValueError for what `torch.compile` returns.
+
+    Attributes set on it are set on the module inside, so that a copy would change the original.
+    """
+    for name, module in layer.named_modules(prefix=layer_name):
+        tensors = chain(module.parameters(), module.buffers())
+        if "_orig_mod" in module._modules and (only is None or any(t in only for t in tensors)):
+            raise ValueError(
+                f"{name} is what torch.compile returned, which runs with the original's "
+                f"parameters: {consequence}"
+            )
+
+
+def _writes(module: nn.Module) -> str | None:
     if isinstance(module, nn.modules.batchnorm._NormBase) and module.running_mean is not None:
         return "has running statistics, which copies would update in no fixed order"
     if isinstance(module, _SpectralNorm):
         return "has vectors that forwards improve, which copies would do in no fixed order"
+    return None
+
+
+def _cannot_copy(module: nn.Module, copy: nn.Module) -> str | None:
     if isinstance(module, torch.jit.ScriptModule):
         return "is compiled together with its parameters"
     bound = [name for name in _BOUND if vars(module).get(name) is not None]

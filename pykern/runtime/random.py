@@ -58,6 +58,10 @@ class StepSeed:
         # The caller's generator behind the number, until the number is used.
         self._behind: Tensor | None = None
 
+    def of(self, microbatch: int) -> tuple[StepSeed, int]:
+        """The seed of a microbatch's step, and which of its microbatches it is."""
+        return self, microbatch
+
     def value(self) -> int:
         """The number; the same for all who ask in one step."""
         with _default_generators:
@@ -142,9 +146,10 @@ class Draws:
         """
         if not self.possible or seeds.are_provided():
             return _NO_MODE
+        seed, index = self._seed.of(microbatch)
         if self._whole:
-            return self._whole_forward(action_seed(self._seed.value(), self._stage, microbatch))
-        return OwnState(self, self._seed, self._stage, microbatch)
+            return self._whole_forward(seed, index)
+        return OwnState(self, seed, self._stage, index)
 
     def backward(
         self, kind: Kind, microbatch: int, form: object = None
@@ -161,14 +166,16 @@ class Draws:
             return self._whole_backward(action, form)
         return _RefuseInBackward(self._safe, action, form)
 
-    def _whole_forward(self, seed: int) -> Whole:
+    def _whole_forward(self, seed: StepSeed, index: int) -> Whole:
+        number = action_seed(seed.value(), self._stage, index)
+
         def begin() -> None:
             for generator in self._whole:
-                generator.manual_seed(seed)
+                generator.manual_seed(number)
 
         def drew(any_drawn: bool) -> None:
             if any_drawn:
-                self._seed.use()
+                seed.use()
             self.watched(drew=any_drawn, num_seeds=0, only_seeds=not any_drawn)
 
         return Whole(_default_generators, self._whole, begin, drew)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
+from ..trace import Segment
 from .layer_copies import Pairs, add_gradients, copy_layers, refuse_to_copy, trains
 from .random import StepSeed
 from .recompute import Level
@@ -32,6 +33,9 @@ class Replica(Stage):
         """Makes room for a step, and copies of what the original runs with, which has begun."""
         super().begin(num_microbatches, seed, finish, levels)
         self.layers, self._pairs = copy_layers(self._original.layers, self.device)
+        for layer in self.layers:
+            if isinstance(layer, Segment) and layer.device is not None:
+                layer.device = self.device
 
     def end(self) -> None:
         """Lets go of everything that belongs to the step."""

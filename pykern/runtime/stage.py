@@ -82,6 +82,11 @@ class Stage:
         levels: Sequence[Level | None] = (),
     ) -> None:
         """Makes room for a step. `levels` says of each microbatch what F keeps; empty: all."""
+        self.go_on(seed, finish, levels)
+        self._make_room(num_microbatches)
+
+    def go_on(self, seed: StepSeed, finish: Finish, levels: Sequence[Level | None] = ()) -> None:
+        """As `begin`, with the room that there is and what is in it."""
         self._finish = finish
         changed = self._settings is None or self._settings.have_changed()
         if changed:
@@ -93,7 +98,6 @@ class Stage:
         # Without gradients a step has no loss, which may draw as well.
         compiled_for = self.device if self._compiled else None
         self._draws.begin(seed, (self._settings, torch.is_grad_enabled()), compiled_for)
-        self._make_room(num_microbatches)
 
     def twin(self) -> Stage:
         """A stage of the same layers, which knows what this one has seen them do."""
@@ -156,12 +160,21 @@ class Stage:
         self.keywords = [to_device(of, self.device) for of in mine]
 
     def take(self, microbatch: int, arguments: tuple[Any, ...] | None) -> None:
-        """Takes what the model is called with for one microbatch."""
-        self.arguments[microbatch] = arguments
+        """Takes what the model is called with for one microbatch, to where the stage is.
+
+        Before any action, as `enter_by_name`.
+        """
         if arguments and isinstance(arguments[0], Environment):
             near, farther = arguments[0].apart(BATCH)
-            self.arguments[microbatch] = (near,)
+            arguments = (near,)
             self.parcels.give(microbatch, farther)
+        self.arguments[microbatch] = None if arguments is None else self._at_home(arguments)
+
+    def _at_home(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """On the stage's GPU, where it has one: a batch may be on the host, or another's."""
+        if self.device.type == "cpu":
+            return arguments
+        return to_device(arguments, self.device)  # type: ignore[no-any-return]
 
     def forward(self, microbatch: int) -> None:
         """F: computes the layers and hands the output over to the next stage."""
@@ -174,8 +187,6 @@ class Stage:
         calls = self._calls(microbatch, self._end)
         with self._draws.forward(microbatch) as state:
             if self._recompute.has(microbatch):
-                # Here already, or R would wait for the host once more.
-                arguments = self._at_home(arguments)
                 holders = [*self.layers, getattr(self._finish, "function", None)]
                 self._recompute.forward(microbatch, calls, arguments, holders, state)
             else:
@@ -213,16 +224,9 @@ class Stage:
 
     def _begin(self, *arguments: Any, **named: Any) -> Any:
         """What the first layer returns."""
-        arguments = self._at_home(arguments)
         if self.previous is not None and self.copies_input:
             arguments = copies(arguments)
         return self.layers[0](*arguments, **named)
-
-    def _at_home(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        """On the stage's GPU, where it has one: a batch may be on the host."""
-        if self.previous is not None or self.device.type == "cpu":
-            return arguments
-        return to_device(arguments, self.device)  # type: ignore[no-any-return]
 
     def _end(self, microbatch: int, output: Any) -> Sequence[Tensor]:
         """Hands the output over; returns the tensors that backward starts from."""

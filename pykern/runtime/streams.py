@@ -19,6 +19,7 @@ from . import cuda
 from .batch import Batch
 from .capture import Recording
 from .crossing import Crossing, Ring, Transfer, carrier_of
+from .host_link import GpuLink
 from .loss import Losses
 from .recorder import Capture, Recorder
 from .stage import Stage
@@ -79,6 +80,11 @@ class Streams:
 
         return direct
 
+    @property
+    def captures(self) -> bool:
+        """Whether steps may be replayed without Python."""
+        return self._capture is not False
+
     def connect(self, replicas: Sequence[Sequence[Stage]], plan: Plan) -> None:
         """Lets stages reach their neighbours on other GPUs."""
         lanes = self.gpus.lanes
@@ -115,6 +121,10 @@ class Streams:
                 stacklevel=4,
             )
 
+    def host_link(self, device: int) -> GpuLink:
+        """How tensors of a device of the plan get to the host and back."""
+        return GpuLink(self.gpus, device)
+
     def program(self, plan: Plan) -> _C.StreamProgram:
         """The plan, ready to run."""
         return _C.StreamProgram(plan, self.gpus.lanes)
@@ -144,8 +154,14 @@ class Streams:
                 for kind, calls in callbacks.items()
             }
             callers = self.gpus.callers()
-            with self.gpus.step():
-                failures = self.claim.run(program, on_lanes, callers, replay=False, traced=traced)
+            try:
+                with self.gpus.step():
+                    failures = self.claim.run(
+                        program, on_lanes, callers, replay=False, traced=traced
+                    )
+            finally:
+                # What has been on its way to the host since a REDUCE is the caller's again.
+                self.gpus.join_beside()
             if self._recorder is not None and not failures:
                 self._recorder.learn(batch)
             return failures

@@ -8,9 +8,11 @@ import torch
 
 from .. import _C
 from ..plan import Kind, Plan, Timeline
+from ..plan.parts import Part
 from ..trace.routes import Direct, everywhere
 from .batch import Batch
 from .carry import CallerState
+from .host_link import OneMemory
 from .stage import Stage
 from .worker_flow import Failure, WorkerFlow
 
@@ -36,9 +38,17 @@ class Workers:
     def connect(self, replicas: Sequence[Sequence[Stage]], plan: Plan) -> None:
         """Lets stages reach their neighbours: in one memory they do."""
 
+    def host_link(self, _: int) -> OneMemory:
+        """How tensors of a device of the plan get to the host and back: they are there."""
+        return OneMemory()
+
     def program(self, plan: Plan) -> _C.Program:
         """The plan, ready to run."""
         return _C.Program(plan)
+
+    def part(self, part: Part) -> _C.Program:
+        """A part of a plan, ready to run; what stands before it counts as done."""
+        return _C.Program.part(part.plan, part.begins, part.ends)
 
     def device(self, _: int) -> torch.device:
         """Where a device of the plan has its tensors."""

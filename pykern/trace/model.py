@@ -125,6 +125,10 @@ class Traced:
         for segment in self.segments.values():
             segment.refresh()
 
+    def forget(self) -> None:
+        """Forgets all programs, because modules that stay whole compute in another way by now."""
+        self._programs.clear()
+
     def _record_opening(self, sample: Call, num_stages: int) -> Tape:
         """The tape of the sample; opens what has to be for it."""
         require_openable(self._opened, self._model)

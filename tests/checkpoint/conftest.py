@@ -3,20 +3,12 @@
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 from tests.fake_cuda.fake import FakeCuda
 from tests.fake_cuda.host_gpus import host_gpus
+from tests.runtime.conftest import _one_thread_and_a_seed
 
-
-@pytest.fixture(autouse=True)
-def _one_thread_and_a_seed() -> Iterator[None]:
-    """A matrix product may sum in another order with another number of intra-op threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(1234)
-    yield
-    torch.set_num_threads(threads)
+__all__ = ["_one_thread_and_a_seed", "gpus"]
 
 
 @pytest.fixture

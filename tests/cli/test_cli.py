@@ -20,6 +20,7 @@ from pykern.plan import (
     load_plan_and_costs,
     save_plan,
     with_recompute,
+    with_replicas,
 )
 from pykern.schedules import by_name
 
@@ -44,7 +45,7 @@ def test_the_version_is_the_package_s() -> None:
     assert (result.exit_code, result.stdout) == (0, f"pykern {pykern.__version__}\n")
 
 
-@pytest.mark.parametrize("command", [(), ("demo",), ("plan",), ("schedules",)])
+@pytest.mark.parametrize("command", [(), ("demo",), ("plan",), ("schedules",), ("scale",)])
 def test_every_help_has_one_example(command: tuple[str, ...]) -> None:
     result = pykern_(*command, "--help")
     assert result.exit_code == 0
@@ -197,6 +198,24 @@ def test_two_files_of_the_same_name_are_told_apart(
     assert lines[3].startswith("new/plan.json, 2 stages")
 
 
+def test_replicas_stand_side_by_side_and_are_kept_in_files(tmp_path: Path) -> None:
+    out, one = tmp_path / "both.json", tmp_path / "one.json"
+    made = pykern_("plan", "one_f_one_b", "--replicas", "2", "-m", "7", "--out", str(out)).stdout
+    # Stages twice as long as those of four devices, and half of the warm-up.
+    assert made.startswith("one_f_one_b, 2 stages, 7 microbatches, 2 replicas  makespan 30 ms")
+    plan = with_replicas(by_name["one_f_one_b"](2, 4), 2, 7)
+    assert load_plan(out) == plan
+    assert pykern_("plan", str(out)).stdout.startswith("both.json, 2 stages, 7 microbatches  make")
+    save_plan(by_name["one_f_one_b"](2, 4), one)
+    again = pykern_("plan", str(one), "--replicas", "2", "-m", "7").stdout
+    assert again.splitlines()[1:] == made.splitlines()[1:-1]
+    assert "8 microbatches, 2 replicas" in pykern_("plan", str(one), "--replicas", "2").stdout
+    found = pykern_("plan", "auto", "--replicas", "2", "--budget", "1").stdout
+    # The search has the costs of what it draws.
+    drawn, said = re.findall(r"^.*makespan ([0-9.]+) ms", found, re.M)
+    assert drawn == said
+
+
 def test_memory_is_told_for_both_rules_where_the_backward_is_split(tmp_path: Path) -> None:
     path = tmp_path / "plan.csv"
     path.write_text("0F0,0I0,0F1,0I1,0W0,0W1\n")
@@ -282,6 +301,12 @@ REFUSED = [
     (["plan", "small.csv", "--waves", "2"], "small.csv has no --waves; it is an option of hanayo"),
     (["plan", "small.csv", "-p", "3"], "the plan in small.csv is for 2 devices, not for 3"),
     (["plan", "gpipe", "-m", "4", "--compare", "small.csv"], "is for 1 microbatches, not for 4"),
+    (["plan", "small.csv", "--replicas", "2", "-p", "2"], "is for 2 devices for each of 2 replica"),
+    (["plan", "small.csv", "--replicas", "2", "-m", "4"], "1 microbatches for each of 2 replicas,"),
+    (["plan", "gpipe", "--replicas", "3"], "replicas=3, but there are 4 devices, which are not a"),
+    (["plan", "gpipe", "--replicas", "4", "-m", "3"], "there are 3 microbatches; each replica"),
+    (["plan", "gpipe", "--replicas", "0"], "'0' is not a whole number of at least 1"),
+    (["plan", "pipedream", "--replicas", "2"], "a plan with REDUCE or U cannot be replicated"),
     (["plan", "wrong.csv"], "wrong.csv: line 1, cell 2: a cell is like"),
     (["plan", "gpipe", "--compare", "hanayo", "--out", "a.json"], "holds one plan"),
     (["plan", "gpipe", "--transfer", "-1"], "'-1' is not a time of at least 0"),
@@ -297,7 +322,10 @@ REFUSED = [
     (["demo", "--microbatches", "-2"], "'-2' is not a whole number of at least 1"),
     (["demo", "--schedule", "zb"], "schedule 'zb' is unknown"),
     (["demo", "--schedule", "gpipe", "--waves", "2"], "gpipe has no --waves"),
-    (["demo", "--schedule", "pipedream"], "the plan holds U actions; stages run"),
+    (
+        ["demo", "--schedule", "pipedream"],
+        "the plan holds U actions, which update weights",
+    ),
     (["demo", "--schedule", "seq1f1b"], "the plan cuts microbatches into 2 slices"),
     (["demo", "--schedule", "forward_only"], "forward_only has no backward, and the demo trains"),
     (["demo", "--devices", "gpu:4"], "device 'gpu:4' is unknown"),

@@ -8,6 +8,7 @@ action has read, written and allocated is then told to the driver's model as one
 import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from pykern import _C
 from pykern.devices import Lane
 from pykern.runtime import cuda
 from pykern.runtime.cuda import Graph
+from tests.fake_cuda.beside import Beside, End, Pairs
 from tests.fake_cuda.fake import FakeCuda, Range
 
 # Points a tensor at memory, such as a slot of another device, and touches none of it.
@@ -67,6 +69,9 @@ class HostGpus:
         self._outside = self._callers
         self._host = self.fake.stream(min(self._callers))
         self._memory = _Memory(self.fake)
+        self._beside = Beside(self.fake, self._host)
+        # What the action under way has told the driver of, and on which stream it runs.
+        self._active: tuple[int, Callable[[], None]] | None = None
         self.errors: list[Exception] = []
 
     def device(self, lane: int) -> torch.device:
@@ -124,8 +129,21 @@ class HostGpus:
     def active(self, lane: int) -> Iterator[None]:
         stream = self.lanes.compute(lane)
         self.fake.complete(stream)
-        with self._memory.kernel(self._gpu_of[lane], stream):
-            yield
+        with self._memory.kernel(self._gpu_of[lane], stream) as tell:
+            self._active = stream, tell
+            try:
+                yield
+            finally:
+                self._active = None
+
+    def copy_beside(self, lane: int, pairs: Pairs, *, to_host: bool) -> End:
+        gpu = self._gpu_of[lane]
+        current, tell = self._active or (self._callers[gpu], lambda: None)
+        tell()
+        return self._beside.copy(gpu, current, pairs, to_host=to_host)
+
+    def join_beside(self) -> None:
+        self._beside.join(self._callers)
 
     def on_lane(self, lane: int, num_bytes: int) -> Tensor:
         # What is let go of after a step is used by later steps only, which the caller is behind.
@@ -213,7 +231,9 @@ class _Memory:
         self._lasting: set[int] = set()
         # By address: the GPU and the stream whose action has made it.
         self._makers: dict[int, tuple[int, int]] = {}
-        # What is not the program's, such as the state of a generator.
+        # What is not the program's, such as the state of a generator. Held to the end: nothing says
+        # when it goes, and its address must not come back as memory of another GPU, whose lanes
+        # need not have waited for who read it.
         self._others: dict[int, Any] = {}
         # Callers fill, and read, what graphs use. What lands for actions is theirs alone.
         self.has_graphs = False
@@ -240,14 +260,20 @@ class _Memory:
             self._fake.alloc(address, storage.nbytes(), stream)
 
     def meet(self, storage: Any) -> None:
-        """Keeps memory that has come from elsewhere until the step is over."""
+        """Keeps memory that has come from elsewhere."""
         if storage.data_ptr() not in self._held:
             self._others[storage.data_ptr()] = storage
 
     @contextmanager
-    def kernel(self, gpu: int, stream: int) -> Iterator[None]:
+    def kernel(self, gpu: int, stream: int) -> Iterator[Callable[[], None]]:
+        """What is done within it is a kernel, or several: `tell` ends one."""
         with _Watch(self, stream, gpu) as watch:
-            yield
+            tell = partial(self._tell, watch, gpu, stream)
+            yield tell
+        tell()
+        self._release(self._held)
+
+    def _tell(self, watch: "_Watch", gpu: int, stream: int) -> None:
         reads = [place for place, written in watch.touched.items() if not written]
         writes = [place for place, written in watch.touched.items() if written]
         brought = [place for place in reads if self._makers.get(place[0], (gpu,))[0] != gpu]
@@ -258,7 +284,7 @@ class _Memory:
         for place, written in watch.touched.items():
             users, writer = self._users.get(place, (set(), None))
             self._users[place] = users | {gpu}, gpu if written else writer
-        self._release(self._held)
+        watch.touched.clear()
 
     def begin(self) -> None:
         """Begins a step: whoever writes now may have been given what lasted until here."""
@@ -286,7 +312,6 @@ class _Memory:
         for address in self._freed:
             self._fake.forget(address)
         self._freed.clear()
-        self._others.clear()
         self._users = {place: use for place, use in self._users.items() if self._is_there(place)}
 
     def _is_there(self, place: Range) -> bool:
@@ -333,7 +358,7 @@ class _Watch(TorchDispatchMode):
 
     def _touch(self, tensor: Tensor, *, written: bool) -> None:
         storage = tensor.untyped_storage()
-        if storage.nbytes():
+        if storage.nbytes() and not tensor.is_meta:
             self._memory.meet(storage)
             place = storage.data_ptr(), storage.nbytes()
             self.touched[place] = self.touched.get(place, False) or written

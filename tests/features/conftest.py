@@ -1,20 +1,13 @@
 """Shared by the tests of features."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
+from tests.runtime.conftest import _one_thread_and_a_seed
+from tests.runtime.test_ranges import recorder, run
 
-@pytest.fixture(autouse=True)
-def _one_thread_and_a_seed() -> Iterator[None]:
-    """A matrix product may sum in another order with another number of intra-op threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(11)
-    yield
-    torch.set_num_threads(threads)
+__all__ = ["_one_thread_and_a_seed", "recorder", "root", "run"]
 
 
 @pytest.fixture

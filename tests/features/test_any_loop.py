@@ -7,16 +7,21 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from typer.testing import CliRunner
 
 import pykern
-from pykern import checkpoint, schedules, search
+from pykern import _C, checkpoint, schedules, search
 from pykern.cli import app
+from pykern.dtensor import whole
 from pykern.plan import Costs, bubbles, check, load_plan, save_plan, simulate
 from pykern.plan.drawing.chrome_trace import save_chrome_trace
 from pykern.plan.drawing.svg import as_svg
+from tests import peers
 from tests.features.plain import (
     NUM_MICROBATCHES,
     assert_same_gradients,
@@ -118,6 +123,41 @@ def test_one_optimizer_over_all_stages() -> None:
         assert torch.equal(one, other)
 
 
+@row("Optimizer on the host", "titan n ? y n ?")
+def test_optimizer_on_the_host() -> None:
+    model = chain()
+    plain = copy.deepcopy(model)
+    with pipeline(model) as pipe:
+        ours = pykern.HostOptimizer(pipe, torch.optim.AdamW, lr=0.1)
+        theirs = torch.optim.AdamW(plain.parameters(), lr=0.1)
+        for _ in range(3):
+            pipe.step(X, target=Y)
+            plain_step(plain, F.mse_loss, [X], Y)
+            for optimizer in (ours, theirs):
+                optimizer.step()
+                optimizer.zero_grad()
+        assert all(map(torch.equal, pipe.parameters(), plain.parameters()))
+
+
+def one_of_two(rank: int) -> tuple[int, list[Tensor]]:
+    torch.manual_seed(5)
+    with pipeline(chain(), process_group=dist.group.WORLD) as pipe:
+        optimizer = pykern.ZeroOptimizer(pipe, torch.optim.AdamW, lr=0.1)
+        for _ in range(3):
+            half = slice(4 * rank, 4 * rank + 4)
+            pipe.step(X[half], target=Y[half])
+            optimizer.step()
+            optimizer.zero_grad()
+        return len(optimizer.state), [parameter.detach() for parameter in pipe.parameters()]
+
+
+@row("ZeRO-1 over data-parallel processes", "titan ? y y n ?")
+def test_zero_1_over_data_parallel_processes() -> None:
+    (held, first), (held_too, second) = peers.run(2, one_of_two)
+    assert held + held_too == len(first)
+    assert all(map(torch.equal, first, second))
+
+
 @row("Learning-rate schedulers, a plain loop", "y y own own y own")
 def test_learning_rate_schedulers() -> None:
     trained = train("cpu:2", 6, schedule="zb_h1")
@@ -177,6 +217,30 @@ def test_schedules() -> None:
             assert_trains_alike(chain(8), [X], Y, F.mse_loss, schedule=name)
 
 
+@row("Replicas side by side in one process, sums in a fixed order", "n n n n n n")
+def test_replicas_side_by_side_in_one_process() -> None:
+    model = chain()
+    plain = copy.deepcopy(model)
+    with pipeline(model, devices="cpu:4", replicas=2, schedule="hanayo") as pipe:
+        loss = pipe.step(X, target=Y)
+        names = [name for name, _ in pipe.named_parameters()]
+    assert names == [name for name, _ in plain.named_parameters()]
+    losses, sums = [], []
+    for replica in range(2):
+        plain.zero_grad()
+        for number in range(replica, NUM_MICROBATCHES, 2):
+            rows = slice(2 * number, 2 * number + 2)
+            part = F.mse_loss(plain(X[rows]), Y[rows]) / NUM_MICROBATCHES
+            part.backward()
+            losses.append((number, part.detach()))
+        sums.append([parameter.grad for parameter in plain.parameters()])
+    first, *others = (part for _, part in sorted(losses))
+    assert torch.equal(loss, sum(others, first))
+    for parameter, one, other in zip(model.parameters(), *sums, strict=True):
+        assert parameter.grad is not None
+        assert torch.equal(parameter.grad, one + other)
+
+
 @row("A schedule of your own, as a file", "private n n n n by_function")
 def test_a_schedule_as_a_file(tmp_path: Path) -> None:
     plan = schedules.hanayo(2, NUM_MICROBATCHES, waves=2)
@@ -216,13 +280,15 @@ def test_timeline_and_pictures(tmp_path: Path) -> None:
 
 
 @row("A profiler's range for each action", "y n timers NVTX n NVTX")
-def test_ranges_for_profilers() -> None:
-    # Which ranges there are, an injected tool has counted: tests/runtime/test_ranges.py.
-    with pipeline(chain()) as pipe:
-        pipe.step(X, target=Y)
-        spans = [span for row in pipe.timeline().rows for span in row]
-    assert len(spans) == 2 * 2 * NUM_MICROBATCHES
-    assert all(span.end_ns > span.start_ns for span in spans)
+@pytest.mark.skipif(not _C.nvtx_built, reason="built without NVTX's header")
+def test_ranges_for_profilers(run: Any) -> None:
+    # A tool that is injected in a profiler's place has counted them.
+    record, _ = run("one_f_one_b(2, 4)")
+    assert len(record.ranges) == 2 * 2 * 4
+    assert {(domain, text) for _, domain, _, text, *_ in record.ranges} == {
+        ("pykern", "F"),
+        ("pykern", "B"),
+    }
 
 
 @row("What is not finite is found and named", "titan n fp16 y n y")
@@ -280,6 +346,40 @@ def test_command_line_tuner_and_notebook(root: Path) -> None:
         if cell["cell_type"] == "code":
             exec("".join(cell["source"]), names)
     assert names["pipe"].timeline().bubble_ratio < 1
+
+
+def whole_numbers() -> nn.Sequential:
+    """A model whose sums are exact, in whichever order."""
+    torch.manual_seed(1)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(4))).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randint(-2, 3, parameter.shape))
+    return model
+
+
+def half_square(output: Tensor, target: Tensor) -> Tensor:
+    return (output - target).square().sum() / 2
+
+
+def sliced_step(_: int, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    styles = {"[02].0": ColwiseParallel(), "[13].0": RowwiseParallel()}
+    with pipeline(whole_numbers(), loss_fn=half_square, tensor_parallel=(mesh, styles)) as pipe:
+        loss = pipe.step(x, target=y)
+        return loss, {name: whole(one.grad) for name, one in pipe.named_parameters()}  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+@row("Tensor parallel within stages", "titan n user y n y")
+def test_tensor_parallel_within_stages() -> None:
+    plain, x, y = whole_numbers(), X.round().double(), Y.round().double()
+    loss = plain_step(plain, half_square, [x], y)
+    for ours, gradients in peers.run(2, sliced_step, x, y):
+        assert torch.equal(ours, loss)
+        for name, one in plain.named_parameters():
+            assert one.grad is not None
+            assert torch.equal(gradients[name], one.grad), name
 
 
 @row("Installs with pip alone", "in_torch y JIT source source fork")

@@ -3,19 +3,12 @@
 from collections.abc import Iterator
 
 import pytest
-import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
+from tests.runtime.conftest import _one_thread_and_a_seed
 
-@pytest.fixture(autouse=True)
-def _one_thread_and_a_seed() -> Iterator[None]:
-    """A matrix product may sum in another order with another number of intra-op threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(1234)
-    yield
-    torch.set_num_threads(threads)
+__all__ = ["_group_of_one", "_one_thread_and_a_seed"]
 
 
 @pytest.fixture(scope="module")

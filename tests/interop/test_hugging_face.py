@@ -48,15 +48,6 @@ def mixtral() -> Any:
     return transformers.MixtralForCausalLM(config)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread_and_a_seed() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(3)
-    yield
-    torch.set_num_threads(threads)
-
-
 def batch(*, padded: bool, caches: bool) -> dict[str, Any]:
     tokens = torch.randint(0, 64, (8, 12))
     found: dict[str, Any] = {"input_ids": tokens, "labels": tokens}

@@ -90,6 +90,11 @@ def test_reductions_stand_behind_the_last_gradient_of_their_stage() -> None:
     ]
     assert with_reductions(plan) == plan
     assert with_reductions(small_plan()) == small_plan()
+    over_peers = with_reductions(small_plan(), over_peers=True)
+    assert [row[-1].kind for row in over_peers.rows] == [Kind.REDUCE, Kind.REDUCE]
+    check(over_peers)
+    forward_only = small_plan().forward_only()
+    assert with_reductions(forward_only, over_peers=True) == forward_only
     assert with_reductions(small_plan().forward_only()) == small_plan().forward_only()
 
 

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from pykern.plan import Action, Costs, Placement, Span, Timeline, by_slots, simulate
+from pykern.plan import Action, Costs, Kind, Placement, Span, Timeline, by_slots, simulate
 
 
 def span(text: str, start_ns: float, end_ns: float) -> Span:
@@ -24,6 +24,13 @@ def test_measures_of_a_small_one() -> None:
     assert timeline.bubble_ratio == 1 - 70 / 120
     assert [timeline.peak_in_flight(device) for device in range(2)] == [2, 1]
     assert timeline.rows[1][0] == span("1F0", 110, 120)
+
+
+def test_spans_of_a_kind_are_those_of_the_rows() -> None:
+    timeline = simulate(by_slots(Placement.linear(2), 3, group=1, group_offset=2), Costs(1, 2))
+    for kind in (Kind.F, Kind.B, Kind.REDUCE):
+        rows = [[span for span in row if span.action.kind is kind] for row in timeline.rows]
+        assert timeline.spans_of(kind) == rows
 
 
 def test_the_span_is_of_the_longest_device_alone() -> None:

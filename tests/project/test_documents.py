@@ -27,7 +27,9 @@ def test_what_a_guide_shows_runs_and_prints_what_it_shows(python, root, name):
     assert python("-W", "error", "-c", code).stdout == shown
 
 
-@pytest.mark.parametrize("name", ["choose-a-split.md", "from-device-map.md", "from-deepspeed.md"])
+@pytest.mark.parametrize(
+    "name", ["choose-a-split.md", "from-device-map.md", "from-deepspeed.md", "asynchronous.md"]
+)
 def test_what_a_guide_shows_runs_here_and_prints_what_it_shows(root, name, capsys):
     page = (root / "docs" / name).read_text()
     code = "".join(re.findall(r"^```python\n(.*?)^```", page, re.M | re.S))

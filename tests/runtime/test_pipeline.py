@@ -234,6 +234,7 @@ def hooked_model() -> nn.Sequential:
         ({"microbatches": 0}, ValueError, "num_microbatches"),
         ({"microbatches": 2.5}, TypeError, "num_microbatches"),
         ({"reduction": "none"}, ValueError, "'mean' or 'sum', got 'none'"),
+        ({"deferred_batch_norm": "no"}, TypeError, "deferred_batch_norm is True or False"),
         ({"model": nn.Linear(2, 2)}, TypeError, "Linear has a forward of its own"),
         ({"model": Custom(*LINEAR)}, TypeError, "Custom has a forward of its own"),
         ({"model": hooked_model()}, TypeError, "Sequential has hooks of its own"),

@@ -75,7 +75,7 @@ def with_slices() -> Plan:
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        (with_updates(), "the plan holds U actions; stages run F, R, B, I, W, REDUCE"),
+        (with_updates(), "the plan holds U actions, which update weights within a step"),
         (with_slices(), "into 2 slices; stages run whole ones"),
     ],
 )

@@ -128,7 +128,7 @@ def test_r_does_not_go_to_the_host_again() -> None:
     for _ in range(2):
         for stage in (first, second):
             stage.begin(1, StepSeed(), lambda *_: ((), ()), ["stage"])
-        first.arguments = [(torch.randn(2, 6),)]
+        first.take(0, (torch.randn(2, 6),))
         first.forward(0)
         first.recompute(0)
         kept, again = given[-2:]

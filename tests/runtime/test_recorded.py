@@ -10,9 +10,11 @@ from torch import Tensor, nn
 import pykern
 from pykern.trace import CutError
 from tests.fake_cuda.fake import FakeCuda
+from tests.runtime.reference import assert_same_state, by_microbatch
 from tests.trace.models import Given, Network
 
 ROWS = 2
+X = torch.zeros(2, 5, dtype=torch.long)
 
 
 def loss_of(output: dict[str, Tensor], target: Tensor) -> Tensor:
@@ -66,6 +68,27 @@ def test_every_bit_equals_the_plain_model(schedule: str, recompute: Any) -> None
             assert torch.equal(ours, theirs)
             return
         assert_steps_alike(pipe, plain)
+
+
+@pytest.mark.parametrize("recompute", [None, "stage"])
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_replicas_side_by_side(gpus: FakeCuda, device: str, recompute: Any) -> None:
+    """Their sums are added when both are complete."""
+    model = Network(num_blocks=6)
+    plain = copy.deepcopy(model)
+    devices = ["cpu"] * 4 if device == "cpu" else [f"cuda:{number}" for number in range(4)]
+    options: dict[str, Any] = {"devices": devices, "replicas": 2, "recompute": recompute}
+    with pipeline(model, **options) as pipe:
+        given, target = example(), torch.randn(8)
+
+        def loss_of_part(number: int, _: Any) -> Tensor:
+            rows = slice(ROWS * number, ROWS * (number + 1))
+            return loss_of(plain(**{name: v[rows] for name, v in given.items()}), target[rows])
+
+        for _ in range(2):
+            expected = by_microbatch(plain, [ROWS] * 4, loss_of_part, num_replicas=2)
+            assert torch.equal(pipe.step(**given, target=target), expected)
+            assert_same_state(pipe, plain)
 
 
 @pytest.mark.parametrize("capture", [False, True])
@@ -143,6 +166,20 @@ def test_stages_are_balanced_by_what_is_measured_or_said(balance: Any) -> None:
         assert len(pipe.partition.costs) == 2
         assert min(pipe.partition.costs) > 0
         assert_steps_alike(pipe, copy.deepcopy(pipe._chain.root), 1)  # type: ignore[arg-type]
+
+
+def test_an_error_of_the_model_tells_that_it_was_recorded() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'words'") as caught:
+        pykern.Pipeline(Network(), devices="cpu:2", microbatches=2, sample={"words": X})
+    assert caught.value.__notes__ == [
+        "pykern: raised while the forward of Network was recorded on sample="
+    ]
+
+
+def test_an_option_that_nobody_takes_is_told_as_the_schedules() -> None:
+    with pytest.raises(TypeError, match="'balanced'") as caught:
+        pipeline(Network(), balanced="time")
+    assert caught.value.__notes__ == ["pykern: the schedule was given balanced"]
 
 
 def test_a_model_without_a_sample_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -163,6 +164,14 @@ def compiled() -> nn.Module:
     layer = nn.Linear(4, 4)
     layer._compiled_call_impl = layer._call_impl
     return layer
+
+
+def test_what_torch_compile_returns_is_refused_and_left_alone() -> None:
+    inside = nn.Sequential(nn.Linear(4, 4))
+    layer: Any = torch.compile(inside, backend="eager")
+    with pytest.raises(ValueError, match=r"1\.0 is what torch.compile returned.*several replicas"):
+        pipeline(nn.Linear(4, 4), nn.Sequential(layer))
+    assert [name for name, _ in inside.named_modules()] == ["", "0"]
 
 
 def with_hidden(value: Callable[[nn.Module], object]) -> nn.Module:

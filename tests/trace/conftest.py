@@ -1,16 +1,5 @@
 """Shared by the tests of recorded models."""
 
-from collections.abc import Iterator
+from tests.runtime.conftest import _one_thread_and_a_seed
 
-import pytest
-import torch
-
-
-@pytest.fixture(autouse=True)
-def _one_thread_and_a_seed() -> Iterator[None]:
-    """A matrix product may sum in another order with another number of intra-op threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(7)
-    yield
-    torch.set_num_threads(threads)
+__all__ = ["_one_thread_and_a_seed"]

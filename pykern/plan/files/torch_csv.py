@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-from pykern._C import Action, Kind, Placement, Plan, check
+from pykern._C import Action, Costs, Kind, Placement, Plan, check
 from pykern.plan.files.proved import proved_plan
 from pykern.plan.files.transfers import (
+    ORDER_COSTS,
     Cell,
     Message,
     Slot,
@@ -55,26 +56,36 @@ def to_torch_csv(plan: Plan, *, transfers: bool = False) -> str:
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     if transfers:
-        writer.writerows(with_reductions(row) for row in with_transfers(plan))
+        writer.writerows(rows_with_transfers(plan))
     else:
         writer.writerows(map(cell_text, row) for row in slots_of(plan))
     return text.getvalue()
 
 
-def require_sayable(plan: Plan) -> None:
-    """Refuses what torch's file has no word for."""
+def rows_with_transfers(plan: Plan, costs: Costs = ORDER_COSTS) -> list[list[str]]:
+    """The cells of every rank, with sends, receives and torch's REDUCE_GRAD.
+
+    Args:
+        plan: One that torch can be told of.
+        costs: Those by which messages are ordered, see `with_transfers`.
+    """
+    return [list(with_reductions(row)) for row in with_transfers(plan, costs)]
+
+
+def require_sayable(plan: Plan, reader: str = "torch's CSV", advice: str = "; use .json") -> None:
+    """Refuses what torch has no word for."""
     for name, number in (
         ("replicas", plan.placement.num_replicas),
         ("slices", plan.num_slices),
     ):
         if number > 1:
-            raise ValueError(f"torch's CSV knows no {name}, and the plan has {number}; use .json")
+            raise ValueError(f"{reader} knows no {name}, and the plan has {number}{advice}")
     for device, row in enumerate(plan.rows):
         for position, action in enumerate(row):
             if action.kind not in KINDS:
                 raise ValueError(
-                    f"torch's CSV knows F, B, I and W, and device {device} has {action} at "
-                    f"position {position}; use .json"
+                    f"{reader} knows F, B, I and W, and device {device} has {action} at "
+                    f"position {position}{advice}"
                 )
 
 

@@ -8,10 +8,14 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from pykern._C import Action, Costs, Kind, Placement, Plan, simulate
+from pykern._C import Action, Costs, Kind, Placement, Plan, Span, simulate
 
 # One action, or two that share it.
 Slot = tuple[Action, ...]
+
+# What messages are ordered by where nobody knows better. Their own time, which is next to none,
+# tells apart what is made at once: what has come a longer way goes later.
+ORDER_COSTS = Costs(1, 2, transfer_ns=2**-10)
 
 
 class Message(NamedTuple):
@@ -80,30 +84,46 @@ def crosses(message: Message, placement: Placement) -> bool:
     return placement.device_of(message.stage) != placement.device_of(message.reader)
 
 
-def in_order(plan: Plan) -> list[Message]:
-    """All messages in an order in which they could be made, that of the simulator."""
-    timeline = simulate(plan, Costs(1, 2))
-    # Stable: what ends together on a device stays in the order of its row.
-    spans = sorted((span for row in timeline.rows for span in row), key=lambda span: span.end_ns)
-    sent = (sent_by(span.action, plan.placement) for span in spans)
+def in_order(plan: Plan, costs: Costs = ORDER_COSTS) -> list[Message]:
+    """All messages in an order in which they could be made, that of the simulator.
+
+    Of those that are made at once, the one that is read first goes first.
+    """
+    unit, spans = spans_of(plan, ORDER_COSTS), spans_of(plan, costs)
+    readers = {read_by(action, plan.placement): span for action, span in spans.items()}
+
+    def when(sender: Action) -> tuple[float, float, float]:
+        # Actions that take no time end together with what they need; in these units none does.
+        reader = readers[sent_by(sender, plan.placement)]
+        return spans[sender].end_ns, unit[sender].end_ns, reader.start_ns
+
+    senders = [action for action in spans if sent_by(action, plan.placement)]
+    sent = (sent_by(action, plan.placement) for action in sorted(senders, key=when))
     return [message for message in sent if message is not None]
 
 
-def with_transfers(plan: Plan) -> list[list[Slot | Transfer]]:
+def spans_of(plan: Plan, costs: Costs) -> dict[Action, Span]:
+    """When each action runs; those of a device are in the order of its row."""
+    return {span.action: span for row in simulate(plan, costs).rows for span in row}
+
+
+def with_transfers(plan: Plan, costs: Costs = ORDER_COSTS) -> list[list[Slot | Transfer]]:
     """The rows with sends and receives.
 
-    Every device sends and receives in one global order of messages, that in which they are made; a
-    receive stands right before its reader, or before the first transfer that must follow it. So the
-    rows end even where a send waits until it is received: before a transfer a row computes only
-    what needs earlier ones, hence each follows from those before it.
+    Every device sends and receives in one global order of messages, that in which they are made. A
+    send stands behind what makes it, a receive behind the send before it in that order, or first:
+    as early as may be, so that no send waits for its receive. The rows end even where every
+    transfer waits for its other end: what a row sends or computes before a transfer needs earlier
+    ones alone, hence each follows from those before it.
 
     Args:
         plan: Of one replica and one slice, with F, B, I and W only.
+        costs: Those by which the messages are ordered.
 
     Returns:
         A row for each device.
     """
-    messages = in_order(plan)
+    messages = in_order(plan, costs)
     number = {message: index for index, message in enumerate(messages)}
     inboxes: list[deque[Message]] = [deque() for _ in plan.rows]
     for message in messages:
@@ -121,20 +141,20 @@ def row_with_transfers(
     placement: Placement,
 ) -> Iterator[Slot | Transfer]:
     """One device's row; `inbox` holds what it receives, in order."""
+    sent = [[m for action in slot if (m := sent_by(action, placement))] for slot in slots]
+    sends = deque(number[message] for messages in sent for message in messages)
 
-    def receive_up_to(message: Message) -> Iterator[Transfer]:
-        while inbox and number[inbox[0]] <= number[message]:
+    def receive_up_to_next_send() -> Iterator[Transfer]:
+        while inbox and (not sends or number[inbox[0]] < sends[0]):
             yield Transfer(False, inbox.popleft())
 
-    for slot in slots:
-        for action in slot:
-            if message := read_by(action, placement):
-                yield from receive_up_to(message)
+    yield from receive_up_to_next_send()
+    for slot, messages in zip(slots, sent, strict=True):
         yield slot
-        for action in slot:
-            if message := sent_by(action, placement):
-                yield from receive_up_to(message)
-                yield Transfer(True, message)
+        for message in messages:
+            yield Transfer(True, message)
+            sends.popleft()
+            yield from receive_up_to_next_send()
 
 
 class Cell(NamedTuple):

@@ -1,0 +1,47 @@
+"""The names and modes of a model, in the module that runs it."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from torch import nn
+
+from .chain import Chain, RecordedChain
+
+
+class Adopted(nn.Module):
+    """The half of a pipeline that is the model that it was made of."""
+
+    _chain: Chain | RecordedChain
+
+    def _adopt(self, chain: Chain | RecordedChain) -> None:
+        """Takes the names and modes of the model."""
+        root = nn.Module() if chain.root is None else chain.root
+        named = chain.layers if chain.root is None else {**vars(root)["_modules"]}
+        for name in (*named, *root._parameters, *root._buffers):
+            if hasattr(self, name):
+                raise ValueError(
+                    f"a layer cannot be named {name!r}: Pipeline uses that name itself"
+                )
+        if chain.root is None:
+            for name, layer in named.items():
+                self.add_module(name, layer)
+            self.training = any(layer.training for layer in named.values())
+        else:
+            # The same dictionaries, so that whatever is set in the model is set here.
+            for held in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+                vars(self)[held] = vars(root)[held]
+            self.training = root.training
+        self._chain = chain
+
+    def train(self, mode: bool = True) -> Self:
+        """Sets the mode of the model."""
+        if self._chain.root is not None:
+            self._chain.root.train(mode)
+        return super().train(mode)
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a Pipeline cannot be copied or pickled, for it holds threads or streams; save its "
+            "state_dict, or copy the layers and make another Pipeline"
+        )

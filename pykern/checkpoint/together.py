@@ -1,0 +1,42 @@
+"""One file for a model of which several processes have parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ..dtensor import is_dtensor
+from .errors import CheckpointError
+
+
+def write_once(model: nn.Module, write: Callable[[], None]) -> None:
+    """Has the first of the processes that a model is sliced over write, for all to return then.
+
+    Raises:
+        CheckpointError: that process could not.
+        BaseException: this is that process, and could not.
+    """
+    mesh = next((one.device_mesh for one in _dtensors(model)), None)
+    if mesh is None:
+        write()
+        return
+    failed: BaseException | None = None
+    if mesh.get_local_rank() == 0:
+        try:
+            write()
+        except BaseException as error:
+            failed = error
+    told = torch.tensor(failed is not None, device=mesh.device_type)
+    dist.broadcast(told, group=mesh.get_group(), group_src=0)
+    if failed is not None:
+        raise failed
+    if told:
+        raise CheckpointError("the first of the processes with slices of the model could not write")
+
+
+def _dtensors(model: nn.Module) -> list[Any]:
+    return [parameter for parameter in model.parameters() if is_dtensor(parameter)]

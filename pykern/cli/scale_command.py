@@ -1,0 +1,126 @@
+"""`pykern scale`: what a step may cost on many GPUs, and how to lay it out."""
+
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+
+import typer
+
+from .errors import bad_input
+from .values import number_option
+
+if TYPE_CHECKING:
+    from ..scale import Prediction
+
+HEADINGS = (
+    *("GPUs", "dp x tp x pp", "schedule", "step ms", "of peak", "bubble", "tensor ms", "data ms"),
+    *("exposed ms", "memory GB"),
+)
+# These need all of their letters, also on a narrow terminal.
+WHOLE = ("GPUs", "dp x tp x pp", "schedule")
+NOTE = (
+    "Predicted from data sheets by simulation, not measured. dp pipelines x tp slices of every "
+    "stage x pp devices. Of peak: the model's operations, as a share. Tensor: all-reduces within "
+    "stages. Data: gradients over pipelines, and what ZeRO-1 gathers. Exposed: what of that the "
+    "plan does not hide."
+)
+OVER_BOXES = "* a pipeline over several boxes: a process for each GPU, on torch's runtime."
+MOST_GPUS = 65_536
+SCHEDULES = "one_f_one_b,interleaved,zb_h1,hanayo"
+
+
+class Sizes(NamedTuple):
+    """Numbers of GPUs, ascending."""
+
+    numbers: tuple[int, ...]
+
+
+class Names(NamedTuple):
+    """Schedules."""
+
+    names: tuple[str, ...]
+
+
+def sizes(given: object) -> Sizes:
+    """Numbers with commas between them; A..B is A and its doubles up to B."""
+    numbers: set[int] = set()
+    for word in str(given).split(","):
+        first, dots, last = word.partition("..")
+        ends = [first, last] if dots else [first]
+        if not all(end.isdecimal() and 0 < int(end) <= MOST_GPUS for end in ends):
+            raise typer.BadParameter(
+                f"'{given}' is not numbers of 1 to {MOST_GPUS} such as 8,64 or 8..1024"
+            )
+        size = int(first)
+        while size <= int(ends[-1]):
+            numbers.add(size)
+            size *= 2
+    return Sizes(tuple(sorted(numbers)))
+
+
+def names(given: object) -> Names:
+    """Names with commas between them."""
+    return Names(tuple(str(given).split(",")))
+
+
+def scale(
+    gpus: Annotated[
+        Sizes,
+        typer.Option(parser=sizes, metavar="N,N..N", help="Numbers of GPUs; A..B is by doubling."),
+    ] = "8..1024",  # type: ignore[assignment]  # parsed by typer
+    layers: Annotated[int, number_option("--layers", about="Of the GPT.")] = 32,
+    width: Annotated[int, number_option("--width", about="Of its activations.")] = 4096,
+    sequence: Annotated[int, number_option("--sequence", about="Tokens of a row.")] = 4096,
+    vocabulary: Annotated[int, number_option("--vocabulary", about="Tokens there are.")] = 32_000,
+    batch: Annotated[int, number_option("--batch", about="Rows of a step, over all GPUs.")] = 512,
+    microbatch: Annotated[int, number_option("--microbatch", about="Rows of a microbatch.")] = 1,
+    zero: Annotated[bool, typer.Option("--zero1", help="Share the optimizer's state out.")] = False,
+    gpu: Annotated[
+        str, typer.Option(metavar="h100|h200", help="Boxes of eight of these, NVLink inside.")
+    ] = "h100",
+    schedule: Annotated[
+        Names, typer.Option(parser=names, metavar="NAME,...", help="Those to choose from.")
+    ] = SCHEDULES,  # type: ignore[assignment]  # parsed by typer
+    top: Annotated[int, number_option("--top", about="Layouts shown for each number.")] = 3,
+) -> None:
+    """Predict a training step on many GPUs: the best of data x tensor x pipeline parallel."""
+    with bad_input():
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        from ..scale import BY_NAME, Job, Transformer, best
+
+        if gpu not in BY_NAME:
+            raise ValueError(f"GPU '{gpu}' is unknown; there are {', '.join(BY_NAME)}")
+        job = Job(Transformer(layers, width, sequence, vocabulary), batch, microbatch, int(zero))
+        found = {n: best(job, BY_NAME[gpu], n, schedule.names, top) for n in gpus.numbers}
+    table = Table(box=None, pad_edge=False, padding=(0, 0, 0, 1))
+    for heading in HEADINGS:
+        justify: Literal["left", "right"] = "left" if heading == "schedule" else "right"
+        table.add_column(heading, justify=justify, no_wrap=heading in WHOLE)
+    lines = [f"{job.model.num_parameters / 1e9:.3g} billion parameters. {NOTE}"]
+    for num_gpus, predictions in found.items():
+        for prediction in predictions:
+            table.add_row(*row(prediction))
+        if not predictions:
+            lines.append(f"{num_gpus} GPUs: no layout divides batch, layers and boxes and fits")
+    if any(each.over_boxes for predictions in found.values() for each in predictions):
+        lines.append(OVER_BOXES)
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(Text("\n".join(lines)))
+
+
+def row(of: "Prediction") -> list[str]:
+    """Under the headings."""
+    return [
+        f"{of.layout.num_gpus}",
+        f"{of.layout}{'*' * of.over_boxes}",
+        of.schedule,
+        f"{of.step_ns / 1e6:,.0f}",
+        f"{of.flops_ratio:.1%}",
+        f"{of.bubble_ratio:.1%}",
+        f"{of.tensor_ns / 1e6:,.0f}",
+        f"{(of.reduction_ns + of.gather_ns) / 1e6:,.0f}",
+        f"{(of.exposed_ns + of.gather_ns) / 1e6:,.0f}",
+        f"{of.memory_bytes / 1e9:,.0f}",
+    ]

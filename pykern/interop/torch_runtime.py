@@ -1,0 +1,331 @@
+"""Plans on the runtime of torch.distributed.pipelining: a process for each device of the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._dynamo import OptimizedModule
+from torch.distributed import ProcessGroup
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+
+from ..parallel.agreement import digest_of, require_alike
+from ..parallel.groups import control_group
+from ..plan import Costs, Kind, Plan, check
+from ..plan.files.torch_csv import require_sayable, rows_with_transfers
+from ..plan.files.transfers import ORDER_COSTS
+
+try:
+    from torch.distributed.pipelining.schedules import (
+        _Action,
+        _ComputationType,
+        _PipelineScheduleRuntime,
+    )
+    from torch.distributed.pipelining.stage import _PipelineStageBase
+except ImportError as error:
+    raise ImportError(
+        f"torch {torch.__version__} has another runtime than torch 2.10 to 2.13, which plans run "
+        f"on: {error}"
+    ) from error
+
+# Of torch's runtime, what is called or replaced here: none of it is promised to anyone.
+_USED = (
+    "_prepare_schedule_with_comms",
+    "_initialize_stages",
+    "_step_microbatches",
+    "_compute_loss",
+    "_maybe_compute_loss",
+    "_maybe_get_loss",
+    "_update_losses",
+    "_merge_outputs",
+)
+
+
+def to_torch(  # noqa: PLR0913 - what torch's schedules take, by torch's names
+    plan: Plan,
+    stages: Sequence[_PipelineStageBase],
+    n_microbatches: int | None = None,
+    loss_fn: Callable[..., Tensor] | None = None,
+    *,
+    args_chunk_spec: tuple[Any, ...] | None = None,
+    kwargs_chunk_spec: dict[str, Any] | None = None,
+    output_merge_spec: dict[str, Any] | tuple[Any] | None = None,
+    scale_grads: bool = True,
+    costs: Costs | None = None,
+) -> PlanSchedule:
+    """A schedule of torch.distributed.pipelining that runs a plan, in place of one of torch's own.
+
+    Every process of the stages' group calls it with the same plan; process r is device r.
+
+    Args:
+        plan: Any with a backward and without replicas, slices and recompute.
+        stages: Those of this process, from `PipelineStage` or `build_stage`, in any order.
+        n_microbatches: That of the plan, which is taken if it is not given.
+        loss_fn: Of an output and a target of one microbatch; without one, forwards alone are run.
+        args_chunk_spec: As torch's schedules take it, like the next two.
+        kwargs_chunk_spec: See args_chunk_spec.
+        output_merge_spec: See args_chunk_spec.
+        scale_grads: Whether each loss counts as one of n_microbatches: for losses that are means.
+        costs: Those by which sends and receives are ordered; else a backward is twice a forward.
+
+    Raises:
+        PlanError: The plan breaks a rule.
+        ValueError: Torch's runtime cannot run it, or not with these stages or this group.
+        TypeError: What is given as stages is something else.
+        ImportError: This torch has another runtime.
+    """
+    _require_runtime()
+    check(plan)
+    require_sayable(plan, "torch's runtime", advice="")
+    if not (plan.has(Kind.B) or plan.has(Kind.I)):
+        raise ValueError("torch's runtime runs plans with a backward, and the plan has none")
+    _require_stages(plan, stages)
+    if n_microbatches not in {None, plan.num_microbatches}:
+        raise ValueError(
+            f"n_microbatches is {n_microbatches}, and the plan has {plan.num_microbatches}"
+        )
+    ordered = sorted(stages, key=lambda stage: stage.stage_index)
+    options = {
+        "loss_fn": loss_fn,
+        "args_chunk_spec": args_chunk_spec,
+        "kwargs_chunk_spec": kwargs_chunk_spec,
+        "output_merge_spec": output_merge_spec,
+        "scale_grads": scale_grads,
+    }
+    return PlanSchedule(plan, costs or ORDER_COSTS, ordered, options)
+
+
+class PlanSchedule(_PipelineScheduleRuntime):
+    """A plan as a schedule of torch's: `step` and `eval` are those of `PipelineScheduleMulti`.
+
+    Where torch's own schedules divide all of `.grad` by the number of microbatches at the end of a
+    step, here each loss is divided before its backward; so gradients add up over steps. Losses come
+    detached, and like outputs in the order of the microbatches in whatever order they are run.
+
+    Made by `to_torch`.
+
+    Args:
+        plan: That the stages have been found to fit.
+        costs: That order its messages.
+        stages: Of this process, ascending.
+        options: Of torch's constructor.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        costs: Costs,
+        stages: list[_PipelineStageBase],
+        options: dict[str, Any],
+    ) -> None:
+        super().__init__(stages, plan.num_microbatches, **options)  # type: ignore[no-untyped-call]
+        for stage in stages:
+            # Set on the stage alone, whose method it shadows.
+            greet = partial(_to_others, stage.group_rank, stage._get_init_p2p_neighbors_ops)
+            stage.__dict__["_get_init_p2p_neighbors_ops"] = greet
+        rows = rows_with_transfers(plan, costs)
+        self._prepare_schedule_with_comms(
+            {rank: list(map(_Action.from_str, row)) for rank, row in enumerate(rows)},
+            format="compute_comms",
+        )
+        self._row = self.pipeline_order_with_comms[self.rank]
+        # In evaluation torch would hand on gradients between stages of one process, and find none.
+        forwards = rows_with_transfers(plan.forward_only(), costs)
+        self._evaluation_row = list(map(_Action.from_str, forwards[self.rank]))
+        self._divisor = plan.num_microbatches if options["scale_grads"] else 1
+        # Torch would divide what earlier steps have left in .grad too.
+        self.scale_grads = False
+        last = plan.num_stages - 1
+        self._run_order = [
+            action.microbatch
+            for row in plan.rows
+            for action in row
+            if action.stage == last and action.kind is Kind.F
+        ]
+        self._losses: dict[int, Tensor] = {}
+        # Of the first stage's first microbatch, since it was last trained or evaluated instead.
+        self._shapes: tuple[bool, list[torch.Size]] | None = None
+        self._told: dict[str, str] | None = {
+            "torch": torch.__version__,
+            "the plan": f"{plan.num_microbatches} microbatches of {plan.num_stages} stages on "
+            f"{plan.num_devices} devices, {digest_of(map(str, rows))}",
+            "scale_grads": str(options["scale_grads"]),
+        }
+
+    def _step_microbatches(
+        self,
+        arg_mbs: list[Any] | None = None,
+        kwarg_mbs: list[Any] | None = None,
+        target_mbs: list[Any] | None = None,
+        *rest: Any,
+        **keywords: Any,
+    ) -> Any:
+        if self._has_backward and target_mbs is None and self._stages[-1].is_last:
+            raise ValueError("step needs a target in the process of the last stage")
+        if self.pp_group_size > 1:
+            self._require_alike_microbatches(arg_mbs or [])
+        if self._told is not None:
+            require_alike(_host_group(self._stages[0].group), self._told)
+            self._told = None
+        self._losses.clear()
+        return super()._step_microbatches(arg_mbs, kwarg_mbs, target_mbs, *rest, **keywords)
+
+    def _require_alike_microbatches(self, arg_mbs: Sequence[Any]) -> None:
+        """Refuses what the other processes' buffers, made in the first step, are not made for."""
+        for index, arguments in enumerate(arg_mbs):
+            shapes = [one.shape for one in arguments if isinstance(one, Tensor)]
+            if self._shapes is None or self._shapes[0] != self._has_backward:
+                self._shapes = self._has_backward, shapes
+            if shapes != self._shapes[1]:
+                raise ValueError(
+                    f"microbatch {index} has inputs of shapes {list(map(tuple, shapes))}, and the "
+                    f"first that was run had {list(map(tuple, self._shapes[1]))}: torch's runtime "
+                    "receives every microbatch into a buffer of that size"
+                )
+
+    def _initialize_stages(self, *args: Any, **keywords: Any) -> None:
+        super()._initialize_stages(*args, **keywords)
+        row = self._training_row() if self._has_backward else self._evaluation_row
+        self.pipeline_order_with_comms[self.rank] = row
+
+    def _training_row(self) -> list[_Action]:
+        """What this process does, with a whole backward where nothing before a stage trains.
+
+        Torch's split backward finds the weights' gradients on the way to those of the inputs: where
+        no input needs one, it finds none, and says nothing.
+        """
+        cut_off = {
+            stage.stage_index
+            for stage in self._stages
+            if not stage.is_first and not _needs_input_gradient(stage)
+        }
+        return [
+            _unsplit(action, cut_off)
+            for action in self._row
+            if action.stage_index not in cut_off
+            or action.computation_type is not _ComputationType.BACKWARD_WEIGHT
+        ]
+
+    def _maybe_compute_loss(
+        self, stage: Any, output: Any, target_mbs: Any, mb_index: int, *rest: Any
+    ) -> None:
+        # Without a target: eval, which then has outputs alone.
+        if stage.is_last and self._loss_fn is not None and target_mbs is not None:
+            loss = self._compute_loss(  # type: ignore[no-untyped-call]
+                output, target_mbs[mb_index], *rest
+            )
+            self._losses[mb_index] = loss
+
+    def _maybe_get_loss(self, stage: Any, mb_index: int) -> Tensor | None:
+        if not (stage.is_last and self._has_backward):
+            return None
+        loss = self._losses[mb_index]
+        # What is kept for the caller must not keep the graph.
+        self._losses[mb_index] = loss.detach()
+        return loss / self._divisor if self._divisor > 1 else loss
+
+    def _update_losses(self, stages: Any, losses: list[Tensor] | None) -> None:
+        if losses is not None and stages[-1].is_last:
+            losses[:] = [loss for _, loss in sorted(self._losses.items())]
+        self._losses.clear()
+
+    def _merge_outputs(self, output_chunks: list[Any]) -> Any:
+        of_microbatch = dict(zip(self._run_order, output_chunks, strict=True))
+        return super()._merge_outputs([of_microbatch[key] for key in sorted(of_microbatch)])
+
+
+def _require_runtime() -> None:
+    missing = [name for name in _USED if not hasattr(_PipelineScheduleRuntime, name)]
+    if missing:
+        raise ImportError(
+            f"torch {torch.__version__} has another runtime than torch 2.10 to 2.13, which plans "
+            f"run on: _PipelineScheduleRuntime has no {', '.join(missing)}"
+        )
+
+
+def _require_stages(plan: Plan, stages: Sequence[_PipelineStageBase]) -> None:
+    """Refuses stages that are not this process's part of the plan."""
+    for stage in stages:
+        if not isinstance(stage, _PipelineStageBase):
+            raise TypeError(
+                "stages are torch.distributed.pipelining.PipelineStage or made by build_stage, "
+                f"got a {type(stage).__name__}"
+            )
+        if stage.num_stages != plan.num_stages:
+            raise ValueError(
+                f"stage {stage.stage_index} is one of {stage.num_stages}, and the plan has "
+                f"{plan.num_stages}"
+            )
+        _require_runnable(plan, stage)
+    if not stages:
+        raise ValueError("stages is empty: every process of the group has stages of its own")
+    if any(stage.group is not stages[0].group for stage in stages):
+        raise ValueError("stages have been made with different groups")
+    rank, size = stages[0].group_rank, stages[0].group_size
+    if size != plan.num_devices:
+        raise ValueError(
+            f"the plan is for {plan.num_devices} devices, and the stages' group has {size} "
+            f"process{'es' * (size > 1)}"
+        )
+    due = [stage for stage, device in enumerate(plan.placement.replicas[0]) if device == rank]
+    given = sorted(stage.stage_index for stage in stages)
+    if given != due:
+        raise ValueError(
+            f"process {rank} of the group is device {rank}, which has stages {due} of the plan, "
+            f"and is given {given}"
+        )
+
+
+def _require_runnable(plan: Plan, stage: _PipelineStageBase) -> None:
+    """Refuses modules that torch's runtime fails on, or gives no gradients."""
+    module, name = stage.submod, f"stage {stage.stage_index}"
+    if isinstance(module, FSDPModule):
+        raise ValueError(f"{name} is sharded by fully_shard, and a plan says not when to gather it")
+    if not plan.has(Kind.W):
+        return
+    if isinstance(module, DistributedDataParallel):
+        raise ValueError(
+            f"{name} is in DistributedDataParallel, which sees no gradients of torch's split "
+            "backward, and the plan splits it: use a plan with B"
+        )
+    if any(isinstance(part, OptimizedModule) for part in module.modules()):
+        raise ValueError(
+            f"{name} is compiled, and torch splits no backward of compiled modules: use a plan "
+            "with B"
+        )
+
+
+def _host_group(group: ProcessGroup | None) -> ProcessGroup:
+    """A group of the same processes for objects on the host."""
+    found = cast(ProcessGroup, group or dist.group.WORLD)
+    return found if dist.get_backend(found) == "gloo" else control_group(found)
+
+
+def _to_others(rank: int, greet: Callable[[], list[dist.P2POp]]) -> list[dist.P2POp]:
+    """What torch sends to neighbouring stages first, but for those of this process.
+
+    gloo sends nothing to its own process; torch 2.13 still does so for stages made by build_stage.
+    """
+    return [operation for operation in greet() if operation.group_peer != rank]
+
+
+def _needs_input_gradient(stage: _PipelineStageBase) -> bool:
+    """Whether anything that the stage receives comes from parameters that train."""
+    received = [getattr(info, "tensor_meta", info.buffer) for info in stage.args_recv_info[0]]
+    return any(one is not None and one.requires_grad for one in received)
+
+
+def _unsplit(action: _Action, stages: set[int]) -> _Action:
+    """The action with B for I where it is of one of the stages."""
+    if action.sub_actions:
+        parts = tuple(_unsplit(part, stages) for part in action.sub_actions)
+        return action._replace(sub_actions=parts)
+    is_input = action.computation_type is _ComputationType.BACKWARD_INPUT
+    if not is_input or action.stage_index not in stages:
+        return action
+    return action._replace(computation_type=_ComputationType.FULL_BACKWARD)

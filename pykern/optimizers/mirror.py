@@ -1,0 +1,229 @@
+"""The parameters of a stage on the host, with the way there and back."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ..runtime.host_link import Copied, HostLink
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+class Mirror:
+    """A parameter on the host.
+
+    Args:
+        parameter: of a stage; dense.
+        link: of the stage.
+
+    Attributes:
+        parameter: as given.
+        master: its values, which are stepped; in float32 where the parameter has half precision.
+    """
+
+    def __init__(self, parameter: nn.Parameter, link: HostLink) -> None:
+        self.parameter = parameter
+        self._link = link
+        self.is_half = parameter.dtype in _HALVES
+        dtype = torch.float32 if self.is_half else parameter.dtype
+        self.master = nn.Parameter(link.buffer(parameter, dtype))
+        # What travels between the two, of the parameter's type.
+        self._wire = self.master.detach()
+        if self.is_half:
+            self._wire = link.buffer(parameter, parameter.dtype)
+            # To nothing equal, so that at first all values are taken.
+            self.master.detach().fill_(torch.nan)
+        self._landing: Tensor | None = None
+        # Which gradient `_landing` was read from, and how often that had been written to.
+        self._read: tuple[weakref.ref[Tensor], int] | None = None
+        # Of the parameter when it had the master's values.
+        self._state: tuple[int, int] | None = None
+
+    def read(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """What has to be copied to have the gradient here, and where it goes."""
+        if self._landing is None or self._landing.dtype != gradient.dtype:
+            self._landing = self._link.buffer(self.parameter, gradient.dtype)
+        self._read = weakref.ref(gradient), gradient._version
+        return gradient.detach(), self._landing
+
+    def has_read(self, gradient: Tensor) -> bool:
+        """Whether the last that was read is this one, and torch knows of no change of it."""
+        if self._read is None:
+            return False
+        reference, version = self._read
+        return reference() is gradient and version == gradient._version
+
+    def take_gradient(self) -> None:
+        """Gives the master the gradient that has come, if the parameter has one."""
+        if self.parameter.grad is None:
+            self.master.grad = None
+        else:
+            assert self._landing is not None
+            self.master.grad = self._landing.to(self.master.dtype)
+
+    def is_behind(self) -> bool:
+        """Whether somebody else has written to the parameter since it had the master's values."""
+        return self._state != self._state_now()
+
+    def is_current(self) -> None:
+        """The parameter has the master's values, or nobody else will write to it before it has."""
+        self._state = self._state_now()
+
+    def _state_now(self) -> tuple[int, int]:
+        return self.parameter._version, self.parameter.data_ptr()
+
+    def arrive(self) -> tuple[Tensor, Tensor]:
+        """What has to be copied to have the parameter's values here, and where they go."""
+        return self.parameter.detach(), self._wire
+
+    def take_values(self) -> None:
+        """Has the master follow the values that have come.
+
+        Where they are still the master's, rounded, it keeps its bits.
+        """
+        if self.is_half:
+            is_other = self.master.to(self._wire.dtype) != self._wire
+            values = self._wire.to(self.master.dtype)
+            self.master.copy_(torch.where(is_other, values, self.master))
+        self.is_current()
+
+    def leave(self) -> tuple[Tensor, Tensor]:
+        """What has to be copied for the parameter to have the master's values."""
+        if self.is_half:
+            self._wire.copy_(self.master)
+        return self._wire, self.parameter.detach()
+
+
+class Part:
+    """The mirrors of a stage, which travel together.
+
+    Args:
+        link: of the stage.
+
+    Attributes:
+        mirrors: of parameters of the stage.
+        num_streamed: how many gradients the last `fetch` has found on the host, as they were.
+    """
+
+    def __init__(self, link: HostLink) -> None:
+        self.mirrors: list[Mirror] = []
+        self.num_streamed = 0
+        self._link = link
+        self._coming: list[Copied] = []
+        self._going: Copied | None = None
+        # Whose gradients `stream` has read, and their norms.
+        self._streamed: list[Mirror] = []
+        self._norms = torch.empty(0)
+
+    def add(self, parameter: nn.Parameter) -> Mirror:
+        """Makes a mirror of a parameter of the stage; its values come with the next `fetch`."""
+        self.mirrors.append(Mirror(parameter, self._link))
+        return self.mirrors[-1]
+
+    @torch.no_grad()
+    def stream(self) -> None:
+        """Starts to copy the gradients there are; to be called where they have been computed."""
+        found = {
+            mirror: mirror.parameter.grad
+            for mirror in self.mirrors
+            if mirror.parameter.grad is not None and mirror.parameter.grad.layout is torch.strided
+        }
+        self._streamed = list(found)
+        if found:
+            self._norms = _norms(list(found.values()))
+            self._read(found)
+
+    def require_dense(self) -> None:
+        """Raises TypeError where a gradient is not dense."""
+        for mirror in self.mirrors:
+            gradient = mirror.parameter.grad
+            if gradient is not None and gradient.layout is not torch.strided:
+                raise TypeError(
+                    f"a parameter of shape {tuple(gradient.shape)} has a gradient of layout "
+                    f"{gradient.layout}, and dense ones go to the host: make the layer with "
+                    "sparse=False"
+                )
+
+    @torch.no_grad()
+    def fetch(self) -> None:
+        """Starts to copy what has not been streamed, or has been written to since."""
+        gradients = {
+            mirror: mirror.parameter.grad
+            for mirror in self.mirrors
+            if mirror.parameter.grad is not None
+        }
+        fresh = self._fresh(gradients)
+        self.num_streamed = len(fresh)
+        self._read({mirror: g for mirror, g in gradients.items() if mirror not in fresh})
+        self.follow()
+
+    def _fresh(self, gradients: dict[Mirror, Tensor]) -> set[Mirror]:
+        """Those that have been streamed and are as they were."""
+        places = [
+            (place, mirror)
+            for place, mirror in enumerate(self._streamed)
+            if mirror in gradients and mirror.has_read(gradients[mirror])
+        ]
+        self._streamed = []
+        if not places:
+            return set()
+        # What writes without torch's knowing, such as a scaler, changes the norm.
+        before = self._norms[[place for place, _ in places]]
+        now = _norms([gradients[mirror] for _, mirror in places])
+        same = ((now == before) & now.isfinite()).tolist()
+        return {mirror for (_, mirror), is_same in zip(places, same, strict=True) if is_same}
+
+    def _read(self, gradients: dict[Mirror, Tensor]) -> None:
+        pairs = [mirror.read(gradient) for mirror, gradient in gradients.items()]
+        if pairs:
+            self._coming.append(self._link.copy(pairs, to_host=True))
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        """Has masters follow the parameters to which somebody else has written."""
+        behind = [mirror for mirror in self.mirrors if mirror.is_behind()]
+        if not behind:
+            return
+        self._wait_for_going()
+        self._link.copy([mirror.arrive() for mirror in behind], to_host=True).wait()
+        for mirror in behind:
+            mirror.take_values()
+
+    def land(self) -> bool:
+        """Waits for what comes, and gives the masters their gradients; whether there are any."""
+        while self._coming:
+            self._coming.pop().wait()
+        self._wait_for_going()
+        for mirror in self.mirrors:
+            mirror.take_gradient()
+        return any(mirror.master.grad is not None for mirror in self.mirrors)
+
+    @torch.no_grad()
+    def give_back(self) -> None:
+        """Starts to copy the masters that have been stepped to their parameters."""
+        stepped = [mirror for mirror in self.mirrors if mirror.master.grad is not None]
+        self._going = self._link.copy([mirror.leave() for mirror in stepped], to_host=False)
+        for mirror in stepped:
+            mirror.is_current()
+            mirror.master.grad = None
+
+    def _wait_for_going(self) -> None:
+        if self._going is not None:
+            self._going.wait()
+            self._going = None
+
+    def join(self) -> None:
+        """Has torch's current stream wait for all of this."""
+        self._link.join()
+
+
+def _norms(gradients: Sequence[Tensor]) -> Tensor:
+    """The norm of each, in float32, or float64 where one is: [n]."""
+    real = [torch.view_as_real(one) if one.is_complex() else one.detach() for one in gradients]
+    is_double = any(one.dtype == torch.float64 for one in real)
+    dtype = torch.float64 if is_double else torch.float32
+    return torch.stack(torch._foreach_norm(real, 2, dtype=dtype))

@@ -1,0 +1,342 @@
+"""ZeRO-1: an optimizer whose state is shared out to the processes of a data-parallel group."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..checkpoint import CheckpointError
+from ..checkpoint.optimizer_state import Kept
+from ..clipping import clip_by, norm_of, require_norm, shared_out
+from ..dtensor import is_dtensor, local
+from ..parallel.data import DataParallel
+from ..parallel.errors import shown
+from ..pipeline import Pipeline
+from .settings import settings_of
+
+_REASONS = {
+    2: "gradients add up over the microbatches of a step, so each process needs all of its own "
+    "until a stage's last backward; from then on stage 1 keeps the shared-out sums alone",
+    3: "every forward and backward of every microbatch would gather the stage's parameters again, "
+    "with all other processes waiting for it; cut the model into more stages instead",
+}
+
+
+class ZeroOptimizer(Optimizer):
+    """Any of torch's optimizers, its state shared out to the processes of a pipeline's group.
+
+    It is torch's `ZeroRedundancyOptimizer`: each process steps some of the parameters and sends
+    them to the others. From now on each process gets the sums of the gradients of these alone, by
+    one reduce-scatter for each stage and step; after a step the gradients of the others are None.
+    Updates are those of the plain optimizer, bit for bit where the sums are.
+
+    To be made, and all of its methods but `zero_grad` called, in all processes, in the same order.
+
+    Args:
+        pipe: with a `process_group`.
+        optimizer_class: of `torch.optim`, or one like them, which updates each parameter by its own
+            gradient and state alone.
+        params: all parameters of the pipeline that train, or groups of them, as for any optimizer;
+            None for just that.
+        stage: 1.
+        **defaults: for the optimizer.
+
+    Raises:
+        TypeError: the optimizer is one that looks at all parameters at once; parameters are of
+            several types, which torch's optimizer refuses.
+        ValueError: the pipeline has no `process_group`; stages 2 and 3, with the reason; a
+            parameter is not contiguous, which it has to be to be sent.
+    """
+
+    def __init__(
+        self,
+        pipe: Pipeline,
+        optimizer_class: type[Optimizer],
+        params: Iterable[Any] | None = None,
+        *,
+        stage: int = 1,
+        **defaults: Any,
+    ) -> None:
+        self._data = _data_of(pipe, stage)
+        if params is None:
+            params = [parameter for parameter in pipe.parameters() if parameter.requires_grad]
+        # It knows all forms in which parameters can be given.
+        groups = Optimizer(params, {}).param_groups
+        self._rank = self._data.group.rank()
+        # What is stepped for each: for a DTensor, the part that this process has.
+        self._local_of: dict[Tensor, nn.Parameter] = {}
+        locals_ = [self._locally(group) for group in groups]
+        _require_steppable(optimizer_class, list(self._local_of.values()))
+        # Which process has what is private to it.
+        self._zero: Any = _sharded()(
+            locals_, optimizer_class, process_group=self._data.group, **defaults
+        )
+        inner = self._zero.optim
+        settings = [settings_of(group) for group in inner.param_groups]
+        super().__init__(
+            [of | {"params": group["params"]} for of, group in zip(settings, groups, strict=True)],
+            inner.defaults,
+        )
+        self._share_out()
+
+    def _locally(self, group: dict[str, Any]) -> dict[str, Any]:
+        """The same group of what is stepped."""
+        for parameter in group["params"]:
+            self._local_of[parameter] = _local(parameter)
+        return group | {"params": [self._local_of[each] for each in group["params"]]}
+
+    def _share_out(self) -> None:
+        """Has the pipeline sum each gradient in the process that steps its parameter."""
+        ranks = {
+            id(stepped): rank
+            for rank, groups in enumerate(self._zero._partition_parameters())
+            for group in groups
+            for stepped in group["params"]
+        }
+        owner_of = {each: ranks[id(stepped)] for each, stepped in self._local_of.items()}
+        self._owned = [each for each, owner in owner_of.items() if owner == self._rank]
+        devices = {each.device for each in owner_of}
+        has = {(each.device, owner) for each, owner in owner_of.items()}
+        everybody = range(self._data.group.size())
+        lacks = [(d, rank) for d in devices for rank in everybody if (d, rank) not in has]
+        refused = ""
+        if lacks and len(devices) > 1:
+            device, rank = lacks[0]
+            refused = (
+                f"process {rank} owns no parameter on {device}, and ShardedGradScaler would wait "
+                "there for ever for what it finds"
+            )
+        self._data.owners.share_out(owner_of, refused)
+        for each in owner_of:
+            shared_out[each] = True
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds parameters of the pipeline, as for any optimizer; in all processes."""
+        super().add_param_group(param_group)
+        if hasattr(self, "_owned"):
+            self._zero.add_param_group(self._locally(self.param_groups[-1]))
+            self._share_out()
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Steps this process's parameters, and gets the others from theirs.
+
+        Args:
+            closure: computes the gradients first; what it returns is returned.
+
+        Raises:
+            PeerError: a process is gone, or has not come in time.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._tell_settings()
+        for parameter in self._owned:
+            if parameter is not self._local_of[parameter]:
+                gradient = parameter.grad
+                self._local_of[parameter].grad = None if gradient is None else local(gradient)
+        with self._data.talking():
+            self._zero.step()
+        self._link_state()
+        return loss
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> Tensor:
+        """As `pykern.clip_grad_norm_` of all parameters, by the norm over all processes.
+
+        Norms of parameters are put together in their order, so the bits do not depend on how many
+        processes there are.
+
+        Args:
+            max_norm: what the norm is at most afterwards, up to rounding.
+            norm_type: p of the p-norm; may be `inf`.
+            error_if_nonfinite: whether a norm that is infinite or NaN is an error.
+
+        Returns:
+            The norm before: [], the same in all processes; 0 where there are no gradients.
+
+        Raises:
+            ValueError: `max_norm` is negative or NaN.
+            RuntimeError: the norm is not finite, and is to be; gradients are as before.
+            PeerError: a process is gone, or has not come in time.
+        """
+        require_norm(max_norm)
+        order = {parameter: number for number, parameter in enumerate(self._local_of)}
+        device = next(iter(order)).device
+        dtype = torch.promote_types(next(iter(order)).dtype, torch.float32)
+        # Of each parameter the norm, and whether it has one: nobody else adds to them.
+        norms = torch.zeros(2, len(order), dtype=dtype, device=device)
+        with torch.no_grad():
+            for parameter in self._owned:
+                if parameter.grad is not None:
+                    norms[0, order[parameter]] = norm_of(parameter.grad, norm_type).to(device)
+                    norms[1, order[parameter]] = 1
+        with self._data.talking():
+            dist.all_reduce(norms, group=self._data.group)
+        found = norms[0][norms[1] > 0]
+        if not len(found):
+            return torch.zeros(())
+        mine = [each.grad for each in self._owned if each.grad is not None]
+        return clip_by(mine, list(found), max_norm, norm_type, error_if_nonfinite)
+
+    def _tell_settings(self) -> None:
+        for ours, theirs in zip(self.param_groups, self._zero.param_groups, strict=True):
+            theirs.update(settings_of(ours))
+
+    def _link_state(self) -> None:
+        """Has `state` show what this process keeps, by the pipeline's parameters."""
+        kept = self._zero.optim.state
+        self.state.clear()
+        for parameter in self._owned:
+            if self._local_of[parameter] in kept:
+                self.state[parameter] = kept[self._local_of[parameter]]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes what `state_dict` gave, which is this process's share, or a plain optimizer's."""
+        self._zero.load_state_dict({**state_dict, "state": dict(state_dict["state"])})
+        self.adopt()
+
+    @contextmanager
+    def saving(self) -> Iterator[bool]:
+        """Around what saves the run in a file: whether this process is the one that writes it.
+
+        Raises:
+            CheckpointError: another process is to write it, and cannot.
+            PeerError: a process is gone, or has not come in time.
+        """
+        self._tell_settings()
+        with self._data.talking():
+            self._zero.consolidate_state_dict(to=0)
+        outcome: list[Any] = [None]
+        try:
+            yield self._rank == 0
+        except BaseException as error:
+            outcome = [shown(error)]
+            raise
+        finally:
+            self._zero._all_state_dicts = []
+            if self._rank == 0:
+                self._tell(outcome)
+        if self._rank != 0:
+            self._tell(outcome)
+            if outcome[0] is not None:
+                raise CheckpointError(f"process 0 has not written the file: {outcome[0]}")
+
+    def _tell(self, outcome: list[Any]) -> None:
+        """Has all processes know how the first has fared."""
+        with self._data.talking():
+            dist.broadcast_object_list(outcome, group=self._data.control, group_src=0)
+
+    def whole(self) -> Kept:
+        """The state of all processes, within `saving` where that says so."""
+        indexed = self._zero.state_dict()["state"]
+        in_order = [each for group in self.param_groups for each in group["params"]]
+        state = {in_order[i]: _parts_of_whole(in_order[i], of) for i, of in indexed.items()}
+        return Kept(self._kind, self.param_groups, state)
+
+    def own(self) -> Kept:
+        """Where to load what this process keeps."""
+        self._tell_settings()
+        owned = {id(parameter) for parameter in self._owned}
+        return Kept(
+            self._kind,
+            self._zero.param_groups,
+            self._zero.optim.state,
+            lambda parameter: self._local_of.get(parameter, parameter),
+            lambda parameter: id(parameter) in owned,
+        )
+
+    def adopt(self) -> None:
+        """Shows what has been loaded; of DTensors this process's parts are kept."""
+        kept = self._zero.optim.state
+        for stepped, entries in kept.items():
+            kept[stepped] = {key: _part(value) for key, value in entries.items()}
+        for ours, theirs in zip(self.param_groups, self._zero.param_groups, strict=True):
+            ours.update(settings_of(theirs))
+        self._link_state()
+
+    @property
+    def _kind(self) -> type[Optimizer]:
+        found: type[Optimizer] = type(self._zero.optim)
+        return found
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a ZeroOptimizer cannot be copied or pickled, for it belongs to a group of processes; "
+            "save the run by pykern.checkpoint.save"
+        )
+
+
+def _sharded() -> Any:
+    """Torch's optimizer, whose package takes most of a second to import."""
+    with warnings.catch_warnings():
+        # It compiles others, which are not used here, in a way that torch has deprecated.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: PLC0415 - see above
+    return ZeroRedundancyOptimizer
+
+
+def _data_of(pipe: Pipeline, stage: int) -> DataParallel:
+    if stage != 1:
+        reason = _REASONS.get(stage, "ZeRO has stages 1, 2 and 3")
+        raise ValueError(f"stage is 1, got {stage!r}: {reason}")
+    if pipe._data is None:
+        raise ValueError(
+            "a ZeroOptimizer shares its state out to the processes of the pipeline's process_group,"
+            " and this pipeline has none: Pipeline(..., process_group=...)"
+        )
+    return pipe._data
+
+
+def _local(parameter: nn.Parameter) -> nn.Parameter:
+    if not is_dtensor(parameter):
+        return parameter
+    return nn.Parameter(local(parameter.detach()), requires_grad=parameter.requires_grad)
+
+
+def _parts_of_whole(parameter: Tensor, entries: dict[str, Any]) -> dict[str, Any]:
+    """The state of a parameter, as parts of DTensors if that is one."""
+    if not is_dtensor(parameter):
+        return entries
+    from torch.distributed.tensor import DTensor  # noqa: PLC0415 - takes long
+
+    like: Any = parameter
+
+    def sliced(value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.shape != local(parameter).shape:
+            return value
+        there = value.to(parameter.device)
+        return DTensor.from_local(
+            there, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
+        )
+
+    return {key: sliced(value) for key, value in entries.items()}
+
+
+def _part(value: Any) -> Any:
+    return local(value) if isinstance(value, Tensor) else value
+
+
+def _require_steppable(optimizer_class: type[Optimizer], parameters: list[nn.Parameter]) -> None:
+    if optimizer_class is torch.optim.LBFGS:
+        raise TypeError("LBFGS looks at all parameters at once; processes step them separately")
+    dtypes = sorted({str(parameter.dtype) for parameter in parameters})
+    if len(dtypes) > 1:
+        raise TypeError(
+            f"the parameters are of {', '.join(dtypes)}, and torch's ZeroRedundancyOptimizer takes "
+            "one type"
+        )
+    for parameter in parameters:
+        if not parameter.is_contiguous():
+            raise ValueError(
+                f"a parameter of shape {tuple(parameter.shape)} and strides {parameter.stride()} "
+                "is not contiguous, and processes send parameters as they lie in memory"
+            )

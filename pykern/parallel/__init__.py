@@ -1,0 +1,1 @@
+"""Pipelines in several processes that are peers of each other in torch.distributed's groups."""

@@ -1,0 +1,59 @@
+"""What peers tell each other around a step."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+from .waiting import Pending
+
+_NUMBERS = struct.Struct("<4q")
+_TEXT_BYTES = 480
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a process tells all of its peers.
+
+    Attributes:
+        rows: of its batch.
+        digest: of what all have to have alike; 63 bits.
+        is_local: whether its gradients stay its own in this step.
+        failure: what has failed; empty where nothing has.
+    """
+
+    rows: int = 0
+    digest: int = 0
+    is_local: bool = False
+    failure: str = ""
+
+    def to_bytes(self) -> bytes:
+        """Of a fixed size, so that one collective takes it."""
+        numbers = _NUMBERS.pack(self.rows, self.digest, self.is_local, bool(self.failure))
+        text = self.failure.encode(errors="backslashreplace")[:_TEXT_BYTES]
+        return numbers + text.ljust(_TEXT_BYTES, b"\0")
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Message:
+        """What `to_bytes` gave."""
+        rows, digest, is_local, has_failed = _NUMBERS.unpack_from(data)
+        # The end of a text that was cut may be half a character.
+        text = data[_NUMBERS.size :].rstrip(b"\0").decode(errors="ignore")
+        return cls(rows, digest, bool(is_local), text if has_failed else "")
+
+
+def exchange(message: Message, group: ProcessGroup) -> list[Message]:
+    """What every process of the group tells in this exchange, in the order of their ranks.
+
+    Raises:
+        RuntimeError: a peer is gone, or has not come in time.
+    """
+    mine = torch.frombuffer(bytearray(message.to_bytes()), dtype=torch.uint8)
+    everybodys = [torch.empty_like(mine) for _ in range(group.size())]
+    work = dist.all_gather(everybodys, mine, group=group, async_op=True)
+    Pending(work, on_host=True).wait()
+    return [Message.from_bytes(bytes(one.tolist())) for one in everybodys]

@@ -1,0 +1,49 @@
+"""Waiting for collectives, in a way that signals get through."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+# How often a thread that waits lets Python handle signals.
+_TICK_S = 0.05
+
+
+class Pending:
+    """A collective under way.
+
+    Args:
+        work: what torch.distributed gave for it; its tensors are on the CPU, or on a GPU, where
+            nobody waits on the host.
+
+    Attributes:
+        start_ns, end_ns: of `time.perf_counter_ns`; the end is 0 before it is known.
+    """
+
+    def __init__(self, work: Any, *, on_host: bool) -> None:
+        self._work = work
+        self._on_host = on_host
+        self._done = threading.Event()
+        self.start_ns = time.perf_counter_ns()
+        self.end_ns = 0
+        if on_host:
+            work.get_future().add_done_callback(self._note)
+
+    def _note(self, _: Any) -> None:
+        self.end_ns = time.perf_counter_ns()
+        self._done.set()
+
+    def wait(self) -> None:
+        """Waits for its end; on a GPU torch's current stream does.
+
+        Raises:
+            RuntimeError: a peer is gone, or has not come in time.
+        """
+        if self._work is None:
+            return
+        while self._on_host and not self._done.wait(_TICK_S):
+            pass
+        self._work.wait()
+        # It holds its tensors, and this is kept to tell when they were on their way.
+        self._work = None

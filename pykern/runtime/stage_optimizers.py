@@ -1,0 +1,94 @@
+"""One optimizer for all stages, which each stage steps for its own parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
+
+
+def make_optimizer(make: MakeOptimizer, parameters: Iterable[nn.Parameter]) -> Optimizer:
+    """What a user's function makes of the parameters of all stages.
+
+    Raises:
+        TypeError: it is not callable, or returns no optimizer.
+        ValueError: the optimizer cannot be stepped stage by stage.
+    """
+    if not callable(make):
+        raise TypeError(
+            f"optimizer is a function of a list of parameters, got a {type(make).__name__}; for "
+            "example optimizer=lambda params: torch.optim.SGD(params, lr=0.1)"
+        )
+    known = list(parameters)
+    optimizer = make(known)
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"optimizer returned a {type(optimizer).__name__}, no torch.optim.Optimizer"
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("LBFGS calls the model again for each step, and has one for all stages")
+    ids = {id(parameter) for parameter in known}
+    for number, group in enumerate(optimizer.param_groups):
+        if any(id(parameter) not in ids for parameter in group["params"]):
+            raise ValueError(
+                f"group {number} of the optimizer has a parameter that is not in the model"
+            )
+    return optimizer
+
+
+class StageOptimizer:
+    """Steps an optimizer for the parameters of one stage.
+
+    That is done by a twin of the optimizer with the same state and settings but other groups, so
+    that stages may step at the same time.
+
+    Args:
+        optimizer: of all stages.
+        parameters: of this one.
+    """
+
+    def __init__(self, optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> None:
+        self._optimizer = optimizer
+        self._ids = {id(parameter) for parameter in parameters}
+        self._twin: Any = object.__new__(type(optimizer))
+        vars(self._twin).update(vars(optimizer))
+        # That of a scheduler, which counts, would step all.
+        vars(self._twin).pop("step", None)
+        self._groups: Sequence[tuple[dict[str, Any], dict[str, Any]]] = ()
+
+    def begin(self) -> None:
+        """Takes the state and the settings that the optimizer has by now."""
+        self._groups = [
+            (group, {**group, "params": mine})
+            for group in self._optimizer.param_groups
+            if (mine := [each for each in group["params"] if id(each) in self._ids])
+        ]
+        self._twin.state = self._optimizer.state
+        self._twin.param_groups = [mine for _, mine in self._groups]
+
+    def step(self) -> None:
+        """Changes the parameters that have a gradient.
+
+        Raises:
+            RuntimeError: the optimizer keeps something in its groups, which belong to all stages.
+        """
+        if not self._groups:
+            return
+        self._twin.step()
+        for group, mine in self._groups:
+            for key, value in mine.items():
+                if key != "params" and value is not group.get(key):
+                    raise RuntimeError(
+                        f"{type(self._optimizer).__name__} keeps {key!r} in its groups, but stages "
+                        "step at different times: use an optimizer whose state is by parameter"
+                    )
+
+
+def stepped(optimizer: Optimizer) -> None:
+    """Has learning-rate schedulers know that the optimizer was stepped, which they look for."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]

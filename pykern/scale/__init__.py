@@ -1,0 +1,29 @@
+"""What a step costs on many GPUs, predicted: data, tensor and pipeline parallel together.
+
+Figures of data sheets go in and the planner's simulator runs the plan; nothing here was measured.
+"""
+
+from pykern.scale.choose import best, layouts
+from pykern.scale.cluster import BY_NAME, DGX_H100, DGX_H200, Cluster, Gpu, Link, Ring
+from pykern.scale.mesh import Layout, Mesh
+from pykern.scale.predict import Job, Prediction, predict
+from pykern.scale.transformer import Part, Transformer
+
+__all__ = [
+    "BY_NAME",
+    "DGX_H100",
+    "DGX_H200",
+    "Cluster",
+    "Gpu",
+    "Job",
+    "Layout",
+    "Link",
+    "Mesh",
+    "Part",
+    "Prediction",
+    "Ring",
+    "Transformer",
+    "best",
+    "layouts",
+    "predict",
+]

@@ -1,0 +1,96 @@
+"""The best layouts for a number of GPUs."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from pykern.plan import require_counts
+from pykern.scale.cluster import Cluster
+from pykern.scale.mesh import Layout, Mesh
+from pykern.scale.predict import (
+    Job,
+    Prediction,
+    least_ns,
+    predict,
+    require_predictable,
+    state_bytes,
+)
+
+# Of a GPU's memory, for all that is predicted. The rest is an assumption about the CUDA context,
+# NCCL's buffers, workspaces and what the allocator cannot use.
+USABLE = 0.9
+
+
+def layouts(cluster: Cluster, num_gpus: int) -> Iterator[Layout]:
+    """All that fill so many GPUs evenly.
+
+    Raises:
+        TypeError: The number is not an int.
+        ValueError: It is below 1.
+    """
+    require_counts(num_gpus=num_gpus)
+    for tensor in range(1, cluster.box_size + 1):
+        for pipeline in range(1, num_gpus // tensor + 1):
+            data, rest = divmod(num_gpus, tensor * pipeline)
+            layout = Layout(data, tensor, pipeline)
+            if not rest and _fills(cluster, layout):
+                yield layout
+
+
+def best(
+    job: Job, cluster: Cluster, num_gpus: int, schedules: Sequence[str], top: int
+) -> list[Prediction]:
+    """The fastest layouts that fit in memory, each with its fastest schedule.
+
+    Args:
+        job: What is trained.
+        cluster: The boxes.
+        num_gpus: How many of their GPUs.
+        schedules: Names to choose from.
+        top: At most so many layouts, the fastest first.
+
+    Raises:
+        ValueError: A schedule is unknown or not predictable.
+    """
+    require_counts(top=top)
+    for schedule in schedules:
+        require_predictable(schedule)
+    usable = USABLE * cluster.gpu.memory_bytes
+    bounds = [
+        (least_ns(job, Mesh(cluster, layout)), layout)
+        for layout in layouts(cluster, num_gpus)
+        if state_bytes(job, layout) <= usable and not job.batch % (layout.data * job.microbatch)
+    ]
+    found: list[Prediction] = []
+    for bound_ns, layout in sorted(bounds):
+        if len(found) == top and bound_ns > found[-1].step_ns:
+            break
+        fitting = [
+            prediction
+            for prediction in _predictions(job, cluster, layout, schedules)
+            if prediction.memory_bytes <= usable
+        ]
+        if fitting:
+            found.append(min(fitting, key=_step_ns))
+            found = sorted(found, key=_step_ns)[:top]
+    return found
+
+
+def _step_ns(prediction: Prediction) -> float:
+    return prediction.step_ns
+
+
+def _fills(cluster: Cluster, layout: Layout) -> bool:
+    try:
+        Mesh(cluster, layout)
+    except ValueError:
+        return False
+    return True
+
+
+def _predictions(
+    job: Job, cluster: Cluster, layout: Layout, schedules: Sequence[str]
+) -> Iterator[Prediction]:
+    """Of the schedules that these counts allow."""
+    for schedule in schedules:
+        with suppress(ValueError):
+            yield predict(job, cluster, layout, schedule)

@@ -1,0 +1,70 @@
+"""Which GPUs work together: data, tensor and pipeline parallel on boxes."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pykern.plan import require_counts
+from pykern.scale.cluster import Cluster, Link, Ring
+
+
+class Layout(NamedTuple):
+    """Pipelines that share the batch, slices of every stage, devices of a pipeline."""
+
+    data: int
+    tensor: int
+    pipeline: int
+
+    @property
+    def num_gpus(self) -> int:
+        """All of them."""
+        return self.data * self.tensor * self.pipeline
+
+    def __str__(self) -> str:
+        return f"{self.data}x{self.tensor}x{self.pipeline}"
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """A layout on a cluster. A pipeline with all its slices stays together, and slices closest.
+
+    Raises:
+        TypeError: A number of the layout is not an int.
+        ValueError: One is below 1, or boxes would be filled unevenly.
+    """
+
+    cluster: Cluster
+    layout: Layout
+
+    def __post_init__(self) -> None:
+        require_counts(**self.layout._asdict())
+        size, box = self.layout.tensor * self.layout.pipeline, self.cluster.box_size
+        if box % self.layout.tensor:
+            raise ValueError(f"tensor, {self.layout.tensor}, must divide the box, {box} GPUs")
+        if box % size and size % box:
+            raise ValueError(f"tensor x pipeline, {size}, must divide the box or be boxes of {box}")
+        if box % self.layout.num_gpus and self.layout.num_gpus % box:
+            raise ValueError(
+                f"{self.layout.num_gpus} GPUs must divide the box or be boxes of {box}"
+            )
+
+    @property
+    def over_boxes(self) -> bool:
+        """Whether a pipeline needs more than one box, and with that more than one process."""
+        return self.layout.tensor * self.layout.pipeline > self.cluster.box_size
+
+    @property
+    def tensor_ring(self) -> Ring:
+        """The slices of a stage."""
+        return Ring(self.cluster, self.layout.tensor, 1)
+
+    @property
+    def data_ring(self) -> Ring:
+        """The GPUs that hold the same parameters."""
+        num_boxes = max(1, self.layout.num_gpus // self.cluster.box_size)
+        return Ring(self.cluster, self.layout.data, min(num_boxes, self.layout.data))
+
+    def link(self, device: int, other: int) -> Link:
+        """Between two devices of a pipeline."""
+        in_a_box = self.cluster.box_size // self.layout.tensor
+        same = device // in_a_box == other // in_a_box
+        return self.cluster.inside if same else self.cluster.between

@@ -1,0 +1,285 @@
+"""One step of a layout, simulated."""
+
+from dataclasses import dataclass
+
+from pykern.plan import (
+    Costs,
+    Kind,
+    Memory,
+    Plan,
+    Timeline,
+    peak_bytes,
+    require_counts,
+    simulate,
+    with_reductions,
+)
+from pykern.scale.cluster import Cluster
+from pykern.scale.mesh import Layout, Mesh
+from pykern.scale.transformer import BFLOAT16_BYTES, Part, Transformer
+from pykern.schedules import by_name
+
+# What AdamW in float32 holds of a parameter, as a loop under autocast has it: parameter, gradient,
+# two moments. Its step reads all four and writes all but the gradient.
+PARAMETER_BYTES = 4
+GRADIENT_BYTES = 4
+MOMENTS_BYTES = 8
+UPDATE_BYTES = 28
+
+# All-reduces of a layer's slices in a forward, and again in a backward: Shoeybi et al.,
+# Megatron-LM, 2019, arXiv 1909.08053.
+REDUCTIONS_PER_LAYER = 2
+
+
+NOT_PREDICTED = {
+    "chimera": "holds two copies of the model",
+    "forward_only": "does not train",
+    "pipedream": "updates parameters within a step",
+    "pipedream_2bw": "updates parameters within a step",
+    "seq1f1b": "cuts microbatches into slices",
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is trained, however it is laid out.
+
+    Attributes:
+        model: Its sizes.
+        batch: Rows of a step, over all processes.
+        microbatch: Rows of a microbatch.
+        zero: 1 shares the optimizer's state out over the data-parallel processes, 0 does not.
+
+    Raises:
+        TypeError: A count is not an int.
+        ValueError: A count is below 1, or zero is something else.
+    """
+
+    model: Transformer
+    batch: int
+    microbatch: int = 1
+    zero: int = 0
+
+    def __post_init__(self) -> None:
+        require_counts(batch=self.batch, microbatch=self.microbatch)
+        if self.zero not in (0, 1):
+            raise ValueError(
+                f"zero is 0 or 1, got {self.zero}; stages 2 and 3 would send gradients or "
+                "parameters for every microbatch"
+            )
+
+    @property
+    def microbatch_tokens(self) -> int:
+        """Tokens of a microbatch."""
+        return self.microbatch * self.model.sequence
+
+    def num_microbatches(self, data: int) -> int:
+        """Of one of so many pipelines.
+
+        Raises:
+            ValueError: The batch cannot be shared out in whole microbatches.
+        """
+        num_microbatches, rest = divmod(self.batch, data * self.microbatch)
+        if rest or not num_microbatches:
+            raise ValueError(
+                f"a batch of {self.batch} rows is no multiple of {data} pipelines with "
+                f"microbatches of {self.microbatch}"
+            )
+        return num_microbatches
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a step takes, as far as figures tell.
+
+    Attributes:
+        layout: Data, tensor and pipeline parallel.
+        schedule: Its name in the catalogue.
+        over_boxes: Whether a pipeline needs more than one box.
+        num_microbatches: Of each pipeline.
+        step_ns: From the batch to the updated parameters: `makespan_ns`, `exposed_ns`,
+            `update_ns` and `gather_ns`, one after the other.
+        makespan_ns: Of the simulated plan.
+        bubble_ratio: Share of it in which devices wait, 0 to 1.
+        tensor_ns: Of all-reduces within stages, on the device that has most of them.
+        reduction_ns: Of gradients over the pipelines, on the device that has most of them.
+        exposed_ns: How much longer the last of them takes than the plan.
+        update_ns: The optimizer's step, bound by memory.
+        gather_ns: With ZeRO-1, until all processes have the new parameters.
+        memory_bytes: On the fullest GPU: parameters, gradients, optimizer, activations at the peak.
+        flops_ratio: The model's operations as a share of what the GPUs could do, 0 to 1.
+    """
+
+    layout: Layout
+    schedule: str
+    over_boxes: bool
+    num_microbatches: int
+    step_ns: float
+    makespan_ns: float
+    bubble_ratio: float
+    tensor_ns: float
+    reduction_ns: float
+    exposed_ns: float
+    update_ns: float
+    gather_ns: float
+    memory_bytes: float
+    flops_ratio: float
+
+
+def predict(job: Job, cluster: Cluster, layout: Layout, schedule: str) -> Prediction:
+    """Simulate one step.
+
+    Reductions are started by the plan's REDUCE actions and run beside what the device computes;
+    those of one device follow each other. Links, cards and processors that two things use at once
+    are not slower for it, smaller pieces are as efficient as larger ones, and no host is too slow.
+
+    Args:
+        job: What is trained.
+        cluster: The boxes.
+        layout: How it is spread over them.
+        schedule: A name of the catalogue, with its own defaults.
+
+    Raises:
+        ValueError: The batch, the model or the boxes cannot be divided so, or the schedule is not
+            predictable or refuses these counts.
+    """
+    mesh = Mesh(cluster, layout)
+    num_microbatches = job.num_microbatches(layout.data)
+    plan = _planned(schedule, layout, num_microbatches)
+    parts = job.model.parts(plan.num_stages)
+    timeline = simulate(plan, _costs(job, mesh, plan, parts))
+    ends_ns, reduction_ns = _reductions(job, mesh, timeline, parts)
+    exposed_ns = max(0.0, ends_ns - timeline.makespan_ns)
+    held = max(_by_device(plan, [part.num_parameters / layout.tensor for part in parts]))
+    owned = held / (layout.data if job.zero else 1)
+    update_ns = owned * UPDATE_BYTES / cluster.gpu.memory_bytes_per_ns
+    gather_ns = mesh.data_ring.all_gather_ns(held * PARAMETER_BYTES) if job.zero else 0.0
+    step_ns = timeline.makespan_ns + exposed_ns + update_ns + gather_ns
+    return Prediction(
+        layout=layout,
+        schedule=schedule,
+        over_boxes=mesh.over_boxes,
+        num_microbatches=num_microbatches,
+        step_ns=step_ns,
+        makespan_ns=timeline.makespan_ns,
+        bubble_ratio=timeline.bubble_ratio,
+        tensor_ns=2 * num_microbatches * max(_by_device(plan, _tensor_ns(job, mesh, parts))),
+        reduction_ns=reduction_ns,
+        exposed_ns=exposed_ns,
+        update_ns=update_ns,
+        gather_ns=gather_ns,
+        memory_bytes=_memory_bytes(job, layout, plan, parts),
+        flops_ratio=model_flops(job) / (layout.num_gpus * cluster.gpu.flops_per_ns * step_ns),
+    )
+
+
+def model_flops(job: Job) -> float:
+    """Operations of a step, forward and backward."""
+    (whole,) = job.model.parts(1)
+    return 3 * job.batch * job.model.sequence * (whole.weight_flops + whole.score_flops)
+
+
+def state_bytes(job: Job, layout: Layout) -> float:
+    """What parameters, gradients and optimizer take on a GPU if they are spread evenly."""
+    moments = MOMENTS_BYTES / (layout.data if job.zero else 1)
+    share = job.model.num_parameters / (layout.tensor * layout.pipeline)
+    return share * (PARAMETER_BYTES + GRADIENT_BYTES + moments)
+
+
+def least_ns(job: Job, mesh: Mesh) -> float:
+    """What no schedule can beat: all devices busy all the time, nothing to wait for."""
+    weights, scores, sums = _work_ns(job, mesh, job.model.parts(1))[0]
+    num_microbatches = job.num_microbatches(mesh.layout.data)
+    return num_microbatches * (3 * weights + 3 * scores + 2 * sums) / mesh.layout.pipeline
+
+
+def require_predictable(schedule: str) -> None:
+    """Refuse what is no schedule, or one that this module knows too little about.
+
+    Raises:
+        ValueError: The name is unknown, or the schedule does more than train one copy of the model
+            in whole microbatches with an update at the end.
+    """
+    if schedule not in by_name:
+        raise ValueError(f"schedule '{schedule}' is unknown; there are {', '.join(by_name)}")
+    if schedule in NOT_PREDICTED:
+        raise ValueError(f"schedule '{schedule}' is not predicted: it {NOT_PREDICTED[schedule]}")
+
+
+def _planned(schedule: str, layout: Layout, num_microbatches: int) -> Plan:
+    require_predictable(schedule)
+    plan = by_name[schedule](layout.pipeline, num_microbatches)
+    return with_reductions(plan, over_peers=layout.data > 1)
+
+
+def _costs(job: Job, mesh: Mesh, plan: Plan, parts: list[Part]) -> Costs:
+    work = _work_ns(job, mesh, parts)
+    return Costs(
+        [weights + scores + sums for weights, scores, sums in work],
+        [2 * weights + 2 * scores + sums for weights, scores, sums in work],
+        input_ns=[weights + 2 * scores + sums for weights, scores, sums in work],
+        weight_ns=[weights for weights, _, _ in work],
+        # Times rather than sizes: boundaries differ in their links, a plan's costs have one speed.
+        message_bytes=_message_ns(job, mesh, plan),
+        bandwidth=1.0,
+        shared_links=True,
+    )
+
+
+def _work_ns(job: Job, mesh: Mesh, parts: list[Part]) -> list[tuple[float, float, float]]:
+    """A microbatch's forward in each stage: products with weights, of activations, all-reduces."""
+    gpu, tokens = mesh.cluster.gpu, job.microbatch_tokens
+    flops_per_ns = gpu.flops_per_ns * gpu.efficiency * mesh.layout.tensor
+    sums = _tensor_ns(job, mesh, parts)
+    return [
+        (tokens * part.weight_flops / flops_per_ns, tokens * part.score_flops / flops_per_ns, c)
+        for part, c in zip(parts, sums, strict=True)
+    ]
+
+
+def _message_ns(job: Job, mesh: Mesh, plan: Plan) -> list[float]:
+    """What leaves each stage, or comes back to it, takes on its way."""
+    num_bytes = job.microbatch_tokens * job.model.width * BFLOAT16_BYTES
+    devices = [plan.placement.device_of(stage) for stage in range(plan.num_stages)]
+    times_ns = []
+    for device, other in zip(devices, [*devices[1:], devices[-1]], strict=True):
+        link = mesh.link(device, other)
+        times_ns.append(link.step_ns + num_bytes / link.bytes_per_ns)
+    return times_ns
+
+
+def _tensor_ns(job: Job, mesh: Mesh, parts: list[Part]) -> list[float]:
+    """All-reduces of a microbatch within each stage, one way."""
+    num_bytes = job.microbatch_tokens * job.model.width * BFLOAT16_BYTES
+    layer_ns = REDUCTIONS_PER_LAYER * mesh.tensor_ring.all_reduce_ns(num_bytes)
+    return [part.num_layers * layer_ns for part in parts]
+
+
+def _reductions(job: Job, mesh: Mesh, timeline: Timeline, parts: list[Part]) -> tuple[float, float]:
+    """When the last one ends, and what those of the device that has most of them take."""
+    ring = mesh.data_ring
+    takes = ring.reduce_scatter_ns if job.zero else ring.all_reduce_ns
+    last_ns = longest_ns = 0.0
+    for row in timeline.spans_of(Kind.REDUCE):
+        end_ns = total_ns = 0.0
+        for span in row:
+            num_parameters = parts[span.action.stage].num_parameters
+            one_ns = takes(num_parameters / mesh.layout.tensor * GRADIENT_BYTES)
+            end_ns = max(end_ns, span.start_ns) + one_ns
+            total_ns += one_ns
+        last_ns, longest_ns = max(last_ns, end_ns), max(longest_ns, total_ns)
+    return last_ns, longest_ns
+
+
+def _memory_bytes(job: Job, layout: Layout, plan: Plan, parts: list[Part]) -> float:
+    moments = MOMENTS_BYTES / (layout.data if job.zero else 1)
+    of_parameter = (PARAMETER_BYTES + GRADIENT_BYTES + moments) / layout.tensor
+    states = _by_device(plan, [of_parameter * part.num_parameters for part in parts])
+    kept = [part.activation_bytes(job.microbatch_tokens, layout.tensor) for part in parts]
+    return max(map(sum, zip(states, peak_bytes(plan, Memory(kept)), strict=True)))
+
+
+def _by_device(plan: Plan, of_stages: list[float]) -> list[float]:
+    sums = [0.0] * plan.num_devices
+    for stage, value in enumerate(of_stages):
+        sums[plan.placement.device_of(stage)] += value
+    return sums

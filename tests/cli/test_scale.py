@@ -1,0 +1,68 @@
+"""`pykern scale`: the table it prints, and what it refuses."""
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from pykern.cli import app
+from pykern.scale import DGX_H200, Job, Layout, Transformer, predict
+
+TINY = ("--layers", "8", "--width", "512", "--sequence", "128", "--batch", "64")
+
+
+def scale(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ("scale", *arguments), env={"COLUMNS": "200"})
+
+
+def test_the_best_layouts_stand_under_their_number_of_gpus() -> None:
+    result = scale(*TINY, "--gpus", "8..32,12", "--top", "2")
+    assert result.exit_code == 0
+    heading, *lines = result.stdout.splitlines()
+    assert heading.split()[:4] == ["GPUs", "dp", "x", "tp"]
+    assert [line.split()[0] for line in lines[:6]] == ["8", "8", "16", "16", "32", "32"]
+    assert "Predicted from data sheets by simulation, not measured." in lines[6]
+    assert lines[-1] == "12 GPUs: no layout divides batch, layers and boxes and fits"
+
+
+def test_a_row_is_a_prediction() -> None:
+    sizes = ("--layers", "8", "--width", "8192", "--sequence", "2048", "--batch", "32")
+    one = scale(*sizes, "--gpus", "16", "--zero1", "--gpu", "h200", "--schedule", "gpipe")
+    row = one.stdout.splitlines()[1].split()
+    layout = Layout(*map(int, row[1].rstrip("*").split("x")))
+    job = Job(Transformer(8, 8192, 2048, 32_000), 32, zero=1)
+    found = predict(job, DGX_H200, layout, "gpipe")
+    assert row[2:4] == ["gpipe", f"{found.step_ns / 1e6:,.0f}"]
+    assert row[-1] == f"{found.memory_bytes / 1e9:,.0f}"
+
+
+def test_a_narrow_terminal_shows_all_of_a_layout() -> None:
+    arguments = ("scale", *TINY, "--gpus", "1024", "--batch", "1024", "--top", "1")
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "80"})
+    first = next(line for line in result.stdout.splitlines() if line.startswith("1024"))
+    assert len(first.split()) == 10
+    assert "…" not in result.stdout
+
+
+def test_pipelines_over_boxes_are_marked() -> None:
+    sizes = ("--layers", "64", "--width", "12288", "--sequence", "2048", "--batch", "64")
+    shown = scale(*sizes, "--gpus", "64", "--schedule", "one_f_one_b").stdout
+    assert "*" in shown.splitlines()[1]
+    assert "* a pipeline over several boxes" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--gpus", "eight"), "'eight' is not numbers of 1 to 65536 such as 8,64 or 8..1024"),
+        (("--gpus", "0"), "'0' is not numbers of 1 to 65536"),
+        (("--gpus", "8..99999999"), "is not numbers of 1 to 65536"),
+        (("--gpu", "abacus"), "GPU 'abacus' is unknown; there are h100, h200"),
+        (("--schedule", "chimera"), "schedule 'chimera' is not predicted"),
+        (("--layers", "0"), "'0' is not a whole number of at least 1"),
+    ],
+)
+def test_bad_values_are_one_line(arguments: tuple[str, ...], message: str) -> None:
+    result = scale(*TINY, *arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""

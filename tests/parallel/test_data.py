@@ -1,0 +1,149 @@
+"""Data parallel over processes: the bits of one process that has all batches."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import pykern
+from tests import peers
+from tests.diagonal import diagonal
+from tests.parallel.reference import batch_of, expected, layers, train
+
+NUM_MICROBATCHES = 4
+SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+ADAM = partial(torch.optim.AdamW, lr=0.01)
+
+
+def pipeline(**options: Any) -> pykern.Pipeline:
+    settings = {
+        "devices": "cpu:2",
+        "microbatches": NUM_MICROBATCHES,
+        "loss_fn": nn.functional.mse_loss,
+        "process_group": dist.group.WORLD,
+    }
+    return pykern.Pipeline(nn.Sequential(*layers()), **{**settings, **options})
+
+
+def ten_steps(
+    rank: int, rows: Sequence[int], optimizer: Any, options: dict[str, Any], every: int = 1
+) -> tuple[list[Tensor], dict[str, Tensor]]:
+    with pipeline(**options) as pipe:
+
+        def step(number: int) -> Tensor:
+            x, y = batch_of(number, rank, rows[rank])
+            with pipe.no_sync() if (number + 1) % every else nullcontext():
+                return pipe.step(x, target=y)
+
+        losses = train(step, optimizer(pipe.parameters()), 10, every)
+        return losses, {name: value.detach() for name, value in pipe.named_parameters()}
+
+
+def assert_same(found: Any, wanted: Any) -> None:
+    losses, parameters = found
+    assert all(map(torch.equal, losses, wanted[0]))
+    # Names of a pipeline are those of the model.
+    assert parameters.keys() == wanted[1].keys()
+    for name, value in parameters.items():
+        assert torch.equal(value, wanted[1][name]), name
+
+
+@pytest.mark.parametrize(
+    ("options", "optimizer"),
+    diagonal(
+        [
+            {"schedule": "gpipe"},
+            {"schedule": "one_f_one_b"},
+            {"schedule": "zb_h1"},
+            {"schedule": "interleaved", "num_chunks": 2},
+            {"schedule": "hanayo", "waves": 1},
+            {"schedule": "one_f_one_b", "recompute": "stage"},
+        ],
+        [SGD, ADAM],
+    ),
+)
+def test_two_processes_train_as_one_bit_for_bit(options: dict[str, Any], optimizer: Any) -> None:
+    rows = (8, 8)
+    found = peers.run(2, ten_steps, rows, optimizer, options)
+    wanted = expected(rows, NUM_MICROBATCHES, optimizer)
+    for of_process in found:
+        assert_same(of_process, wanted)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_processes_with_other_numbers_of_rows_count_by_them(reduction: str) -> None:
+    rows = (7, 2)
+    found = peers.run(2, ten_steps, rows, SGD, {"reduction": reduction})
+    wanted = expected(rows, NUM_MICROBATCHES, SGD, reduction=reduction)
+    for of_process in found:
+        assert_same(of_process, wanted)
+
+
+def gradients_of_a_step(rank: int, grouped: bool, options: dict[str, Any]) -> dict[str, Tensor]:
+    group = dist.group.WORLD if grouped else None
+    with pipeline(reduction="sum", process_group=group, **options) as pipe:
+        x, y = batch_of(0, rank, 8)
+        pipe.step(x, target=y)
+        return {name: p.grad.clone() for name, p in pipe.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"schedule": "chimera"},
+        {"schedule": "dualpipe_v"},
+        {"schedule": "v_half"},
+        {"schedule": "one_f_one_b", "check_finite": "grads"},
+        {"schedule": "gpipe", "recompute": "layer", "deferred_batch_norm": True},
+    ],
+)
+def test_the_sum_is_of_what_each_process_has_alone(options: dict[str, Any]) -> None:
+    first, second = peers.run(2, gradients_of_a_step, False, options)
+    for of_process in peers.run(2, gradients_of_a_step, True, options):
+        assert of_process.keys() == first.keys()
+        for name, gradient in of_process.items():
+            assert torch.equal(gradient, first[name] + second[name]), name
+
+
+def scaled(rank: int) -> tuple[bool, list[Tensor]]:
+    """In the second step one process alone has what is not finite."""
+    with pipeline() as pipe:
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+        optimizer = SGD(pipe.parameters())
+        for number in range(3):
+            x, y = batch_of(number, rank, 8)
+            if number == 1 and rank == 1:
+                x[0, 0] = torch.inf
+            pipe.step(x, target=y, scaler=scaler)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        return scaler.get_scale() == 2.0**9, [p.detach() for p in pipe.parameters()]
+
+
+def test_a_scaler_leaves_out_the_same_steps_in_all_processes() -> None:
+    (is_halved, first), (is_halved_too, second) = peers.run(2, scaled)
+    assert is_halved
+    assert is_halved_too
+    assert all(map(torch.equal, first, second))
+
+
+def test_four_processes_agree_and_are_near() -> None:
+    """The order in which four sums are added is gloo's own."""
+    rows = (5, 8, 3, 8)
+    found = peers.run(4, ten_steps, rows, SGD, {})
+    losses, wanted = expected(rows, NUM_MICROBATCHES, SGD)
+    for of_process in found:
+        assert_same(of_process, found[0])
+    # Each gradient is off by at most three roundings of a sum of four, and ten steps of this rate
+    # add these up; a gradient here is below one.
+    bound = 10 * 3 * 2**-24 * 10
+    for loss, other in zip(found[0][0], losses, strict=True):
+        assert abs(loss - other) <= bound
+    for name, value in found[0][1].items():
+        assert (value - wanted[name]).abs().max() <= bound

@@ -1,0 +1,42 @@
+"""The groups of a pipeline's devices."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from pykern.parallel.groups import control_group, group_of, lane_groups, timeout_of
+from tests import peers
+
+
+def of_a_mesh(rank: int) -> Any:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    with pytest.raises(TypeError, match=r"mesh\['dp'\] is; got a mesh of 2: \('dp', 'tp'\)"):
+        group_of(mesh, "process_group")
+    group = group_of(mesh["dp"], "process_group")
+    lanes = [*lane_groups(group, 2), control_group(group)]
+    values = []
+    for number, lane in enumerate(lanes):
+        assert dist.get_process_group_ranks(lane) == dist.get_process_group_ranks(group)
+        # Not the mesh's half an hour.
+        assert timeout_of(lane) == timedelta(seconds=20)
+        value = torch.tensor([rank + 10 * number])
+        # Whatever the order on other devices.
+        dist.all_reduce(value, group=lane)
+        values.append(value.item())
+    return len({lane.group_name for lane in lanes}), values
+
+
+def test_every_device_has_a_group_of_its_own() -> None:
+    of_each = peers.run(4, of_a_mesh)
+    assert of_each == [(3, [2, 22, 42]), (3, [4, 24, 44])] * 2
+
+
+def test_what_is_no_group_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"process_group is a process group .* got a str"):
+        group_of("world", "process_group")
+    with pytest.raises(ValueError, match="a group that this process is not in"):
+        group_of(dist.GroupMember.NON_GROUP_MEMBER, "process_group")

@@ -1,0 +1,61 @@
+"""What cannot stand beside other processes is an error in each of them, before anything is sent."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import pykern
+from tests.parallel.reference import batch_of, layers
+from tests.peers import run
+
+
+def pipeline(chain: list[nn.Module], **options: Any) -> pykern.Pipeline:
+    settings = {"devices": "cpu:2", "microbatches": 2, "loss_fn": nn.functional.mse_loss}
+    group = dist.group.WORLD
+    return pykern.Pipeline(chain, **{**settings, "process_group": group, **options})
+
+
+def with_main_grad(rank: int) -> list[str]:
+    chain = layers()
+    x, y = batch_of(0, rank, 4)
+    weight: Any = next(chain[1].parameters())
+    messages = []
+    with pipeline(chain) as pipe:
+        for main in (torch.zeros(6, 6), None):
+            weight.main_grad = main
+            try:
+                messages.append(f"{pipe.step(x, target=y):.3f}")
+            except (ValueError, pykern.PeerError) as error:
+                messages.append(str(error))
+    return messages
+
+
+def test_a_main_grad_is_an_error() -> None:
+    (refused, loss), (again, other) = run(2, with_main_grad)
+    assert refused == again
+    assert refused.startswith("1.0.weight has a main_grad")
+    assert loss == other
+
+
+def measured(rank: int) -> list[str]:
+    del rank
+    sample = torch.ones(2, 6)
+    errors = []
+    options: list[dict[str, Any]] = [
+        {"balance": "time", "sample": sample},
+        {"recompute": pykern.Budget(1e9, sample=sample)},
+    ]
+    for option in options:
+        try:
+            pipeline(layers(), **option)
+        except ValueError as error:
+            errors.append(str(error))
+    return errors
+
+
+def test_pipelines_of_processes_measure_nothing() -> None:
+    for of_time, of_budget in run(2, measured):
+        assert of_time.startswith('balance="time" beside other processes')
+        assert of_budget.startswith("recompute=Budget(...) beside other processes")

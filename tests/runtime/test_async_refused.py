@@ -1,0 +1,209 @@
+"""What PipeDream cannot run: refused when the pipeline is made, or an error in the first step."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import pykern
+from pykern.plan import Plan, with_updates
+from pykern.schedules import gpipe, one_f_one_b, pipedream
+from tests.fake_cuda.fake import FakeCuda
+from tests.runtime.async_runs import OPTIMIZERS, batch, four, layers_of, pipeline
+
+
+class WritesItsWeight(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.weight.clamp_(-1, 1)
+        return super().forward(x)
+
+
+class PutsABuffer(nn.Linear):
+    steps: Tensor
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps = self.steps + 1
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [(WritesItsWeight(4, 4), "wrote into its parameter"), (PutsABuffer(), "in the place of a buf")],
+)
+def test_forwards_that_copies_would_lose_are_errors(layer: nn.Module, message: str) -> None:
+    x, y = batch()
+    with (
+        four(nn.Sequential(nn.Linear(4, 4), layer, nn.Tanh(), nn.Tanh())) as pipe,
+        pytest.raises(RuntimeError, match=message),
+    ):
+        pipe.step(x, target=y)
+
+
+@pytest.mark.parametrize("number", [0, 3])
+def test_gradients_that_no_update_would_be_of_are_errors(number: int) -> None:
+    layers = layers_of()
+    weight = next(layers[number].parameters())
+    x, y = batch()
+    with four(layers, loss_fn=lambda out, to: F.mse_loss(out, to) + weight.square().sum()) as pipe:
+        message = f"a parameter of stage {number}.* is not its layer"
+        with pytest.raises(RuntimeError, match=message):  # noqa: PT012 - which step is not fixed
+            for _ in range(2):
+                pipe.step(x, target=y)
+    with four() as pipe:
+        pipe.step(x, target=y)
+        next(pipe.parameters()).sum().backward()
+        with pytest.raises(RuntimeError, match=r"stage 0.*a backward of yours"):
+            pipe.step(x, target=y)
+        # Nothing of it is left.
+        pipe.step(x, target=y)
+
+
+def test_gradients_of_before_are_not_those_of_an_update() -> None:
+    x, y = batch()
+    found = []
+    for left in (None, 3.0):
+        torch.manual_seed(0)
+        with four() as pipe:
+            for parameter in pipe.parameters():
+                parameter.grad = None if left is None else torch.full_like(parameter, left)
+            pipe.step(x, target=y)
+            pipe.flush()
+            found.append([parameter.detach() for parameter in pipe.parameters()])
+    assert all(map(torch.equal, *found))
+
+
+class KeepsInGroups(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        for group in self.param_groups:
+            group["count"] = group.get("count", 0) + 1
+
+
+def test_an_optimizer_with_state_in_its_groups_is_an_error() -> None:
+    x, y = batch()
+    with (
+        pipeline(layers_of(), "pipedream", 4, lambda p: KeepsInGroups(p, lr=0.1)) as pipe,
+        pytest.raises(RuntimeError, match="KeepsInGroups keeps 'count' in its groups"),
+    ):
+        pipe.step(x, target=y)
+
+
+def tied() -> nn.Sequential:
+    layers = layers_of()
+    layers[2].weight = layers[0].weight
+    return layers
+
+
+def one_storage() -> nn.Sequential:
+    layers = layers_of(4)
+    both = torch.randn(8, 4)
+    layers[0].weight, layers[1].weight = (nn.Parameter(part) for part in both.split(4))
+    return layers
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return F.mse_loss(output * self.scale, target)
+
+
+def with_main_grad() -> nn.Sequential:
+    layers = layers_of()
+    layers[1].weight.main_grad = torch.zeros(4, 4)  # type: ignore[union-attr]
+    return layers
+
+
+def growing(num_devices: int, num_microbatches: int) -> Plan:
+    """Another order for more microbatches."""
+    make = gpipe if num_microbatches <= 4 else one_f_one_b
+    return with_updates(make(num_devices, num_microbatches), 1, 0)
+
+
+REFUSED: list[tuple[Callable[[], Any], str]] = [
+    (lambda: four(capture="auto"), "capture must be False here, got 'auto'"),
+    (lambda: four(recompute="layer"), "recompute must be None here"),
+    (lambda: four(check_finite="grads"), "check_finite must be 'off' or 'loss' here"),
+    (lambda: four(deferred_batch_norm=True), "deferred_batch_norm must be False here"),
+    (lambda: four(replicas=2), "replicas must be 1 here, got 2"),
+    (lambda: four(loss_fn=Scaled()), "loss_fn has parameters that train"),
+    (lambda: four(tied()), r"0.weight \(stage 0\) and 2.weight \(stage 2\) are one parameter"),
+    (lambda: four(one_storage()), "0.weight and 1.weight share memory"),
+    (lambda: four(with_main_grad()), "1.weight has a main_grad"),
+    (
+        lambda: pipeline(layers_of(), "pipedream", 3, OPTIMIZERS["SGD"]),
+        "microbatches must be at least the number of devices, 4, .* got 3",
+    ),
+    (
+        lambda: pipeline(layers_of(), "pipedream_2bw", 6, OPTIMIZERS["SGD"]),
+        "groups of 4, but microbatches=6 must be a multiple",
+    ),
+    (
+        lambda: pipeline(layers_of(), "gpipe", 4, OPTIMIZERS["SGD"]),
+        "schedule 'gpipe' updates no weights",
+    ),
+    (
+        lambda: pipeline(layers_of(), growing, 4, OPTIMIZERS["SGD"]),
+        "begins with another order when it has fewer microbatches",
+    ),
+    (
+        lambda: pykern.Pipeline(
+            layers_of(),
+            devices="cpu:4",
+            schedule=pipedream(4, 4),
+            optimizer=OPTIMIZERS["SGD"],
+        ),
+        "a Plan ends, and they go on",
+    ),
+    (
+        lambda: pykern.Pipeline(layers_of(), devices="cpu:4", schedule="pipedream", microbatches=4),
+        "the plan holds U actions, which update weights within a step",
+    ),
+    (
+        lambda: pipeline(layers_of(), "pipedream", 4, torch.optim.LBFGS),
+        "LBFGS calls the model again",
+    ),
+    (
+        lambda: pipeline(
+            layers_of(), "pipedream", 4, lambda p: torch.optim.SGD([*p, torch.ones(1)], lr=0.1)
+        ),
+        "group 0 of the optimizer has a parameter that is not in the model",
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), REFUSED, ids=[text[:24] for _, text in REFUSED])
+def test_what_cannot_be_is_refused_before_anything_starts(
+    make: Callable[[], Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD([torch.ones(1)], lr=0.1), 3])
+def test_an_optimizer_is_a_function(optimizer: Any) -> None:
+    with pytest.raises(TypeError, match="optimizer is a function of a list of parameters"):
+        pipeline(layers_of(), "pipedream", 4, optimizer)
+    with pytest.raises(TypeError, match="optimizer returned a int"):
+        pipeline(layers_of(), "pipedream", 4, lambda _: 3)  # type: ignore[arg-type, return-value]
+
+
+def test_gpus_are_refused(gpus: FakeCuda) -> None:
+    with pytest.raises(ValueError, match="run on CPU workers only"):
+        pykern.Pipeline(
+            layers_of(2),
+            devices=["cuda:0", "cuda:1"],
+            schedule="pipedream",
+            microbatches=2,
+            optimizer=OPTIMIZERS["SGD"],
+        )
