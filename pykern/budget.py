@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
 from .fit import Fitted, fit
+from .level_costs import StageCosts
 from .measure import measure
 from .plan import Kind, Plan
 from .runtime.loss import Loss, Losses
@@ -41,27 +43,37 @@ class Budget:
     target: Any = None
     stash: bool = False
 
-    def fit(self, plan: Plan, stages: Sequence[Stage], loss_fn: Loss | None) -> Fitted:
-        """The levels for a plan over these stages.
+    def measure(
+        self, plan: Plan, stages: Sequence[Stage], loss_fn: Loss | None
+    ) -> list[StageCosts]:
+        """What each level costs these stages.
 
         Raises:
-            ValueError: there is no loss, the budgets are not one for each device, one of them is
-                too small at every level, or the sample cannot be a microbatch or has no rows.
+            ValueError: there is no loss, the budgets are not one for each device, or the sample
+                cannot be a microbatch or has no rows.
             BaseException: what the layers or the loss raise for the sample, with a note.
         """
         if loss_fn is None:
             raise ValueError("a memory budget is for training: Pipeline(..., loss_fn=...)")
-        budgets = self._of_devices(plan.num_devices)
+        self._of_devices(plan.num_devices)
         # Nothing would run for a sample of no rows, and nothing would seem to be held.
         batch_size((self.sample, self.target))
         losses = Losses(loss_fn, None if self.target is None else [self.target], [1.0])
         levels: tuple[Level, ...] = (*_KEEP_BITS, "ops+stash") if self.stash else _KEEP_BITS
         try:
-            costs = measure(stages, (self.sample,), losses, levels, split=plan.has(Kind.I))
+            return measure(stages, (self.sample,), losses, levels, split=plan.has(Kind.I))
         except BaseException as error:
-            error.add_note("pykern: raised while the sample of a Budget ran")
+            with suppress(Exception):
+                error.add_note("pykern: raised while the sample of a Budget ran")
             raise
-        return fit(plan, costs, budgets)
+
+    def fit(self, plan: Plan, costs: Sequence[StageCosts]) -> Fitted:
+        """The levels for a plan over stages of these costs.
+
+        Raises:
+            ValueError: the budgets are not one for each device, or one is too small at every level.
+        """
+        return fit(plan, costs, self._of_devices(plan.num_devices))
 
     def _of_devices(self, num_devices: int) -> list[float]:
         each = isinstance(self.num_bytes, Sequence) and not isinstance(self.num_bytes, str)

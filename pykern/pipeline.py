@@ -21,8 +21,8 @@ from .layers import make_stages, place_layers, refuse_foreign_devices, refuse_in
 from .levels import Levels, Recompute, choose_levels
 from .parallel.agreement import alike
 from .parallel.data import DataParallel, data_group, refuse_foreign_loss
+from .parallel.first import of_first
 from .parallel.groups import Peers
-from .parallel.refused import refuse_measured
 from .parallel.tensor import TensorParallelism, open_tensor
 from .partition import Balance
 from .plan import Kind, Plan
@@ -140,18 +140,19 @@ class Pipeline(Updating):
         updates = choose_updates(schedule, shares, lanes, options, locals())
         group = None if process_group is None else data_group(process_group, capture)
         joined = process_group is not None or tensor_parallel is not None
-        refuse_measured(balance, recompute, joined)
         if updates is None:
             plan = choose_plan(schedule, shares, max_stages(model), options, joined)
         else:
             plan = updates.parts.plan
         asked = None if isinstance(recompute, Budget) else recompute
         plan, self._levels = choose_levels(plan, asked)
-        self._tensor = open_tensor(tensor_parallel, plan, capture)
+        self._tensor = open_tensor(tensor_parallel, plan, capture, recompute)
+        peers = [each for each in (group, self._tensor.group) if each is not None]
         chain = open_model(model, sample, plan.num_stages, split_at)
         layers = chain.layers
         refuse_foreign_devices(layers, lanes[0].device.type)
-        cut = share_out(chain, plan.num_stages, balance, sample, split_at)
+        share = partial(share_out, chain, plan.num_stages, balance, sample, split_at)
+        cut = of_first(peers, share) if balance == "time" else share()
         refuse_layers(updates, layers, cut)
         self._checks = Checks(check_finite, list(layers), cut.stages, captures=capture is not False)
         _refuse_unsummed(plan, layers, loss_fn, group)
@@ -163,7 +164,7 @@ class Pipeline(Updating):
         with ExitStack() as undo:
             driver = open_driver(lanes, capture)
             undo.callback(driver.close)
-            stages = self._make_stages(driver, recompute, updates)
+            stages = self._make_stages(driver, recompute, updates, peers)
             undo.callback(self._tensor.close)
             self._watch(stages, deferred_batch_norm=deferred_batch_norm)
             self._data = None if group is None else self._connect(stages, group)
@@ -172,7 +173,11 @@ class Pipeline(Updating):
         self._predict_program = self._executor.program(self.plan.forward_only())
 
     def _make_stages(
-        self, driver: Driver, recompute: Recompute | Budget, updates: Updates | None
+        self,
+        driver: Driver,
+        recompute: Recompute | Budget,
+        updates: Updates | None,
+        peers: Sequence[ProcessGroup],
     ) -> list[Stage]:
         """Places the layers and has a driver run them."""
         chain, cut, plan = self._chain, self.partition, self.plan
@@ -184,8 +189,9 @@ class Pipeline(Updating):
         chain.forget()
         stages = make_stages(list(chain.layers.values()), cut, homes)
         if isinstance(recompute, Budget):
-            sample_of = replace(recompute, sample=chain.first_input(recompute.sample))
-            self.fitted = sample_of.fit(plan, stages, self._loss_fn)
+            budget = replace(recompute, sample=chain.first_input(recompute.sample))
+            measure = partial(budget.measure, plan, stages, self._loss_fn)
+            self.fitted = budget.fit(plan, of_first(peers, measure))
             self.plan, self._levels = self.fitted.plan, cast("Levels", self.fitted.by_microbatch())
         self._open_executor(stages, devices_of, driver, updates)
         return stages

@@ -5,23 +5,14 @@ from __future__ import annotations
 from torch import nn
 
 from ..budget import Budget
-from ..partition import Balance
 
 
-def refuse_measured(balance: Balance | None, recompute: object, joined: bool) -> None:
-    """Raises ValueError where each of several processes would find something else by measuring."""
-    if not joined:
-        return
-    measured = "each process would measure other times, and might choose otherwise"
-    if balance == "time":
-        raise ValueError(
-            f'balance="time" beside other processes: {measured}; give what it finds in one process '
-            "as numbers of layers, balance=[...]"
-        )
+def refuse_budget(recompute: object) -> None:
+    """Raises ValueError where slices of a microbatch would be measured, which wait for others."""
     if isinstance(recompute, Budget):
         raise ValueError(
-            f"recompute=Budget(...) beside other processes: {measured}; give levels, such as the "
-            "`fitted` of a pipeline in one process"
+            "recompute=Budget(...) with tensor_parallel: slices cannot be measured by one process "
+            "alone; give levels, such as the `fitted` of a pipeline without slices"
         )
 
 

@@ -24,6 +24,7 @@ from .errors import Around, PeerError, SlicesLost, is_of_peers, shown
 from .exchange import Message, exchange
 from .groups import Peers, give_back, group_of
 from .lanes import Lanes
+from .refused import refuse_budget
 from .slices import Slice, Styles, find_slices, refuse_distributed
 
 # The processes, and what is sliced in which way.
@@ -31,7 +32,13 @@ TensorParallelism: TypeAlias = tuple[Peers, Styles]
 
 
 class Whole:
-    """Of a pipeline that has all of its stages in its process."""
+    """Of a pipeline that has all of its stages in its process.
+
+    Attributes:
+        group: of the processes with slices of these; None for no others.
+    """
+
+    group: ProcessGroup | None = None
 
     def find(self, model: nn.Module, layers: Sequence[nn.Module], cut: Partition) -> None:
         """Finds the modules that are to be sliced: none, so none may be distributed."""
@@ -83,7 +90,7 @@ class TensorParallel(Whole):
                 " over the groups of other devices: tensor_parallel takes plans with one"
             )
         peers, self._styles = given
-        self._group: ProcessGroup = group_of(peers, "tensor_parallel")
+        self.group: ProcessGroup = group_of(peers, "tensor_parallel")
         self._plan = plan
         self._found: Sequence[Slice] = ()
         self._first = True
@@ -115,7 +122,7 @@ class TensorParallel(Whole):
         values = values_digest((*model.named_parameters(), *model.named_buffers()))
         styles = [f"{one.name} {one.style}" for one in self._found]
         told = {**told, "the styles": digest_of(styles), "the parameters' values": f"{values:x}"}
-        self._control = agreed_group(self._group, told)
+        self._control = agreed_group(self.group, told)
         try:
             self._slice(device_type)
         except BaseException:
@@ -127,7 +134,7 @@ class TensorParallel(Whole):
 
         placement = self._plan.placement
         lane_of = [placement.device_of(stage) for stage in range(self._plan.num_stages)]
-        self.lanes = Lanes(self._group, device_type, lane_of)
+        self.lanes = Lanes(self.group, device_type, lane_of)
         for one in self._found:
             try:
                 parallelize_module(one.module, self.lanes.meshes[lane_of[one.stage]], one.style)
@@ -244,7 +251,9 @@ def _settle(stage: Stage) -> None:
             settle_gradient(parameter)
 
 
-def open_tensor(given: TensorParallelism | None, plan: Plan, capture: Capture) -> Whole:
+def open_tensor(
+    given: TensorParallelism | None, plan: Plan, capture: Capture, recompute: object
+) -> Whole:
     """What a user's argument stands for.
 
     Raises:
@@ -257,4 +266,5 @@ def open_tensor(given: TensorParallelism | None, plan: Plan, capture: Capture) -
             f"capture={capture!r} with tensor_parallel: torch computes with DTensors in Python, "
             "which a captured step replays without; use capture=False"
         )
+    refuse_budget(recompute)
     return TensorParallel(given, plan)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from tests import peers
 from tests.diagonal import nightly
@@ -62,7 +63,7 @@ def within(rank: int, name: str, processes: int, port: int) -> str:
 
 def forked(name: str, processes: int) -> str:
     """The same without a new interpreter for each process, of which each imports torch."""
-    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     first, *others = peers.run(processes, within, name, processes, store.port)
     assert not any(others)
     return str(first)

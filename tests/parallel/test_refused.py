@@ -37,25 +37,3 @@ def test_a_main_grad_is_an_error() -> None:
     assert refused == again
     assert refused.startswith("1.0.weight has a main_grad")
     assert loss == other
-
-
-def measured(rank: int) -> list[str]:
-    del rank
-    sample = torch.ones(2, 6)
-    errors = []
-    options: list[dict[str, Any]] = [
-        {"balance": "time", "sample": sample},
-        {"recompute": pykern.Budget(1e9, sample=sample)},
-    ]
-    for option in options:
-        try:
-            pipeline(layers(), **option)
-        except ValueError as error:
-            errors.append(str(error))
-    return errors
-
-
-def test_pipelines_of_processes_measure_nothing() -> None:
-    for of_time, of_budget in run(2, measured):
-        assert of_time.startswith('balance="time" beside other processes')
-        assert of_budget.startswith("recompute=Budget(...) beside other processes")
