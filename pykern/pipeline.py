@@ -133,8 +133,7 @@ class Pipeline(Updating):
         **options: Any,
     ) -> None:
         super().__init__()
-        _refuse_others(reduction, deferred_batch_norm)
-        refuse_inside(model, Pipeline)
+        _refuse_others(model, reduction, deferred_batch_norm)
         lanes = parse_devices(devices)
         shares = Shares(len(lanes), microbatches, replicas)
         updates = choose_updates(schedule, shares, lanes, options, locals())
@@ -370,7 +369,8 @@ class Pipeline(Updating):
         return found
 
 
-def _refuse_others(reduction: object, deferred_batch_norm: object) -> None:
+def _refuse_others(model: Any, reduction: object, deferred_batch_norm: object) -> None:
+    refuse_inside(model, Pipeline)
     if reduction not in ("mean", "sum"):
         raise ValueError(f"reduction is 'mean' or 'sum', got {reduction!r}")
     if not isinstance(deferred_batch_norm, bool):
