@@ -21,10 +21,18 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
-# Forks of one process that has imported torch, which takes each of them seconds else.
+# Forks of one process that has imported torch, and what torch imports when an optimizer is first
+# called or tensors are first distributed, which takes each of them seconds else.
 _CONTEXT = get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
-    ["tests.peers", "pykern.pipeline", "torch.distributed.tensor", "pykern.optimizers.zero"]
+    [
+        "tests.peers",
+        "pykern.pipeline",
+        "pykern.optimizers.zero",
+        "torch._dynamo",
+        "torch.distributed.optim",
+        "torch.distributed.tensor.parallel",
+    ]
 )
 
 
@@ -134,6 +142,8 @@ def _serve(
     store = FileStore(os.fspath(folder / "store"), num_peers)
     timeout = timedelta(seconds=group_timeout_s)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=num_peers, timeout=timeout)
+    # Who were through at once could be gone before the others have connected to it.
+    dist.barrier()
     try:
         found: Any = call(rank)
     except BaseException as error:
