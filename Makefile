@@ -20,7 +20,7 @@ demo: setup
 	$(BIN)/pykern demo
 
 test: setup
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 # What building the extension needs. Nothing is downloaded before the machine is known to be fit.
 $(VENV)/.build-tools: constraints/cpu.txt

@@ -9,7 +9,7 @@ HOST = torch.device("cpu")
 OPERATIONS = dict(kernels.operations(HOST, tokens=6, width=256, hidden=64))
 
 
-@pytest.mark.parametrize("name", set(OPERATIONS) - {"dropout"})
+@pytest.mark.parametrize("name", sorted(OPERATIONS.keys() - {"dropout"}))
 def test_an_operation_is_what_it_is_compared_with(name: str) -> None:
     operation = OPERATIONS[name]
     ours = kernels.results(operation.ours(*operation.arguments))

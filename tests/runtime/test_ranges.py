@@ -15,6 +15,7 @@ from pykern import _C
 from pykern.plan import Action, Kind, lower, with_reductions
 from pykern.plan.drawing.colours import colours_of
 from pykern.schedules import one_f_one_b
+from tests.diagonal import nightly
 from tests.runtime.plans import split_backward, two_replicas
 
 ROOT = Path(__file__).parents[2]
@@ -24,6 +25,10 @@ PLANS = {
     "split_backward(one_f_one_b(3, 4))": split_backward(one_f_one_b(3, 4)),
     "two_replicas(2, 4)": two_replicas(2, 4),
 }
+# Every run has one of them on workers, and another on GPUs.
+FIRST, SECOND, THIRD = PLANS
+WORKER_PLANS = [FIRST, nightly(SECOND), nightly(THIRD)]
+GPU_PLANS = [nightly(FIRST), SECOND, nightly(THIRD)]
 
 pytestmark = pytest.mark.skipif(not _C.nvtx_built, reason="built without NVTX's header")
 
@@ -34,6 +39,7 @@ import torch
 from torch import nn
 import pykern
 from pykern.schedules import one_f_one_b
+from tests.diagonal import nightly
 from tests.runtime.plans import split_backward, two_replicas
 
 class Third(nn.Linear):
@@ -66,6 +72,7 @@ from pykern.runtime import cuda
 from pykern.schedules import one_f_one_b
 from tests.fake_cuda.fake import FakeCuda
 from tests.fake_cuda.host_gpus import HostGpus
+from tests.diagonal import nightly
 from tests.runtime.plans import split_backward, two_replicas
 
 plan = eval(sys.argv[1])
@@ -177,7 +184,7 @@ def expected_range(action: Action) -> tuple[str, str, str, int, str]:
     return "pykern", category, name, payload, "ff" + colours_of(action.kind, 0, 1).fill[1:]
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", WORKER_PLANS)
 def test_one_range_per_action(run, plan):
     record, _ = run(plan)
     actions = [action for row in with_reductions(PLANS[plan]).rows for action in row]
@@ -208,7 +215,7 @@ def test_a_stage_that_raises_closes_its_range(run):
     assert max(actions.values()) == 1
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", GPU_PLANS)
 def test_on_gpus_one_range_per_action_and_per_copy(run, plan):
     record, _ = run(plan, program=GPU_PROGRAM)
     whole = with_reductions(PLANS[plan])
