@@ -23,7 +23,7 @@ from .agreement import agreed_group, values_digest
 from .buckets import GradientSum
 from .errors import Around, PeerError, is_of_peers, shown
 from .exchange import Message, exchange
-from .groups import Peers, give_back, group_of, lane_groups, timeout_of
+from .groups import Peers, give_back, group_of, lane_groups, meeting, timeout_of
 from .refused import refuse_main_grads
 from .shares import Owners
 from .waiting import Pending
@@ -104,16 +104,9 @@ class DataParallel:
         self._plan = plan
         self._model = model
         self._timeout = timeout_of(group)
-        try:
+        with meeting(group):
             self._control = agreed_group(group, told)
             self._groups = lane_groups(group, plan.num_devices)
-        except PeerError:
-            raise
-        except RuntimeError as error:
-            raise PeerError(
-                "a process of the group has not come to make its pipeline within "
-                f"{self._timeout.total_seconds():g} s: {error}"
-            ) from error
         self.owners = Owners(group.rank())
         self._lane_of = [plan.placement.device_of(stage.index) for stage in stages]
         self._turn = threading.Lock()

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from .errors import PeerError, shown
-from .groups import control_group, give_back, timeout_of
+from .groups import control_group, give_back, meeting
 from .waiting import Pending
 
 Found = TypeVar("Found")
@@ -59,20 +59,14 @@ def of_first(groups: Sequence[ProcessGroup], find: Callable[[], Found]) -> Found
 
 def _told(outcome: _Outcome, group: ProcessGroup) -> _Outcome:
     """That of the group's first process."""
-    control = None
-    try:
+    data = pickle.dumps(outcome)
+    with meeting(group):
         control = control_group(group)
-        data = pickle.dumps(outcome)
-        size = _of_first(torch.tensor([len(data)]), control)
-        buffer = bytearray(data) if group.rank() == 0 else bytearray(int(size))
-        _of_first(torch.frombuffer(buffer, dtype=torch.uint8), control)
-    except RuntimeError as error:
-        raise PeerError(
-            "a process of the group is gone, or has not come to make its pipeline within "
-            f"{timeout_of(group).total_seconds():g} s: {error}"
-        ) from error
-    finally:
-        if control is not None:
+        try:
+            size = _of_first(torch.tensor([len(data)]), control)
+            buffer = bytearray(data) if group.rank() == 0 else bytearray(int(size))
+            _of_first(torch.frombuffer(buffer, dtype=torch.uint8), control)
+        finally:
             give_back([control])
     told: _Outcome = pickle.loads(buffer)
     return told

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, cast
 
 import torch.distributed as dist
 from torch.distributed import ProcessGroup, distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
+
+from .errors import PeerError
 
 # What `group_of` takes: a group of processes, or a mesh of one dimension, which is one.
 Peers = ProcessGroup | DeviceMesh
@@ -102,6 +104,24 @@ def give_back(groups: Iterable[ProcessGroup]) -> None:
             dist.destroy_process_group(group)
         if group not in names and dist.is_initialized():
             names[_Closed()] = name
+
+
+@contextmanager
+def meeting(group: ProcessGroup) -> Iterator[None]:
+    """Around what all processes of a group do to make their pipelines.
+
+    Raises:
+        PeerError: one has not come in time, or is gone.
+    """
+    try:
+        yield
+    except PeerError:
+        raise
+    except RuntimeError as error:
+        raise PeerError(
+            "a process of the group has not come to make its pipeline within "
+            f"{timeout_of(group).total_seconds():g} s, or is gone: {error}"
+        ) from error
 
 
 def timeout_of(group: ProcessGroup) -> timedelta:

@@ -22,7 +22,7 @@ from ..trace.values import leaves_of
 from .agreement import agreed_group, digest_of, values_digest
 from .errors import Around, PeerError, SlicesLost, is_of_peers, shown
 from .exchange import Message, exchange
-from .groups import Peers, give_back, group_of
+from .groups import Peers, give_back, group_of, meeting
 from .lanes import Lanes
 from .refused import refuse_budget
 from .slices import Slice, Styles, find_slices, refuse_distributed
@@ -122,7 +122,8 @@ class TensorParallel(Whole):
         values = values_digest((*model.named_parameters(), *model.named_buffers()))
         styles = [f"{one.name} {one.style}" for one in self._found]
         told = {**told, "the styles": digest_of(styles), "the parameters' values": f"{values:x}"}
-        self._control = agreed_group(self.group, told)
+        with meeting(self.group):
+            self._control = agreed_group(self.group, told)
         try:
             self._slice(device_type)
         except BaseException:
@@ -134,7 +135,8 @@ class TensorParallel(Whole):
 
         placement = self._plan.placement
         lane_of = [placement.device_of(stage) for stage in range(self._plan.num_stages)]
-        self.lanes = Lanes(self.group, device_type, lane_of)
+        with meeting(self.group):
+            self.lanes = Lanes(self.group, device_type, lane_of)
         for one in self._found:
             try:
                 parallelize_module(one.module, self.lanes.meshes[lane_of[one.stage]], one.style)

@@ -6,7 +6,6 @@ import re
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from tests.parallel.sliced import (
     train,
     whole_parameters,
 )
+from tests.parallel.test_faults import raise_mute
 
 GROUP_TIMEOUT_S = 4.0
 # Long before the group's timeout.
@@ -133,18 +133,6 @@ def test_an_exception_ends_the_step_of_all_at_once() -> None:
     for error, _ in [*later_first, *later_second]:
         assert isinstance(error, SlicesLost)
         assert "make the pipeline again, of a plain model, in every process" in str(error)
-
-
-@dataclass(frozen=True)
-class Mute(Exception):
-    """It takes no notes and cannot be shown."""
-
-    def __str__(self) -> str:
-        raise ValueError("no words")
-
-
-def raise_mute() -> None:
-    raise Mute
 
 
 def one_is_mute(rank: int) -> tuple[str, str]:
@@ -281,6 +269,19 @@ def other_models(rank: int) -> str:
 def test_other_parameters_are_refused_in_all_processes() -> None:
     for message in peers.run(2, other_models):
         assert "have pipelines that differ in the parameters' values" in message
+
+
+def never_comes(rank: int) -> None:
+    mesh = mesh_of(2)
+    if rank == 0:
+        pipeline(mesh)
+    time.sleep(GROUP_TIMEOUT_S + 2)
+
+
+def test_who_makes_no_pipeline_is_not_waited_for_for_ever() -> None:
+    error, _ = peers.outcomes(2, never_comes, group_timeout_s=GROUP_TIMEOUT_S)
+    assert isinstance(error, PeerError)
+    assert "a process of the group has not come to make its pipeline within 4 s" in str(error)
 
 
 def nan_in_one_slice(rank: int) -> str:
