@@ -18,13 +18,14 @@ from .choice import Schedule, choose_plan
 from .devices import Devices, parse_devices
 from .fit import Fitted
 from .layers import make_stages, place_layers, refuse_foreign_devices, refuse_inside
+from .level_costs import StageCosts
 from .levels import Levels, Recompute, choose_levels
 from .parallel.agreement import alike
 from .parallel.data import DataParallel, data_group, refuse_foreign_loss
 from .parallel.first import of_first
 from .parallel.groups import Peers
 from .parallel.tensor import TensorParallelism, open_tensor
-from .partition import Balance
+from .partition import Balance, Partition
 from .plan import Kind, Plan
 from .plan.shares import Shares
 from .runtime import microbatch
@@ -151,7 +152,7 @@ class Pipeline(Updating):
         layers = chain.layers
         refuse_foreign_devices(layers, lanes[0].device.type)
         share = partial(share_out, chain, plan.num_stages, balance, sample, split_at)
-        cut = of_first(peers, share) if balance == "time" else share()
+        cut = of_first(peers, share, Partition) if balance == "time" else share()
         refuse_layers(updates, layers, cut)
         self._checks = Checks(check_finite, list(layers), cut.stages, captures=capture is not False)
         _refuse_unsummed(plan, layers, loss_fn, group)
@@ -190,7 +191,7 @@ class Pipeline(Updating):
         if isinstance(recompute, Budget):
             budget = replace(recompute, sample=chain.first_input(recompute.sample))
             measure = partial(budget.measure, plan, stages, self._loss_fn)
-            self.fitted = budget.fit(plan, of_first(peers, measure))
+            self.fitted = budget.fit(plan, of_first(peers, measure, list[StageCosts]))
             self.plan, self._levels = self.fitted.plan, cast("Levels", self.fitted.by_microbatch())
         self._open_executor(stages, devices_of, driver, updates)
         return stages
