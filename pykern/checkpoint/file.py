@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -115,7 +117,15 @@ def write(path: Path, parts: dict[str, Any], tensors: Tensors) -> None:
         try:
             save_file(tensors.by_key, file, metadata)
         except SafetensorError as error:
-            raise OSError(f"{path} cannot be written: {error}") from error
+            raise _not_written(path, error) from error
+
+
+def _not_written(path: Path, error: SafetensorError) -> OSError:
+    """What the system said, which safetensors has only in words."""
+    if found := re.search(r"\(os error (\d+)\)", str(error)):
+        number = int(found[1])
+        return OSError(number, os.strerror(number), str(path))
+    return OSError(f"{path} cannot be written: {error}")
 
 
 class Saved:
