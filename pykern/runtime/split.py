@@ -23,7 +23,7 @@ from ..kernels.handover import Weights, edges_of_weights, taking
 from .graph import Graph, saved_by
 
 # Whether the node of a custom function can be held without what leads to it.
-NODES_LAST = torch.__version__ >= (2, 13)
+NODES_LAST = torch.__version__ >= "2.13"
 
 Work = Callable[[], None]
 # In the order in which I ran the forks, a fork's number, and the gradients that came into it or
