@@ -118,7 +118,8 @@ class Subject:
         what = "activations" if stage < following else "gradients"
         sentence = (
             f"It starts in stage {stage} ({self.layers_of(stage)}), microbatch {number}: what "
-            f"enters the stage agrees, and the {what} that it gives stage {following} differ: {how}."
+            f"enters the stage agrees, and the {what} that it gives stage {following} "
+            f"differ: {how}."
         )
         return Origin(sentence, stage, boundary, number)
 
