@@ -40,6 +40,8 @@ from .runtime.stage import Stage
 from .runtime.stage_optimizers import MakeOptimizer
 from .split_points import SplitAt
 from .updating import Updates, Updating, choose_updates, refuse_layers
+from .verify.options import Verify, parse_verify
+from .verify.verifier import open_verify
 
 
 class Pipeline(Updating):
@@ -100,6 +102,8 @@ class Pipeline(Updating):
         tensor_parallel: (mesh, styles): the processes of a mesh of one dimension each run their
             slices of every stage, for the same batches. Styles are by name of a module, as torch's
             `parallelize_module` takes them; parameters of these become DTensors, new objects.
+        verify: whether the first step also runs the plain model and compares loss, gradients and
+            buffers: True, or a number for every so many-th step, or a `Verify`. See docs/verify.md.
         **options: for the schedule, e.g. `waves=2`; for "auto" e.g. `memory=0.5`.
 
     Raises:
@@ -131,9 +135,11 @@ class Pipeline(Updating):
         process_group: Peers | None = None,
         optimizer: MakeOptimizer | None = None,
         tensor_parallel: TensorParallelism | None = None,
+        verify: bool | int | Verify = False,
         **options: Any,
     ) -> None:
         super().__init__()
+        verified = parse_verify(verify, process_group, tensor_parallel)
         _refuse_others(model, reduction, deferred_batch_norm)
         lanes = parse_devices(devices)
         shares = Shares(len(lanes), microbatches, replicas)
@@ -167,6 +173,9 @@ class Pipeline(Updating):
             stages = self._make_stages(driver, recompute, updates, peers)
             undo.callback(self._tensor.close)
             self._watch(stages, deferred_batch_norm=deferred_batch_norm)
+            self._steps = open_verify(
+                verified, self._executor, chain, (cut, self.plan), reduction, deferred_batch_norm
+            )
             self._data = None if group is None else self._connect(stages, group)
             undo.pop_all()
         self._train_program = self._executor.program(self.plan)
@@ -234,6 +243,7 @@ class Pipeline(Updating):
             RuntimeError: there is no loss function, gradients are off, the plan has no backward, a
                 layer was replaced, a tensor of the batch has a graph of its own, or a step is
                 running.
+            VerifyError: `verify` has found that the plain model gives something else.
             BaseException: the first exception of a stage, the same object, with a note of where.
                 The gradients of that step are then undefined; the next step is not affected.
         """
@@ -289,7 +299,7 @@ class Pipeline(Updating):
         """
         self._chain.require_unchanged(self._modules)
         batch = self._open_batch((inputs, named))
-        merged = self._executor.predict(self._predict_program, *batch)
+        merged = self._steps.predict(self._predict_program, *batch)
         self._last_program = self._predict_program
         return merged
 
@@ -365,7 +375,7 @@ class Pipeline(Updating):
         return [n / total for n in rows]
 
     def _run(self, program: Program, batch: Batch, result: Callable[[], Any] = lambda: None) -> Any:
-        found = self._executor.run(program, batch, result)
+        found = self._steps.run(program, batch, result)
         self._last_program = program
         return found
 

@@ -6,7 +6,7 @@ import atexit
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -210,6 +210,17 @@ class Executor:
             # Still in the step, for which closing waits: at exit the interpreter would end the
             # process if a thread came back from one of torch's functions after it has gone.
             return result()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Within it nothing runs the stages.
+
+        Raises:
+            RuntimeError: as for `run`.
+        """
+        self._refuse_flow()
+        with self._driver.claim:
+            yield
 
     def predict(self, program: Program, batch: Batch, outputs: Outputs) -> Any:
         """The outputs of a batch, whose `finish` they are."""

@@ -27,7 +27,7 @@ def untouched(model: nn.Module, opened: Collection[nn.Module]) -> Iterator[None]
     """
     modules = list(model.modules())
     described = {module: attributes(module, 1) for module in opened}
-    kept = [_attributes(module) for module in modules]
+    kept = [kept_of(module) for module in modules]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     devices = {parameter.device.index for parameter in model.parameters() if parameter.is_cuda}
     left: list[str] = []
@@ -40,7 +40,7 @@ def untouched(model: nn.Module, opened: Collection[nn.Module]) -> Iterator[None]
                 if module in opened:
                     changed += _changed(module, described[module])
                     left += [f"{type(module).__name__}.{name}" for name in _left(module, before)]
-                _restore(module, before)
+                put_back(module, before)
             with torch.no_grad():
                 for buffer, value in buffers:
                     buffer.copy_(value)
@@ -56,7 +56,8 @@ def untouched(model: nn.Module, opened: Collection[nn.Module]) -> Iterator[None]
         )
 
 
-def _attributes(module: nn.Module) -> dict[str, Any]:
+def kept_of(module: nn.Module) -> dict[str, Any]:
+    """The attributes of a module, for `put_back`."""
     return {
         name: value.copy() if isinstance(value, dict | list) else value
         for name, value in vars(module).items()
@@ -83,7 +84,8 @@ def _changed(module: nn.Module, before: dict[str, Hashable]) -> list[str]:
     ]
 
 
-def _restore(module: nn.Module, before: dict[str, Any]) -> None:
+def put_back(module: nn.Module, before: dict[str, Any]) -> None:
+    """Gives a module the attributes that it had, dicts and lists with what they held."""
     now = vars(module)
     for name in now.keys() - before.keys():
         del now[name]
