@@ -20,6 +20,7 @@ from .fit import Fitted
 from .layers import make_stages, place_layers, refuse_foreign_devices, refuse_inside
 from .level_costs import StageCosts
 from .levels import Levels, Recompute, choose_levels
+from .modes import as_before
 from .parallel.agreement import alike
 from .parallel.data import DataParallel, data_group, refuse_foreign_loss
 from .parallel.first import of_first
@@ -247,7 +248,7 @@ class Pipeline(Updating):
             BaseException: the first exception of a stage, the same object, with a note of where.
                 The gradients of that step are then undefined; the next step is not affected.
         """
-        with self._tensor.step(scaler):
+        with as_before(), self._tensor.step(scaler):
             if self._data is None:
                 return self._step(inputs, named, target, scaler)
             with self._data.step():
@@ -297,11 +298,12 @@ class Pipeline(Updating):
             What the last layer returns, its tensors joined along dimension 0. One without
             dimensions, such as a loss that the model computes, counts as `reduction` says.
         """
-        self._chain.require_unchanged(self._modules)
-        batch = self._open_batch((inputs, named))
-        merged = self._steps.predict(self._predict_program, *batch)
-        self._last_program = self._predict_program
-        return merged
+        with as_before():
+            self._chain.require_unchanged(self._modules)
+            batch = self._open_batch((inputs, named))
+            merged = self._steps.predict(self._predict_program, *batch)
+            self._last_program = self._predict_program
+            return merged
 
     def stream(self, batches: Iterable[Any]) -> Generator[Any, None, None]:
         """The outputs of batches, each what the pipeline returns for it alone, bit for bit.
@@ -355,7 +357,9 @@ class Pipeline(Updating):
         self._deferred = DeferredBatchNorm(stages if deferred_batch_norm else ())
         self._executor.watch(self._checks.around)
         self._chain.before_recording(self._executor.settle)
-        self._executor.watch(self._deferred.around, self._deferred.during)
+        self._executor.watch(self._deferred.around)
+        if self._deferred.is_needed:
+            self._executor.observe(self._deferred)
         self._tensor.watch(self._executor, stages)
 
     def _told(self) -> dict[str, str]:
