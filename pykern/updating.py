@@ -36,6 +36,7 @@ _ALLOWED: Mapping[str, Sequence[object]] = {
     "process_group": (None,),
     "replicas": (1,),
     "tensor_parallel": (None,),
+    "verify": (False,),
 }
 _WHY = "a schedule that updates weights within a step cannot run it"
 

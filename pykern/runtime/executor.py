@@ -6,6 +6,7 @@ import atexit
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
 
@@ -235,6 +236,15 @@ class Executor:
             for observer in self._observers:
                 observer.succeed()
             return found
+
+    def alone(self) -> AbstractContextManager[object]:
+        """A context, within which nothing runs the stages.
+
+        Raises:
+            RuntimeError: as for `run`.
+        """
+        self._refuse_flow()
+        return self._driver.claim  # type: ignore[no-any-return]
 
     def predict(
         self, program: Program, batch: Batch, outputs: Outputs, located: Located | None = None

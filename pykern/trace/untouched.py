@@ -26,7 +26,7 @@ class Untouched:
     def __init__(self, model: nn.Module, opened: Collection[nn.Module]) -> None:
         modules = list(model.modules())
         self._described = {module: attributes(module, 1) for module in opened}
-        self._kept = [(module, _attributes(module)) for module in modules]
+        self._kept = [(module, kept_of(module)) for module in modules]
         self._buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
         devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
         self._numbers = random_states(devices)
@@ -38,7 +38,7 @@ class Untouched:
     def _put_back(self) -> None:
         set_states(self._numbers)
         for module, before in self._kept:
-            _restore(module, before)
+            put_back(module, before)
         # Detached, so that it is written beside any graph; in one mode or another.
         for buffer, value in self._buffers:
             buffer.detach().copy_(value)
@@ -66,7 +66,8 @@ class Untouched:
             )
 
 
-def _attributes(module: nn.Module) -> dict[str, Any]:
+def kept_of(module: nn.Module) -> dict[str, Any]:
+    """The attributes of a module, for `put_back`."""
     return {
         name: value.copy() if isinstance(value, dict | list) else value
         for name, value in vars(module).items()
@@ -93,7 +94,8 @@ def _changed(module: nn.Module, before: dict[str, Hashable]) -> list[str]:
     ]
 
 
-def _restore(module: nn.Module, before: dict[str, Any]) -> None:
+def put_back(module: nn.Module, before: dict[str, Any]) -> None:
+    """Gives a module the attributes that it had, dicts and lists with what they held."""
     now = vars(module)
     for name in now.keys() - before.keys():
         del now[name]
