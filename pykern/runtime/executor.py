@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -66,9 +65,6 @@ def open_driver(lanes: Sequence[Lane], capture: Capture) -> Driver:
         raise ValueError(f"capture={capture!r} needs GPUs; CPU workers call every action")
     return Workers(len(lanes))
 
-
-# For how long the end of the program waits for a thread to leave a step that it has been in.
-_TO_LEAVE_S = 0.2
 
 # Gives what an action was in its batch, and which batch that was if it was not the only one.
 Located = Callable[[Action], tuple[Action, str]]
@@ -134,8 +130,6 @@ class Executor:
         self._plan = plan
         # The last one that there was.
         self._flow: Callable[[], Flow | None] = lambda: None
-        # The thread that ran the last step.
-        self.caller: threading.Thread | None = None
         # Whether steps are timed where that is not free.
         self.traced = False
         driver.connect(self._replicas, plan)
@@ -223,7 +217,6 @@ class Executor:
     def _run(
         self, program: Program, batch: Batch, result: Result, located: Located | None = None
     ) -> Any:
-        self.caller = threading.current_thread()
         with self._driver.claim, _C.Undo(self._end):
             self._begin(batch)
             failures = self._driver.run(program, self._callbacks, batch, traced=self.traced)
@@ -403,11 +396,7 @@ def _in_batch(number: int) -> Located:
 
 @atexit.register
 def _close_all() -> None:
-    # Threads that reach for the interpreter while it goes down would abort the process.
-    executors = list(_open)
-    for executor in executors:
+    # GPU memory is given back while Python still works. What handlers after this one open, the
+    # extension closes when the last has run, with all threads that come from steps held back.
+    for executor in list(_open):
         executor.close()
-    # Whoever ran a step gets an exception now, and lets go of tensors, for which torch reaches.
-    for caller in {executor.caller for executor in executors} - {None, threading.current_thread()}:
-        assert caller is not None
-        caller.join(_TO_LEAVE_S)
