@@ -46,8 +46,7 @@ class WorkerFlow(Flow):
     something else. The caller feeds, and takes what is done.
 
     Args:
-        plan, open_batch: as for `Flow`.
-        num_workers: of the executor.
+        plan, open_batch, first: as for `Flow`.
         claim: the executor.
         run: runs `program` for this flow until it is stopped or fails.
 
@@ -61,22 +60,21 @@ class WorkerFlow(Flow):
         self,
         plan: Plan,
         open_batch: OpenBatch,
-        num_workers: int,
+        first: int,
         claim: _C.Executor,
         run: Callable[[WorkerFlow], None],
     ) -> None:
-        super().__init__(plan, open_batch)
+        super().__init__(plan, open_batch, first)
         self.program = _C.Program.endless(plan.placement, self.num_slots)
         self.takers: Sequence[Callable[[int, tuple[Any, ...]], None]] = ()
         self.keywords: list[dict[str, Any]] = [{}] * self.num_slots
         self._claim = claim
         self._run = run
         self._batches: deque[_UnderWay] = deque()
-        self._num_fed = 0
         self._next_slot = 0
         # By slot: the batch and which of its microbatches.
         self._cells: list[tuple[_UnderWay, int] | None] = [None] * self.num_slots
-        self._caller = CallerState(num_workers)
+        self._caller = CallerState(plan.num_devices)
         self._caller.grad = False
         # Threads that user code runs on: what it lets go of may be this flow.
         self._inside: set[int] = set()
@@ -157,14 +155,24 @@ class WorkerFlow(Flow):
         self._batches.append(batch)
         self._num_fed += 1
         self._num_used += len(parts)
-        for index, (arguments, keywords) in enumerate(parts):
-            slot = self._next_slot
-            self._next_slot = (slot + 1) % self.num_slots
-            self._cells[slot] = batch, index
-            self.keywords[slot] = keywords
-            for take in self.takers:
-                take(slot, arguments)
-            self._claim.feed(self.program, slot)
+        try:
+            for index, part in enumerate(parts):
+                self._feed(batch, index, part)
+        except BaseException:
+            # It will not be whole, and nobody is to wait for it.
+            self._batches.pop()
+            self._num_used -= len(parts)
+            raise
+
+    def _feed(self, batch: _UnderWay, index: int, part: Call) -> None:
+        """Gives a microbatch the next slot."""
+        slot = self._next_slot
+        self._next_slot = (slot + 1) % self.num_slots
+        self._cells[slot] = batch, index
+        arguments, self.keywords[slot] = part
+        for take in self.takers:
+            take(slot, arguments)
+        self._claim.feed(self.program, slot)
 
     def keep(self, slot: int, output: Any, once: bool) -> Ends:
         """Takes what the last stage returns for a slot."""
@@ -204,17 +212,13 @@ class WorkerFlow(Flow):
         while not (batch.is_done or self._ended):
             self._news.acquire(timeout=_TICK_S)
 
-    def located(self, failure: Failure) -> Failure:
-        """The failure with what its action was in its batch, and with a note of which that was."""
-        action, device, exception = failure
-        cell = None if action is None else self._cells[action.microbatch]
-        if action is None or cell is None:
-            return failure
+    def located(self, action: Action) -> tuple[Action, str]:
+        """What an action was in its batch, and which that was."""
+        cell = self._cells[action.microbatch]
+        if cell is None:
+            return action, ""
         batch, index = cell
-        # Some take no notes.
-        with suppress(Exception):
-            exception.add_note(f"pykern: raised in batch {batch.number} of the stream")
-        return Action(action.kind, action.stage, index), device, exception
+        return Action(action.kind, action.stage, index), f"batch {batch.number} of the stream"
 
     def close(self, error: BaseException | None) -> None:
         """Stops what is under way, and ends the thread; where that is interrupted, call it again.
