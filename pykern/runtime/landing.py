@@ -57,8 +57,12 @@ def copy_of(tensor: Tensor) -> Tensor:
     if tensor.is_contiguous() or tensor.layout is not torch.strided:
         return tensor.clone()
     tensor = tensor.detach().resolve_conj().resolve_neg()
-    memory = tensor.as_strided((span(tensor),), (1,)).clone()
-    return memory.as_strided(tensor.shape, tensor.stride(), 0)
+    return memory_of(tensor).clone().as_strided(tensor.shape, tensor.stride(), 0)
+
+
+def memory_of(tensor: Tensor) -> Tensor:
+    """The elements of memory from the tensor's first to its last: as many as `span` says."""
+    return tensor.as_strided((span(tensor),), (1,))
 
 
 def span(tensor: Tensor) -> int:

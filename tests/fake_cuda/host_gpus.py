@@ -21,7 +21,7 @@ from pykern import _C
 from pykern.devices import Lane
 from pykern.runtime import cuda
 from pykern.runtime.cuda import Graph
-from pykern.runtime.landing import span
+from pykern.runtime.landing import memory_of
 from tests.fake_cuda.beside import Beside, End, Pairs
 from tests.fake_cuda.fake import FakeCuda, Range
 
@@ -192,7 +192,7 @@ class HostGpus:
                 with torch.no_grad():
                     for place, value in zip(results, again, strict=True):
                         if place.data_ptr() != value.data_ptr():
-                            _memory_of(place).copy_(_memory_of(value))
+                            memory_of(place).copy_(memory_of(value))
             except Exception as error:
                 self.errors.append(error)
 
@@ -398,8 +398,3 @@ class _Unexecuted(_Watch):
 
 def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-
-def _memory_of(tensor: Tensor) -> Tensor:
-    """The elements of memory from the tensor's first to its last."""
-    return tensor.as_strided((span(tensor),), (1,))
