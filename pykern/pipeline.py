@@ -171,14 +171,9 @@ class Pipeline(Updating):
             undo.callback(driver.close)
             stages = self._make_stages(driver, recompute, updates, peers)
             undo.callback(self._tensor.close)
-            self._watch(stages, deferred_batch_norm=deferred_batch_norm)
-            self._steps = open_verify(
-                verified, self._executor, chain, (cut, self.plan), reduction, deferred_batch_norm
-            )
+            self._watch(stages, verified, deferred_batch_norm=deferred_batch_norm)
             self._data = None if group is None else self._connect(stages, group)
             undo.pop_all()
-        self._train_program = self._executor.program(self.plan)
-        self._predict_program = self._executor.program(self.plan.forward_only())
 
     def _make_stages(
         self,
@@ -202,6 +197,8 @@ class Pipeline(Updating):
             self.fitted = budget.fit(plan, of_first(peers, measure))
             self.plan, self._levels = self.fitted.plan, cast("Levels", self.fitted.by_microbatch())
         self._open_executor(stages, devices_of, driver, updates)
+        self._train_program = self._executor.program(self.plan)
+        self._predict_program = self._executor.program(self.plan.forward_only())
         return stages
 
     def step(
@@ -349,13 +346,17 @@ class Pipeline(Updating):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _watch(self, stages: Sequence[Stage], *, deferred_batch_norm: bool) -> None:
+    def _watch(
+        self, stages: Sequence[Stage], verified: Verify | None, *, deferred_batch_norm: bool
+    ) -> None:
         """Has what looks at steps look at them."""
         self._deferred = DeferredBatchNorm(stages if deferred_batch_norm else ())
         self._executor.watch(self._checks.around)
         self._chain.before_recording(self._executor.settle)
         self._executor.watch(self._deferred.around, self._deferred.during)
         self._tensor.watch(self._executor, stages)
+        run = self.partition, self.plan, self._reduction, deferred_batch_norm
+        self._steps = open_verify(verified, self._executor, self._chain, run)
 
     def _told(self) -> dict[str, str]:
         """What the pipelines of other processes have to have alike."""
