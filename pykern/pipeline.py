@@ -18,13 +18,15 @@ from .choice import Schedule, choose_plan
 from .devices import Devices, parse_devices
 from .fit import Fitted
 from .layers import make_stages, place_layers, refuse_foreign_devices, refuse_inside
+from .level_costs import StageCosts
 from .levels import Levels, Recompute, choose_levels
+from .modes import as_before
 from .parallel.agreement import alike
 from .parallel.data import DataParallel, data_group, refuse_foreign_loss
 from .parallel.first import of_first
 from .parallel.groups import Peers
 from .parallel.tensor import TensorParallelism, open_tensor
-from .partition import Balance
+from .partition import Balance, Partition
 from .plan import Kind, Plan
 from .plan.shares import Shares
 from .runtime import microbatch
@@ -157,7 +159,7 @@ class Pipeline(Updating):
         layers = chain.layers
         refuse_foreign_devices(layers, lanes[0].device.type)
         share = partial(share_out, chain, plan.num_stages, balance, sample, split_at)
-        cut = of_first(peers, share) if balance == "time" else share()
+        cut = of_first(peers, share, Partition) if balance == "time" else share()
         refuse_layers(updates, layers, cut)
         self._checks = Checks(check_finite, list(layers), cut.stages, captures=capture is not False)
         _refuse_unsummed(plan, layers, loss_fn, group)
@@ -194,7 +196,7 @@ class Pipeline(Updating):
         if isinstance(recompute, Budget):
             budget = replace(recompute, sample=chain.first_input(recompute.sample))
             measure = partial(budget.measure, plan, stages, self._loss_fn)
-            self.fitted = budget.fit(plan, of_first(peers, measure))
+            self.fitted = budget.fit(plan, of_first(peers, measure, list[StageCosts]))
             self.plan, self._levels = self.fitted.plan, cast("Levels", self.fitted.by_microbatch())
         self._open_executor(stages, devices_of, driver, updates)
         self._train_program = self._executor.program(self.plan)
@@ -243,7 +245,7 @@ class Pipeline(Updating):
             BaseException: the first exception of a stage, the same object, with a note of where.
                 The gradients of that step are then undefined; the next step is not affected.
         """
-        with self._tensor.step(scaler):
+        with as_before(), self._tensor.step(scaler):
             if self._data is None:
                 return self._step(inputs, named, target, scaler)
             with self._data.step():
@@ -293,11 +295,12 @@ class Pipeline(Updating):
             What the last layer returns, its tensors joined along dimension 0. One without
             dimensions, such as a loss that the model computes, counts as `reduction` says.
         """
-        self._chain.require_unchanged(self._modules)
-        batch = self._open_batch((inputs, named))
-        merged = self._steps.predict(self._predict_program, *batch)
-        self._last_program = self._predict_program
-        return merged
+        with as_before():
+            self._chain.require_unchanged(self._modules)
+            batch = self._open_batch((inputs, named))
+            merged = self._steps.predict(self._predict_program, *batch)
+            self._last_program = self._predict_program
+            return merged
 
     def stream(self, batches: Iterable[Any]) -> Generator[Any, None, None]:
         """The outputs of batches, each what the pipeline returns for it alone, bit for bit.
@@ -353,7 +356,9 @@ class Pipeline(Updating):
         self._deferred = DeferredBatchNorm(stages if deferred_batch_norm else ())
         self._executor.watch(self._checks.around)
         self._chain.before_recording(self._executor.settle)
-        self._executor.watch(self._deferred.around, self._deferred.during)
+        self._executor.watch(self._deferred.around)
+        if self._deferred.is_needed:
+            self._executor.observe(self._deferred)
         self._tensor.watch(self._executor, stages)
         run = self.partition, self.plan, self._reduction, deferred_batch_norm
         self._steps = open_verify(verified, self._executor, self._chain, run)

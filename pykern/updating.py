@@ -14,6 +14,7 @@ from .choice import Schedule, choose_parts
 from .devices import Lane
 from .layers import refuse_shared
 from .measured import Measured
+from .modes import as_before
 from .partition import Partition
 from .plan import Kind, Timeline
 from .plan.parts import Parts
@@ -80,7 +81,8 @@ class Updating(Measured):
             return None
         if executor.in_flight and not torch.is_grad_enabled():
             raise RuntimeError("flush computes gradients, but they are off here (torch.no_grad?)")
-        loss, program = executor.flush()
+        with as_before():
+            loss, program = executor.flush()
         if program is not None:
             self._last_program = program
         return loss
