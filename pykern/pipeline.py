@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -34,6 +34,7 @@ from .runtime.batch import Batch, Call, Outputs
 from .runtime.batch_norm import DeferredBatchNorm
 from .runtime.executor import Driver, Program, open_driver
 from .runtime.finite import CheckFinite, Checks
+from .runtime.in_order import InOrder
 from .runtime.loss import Loss, Losses, scale_of
 from .runtime.recorder import Capture
 from .runtime.replica import refuse_replicas, refuse_trained_loss
@@ -302,7 +303,7 @@ class Pipeline(Updating):
             self._last_program = self._predict_program
             return merged
 
-    def stream(self, batches: Iterable[Any]) -> Generator[Any, None, None]:
+    def stream(self, batches: Iterable[Any]) -> InOrder:
         """The outputs of batches, each what the pipeline returns for it alone, bit for bit.
 
         No device waits for the end of a batch: the next are asked for, in the calling thread, and
@@ -314,12 +315,14 @@ class Pipeline(Updating):
             batches: of any sizes, perhaps without end: a tensor, a tuple of arguments, or a dict of
                 keyword arguments.
 
-        Yields:
-            The outputs, in the order of the batches.
+        Returns:
+            An iterator of the outputs, in the order of the batches, with a method `close`.
 
         Raises:
-            RuntimeError: the pipeline is streaming already, or running a step.
-            BaseException: as for `step`, or from `batches`, after the outputs of those before.
+            RuntimeError: the pipeline is streaming already, or running a step; or a stage has
+                raised StopIteration, which is the cause then.
+            BaseException: as for `step`, or from `batches`, after the outputs of those before. The
+                note says which batch it was, counted from 0 as microbatches are.
         """
         self._chain.require_unchanged(self._modules)
         calls = map(call_of, batches)
