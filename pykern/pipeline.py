@@ -174,14 +174,9 @@ class Pipeline(Updating):
             undo.callback(driver.close)
             stages = self._make_stages(driver, recompute, updates, peers)
             undo.callback(self._tensor.close)
-            self._watch(stages, deferred_batch_norm=deferred_batch_norm)
-            self._steps = open_verify(
-                verified, self._executor, chain, (cut, self.plan), reduction, deferred_batch_norm
-            )
+            self._watch(stages, verified, deferred_batch_norm=deferred_batch_norm)
             self._data = None if group is None else self._connect(stages, group)
             undo.pop_all()
-        self._train_program = self._executor.program(self.plan)
-        self._predict_program = self._executor.program(self.plan.forward_only())
 
     def _make_stages(
         self,
@@ -205,6 +200,8 @@ class Pipeline(Updating):
             self.fitted = budget.fit(plan, of_first(peers, measure, list[StageCosts]))
             self.plan, self._levels = self.fitted.plan, cast("Levels", self.fitted.by_microbatch())
         self._open_executor(stages, devices_of, driver, updates)
+        self._train_program = self._executor.program(self.plan)
+        self._predict_program = self._executor.program(self.plan.forward_only())
         return stages
 
     def step(
@@ -355,7 +352,9 @@ class Pipeline(Updating):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _watch(self, stages: Sequence[Stage], *, deferred_batch_norm: bool) -> None:
+    def _watch(
+        self, stages: Sequence[Stage], verified: Verify | None, *, deferred_batch_norm: bool
+    ) -> None:
         """Has what looks at steps look at them."""
         self._deferred = DeferredBatchNorm(stages if deferred_batch_norm else ())
         self._executor.watch(self._checks.around)
@@ -364,6 +363,8 @@ class Pipeline(Updating):
         if self._deferred.is_needed:
             self._executor.observe(self._deferred)
         self._tensor.watch(self._executor, stages)
+        run = self.partition, self.plan, self._reduction, deferred_batch_norm
+        self._steps = open_verify(verified, self._executor, self._chain, run)
 
     def _told(self) -> dict[str, str]:
         """What the pipelines of other processes have to have alike."""
