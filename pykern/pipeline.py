@@ -25,13 +25,14 @@ from .parallel.agreement import alike
 from .parallel.data import DataParallel, data_group, refuse_foreign_loss
 from .parallel.first import of_first
 from .parallel.groups import Peers
+from .parallel.likeness import likeness
 from .parallel.tensor import TensorParallelism, open_tensor
 from .partition import Balance, Partition
 from .plan import Kind, Plan
 from .plan.shares import Shares
 from .runtime import microbatch
 from .runtime.batch import Batch, Call, Outputs
-from .runtime.batch_norm import DeferredBatchNorm
+from .runtime.batch_norm import DeferredBatchNorm, OrderOfUpdates
 from .runtime.executor import Driver, Program, open_driver
 from .runtime.finite import CheckFinite, Checks
 from .runtime.in_order import InOrder
@@ -359,6 +360,7 @@ class Pipeline(Updating):
         self._deferred = DeferredBatchNorm(stages if deferred_batch_norm else ())
         self._executor.watch(self._checks.around)
         self._chain.before_recording(self._executor.settle)
+        self._executor.watch(OrderOfUpdates().around)
         self._executor.watch(self._deferred.around)
         if self._deferred.is_needed:
             self._executor.observe(self._deferred)
@@ -368,7 +370,8 @@ class Pipeline(Updating):
 
     def _told(self) -> dict[str, str]:
         """What the pipelines of other processes have to have alike."""
-        return {"reduction": self._reduction, **alike(self.plan, self.partition, self)}
+        told = {"reduction": self._reduction, "the loss function": likeness(self._loss_fn)}
+        return told | alike(self.plan, self.partition, self)
 
     def _connect(self, stages: Sequence[Stage], group: ProcessGroup) -> DataParallel:
         """Joins the pipelines of other processes."""
