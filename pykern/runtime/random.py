@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..kernels import seeds
 from ..plan import Action, Kind
+from ..torch_private import TorchDispatchMode
 from .whole_state import Whole, WholeStates, set_states
 
 # Held while a default generator lends its place to an action's state.

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ..torch_private import checkpoints_ended, sequence_number, top_hooks
 from .calls import told
 from .errors import CutError
 from .functions import METADATA, RANDOM, SHAPES, line, name_of
@@ -53,7 +54,7 @@ class Recorder(TorchFunctionMode):
         # Modules that stay whole, and the numbers that autograd gave to what they did.
         self._calls: list[tuple[nn.Module, int, int]] = []
         self._modes = modes_now()
-        self._hooks = _saved_tensors_hooks()
+        self._hooks = top_hooks()
 
     def record(
         self, model: nn.Module, inputs: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -62,7 +63,7 @@ class Recorder(TorchFunctionMode):
         for tensor in inputs:
             self._early.add(self._number(tensor))
         trained = frozenset(number for number, x in enumerate(inputs) if x.requires_grad)
-        with told(self), self:
+        with told(self), checkpoints_ended(), self:
             output = model.forward(*args, **kwargs)
         for read in self._reads:
             read.require_constant(self._written)
@@ -107,10 +108,10 @@ class Recorder(TorchFunctionMode):
         given = tensors_in((args, kwargs))
         versions = [_version(tensor) for tensor in given]
         foreign = self._foreign(args, kwargs)
-        start = torch._C._autograd._get_sequence_nr()
+        start = sequence_number()
         with self._away():
             returned = call(module, *self._at(module, args), **self._at(module, kwargs))
-        self._calls.append((module, start, torch._C._autograd._get_sequence_nr()))
+        self._calls.append((module, start, sequence_number()))
         for thing in foreign:
             if _holds_tensors(thing):
                 raise CutError(
@@ -271,7 +272,7 @@ class Recorder(TorchFunctionMode):
         return found
 
     def _refuse_checkpoint(self, name: str) -> None:
-        if _saved_tensors_hooks() != self._hooks:
+        if top_hooks() != self._hooks:
             raise CutError(
                 f"{name} is called within torch.utils.checkpoint or hooks for saved tensors "
                 f"({line()}), which cutting the forward there would lose: say "
@@ -325,10 +326,6 @@ def _held(model: nn.Module) -> dict[int, Held]:
     """Parameters and buffers by identity, under the first name of one that has several."""
     found = {id(tensor): Held(name, True) for name, tensor in model.named_parameters()}
     return found | {id(tensor): Held(name, False) for name, tensor in model.named_buffers()}
-
-
-def _saved_tensors_hooks() -> Any:
-    return torch._C._autograd._top_saved_tensors_default_hooks(False)
 
 
 def _version(tensor: Tensor) -> int:
