@@ -42,8 +42,7 @@ from .runtime.stage import Stage
 from .runtime.stage_optimizers import MakeOptimizer
 from .split_points import SplitAt
 from .updating import Updates, Updating, choose_updates, refuse_layers
-from .verify.options import Verify, parse_verify
-from .verify.verifier import open_verify
+from .verify import Verify, open_verify, parse_verify
 
 
 class Pipeline(Updating):
@@ -174,7 +173,7 @@ class Pipeline(Updating):
             undo.callback(driver.close)
             stages = self._make_stages(driver, recompute, updates, peers)
             undo.callback(self._tensor.close)
-            self._watch(stages, verified, deferred_batch_norm=deferred_batch_norm)
+            self._watch(stages, verified, deferred_batch_norm)
             self._data = None if group is None else self._connect(stages, group)
             undo.pop_all()
 
@@ -298,8 +297,8 @@ class Pipeline(Updating):
         """
         with as_before():
             self._chain.require_unchanged(self._modules)
-            batch = self._open_batch((inputs, named))
-            merged = self._steps.predict(self._predict_program, *batch)
+            batch, outputs = self._open_batch((inputs, named))
+            merged = self._steps.predict(self._predict_program, batch, outputs)
             self._last_program = self._predict_program
             return merged
 
@@ -352,18 +351,16 @@ class Pipeline(Updating):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _watch(
-        self, stages: Sequence[Stage], verified: Verify | None, *, deferred_batch_norm: bool
-    ) -> None:
+    def _watch(self, stages: Sequence[Stage], verified: Verify | None, deferred: bool) -> None:
         """Has what looks at steps look at them."""
-        self._deferred = DeferredBatchNorm(stages if deferred_batch_norm else ())
+        self._deferred = DeferredBatchNorm(stages if deferred else ())
         self._executor.watch(self._checks.around)
         self._chain.before_recording(self._executor.settle)
         self._executor.watch(self._deferred.around)
         if self._deferred.is_needed:
             self._executor.observe(self._deferred)
         self._tensor.watch(self._executor, stages)
-        run = self.partition, self.plan, self._reduction, deferred_batch_norm
+        run = self.partition, self.plan, self._reduction, deferred
         self._steps = open_verify(verified, self._executor, self._chain, run)
 
     def _told(self) -> dict[str, str]:

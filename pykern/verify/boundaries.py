@@ -56,6 +56,10 @@ class Boundaries:
     def __init__(self) -> None:
         self.seen: Seen | None = None
 
+    def stop(self) -> None:
+        """Looks no more."""
+        self.seen = None
+
     def around(
         self, kind: Kind, stage: Stage, call: Callable[[int], None]
     ) -> Callable[[int], None]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .. import _C
 from ..chain import Chain, RecordedChain
 from ..partition import Partition
 from ..plan import Plan
@@ -130,15 +131,19 @@ class Verifier:
         loss_fn = loss_of(batch)
         after = self._subject.state(batch)
         parameters = list(self._subject.parameters(loss_fn).values())
-        try:
-            with Gradients(parameters, keep=False):
-                before.restore()
+        gradients = Gradients(parameters)
+        with (
+            _C.Undo(self._boundaries.stop),
+            _C.Undo(gradients.restore),
+            _C.Undo(after.restore),
+        ):
+            gradients.begin(keep=False)
+            before.restore()
+            try:
                 return self._repeated(batch, before, call)
-        except Exception as error:
-            return Origin(f"Where it starts is not known: to repeat the step has raised {error!r}.")
-        finally:
-            self._boundaries.seen = None
-            after.restore()
+            except Exception as error:
+                told = f"Where it starts is not known: to repeat the step has raised {error!r}."
+                return Origin(told)
 
     def _repeated(self, batch: Batch, before: Snapshot, call: Callable[[], Any]) -> Origin:
         """Where a difference starts, found in a repetition."""
