@@ -277,12 +277,9 @@ class Pipeline(Updating):
         if self.optimizer is not None:
             return self._give(batch, scale)
         # Still in the step: what peers say may make it one that fails.
-        result = losses.total if self._data is None else partial(self._together, losses)
+        data = self._data
+        result = losses.total if data is None else lambda: data.finish(losses.total())
         return self._run(self._train_program, batch, result)  # type: ignore[no-any-return]
-
-    def _together(self, losses: Losses) -> Tensor:
-        assert self._data is not None
-        return self._data.finish(losses.total())
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Forward only, without gradients: the model's output for the whole batch.
@@ -297,8 +294,7 @@ class Pipeline(Updating):
         """
         with as_before():
             self._chain.require_unchanged(self._modules)
-            batch, outputs = self._open_batch((inputs, named))
-            merged = self._steps.predict(self._predict_program, batch, outputs)
+            merged = self._steps.predict(self._predict_program, *self._open_batch((inputs, named)))
             self._last_program = self._predict_program
             return merged
 
