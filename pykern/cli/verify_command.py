@@ -22,7 +22,7 @@ NOTE = (
 
 
 class Verdict(NamedTuple):
-    """What has come of a schedule.
+    """The result of a schedule.
 
     Attributes:
         schedule: its name.

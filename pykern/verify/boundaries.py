@@ -1,4 +1,4 @@
-"""What crosses between stages, forward and back, so that the first difference can be found."""
+"""Notes the tensors that cross between stages, so that the first difference can be found."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Crossings = dict[tuple[int, int], Sequence[Tensor | None]]
 
 
 class Seen:
-    """What crosses the boundaries in one run: activations as they enter a stage, and gradients.
+    """The tensors that cross boundaries in one run: activations as they enter, and gradients.
 
     Attributes:
         forward: by stage that they enter.
@@ -36,7 +36,7 @@ class Seen:
         """Notes what enters a stage in the plain model, and has its gradients noted."""
         tensors = [tensor for tree in trees for tensor in tensors_of(tree)]
         self.forward[stage, number] = _copies(tensors)
-        # What goes through a stage unchanged has a gradient of its own at each boundary.
+        # A tensor that passes through a stage unchanged has a gradient of its own at each boundary.
         stand_ins = {id(one): torch.ops.aten.alias(one) for one in tensors}
         training = [stand_ins[id(one)] for one in tensors if one.requires_grad]
         gradients: list[Tensor | None] = [None] * len(training)
@@ -63,7 +63,7 @@ class Boundaries:
     def around(
         self, kind: Kind, stage: Stage, call: Callable[[int], None]
     ) -> Callable[[int], None]:
-        """What to call for an action instead."""
+        """The call that takes the place of an action's."""
         if stage.previous is None:
             return call
         if kind is Kind.F:
@@ -124,7 +124,7 @@ def _how(
 
 
 def _parcels(stage: Stage, microbatch: int) -> Iterator[list[Tensor]]:
-    """What has come from stages that are not the previous one."""
+    """The tensors that have come past the previous stage."""
     for parcel in stage.parcels.come.get(microbatch, ()):
         if parcel.sender != BATCH:
             yield list(parcel.values.values())

@@ -147,7 +147,7 @@ class LayerByLayer:
 
 
 def _send(value: Any, stage: int, past: dict[int, list[tuple[int, Values]]]) -> Any:
-    """What goes to the next stage; notes what goes past it."""
+    """The value for the next stage; notes the values that go past it."""
     near, farther = apart(value, stage)
     for reader, values in farther:
         past[reader].append((stage, values))

@@ -1,4 +1,4 @@
-"""What a step of the plain model gives, with the model left as it was."""
+"""Runs a step of the plain model, and leaves the model as it was."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class Reference:
         rows = batch.rows
         self._weights = [1.0 if subject.reduction == "sum" else n / sum(rows) for n in rows]
         self._targets = None if batch.target is None else microbatch.split(batch.target, rows)
-        # What a loss adds to gradients must not be added twice.
+        # A loss that adds to gradients itself must not do so twice.
         self._once = batch.levels == () or not any(level in INPUTS for level in batch.levels[-1])
 
     def run(self, before: Snapshot, forward: Forward | None = None, *, keep: bool = True) -> Result:
-        """What the plain model gives; everything is put back.
+        """The results of the plain model; everything is put back.
 
         Args:
             before: the state now.

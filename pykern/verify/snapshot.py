@@ -1,4 +1,4 @@
-"""What a run of a model changes beside gradients, to be put back."""
+"""The state that a run of a model changes, to be put back."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Snapshot:
 
 
 class Gradients:
-    """What parameters have collected, while it is put aside.
+    """The gradients that parameters have collected, while they are put aside.
 
     Args:
         parameters: whose.
@@ -82,7 +82,7 @@ class Gradients:
 
 
 def gradients_of(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, Tensor | None]:
-    """What parameters have collected, by name."""
+    """The gradients that parameters have collected, by name."""
     found: dict[str, Tensor | None] = {}
     for name, parameter in named:
         found[name] = parameter.grad

@@ -33,7 +33,7 @@ def open_verify(
     chain: Chain | RecordedChain,
     run: tuple[Partition, Plan, str, bool],
 ) -> Executor | Verifier:
-    """Who runs the steps of a pipeline: the executor itself where nothing is verified."""
+    """The runner of a pipeline's steps: the executor itself where nothing is verified."""
     if verify is None:
         return executor
     subject = Subject(chain, executor.stages, *run)
@@ -105,7 +105,7 @@ class Verifier:
         return value
 
     def _plain(self, batch: Batch, before: Snapshot) -> Result | Exception:
-        # What the plain model raises, the step most likely raises as well, with a note of where.
+        # The step most likely raises the same error, with a note of where.
         try:
             return Reference(self._subject, batch).run(before)
         except Exception as error:

@@ -39,7 +39,7 @@ class WrongForward(nn.Linear):
 
 
 class WrongInputGradient(nn.Linear):
-    """What it gives the layer before is another on a worker."""
+    """The gradient that it gives the layer before is another on a worker."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(_Backward.apply(x, self))

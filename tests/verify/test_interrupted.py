@@ -53,7 +53,7 @@ def open_pipeline(name: str) -> pykern.Pipeline:
 
 
 def step(pipe: pykern.Pipeline) -> list[Tensor]:
-    """What a step gives and leaves; one that differs has been made all the same."""
+    """The results of a step, and the state behind it, also where it differs."""
     try:
         made = [pipe.step(X, target=Y)]
     except pykern.VerifyError as error:

@@ -62,7 +62,7 @@ def pipeline(layers: Any, **options: Any) -> pykern.Pipeline:
 
 
 def everything(layers: nn.Sequential, verify: bool) -> list[Any]:
-    """What three steps lead to."""
+    """The results of three steps, and the state behind them."""
     torch.manual_seed(2)
     random.seed(2)
     np.random.seed(2)
