@@ -165,8 +165,8 @@ class Pipeline(Updating):
         _refuse_unsummed(plan, layers, loss_fn, group)
 
         self.plan, self.partition = plan, cut
-        self._loss_fn, self._reduction = loss_fn, reduction
-        self._adopt(chain)
+        self._reduction = reduction
+        self._adopt(chain, loss_fn)
         self._tensor.find(self, list(chain.layers.values()), cut)
         with ExitStack() as undo:
             driver = open_driver(lanes, capture)

@@ -39,10 +39,7 @@ class Seen:
         # A tensor that passes through a stage unchanged has a gradient of its own at each boundary.
         stand_ins = {id(one): torch.ops.aten.alias(one) for one in tensors}
         training = [stand_ins[id(one)] for one in tensors if one.requires_grad]
-        gradients: list[Tensor | None] = [None] * len(training)
-        for place, one in enumerate(training):
-            one.register_hook(partial(_note, gradients, place))
-        self.backward[stage, number] = gradients
+        self.backward[stage, number] = _gradients_of(training)
         return [map_tree(lambda leaf: stand_ins.get(id(leaf), leaf), tree) for tree in trees]
 
 
@@ -81,11 +78,10 @@ class Boundaries:
         call(microbatch)
 
     def _backward(self, stage: Stage, call: Callable[[int], None], microbatch: int) -> None:
-        leaves = stage.leaves[microbatch]
-        call(microbatch)
         if self.seen is not None:
-            gradients = [leaf.grad for leaf in leaves]
-            self.seen.backward[stage.index, microbatch] = _copies(gradients)
+            gradients = _gradients_of(stage.leaves[microbatch])
+            self.seen.backward[stage.index, microbatch] = gradients
+        call(microbatch)
 
 
 def first_difference(
@@ -132,6 +128,14 @@ def _parcels(stage: Stage, microbatch: int) -> Iterator[list[Tensor]]:
 
 def _copies(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
     return [None if tensor is None else tensor.detach().clone() for tensor in tensors]
+
+
+def _gradients_of(tensors: Sequence[Tensor]) -> list[Tensor | None]:
+    """The gradients of tensors, which a backward fills in."""
+    gradients: list[Tensor | None] = [None] * len(tensors)
+    for place, tensor in enumerate(tensors):
+        tensor.register_hook(partial(_note, gradients, place))
+    return gradients
 
 
 def _note(gradients: list[Tensor | None], place: int, gradient: Tensor) -> None:

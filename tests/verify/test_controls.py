@@ -2,6 +2,7 @@
 
 import copy
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -33,6 +34,15 @@ def found(model: nn.Sequential, **options: object) -> pykern.VerifyError:
     with pipeline(model, **options) as pipe, pytest.raises(pykern.VerifyError) as caught:
         pipe.step(X, target=Y)
     return caught.value
+
+
+@pytest.mark.parametrize("schedule", ["one_f_one_b", "zb_h1", "hanayo"])
+@pytest.mark.parametrize("recompute", [None, "layer", "stage"])
+def test_every_way_to_run_a_backward_is_looked_at(schedule: str, recompute: Any) -> None:
+    model = chain(broken.WrongInputGradient, 5)
+    error = found(model, devices="cpu:2", schedule=schedule, recompute=recompute)
+    assert error.origin.boundary == ((3, 2) if schedule == "hanayo" else (1, 0))
+    assert error.origin.microbatch == 0
 
 
 @pytest.mark.parametrize(
