@@ -165,8 +165,7 @@ class Pipeline(Updating):
         self._checks = Checks(check_finite, list(layers), cut.stages, captures=capture is not False)
         _refuse_unsummed(plan, layers, loss_fn, group)
 
-        self.plan, self.partition = plan, cut
-        self._reduction = reduction
+        self.plan, self.partition, self._reduction = plan, cut, reduction
         self._adopt(chain, loss_fn)
         self._tensor.find(self, list(chain.layers.values()), cut)
         with ExitStack() as undo:
@@ -374,9 +373,7 @@ class Pipeline(Updating):
         return microbatch.sizes(microbatch.batch_size(batch), self.plan.num_microbatches)
 
     def _weights(self, rows: Sequence[int], total: int) -> list[float]:
-        if self._reduction == "sum":
-            return [1.0] * len(rows)
-        return [n / total for n in rows]
+        return [1.0 if self._reduction == "sum" else n / total for n in rows]
 
     def _run(self, program: Program, batch: Batch, result: Callable[[], Any] = lambda: None) -> Any:
         found = self._steps.run(program, batch, result)

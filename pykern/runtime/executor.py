@@ -231,11 +231,7 @@ class Executor:
             return found
 
     def alone(self) -> AbstractContextManager[object]:
-        """A context, within which nothing runs the stages.
-
-        Raises:
-            RuntimeError: as for `run`.
-        """
+        """A context, within which nothing runs the stages; raises RuntimeError as `run` does."""
         self._refuse_flow()
         return self._driver.claim  # type: ignore[no-any-return]
 
