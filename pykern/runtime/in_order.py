@@ -27,6 +27,8 @@ class InOrder(Iterator[Any]):
             one by one.
     """
 
+    _ended = True
+
     def __init__(
         self,
         batches: Iterator[Call],
@@ -44,6 +46,7 @@ class InOrder(Iterator[Any]):
         self._num_alone = 0
         # What the batches have raised.
         self._failure: BaseException | None = None
+        # The last, so that one which was not made has nothing to end.
         self._ended = False
 
     def __next__(self) -> Any:
