@@ -1,0 +1,172 @@
+"""The rules of docs/plan-rules.md in plain Python, written anew: they share nothing with the core.
+
+Slow and obvious on purpose, but for what a small plan lets be small.
+"""
+
+from collections import Counter
+
+from .raw import Raw, RawAction
+
+KINDS = ("F", "R", "B", "I", "W", "U", "COPY_F", "COPY_B", "REDUCE", "OFFLOAD", "LOAD")
+_MOST_CELLS, _MOST_SLICES, _MOST_STAGES = 1 << 24, 256, 65536
+
+
+def is_table(raw: Raw) -> bool:
+    """Whether there can be a `Plan` of it, right or wrong."""
+    num_stages = raw.num_stages
+    counts = raw.num_devices, len(raw.replicas), num_stages
+    cells = num_stages * raw.num_microbatches * raw.num_slices
+    return (
+        all(1 <= count <= _MOST_STAGES for count in counts)
+        and all(len(replica) == num_stages for replica in raw.replicas)
+        and all(0 <= d < raw.num_devices for replica in raw.replicas for d in replica)
+        and raw.num_microbatches >= 1
+        and 1 <= raw.num_slices <= _MOST_SLICES
+        and cells <= _MOST_CELLS
+        and len(raw.rows) == raw.num_devices
+        and (not raw.overlaps or len(raw.overlaps) == raw.num_devices)
+        and all(map(_are_pairs, raw.overlaps, raw.rows))
+    )
+
+
+def _are_pairs(starts: list[int], row: list[RawAction]) -> bool:
+    """Positions that ascend, with room for the second action of each pair."""
+    free = 0
+    for start in starts:
+        if start < free or start + 1 >= len(row):
+            return False
+        free = start + 2
+    return True
+
+
+def broken(raw: Raw) -> set[str]:
+    """The rules that the plan breaks; empty where it can run.
+
+    Whether its order lets it end (P006, P007) is asked only of plans that break no other.
+    """
+    actions = [action for row in raw.rows for action in row]
+    rules: set[str] = set()
+    if not all(_in_range(raw, action) for action in actions):
+        # Then nothing else can be said: the action belongs nowhere.
+        return {"P001"}
+    if any(action[0] in ("COPY_F", "COPY_B") for action in actions):
+        rules.add("P002")
+    there = set(actions)
+    if len(there) < len(actions):
+        rules.add("P003")
+    for device, row in enumerate(raw.rows):
+        if any(raw.device_of(action) != device for action in row):
+            rules.add("P004")
+    if any(count > 1 for count in Counter(_backwards(there)).values()):
+        rules.add("P008")
+    if not _complete(raw, there):
+        rules.add("P005")
+    for row, starts in zip(raw.rows, raw.overlaps, strict=bool(raw.overlaps)):
+        if not all(_overlap(row[start], row[start + 1]) for start in starts):
+            rules.add("P009")
+    return rules or _order(raw, there)
+
+
+def _in_range(raw: Raw, action: RawAction) -> bool:
+    kind, stage, microbatch, part = action
+    if kind == "REDUCE":
+        return stage < raw.num_stages and microbatch == part == 0
+    return (
+        stage < raw.num_stages and microbatch < raw.num_microbatches and part < raw.num_slices
+    )
+
+
+def _backwards(there: set[RawAction]) -> list[tuple[int, int, int]]:
+    """The cell of each whole backward, and of each that is there in halves."""
+    whole = [action[1:] for action in there if action[0] == "B"]
+    return whole + list({action[1:] for action in there if action[0] in ("I", "W")})
+
+
+def _complete(raw: Raw, there: set[RawAction]) -> bool:
+    kinds = {action[0] for action in there}
+    trains = bool(kinds & {"B", "I", "W"})
+    if not trains and "R" in kinds:
+        return False
+    for stage in range(raw.num_stages):
+        if "REDUCE" in kinds and ("REDUCE", stage, 0, 0) not in there:
+            return False
+        for microbatch in range(raw.num_microbatches):
+            for part in range(raw.num_slices):
+                cell = stage, microbatch, part
+                if ("F", *cell) not in there:
+                    return False
+                has_input, has_weight = ("I", *cell) in there, ("W", *cell) in there
+                if has_input != has_weight and ("B", *cell) not in there:
+                    return False
+                if trains and not (has_input or ("B", *cell) in there):
+                    return False
+                if (("OFFLOAD", *cell) in there) != (("LOAD", *cell) in there):
+                    return False
+    return True
+
+
+def _overlap(first: RawAction, second: RawAction) -> bool:
+    return first[0] == "F" and second[0] in ("B", "I") and first[2] != second[2]
+
+
+def needed(raw: Raw, action: RawAction) -> list[RawAction]:
+    """What the action waits for, where the plan holds it."""
+    kind, stage, microbatch, part = action
+    if kind == "F":
+        return [("F", stage - 1, microbatch, part), ("F", stage, microbatch, part - 1)]
+    if kind == "R":
+        return [("F", *action[1:]), ("LOAD", *action[1:])]
+    if kind == "OFFLOAD":
+        return [("F", *action[1:])]
+    if kind == "LOAD":
+        return [("OFFLOAD", *action[1:])]
+    if kind in ("B", "I"):
+        here: list[RawAction] = [(before, *action[1:]) for before in ("F", "R", "LOAD")]
+        for backward in ("B", "I"):
+            here.append((backward, stage + 1, microbatch, part))
+            here.append((backward, stage, microbatch, part + 1))
+        return here
+    if kind == "W":
+        return [("I", *action[1:])]
+    if kind == "U":
+        last = stage, microbatch, 0
+        return [("B", *last), ("W", *last), ("REDUCE", stage, 0, 0)]
+    return [
+        (last, stage, m, j)
+        for last in ("B", "W")
+        for m in range(raw.num_microbatches)
+        for j in range(raw.num_slices)
+    ]
+
+
+def _order(raw: Raw, there: set[RawAction]) -> set[str]:
+    """Runs the rows by trial; what is left says which rule is broken."""
+    starts = [set(each) for each in raw.overlaps] or [set() for _ in raw.rows]
+    reached = [0] * len(raw.rows)
+    left = set(there)
+    progress = True
+    while progress:
+        progress = False
+        for device, row in enumerate(raw.rows):
+            place = reached[device]
+            while place < len(row):
+                slot = row[place : place + (2 if place in starts[device] else 1)]
+                if any(one in left for action in slot for one in needed(raw, action)):
+                    break
+                left.difference_update(slot)
+                place += len(slot)
+                progress = True
+            reached[device] = place
+    if not left:
+        return set()
+    return {"P006" if any(map(_stands_early, [raw] * len(raw.rows), raw.rows)) else "P007"}
+
+
+def _stands_early(raw: Raw, row: list[RawAction]) -> bool:
+    """Whether an action of the row stands in front of what it needs of the row."""
+    behind: set[RawAction] = set()
+    for action in reversed(row):
+        if any(one in behind for one in needed(raw, action)):
+            return True
+        behind.add(action)
+    return False
