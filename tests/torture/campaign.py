@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from math import inf
 from typing import Protocol
 
 
 class Case(Protocol):
-    """Tries one thing, and says what it was, for the figures; raises where the promise is broken."""
+    """Tries one thing and says what, for the figures; raises where the promise is broken."""
 
     def __call__(self, seed: int, number: int) -> Iterator[str]:
         """Yields a name for whatever is to be counted."""
@@ -59,7 +60,13 @@ MOST_FAILURES = 20
 
 
 def run(
-    campaign: Campaign, seed: int, first: int = 0, *, cases: int | None, seconds: float
+    campaign: Campaign,
+    seed: int,
+    first: int = 0,
+    *,
+    cases: int | None,
+    seconds: float = inf,
+    note: Callable[[int], object] = lambda _: None,
 ) -> Figures:
     """Tries cases one after another.
 
@@ -69,6 +76,7 @@ def run(
         first: number of the first.
         cases: how many; None for as many as there is time for.
         seconds: how long, where `cases` is None.
+        note: called with the number of each case before it begins.
     """
     figures = Figures(seed)
     begin = time.monotonic()
@@ -78,6 +86,7 @@ def run(
         while (last is None or number < last) and len(figures.failures) < MOST_FAILURES:
             if cases is None and time.monotonic() - begin > seconds:
                 break
+            note(number)
             try:
                 for name in campaign.case(seed, number):
                     figures.counts[name] += 1

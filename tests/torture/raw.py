@@ -1,9 +1,10 @@
-"""Plans as plain tuples: what is mutated, what the rules are applied to, what a `Plan` is made of."""
+"""Plans as plain tuples: they are mutated, judged by the rules, and made into a `Plan`."""
 
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import pairwise
 
 from pykern.plan import Action, Kind, Placement, Plan
 
@@ -87,7 +88,9 @@ def random_plan(rng: random.Random, form: Form) -> Raw:
     num_devices = rng.randint(1, form.max_devices)
     num_stages = rng.randint(1, form.max_stages)
     num_replicas = 2 if rng.random() < form.replicas else 1
-    replicas = [[rng.randrange(num_devices) for _ in range(num_stages)] for _ in range(num_replicas)]
+    replicas = [
+        [rng.randrange(num_devices) for _ in range(num_stages)] for _ in range(num_replicas)
+    ]
     num_microbatches = rng.randint(1, form.max_microbatches)
     num_slices = 2 if rng.random() < form.slices else 1
     raw = Raw(num_devices, replicas, num_microbatches, num_slices, [[] for _ in range(num_devices)])
@@ -156,9 +159,7 @@ def _add_sums(
                 needs["U", stage, microbatch, 0].append(("REDUCE", stage, 0, 0))
 
 
-def _random_order(
-    rng: random.Random, needs: dict[RawAction, list[RawAction]]
-) -> list[RawAction]:
+def _random_order(rng: random.Random, needs: dict[RawAction, list[RawAction]]) -> list[RawAction]:
     missing = {action: len(needed) for action, needed in needs.items()}
     readers: dict[RawAction, list[RawAction]] = {action: [] for action in needs}
     for action, needed in needs.items():
@@ -181,7 +182,7 @@ def _random_order(
 def _pairs(rng: random.Random, row: list[RawAction]) -> list[int]:
     """Positions of an F in front of a B or I of another microbatch; not every one is taken."""
     starts: list[int] = []
-    for position, (first, second) in enumerate(zip(row, row[1:], strict=False)):
+    for position, (first, second) in enumerate(pairwise(row)):
         fits = first[0] == "F" and second[0] in ("B", "I") and first[2] != second[2]
         if fits and starts[-1:] != [position - 1] and rng.random() < 0.7:
             starts.append(position)

@@ -4,6 +4,7 @@ Slow and obvious on purpose, but for what a small plan lets be small.
 """
 
 from collections import Counter
+from itertools import product
 
 from .raw import Raw, RawAction
 
@@ -71,9 +72,7 @@ def _in_range(raw: Raw, action: RawAction) -> bool:
     kind, stage, microbatch, part = action
     if kind == "REDUCE":
         return stage < raw.num_stages and microbatch == part == 0
-    return (
-        stage < raw.num_stages and microbatch < raw.num_microbatches and part < raw.num_slices
-    )
+    return stage < raw.num_stages and microbatch < raw.num_microbatches and part < raw.num_slices
 
 
 def _backwards(there: set[RawAction]) -> list[tuple[int, int, int]]:
@@ -85,24 +84,28 @@ def _backwards(there: set[RawAction]) -> list[tuple[int, int, int]]:
 def _complete(raw: Raw, there: set[RawAction]) -> bool:
     kinds = {action[0] for action in there}
     trains = bool(kinds & {"B", "I", "W"})
-    if not trains and "R" in kinds:
-        return False
-    for stage in range(raw.num_stages):
-        if "REDUCE" in kinds and ("REDUCE", stage, 0, 0) not in there:
-            return False
-        for microbatch in range(raw.num_microbatches):
-            for part in range(raw.num_slices):
-                cell = stage, microbatch, part
-                if ("F", *cell) not in there:
-                    return False
-                has_input, has_weight = ("I", *cell) in there, ("W", *cell) in there
-                if has_input != has_weight and ("B", *cell) not in there:
-                    return False
-                if trains and not (has_input or ("B", *cell) in there):
-                    return False
-                if (("OFFLOAD", *cell) in there) != (("LOAD", *cell) in there):
-                    return False
-    return True
+    cells = product(range(raw.num_stages), range(raw.num_microbatches), range(raw.num_slices))
+    return (
+        (trains or "R" not in kinds)
+        and all(_complete_cell(there, cell, trains=trains) for cell in cells)
+        and (
+            "REDUCE" not in kinds
+            or all(("REDUCE", stage, 0, 0) in there for stage in range(raw.num_stages))
+        )
+    )
+
+
+def _complete_cell(there: set[RawAction], cell: tuple[int, int, int], *, trains: bool) -> bool:
+    """A forward, a whole backward or both halves, and what goes out comes back."""
+    has = {kind: (kind, *cell) in there for kind in KINDS}
+    halves = has["I"] and has["W"]
+    lonely = has["I"] != has["W"] and not has["B"]
+    return (
+        has["F"]
+        and not lonely
+        and (halves or has["B"] or not trains)
+        and has["OFFLOAD"] == has["LOAD"]
+    )
 
 
 def _overlap(first: RawAction, second: RawAction) -> bool:
@@ -112,31 +115,27 @@ def _overlap(first: RawAction, second: RawAction) -> bool:
 def needed(raw: Raw, action: RawAction) -> list[RawAction]:
     """What the action waits for, where the plan holds it."""
     kind, stage, microbatch, part = action
-    if kind == "F":
-        return [("F", stage - 1, microbatch, part), ("F", stage, microbatch, part - 1)]
-    if kind == "R":
-        return [("F", *action[1:]), ("LOAD", *action[1:])]
-    if kind == "OFFLOAD":
-        return [("F", *action[1:])]
-    if kind == "LOAD":
-        return [("OFFLOAD", *action[1:])]
+    cell = stage, microbatch, part
+    if kind == "REDUCE":
+        every = product(("B", "W"), range(raw.num_microbatches), range(raw.num_slices))
+        return [(last, stage, m, j) for last, m, j in every]
     if kind in ("B", "I"):
-        here: list[RawAction] = [(before, *action[1:]) for before in ("F", "R", "LOAD")]
-        for backward in ("B", "I"):
-            here.append((backward, stage + 1, microbatch, part))
-            here.append((backward, stage, microbatch, part + 1))
-        return here
-    if kind == "W":
-        return [("I", *action[1:])]
-    if kind == "U":
-        last = stage, microbatch, 0
-        return [("B", *last), ("W", *last), ("REDUCE", stage, 0, 0)]
-    return [
-        (last, stage, m, j)
-        for last in ("B", "W")
-        for m in range(raw.num_microbatches)
-        for j in range(raw.num_slices)
-    ]
+        after = product(("B", "I"), ((stage + 1, microbatch, part), (stage, microbatch, part + 1)))
+        here: list[RawAction] = [(before, *cell) for before in ("F", "R", "LOAD")]
+        return here + [(backward, *other) for backward, other in after]
+    others: dict[str, list[RawAction]] = {
+        "F": [("F", stage - 1, microbatch, part), ("F", stage, microbatch, part - 1)],
+        "R": [("F", *cell), ("LOAD", *cell)],
+        "OFFLOAD": [("F", *cell)],
+        "LOAD": [("OFFLOAD", *cell)],
+        "W": [("I", *cell)],
+        "U": [
+            ("B", stage, microbatch, 0),
+            ("W", stage, microbatch, 0),
+            ("REDUCE", stage, 0, 0),
+        ],
+    }
+    return others[kind]
 
 
 def _order(raw: Raw, there: set[RawAction]) -> set[str]:

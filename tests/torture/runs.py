@@ -17,9 +17,7 @@ from .raw import Form, Raw, random_plan
 from .rules import broken
 
 # What stages run: neither slices, nor copies to the host, nor updates.
-_FORM = Form(
-    **{"max_devices": 3, "max_stages": 4, "slices": 0.0, "offload": 0.0, "updates": 0.0}
-)
+_FORM = Form(max_devices=3, max_stages=4, slices=0.0, offload=0.0, updates=0.0)
 _WIDTH = 3
 
 
@@ -102,7 +100,9 @@ def _model(rng: random.Random, num_stages: int) -> nn.Sequential:
     return nn.Sequential(*(LAYERS[name]() for name in names))
 
 
-def _step(rng: random.Random, raw: Raw, pipe: pykern.Pipeline, plain: nn.Module) -> Iterator[str]:
+def _step(
+    rng: random.Random, raw: Raw, pipe: pykern.Pipeline, plain: nn.Sequential
+) -> Iterator[str]:
     rows = rng.randint(1, 2 * raw.num_microbatches + 1)
     x, y = torch.randn(rows, _WIDTH), torch.randn(rows, _WIDTH)
     before = torch.get_rng_state()
@@ -148,7 +148,8 @@ def plain_step(
     draws = any(isinstance(layer, nn.Dropout) for layer in model)
     step_seed = int(torch.empty((), dtype=torch.int64).random_()) if draws else 0
     state = torch.get_rng_state()
-    losses, gradients = [], []
+    losses: list[Tensor] = []
+    gradients: list[dict[int, Tensor | None]] = []
     for index, (part, target) in enumerate(zip(x.split(rows), y.split(rows), strict=True)):
         value = part.clone()
         for number, stage in enumerate(stages):
@@ -161,9 +162,9 @@ def plain_step(
         losses.append(weighted.detach())
         gradients.append({id(p): g for p, g in zip(trained, found, strict=True)})
     torch.set_rng_state(state)
-    for stage, layers in enumerate(stages):
+    for number, layers in enumerate(stages):
         parameters = [p for layer in layers for p in model[layer].parameters()]
-        _add_up(raw, stage, parameters, gradients)
+        _add_up(raw, number, parameters, gradients)
     return sum(losses[1:], losses[0])
 
 

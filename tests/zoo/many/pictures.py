@@ -1,6 +1,6 @@
 """What models of vision are fed."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -11,6 +11,9 @@ from torch import nn
 from tests.zoo.case import Case
 
 from .loss import mean_of_squares
+
+# Gives a model with its data.
+Make = Callable[[], Case]
 
 ROWS = 4
 
@@ -27,21 +30,8 @@ def define_operators() -> object:
 
     Its wheels on the index are for CUDA. No model here calls these operators.
     """
-    library = torch.library.Library("torchvision", "FRAGMENT")  # noqa: TOR901 - kept by the cache
+    library = torch.library.Library("torchvision", "FRAGMENT")
     for name in ("nms", "qnms"):
         with suppress(RuntimeError):
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     return library
-
-
-def have(name: str) -> bool:
-    """Whether the package can be imported."""
-    define_operators()
-    try:
-        __import__(name)
-    except ImportError:
-        return False
-    return True
-
-
-Cases = Mapping[str, Callable[[], Case]]

@@ -4,6 +4,7 @@ timm is not needed to develop pykern: `pip install --no-deps timm torchvision==0
 """
 
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from tests.zoo.case import Case
@@ -25,23 +26,23 @@ test_mambaout mobilevit_xxs mvitv2_tiny nextvit_small pvt_v2_b0 rdnet_tiny regne
 repghostnet_050 repvit_m1 res2next50 resnest14d resnetv2_18 rexnet_100 sequencer2d_s shvit_s1
 skresnet18 starnet_s050 swiftformer_xs tiny_vit_5m_224 tresnet_m twins_svt_small xception41p
 xcit_nano_12_p8_224
-""".split()
+"""
 
 # They are made for pictures of one size.
 ONE_SIZE = """
 cait_xxs24_224 coat_tiny test_coatnet deit_tiny_patch16_224 efficientformerv2_s0 gcvit_xxtiny
 gmlp_ti16_224 hiera_tiny_224 levit_128s nest_tiny pit_ti_224 swin_tiny_patch4_window7_224
 swinv2_tiny_window16_256 swinv2_cr_tiny_224 tnt_s_legacy_patch16_224 visformer_tiny volo_d1_224
-""".split()
+"""
 
 SMALL_ANY_SIZE = """
 test_vit vit_tiny_patch16_dinov3_qkvb samvit_base_patch16_224 qwen3_vit_88m
 naflexvit_base_patch16_gap
-""".split()
+"""
 
 SMALL_ONE_SIZE = """
 beit_base_patch16_224 convit_tiny test_vit_relpos vit_tiny_r_s16_p8_224
-""".split()
+"""
 
 # With the side of the pictures, and what they are made with.
 OTHERS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -53,16 +54,16 @@ OTHERS: dict[str, tuple[int, dict[str, Any]]] = {
 
 def _case(name: str, side: int, options: dict[str, Any]) -> Case:
     define_operators()
-    import timm  # noqa: PLC0415 - may be absent
-
-    return pictures(partial(timm.create_model, name, num_classes=10), side, side, **options)
+    return pictures(
+        partial(import_module("timm").create_model, name, num_classes=10), side, side, **options
+    )
 
 
 _ALL = {
-    **{name: (_SIDE, {}) for name in ANY_SIZE},
-    **{name: (_SIDE, {"img_size": _SIDE}) for name in ONE_SIZE},
-    **dict.fromkeys(SMALL_ANY_SIZE, (_SIDE, _TINY)),
-    **dict.fromkeys(SMALL_ONE_SIZE, (_SIDE, {**_TINY, "img_size": _SIDE})),
+    **{name: (_SIDE, {}) for name in ANY_SIZE.split()},
+    **{name: (_SIDE, {"img_size": _SIDE}) for name in ONE_SIZE.split()},
+    **dict.fromkeys(SMALL_ANY_SIZE.split(), (_SIDE, _TINY)),
+    **dict.fromkeys(SMALL_ONE_SIZE.split(), (_SIDE, {**_TINY, "img_size": _SIDE})),
     **OTHERS,
 }
 CASES = {f"timm {name}": partial(_case, name, *how) for name, how in _ALL.items()}

@@ -4,6 +4,7 @@ torchvision is not needed to develop pykern: `pip install --no-deps torchvision=
 """
 
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from tests.zoo.case import Case
@@ -20,7 +21,7 @@ resnet18 resnet34 resnext50_32x4d densenet121 squeezenet1_0 squeezenet1_1
 shufflenet_v2_x0_5 shufflenet_v2_x1_0 mobilenet_v2 mobilenet_v3_small mobilenet_v3_large
 mnasnet0_5 mnasnet0_75 efficientnet_b0 efficientnet_v2_s regnet_y_400mf regnet_x_400mf
 convnext_tiny swin_t swin_v2_t
-""".split()
+"""
 
 # With the size of the pictures, and what they are made with.
 OTHERS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
@@ -56,16 +57,13 @@ OTHERS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "video.mc3_18": (_CLIP, {}),
     "video.r3d_18": (_CLIP, {}),
     "video.r2plus1d_18": (_CLIP, {}),
-    "video.s3d": ((16, 64, 64), {"dropout": 0.0}),
     "video.swin3d_t": ((4, 64, 64), {}),
 }
 
 
 def _case(name: str, size: tuple[int, ...], options: dict[str, Any]) -> Case:
     define_operators()
-    import torchvision  # noqa: PLC0415 - may be absent
-
-    make = torchvision.models
+    make = import_module("torchvision").models
     for part in name.split("."):
         make = getattr(make, part)
     return pictures(make, *size, **options)
@@ -73,5 +71,5 @@ def _case(name: str, size: tuple[int, ...], options: dict[str, Any]) -> Case:
 
 CASES = {
     f"torchvision {name}": partial(_case, name, *how)
-    for name, how in {**dict.fromkeys(CLASSIFIERS, (_SQUARE, {})), **OTHERS}.items()
+    for name, how in {**dict.fromkeys(CLASSIFIERS.split(), (_SQUARE, {})), **OTHERS}.items()
 }
