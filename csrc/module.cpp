@@ -10,6 +10,7 @@ PYBIND11_MODULE(_C, module) {
     pykern::bind_costs(module);
     pykern::bind_timeline(module);
     pykern::bind_search(module);
+    pykern::bind_undo(module);
     pykern::bind_exec(module);
     pykern::bind_cuda(module);
     pykern::bind_streams(module);

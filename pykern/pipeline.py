@@ -18,13 +18,15 @@ from .choice import Schedule, choose_plan
 from .devices import Devices, parse_devices
 from .fit import Fitted
 from .layers import make_stages, place_layers, refuse_foreign_devices, refuse_inside
+from .level_costs import StageCosts
 from .levels import Levels, Recompute, choose_levels
+from .modes import as_before
 from .parallel.agreement import alike
 from .parallel.data import DataParallel, data_group, refuse_foreign_loss
 from .parallel.first import of_first
 from .parallel.groups import Peers
 from .parallel.tensor import TensorParallelism, open_tensor
-from .partition import Balance
+from .partition import Balance, Partition
 from .plan import Kind, Plan
 from .plan.shares import Shares
 from .runtime import microbatch
@@ -39,6 +41,8 @@ from .runtime.stage import Stage
 from .runtime.stage_optimizers import MakeOptimizer
 from .split_points import SplitAt
 from .updating import Updates, Updating, choose_updates, refuse_layers
+from .verify.options import Verify, parse_verify
+from .verify.verifier import open_verify
 
 
 class Pipeline(Updating):
@@ -99,6 +103,8 @@ class Pipeline(Updating):
         tensor_parallel: (mesh, styles): the processes of a mesh of one dimension each run their
             slices of every stage, for the same batches. Styles are by name of a module, as torch's
             `parallelize_module` takes them; parameters of these become DTensors, new objects.
+        verify: whether the first step also runs the plain model and compares loss, gradients and
+            buffers: True, or a number for every so many-th step, or a `Verify`. See docs/verify.md.
         **options: for the schedule, e.g. `waves=2`; for "auto" e.g. `memory=0.5`.
 
     Raises:
@@ -130,9 +136,11 @@ class Pipeline(Updating):
         process_group: Peers | None = None,
         optimizer: MakeOptimizer | None = None,
         tensor_parallel: TensorParallelism | None = None,
+        verify: bool | int | Verify = False,
         **options: Any,
     ) -> None:
         super().__init__()
+        verified = parse_verify(verify, process_group, tensor_parallel)
         _refuse_others(model, reduction, deferred_batch_norm)
         lanes = parse_devices(devices)
         shares = Shares(len(lanes), microbatches, replicas)
@@ -151,7 +159,7 @@ class Pipeline(Updating):
         layers = chain.layers
         refuse_foreign_devices(layers, lanes[0].device.type)
         share = partial(share_out, chain, plan.num_stages, balance, sample, split_at)
-        cut = of_first(peers, share) if balance == "time" else share()
+        cut = of_first(peers, share, Partition) if balance == "time" else share()
         refuse_layers(updates, layers, cut)
         self._checks = Checks(check_finite, list(layers), cut.stages, captures=capture is not False)
         _refuse_unsummed(plan, layers, loss_fn, group)
@@ -166,6 +174,9 @@ class Pipeline(Updating):
             stages = self._make_stages(driver, recompute, updates, peers)
             undo.callback(self._tensor.close)
             self._watch(stages, deferred_batch_norm=deferred_batch_norm)
+            self._steps = open_verify(
+                verified, self._executor, chain, (cut, self.plan), reduction, deferred_batch_norm
+            )
             self._data = None if group is None else self._connect(stages, group)
             undo.pop_all()
         self._train_program = self._executor.program(self.plan)
@@ -190,7 +201,7 @@ class Pipeline(Updating):
         if isinstance(recompute, Budget):
             budget = replace(recompute, sample=chain.first_input(recompute.sample))
             measure = partial(budget.measure, plan, stages, self._loss_fn)
-            self.fitted = budget.fit(plan, of_first(peers, measure))
+            self.fitted = budget.fit(plan, of_first(peers, measure, list[StageCosts]))
             self.plan, self._levels = self.fitted.plan, cast("Levels", self.fitted.by_microbatch())
         self._open_executor(stages, devices_of, driver, updates)
         return stages
@@ -233,10 +244,11 @@ class Pipeline(Updating):
             RuntimeError: there is no loss function, gradients are off, the plan has no backward, a
                 layer was replaced, a tensor of the batch has a graph of its own, or a step is
                 running.
+            VerifyError: `verify` has found that the plain model gives something else.
             BaseException: the first exception of a stage, the same object, with a note of where.
                 The gradients of that step are then undefined; the next step is not affected.
         """
-        with self._tensor.step(scaler):
+        with as_before(), self._tensor.step(scaler):
             if self._data is None:
                 return self._step(inputs, named, target, scaler)
             with self._data.step():
@@ -286,11 +298,12 @@ class Pipeline(Updating):
             What the last layer returns, its tensors joined along dimension 0. One without
             dimensions, such as a loss that the model computes, counts as `reduction` says.
         """
-        self._chain.require_unchanged(self._modules)
-        batch = self._open_batch((inputs, named))
-        merged = self._executor.predict(self._predict_program, *batch)
-        self._last_program = self._predict_program
-        return merged
+        with as_before():
+            self._chain.require_unchanged(self._modules)
+            batch = self._open_batch((inputs, named))
+            merged = self._steps.predict(self._predict_program, *batch)
+            self._last_program = self._predict_program
+            return merged
 
     def stream(self, batches: Iterable[Any]) -> Generator[Any, None, None]:
         """The outputs of batches, each what the pipeline returns for it alone, bit for bit.
@@ -344,7 +357,9 @@ class Pipeline(Updating):
         self._deferred = DeferredBatchNorm(stages if deferred_batch_norm else ())
         self._executor.watch(self._checks.around)
         self._chain.before_recording(self._executor.settle)
-        self._executor.watch(self._deferred.around, self._deferred.during)
+        self._executor.watch(self._deferred.around)
+        if self._deferred.is_needed:
+            self._executor.observe(self._deferred)
         self._tensor.watch(self._executor, stages)
 
     def _told(self) -> dict[str, str]:
@@ -364,7 +379,7 @@ class Pipeline(Updating):
         return [n / total for n in rows]
 
     def _run(self, program: Program, batch: Batch, result: Callable[[], Any] = lambda: None) -> Any:
-        found = self._executor.run(program, batch, result)
+        found = self._steps.run(program, batch, result)
         self._last_program = program
         return found
 

@@ -6,10 +6,10 @@ import atexit
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -35,7 +35,19 @@ Driver = Workers | Streams
 # Gets an action's kind, its stage, and what would be called; returns what to call.
 Run = Callable[[int], None]
 Around = Callable[[Kind, Stage, Run], Run]
-During = Callable[[], AbstractContextManager[None]]
+
+
+class Observer(Protocol):
+    """What follows every step from its begin to its end."""
+
+    def begin(self) -> None:
+        """A step begins."""
+
+    def succeed(self) -> None:
+        """It has succeeded, and is about to end."""
+
+    def end(self) -> None:
+        """It has ended, or failed, perhaps before it began. May come twice."""
 
 
 def open_driver(lanes: Sequence[Lane], capture: Capture) -> Driver:
@@ -113,7 +125,7 @@ class Executor:
         }
         self._ties = Ties(stages)
         self._driver: Any = driver
-        self._during: During = nullcontext
+        self._observers: list[Observer] = []
         self._plan = plan
         # The last one that there was.
         self._flow: Callable[[], Flow | None] = lambda: None
@@ -124,14 +136,16 @@ class Executor:
         driver.connect(self._replicas, plan)
         _open.add(self)
 
-    def watch(self, around: Around, during: During | None = None) -> None:
+    def observe(self, observer: Observer) -> None:
+        """Tells it of every step from now on."""
+        self._observers.append(observer)
+
+    def watch(self, around: Around) -> None:
         """From now on, calls for each action what `around` gives for its call.
 
         Args:
             around: asked once for every kind and stage.
-            during: makes the context of every step from now on, which sees what a step raises.
         """
-        self._during = self._during if during is None else during
         for kind, calls in self._callbacks.items():
             pairs = zip(self._stages, calls, strict=True)
             self._callbacks[kind] = [around(kind, stage, call) for stage, call in pairs]
@@ -197,19 +211,29 @@ class Executor:
 
     def _run(self, program: Program, batch: Batch, result: Result = _nothing) -> Any:
         self.caller = threading.current_thread()
-        with self._driver.claim, self._during():
-            try:
-                self._begin(batch)
-                failures = self._driver.run(program, self._callbacks, batch, traced=self.traced)
-                if not failures:
-                    self._ties.finish()
-            finally:
-                self._end()
+        with self._driver.claim, _C.Undo(self._end):
+            self._begin(batch)
+            failures = self._driver.run(program, self._callbacks, batch, traced=self.traced)
             if failures:
                 raise self._first(failures)
+            self._ties.finish()
             # Still in the step, for which closing waits: at exit the interpreter would end the
             # process if a thread came back from one of torch's functions after it has gone.
-            return result()
+            found = result()
+            for observer in self._observers:
+                observer.succeed()
+            return found
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Within it nothing runs the stages.
+
+        Raises:
+            RuntimeError: as for `run`.
+        """
+        self._refuse_flow()
+        with self._driver.claim:
+            yield
 
     def predict(self, program: Program, batch: Batch, outputs: Outputs) -> Any:
         """The outputs of a batch, whose `finish` they are."""
@@ -234,7 +258,7 @@ class Executor:
         for call in batches:
             may_draw = any(stage.draws.possible for stage in self._stages)
             # What goes around every step has the batches one by one as well.
-            if not may_draw and self._during is nullcontext:
+            if not may_draw and not self._observers:
                 rest = chain([call], batches)
                 del call
                 yield from in_order(rest, self._flow_of(program, open_batch))
@@ -250,11 +274,8 @@ class Executor:
     def _look(self) -> None:
         """Has the stages see what has changed in their layers since the last step."""
         self._refuse_flow()
-        with torch.no_grad(), self._driver.claim:
-            try:
-                self._begin(Batch(((), {}), None, (), Outputs(())))
-            finally:
-                self._end()
+        with torch.no_grad(), self._driver.claim, _C.Undo(self._end):
+            self._begin(Batch(((), {}), None, (), Outputs(())))
 
     def _flow_of(self, program: Program, open_batch: OpenBatch) -> Flow:
         self._refuse_flow()
@@ -270,22 +291,18 @@ class Executor:
         return flow
 
     def _run_flow(self, flow: WorkerFlow) -> None:
-        with self._driver.claim:
-            try:
-                self._begin(Batch(((), {}), None, [0] * flow.num_slots, flow.keep))
-                # One list, so that whichever replica takes arguments lets go of them for all.
-                for replica in self._replicas:
-                    replica[0].arguments = self._replicas[0][0].arguments
-                flow.takers = [replica[0].take for replica in self._replicas]
-                for stage in self._stages:
-                    stage.keywords = flow.keywords
-                failures = self._driver.run_flow(flow, self._callbacks)
-                if not failures:
-                    self._ties.finish()
-            finally:
-                self._end()
+        with self._driver.claim, _C.Undo(self._end):
+            self._begin(Batch(((), {}), None, [0] * flow.num_slots, flow.keep))
+            # One list, so that whichever replica takes arguments lets go of them for all.
+            for replica in self._replicas:
+                replica[0].arguments = self._replicas[0][0].arguments
+            flow.takers = [replica[0].take for replica in self._replicas]
+            for stage in self._stages:
+                stage.keywords = flow.keywords
+            failures = self._driver.run_flow(flow, self._callbacks)
             if failures:
                 raise self._first([flow.located(failure) for failure in failures])
+            self._ties.finish()
 
     def _refuse_flow(self) -> None:
         flow = self._flow()
@@ -295,6 +312,8 @@ class Executor:
             )
 
     def _begin(self, batch: Batch) -> None:
+        for observer in self._observers:
+            observer.begin()
         seed = StepSeed()
         for number, replica in enumerate(self._replicas):
             for stage in replica:
@@ -318,10 +337,13 @@ class Executor:
         return [call if m % len(self._replicas) == number else None for m, call in turns]
 
     def _end(self) -> None:
+        """Lets go of the step. May be called again, and nothing of the next step relies on it."""
         for stage in self._stages:
             stage.end()
         self._ties.end()
         self._driver.end()
+        for observer in self._observers:
+            observer.end()
 
     def close(self) -> None:
         """Ends what runs the actions, after a step in progress in another thread."""

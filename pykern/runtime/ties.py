@@ -59,6 +59,7 @@ class Ties:
 
         Nothing is copied that is on the stage's device and does not train.
         """
+        self.end()
         owned: set[int] = set()
         for stage in self._stages:
             assert stage.settings is not None

@@ -63,10 +63,8 @@ class Workers:
         """
         del batch, traced
         caller = CallerState(self.num_devices)
-        try:
+        with _C.Undo(caller.restore_threads):
             return self._run(program, callbacks, caller)
-        finally:
-            caller.restore_threads()
 
     def run_flow(self, flow: WorkerFlow, callbacks: Callbacks) -> list[Failure]:
         """Runs what the flow is fed, for whoever has the claim; returns what failed."""
