@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -34,6 +34,7 @@ from .runtime.batch import Batch, Call, Outputs
 from .runtime.batch_norm import DeferredBatchNorm
 from .runtime.executor import Driver, Program, open_driver
 from .runtime.finite import CheckFinite, Checks
+from .runtime.in_order import InOrder
 from .runtime.loss import Loss, Losses, scale_of
 from .runtime.recorder import Capture
 from .runtime.replica import refuse_replicas, refuse_trained_loss
@@ -173,14 +174,9 @@ class Pipeline(Updating):
             undo.callback(driver.close)
             stages = self._make_stages(driver, recompute, updates, peers)
             undo.callback(self._tensor.close)
-            self._watch(stages, deferred_batch_norm=deferred_batch_norm)
-            self._steps = open_verify(
-                verified, self._executor, chain, (cut, self.plan), reduction, deferred_batch_norm
-            )
+            self._watch(stages, verified, deferred_batch_norm=deferred_batch_norm)
             self._data = None if group is None else self._connect(stages, group)
             undo.pop_all()
-        self._train_program = self._executor.program(self.plan)
-        self._predict_program = self._executor.program(self.plan.forward_only())
 
     def _make_stages(
         self,
@@ -204,6 +200,8 @@ class Pipeline(Updating):
             self.fitted = budget.fit(plan, of_first(peers, measure, list[StageCosts]))
             self.plan, self._levels = self.fitted.plan, cast("Levels", self.fitted.by_microbatch())
         self._open_executor(stages, devices_of, driver, updates)
+        self._train_program = self._executor.program(self.plan)
+        self._predict_program = self._executor.program(self.plan.forward_only())
         return stages
 
     def step(
@@ -305,7 +303,7 @@ class Pipeline(Updating):
             self._last_program = self._predict_program
             return merged
 
-    def stream(self, batches: Iterable[Any]) -> Generator[Any, None, None]:
+    def stream(self, batches: Iterable[Any]) -> InOrder:
         """The outputs of batches, each what the pipeline returns for it alone, bit for bit.
 
         No device waits for the end of a batch: the next are asked for, in the calling thread, and
@@ -317,12 +315,14 @@ class Pipeline(Updating):
             batches: of any sizes, perhaps without end: a tensor, a tuple of arguments, or a dict of
                 keyword arguments.
 
-        Yields:
-            The outputs, in the order of the batches.
+        Returns:
+            An iterator of the outputs, in the order of the batches, with a method `close`.
 
         Raises:
-            RuntimeError: the pipeline is streaming already, or running a step.
-            BaseException: as for `step`, or from `batches`, after the outputs of those before.
+            RuntimeError: the pipeline is streaming already, or running a step; or a stage has
+                raised StopIteration, which is the cause then.
+            BaseException: as for `step`, or from `batches`, after the outputs of those before. The
+                note says which batch it was, counted from 0 as microbatches are.
         """
         self._chain.require_unchanged(self._modules)
         calls = map(call_of, batches)
@@ -352,7 +352,9 @@ class Pipeline(Updating):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _watch(self, stages: Sequence[Stage], *, deferred_batch_norm: bool) -> None:
+    def _watch(
+        self, stages: Sequence[Stage], verified: Verify | None, *, deferred_batch_norm: bool
+    ) -> None:
         """Has what looks at steps look at them."""
         self._deferred = DeferredBatchNorm(stages if deferred_batch_norm else ())
         self._executor.watch(self._checks.around)
@@ -361,6 +363,8 @@ class Pipeline(Updating):
         if self._deferred.is_needed:
             self._executor.observe(self._deferred)
         self._tensor.watch(self._executor, stages)
+        run = self.partition, self.plan, self._reduction, deferred_batch_norm
+        self._steps = open_verify(verified, self._executor, self._chain, run)
 
     def _told(self) -> dict[str, str]:
         """What the pipelines of other processes have to have alike."""

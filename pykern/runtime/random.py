@@ -10,6 +10,7 @@ seeds the generators of all devices, precedes each stage of each microbatch.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -28,6 +29,8 @@ from .whole_state import Whole, WholeStates
 
 # Held while a default generator lends its place to an action's state.
 _default_generators = threading.RLock()
+# Another thread may hold it where this process is forked.
+os.register_at_fork(after_in_child=_default_generators._at_fork_reinit)  # type: ignore[attr-defined]
 
 _NO_MODE = nullcontext()
 _CPU = torch.device("cpu")

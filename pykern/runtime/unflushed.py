@@ -23,7 +23,6 @@ from .slot_seeds import BatchSeed, SlotSeeds
 from .stage import Ends, Stage
 from .stage_optimizers import StageOptimizer, stepped
 from .versions import Call, Versions
-from .worker_flow import Failure
 from .workers import Workers
 
 # What such a plan may hold.
@@ -198,7 +197,7 @@ class Unflushed(Executor):
         nothing = Batch(((), {}), None, (), self._finish)
         failures = self._driver.run(program, self._calls(shift), nothing, traced=False)
         if failures:
-            raise self._first([self._located(failure, shift) for failure in failures])
+            raise self._first(failures, partial(self._located, shift))
         stepped(self._optimizer)
         self._note()
 
@@ -212,6 +211,7 @@ class Unflushed(Executor):
                 error,
                 "what was in flight is dropped, and stages may have made different numbers of "
                 "updates: go on from the last checkpoint",
+                self._told,
             )
 
     def _calls(self, shift: int) -> dict[Kind, list[Call]]:
@@ -259,16 +259,12 @@ class Unflushed(Executor):
         first, *others = (loss * share for (loss, _), share in pairs)
         return sum(others, first)
 
-    def _located(self, failure: Failure, shift: int) -> Failure:
-        """The failure with what its action was in its batch, and a note of which that was."""
-        action, device, exception = failure
-        if action is None:
-            return failure
+    def _located(self, shift: int, action: Action) -> tuple[Action, str]:
+        """What an action was in its batch, and which batch that was."""
         number, index = divmod(action.microbatch + shift, self._size)
         ago = self._num_batches - 1 - number
-        if ago > 0:
-            add_note(exception, f"raised in the batch of {ago} steps before")
-        return Action(action.kind, action.stage, index), device, exception
+        where = f"the batch of {ago} steps before" if ago > 0 else ""
+        return Action(action.kind, action.stage, index), where
 
     def _note(self) -> None:
         """Remembers what nobody may change while microbatches are in flight."""

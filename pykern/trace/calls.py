@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -33,6 +34,8 @@ def _own() -> tuple[Any, Any]:
 # By thread. The calls, which are the process's, are replaced while there is any.
 _listeners: dict[int, Listener] = {}
 _lock = threading.Lock()
+# Another thread may hold it where this process is forked.
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 # What they were before, and whether they are replaced.
 _before = _own()
 _replaced = False

@@ -45,17 +45,17 @@ class Subject:
 
     Attributes:
         chain: the model as layers.
-        cut: which of them form each stage.
-        plan: what is run.
         stages: of the first replica.
+        cut: which layers form each stage.
+        plan: what is run.
         reduction: how the losses of microbatches are combined.
         deferred: whether running statistics move once in a step.
     """
 
     chain: Chain | RecordedChain
+    stages: Sequence[Stage]
     cut: Partition
     plan: Plan
-    stages: Sequence[Stage]
     reduction: str
     deferred: bool
 

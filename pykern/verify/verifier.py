@@ -30,14 +30,12 @@ def open_verify(
     verify: Verify | None,
     executor: Executor,
     chain: Chain | RecordedChain,
-    run: tuple[Partition, Plan],
-    reduction: str,
-    deferred: bool,
+    run: tuple[Partition, Plan, str, bool],
 ) -> Executor | Verifier:
     """Who runs the steps of a pipeline: the executor itself where nothing is verified."""
     if verify is None:
         return executor
-    subject = Subject(chain, *run, executor.stages, reduction, deferred)
+    subject = Subject(chain, executor.stages, *run)
     return Verifier(verify, executor, subject)
 
 
