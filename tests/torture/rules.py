@@ -27,7 +27,13 @@ def is_table(raw: Raw) -> bool:
         and len(raw.rows) == raw.num_devices
         and (not raw.overlaps or len(raw.overlaps) == raw.num_devices)
         and all(map(_are_pairs, raw.overlaps, raw.rows))
+        and all(_fits(*action) for row in raw.rows for action in row)
     )
+
+
+def _fits(_: str, stage: int, microbatch: int, part: int) -> bool:
+    """Whether the numbers are those of an `Action`."""
+    return stage < _MOST_STAGES and microbatch < 1 << 32 and part < _MOST_SLICES
 
 
 def _are_pairs(starts: list[int], row: list[RawAction]) -> bool:
