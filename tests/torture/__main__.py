@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -62,7 +61,7 @@ def run_here(options: argparse.Namespace, name: str, folder: Path) -> None:
 
 
 def save(folder: Path, name: str, said: str, figures: Figures) -> None:
-    content = {"environment": environment(said), "campaign": name, **asdict(figures)}
+    content = {"environment": environment(said), "campaign": name, **vars(figures)}
     (folder / f"{name}.json").write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
 
 

@@ -28,14 +28,14 @@ class Campaign:
         case: tries one.
         total: how many different cases there are; None where there is no end of them.
         seconds: how long it runs unless it is told.
-        around: entered for the time of a run.
+        around: gives a context for the time of a run.
     """
 
     promise: str
     case: Case
     total: int | None = None
     seconds: float = 60.0
-    around: AbstractContextManager[object] = field(default_factory=nullcontext)
+    around: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
 @dataclass
@@ -82,7 +82,7 @@ def run(
     begin = time.monotonic()
     last = first + cases if cases is not None else campaign.total
     number = first
-    with campaign.around:
+    with campaign.around():
         while (last is None or number < last) and len(figures.failures) < MOST_FAILURES:
             if cases is None and time.monotonic() - begin > seconds:
                 break

@@ -232,5 +232,5 @@ CAMPAIGN = Campaign(
     ),
     case=cases,
     total=len(_all()),
-    around=_closing(),
+    around=_closing,
 )

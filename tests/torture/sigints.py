@@ -65,6 +65,8 @@ class Child:
         assert code == 0, f"it ended with {code}\n{self._said()}"
 
     def close(self) -> None:
+        assert self._process.stdout is not None
+        self._process.stdout.close()
         self._process.kill()
         self._process.wait()
         self._errors.close()
