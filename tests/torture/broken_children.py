@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 
-from .sigint_child import say
+from .sigints import say
 
 
 def main(_folder: str, _seed: str, number: str) -> None:

@@ -2,7 +2,6 @@
 
 import faulthandler
 import gc
-import os
 import random
 import signal
 import sys
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 import pykern
 from pykern import checkpoint
 
-from .sigints import SIGNALS
+from .sigints import SIGNALS, say
 
 WIDTH, ROWS = 4, 6
 _PATIENCE_S = 20.0
@@ -178,10 +177,6 @@ class Subject:
 
 def tasks() -> int:
     return len(list(Path("/proc/self/task").iterdir()))
-
-
-def say(line: str) -> None:
-    os.write(1, f"{line}\n".encode())
 
 
 def until_interrupted(act: Callable[[], object]) -> str:

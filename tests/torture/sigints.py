@@ -28,6 +28,11 @@ _MOST_SECONDS = 0.03
 _PATIENCE_S = 120.0
 
 
+def say(line: str) -> None:
+    """What the program tells its parent, at once."""
+    os.write(1, f"{line}\n".encode())
+
+
 class Child:
     """The program, which says a line of what it is about to do, or has found."""
 

@@ -49,7 +49,10 @@ def outcome(make: Callable[[], Case], num_stages: int) -> Outcome:
     except (pykern.CutError, ValueError) as refusal:
         return Outcome("refused", _first_line(refusal))
     with pipe:
-        starts = [pipe.partition.layer_names[span.start] for span in pipe.partition.stages]
+        names = pipe.partition.layer_names
+        if isinstance(case.model, nn.Sequential):
+            names = tuple(case.model._modules)
+        starts = [names[span.start] for span in pipe.partition.stages]
         torch.manual_seed(7)
         loss = pipe.step(*case.args, **case.kwargs)
         found = _state(pipe, loss)
