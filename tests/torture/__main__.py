@@ -24,7 +24,12 @@ RESULTS = HERE / "results"
 ROOT = HERE.parents[1]
 
 # In the order in which the page tells of them.
-NAMES = ("plans", "runs", "faults", "sigints", "exits", "files", "limits", "models")
+NAMES = ("plans", "runs", "faults", "lines", "sigints", "exits", "files", "limits", "models")
+
+
+def promise(name: str) -> str:
+    """What the campaign of that name tries to break."""
+    return load(name).promise
 
 
 def load(name: str) -> Campaign:

@@ -8,12 +8,13 @@ from torch import Tensor, nn
 
 import pykern
 from pykern.plan import PlanError
+from pykern.runtime.ties import Ties
 from tests.diagonal import nightly
 from tests.zoo.case import Case
 from tests.zoo.many import check as many
 from tests.zoo.many.loss import mean_of_squares
 
-from . import exits, faults, files, limits, models, plans, runs, sigints
+from . import exits, faults, files, limits, lines, models, plans, runs, sigints
 from .campaign import Campaign, run
 
 
@@ -79,6 +80,13 @@ def test_tensors_that_are_left_are_seen(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(faults.Fuse, "forward", keeps)
     assert "tensors are left" in failures(faults.CAMPAIGN, 2)
+
+
+def test_pairs_that_are_left_by_an_interrupt_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ties, "end", lambda self: None)
+    tied = {"a step: tied": lines.SUBJECTS["a step: tied"]}
+    monkeypatch.setattr(lines, "SUBJECTS", tied)
+    assert "AssertionError" in failures(lines.CAMPAIGN, 1)
 
 
 @pytest.mark.parametrize(

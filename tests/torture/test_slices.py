@@ -8,7 +8,7 @@ from .campaign import run
 # How many cases of each a run of the tests tries. What starts a program takes seconds.
 CASES = {"plans": 60, "runs": 40, "faults": 60, "files": 4, "exits": 1, "limits": 1}
 # These have a test of their own, or take longer than a test may.
-ELSEWHERE = {"sigints", "models"}
+ELSEWHERE = {"lines", "sigints", "models"}
 
 
 @pytest.mark.timeout(180)
