@@ -10,6 +10,7 @@ import pykern
 from pykern.plan import PlanError
 from pykern.runtime.ties import Ties
 from tests.diagonal import nightly
+from tests.runtime.test_faults import Fuse
 from tests.zoo.case import Case
 from tests.zoo.many import check as many
 from tests.zoo.many.loss import mean_of_squares
@@ -72,13 +73,13 @@ def test_an_exception_that_is_another_object_is_seen(monkeypatch: pytest.MonkeyP
 
 def test_tensors_that_are_left_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = []
-    forward = faults.Fuse.forward
+    forward = Fuse.forward
 
-    def keeps(self: faults.Fuse, x: Tensor) -> Tensor:
+    def keeps(self: Fuse, x: Tensor) -> Tensor:
         kept.append(forward(self, x))
         return kept[-1]
 
-    monkeypatch.setattr(faults.Fuse, "forward", keeps)
+    monkeypatch.setattr(Fuse, "forward", keeps)
     assert "tensors are left" in failures(faults.CAMPAIGN, 2)
 
 
