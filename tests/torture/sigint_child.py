@@ -20,7 +20,7 @@ from pykern import checkpoint
 from .sigints import SIGNALS, say
 
 WIDTH, ROWS = 4, 6
-_PATIENCE_S = 20.0
+_PATIENCE_S = 40.0
 
 
 class Net(nn.Module):
@@ -187,25 +187,33 @@ def until_interrupted(act: Callable[[], object]) -> str:
     return "swallowed"
 
 
+def interrupted(name: str, act: Callable[[], object]) -> str:
+    """What becomes of it; behind it no interrupt is heard, if it comes late."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        try:
+            say(f"begin {name}")
+            outcome = until_interrupted(act)
+        finally:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except KeyboardInterrupt:
+        outcome = "right"
+    except BaseException as error:
+        outcome = f"wrong: {name} raised {error!r}"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return outcome
+
+
 def main(folder: str, seed: str, number: str) -> None:
     faulthandler.enable()
     torch.set_num_threads(1)
-    # A parent without a terminal may have it ignored.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     torch.manual_seed(0)
     rng = random.Random(f"{seed} {number} child")
     subject = Subject(Path(folder))
     activities = subject.activities()
     for _ in range(SIGNALS):
         name = rng.choice(list(activities))
-        outcome = "right"
-        try:
-            say(f"begin {name}")
-            outcome = until_interrupted(activities[name])
-        except KeyboardInterrupt:
-            pass
-        except BaseException as error:
-            outcome = f"wrong: {name} raised {error!r}"
+        outcome = interrupted(name, activities[name])
         try:
             wrong = subject.wrong()
         except BaseException as error:
