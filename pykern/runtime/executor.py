@@ -355,8 +355,7 @@ class Executor:
 
         Args:
             failures: as the driver gives them.
-            located: gives what an action was in its batch, and which batch that was if it was not
-                the only one.
+            located: see `Located`.
         """
         first = failures[0][2]
         for _, _, error in failures:
@@ -392,7 +391,6 @@ def _in_batch(number: int) -> Located:
 
 @atexit.register
 def _close_all() -> None:
-    # GPU memory is given back while Python still works. What handlers after this one open, the
-    # extension closes when the last has run, with all threads that come from steps held back.
+    # With GPU memory. What later handlers open, the extension closes when the last has run.
     for executor in list(_open):
         executor.close()
