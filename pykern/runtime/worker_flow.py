@@ -17,6 +17,7 @@ from .batch import Call, Outputs
 from .carry import CallerState
 from .flow import Flow, OpenBatch
 from .stage import Ends
+from .stalled import PipelineStalled
 
 # The action that raised, or None, its device, or one below 0 for an interrupt, and the exception.
 Failure = tuple[Action | None, int, BaseException]
@@ -79,6 +80,8 @@ class WorkerFlow(Flow):
         self._ended = False
         self._begun = threading.Event()
         self._news = threading.Event()
+        # Not asked of the thread: one whose `join` was interrupted says that it is not alive.
+        self._gone = threading.Event()
         context = copy_context()
         self._thread = threading.Thread(
             target=context.run, args=(self._live,), name="pykern stream", daemon=True
@@ -102,6 +105,7 @@ class WorkerFlow(Flow):
             self._ended = True
             self._begun.set()
             self._news.set()
+            self._gone.set()
 
     def begun(self) -> None:
         """To be called when the program can be fed."""
@@ -202,20 +206,21 @@ class WorkerFlow(Flow):
         """
         interrupt = error if isinstance(error, KeyboardInterrupt) else None
         again: KeyboardInterrupt | None = None
-        while self._thread.is_alive():
+        while not self._gone.is_set():
             try:
                 self._begun.wait()
                 self._claim.stop(self.program, interrupt)
                 if threading.get_ident() in self._inside:
                     return
+                self._gone.wait()
                 self._thread.join()
             except KeyboardInterrupt as another:
                 interrupt = again = another
         self._batches.clear()
         self._caller.restore_threads()
-        late = again or self._failure
-        self._failure = None
-        if error is None and late is not None:
+        failure, self._failure = self._failure, None
+        late = failure if isinstance(failure, PipelineStalled) else again or failure
+        if late is not None and (error is None or isinstance(late, PipelineStalled)):
             raise late
 
     def _raise_failure(self) -> None:
