@@ -17,7 +17,7 @@ from .chain import call_of, max_stages, open_model, share_out
 from .choice import Schedule, choose_plan
 from .devices import Devices, parse_devices
 from .fit import Fitted
-from .layers import make_stages, place_layers, refuse_foreign_devices, refuse_inside
+from .layers import make_stages, place_layers, refuse_foreign_devices
 from .level_costs import StageCosts
 from .levels import Levels, Recompute, choose_levels
 from .modes import as_before
@@ -146,8 +146,7 @@ class Pipeline(Updating):
     ) -> None:
         super().__init__()
         verified = parse_verify(verify, process_group, tensor_parallel)
-        refuse_inside(model, Pipeline)
-        refuse_others(reduction, deferred_batch_norm)
+        refuse_others(model, Pipeline, reduction, deferred_batch_norm)
         lanes = parse_devices(devices)
         shares = Shares(len(lanes), microbatches, replicas)
         updates = choose_updates(schedule, shares, lanes, options, locals())

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import nn
 from torch.distributed import ProcessGroup
 
+from .layers import refuse_inside
 from .parallel.data import refuse_foreign_loss
 from .plan import Plan
 from .runtime.loss import Loss
 from .runtime.replica import refuse_replicas, refuse_trained_loss
 
 
-def refuse_others(reduction: object, deferred_batch_norm: object) -> None:
-    """Raises TypeError or ValueError for what these cannot be."""
+def refuse_others(
+    model: Any, kind: type[nn.Module], reduction: object, deferred_batch_norm: object
+) -> None:
+    """Raises TypeError or ValueError for what these cannot be; a model is not of that kind."""
+    refuse_inside(model, kind)
     if reduction not in ("mean", "sum"):
         raise ValueError(f"reduction is 'mean' or 'sum', got {reduction!r}")
     if not isinstance(deferred_batch_norm, bool):

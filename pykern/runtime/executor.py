@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -21,6 +21,7 @@ from .host_link import HostLink
 from .in_order import InOrder
 from .microbatch import to_device
 from .notes import add_note, forget_notes, shown
+from .observer import Observer
 from .random import StepSeed
 from .recorder import Capture
 from .replica import Replica
@@ -36,19 +37,6 @@ Driver = Workers | Streams
 # Gets an action's kind, its stage, and what would be called; returns what to call.
 Run = Callable[[int], None]
 Around = Callable[[Kind, Stage, Run], Run]
-
-
-class Observer(Protocol):
-    """What follows every step from its begin to its end."""
-
-    def begin(self) -> None:
-        """A step begins."""
-
-    def succeed(self) -> None:
-        """It has succeeded, and is about to end."""
-
-    def end(self) -> None:
-        """It has ended, or failed, perhaps before it began. May come twice."""
 
 
 def open_driver(lanes: Sequence[Lane], capture: Capture, timeout: float | None = None) -> Driver:
