@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from .layers import named_layers
+from .layers import named_layers, refuse_hooks
 from .partition import Balance, Partition, partition
 from .runtime.batch import Call
 from .runtime.keywords import keywords_of
@@ -30,10 +30,9 @@ class Chain:
         root: the module that they belong to; None where they were given as a list.
     """
 
-    root: nn.Module | None = None
-
     def __init__(self, model: nn.Sequential | Sequence[nn.Module]) -> None:
         self.layers = named_layers(model)
+        self.root = model if isinstance(model, nn.Module) else None
         self._taken = {name for layer in self.layers.values() for name in keywords_of(layer)}
 
     def first_input(self, sample: Any) -> Any:
@@ -64,13 +63,16 @@ class Chain:
         return args, kwargs
 
     def require_unchanged(self, modules: Mapping[str, nn.Module | None]) -> None:
-        """Raises RuntimeError where a layer is another module by now."""
-        for name, layer in self.layers.items():
-            if modules.get(name) is not layer:
+        """Raises RuntimeError where a layer is another module by now, or the model has hooks."""
+        now = {name: layer for name, layer in modules.items() if layer is not None}
+        for name in () if now == self.layers else {**self.layers, **now}:
+            if now.get(name) is not self.layers.get(name):
                 raise RuntimeError(
-                    f"layer {name!r} was replaced or removed, but the stages hold the one that the "
-                    "pipeline was made of; make a new Pipeline"
+                    f"layer {name!r} was replaced, added or removed, but the stages hold the "
+                    "layers that the pipeline was made of; make a new Pipeline"
                 )
+        if self.root is not None:
+            refuse_hooks(self.root)
 
 
 class RecordedChain:
@@ -185,7 +187,7 @@ def max_stages(model: nn.Module | Sequence[nn.Module] | ExportedProgram) -> int:
 def is_chain(model: object) -> TypeGuard[nn.Sequential | Sequence[nn.Module]]:
     """Whether the model is layers called one after another, and nothing else."""
     if isinstance(model, nn.Sequential):
-        return type(model).forward is nn.Sequential.forward
+        return type(model).forward is nn.Sequential.forward and "forward" not in vars(model)
     return isinstance(model, Sequence | nn.ModuleList)
 
 

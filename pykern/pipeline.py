@@ -25,6 +25,7 @@ from .parallel.agreement import alike
 from .parallel.data import DataParallel, data_group
 from .parallel.first import of_first
 from .parallel.groups import Peers
+from .parallel.likeness import likeness
 from .parallel.tensor import TensorParallelism, open_tensor
 from .partition import Balance, Partition
 from .plan import Kind
@@ -32,7 +33,7 @@ from .plan.shares import Shares
 from .refusals import refuse_others, refuse_unsummed
 from .runtime import microbatch
 from .runtime.batch import Batch, Call, Outputs
-from .runtime.batch_norm import DeferredBatchNorm
+from .runtime.batch_norm import DeferredBatchNorm, OrderOfUpdates
 from .runtime.executor import Driver, Program, open_driver
 from .runtime.finite import CheckFinite, Checks
 from .runtime.in_order import InOrder
@@ -42,8 +43,7 @@ from .runtime.stage import Stage
 from .runtime.stage_optimizers import MakeOptimizer
 from .split_points import SplitAt
 from .updating import Updates, Updating, choose_updates, refuse_layers
-from .verify.options import Verify, parse_verify
-from .verify.verifier import open_verify
+from .verify import Verify, open_verify, parse_verify
 
 
 class Pipeline(Updating):
@@ -170,22 +170,17 @@ class Pipeline(Updating):
         refuse_unsummed(plan, layers, loss_fn, group)
 
         self.plan, self.partition = plan, cut
-        self._loss_fn, self._reduction = loss_fn, reduction
-        self._adopt(chain)
+        self._reduction = reduction
+        self._adopt(chain, loss_fn)
         self._tensor.find(self, list(chain.layers.values()), cut)
         with ExitStack() as undo:
             driver = open_driver(lanes, capture, timeout)
             undo.callback(driver.close)
             stages = self._make_stages(driver, recompute, updates, peers)
             undo.callback(self._tensor.close)
-            self._watch(stages, deferred_batch_norm=deferred_batch_norm)
-            self._steps = open_verify(
-                verified, self._executor, chain, (cut, self.plan), reduction, deferred_batch_norm
-            )
+            self._watch(stages, verified, deferred_batch_norm)
             self._data = None if group is None else self._connect(stages, group)
             undo.pop_all()
-        self._train_program = self._executor.program(self.plan)
-        self._predict_program = self._executor.program(self.plan.forward_only())
 
     def _make_stages(
         self,
@@ -209,6 +204,8 @@ class Pipeline(Updating):
             self.fitted = budget.fit(plan, of_first(peers, measure, list[StageCosts]))
             self.plan, self._levels = self.fitted.plan, cast("Levels", self.fitted.by_microbatch())
         self._open_executor(stages, devices_of, driver, updates)
+        self._train_program = self._executor.program(self.plan)
+        self._predict_program = self._executor.program(self.plan.forward_only())
         return stages
 
     def step(
@@ -285,12 +282,9 @@ class Pipeline(Updating):
         if self.optimizer is not None:
             return self._give(batch, scale)
         # Still in the step: what peers say may make it one that fails.
-        result = losses.total if self._data is None else partial(self._together, losses)
+        data = self._data
+        result = losses.total if data is None else lambda: data.finish(losses.total())
         return self._run(self._train_program, batch, result)  # type: ignore[no-any-return]
-
-    def _together(self, losses: Losses) -> Tensor:
-        assert self._data is not None
-        return self._data.finish(losses.total())
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Forward only, without gradients: the model's output for the whole batch.
@@ -305,8 +299,7 @@ class Pipeline(Updating):
         """
         with as_before():
             self._chain.require_unchanged(self._modules)
-            batch = self._open_batch((inputs, named))
-            merged = self._steps.predict(self._predict_program, *batch)
+            merged = self._steps.predict(self._predict_program, *self._open_batch((inputs, named)))
             self._last_program = self._predict_program
             return merged
 
@@ -359,19 +352,23 @@ class Pipeline(Updating):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _watch(self, stages: Sequence[Stage], *, deferred_batch_norm: bool) -> None:
+    def _watch(self, stages: Sequence[Stage], verified: Verify | None, deferred: bool) -> None:
         """Has what looks at steps look at them."""
-        self._deferred = DeferredBatchNorm(stages if deferred_batch_norm else ())
+        self._deferred = DeferredBatchNorm(stages if deferred else ())
         self._executor.watch(self._checks.around)
         self._chain.before_recording(self._executor.settle)
+        self._executor.watch(OrderOfUpdates().around)
         self._executor.watch(self._deferred.around)
         if self._deferred.is_needed:
             self._executor.observe(self._deferred)
         self._tensor.watch(self._executor, stages)
+        run = self.partition, self.plan, self._reduction, deferred
+        self._steps = open_verify(verified, self._executor, self._chain, run)
 
     def _told(self) -> dict[str, str]:
         """What the pipelines of other processes have to have alike."""
-        return {"reduction": self._reduction, **alike(self.plan, self.partition, self)}
+        told = {"reduction": self._reduction, "the loss function": likeness(self._loss_fn)}
+        return told | alike(self.plan, self.partition, self)
 
     def _connect(self, stages: Sequence[Stage], group: ProcessGroup) -> DataParallel:
         """Joins the pipelines of other processes."""

@@ -127,6 +127,57 @@ class DeferredBatchNorm:
         self._now.clear()
 
 
+class OrderOfUpdates:
+    """Refuses running statistics that would be updated in another order than in the plain model.
+
+    A layer within `torch.utils.checkpoint` runs again in its backward, and its batch norms update
+    once more. Run microbatch by microbatch that comes before the next forward; in a stage it may
+    come after several.
+    """
+
+    def __init__(self) -> None:
+        # By stage, the microbatch of the last F.
+        self._last: dict[int, int] = {}
+
+    def around(
+        self, kind: Kind, stage: Stage, call: Callable[[int], None]
+    ) -> Callable[[int], None]:
+        """What to call for an action instead: the same, where the stage has no batch norm."""
+        modules = [module for layer in stage.layers for module in layer.modules()]
+        norms = [module for module in modules if isinstance(module, _BatchNorm)]
+        if kind is Kind.F and norms:
+            return partial(self._forward, stage.index, call)
+        if kind in (Kind.B, Kind.I, Kind.W) and norms:
+            return partial(self._backward, stage.index, norms, call)
+        return call
+
+    def _forward(self, stage: int, call: Callable[[int], None], microbatch: int) -> None:
+        self._last[stage] = microbatch
+        call(microbatch)
+
+    def _backward(
+        self,
+        stage: int,
+        norms: Sequence[_BatchNorm],
+        call: Callable[[int], None],
+        microbatch: int,
+    ) -> None:
+        if self._last.get(stage) == microbatch:
+            call(microbatch)
+            return
+        counts = [norm.num_batches_tracked for norm in norms if norm.track_running_stats]
+        tracked = [count for count in counts if count is not None]
+        before = [count._version for count in tracked]
+        call(microbatch)
+        if [count._version for count in tracked] != before:
+            raise RuntimeError(
+                f"stage {stage} runs a batch norm again in a backward, as torch.utils.checkpoint "
+                "does, after later microbatches: its running statistics would not be those of the "
+                'model run microbatch by microbatch. Use recompute="layer" in place of the '
+                "checkpoint, or deferred_batch_norm=True"
+            )
+
+
 def _updates(
     module: _BatchNorm, seen: Sequence[tuple[int, _Seen]]
 ) -> Iterator[tuple[Tensor, Tensor]]:

@@ -90,6 +90,11 @@ class Losses:
             raise ValueError(
                 f"loss_fn must return a tensor without dimensions for each microbatch, got {found}"
             )
+        if loss.is_complex():
+            raise ValueError(
+                f"loss_fn must return a real tensor for each microbatch, got {loss.dtype}. Return "
+                "its abs() or its real part"
+            )
         if not loss.requires_grad:
             raise RuntimeError(
                 f"the loss of microbatch {microbatch} does not require grad: it depends on nothing "

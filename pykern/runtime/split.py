@@ -20,10 +20,9 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from ..kernels.handover import Weights, edges_of_weights, taking
+from ..torch_private import NODES_LAST
 from .graph import Graph, saved_by
-
-# Whether the node of a custom function can be held without what leads to it.
-NODES_LAST = torch.__version__ >= "2.13"
+from .landing import copy_of
 
 Work = Callable[[], None]
 # In the order in which I ran the forks, a fork's number, and the gradients that came into it or
@@ -156,9 +155,7 @@ class _Weights:
 
     def run(self) -> None:
         """Adds to the `.grad` of all parameters."""
-        wanted: Any = [
-            edge for fork in self._forks if fork is not None for edge in fork[1].values()
-        ]
+        wanted: Any = [edge for fork in self._forks if fork for edge in _wanted(*fork)]
         seed = torch.zeros((), device="cpu", requires_grad=True)
         inside = _InBackward.apply(seed, self._run)  # type: ignore[no-untyped-call]
         torch.autograd.grad(inside, [seed, *wanted], allow_unused=True)
@@ -182,20 +179,37 @@ class _Weights:
     ) -> None:
         # Called directly, the node runs no hooks: those of its tensors have run in I.
         gradients: Any = kept() if callable(kept) else node(*kept)  # type: ignore[operator]
+        came = None if callable(kept) else kept[0]
         for position, edge in aside.items():
             gradient = gradients[position]
             if gradient is not None:
                 # The engine would do the same: nodes leave the sum over broadcast rows to it.
                 shape = edge.node._input_metadata[edge.output_nr].shape
-                same = gradient.shape == shape
+                total = gradient.sum_to_size(shape)
                 self._edges.append(edge)
-                self._gradients.append(gradient if same else gradient.sum_to_size(shape))
+                # The previous stage may have the memory of what came in, and a parameter would make
+                # it the `.grad` that later microbatches write into.
+                self._gradients.append(copy_of(came) if total is came else total)
 
     def _send(self) -> None:
         edges, gradients = self._edges, self._gradients
         self._edges, self._gradients = [], []
         if edges:
             torch.autograd.backward(edges, gradients)
+
+
+def _wanted(node: Node, aside: dict[int, GradientEdge]) -> Iterable[GradientEdge]:
+    """Where the gradients go that the node computes in W: those aside.
+
+    A group norm of channels-last values writes into all three wherever it is asked for the other
+    two, and without the first the process would crash, as it does in torch for a frozen input.
+    """
+    if type(node).__name__ == "NativeGroupNormBackward0":
+        normalised: Tensor = node._saved_input  # type: ignore[attr-defined]
+        if not normalised.is_contiguous():
+            edges: Any = node.next_functions
+            return [GradientEdge(*edge) for edge in edges]
+    return aside.values()
 
 
 class _InBackward(torch.autograd.Function):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -16,6 +16,7 @@ from ..trace import Environment
 from ..trace.routes import BATCH
 from .cut import copies, cut, hidden_in
 from .keywords import keywords_of
+from .landing import Landing
 from .microbatch import to_device
 from .parcels import Parcels, apart, ends_of
 from .passage import Passage
@@ -196,7 +197,7 @@ class Stage:
                 holders = [*self.layers, getattr(self._finish, "function", None)]
                 self._recompute.forward(microbatch, calls, arguments, holders, state)
             else:
-                with self._keeping(microbatch):
+                with self._recompute.keeping(microbatch):
                     self.outputs[microbatch] = run(calls, arguments)
 
     def _with_parcels(self, microbatch: int, near: Environment) -> tuple[Environment]:
@@ -273,37 +274,39 @@ class Stage:
     def backward(self, microbatch: int) -> None:
         """B: adds to the parameters' `.grad` and hands input gradients to the previous stage."""
         for number, (outputs, gradients, _) in enumerate(self._graphs(microbatch)):
-            with self._watched(Kind.B, microbatch, number), self._keeping(microbatch):
+            with self._watched(Kind.B, microbatch, number):
                 torch.autograd.backward(outputs, gradients)
-        self._hand_back(microbatch)
 
     def input_gradients(self, microbatch: int) -> None:
         """I: hands input gradients to the previous stage."""
         works: list[Work] = []
         for number, (outputs, gradients, leaves) in enumerate(self._graphs(microbatch)):
-            with self._watched(Kind.I, microbatch, number), self._keeping(microbatch):
+            with self._watched(Kind.I, microbatch, number):
                 work = backward_to_inputs(outputs, gradients, leaves, self._finish_weights)
             if work is not None:
                 works.append(work)
         if works:
             self._weights[microbatch] = works
-        self._hand_back(microbatch)
 
     def weight_gradients(self, microbatch: int) -> None:
         """W: adds to the parameters' `.grad` what I has left."""
         works = self._weights.pop(microbatch, [])
         if works:
-            with self._draws.backward(Kind.W, microbatch), self._keeping(microbatch):
+            with self._watched(Kind.W, microbatch):
                 while works:
                     works.pop(0)()
 
-    def _keeping(self, microbatch: int) -> AbstractContextManager[object]:
-        """In F, and in a backward, where a layer's own checkpointing makes again what F kept."""
-        return self._recompute.keeping(microbatch)
+    def _watched(
+        self, kind: Kind, microbatch: int, number: int = 0
+    ) -> AbstractContextManager[object]:
+        """For one graph of a backward, where nothing may be drawn: see `Draws.backward`.
 
-    def _watched(self, kind: Kind, microbatch: int, number: int) -> AbstractContextManager[object]:
-        """For one graph of a backward, where nothing may be drawn: see `Draws.backward`."""
-        return self._draws.backward(kind, microbatch, (number, len(self.leaves[microbatch])))
+        A layer's own checkpointing makes again in it what F kept.
+        """
+        mode = self._draws.backward(kind, microbatch, (number, len(self.leaves[microbatch])))
+        if not self._recompute.has_levels:
+            return mode
+        return _both(mode, self._recompute.keeping(microbatch))
 
     @property
     def trains(self) -> Sequence[Tensor]:
@@ -327,7 +330,7 @@ class Stage:
         """What a backward consists of: one graph, or those of the stage's segments, last first.
 
         Each has outputs, their gradients and leaves, and is gone when the next is asked for. At
-        level `layer` the next is made then.
+        level `layer` the next is made then. In the end the previous stage has its gradients.
         """
         given = self.gradients[microbatch]
         if self.parcels.sent:
@@ -338,25 +341,39 @@ class Stage:
         cell = self._recompute.take(microbatch)
         front = None if cell is None else cell.front()
         while cell is not None and front is not None and outputs:
-            yield outputs, gradients, front.leaves
-            outputs, found = (), front.gradients()
+            landings = list(map(Landing, front.leaves))
+            try:
+                yield outputs, gradients, front.leaves
+            finally:
+                found = list(map(Landing.take, landings))
+            outputs = ()
             if any(gradient is not None for gradient in found):
                 again = cell.outputs(self._calls(microbatch, self._end_again))
                 outputs, gradients = _used(again, found)
                 del again
             front = cell.front()
-        if outputs:
-            yield outputs, gradients, self.leaves[microbatch]
+        leaves = self.leaves[microbatch]
+        landings = list(map(Landing, leaves))
+        try:
+            if outputs:
+                yield outputs, gradients, leaves
+        finally:
+            found = list(map(Landing.take, landings))
+        self._hand_back(microbatch, found)
 
-    def _hand_back(self, microbatch: int) -> None:
+    def _hand_back(self, microbatch: int, gradients: Sequence[Tensor | None]) -> None:
         if self.previous is not None:
-            leaves = self.leaves[microbatch]
             self.leaves[microbatch] = ()
-            gradients: Sequence[Tensor | None] = [leaf.grad for leaf in leaves]
             if self.parcels.opened:
                 gradients = self.parcels.answer(microbatch, gradients, self.passage)
             given = self.passage.back(microbatch, self.index - 1, gradients)
             self.previous.gradients[microbatch] = given
+
+
+@contextmanager
+def _both(one: AbstractContextManager[Any], other: AbstractContextManager[Any]) -> Iterator[None]:
+    with one, other:
+        yield
 
 
 def connect(stages: Sequence[Stage]) -> None:
