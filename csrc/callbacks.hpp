@@ -28,10 +28,7 @@ struct UnderWay {
 class Callbacks final : public Client {
    public:
     // A step whose action takes longer than `timeout_ns` has stalled; 0: no time is too long.
-    Callbacks(int num_workers, std::int64_t timeout_ns)
-        : num_forks_(num_forks()),
-          timeout_ns_(timeout_ns),
-          workers_(static_cast<std::size_t>(num_workers)) {}
+    Callbacks(int num_workers, std::int64_t timeout_ns);
 
     void begin(const Program& program, CallsOfKinds calls, pybind11::object carry);
     // Forgets the step, so that nothing of the user's outlives it; returns what went wrong.
@@ -75,12 +72,14 @@ class Callbacks final : public Client {
 
     bool fail(std::optional<Action> action, int device);
     bool is_hopeless();
+    void take_interrupt();
 
     int num_forks_;
     std::int64_t timeout_ns_;
     int num_interrupts_ = 0;
     std::int64_t last_interrupt_ns_ = 0;
     bool abandoned_ = false;
+    pybind11::object nothing_;  // a function of Python's that does nothing
     std::vector<Worker> workers_;
     const Program* program_ = nullptr;
     std::array<std::vector<pybind11::object>, kNumKinds> calls_;
