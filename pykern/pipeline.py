@@ -169,8 +169,7 @@ class Pipeline(Updating):
         self._checks = Checks(check_finite, list(layers), cut.stages, captures=capture is not False)
         refuse_unsummed(plan, layers, loss_fn, group)
 
-        self.plan, self.partition = plan, cut
-        self._reduction = reduction
+        self.plan, self.partition, self._reduction = plan, cut, reduction
         self._adopt(chain, loss_fn)
         self._tensor.find(self, list(chain.layers.values()), cut)
         with ExitStack() as undo:
