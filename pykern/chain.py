@@ -16,6 +16,7 @@ from .runtime.batch import Call
 from .runtime.keywords import keywords_of
 from .split_points import SplitAt, counts_at, names_of
 from .trace import Traced
+from .trace.origins import Origins
 from .trace.routes import Direct
 
 
@@ -28,11 +29,13 @@ class Chain:
     Attributes:
         layers: by name.
         root: the module that they belong to; None where they were given as a list.
+        origins: where it is noted what layers make, while that is looked at.
     """
 
     root: nn.Module | None = None
 
     def __init__(self, model: nn.Sequential | Sequence[nn.Module]) -> None:
+        self.origins = Origins()
         self.layers = named_layers(model)
         self._taken = {name for layer in self.layers.values() for name in keywords_of(layer)}
 
@@ -79,6 +82,7 @@ class RecordedChain:
     Attributes:
         layers: the segments by name.
         root: the model.
+        origins: as of a `Chain`, and of what forwards have made while they were recorded.
     """
 
     def __init__(
@@ -102,6 +106,7 @@ class RecordedChain:
                 )
             raise
         self.layers: dict[str, nn.Module] = dict(self._traced.segments)
+        self.origins = self._traced.origins
 
     def first_input(self, sample: Any) -> Any:
         """What the first segment is given for a sample."""

@@ -30,6 +30,7 @@ from .plan.shares import Shares
 from .runtime import microbatch
 from .runtime.batch import Batch, Call, Outputs
 from .runtime.batch_norm import DeferredBatchNorm
+from .runtime.beside import Beside
 from .runtime.executor import Driver, Program, open_driver
 from .runtime.finite import CheckFinite, Checks
 from .runtime.loss import Loss, Losses, scale_of
@@ -346,6 +347,7 @@ class Pipeline(Updating):
         self._chain.before_recording(self._executor.settle)
         self._executor.watch(self._deferred.around, self._deferred.during)
         self._tensor.watch(self._executor, stages)
+        Beside(stages, self._loss_fn, self._chain.origins)
 
     def _told(self) -> dict[str, str]:
         """What the pipelines of other processes have to have alike."""

@@ -63,6 +63,8 @@ class Stage:
         self.copies_input = False
         # Puts something around the calls of a microbatch.
         self.look: Callable[[int, Calls], Calls] | None = None
+        # Called in front of the first step, and of others before which the layers have changed.
+        self.when_changed: Callable[[], None] = lambda: None
         # By layer, which arguments it can be given by name.
         self._keywords_of = [keywords_of(layer) for layer in layers]
         self._settings: Settings | None = None
@@ -94,6 +96,7 @@ class Stage:
             modules = self._settings.modules
             self._compiled = self._settings.compiled
             self.copies_input = any(getattr(module, "inplace", False) for module in modules)
+            self.when_changed()
         self._recompute.begin(levels, changed=changed, compiled=self._compiled)
         # Without gradients a step has no loss, which may draw as well.
         compiled_for = self.device if self._compiled else None

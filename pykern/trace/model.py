@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from .errors import CutError
-from .opened import alike, opened_by_names, opened_by_size, require_openable, smaller
+from .errors import CutError, UnseenTensor
+from .opened import alike, can_open, opened_by_names, opened_by_size, require_openable, smaller
+from .origins import Origins
 from .program import Environment, Program, Segment
-from .recorder import Recorder, UnseenTensor
+from .recorder import Recorder
 from .routes import Direct, everywhere
 from .state import described, state_of
 from .tape import Tape, modes_now
@@ -41,6 +42,7 @@ class Traced:
 
     Attributes:
         segments: by name.
+        origins: of what forwards have made while they were recorded.
         before_recording: called where other runs of the model have to end first.
 
     Raises:
@@ -51,6 +53,7 @@ class Traced:
         self, model: nn.Module, sample: Call, num_stages: int, split_at: Sequence[str] = ()
     ) -> None:
         self._model = model
+        self.origins = Origins()
         self.before_recording: Callable[[], None] = lambda: None
         by_names = opened_by_names(model, split_at)
         self._opened = by_names if split_at else opened_by_size(model, num_stages)
@@ -131,12 +134,12 @@ class Traced:
 
     def _record_opening(self, sample: Call, num_stages: int) -> Tape:
         """The tape of the sample; opens what has to be for it."""
-        require_openable(self._opened, self._model)
         while True:
+            require_openable(self._opened, self._model)
             try:
                 tape = self._record(sample)
             except UnseenTensor as error:
-                if error.module is None or next(error.module.children(), None) is None:
+                if error.module is None or not can_open(error.module):
                     raise
                 self._opened |= alike(self._model, error.module)
                 continue
@@ -160,7 +163,7 @@ class Traced:
         inputs = list(copies.values())
         home = inputs[0].device if inputs else torch.device("cpu")
         with untouched(self._model, self._opened):
-            recorder = Recorder(self._model, self._opened, home)
+            recorder = Recorder(self._model, self._opened, home, self.origins)
             return recorder.record(self._model, inputs, args, kwargs)
 
     def _key(self, leaves: Sequence[Any], spec: pytree.TreeSpec) -> Any:

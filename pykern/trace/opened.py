@@ -89,6 +89,14 @@ def why_whole(module: nn.Module) -> str | None:
     return None
 
 
+def is_compiled(module: nn.Module) -> bool:
+    """Whether torch compiles it, or anything in it."""
+    return any(
+        getattr(part, "_compiled_call_impl", None) is not None or hasattr(part, "_orig_mod")
+        for part in module.modules()
+    )
+
+
 def _is_strange(hook: object) -> bool:
     # Those of an exported program look at its arguments, which a recording does as well.
     return not getattr(hook, "__module__", "").startswith(("torch.export", "torch._export"))

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from .calls import told
-from .errors import CutError
+from .crossings import Crossings
+from .errors import CutError, UnseenTensor
 from .functions import METADATA, RANDOM, SHAPES, line, name_of
+from .origins import Origins, storages_of
 from .tape import Instruction, Read, Tape, modes_now, tensors_in
 from .values import PLAIN, Held, Home, Ref, flatten, leaves_of, map_tree
 
@@ -31,12 +33,20 @@ class Recorder(TorchFunctionMode):
         model: whose forward.
         opened: the modules that are looked into; any other that they call stays whole.
         home: the device that the model runs on.
+        origins: where it is noted what the forward makes.
     """
 
-    def __init__(self, model: nn.Module, opened: Collection[nn.Module], home: torch.device) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        opened: Collection[nn.Module],
+        home: torch.device,
+        origins: Origins,
+    ) -> None:
         super().__init__()
         self._opened = set(opened)
         self._home = home
+        self._origins = origins
         self._name_of = {module: name for name, module in model.named_modules()}
         self._held = _held(model)
         self._instructions: list[Instruction] = []
@@ -50,8 +60,6 @@ class Recorder(TorchFunctionMode):
         # Which instruction has made a value, and which values depend on inputs alone.
         self._maker: dict[int, Instruction] = {}
         self._early: set[int] = set()
-        # Modules that stay whole, and the numbers that autograd gave to what they did.
-        self._calls: list[tuple[nn.Module, int, int]] = []
         self._modes = modes_now()
         self._hooks = _saved_tensors_hooks()
 
@@ -62,7 +70,8 @@ class Recorder(TorchFunctionMode):
         for tensor in inputs:
             self._early.add(self._number(tensor))
         trained = frozenset(number for number, x in enumerate(inputs) if x.requires_grad)
-        with told(self), self:
+        self._crossings = Crossings(model, self._opened, inputs, self._origins)
+        with told(self), self, self._crossings.follow:
             output = model.forward(*args, **kwargs)
         for read in self._reads:
             read.require_constant(self._written)
@@ -72,8 +81,27 @@ class Recorder(TorchFunctionMode):
             self._reads,
             self._aliases,
             trained,
+            self._crossings.found,
+            self._in_buffers(model),
             with_gradients=torch.is_grad_enabled(),
         )
+
+    def _in_buffers(self, model: nn.Module) -> dict[int, str]:
+        """The values in the memory of buffers that the forward writes, with their names."""
+        written = {
+            storage._cdata: name
+            for name, buffer in model.named_buffers()
+            if name in self._written
+            for storage in storages_of(buffer)
+        }
+        if not written:
+            return {}
+        return {
+            number: written[storage._cdata]
+            for number, tensor in self._kept.items()
+            for storage in storages_of(tensor)
+            if storage._cdata in written
+        }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -107,10 +135,11 @@ class Recorder(TorchFunctionMode):
         given = tensors_in((args, kwargs))
         versions = [_version(tensor) for tensor in given]
         foreign = self._foreign(args, kwargs)
-        start = torch._C._autograd._get_sequence_nr()
-        with self._away():
+        number = len(self._instructions)
+        self._crossings.before(module)
+        with self._away(), self._crossings.during(module, (args, kwargs), number):
             returned = call(module, *self._at(module, args), **self._at(module, kwargs))
-        self._calls.append((module, start, torch._C._autograd._get_sequence_nr()))
+        self._crossings.after(module, number, returned)
         for thing in foreign:
             if _holds_tensors(thing):
                 raise CutError(
@@ -209,22 +238,16 @@ class Recorder(TorchFunctionMode):
         held = self._held.get(id(tensor))
         if held is not None:
             return held
-        if tensor.requires_grad:
+        origin, maker = self._crossings.maker_of(tensor)
+        if tensor.requires_grad or origin is not None:
+            made = "" if origin is None else f" ({origin.where})"
             raise UnseenTensor(
                 f"{line()} uses a tensor of shape {tuple(tensor.shape)} that has been made where "
                 "it is not seen, such as within a module that stays whole and keeps it as an "
-                "attribute: return it from that module",
-                self._owner_of(tensor),
+                f"attribute{made}: return it from that module",
+                maker,
             )
         return tensor
-
-    def _owner_of(self, tensor: Tensor) -> nn.Module | None:
-        """The module that stays whole in whose call the tensor was made, if in any."""
-        if tensor.grad_fn is None:
-            return None
-        made = tensor.grad_fn._sequence_nr()
-        owners = (module for module, start, end in self._calls if start <= made < end)
-        return next(owners, None)
 
     def _looked_at(self, given: list[Tensor], name: str, returned: Any) -> None:
         if name not in SHAPES and not isinstance(returned, torch.Size):
@@ -307,18 +330,6 @@ class Recorder(TorchFunctionMode):
                 yield
             finally:
                 self.__enter__()  # type: ignore[no-untyped-call]
-
-
-class UnseenTensor(CutError):
-    """A forward uses what a module has left somewhere else than in what it returned.
-
-    Attributes:
-        module: that module, where it is known.
-    """
-
-    def __init__(self, message: str, module: nn.Module | None) -> None:
-        super().__init__(message)
-        self.module = module
 
 
 def _held(model: nn.Module) -> dict[int, Held]:

@@ -46,14 +46,18 @@ def untouched(model: nn.Module, opened: Collection[nn.Module]) -> Iterator[None]
                     buffer.copy_(value)
     if left:
         raise CutError(
-            f"the forward leaves a tensor in {', '.join(left)}, which would not be repeated for "
+            f"the forward leaves a tensor in {_listed(left)}, which would not be repeated for "
             "each microbatch: return it, or do that within a module that stays whole"
         )
     if changed:
         raise CutError(
-            f"the forward changes {', '.join(changed)}, which would not be repeated for each "
+            f"the forward changes {_listed(changed)}, which would not be repeated for each "
             "microbatch: do that within a module that stays whole, or outside of the model"
         )
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(dict.fromkeys(names))
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
