@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
@@ -81,8 +82,8 @@ class _Watch:
     def begin(self) -> None:
         """Has the stage's next forwards looked at."""
         self._num_forwards = 0
-        # What tells steps apart.
-        self._steps: set[int] = set()
+        # By what it is given for its outputs, the step of the last forward.
+        self._step: Callable[[], object] | None = None
         settings = self._stage.settings
         if settings is not None and not settings.compiled:
             self._stage.look = self._look
@@ -91,8 +92,10 @@ class _Watch:
         """The calls of a microbatch, to be looked at."""
         if self._others is not None:
             calls = self._others(microbatch, calls)
-        self._steps.add(id(self._stage.finish))
-        if len(self._steps) > 1 and not self._beside.has_refused:
+        finish = self._stage.finish
+        if self._step is None:
+            self._step = weakref.ref(finish)
+        elif self._step() is not finish and not self._beside.has_refused:
             self._stage.look = self._others
         self._follow.given = set()
         first, *rest, end = [partial(self._call, call) for call in calls]

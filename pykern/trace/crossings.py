@@ -43,6 +43,12 @@ class Crossings:
         origins.note(storages_of(inputs), Origin(self._itself, "an argument", True))
         self.follow = Follow(origins, self._see)
         self.follow.owner = self._itself
+        self.follow.before_write = self._keep
+        self._parameters = {
+            storage._cdata for each in model.parameters() for storage in storages_of(each)
+        }
+        # Parameters that have been written, as they were, and whether by the forward itself.
+        self._before: dict[int, tuple[UntypedStorage, UntypedStorage, bool]] = {}
         self.found: list[Crossing] = []
         # By the owner of what they make: modules that stay whole, and numbers of instructions.
         self._calls: dict[Hashable, tuple[nn.Module, int]] = {}
@@ -113,6 +119,21 @@ class Crossings:
             text = f"{what}, and that {self._name_of[maker]} has made ({origin.where})"
             self.found.append(Crossing(made_in, number, text))
         self._returned.update(storage._cdata for storage in storages_of(returned))
+
+    def restore(self, *, all_of_them: bool) -> None:
+        """Gives parameters that were written what they held before.
+
+        Args:
+            all_of_them: also those that the forward itself has written.
+        """
+        for storage, before, by_itself in self._before.values():
+            if all_of_them or not by_itself:
+                storage.copy_(before, non_blocking=False)
+
+    def _keep(self, storage: UntypedStorage) -> None:
+        if storage._cdata in self._parameters and storage._cdata not in self._before:
+            by_itself = self.follow.owner is self._itself
+            self._before[storage._cdata] = storage, storage.clone(), by_itself
 
     def _see(self, storage: UntypedStorage, origin: Origin, where: str) -> None:
         if self.follow.owner is not self._itself:

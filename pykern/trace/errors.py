@@ -21,5 +21,9 @@ class UnseenTensor(CutError):
         self.module = module
 
 
+class Unsettled(CutError):
+    """A forward changes attributes, perhaps in its first call only."""
+
+
 class ReplayError(RuntimeError):
     """A module did not do what it did when the forward around it was recorded."""

@@ -15,7 +15,7 @@ METADATA = frozenset(
     is_complex is_signed is_inference is_conj is_neg element_size get_device type data_ptr
     __len__ untyped_storage is_same_size is_set_to is_pinned is_shared is_coalesced has_names
     _is_view can_cast result_type dense_dim sparse_dim is_distributed broadcast_shapes
-    register_hook register_post_accumulate_grad_hook retain_grad requires_grad_ __repr__
+    retain_grad requires_grad_ __repr__
     __format__ __str__ __hash__ __dir__ is_tensor get_default_dtype
     """.split()  # noqa: SIM905
 )

@@ -88,6 +88,7 @@ class Follow(TorchDispatchMode):
         owner: whichever call or stage is running.
         given: addresses of the memory that the owner has been given.
         has_read: whether Python has got a number that varies.
+        before_write: called with memory that an operation is about to write.
     """
 
     def __init__(self, origins: Origins, look: Look) -> None:
@@ -95,6 +96,7 @@ class Follow(TorchDispatchMode):
         self.owner: Hashable = None
         self.given: set[int] = set()
         self.has_read = False
+        self.before_write: Callable[[torch.UntypedStorage], None] = lambda _: None
         self._origins = origins
         self._look = look
 
@@ -112,11 +114,14 @@ class Follow(TorchDispatchMode):
             if tensor is not args[0] or func.overloadpacket not in _OVERWRITES:
                 varies = self._read(tensor, storage) or varies
         self.has_read = self.has_read or (varies and func is _TO_PYTHON)
+        written = list(_written(func, args, kwargs)) if func._schema.is_mutable else []
+        for storage in written:
+            self.before_write(storage)
         result = func(*args, **kwargs)
         made = [storage for _, storage in _with_storages(result) if storage._cdata not in read]
-        if varies and func._schema.is_mutable:
-            made += [each for each in _written(func, args, kwargs) if each._cdata not in self.given]
-        if made:
+        if varies:
+            made += [storage for storage in written if storage._cdata not in self.given]
+        if made and not _is_autocasts(func, args):
             self._origins.note(made, Origin(self.owner, line(), varies))
         return result
 
@@ -130,6 +135,16 @@ class Follow(TorchDispatchMode):
         if origin.owner != self.owner and (origin.varies or tensor.requires_grad):
             self._look(storage, origin, line())
         return origin.varies
+
+
+def _is_autocasts(func: Any, args: Any) -> bool:
+    """Whether it casts a parameter as autocast does, which keeps the result for later calls."""
+    if func is not torch.ops.aten._to_copy.default or not isinstance(args[0], torch.nn.Parameter):
+        return False
+    # Within an operation that casts, autocast says that it is off.
+    depth = torch.autocast_increment_nesting()
+    torch.autocast_decrement_nesting()
+    return depth > 1
 
 
 def storages_of(tree: Any) -> Iterator[torch.UntypedStorage]:

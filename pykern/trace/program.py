@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from .errors import CutError
 from .routes import BATCH, Direct, Routes, everywhere
 from .tape import Instruction, Tape
-from .values import Build, Here, builder, key_of, refs_in
+from .values import Build, Held, Here, builder, key_of, refs_in
 
 # By number.
 Values = dict[int, Any]
@@ -214,12 +214,12 @@ class Program:
             wanted = set()
 
     def _copied(self, piece: int, start: int, inside: Sequence[Instruction]) -> list[int]:
-        """The values of earlier stages that the piece writes: a stage may not change another's."""
+        """The values of the batch, or of earlier stages, that the piece writes: not its own."""
         found = []
         for instruction in inside:
             for value in instruction.overwritten:
                 origin = self._piece_of.get(value)
-                if origin is None or self._stage_of[origin] == self._stage_of[piece]:
+                if origin is not None and self._stage_of[origin] == self._stage_of[piece]:
                     continue
                 self._refuse_views(value, start, instruction)
                 found.append(value)
@@ -229,9 +229,10 @@ class Program:
         later = {v for following in self.tape.instructions[start:] for v in following.reads}
         later |= set(refs_in(self.tape.output))
         if self.tape.aliases.get(value, set()) & later:
+            whose = "a tensor of an earlier stage" if value in self._piece_of else "an argument"
             raise CutError(
-                f"{instruction.where} writes into a tensor of an earlier stage of which a view is "
-                "used as well: cut elsewhere, or write into a copy"
+                f"{instruction.where} writes into {whose} of which a view is used as well: cut "
+                "elsewhere, or write into a copy"
             )
 
 
@@ -269,7 +270,11 @@ class Segment(nn.Module):
             parent, _, name = target.rpartition(".")
             self._places.append((model.get_submodule(parent), name, target))
             self.add_module(key_of(target), model.get_submodule(target))
-        for held in instruction.held:
+        self.hold_tensors(instruction.held, model)
+
+    def hold_tensors(self, tensors: Iterable[Held], model: nn.Module) -> None:
+        """Makes parameters and buffers of the model part of the segment."""
+        for held in tensors:
             if held.key in self._parameters or held.key in self._buffers:
                 continue
             owner_name, _, name = held.name.rpartition(".")

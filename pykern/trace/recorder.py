@@ -24,6 +24,10 @@ from .tape import Instruction, Read, Tape, modes_now, tensors_in
 from .values import PLAIN, Held, Home, Ref, flatten, leaves_of, map_tree
 
 _T = TypeVar("_T")
+# Positional and keyword arguments.
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+_BACKWARDS = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)
+_HOOKS = frozenset(("register_hook", "register_post_accumulate_grad_hook"))
 
 
 class Recorder(TorchFunctionMode):
@@ -64,15 +68,26 @@ class Recorder(TorchFunctionMode):
         self._hooks = _saved_tensors_hooks()
 
     def record(
-        self, model: nn.Module, inputs: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, model: nn.Module, inputs: list[Tensor], call: Call, *, settling: bool = False
     ) -> Tape:
-        """The tape of a call; the tensors among its arguments have the first numbers."""
+        """The tape of a call.
+
+        Args:
+            model: whose forward.
+            inputs: the tensors among its arguments, which have the first numbers.
+            call: its arguments.
+            settling: whether parameters keep what the forward itself writes.
+        """
+        args, kwargs = call
         for tensor in inputs:
             self._early.add(self._number(tensor))
         trained = frozenset(number for number, x in enumerate(inputs) if x.requires_grad)
         self._crossings = Crossings(model, self._opened, inputs, self._origins)
-        with told(self), self, self._crossings.follow:
-            output = model.forward(*args, **kwargs)
+        try:
+            with told(self), self, self._crossings.follow:
+                output = model.forward(*args, **kwargs)
+        finally:
+            self._crossings.restore(all_of_them=not settling)
         for read in self._reads:
             read.require_constant(self._written)
         return Tape(
@@ -108,6 +123,7 @@ class Recorder(TorchFunctionMode):
         name = name_of(func)
         if name == "_set_grad_enabled":
             return func(*args, **kwargs)
+        _refuse_autograd(func, name)
         given = tensors_in((args, kwargs))
         versions = [_version(tensor) for tensor in given]
         returned = func(*args, **kwargs)
@@ -192,11 +208,24 @@ class Recorder(TorchFunctionMode):
             self._maker.setdefault(number, instruction)
 
     def _note_early(self, instruction: Instruction) -> None:
+        """Notes whether what is made depends on inputs alone, and what does not any more."""
         random = torch.Tag.nondeterministic_seeded in getattr(instruction.target, "tags", ())
         drawing = name_of(instruction.target) in RANDOM or random
-        early = instruction.anchor is None and not drawing and not instruction.written
+        early = instruction.anchor is None and not drawing
+        memory = {
+            other
+            for number in instruction.overwritten
+            for other in (number, *self._aliases[number])
+        }
+        # What is read again is computed again of the inputs, which that must not write.
+        if memory - self._maker.keys():
+            early = False
         if early and all(number in self._early for number in instruction.reads):
-            self._early.update(instruction.results)
+            self._early.update(instruction.makes)
+        else:
+            self._early.difference_update(instruction.makes)
+        # Other names of the memory do not say that it was written.
+        self._early -= memory - set(instruction.overwritten)
 
     def _result(self, tensor: Tensor, written: list[Tensor]) -> int:
         is_new = any(tensor is one for one in written)
@@ -330,6 +359,21 @@ class Recorder(TorchFunctionMode):
                 yield
             finally:
                 self.__enter__()  # type: ignore[no-untyped-call]
+
+
+def _refuse_autograd(function: Any, name: str) -> None:
+    """Refuses what looks at, or changes, a graph that stages cut."""
+    whole = "within a module that stays whole (whole=[...])"
+    if function in _BACKWARDS:
+        raise CutError(
+            f"{line()} runs a backward (torch.autograd) in the forward, through a graph that "
+            f"stages cut: keep all that it runs through {whole}, or do it in loss_fn"
+        )
+    if name in _HOOKS:
+        raise CutError(
+            f"{line()} registers a hook for a gradient ({name}), which would not be repeated for "
+            f"each microbatch: do it {whole}, or write an autograd function"
+        )
 
 
 def _held(model: nn.Module) -> dict[int, Held]:

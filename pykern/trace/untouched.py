@@ -9,21 +9,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .errors import CutError
+from .errors import CutError, Unsettled
 from .state import attributes
 
 
 @contextmanager
-def untouched(model: nn.Module, opened: Collection[nn.Module]) -> Iterator[None]:
+def untouched(
+    model: nn.Module, opened: Collection[nn.Module], *, settling: bool = False
+) -> Iterator[None]:
     """Puts back, in the end, buffers, attributes of modules, and torch's random numbers.
 
     Args:
         model: the whole.
         opened: those of its modules that may not leave tensors in attributes: what they do is
             repeated, and this would not be.
+        settling: whether these keep what they have changed in their attributes, beside tensors.
 
     Raises:
-        CutError: one did.
+        CutError: one left a tensor.
+        Unsettled: one changed something else.
     """
     modules = list(model.modules())
     described = {module: attributes(module, 1) for module in opened}
@@ -40,7 +44,8 @@ def untouched(model: nn.Module, opened: Collection[nn.Module]) -> Iterator[None]
                 if module in opened:
                     changed += _changed(module, described[module])
                     left += [f"{type(module).__name__}.{name}" for name in _left(module, before)]
-                _restore(module, before)
+                if module not in opened or not settling:
+                    _restore(module, before)
             with torch.no_grad():
                 for buffer, value in buffers:
                     buffer.copy_(value)
@@ -49,10 +54,11 @@ def untouched(model: nn.Module, opened: Collection[nn.Module]) -> Iterator[None]
             f"the forward leaves a tensor in {_listed(left)}, which would not be repeated for "
             "each microbatch: return it, or do that within a module that stays whole"
         )
-    if changed:
-        raise CutError(
+    if changed and not settling:
+        raise Unsettled(
             f"the forward changes {_listed(changed)}, which would not be repeated for each "
-            "microbatch: do that within a module that stays whole, or outside of the model"
+            "microbatch: do that within a module that stays whole, or outside of the model; if it "
+            "does so in its first call only, call the model once before"
         )
 
 
