@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .plan import Plan, PlanError
     from .runtime.microbatch import SplitError
     from .trace import CutError
+    from .verify import Verify, VerifyError
 
 __version__ = "0.1.0"
 
@@ -30,6 +31,8 @@ __all__ = [
     "Plan",
     "PlanError",
     "SplitError",
+    "Verify",
+    "VerifyError",
     "ZeroOptimizer",
     "clip_grad_norm_",
     "explain_cut",
@@ -44,6 +47,8 @@ _HOME = {
     "Plan": ".plan",
     "PlanError": ".plan",
     "SplitError": ".runtime.microbatch",
+    "Verify": ".verify",
+    "VerifyError": ".verify",
     "ZeroOptimizer": ".optimizers.zero",
     "clip_grad_norm_": ".clipping",
     "explain_cut": ".cut_report",

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from .layers import named_layers
+from .layers import named_layers, refuse_hooks
 from .partition import Balance, Partition, partition
 from .profile import as_in_training
 from .runtime.batch import Call
@@ -34,11 +34,10 @@ class Chain:
         origins: where it is noted what layers make, while that is looked at.
     """
 
-    root: nn.Module | None = None
-
     def __init__(self, model: nn.Sequential | Sequence[nn.Module]) -> None:
         self.origins = Origins()
         self.layers = named_layers(model)
+        self.root = model if isinstance(model, nn.Module) else None
         self._taken = {name for layer in self.layers.values() for name in keywords_of(layer)}
 
     def first_input(self, sample: Any) -> Any:
@@ -69,13 +68,16 @@ class Chain:
         return args, kwargs
 
     def require_unchanged(self, modules: Mapping[str, nn.Module | None]) -> None:
-        """Raises RuntimeError where a layer is another module by now."""
-        for name, layer in self.layers.items():
-            if modules.get(name) is not layer:
+        """Raises RuntimeError where a layer is another module by now, or the model has hooks."""
+        now = {name: layer for name, layer in modules.items() if layer is not None}
+        for name in () if now == self.layers else {**self.layers, **now}:
+            if now.get(name) is not self.layers.get(name):
                 raise RuntimeError(
-                    f"layer {name!r} was replaced or removed, but the stages hold the one that the "
-                    "pipeline was made of; make a new Pipeline"
+                    f"layer {name!r} was replaced, added or removed, but the stages hold the "
+                    "layers that the pipeline was made of; make a new Pipeline"
                 )
+        if self.root is not None:
+            refuse_hooks(self.root)
 
 
 class RecordedChain:
@@ -161,7 +163,7 @@ def open_model(
     names = whole_names(whole)
     if isinstance(model, ExportedProgram):
         model = model.module()
-    if _is_chain(model):
+    if is_chain(model):
         chain = Chain(model)
         # Every layer of a chain stays whole.
         whole_by_names(_all_modules(chain.layers), names)
@@ -203,15 +205,16 @@ def max_stages(model: nn.Module | Sequence[nn.Module] | ExportedProgram) -> int:
     """How many stages a model can be cut into at most: by its layers, or modules that train."""
     if isinstance(model, ExportedProgram):
         return len(list(model.parameters()))
-    if _is_chain(model):
+    if is_chain(model):
         return len(model)
     assert isinstance(model, nn.Module)
     return sum(bool(module._parameters) for module in model.modules())
 
 
-def _is_chain(model: object) -> TypeGuard[nn.Sequential | Sequence[nn.Module]]:
+def is_chain(model: object) -> TypeGuard[nn.Sequential | Sequence[nn.Module]]:
+    """Whether the model is layers called one after another, and nothing else."""
     if isinstance(model, nn.Sequential):
-        return type(model).forward is nn.Sequential.forward
+        return type(model).forward is nn.Sequential.forward and "forward" not in vars(model)
     return isinstance(model, Sequence | nn.ModuleList)
 
 

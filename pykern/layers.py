@@ -26,11 +26,7 @@ def named_layers(model: nn.Sequential | Sequence[nn.Module]) -> dict[str, nn.Mod
                 f"{type(model).__name__} has a forward of its own, which cutting would lose; give "
                 "its layers as an nn.Sequential or a list"
             )
-        if any(getattr(model, hooks) for hooks in _HOOKS):
-            raise TypeError(
-                f"the {type(model).__name__} has hooks of its own, which cutting would lose; put "
-                "them on its layers"
-            )
+        refuse_hooks(model)
         # Not named_children, which leaves out a layer that occurs twice.
         return {name: layer for name, layer in model._modules.items() if layer is not None}
     if not isinstance(model, Sequence | nn.ModuleList):
@@ -42,6 +38,15 @@ def named_layers(model: nn.Sequential | Sequence[nn.Module]) -> dict[str, nn.Mod
         if not isinstance(layer, nn.Module):
             raise TypeError(f"layer {name} is a {type(layer).__name__}, not an nn.Module")
     return layers
+
+
+def refuse_hooks(model: nn.Module) -> None:
+    """Raises TypeError where a model that is cut into its layers has hooks, which nobody calls."""
+    if any(getattr(model, hooks) for hooks in _HOOKS):
+        raise TypeError(
+            f"the {type(model).__name__} has hooks of its own, which cutting would lose; put "
+            "them on its layers"
+        )
 
 
 def refuse_inside(model: object, kind: type[nn.Module]) -> None:

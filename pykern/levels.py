@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .plan import Action, Costs, Kind, Plan, with_recompute
+from .plan import Action, Costs, Kind, Memory, Plan, peak_bytes, with_recompute
 from .runtime.recompute import INPUTS, LEVELS, Level
 
 # One level for all stages, or an entry for each: a level, or one for each microbatch.
@@ -47,8 +47,32 @@ def choose_levels(plan: Plan, recompute: Recompute) -> tuple[Plan, Levels]:
             raise ValueError(
                 f"recompute={recompute!r}, but the plan has no backward to recompute anything for"
             )
-        plan = with_recompute(plan, cells, _USUAL)
+        plan = _recomputed(plan, cells)
     return plan, _as_planned(plan, levels)
+
+
+def _recomputed(plan: Plan, cells: Sequence[Action]) -> Plan:
+    """The plan with an R for each cell, by which every device that can holds fewer cells at once.
+
+    An R that fills a wait makes a cell whole before the one in front is done with: two at once,
+    which is all that a device with two cells in flight would hold anyway.
+    """
+    early = with_recompute(plan, cells, _USUAL)
+    whole = Memory(1.0, boundary_bytes=0.0)
+    pairs = list(zip(peak_bytes(plan, whole), peak_bytes(early, whole), strict=True))
+    recomputed = {cell.stage for cell in cells}
+    placement = plan.placement
+    devices_of = [
+        {placement.device_of(stage, replica) for replica in range(placement.num_replicas)}
+        for stage in range(plan.num_stages)
+    ]
+    having = set().union(*(devices_of[stage] for stage in recomputed))
+    if all(held < before or before <= 1 for d, (before, held) in enumerate(pairs) if d in having):
+        return early
+    most = [held if held < before else max(before - 1, 1) for before, held in pairs]
+    shares = [1 / min(most[device] for device in devices) for devices in devices_of]
+    cells_held = Memory(shares, boundary_bytes=[0.0] * plan.num_stages)
+    return with_recompute(plan, cells, _USUAL, cells_held, 1 + 1e-9)
 
 
 def _of_stages(plan: Plan, recompute: Recompute) -> list[list[Level | None]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -18,28 +18,32 @@ from .choice import Schedule, choose_plan
 from .devices import Devices, parse_devices
 from .fit import Fitted
 from .layers import make_stages, place_layers, refuse_foreign_devices, refuse_inside
+from .level_costs import StageCosts
 from .levels import Levels, Recompute, choose_levels
+from .modes import as_before
 from .parallel.agreement import alike
-from .parallel.data import DataParallel, data_group, refuse_foreign_loss
+from .parallel.data import DataParallel, data_group, refuse_unsummed
 from .parallel.first import of_first
 from .parallel.groups import Peers
+from .parallel.likeness import likeness
 from .parallel.tensor import TensorParallelism, open_tensor
-from .partition import Balance
-from .plan import Kind, Plan
+from .partition import Balance, Partition
+from .plan import Kind
 from .plan.shares import Shares
 from .runtime import microbatch
 from .runtime.batch import Batch, Call, Outputs
-from .runtime.batch_norm import DeferredBatchNorm
+from .runtime.batch_norm import DeferredBatchNorm, OrderOfUpdates
 from .runtime.beside import Beside
 from .runtime.executor import Driver, Program, open_driver
 from .runtime.finite import CheckFinite, Checks
+from .runtime.in_order import InOrder
 from .runtime.loss import Loss, Losses, scale_of
 from .runtime.recorder import Capture
-from .runtime.replica import refuse_replicas, refuse_trained_loss
 from .runtime.stage import Stage
 from .runtime.stage_optimizers import MakeOptimizer
 from .split_points import SplitAt
 from .updating import Updates, Updating, choose_updates, refuse_layers
+from .verify import Verify, open_verify, parse_verify
 
 
 class Pipeline(Updating):
@@ -101,6 +105,8 @@ class Pipeline(Updating):
         tensor_parallel: (mesh, styles): the processes of a mesh of one dimension each run their
             slices of every stage, for the same batches. Styles are by name of a module, as torch's
             `parallelize_module` takes them; parameters of these become DTensors, new objects.
+        verify: whether the first step also runs the plain model and compares loss, gradients and
+            buffers: True, or a number for every so many-th step, or a `Verify`. See docs/verify.md.
         **options: for the schedule, e.g. `waves=2`; for "auto" e.g. `memory=0.5`.
 
     Raises:
@@ -133,9 +139,11 @@ class Pipeline(Updating):
         process_group: Peers | None = None,
         optimizer: MakeOptimizer | None = None,
         tensor_parallel: TensorParallelism | None = None,
+        verify: bool | int | Verify = False,
         **options: Any,
     ) -> None:
         super().__init__()
+        verified = parse_verify(verify, process_group, tensor_parallel)
         _refuse_others(model, reduction, deferred_batch_norm)
         lanes = parse_devices(devices)
         shares = Shares(len(lanes), microbatches, replicas)
@@ -154,25 +162,22 @@ class Pipeline(Updating):
         layers = chain.layers
         refuse_foreign_devices(layers, lanes[0].device.type)
         share = partial(share_out, chain, plan.num_stages, balance, sample, split_at)
-        cut = of_first(peers, share) if balance == "time" else share()
+        cut = of_first(peers, share, Partition) if balance == "time" else share()
         refuse_layers(updates, layers, cut)
         self._checks = Checks(check_finite, list(layers), cut.stages, captures=capture is not False)
-        _refuse_unsummed(plan, layers, loss_fn, group)
+        refuse_unsummed(plan, layers, loss_fn, group)
 
-        self.plan, self.partition = plan, cut
-        self._loss_fn, self._reduction = loss_fn, reduction
-        self._adopt(chain)
+        self.plan, self.partition, self._reduction = plan, cut, reduction
+        self._adopt(chain, loss_fn)
         self._tensor.find(self, list(chain.layers.values()), cut)
         with ExitStack() as undo:
             driver = open_driver(lanes, capture)
             undo.callback(driver.close)
             stages = self._make_stages(driver, recompute, updates, peers)
             undo.callback(self._tensor.close)
-            self._watch(stages, deferred_batch_norm=deferred_batch_norm)
+            self._watch(stages, verified, deferred_batch_norm)
             self._data = None if group is None else self._connect(stages, group)
             undo.pop_all()
-        self._train_program = self._executor.program(self.plan)
-        self._predict_program = self._executor.program(self.plan.forward_only())
 
     def _make_stages(
         self,
@@ -193,9 +198,11 @@ class Pipeline(Updating):
         if isinstance(recompute, Budget):
             budget = replace(recompute, sample=chain.first_input(recompute.sample))
             measure = partial(budget.measure, plan, stages, self._loss_fn)
-            self.fitted = budget.fit(plan, of_first(peers, measure))
+            self.fitted = budget.fit(plan, of_first(peers, measure, list[StageCosts]))
             self.plan, self._levels = self.fitted.plan, cast("Levels", self.fitted.by_microbatch())
         self._open_executor(stages, devices_of, driver, updates)
+        self._train_program = self._executor.program(self.plan)
+        self._predict_program = self._executor.program(self.plan.forward_only())
         return stages
 
     def step(
@@ -236,10 +243,11 @@ class Pipeline(Updating):
             RuntimeError: there is no loss function, gradients are off, the plan has no backward, a
                 layer was replaced, a tensor of the batch has a graph of its own, or a step is
                 running.
+            VerifyError: `verify` has found that the plain model gives something else.
             BaseException: the first exception of a stage, the same object, with a note of where.
                 The gradients of that step are then undefined; the next step is not affected.
         """
-        with self._tensor.step(scaler):
+        with as_before(), self._tensor.step(scaler):
             if self._data is None:
                 return self._step(inputs, named, target, scaler)
             with self._data.step():
@@ -271,12 +279,9 @@ class Pipeline(Updating):
         if self.optimizer is not None:
             return self._give(batch, scale)
         # Still in the step: what peers say may make it one that fails.
-        result = losses.total if self._data is None else partial(self._together, losses)
+        data = self._data
+        result = losses.total if data is None else lambda: data.finish(losses.total())
         return self._run(self._train_program, batch, result)  # type: ignore[no-any-return]
-
-    def _together(self, losses: Losses) -> Tensor:
-        assert self._data is not None
-        return self._data.finish(losses.total())
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Forward only, without gradients: the model's output for the whole batch.
@@ -289,13 +294,13 @@ class Pipeline(Updating):
             What the last layer returns, its tensors joined along dimension 0. One without
             dimensions, such as a loss that the model computes, counts as `reduction` says.
         """
-        self._chain.require_unchanged(self._modules)
-        batch = self._open_batch((inputs, named))
-        merged = self._executor.predict(self._predict_program, *batch)
-        self._last_program = self._predict_program
-        return merged
+        with as_before():
+            self._chain.require_unchanged(self._modules)
+            merged = self._steps.predict(self._predict_program, *self._open_batch((inputs, named)))
+            self._last_program = self._predict_program
+            return merged
 
-    def stream(self, batches: Iterable[Any]) -> Generator[Any, None, None]:
+    def stream(self, batches: Iterable[Any]) -> InOrder:
         """The outputs of batches, each what the pipeline returns for it alone, bit for bit.
 
         No device waits for the end of a batch: the next are asked for, in the calling thread, and
@@ -307,12 +312,14 @@ class Pipeline(Updating):
             batches: of any sizes, perhaps without end: a tensor, a tuple of arguments, or a dict of
                 keyword arguments.
 
-        Yields:
-            The outputs, in the order of the batches.
+        Returns:
+            An iterator of the outputs, in the order of the batches, with a method `close`.
 
         Raises:
-            RuntimeError: the pipeline is streaming already, or running a step.
-            BaseException: as for `step`, or from `batches`, after the outputs of those before.
+            RuntimeError: the pipeline is streaming already, or running a step; or a stage has
+                raised StopIteration, which is the cause then.
+            BaseException: as for `step`, or from `batches`, after the outputs of those before. The
+                note says which batch it was, counted from 0 as microbatches are.
         """
         self._chain.require_unchanged(self._modules)
         calls = map(call_of, batches)
@@ -342,18 +349,24 @@ class Pipeline(Updating):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _watch(self, stages: Sequence[Stage], *, deferred_batch_norm: bool) -> None:
+    def _watch(self, stages: Sequence[Stage], verified: Verify | None, deferred: bool) -> None:
         """Has what looks at steps look at them."""
-        self._deferred = DeferredBatchNorm(stages if deferred_batch_norm else ())
+        self._deferred = DeferredBatchNorm(stages if deferred else ())
         self._executor.watch(self._checks.around)
         self._chain.before_recording(self._executor.settle)
-        self._executor.watch(self._deferred.around, self._deferred.during)
+        self._executor.watch(OrderOfUpdates().around)
+        self._executor.watch(self._deferred.around)
+        if self._deferred.is_needed:
+            self._executor.observe(self._deferred)
         self._tensor.watch(self._executor, stages)
         Beside(stages, self._loss_fn, self._chain.origins)
+        run = self.partition, self.plan, self._reduction, deferred
+        self._steps = open_verify(verified, self._executor, self._chain, run)
 
     def _told(self) -> dict[str, str]:
         """What the pipelines of other processes have to have alike."""
-        return {"reduction": self._reduction, **alike(self.plan, self.partition, self)}
+        told = {"reduction": self._reduction, "the loss function": likeness(self._loss_fn)}
+        return told | alike(self.plan, self.partition, self)
 
     def _connect(self, stages: Sequence[Stage], group: ProcessGroup) -> DataParallel:
         """Joins the pipelines of other processes."""
@@ -368,7 +381,7 @@ class Pipeline(Updating):
         return [n / total for n in rows]
 
     def _run(self, program: Program, batch: Batch, result: Callable[[], Any] = lambda: None) -> Any:
-        found = self._executor.run(program, batch, result)
+        found = self._steps.run(program, batch, result)
         self._last_program = program
         return found
 
@@ -379,14 +392,3 @@ def _refuse_others(model: Any, reduction: object, deferred_batch_norm: object) -
         raise ValueError(f"reduction is 'mean' or 'sum', got {reduction!r}")
     if not isinstance(deferred_batch_norm, bool):
         raise TypeError(f"deferred_batch_norm is True or False, got {deferred_batch_norm!r}")
-
-
-def _refuse_unsummed(
-    plan: Plan, layers: Mapping[str, nn.Module], loss_fn: Loss | None, group: ProcessGroup | None
-) -> None:
-    """Refuses what would not be summed over replicas, or over processes."""
-    if plan.placement.num_replicas > 1:
-        refuse_replicas(layers)
-        refuse_trained_loss(loss_fn)
-    if group is not None:
-        refuse_foreign_loss(loss_fn, layers.values())

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from .modes import as_before, same_numbers
+
 
 def layer_times_ns(layers: Sequence[nn.Module], sample: Any, repeats: int = 5) -> list[int]:
     """Time forward plus backward of every layer, each fed with the output of the one before.
@@ -37,7 +39,7 @@ def layer_times_ns(layers: Sequence[nn.Module], sample: Any, repeats: int = 5) -
     """
     _check_on_cpu(layers, sample)
     times = []
-    with torch.random.fork_rng(devices=[]), as_in_training(layers):
+    with same_numbers(), as_in_training(layers):
         for layer in layers:
             runs = [_run(layer, sample) for _ in range(1 + repeats)]
             times.append(round(median(elapsed for elapsed, _ in runs[1:])))
@@ -59,7 +61,7 @@ def layer_bytes(layers: Sequence[nn.Module], sample: Any) -> list[int]:
     """
     _check_on_cpu(layers, sample)
     found = []
-    with torch.random.fork_rng(devices=[]), as_in_training(layers):
+    with same_numbers(), as_in_training(layers):
         for layer in layers:
             kept: dict[int, int] = {}
             held = {tensor.data_ptr() for tensor in (*layer.parameters(), *layer.buffers())}
@@ -86,7 +88,7 @@ def as_in_training(models: Sequence[nn.Module]) -> Iterator[None]:
         models: Modules whose modes count, with all that is in them.
     """
     modes = [(module, module.training) for model in models for module in model.modules()]
-    with torch.inference_mode(False), torch.enable_grad():
+    with as_before(), torch.inference_mode(False), torch.enable_grad():
         try:
             if not any(was for _, was in modes):
                 for model in models:

@@ -79,14 +79,12 @@ class _Watch:
         # Others that look.
         self._others = stage.look
 
-    def begin(self) -> None:
-        """Has the stage's next forwards looked at."""
+    def begin(self, compiled: bool) -> None:
+        """Has the stage's next forwards looked at, unless torch compiles any of its layers."""
         self._num_forwards = 0
         # By what it is given for its outputs, the step of the last forward.
         self._step: Callable[[], object] | None = None
-        settings = self._stage.settings
-        if settings is not None and not settings.compiled:
-            self._stage.look = self._look
+        self._stage.look = self._others if compiled else self._look
 
     def _look(self, microbatch: int, calls: Calls) -> Calls:
         """The calls of a microbatch, to be looked at."""

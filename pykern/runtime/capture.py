@@ -22,7 +22,7 @@ from ..kernels.head_loss import new_gradient
 from ..plan import Action, Kind, Plan
 from . import microbatch
 from .batch import Batch
-from .crossing import Ring, Transfer
+from .crossing import Ring, Transfer, num_bytes_of
 from .cuda import Gpus, Graph
 from .loss import Losses
 from .obstacles import CannotCapture, named
@@ -333,4 +333,4 @@ def _transfers(places: Sequence[Tensor | None], made: Sequence[Tensor | None]) -
 
 
 def _transfer(place: Tensor, source: Tensor) -> Transfer:
-    return place.data_ptr(), source.data_ptr(), source.numel() * source.element_size(), 0
+    return place.data_ptr(), source.data_ptr(), num_bytes_of(source), 0

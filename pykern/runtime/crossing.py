@@ -17,6 +17,8 @@ from torch.utils import _pytree as pytree
 from .. import _C
 from ..plan import Action, Kind
 from .cuda import Gpus
+from .cut import copy_in_graph
+from .landing import copy_of, span
 from .passage import Passage
 
 # To, from, bytes, and by way of which pinned memory, or 0.
@@ -35,8 +37,7 @@ class Ring:
 
     def place(self, place: tuple[Any, ...], like: Tensor) -> Tensor:
         """A tensor of the same type, shape and strides there, of which nothing else knows."""
-        num_bytes = like.numel() * like.element_size()
-        storage = self._room(place, num_bytes, host=False).untyped_storage()
+        storage = self._room(place, num_bytes_of(like), host=False).untyped_storage()
         landed = torch.empty(0, dtype=like.dtype, device=storage.device)
         return landed.set_(storage, 0, like.shape, like.stride())
 
@@ -109,7 +110,8 @@ class Crossing(Passage):
         self._outbox: dict[tuple[Kind, int], list[tuple[Transfer, Tensor]]] = {}
 
     def begin(self, program: _C.StreamProgram) -> None:
-        """Starts a step of this program."""
+        """Starts a step of this program, with nothing of the last one."""
+        self.end()
         self._program = program
         self._splits = program.plan.has(Kind.W)
 
@@ -184,17 +186,21 @@ class Crossing(Passage):
 
     def keep(self, output: Any) -> Any:
         """In memory of its own: a layer may have returned what it was given."""
-        return pytree.tree_map_only(Tensor, self._own, output)
+
+        def own(tensor: Tensor) -> Tensor:
+            return copy_in_graph(tensor) if self._ring.owns(tensor) else tensor
+
+        return pytree.tree_map_only(Tensor, own, output)
 
     def _own(self, tensor: Tensor) -> Tensor:
-        return tensor.clone() if self._ring.owns(tensor) else tensor
+        return copy_of(tensor) if self._ring.owns(tensor) else tensor
 
     def _send(
         self, way: Kind, microbatch: int, tensor: Tensor, ring: Ring, place: tuple[Any, ...]
     ) -> Tensor:
-        source = self._own(dense(tensor))
+        source = self._own(as_bytes(tensor))
         landing = ring.place(place, source)
-        num_bytes = source.numel() * source.element_size()
+        num_bytes = num_bytes_of(source)
         if num_bytes > 0:
             reached = self._lanes.reaches(self._ring.lane, ring.lane)
             via = 0 if reached else ring.host(place, num_bytes)
@@ -227,25 +233,20 @@ def carrier_of(lanes: Sequence[int], stage: int, way: Kind) -> int:
     return stage
 
 
-def dense(tensor: Tensor) -> Tensor:
-    """The tensor in one piece of memory, in its own strides where they leave no gaps."""
+def as_bytes(tensor: Tensor) -> Tensor:
+    """The tensor as copies see it, in its own strides.
+
+    Elements that lie on each other or apart are so where it lands, too: contiguous ones would be
+    summed in another order there than in the model on one device.
+    """
     if tensor.layout is not torch.strided:
         raise ValueError(
             f"a stage hands over a tensor of layout {tensor.layout}; only dense tensors can be "
             "copied to another GPU"
         )
-    tensor = tensor.resolve_conj().resolve_neg()
-    return tensor if _fills_its_memory(tensor) else tensor.contiguous()
+    return tensor.resolve_conj().resolve_neg()
 
 
-def _fills_its_memory(tensor: Tensor) -> bool:
-    """Whether the strides leave no gaps and no element lies on another, in any order of dims."""
-    if tensor.is_contiguous():
-        return True
-    expected = 1
-    dims = [(stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True)]
-    for stride, size in sorted(dim for dim in dims if dim[1] != 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
+def num_bytes_of(tensor: Tensor) -> int:
+    """How many bytes of memory it covers, those between its elements included."""
+    return span(tensor) * tensor.element_size()

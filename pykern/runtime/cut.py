@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -25,10 +26,6 @@ class Cut:
     value: Any
     outputs: Sequence[Tensor]
     leaves: Sequence[Tensor]
-
-    def gradients(self) -> list[Tensor | None]:
-        """What a backward has left at the cut, for each of the outputs."""
-        return [leaf.grad for leaf in self.leaves]
 
 
 def cut(
@@ -83,10 +80,20 @@ def copies(value: Any) -> Any:
 
     def copy(tensor: Tensor) -> Tensor:
         if id(tensor) not in made:
-            made[id(tensor)] = tensor.clone()
+            made[id(tensor)] = copy_in_graph(tensor)
         return made[id(tensor)]
 
     return pytree.tree_map_only(Tensor, copy, value)
+
+
+def copy_in_graph(tensor: Tensor) -> Tensor:
+    """A copy that leads to the tensor in the graph, in the same strides if no elements coincide."""
+    copied = tensor.clone()
+    if copied.stride() == tensor.stride() or 0 in tensor.stride():
+        return copied
+    return torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+    ).copy_(tensor)
 
 
 def version_of(tensor: Tensor) -> int:

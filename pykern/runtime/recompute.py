@@ -56,7 +56,8 @@ class Recompute:
         self._levels: Sequence[Level | None] = ()
         self._compiled = False
         self._cells: dict[int, Cell] = {}
-        # Whether any microbatch of the step is recomputed.
+        # Whether any microbatch of the step has a level, and whether any is recomputed.
+        self.has_levels = False
         self.in_use = False
 
     def begin(
@@ -72,6 +73,7 @@ class Recompute:
         self._compiled = compiled
         # Most steps have none, and their actions are to be spared the look.
         self._levels = levels if any(level is not None for level in levels) else ()
+        self.has_levels = len(self._levels) > 0
         self.in_use = any(level in INPUTS for level in self._levels)
         if changed:
             self._seen = {}
@@ -90,7 +92,7 @@ class Recompute:
         """Whether the microbatch is recomputed."""
         return self._level(microbatch) in INPUTS
 
-    def keeping(self, microbatch: int) -> AbstractContextManager[None]:
+    def keeping(self, microbatch: int) -> AbstractContextManager[object]:
         """Within it, kernels keep what the level of a microbatch says, if one of theirs."""
         level = self._level(microbatch)
         if level is None or level in INPUTS:

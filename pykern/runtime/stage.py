@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -16,6 +16,7 @@ from ..trace import Environment
 from ..trace.routes import BATCH
 from .cut import copies, cut, hidden_in
 from .keywords import keywords_of
+from .landing import Landing
 from .microbatch import to_device
 from .parcels import Parcels, apart, ends_of
 from .passage import Passage
@@ -63,8 +64,9 @@ class Stage:
         self.copies_input = False
         # Puts something around the calls of a microbatch.
         self.look: Callable[[int, Calls], Calls] | None = None
-        # Called in front of the first step, and of others before which the layers have changed.
-        self.when_changed: Callable[[], None] = lambda: None
+        # Called in front of the first step, and of others before which the layers have changed,
+        # with whether torch compiles any.
+        self.when_changed: Callable[[bool], None] = lambda _: None
         # By layer, which arguments it can be given by name.
         self._keywords_of = [keywords_of(layer) for layer in layers]
         self._settings: Settings | None = None
@@ -84,23 +86,26 @@ class Stage:
         levels: Sequence[Level | None] = (),
     ) -> None:
         """Makes room for a step. `levels` says of each microbatch what F keeps; empty: all."""
+        # An interrupt may have left something of the last step.
+        self._clear(num_microbatches)
         self.go_on(seed, finish, levels)
-        self._make_room(num_microbatches)
 
     def go_on(self, seed: StepSeed, finish: Finish, levels: Sequence[Level | None] = ()) -> None:
         """As `begin`, with the room that there is and what is in it."""
         self._finish = finish
-        changed = self._settings is None or self._settings.have_changed()
-        if changed:
-            self._settings = Settings(self.originals)
-            modules = self._settings.modules
-            self._compiled = self._settings.compiled
-            self.copies_input = any(getattr(module, "inplace", False) for module in modules)
-            self.when_changed()
+        settings = self._settings
+        changed = settings is None or settings.have_changed()
+        if settings is None or changed:
+            settings = Settings(self.originals)
+            self._compiled = settings.compiled
+            self.copies_input = any(getattr(one, "inplace", False) for one in settings.modules)
+            self.when_changed(self._compiled)
         self._recompute.begin(levels, changed=changed, compiled=self._compiled)
         # Without gradients a step has no loss, which may draw as well.
         compiled_for = self.device if self._compiled else None
-        self._draws.begin(seed, (self._settings, torch.is_grad_enabled()), compiled_for)
+        self._draws.begin(seed, (settings, torch.is_grad_enabled()), compiled_for)
+        # Last, so that after an interrupt all of this is looked at again.
+        self._settings = settings
 
     def twin(self) -> Stage:
         """A stage of the same layers, which knows what this one has seen them do."""
@@ -127,10 +132,13 @@ class Stage:
 
     def end(self) -> None:
         """Lets go of everything that belongs to the step."""
+        self._clear(0)
+
+    def _clear(self, num_microbatches: int) -> None:
         self._finish = None
         self.layers = self.originals
         self._recompute.end()
-        self._make_room(0)
+        self._make_room(num_microbatches)
 
     def _make_room(self, num_microbatches: int) -> None:
         # What the first layer is called with; None for a microbatch without rows.
@@ -193,7 +201,7 @@ class Stage:
                 holders = [*self.layers, getattr(self._finish, "function", None)]
                 self._recompute.forward(microbatch, calls, arguments, holders, state)
             else:
-                with self._keeping(microbatch):
+                with self._recompute.keeping(microbatch):
                     self.outputs[microbatch] = run(calls, arguments)
 
     def _with_parcels(self, microbatch: int, near: Environment) -> tuple[Environment]:
@@ -270,37 +278,39 @@ class Stage:
     def backward(self, microbatch: int) -> None:
         """B: adds to the parameters' `.grad` and hands input gradients to the previous stage."""
         for number, (outputs, gradients, _) in enumerate(self._graphs(microbatch)):
-            with self._watched(Kind.B, microbatch, number), self._keeping(microbatch):
+            with self._watched(Kind.B, microbatch, number):
                 torch.autograd.backward(outputs, gradients)
-        self._hand_back(microbatch)
 
     def input_gradients(self, microbatch: int) -> None:
         """I: hands input gradients to the previous stage."""
         works: list[Work] = []
         for number, (outputs, gradients, leaves) in enumerate(self._graphs(microbatch)):
-            with self._watched(Kind.I, microbatch, number), self._keeping(microbatch):
+            with self._watched(Kind.I, microbatch, number):
                 work = backward_to_inputs(outputs, gradients, leaves, self._finish_weights)
             if work is not None:
                 works.append(work)
         if works:
             self._weights[microbatch] = works
-        self._hand_back(microbatch)
 
     def weight_gradients(self, microbatch: int) -> None:
         """W: adds to the parameters' `.grad` what I has left."""
         works = self._weights.pop(microbatch, [])
         if works:
-            with self._draws.backward(Kind.W, microbatch), self._keeping(microbatch):
+            with self._watched(Kind.W, microbatch):
                 while works:
                     works.pop(0)()
 
-    def _keeping(self, microbatch: int) -> AbstractContextManager[None]:
-        """In F, and in a backward, where a layer's own checkpointing makes again what F kept."""
-        return self._recompute.keeping(microbatch)
+    def _watched(
+        self, kind: Kind, microbatch: int, number: int = 0
+    ) -> AbstractContextManager[object]:
+        """For one graph of a backward, where nothing may be drawn: see `Draws.backward`.
 
-    def _watched(self, kind: Kind, microbatch: int, number: int) -> AbstractContextManager[object]:
-        """For one graph of a backward, where nothing may be drawn: see `Draws.backward`."""
-        return self._draws.backward(kind, microbatch, (number, len(self.leaves[microbatch])))
+        A layer's own checkpointing makes again in it what F kept.
+        """
+        mode = self._draws.backward(kind, microbatch, (number, len(self.leaves[microbatch])))
+        if not self._recompute.has_levels:
+            return mode
+        return _both(mode, self._recompute.keeping(microbatch))
 
     @property
     def trains(self) -> Sequence[Tensor]:
@@ -324,7 +334,7 @@ class Stage:
         """What a backward consists of: one graph, or those of the stage's segments, last first.
 
         Each has outputs, their gradients and leaves, and is gone when the next is asked for. At
-        level `layer` the next is made then.
+        level `layer` the next is made then. In the end the previous stage has its gradients.
         """
         given = self.gradients[microbatch]
         if self.parcels.sent:
@@ -335,25 +345,39 @@ class Stage:
         cell = self._recompute.take(microbatch)
         front = None if cell is None else cell.front()
         while cell is not None and front is not None and outputs:
-            yield outputs, gradients, front.leaves
-            outputs, found = (), front.gradients()
+            landings = list(map(Landing, front.leaves))
+            try:
+                yield outputs, gradients, front.leaves
+            finally:
+                found = list(map(Landing.take, landings))
+            outputs = ()
             if any(gradient is not None for gradient in found):
                 again = cell.outputs(self._calls(microbatch, self._end_again))
                 outputs, gradients = _used(again, found)
                 del again
             front = cell.front()
-        if outputs:
-            yield outputs, gradients, self.leaves[microbatch]
+        leaves = self.leaves[microbatch]
+        landings = list(map(Landing, leaves))
+        try:
+            if outputs:
+                yield outputs, gradients, leaves
+        finally:
+            found = list(map(Landing.take, landings))
+        self._hand_back(microbatch, found)
 
-    def _hand_back(self, microbatch: int) -> None:
+    def _hand_back(self, microbatch: int, gradients: Sequence[Tensor | None]) -> None:
         if self.previous is not None:
-            leaves = self.leaves[microbatch]
             self.leaves[microbatch] = ()
-            gradients: Sequence[Tensor | None] = [leaf.grad for leaf in leaves]
             if self.parcels.opened:
                 gradients = self.parcels.answer(microbatch, gradients, self.passage)
             given = self.passage.back(microbatch, self.index - 1, gradients)
             self.previous.gradients[microbatch] = given
+
+
+@contextmanager
+def _both(one: AbstractContextManager[Any], other: AbstractContextManager[Any]) -> Iterator[None]:
+    with one, other:
+        yield
 
 
 def connect(stages: Sequence[Stage]) -> None:

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from ..kernels.seeds import provided
 from ..plan import Kind
-from .crossing import Ring, dense
+from .crossing import Ring, as_bytes
 from .graph import leaves_of
 from .loss import Losses
 from .passage import Passage
@@ -178,9 +178,9 @@ class Twin(Passage):
         return self.outputs[slot]
 
     def there(self, microbatch: int, reader: int, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Notes what is handed over, each in one piece to be copied."""
+        """Notes what is handed over, each as it can be copied."""
         del reader
-        self.outputs[microbatch] = [dense(output) for output in outputs]
+        self.outputs[microbatch] = [as_bytes(output) for output in outputs]
         return self.outputs[microbatch]
 
     def back(
@@ -189,7 +189,7 @@ class Twin(Passage):
         """Notes what is handed back, in the same way."""
         del maker
         self.outgoing[microbatch] = [
-            None if gradient is None else dense(gradient) for gradient in gradients
+            None if gradient is None else as_bytes(gradient) for gradient in gradients
         ]
         return self.outgoing[microbatch]
 

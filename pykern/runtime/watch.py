@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
 
+from ..torch_private import pop_hooks, push_hooks, top_hooks
 from .buffers import Names
 from .cut import hidden_in, tensors_of, version_of
 from .graph import saved_by
@@ -150,14 +150,14 @@ class Watch:
 def without_saved_tensors_hooks() -> Iterator[None]:
     """Takes the caller's hooks away, so that any that are found belong to a layer."""
     taken = []
-    while (top := torch._C._autograd._top_saved_tensors_default_hooks(False)) is not None:
+    while (top := top_hooks()) is not None:
         taken.append(top)
-        torch._C._autograd._pop_saved_tensors_default_hooks()
+        pop_hooks()
     try:
         yield
     finally:
         for pack, unpack in reversed(taken):
-            torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
+            push_hooks(pack, unpack)
 
 
 def _is_written(tensors: Sequence[tuple[Tensor, int]]) -> bool:
@@ -170,13 +170,4 @@ def _recomputes(node: Node) -> bool:
 
 
 def _has_hooks(saved: Any) -> bool:
-    # torch tells only by refusing others. Where there are none, these change nothing.
-    try:
-        saved.register_hooks(_same, _same)
-    except RuntimeError as error:
-        return "have already been set" in str(error)
-    return False
-
-
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
+    return getattr(saved, "unpack_hook", None) is not None

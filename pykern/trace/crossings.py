@@ -120,14 +120,14 @@ class Crossings:
             self.found.append(Crossing(made_in, number, text))
         self._returned.update(storage._cdata for storage in storages_of(returned))
 
-    def restore(self, *, all_of_them: bool) -> None:
+    def restore(self, settling: bool) -> None:
         """Gives parameters that were written what they held before.
 
         Args:
-            all_of_them: also those that the forward itself has written.
+            settling: whether those that the forward itself has written stay as they are.
         """
         for storage, before, by_itself in self._before.values():
-            if all_of_them or not by_itself:
+            if not (settling and by_itself):
                 storage.copy_(before, non_blocking=False)
 
     def _keep(self, storage: UntypedStorage) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from .errors import CutError
+
 # What tells of a tensor without looking at its values.
 METADATA = frozenset(
     """
@@ -31,6 +33,10 @@ RANDOM = frozenset(
     """.split()  # noqa: SIM905
 )
 
+# What runs a backward, or is called in one.
+_BACKWARDS = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
+_HOOKS = frozenset(("register_hook", "register_post_accumulate_grad_hook"))
+
 _HERE = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
 
@@ -52,3 +58,18 @@ def line() -> str:
             break
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def refuse_autograd(function: Any, name: str) -> None:
+    """Refuses what looks at, or changes, a graph that stages cut."""
+    whole = "within a module that stays whole (whole=[...])"
+    if function in _BACKWARDS:
+        raise CutError(
+            f"{line()} runs a backward (torch.autograd) in the forward, through a graph that "
+            f"stages cut: keep all that it runs through {whole}, or do it in loss_fn"
+        )
+    if name in _HOOKS:
+        raise CutError(
+            f"{line()} registers a hook for a gradient ({name}), which would not be repeated for "
+            f"each microbatch: do it {whole}, or write an autograd function"
+        )

@@ -7,18 +7,21 @@ good, so what it reads of values is noted, to be read again for each microbatch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from .calls import told
+from .. import _C
+from ..modes import as_before, set_function_modes
+from ..torch_private import checkpoints_ended, function_modes, top_hooks
+from .calls import told, told_to
 from .crossings import Crossings
 from .errors import CutError, UnseenTensor
-from .functions import METADATA, RANDOM, SHAPES, line, name_of
+from .functions import METADATA, RANDOM, SHAPES, line, name_of, refuse_autograd
 from .origins import Origins, storages_of
 from .tape import Instruction, Read, Tape, modes_now, tensors_in
 from .values import PLAIN, Held, Home, Ref, flatten, leaves_of, map_tree
@@ -26,8 +29,6 @@ from .values import PLAIN, Held, Home, Ref, flatten, leaves_of, map_tree
 _T = TypeVar("_T")
 # Positional and keyword arguments.
 Call = tuple[tuple[Any, ...], dict[str, Any]]
-_BACKWARDS = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)
-_HOOKS = frozenset(("register_hook", "register_post_accumulate_grad_hook"))
 
 
 class Recorder(TorchFunctionMode):
@@ -65,7 +66,7 @@ class Recorder(TorchFunctionMode):
         self._maker: dict[int, Instruction] = {}
         self._early: set[int] = set()
         self._modes = modes_now()
-        self._hooks = _saved_tensors_hooks()
+        self._hooks = top_hooks()
 
     def record(
         self, model: nn.Module, inputs: list[Tensor], call: Call, *, settling: bool = False
@@ -83,11 +84,11 @@ class Recorder(TorchFunctionMode):
             self._early.add(self._number(tensor))
         trained = frozenset(number for number, x in enumerate(inputs) if x.requires_grad)
         self._crossings = Crossings(model, self._opened, inputs, self._origins)
-        try:
-            with told(self), self, self._crossings.follow:
-                output = model.forward(*args, **kwargs)
-        finally:
-            self._crossings.restore(all_of_them=not settling)
+        restored = _C.Undo(self._crossings.restore, settling)
+        with restored, as_before(), told(self), checkpoints_ended():
+            self.__enter__()  # type: ignore[no-untyped-call]
+            self._crossings.follow.__enter__()  # type: ignore[no-untyped-call]
+            output = model.forward(*args, **kwargs)
         for read in self._reads:
             read.require_constant(self._written)
         return Tape(
@@ -123,7 +124,7 @@ class Recorder(TorchFunctionMode):
         name = name_of(func)
         if name == "_set_grad_enabled":
             return func(*args, **kwargs)
-        _refuse_autograd(func, name)
+        refuse_autograd(func, name)
         given = tensors_in((args, kwargs))
         versions = [_version(tensor) for tensor in given]
         returned = func(*args, **kwargs)
@@ -323,7 +324,7 @@ class Recorder(TorchFunctionMode):
         return found
 
     def _refuse_checkpoint(self, name: str) -> None:
-        if _saved_tensors_hooks() != self._hooks:
+        if top_hooks() != self._hooks:
             raise CutError(
                 f"{name} is called within torch.utils.checkpoint or hooks for saved tensors "
                 f"({line()}), which cutting the forward there would lose: say "
@@ -350,40 +351,26 @@ class Recorder(TorchFunctionMode):
         self._record(bound, args, kwargs, returned, [])
         return returned
 
-    @contextmanager
-    def _away(self) -> Iterator[None]:
-        """Within it, nothing comes here: what stays whole runs as it would without a recorder."""
-        with told(None):
-            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-            try:
-                yield
-            finally:
-                self.__enter__()  # type: ignore[no-untyped-call]
+    def _away(self) -> AbstractContextManager[object]:
+        """A context, within which what stays whole runs as it would without a recorder."""
+        modes = function_modes()
+        others = [mode for mode in modes if mode is not self]
 
+        def leave() -> None:
+            told_to(None)
+            set_function_modes(others)
 
-def _refuse_autograd(function: Any, name: str) -> None:
-    """Refuses what looks at, or changes, a graph that stages cut."""
-    whole = "within a module that stays whole (whole=[...])"
-    if function in _BACKWARDS:
-        raise CutError(
-            f"{line()} runs a backward (torch.autograd) in the forward, through a graph that "
-            f"stages cut: keep all that it runs through {whole}, or do it in loss_fn"
-        )
-    if name in _HOOKS:
-        raise CutError(
-            f"{line()} registers a hook for a gradient ({name}), which would not be repeated for "
-            f"each microbatch: do it {whole}, or write an autograd function"
-        )
+        def come_back(_: object) -> None:
+            set_function_modes(modes)
+            told_to(self)
+
+        return _C.Within(leave, come_back)
 
 
 def _held(model: nn.Module) -> dict[int, Held]:
     """Parameters and buffers by identity, under the first name of one that has several."""
     found = {id(tensor): Held(name, True) for name, tensor in model.named_parameters()}
     return found | {id(tensor): Held(name, False) for name, tensor in model.named_buffers()}
-
-
-def _saved_tensors_hooks() -> Any:
-    return torch._C._autograd._top_saved_tensors_default_hooks(False)
 
 
 def _version(tensor: Tensor) -> int:

@@ -21,6 +21,7 @@ from pykern import _C
 from pykern.devices import Lane
 from pykern.runtime import cuda
 from pykern.runtime.cuda import Graph
+from pykern.runtime.landing import memory_of
 from tests.fake_cuda.beside import Beside, End, Pairs
 from tests.fake_cuda.fake import FakeCuda, Range
 
@@ -191,7 +192,7 @@ class HostGpus:
                 with torch.no_grad():
                     for place, value in zip(results, again, strict=True):
                         if place.data_ptr() != value.data_ptr():
-                            place.copy_(value)
+                            memory_of(place).copy_(memory_of(value))
             except Exception as error:
                 self.errors.append(error)
 

@@ -136,12 +136,13 @@ def test_a_mean_far_from_zero_keeps_its_variance() -> None:
 class Checkpointed(nn.Module):
     """Recomputes by itself in its backward."""
 
-    def __init__(self) -> None:
+    def __init__(self, use_reentrant: bool = False) -> None:
         super().__init__()
         self.norm = nn.BatchNorm1d(4)
+        self.use_reentrant = use_reentrant
 
     def forward(self, x: Tensor) -> Tensor:
-        return checkpoint(self.norm, x, use_reentrant=False)
+        return checkpoint(self.norm, x, use_reentrant=self.use_reentrant)
 
 
 def test_layers_that_recompute_by_themselves_count_once() -> None:
@@ -159,6 +160,41 @@ def test_layers_that_recompute_by_themselves_count_once() -> None:
         reference.step(x, target=y)
         for kind in ("running_mean", "running_var", "num_batches_tracked"):
             assert torch.equal(pipe.get_buffer(f"1.norm.{kind}"), reference.get_buffer(f"1.{kind}"))
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("schedule", ["one_f_one_b", "gpipe", "zb_h1", "interleaved"])
+def test_statistics_in_another_order_than_the_plain_models_are_refused(
+    schedule: str, use_reentrant: bool
+) -> None:
+    """What recomputes by itself updates them once more in its backward, after later forwards."""
+    model = nn.Sequential(*(each for _ in range(4) for each in (nn.Linear(4, 4), nn.Tanh())))
+    model[3] = Checkpointed(use_reentrant)
+    options: dict[str, Any] = {"schedule": schedule, "microbatches": 4}
+    if schedule == "interleaved":
+        options["num_chunks"] = 2
+    x, y = data(0)
+    with (
+        pipeline(model, **options) as pipe,
+        pytest.raises(RuntimeError, match="runs a batch norm again in a backward") as caught,
+    ):
+        pipe.step(x, target=y)
+    assert "deferred_batch_norm=True" in str(caught.value)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_statistics_in_the_order_of_the_plain_model_are_not_refused(use_reentrant: bool) -> None:
+    """In the last stage of 1F1B each backward follows its forward, as in a loop."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), Checkpointed(use_reentrant))
+    plain = copy.deepcopy(model)
+    x, y = data(0)
+    with pipeline(model, microbatches=4, balance=[2, 2]) as pipe:
+        pipe.step(x, target=y)
+        rows = rows_of(len(x), 4)
+        for part, target in zip(x.split(rows), y.split(rows), strict=True):
+            (F.mse_loss(plain(part), target) * (len(part) / len(x))).backward()
+        for (name, buffer), expected in zip(pipe.named_buffers(), plain.buffers(), strict=True):
+            assert torch.equal(buffer, expected), name
 
 
 def test_a_step_that_fails_leaves_the_statistics() -> None:

@@ -240,12 +240,13 @@ def differing(rank: int, what: str) -> None:
         options["reduction"] = "sum"
     if rank == 1 and what == "stages":
         options["balance"] = [1, 3]
+    loss_fn = nn.functional.l1_loss if rank == 1 and what == "loss" else nn.functional.mse_loss
     model = nn.Sequential(*layers(width=8 if rank == 1 and what == "parameters" else 6))
     pykern.Pipeline(
         model,
         devices="cpu:2",
         microbatches=4,
-        loss_fn=nn.functional.mse_loss,
+        loss_fn=loss_fn,
         process_group=dist.group.WORLD,
         **options,
     )
@@ -254,6 +255,7 @@ def differing(rank: int, what: str) -> None:
 @pytest.mark.parametrize(
     ("what", "named"),
     [
+        ("loss", "the loss function"),
         ("schedule", "the plan"),
         ("reduction", "reduction"),
         ("stages", "the stages"),

@@ -341,6 +341,20 @@ def test_a_loss_that_is_none_is_named(loss: Any) -> None:
         pipe.step(torch.ones(4, 2), target=torch.ones(4, 2))
 
 
+def test_a_complex_loss_is_refused_before_any_backward() -> None:
+    """As torch does: it has no one gradient to begin with."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    x = torch.ones(4, 2)
+    with (
+        pykern.Pipeline(
+            model, devices="cpu:2", microbatches=2, loss_fn=lambda y: torch.complex(y, y).sum()
+        ) as pipe,
+        pytest.raises(ValueError, match=r"must return a real tensor .*, got torch\.complex64"),
+    ):
+        pipe.step(x)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
 @pytest.mark.parametrize("schedule", ["one_f_one_b", "zb_h1"])
 def test_a_loss_that_trains_nothing_is_named(schedule: str) -> None:
     layers = [nn.Linear(2, 2).requires_grad_(False) for _ in range(2)]

@@ -5,7 +5,7 @@ the order of sending: torch matches them by that order alone.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from pykern._C import Action, Costs, Kind, Placement, Plan, Span, simulate
@@ -140,8 +140,15 @@ def row_with_transfers(
     number: Mapping[Message, int],
     placement: Placement,
 ) -> Iterator[Slot | Transfer]:
-    """One device's row; `inbox` holds what it receives, in order."""
-    sent = [[m for action in slot if (m := sent_by(action, placement))] for slot in slots]
+    """One device's row; `inbox` holds what it receives, in order.
+
+    A pair in a slot makes two messages at once. They are sent in the global order as well: a device
+    that receives both matches them by order alone, and both may have the same shape.
+    """
+    sent = [
+        sorted((m for action in slot if (m := sent_by(action, placement))), key=number.__getitem__)
+        for slot in slots
+    ]
     sends = deque(number[message] for messages in sent for message in messages)
 
     def receive_up_to_next_send() -> Iterator[Transfer]:
@@ -170,7 +177,7 @@ class Cell(NamedTuple):
         return f"line {self.line}, cell {self.number}"
 
 
-def require_paired(rows: Sequence[Sequence[Cell]], placement: Placement) -> None:
+def require_paired(rows: Sequence[Iterable[Cell]], placement: Placement) -> None:
     """Refuses rows whose sends and receives are not those that their actions need.
 
     Args:
@@ -199,7 +206,7 @@ def require_paired(rows: Sequence[Sequence[Cell]], placement: Placement) -> None
                 )
 
 
-def require_row(row: Sequence[Cell], placement: Placement) -> None:
+def require_row(row: Iterable[Cell], placement: Placement) -> None:
     """Refuses a row that sends what it has not made, or computes with what has not come."""
     made: dict[Message, Cell] = {}
     came: dict[Message, Cell] = {}

@@ -1,0 +1,98 @@
+"""The state that a run of a model changes, to be put back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..trace.untouched import kept_of, put_back
+
+
+class Snapshot:
+    """Buffers, other attributes of modules, a batch, and random numbers, as they are now.
+
+    Parameters are not copied: a forward and a backward leave their values alone.
+
+    Args:
+        modules: of the model and of the loss function.
+        batch: the tensors of a batch, into which a first layer that works in place writes.
+        generators: of torch's, those that actions draw from.
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        batch: Iterable[Tensor],
+        generators: Iterable[torch.Generator],
+    ) -> None:
+        self._modules = [(module, kept_of(module)) for module in modules]
+        buffers = [held for module in modules for held in module._buffers.values()]
+        found = [*(held for held in buffers if held is not None), *batch]
+        unique = {id(tensor): tensor for tensor in found}.values()
+        self._values = [(tensor, tensor.detach().clone()) for tensor in unique]
+        drawn = {*generators, *held_generators(modules)}
+        self._generators = [(one, one.get_state()) for one in drawn]
+        self._python, self._numpy = random.getstate(), np.random.get_state()
+
+    def restore(self) -> None:
+        """Puts all of it back; may be called again, after an interrupt."""
+        for module, kept in self._modules:
+            put_back(module, kept)
+        # Detached, so that it is written beside any graph.
+        for tensor, value in self._values:
+            if not torch.equal(tensor, value):
+                tensor.detach().copy_(value)
+        for generator, state in self._generators:
+            generator.set_state(state)
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+
+
+class Gradients:
+    """The gradients that parameters have collected, while they are put aside.
+
+    Args:
+        parameters: whose.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._aside = [
+            (one, name, held)
+            for one in parameters
+            for name, held in (("grad", one.grad), ("main_grad", getattr(one, "main_grad", None)))
+            if name == "grad" or held is not None
+        ]
+
+    def begin(self, *, keep: bool) -> None:
+        """Gives each a copy of what it had, or nothing, to add to."""
+        for one, name, held in self._aside:
+            begins = None if held is None else held.detach().clone()
+            if begins is not None and not keep:
+                begins = None if name == "grad" else begins.zero_()
+            setattr(one, name, begins)
+
+    def restore(self) -> None:
+        """Gives each what it had, the same tensors; may be called again, after an interrupt."""
+        for one, name, held in self._aside:
+            setattr(one, name, held)
+
+
+def gradients_of(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, Tensor | None]:
+    """The gradients that parameters have collected, by name."""
+    found: dict[str, Tensor | None] = {}
+    for name, parameter in named:
+        found[name] = parameter.grad
+        main = getattr(parameter, "main_grad", None)
+        if main is not None:
+            found[f"{name}.main_grad"] = main
+    return found
+
+
+def held_generators(modules: Iterable[nn.Module]) -> list[torch.Generator]:
+    """Those that modules keep as attributes."""
+    held = [value for module in modules for value in vars(module).values()]
+    return [value for value in held if isinstance(value, torch.Generator)]
