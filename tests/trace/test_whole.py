@@ -71,7 +71,7 @@ class Outer(nn.Module):
         self.detector = Detector()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.detector(x)  # type: ignore[no-any-return]
+        return self.detector(x)
 
 
 def test_names_may_be_nested() -> None:
