@@ -2,8 +2,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <array>
-#include <cstdint>
+#include <algorithm>
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -12,7 +12,9 @@
 #include <vector>
 
 #include "bind.hpp"
+#include "callbacks.hpp"
 #include "calls.hpp"
+#include "ending.hpp"
 #include "exec/ranges.hpp"
 #include "exec/workers.hpp"
 
@@ -22,149 +24,8 @@ namespace pykern {
 
 namespace {
 
-// Runs the actions of a step as Python calls. Every member is guarded by the interpreter lock.
-class Callbacks final : public Client {
-   public:
-    explicit Callbacks(int num_workers) : workers_(static_cast<std::size_t>(num_workers)) {}
-
-    void begin(const Program& program, CallsOfKinds calls, py::object carry) {
-        program_ = &program;
-        for (auto& [kind, of_kind] : calls) {
-            calls_[static_cast<std::size_t>(kind)] = std::move(of_kind);
-        }
-        carry_ = std::move(carry);
-        context_ = py::reinterpret_steal<py::object>(PyContext_CopyCurrent());
-        if (!context_) throw py::error_already_set();
-    }
-
-    // Forgets the step, so that nothing of the user's outlives it; returns what went wrong.
-    std::vector<Failure> end() {
-        program_ = nullptr;
-        for (auto& calls : calls_) calls.clear();
-        carry_ = py::object();
-        context_ = py::object();
-        interrupted_ = false;
-        return std::exchange(failures_, {});
-    }
-
-    // Lets Python handle its signals on the calling thread. An exception from there ends the step,
-    // and is raised in the actions under way too, so that a long one does not hold up the user's
-    // Ctrl-C.
-    bool check_signals() {
-        const py::gil_scoped_acquire gil;
-        if (PyErr_CheckSignals() == 0) return interrupted_;
-        interrupt(fetch_exception());
-        return true;
-    }
-
-    // The same for an exception that has come to another thread than the one that runs the step.
-    void interrupt(py::object exception) {
-        failures_.emplace_back(std::nullopt, -1, std::move(exception));
-        interrupted_ = true;
-        for (const Worker& worker : workers_) {
-            if (worker.acting) PyThreadState_SetAsyncExc(worker.thread_id, PyExc_KeyboardInterrupt);
-        }
-    }
-
-    bool runs(const Program& program) const { return program_ == &program; }
-
-    void attach(int worker) noexcept override {
-        // One thread state for the life of the thread: a fresh one per call would cost 60 times as
-        // much.
-        gil_state_of(worker) = PyGILState_Ensure();
-        workers_[static_cast<std::size_t>(worker)].thread_id = PyThread_get_thread_ident();
-        suspend(worker);
-    }
-
-    void detach(int worker) noexcept override {
-        resume(worker);
-        PyGILState_Release(gil_state_of(worker));
-    }
-
-    void resume(int worker) noexcept override {
-        PyEval_RestoreThread(workers_[static_cast<std::size_t>(worker)].state);
-    }
-
-    void suspend(int worker) noexcept override {
-        workers_[static_cast<std::size_t>(worker)].state = PyEval_SaveThread();
-    }
-
-    bool enter(int worker) noexcept override {
-        Worker& self = workers_[static_cast<std::size_t>(worker)];
-        // A context is entered by one thread at a time, so each worker has a copy of the caller's.
-        self.context = py::reinterpret_steal<py::object>(PyContext_Copy(context_.ptr()));
-        if (!self.context || PyContext_Enter(self.context.ptr()) != 0) {
-            self.context = py::object();
-            return fail(std::nullopt, worker);
-        }
-        self.leave = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(carry_.ptr()));
-        return self.leave ? true : fail(std::nullopt, worker);
-    }
-
-    void leave(int worker) noexcept override {
-        Worker& self = workers_[static_cast<std::size_t>(worker)];
-        if (self.leave) {
-            const auto result =
-                py::reinterpret_steal<py::object>(PyObject_CallNoArgs(self.leave.ptr()));
-            if (!result) fail(std::nullopt, worker);
-        }
-        self.leave = py::object();
-        if (self.context && PyContext_Exit(self.context.ptr()) != 0) fail(std::nullopt, worker);
-        self.context = py::object();
-    }
-
-    bool run(int worker, Position position) noexcept override {
-        // While this worker waited for the lock another action failed, or an interrupt came, which
-        // reaches only those under way.
-        if (!failures_.empty()) return false;
-        Worker& self = workers_[static_cast<std::size_t>(worker)];
-        const Action action = program_->action(position);
-        const py::object& call =
-            calls_[static_cast<std::size_t>(action.kind)][program_->stage_of_replica(position)];
-        const auto microbatch =
-            py::reinterpret_steal<py::object>(PyLong_FromUnsignedLong(action.microbatch));
-        self.acting = true;
-        const auto result =
-            py::reinterpret_steal<py::object>(PyObject_CallOneArg(call.ptr(), microbatch.ptr()));
-        self.acting = false;
-        // An interrupt meant for the action that just ended must not hit what this thread does
-        // next.
-        if (interrupted_) PyThreadState_SetAsyncExc(self.thread_id, nullptr);
-        return result ? true : fail(action, program_->device_of(position));
-    }
-
-   private:
-    struct Worker {
-        PyGILState_STATE gil_state{};
-        PyThreadState* state = nullptr;
-        unsigned long thread_id = 0;
-        bool acting = false;
-        py::object context;
-        py::object leave;
-    };
-
-    PyGILState_STATE& gil_state_of(int worker) {
-        return workers_[static_cast<std::size_t>(worker)].gil_state;
-    }
-
-    bool fail(std::optional<Action> action, int device) {
-        py::object exception = fetch_exception();
-        // Once interrupted, what actions raise is the interrupt's echo.
-        if (!interrupted_) failures_.emplace_back(action, device, std::move(exception));
-        return false;
-    }
-
-    std::vector<Worker> workers_;
-    const Program* program_ = nullptr;
-    std::array<std::vector<py::object>, kNumKinds> calls_;
-    py::object carry_;
-    py::object context_;
-    bool interrupted_ = false;
-    std::vector<Failure> failures_;
-};
-
 // The executor as Python sees it: a set of workers with their callbacks, bound to one process.
-class Executor {
+class Executor final : public Closable {
    public:
     explicit Executor(int num_workers) : num_workers_(num_workers) {
         if (num_workers < 1) {
@@ -181,10 +42,9 @@ class Executor {
 
     // Giving the lock back throws only where pybind11 was never set up.
     // NOLINTNEXTLINE(bugprone-exception-escape)
-    ~Executor() {
-        if (claim_.is_fork()) {
-            // The threads stayed in the parent: there is nothing to join, and their locks may be
-            // held.
+    ~Executor() override {
+        if (claim_.is_fork() || gave_up_) {
+            // The threads stayed in the parent, and their locks may be held; or they hang.
             [[maybe_unused]] const Workers* workers = workers_.release();
             [[maybe_unused]] const Callbacks* callbacks = callbacks_.release();
             return;
@@ -211,7 +71,9 @@ class Executor {
             };
             workers_->run(job, [this] { return callbacks_->check_signals(); }, call_begun);
         }
+        stay_after_end();
         std::vector<Failure> failures = callbacks_->end();
+        renew_after(failures);
         if (failures.empty() && workers_->closed()) {
             throw std::runtime_error("the pipeline was closed while it ran a step");
         }
@@ -219,6 +81,7 @@ class Executor {
     }
 
     void feed(const Job& job, int slot) {
+        stay_at_end();
         if (slot < 0 || slot >= job.program.num_slots()) {
             throw std::out_of_range("the program has " + std::to_string(job.program.num_slots()) +
                                     " slots, got " + std::to_string(slot));
@@ -241,15 +104,49 @@ class Executor {
             throw std::runtime_error(
                 "a stage or a signal handler cannot close the pipeline that runs it");
         }
-        const py::gil_scoped_release no_gil;
         claim_.close();
-        workers_->close();
-        // At exit the interpreter goes down next, and would end the process if the step's caller
-        // came back for its lock from here.
-        claim_.wait();
+        workers_->begin_to_close();
+        gave_up_ = true;
+        // Until the step's caller has come back for the lock and left, since at exit the
+        // interpreter goes down next.
+        const py::object raised =
+            claim_.wait([this](const py::object& exception) { callbacks_->interrupt(exception); });
+        gave_up_ = false;
+        {
+            const py::gil_scoped_release no_gil;
+            workers_->close();
+        }
+        if (raised) raise_exception(raised);
     }
 
+    void close_at_end() noexcept override {
+        close_silently([this] { close(); });
+    }
+
+    std::vector<pid_t> callers() override { return claim_.callers(); }
+
    private:
+    // An interrupt reaches workers between any two instructions, also while torch enters or leaves
+    // a mode. What that left behind goes with the threads.
+    void renew_after(std::vector<Failure>& failures) {
+        const auto is_interrupt = [](const Failure& failure) { return std::get<1>(failure) < 0; };
+        if (std::ranges::none_of(failures, is_interrupt)) return;
+        std::string refused;
+        {
+            const py::gil_scoped_release no_gil;
+            try {
+                workers_->renew();
+            } catch (const std::runtime_error& error) {
+                refused = error.what();
+            }
+        }
+        if (refused.empty()) return;
+        claim_.close();
+        failures.emplace_back(std::nullopt, -1,
+                              py::module_::import("builtins")
+                                  .attr("RuntimeError")("the pipeline is closed: " + refused));
+    }
+
     void refuse_misfit(const Program& program, const CallsOfKinds& calls) {
         if (!claim_.is_mine()) throw std::logic_error("run needs a claim");
         if (program.num_devices() > num_workers_) {
@@ -262,6 +159,7 @@ class Executor {
 
     int num_workers_;
     Claim claim_;
+    bool gave_up_ = false;  // closing, while a step goes on
     std::unique_ptr<Callbacks> callbacks_;
     std::unique_ptr<Workers> workers_;  // after callbacks_, which its threads use
 };
@@ -295,8 +193,15 @@ void bind_exec(py::module_& module) {
             [](const Job& job, std::size_t ago) { return job.trace.timeline(job.program, ago); },
             py::arg("ago") = 0, "What ran when, in the step `ago` steps before the last one.");
 
-    py::class_<Executor>(module, "Executor", "Worker threads that run programs, one device each.")
-        .def(py::init<int>(), py::arg("num_workers"))
+    py::class_<Executor, std::shared_ptr<Executor>>(
+        module, "Executor", "Worker threads that run programs, one device each.")
+        .def(py::init([](int num_workers) {
+                 stay_at_end();
+                 auto made = std::make_shared<Executor>(num_workers);
+                 close_before_end(made);
+                 return made;
+             }),
+             py::arg("num_workers"), "Raises RuntimeError when the system refuses a thread.")
         .def("__enter__", &Executor::claim,
              "Takes the executor for one step; raises RuntimeError when it cannot run one.")
         .def("__exit__", [](Executor& self, const py::args&) { self.release(); })
@@ -314,7 +219,8 @@ void bind_exec(py::module_& module) {
              "Lets no further action of an endless program start. An exception interrupts those "
              "under way, and is what its run returns. Without effect when it does not run.")
         .def("close", &Executor::close,
-             "Stops a step that runs in another thread, then ends the workers and waits for it.");
+             "Stops a step that runs in another thread, waits for its end, and ends the workers. "
+             "Happens by itself before the interpreter ends.");
 }
 
 }  // namespace pykern

@@ -14,6 +14,7 @@
 
 #include "bind.hpp"
 #include "calls.hpp"
+#include "ending.hpp"
 #include "exec/step_graph.hpp"
 #include "exec/stream_job.hpp"
 #include "exec/stream_trace.hpp"
@@ -127,7 +128,7 @@ class StreamCallbacks final : public StreamClient {
     std::vector<Failure> failures_;
 };
 
-class StreamExecutor {
+class StreamExecutor final : public Closable {
    public:
     void claim() { claim_.take(); }
     void release() { claim_.release(); }
@@ -166,10 +167,16 @@ class StreamExecutor {
             throw std::runtime_error(
                 "a stage or a signal handler cannot close the pipeline that runs it");
         }
-        const py::gil_scoped_release no_gil;
         claim_.close();
-        claim_.wait();
+        const py::object raised = claim_.wait([](const py::object&) {});
+        if (raised) raise_exception(raised);
     }
+
+    void close_at_end() noexcept override {
+        close_silently([this] { close(); });
+    }
+
+    std::vector<pid_t> callers() override { return claim_.callers(); }
 
    private:
     static StreamTrace* begin_trace(PythonJob& job) {
@@ -269,8 +276,14 @@ void bind_program(py::module_& module) {
 void bind_streams(py::module_& module) {
     bind_lanes(module);
     bind_program(module);
-    py::class_<StreamExecutor>(module, "StreamExecutor", "Issues programs to the streams of lanes.")
-        .def(py::init<>())
+    py::class_<StreamExecutor, std::shared_ptr<StreamExecutor>>(
+        module, "StreamExecutor", "Issues programs to the streams of lanes.")
+        .def(py::init([] {
+            stay_at_end();
+            auto made = std::make_shared<StreamExecutor>();
+            close_before_end(made);
+            return made;
+        }))
         .def("__enter__", &StreamExecutor::claim,
              "Takes the executor for one step; raises RuntimeError when it cannot run one.")
         .def("__exit__", [](StreamExecutor& self, const py::args&) { self.release(); })

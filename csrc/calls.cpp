@@ -1,10 +1,16 @@
 #include "calls.hpp"
 
+#include <pthread.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <csignal>
 #include <stdexcept>
 #include <string>
 
+#include "ending.hpp"
 #include "plan/text.hpp"
 
 namespace py = pybind11;
@@ -27,6 +33,11 @@ py::object fetch_exception() {
 #endif
 }
 
+void raise_exception(const py::object& exception) {
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
+    throw py::error_already_set();
+}
+
 void require_calls(const Placement& placement, int num_slices,
                    const std::array<bool, kNumKinds>& held, const CallsOfKinds& calls) {
     if (num_slices > 1) {
@@ -47,9 +58,26 @@ void require_calls(const Placement& placement, int num_slices,
     }
 }
 
-Claim::Claim() : process_(getpid()) {}
+namespace {
 
-bool Claim::is_fork() const { return getpid() != process_; }
+// How often a thread that waits for the end of a step looks for signals.
+constexpr std::chrono::milliseconds kTick{20};
+
+// Relaxed: a child begins with one thread, which has written it.
+std::atomic<int> forks{0};
+
+bool is_gone(pid_t thread) { return tgkill(getpid(), thread, 0) != 0; }
+
+}  // namespace
+
+int num_forks() {
+    static const int registered =
+        pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
+    static_cast<void>(registered);
+    return forks.load(std::memory_order_relaxed);
+}
+
+Claim::Claim() : num_forks_(num_forks()) {}
 
 void Claim::take() {
     if (is_fork()) {
@@ -57,6 +85,7 @@ void Claim::take() {
             "this pipeline was made in another process and does not survive a fork; make a new one "
             "in the child");
     }
+    stay_at_end();
     const std::scoped_lock lock(mutex_);
     if (closed_) throw std::runtime_error("the pipeline is closed");
     if (taken_by_ != std::thread::id()) {
@@ -65,9 +94,15 @@ void Claim::take() {
             "again");
     }
     taken_by_ = std::this_thread::get_id();
+    const pid_t caller = gettid();
+    if (!callers_.empty() && callers_.back() == caller) return;
+    std::erase_if(callers_, [caller](pid_t each) { return each == caller || is_gone(each); });
+    callers_.push_back(caller);
 }
 
 void Claim::release() {
+    // Its lock may be held by a thread that stayed in the parent.
+    if (is_fork()) return;
     const std::scoped_lock lock(mutex_);
     taken_by_ = std::thread::id();
     released_.notify_all();
@@ -78,14 +113,33 @@ void Claim::close() {
     closed_ = true;
 }
 
-void Claim::wait() {
+bool Claim::wait_a_little() {
+    const py::gil_scoped_release no_gil;
     std::unique_lock lock(mutex_);
-    released_.wait(lock, [this] { return taken_by_ == std::thread::id(); });
+    return released_.wait_for(lock, kTick, [this] { return taken_by_ == std::thread::id(); });
+}
+
+py::object Claim::wait(const std::function<void(const py::object&)>& interrupt) {
+    py::object raised;
+    while (!wait_a_little()) {
+        if (PyErr_CheckSignals() == 0) continue;
+        if (raised) throw py::error_already_set();
+        raised = fetch_exception();
+        interrupt(raised);
+    }
+    return raised;
 }
 
 bool Claim::is_mine() {
     const std::scoped_lock lock(mutex_);
     return taken_by_ == std::this_thread::get_id();
+}
+
+std::vector<pid_t> Claim::callers() {
+    if (is_fork()) return {};
+    const std::scoped_lock lock(mutex_);
+    std::erase_if(callers_, is_gone);
+    return callers_;
 }
 
 }  // namespace pykern

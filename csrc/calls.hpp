@@ -7,6 +7,7 @@
 
 #include <array>
 #include <condition_variable>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -26,11 +27,17 @@ using CallsOfKinds = std::map<Kind, std::vector<pybind11::object>>;
 
 // Takes the exception that Python has raised, with its traceback.
 pybind11::object fetch_exception();
+// Throws it into Python again, as error_already_set.
+[[noreturn]] void raise_exception(const pybind11::object& exception);
 
 // Throws std::invalid_argument unless there are callables for all that such a plan holds, and they
 // can run it.
 void require_calls(const Placement& placement, int num_slices,
                    const std::array<bool, kNumKinds>& held, const CallsOfKinds& calls);
+
+// How often this process and its ancestors have been forked: another number than before tells that
+// this is a child, where no other thread than the one that has forked is left.
+int num_forks();
 
 // Who is in a step: one thread at a time, in the process that made the executor.
 class Claim {
@@ -44,19 +51,26 @@ class Claim {
     void release();
     // No further step begins.
     void close();
-    // Until nobody is in a step.
-    void wait();
+    // Waits until nobody is in a step, with the interpreter lock. Meanwhile Python handles its
+    // signals: what the first one raises is given to `interrupt` and returned when the step is
+    // over, the second ends the wait and is thrown.
+    pybind11::object wait(const std::function<void(const pybind11::object&)>& interrupt);
 
-    bool is_fork() const;
+    bool is_fork() const { return num_forks() != num_forks_; }
     // Whether the calling thread is in a step of this executor.
     bool is_mine();
+    // The threads that have taken it and still run, by their numbers in the system.
+    std::vector<pid_t> callers();
 
    private:
-    pid_t process_;
+    bool wait_a_little();
+
+    int num_forks_;
     std::mutex mutex_;
     std::condition_variable released_;
-    std::thread::id taken_by_;  // no thread: free; guarded by mutex_
-    bool closed_ = false;       // guarded by mutex_
+    std::thread::id taken_by_;    // no thread: free; guarded by mutex_
+    bool closed_ = false;         // guarded by mutex_
+    std::vector<pid_t> callers_;  // the last one last; guarded by mutex_
 };
 
 }  // namespace pykern

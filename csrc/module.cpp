@@ -3,14 +3,25 @@
 
 #include "bind.hpp"
 
-PYBIND11_MODULE(_C, module) {
+PYBIND11_MODULE(core, module) {
     module.doc() = "The C++ core of pykern: plans, their checks, simulation, search and execution.";
     pykern::bind_plan(module);
     pykern::bind_lower(module);
     pykern::bind_costs(module);
     pykern::bind_timeline(module);
     pykern::bind_search(module);
+    pykern::bind_undo(module);
     pykern::bind_exec(module);
     pykern::bind_cuda(module);
     pykern::bind_streams(module);
+}
+
+// In front of pybind11's own, which would wait for ever for the main interpreter's lock where this
+// is another one.
+extern "C" PYBIND11_EXPORT PyObject* PyInit__C() {
+    if (PyInterpreterState_Get() == PyInterpreterState_Main()) return PyInit_core();
+    PyErr_SetString(PyExc_ImportError,
+                    "pykern runs in the main interpreter only: import it there, not in a "
+                    "subinterpreter, or use a process of its own");
+    return nullptr;
 }

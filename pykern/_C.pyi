@@ -3,12 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from math import inf
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 from torch.distributed.pipelining.stage import _PipelineStageBase
 
 from pykern.interop.torch_runtime import PlanSchedule
+
+_T = TypeVar("_T")
 
 MAX_CELLS: int
 nvtx_built: bool
@@ -379,6 +381,21 @@ class Program:
     @staticmethod
     def endless(placement: Placement, num_slots: int) -> Program: ...
     def timeline(self, ago: int = 0) -> Timeline: ...
+
+class Undo:
+    def __init__(self, call: Callable[..., object], *arguments: object) -> None: ...
+    def __enter__(self) -> Undo: ...
+    def __exit__(self, *exception: object) -> None: ...
+
+class Within(Generic[_T]):
+    def __init__(
+        self,
+        begin: Callable[[], _T],
+        end: Callable[[BaseException | None], object],
+        lock: Any = None,
+    ) -> None: ...
+    def __enter__(self) -> _T: ...
+    def __exit__(self, *exception: object) -> None: ...
 
 class Executor:
     def __init__(self, num_workers: int) -> None: ...

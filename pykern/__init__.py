@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from .plan import Plan, PlanError
     from .runtime.microbatch import SplitError
     from .trace import CutError
+    from .verify.errors import VerifyError
+    from .verify.options import Verify
 
 __version__ = "0.1.0"
 
@@ -30,6 +32,8 @@ __all__ = [
     "Plan",
     "PlanError",
     "SplitError",
+    "Verify",
+    "VerifyError",
     "ZeroOptimizer",
     "clip_grad_norm_",
     "explain_cut",
@@ -44,6 +48,8 @@ _HOME = {
     "Plan": ".plan",
     "PlanError": ".plan",
     "SplitError": ".runtime.microbatch",
+    "Verify": ".verify.options",
+    "VerifyError": ".verify.errors",
     "ZeroOptimizer": ".optimizers.zero",
     "clip_grad_norm_": ".clipping",
     "explain_cut": ".cut_report",

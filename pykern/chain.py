@@ -144,7 +144,7 @@ def open_model(
     """The model as a chain: of its layers where it does nothing else, otherwise recorded."""
     if isinstance(model, ExportedProgram):
         model = model.module()
-    if _is_chain(model):
+    if is_chain(model):
         return Chain(model)
     if not isinstance(model, nn.Module):
         raise TypeError(f"cannot cut a {type(model).__name__}: give an nn.Module or a list of them")
@@ -178,13 +178,14 @@ def max_stages(model: nn.Module | Sequence[nn.Module] | ExportedProgram) -> int:
     """How many stages a model can be cut into at most: by its layers, or modules that train."""
     if isinstance(model, ExportedProgram):
         return len(list(model.parameters()))
-    if _is_chain(model):
+    if is_chain(model):
         return len(model)
     assert isinstance(model, nn.Module)
     return sum(bool(module._parameters) for module in model.modules())
 
 
-def _is_chain(model: object) -> TypeGuard[nn.Sequential | Sequence[nn.Module]]:
+def is_chain(model: object) -> TypeGuard[nn.Sequential | Sequence[nn.Module]]:
+    """Whether the model is layers called one after another, and nothing else."""
     if isinstance(model, nn.Sequential):
         return type(model).forward is nn.Sequential.forward and "forward" not in vars(model)
     return isinstance(model, Sequence | nn.ModuleList)

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from .chain import RecordedChain
+from .modes import as_before
 from .split_points import SplitAt, names_of
-from .trace import CutError, untouched, why_whole
+from .trace import CutError, Untouched, why_whole
 
 
 def explain_cut(
@@ -35,7 +36,7 @@ def explain_cut(
     except CutError as error:
         return f"The model cannot be cut: {error}"
     rows = [("a stage can begin with", "parameters", "tensors", "bytes that cross")]
-    with untouched(model, ()), torch.no_grad():
+    with Untouched(model, ()).kept(), as_before(), torch.no_grad():
         rows += _places(chain, sample)
     first, *others = (max(len(row[column]) for row in rows) for column in range(4))
     lines = [

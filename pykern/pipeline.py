@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -18,14 +18,16 @@ from .choice import Schedule, choose_plan
 from .devices import Devices, parse_devices
 from .fit import Fitted
 from .layers import make_stages, place_layers, refuse_foreign_devices, refuse_inside
+from .level_costs import StageCosts
 from .levels import Levels, Recompute, choose_levels
+from .modes import as_before
 from .parallel.agreement import alike
 from .parallel.data import DataParallel, data_group, refuse_foreign_loss
 from .parallel.first import of_first
 from .parallel.groups import Peers
 from .parallel.likeness import likeness
 from .parallel.tensor import TensorParallelism, open_tensor
-from .partition import Balance
+from .partition import Balance, Partition
 from .plan import Kind, Plan
 from .plan.shares import Shares
 from .runtime import microbatch
@@ -33,6 +35,7 @@ from .runtime.batch import Batch, Call, Outputs
 from .runtime.batch_norm import DeferredBatchNorm, OrderOfUpdates
 from .runtime.executor import Driver, Program, open_driver
 from .runtime.finite import CheckFinite, Checks
+from .runtime.in_order import InOrder
 from .runtime.loss import Loss, Losses, scale_of
 from .runtime.recorder import Capture
 from .runtime.replica import refuse_replicas, refuse_trained_loss
@@ -40,6 +43,8 @@ from .runtime.stage import Stage
 from .runtime.stage_optimizers import MakeOptimizer
 from .split_points import SplitAt
 from .updating import Updates, Updating, choose_updates, refuse_layers
+from .verify.options import Verify, parse_verify
+from .verify.verifier import open_verify
 
 
 class Pipeline(Updating):
@@ -100,6 +105,8 @@ class Pipeline(Updating):
         tensor_parallel: (mesh, styles): the processes of a mesh of one dimension each run their
             slices of every stage, for the same batches. Styles are by name of a module, as torch's
             `parallelize_module` takes them; parameters of these become DTensors, new objects.
+        verify: whether the first step also runs the plain model and compares loss, gradients and
+            buffers: True, or a number for every so many-th step, or a `Verify`. See docs/verify.md.
         **options: for the schedule, e.g. `waves=2`; for "auto" e.g. `memory=0.5`.
 
     Raises:
@@ -131,9 +138,11 @@ class Pipeline(Updating):
         process_group: Peers | None = None,
         optimizer: MakeOptimizer | None = None,
         tensor_parallel: TensorParallelism | None = None,
+        verify: bool | int | Verify = False,
         **options: Any,
     ) -> None:
         super().__init__()
+        verified = parse_verify(verify, process_group, tensor_parallel)
         _refuse_others(model, reduction, deferred_batch_norm)
         lanes = parse_devices(devices)
         shares = Shares(len(lanes), microbatches, replicas)
@@ -152,7 +161,7 @@ class Pipeline(Updating):
         layers = chain.layers
         refuse_foreign_devices(layers, lanes[0].device.type)
         share = partial(share_out, chain, plan.num_stages, balance, sample, split_at)
-        cut = of_first(peers, share) if balance == "time" else share()
+        cut = of_first(peers, share, Partition) if balance == "time" else share()
         refuse_layers(updates, layers, cut)
         self._checks = Checks(check_finite, list(layers), cut.stages, captures=capture is not False)
         _refuse_unsummed(plan, layers, loss_fn, group)
@@ -166,11 +175,9 @@ class Pipeline(Updating):
             undo.callback(driver.close)
             stages = self._make_stages(driver, recompute, updates, peers)
             undo.callback(self._tensor.close)
-            self._watch(stages, deferred_batch_norm=deferred_batch_norm)
+            self._watch(stages, verified, deferred_batch_norm=deferred_batch_norm)
             self._data = None if group is None else self._connect(stages, group)
             undo.pop_all()
-        self._train_program = self._executor.program(self.plan)
-        self._predict_program = self._executor.program(self.plan.forward_only())
 
     def _make_stages(
         self,
@@ -191,9 +198,11 @@ class Pipeline(Updating):
         if isinstance(recompute, Budget):
             budget = replace(recompute, sample=chain.first_input(recompute.sample))
             measure = partial(budget.measure, plan, stages, self._loss_fn)
-            self.fitted = budget.fit(plan, of_first(peers, measure))
+            self.fitted = budget.fit(plan, of_first(peers, measure, list[StageCosts]))
             self.plan, self._levels = self.fitted.plan, cast("Levels", self.fitted.by_microbatch())
         self._open_executor(stages, devices_of, driver, updates)
+        self._train_program = self._executor.program(self.plan)
+        self._predict_program = self._executor.program(self.plan.forward_only())
         return stages
 
     def step(
@@ -234,10 +243,11 @@ class Pipeline(Updating):
             RuntimeError: there is no loss function, gradients are off, the plan has no backward, a
                 layer was replaced, a tensor of the batch has a graph of its own, or a step is
                 running.
+            VerifyError: `verify` has found that the plain model gives something else.
             BaseException: the first exception of a stage, the same object, with a note of where.
                 The gradients of that step are then undefined; the next step is not affected.
         """
-        with self._tensor.step(scaler):
+        with as_before(), self._tensor.step(scaler):
             if self._data is None:
                 return self._step(inputs, named, target, scaler)
             with self._data.step():
@@ -287,13 +297,14 @@ class Pipeline(Updating):
             What the last layer returns, its tensors joined along dimension 0. One without
             dimensions, such as a loss that the model computes, counts as `reduction` says.
         """
-        self._chain.require_unchanged(self._modules)
-        batch = self._open_batch((inputs, named))
-        merged = self._executor.predict(self._predict_program, *batch)
-        self._last_program = self._predict_program
-        return merged
+        with as_before():
+            self._chain.require_unchanged(self._modules)
+            batch = self._open_batch((inputs, named))
+            merged = self._steps.predict(self._predict_program, *batch)
+            self._last_program = self._predict_program
+            return merged
 
-    def stream(self, batches: Iterable[Any]) -> Generator[Any, None, None]:
+    def stream(self, batches: Iterable[Any]) -> InOrder:
         """The outputs of batches, each what the pipeline returns for it alone, bit for bit.
 
         No device waits for the end of a batch: the next are asked for, in the calling thread, and
@@ -305,12 +316,14 @@ class Pipeline(Updating):
             batches: of any sizes, perhaps without end: a tensor, a tuple of arguments, or a dict of
                 keyword arguments.
 
-        Yields:
-            The outputs, in the order of the batches.
+        Returns:
+            An iterator of the outputs, in the order of the batches, with a method `close`.
 
         Raises:
-            RuntimeError: the pipeline is streaming already, or running a step.
-            BaseException: as for `step`, or from `batches`, after the outputs of those before.
+            RuntimeError: the pipeline is streaming already, or running a step; or a stage has
+                raised StopIteration, which is the cause then.
+            BaseException: as for `step`, or from `batches`, after the outputs of those before. The
+                note says which batch it was, counted from 0 as microbatches are.
         """
         self._chain.require_unchanged(self._modules)
         calls = map(call_of, batches)
@@ -340,14 +353,20 @@ class Pipeline(Updating):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _watch(self, stages: Sequence[Stage], *, deferred_batch_norm: bool) -> None:
+    def _watch(
+        self, stages: Sequence[Stage], verified: Verify | None, *, deferred_batch_norm: bool
+    ) -> None:
         """Has what looks at steps look at them."""
         self._deferred = DeferredBatchNorm(stages if deferred_batch_norm else ())
         self._executor.watch(self._checks.around)
         self._chain.before_recording(self._executor.settle)
         self._executor.watch(OrderOfUpdates().around)
-        self._executor.watch(self._deferred.around, self._deferred.during)
+        self._executor.watch(self._deferred.around)
+        if self._deferred.is_needed:
+            self._executor.observe(self._deferred)
         self._tensor.watch(self._executor, stages)
+        run = self.partition, self.plan, self._reduction, deferred_batch_norm
+        self._steps = open_verify(verified, self._executor, self._chain, run)
 
     def _told(self) -> dict[str, str]:
         """What the pipelines of other processes have to have alike."""
@@ -367,7 +386,7 @@ class Pipeline(Updating):
         return [n / total for n in rows]
 
     def _run(self, program: Program, batch: Batch, result: Callable[[], Any] = lambda: None) -> Any:
-        found = self._executor.run(program, batch, result)
+        found = self._steps.run(program, batch, result)
         self._last_program = program
         return found
 

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from .modes import as_before, same_numbers
+
 
 def layer_times_ns(layers: Sequence[nn.Module], sample: Any, repeats: int = 5) -> list[int]:
     """Time forward plus backward of every layer, each fed with the output of the one before.
@@ -35,7 +37,7 @@ def layer_times_ns(layers: Sequence[nn.Module], sample: Any, repeats: int = 5) -
     """
     _check_on_cpu(layers, sample)
     times = []
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+    with same_numbers(), as_before(), torch.enable_grad():
         for layer in layers:
             runs = [_run(layer, sample) for _ in range(1 + repeats)]
             times.append(round(median(elapsed for elapsed, _ in runs[1:])))
@@ -57,7 +59,7 @@ def layer_bytes(layers: Sequence[nn.Module], sample: Any) -> list[int]:
     """
     _check_on_cpu(layers, sample)
     found = []
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+    with same_numbers(), as_before(), torch.enable_grad():
         for layer in layers:
             kept: dict[int, int] = {}
             held = {tensor.data_ptr() for tensor in (*layer.parameters(), *layer.buffers())}

@@ -14,6 +14,7 @@ from .choice import Schedule, choose_parts
 from .devices import Lane
 from .layers import refuse_shared
 from .measured import Measured
+from .modes import as_before
 from .partition import Partition
 from .plan import Kind, Timeline
 from .plan.parts import Parts
@@ -35,6 +36,7 @@ _ALLOWED: Mapping[str, Sequence[object]] = {
     "process_group": (None,),
     "replicas": (1,),
     "tensor_parallel": (None,),
+    "verify": (False,),
 }
 _WHY = "a schedule that updates weights within a step cannot run it"
 
@@ -79,7 +81,8 @@ class Updating(Measured):
             return None
         if executor.in_flight and not torch.is_grad_enabled():
             raise RuntimeError("flush computes gradients, but they are off here (torch.no_grad?)")
-        loss, program = executor.flush()
+        with as_before():
+            loss, program = executor.flush()
         if program is not None:
             self._last_program = program
         return loss

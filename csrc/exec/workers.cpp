@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <stdexcept>
 #include <string>
+#include <system_error>
 
 #include "exec/ranges.hpp"
 
@@ -54,15 +56,47 @@ Workers::Workers(int num_workers, Client& client)
     for (int worker = 0; worker < num_workers; ++worker) {
         mailboxes_.push_back(std::make_unique<Mailbox>());
     }
+    start();
+}
+
+void Workers::start() {
+    const std::size_t num_workers = mailboxes_.size();
     try {
-        for (int worker = 0; worker < num_workers; ++worker) {
-            threads_.emplace_back([this, worker] { loop(worker); });
+        while (threads_.size() < num_workers) {
+            threads_.emplace_back(
+                [this, worker = static_cast<int>(threads_.size())] { loop(worker); });
         }
-    } catch (...) {
-        // The system has no more threads to give; a thread that is not joined ends the process.
-        close();
-        throw;
+    } catch (const std::system_error& error) {
+        const std::size_t num_started = threads_.size();
+        begin_to_close();
+        // A thread that is not joined ends the process.
+        join();
+        throw std::runtime_error(
+            "each device needs a thread, and the system refused that of device " +
+            std::to_string(num_started) + " of " + std::to_string(num_workers) + ": " +
+            error.code().message() +
+            ". Use fewer devices, close other pipelines, or raise the limit of threads (ulimit -u, "
+            "pids.max of the container) or of memory (ulimit -v)");
     }
+}
+
+void Workers::join() {
+    for (auto& mailbox : mailboxes_) {
+        const std::scoped_lock lock(mailbox->mutex);
+        mailbox->close = true;
+        mailbox->filled.notify_one();
+    }
+    for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
+}
+
+void Workers::renew() {
+    const std::scoped_lock running(run_mutex_);
+    if (closed()) return;
+    join();
+    // Nobody else looks at it without threads.
+    for (auto& mailbox : mailboxes_) mailbox->close = false;
+    start();
 }
 
 bool Workers::is_worker() const { return workers_of_this_thread == this; }
@@ -162,18 +196,15 @@ void Workers::call_out() {
     done_.wait(lock, [this] { return num_inside_ == 0; });
 }
 
-void Workers::close() {
+void Workers::begin_to_close() {
     // Relaxed: ordered before the next run by run_mutex_; a running step may see it late.
     closing_.store(true, std::memory_order_relaxed);
+}
+
+void Workers::close() {
+    begin_to_close();
     const std::scoped_lock running(run_mutex_);
-    for (auto& mailbox : mailboxes_) {
-        const std::scoped_lock lock(mailbox->mutex);
-        mailbox->close = true;
-        mailbox->filled.notify_one();
-    }
-    for (std::thread& thread : threads_) {
-        if (thread.joinable()) thread.join();
-    }
+    join();
 }
 
 void Workers::loop(int worker) {

@@ -67,8 +67,8 @@ struct Job {
 // workers.
 class Workers {
    public:
-    // Throws std::system_error when the system refuses a thread. The caller must not hold what
-    // `resume` takes.
+    // Throws std::runtime_error when the system refuses a thread; none is left then. The caller
+    // must not hold what `resume` takes.
     Workers(int num_workers, Client& client);
     Workers(const Workers&) = delete;
     Workers& operator=(const Workers&) = delete;
@@ -76,7 +76,8 @@ class Workers {
 
     // Runs every action of the job, or until one fails or `interrupted` (asked every 20 ms) says
     // true. On return no worker is inside the client. The caller must not hold what `resume` takes.
-    // `begun` is called once feed and stop may be.
+    // `begun` is called once feed and stop may be. What `interrupted` throws comes out at once, and
+    // these workers are of no use any more.
     void run(
         Job& job, const std::function<bool()>& interrupted,
         const std::function<void()>& begun = [] {});
@@ -87,7 +88,13 @@ class Workers {
     // No further action starts.
     void stop(const Job& job);
 
-    // Stops a running step and joins the threads; run does nothing from then on. Not from a worker.
+    // Ends the threads and begins new ones, between steps. Throws as the constructor does, and is
+    // closed then.
+    void renew();
+
+    // No further action starts, and run does nothing from then on.
+    void begin_to_close();
+    // The same, and joins the threads, which ends a running step. Not from a worker.
     void close();
     bool closed() const { return closing_.load(std::memory_order_relaxed); }
 
@@ -105,6 +112,8 @@ class Workers {
     };
     class Ready;
 
+    void start();
+    void join();
     void loop(int worker);
     void run_ready(int worker, Position first);
     bool run_action(int worker, Position position);

@@ -6,6 +6,7 @@ the writer: that is how the next one tells a leftover from what another is writi
 """
 
 import fcntl
+import hashlib
 import os
 import re
 import secrets
@@ -23,26 +24,69 @@ def replacing(path: Path) -> Iterator[Path]:
     is as it was. When this returns, the new file survives a loss of power.
 
     Raises:
-        OSError: the folder is not there, or cannot be written.
+        OSError: the folder is not there, or cannot be written; it names `path`.
     """
-    _remove_leftovers(path)
-    folder = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    folder.mkdir(mode=0o700)
-    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        file = folder / "new"
-        file.touch()
-        mode = file.stat().st_mode
-        yield file
-        # The block may have put another file there, with another mode than the umask gives.
-        file.chmod(mode)
-        _sync(file)
-        file.replace(path)
-        _sync(path.parent)
+        _remove_leftovers(path)
+        with _own_folder(path) as folder:
+            file = folder / "new"
+            file.touch()
+            mode = file.stat().st_mode
+            yield file
+            # The block may have put another file there, with another mode than the umask gives.
+            file.chmod(mode)
+            _sync(file)
+            file.replace(path)
+            _sync(path.parent)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        # The names in the folder would tell nobody anything.
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+@contextmanager
+def _own_folder(path: Path) -> Iterator[Path]:
+    """A folder beside `path` under a lock, which goes when the block ends."""
+    while True:
+        folder = path.with_name(folder_name(path, secrets.token_hex(8)))
+        folder.mkdir(mode=0o700)
+        lock = _locked(folder)
+        if lock is not None:
+            break
+    try:
+        yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
+
+
+def _locked(folder: Path) -> int | None:
+    """The lock on a folder, or None where another writer took it for a leftover and removed it.
+
+    Between making a folder and locking it there is a moment in which it looks like a leftover.
+    """
+    try:
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.path.samestat(os.fstat(lock), folder.stat()):
+            return lock
+    except FileNotFoundError:
+        pass
+    except BaseException:
+        os.close(lock)
+        raise
+    os.close(lock)
+    return None
+
+
+def folder_name(path: Path, token: str) -> str:
+    """Of a folder for a new file at `path`: as long for the longest name as for any other."""
+    name = hashlib.blake2b(os.fsencode(path.name), digest_size=8).hexdigest()
+    return f".pykern-{name}.{token}.tmp"
 
 
 def _sync(path: Path) -> None:
@@ -55,7 +99,7 @@ def _sync(path: Path) -> None:
 
 
 def _remove_leftovers(path: Path) -> None:
-    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.tmp")
+    name = re.compile(re.escape(folder_name(path, "*")).replace(r"\*", "[0-9a-f]{16}"))
     for entry in os.scandir(path.parent):
         if name.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
             _remove_if_abandoned(entry.path)
@@ -64,8 +108,8 @@ def _remove_leftovers(path: Path) -> None:
 def _remove_if_abandoned(folder: str) -> None:
     try:
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return
+    except OSError:
+        return  # It is gone, or another user's.
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -25,14 +28,8 @@ except ImportError as error:
     ) from error
 
 from ..dtensor import is_dtensor, whole
-from ..plan.files.json_form import (
-    checksum,
-    refuse_constant,
-    require_equal,
-    require_keys,
-    shown,
-    unique,
-)
+from ..plan.files.json_form import checksum, require_equal, require_keys
+from ..plan.files.strict_json import read_json, shown
 from . import disk
 from .errors import CheckpointError
 from .form import described
@@ -50,6 +47,9 @@ HEADER = ("format", "version", "tensors", "sha256")
 
 # Its key in the metadata, where another entry tells other programs that the tensors are torch's.
 INDEX = "pykern"
+# What safetensors begins with: the length of its header, of which it reads no more than this.
+_LENGTH = struct.Struct("<Q")
+_MAX_HEADER_BYTES = 100_000_000
 METADATA = {"format": "pt"}
 
 
@@ -117,7 +117,15 @@ def write(path: Path, parts: dict[str, Any], tensors: Tensors) -> None:
         try:
             save_file(tensors.by_key, file, metadata)
         except SafetensorError as error:
-            raise OSError(f"{path} cannot be written: {error}") from error
+            raise _not_written(path, error) from error
+
+
+def _not_written(path: Path, error: SafetensorError) -> OSError:
+    """What the system said, which safetensors has only in words."""
+    if found := re.search(r"\(os error (\d+)\)", str(error)):
+        number = int(found[1])
+        return OSError(number, os.strerror(number), str(path))
+    return OSError(f"{path} cannot be written: {error}")
 
 
 class Saved:
@@ -162,16 +170,43 @@ def reading(path: Path) -> Iterator[Saved]:
         OSError: it cannot be opened or read.
     """
     if path.exists() and not path.is_file():
-        raise CheckpointError(f"{path} is no file")
+        raise CheckpointError(f"{path} is not a regular file")
     try:
-        # Tensors of their own: what others do to the file meanwhile changes none.
-        with safe_open(path, framework="pt", backend="pread") as file:
-            yield Saved(file)
+        # One handle for both readers, and tensors of their own: what others put at the path or into
+        # the file meanwhile changes none.
+        with path.open("rb") as raw:
+            try:
+                _require_keys_once(raw)
+            except ValueError as error:
+                raise _not_one(path, error) from error
+            with safe_open(
+                f"/proc/self/fd/{raw.fileno()}", framework="pt", backend="pread"
+            ) as file:
+                yield Saved(file)
     except CheckpointError as error:
         error.add_note(f"checkpoint: {path}")
         raise
-    except (SafetensorError, RecursionError) as error:
-        raise CheckpointError(f"{path} is no checkpoint, or a damaged one: {error}") from error
+    except SafetensorError as error:
+        raise _not_one(path, error) from error
+
+
+def _not_one(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"{path} is not a checkpoint, or a damaged one: {error}")
+
+
+def _require_keys_once(raw: BinaryIO) -> None:
+    """Refuses a header that repeats a key: safetensors keeps one and says nothing.
+
+    Raises:
+        ValueError: it does, or is not a header.
+    """
+    start = raw.read(_LENGTH.size)
+    if len(start) < _LENGTH.size:
+        raise ValueError(f"the file has {len(start)} bytes")
+    (length,) = _LENGTH.unpack(start)
+    if length > _MAX_HEADER_BYTES:
+        raise ValueError(f"a header has at most {_MAX_HEADER_BYTES} bytes, got {length}")
+    read_json(raw.read(length).decode())
 
 
 def _index_of(metadata: dict[str, str] | None) -> dict[str, Any]:
@@ -179,9 +214,7 @@ def _index_of(metadata: dict[str, str] | None) -> dict[str, Any]:
         raise CheckpointError("the file was not written by pykern.checkpoint.save")
     try:
         require_equal("metadata", metadata, METADATA | {INDEX: metadata[INDEX]})
-        index = json.loads(
-            metadata[INDEX], object_pairs_hook=unique, parse_constant=refuse_constant
-        )
+        index = read_json(metadata[INDEX])
         if not isinstance(index, dict):
             raise CheckpointError(f"the index is {shown(index)}")
         require_equal("format", index.get("format"), FORMAT)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..plan.files.json_form import shown
+from ..plan.files.strict_json import shown
 from .errors import CheckpointError
 
 

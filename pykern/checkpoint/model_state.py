@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..dtensor import local, sliced_like
-from ..plan.files.json_form import shown
+from ..plan.files.strict_json import shown
 from .errors import CheckpointError
 from .file import Tensors, digest, require_storable
 from .form import require_like, require_names

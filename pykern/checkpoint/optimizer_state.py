@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..dtensor import sliced_like
-from ..plan.files.json_form import shown
+from ..plan.files.strict_json import shown
 from .errors import CheckpointError
 from .form import described, require_form, require_names
 from .model_state import Commit, parameters_of

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..plan.files.json_form import shown
+from ..plan.files.strict_json import shown
 from .errors import CheckpointError
 from .form import require_names
 from .model_state import Commit

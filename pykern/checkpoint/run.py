@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..plan.files.json_form import shown
+from ..plan.files.strict_json import shown
 from . import file
 from .errors import CheckpointError
 from .file import Saved, Tensors

@@ -13,11 +13,17 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..dtensor import is_dtensor
-from ..plan.files.json_form import shown
+from ..plan.files.strict_json import MAX_NESTING, shown
 from .errors import CheckpointError
 
 _PLAIN = (type(None), bool, int, float, str)
+# Within the index, which is an object, down to what `decode` opens for a tensor or a number.
+_LEVELS = MAX_NESTING - 2
 _NOT_FINITE = ("nan", "inf", "-inf")
+
+
+class _TooDeepError(Exception):
+    """A value has more levels than a file may have."""
 
 
 def encode(value: object, where: str, add: Callable[[str, Tensor], str]) -> Any:
@@ -32,12 +38,13 @@ def encode(value: object, where: str, add: Callable[[str, Tensor], str]) -> Any:
         CheckpointError: A part of it is of another kind, or contains itself; the message names it.
     """
     try:
-        return _encode(value, where, add)
-    except RecursionError:
+        return _encode(value, where, add, _LEVELS)
+    except _TooDeepError:
         raise CheckpointError(f"{where} is nested too deeply, or contains itself") from None
 
 
-def _encode(value: Any, where: str, add: Callable[[str, Tensor], str]) -> Any:
+def _encode(value: Any, where: str, add: Callable[[str, Tensor], str], levels: int) -> Any:
+    """As `encode`; `levels` of lists and objects may still be opened."""
     kind = type(value)
     if isinstance(value, float):
         # Also numpy's float64, which is one.
@@ -47,18 +54,28 @@ def _encode(value: Any, where: str, add: Callable[[str, Tensor], str]) -> Any:
     if kind in (Tensor, nn.Parameter) or is_dtensor(value):
         return {"tensor": add(where, value)}
     if kind in (list, tuple):
-        items = [_encode(item, f"{where}/{index}", add) for index, item in enumerate(value)]
+        left = _levels_in(levels, 1 if kind is list else 2)
+        items = [_encode(item, f"{where}/{index}", add, left) for index, item in enumerate(value)]
         return items if kind is list else {"tuple": items}
     if kind in (dict, Counter):
         value = value if kind is dict else _counter(value)
+        left = _levels_in(levels, 3)
         pairs = [
-            [_key(key, where), _encode(item, f"{where}/{key}", add)] for key, item in value.items()
+            [_key(key, where), _encode(item, f"{where}/{key}", add, left)]
+            for key, item in value.items()
         ]
         return {kind.__name__.lower(): pairs}
     raise CheckpointError(
         f"{where} is of type {type(value).__name__}; a checkpoint holds tensors, numbers, strings, "
         f"booleans, None, and lists, tuples and dicts of them: {shown(value)}"
     )
+
+
+def _levels_in(levels: int, opened: int) -> int:
+    """How many levels are left within a value that opens so many."""
+    if opened > levels:
+        raise _TooDeepError
+    return levels - opened
 
 
 def _key(key: object, where: str) -> str | int:
@@ -76,7 +93,6 @@ def decode(value: Any, read: Callable[[str], Tensor]) -> Any:
 
     Raises:
         CheckpointError: It is not of that form.
-        RecursionError: It is nested too deeply.
     """
     if type(value) in _PLAIN and not (isinstance(value, float) and math.isinf(value)):
         # JSON's 1e999 is one.

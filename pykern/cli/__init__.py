@@ -1,4 +1,4 @@
-"""The command line: `pykern demo`, `pykern plan`, `pykern schedules` and `pykern scale`.
+"""The command line: `pykern demo`, `plan`, `schedules`, `scale` and `verify`.
 
 It reads and refuses options; the work is done by what it calls, imported only when it is needed.
 """
@@ -13,6 +13,7 @@ from .errors import OneLineErrors
 from .plan_command import plan
 from .scale_command import scale
 from .schedules_command import schedules
+from .verify_command import verify
 
 NEXT_STEPS = """\
 pykern trains a PyTorch model as a pipeline, in one process. Five next steps:
@@ -54,6 +55,7 @@ app.command(epilog="Example: pykern demo --schedule interleaved --chunks 2 --ste
 app.command(epilog="Example: pykern plan hanayo -p 4 -m 8 --waves 2 --out hanayo.svg")(plan)
 app.command(epilog="Example: pykern schedules -p 8 -m 32 --costs 1:1:1")(schedules)
 app.command(epilog="Example: pykern scale --gpus 64 --layers 80 --width 8192 --zero1")(scale)
+app.command(epilog="Example: pykern verify my_model:make --schedule zb_h1 --devices cpu:4")(verify)
 
 
 def main() -> None:

@@ -8,14 +8,17 @@ ordinary backward that is called at once; whoever splits a backward takes it and
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import Node
+
+from .. import _C
 
 # Computes the gradients of some arguments, by their position.
 Weights = Callable[[], dict[int, Tensor]]
@@ -98,18 +101,18 @@ def are_taken() -> bool:
     return _local.take is not None
 
 
-@contextmanager
-def taking(take: Take) -> Iterator[None]:
-    """Within it, backwards of this thread hand over what computes the gradients of weights.
+def taking(take: Take) -> AbstractContextManager[object]:
+    """A context, within which backwards of this thread hand over what computes weights' gradients.
 
     They run on this thread: those of CUDA tensors would have threads of autograd's own.
 
     Args:
         take: called with each node and a function that returns gradients by edge of the node.
     """
-    before, _local.take = _local.take, take
-    try:
-        with torch.autograd.set_multithreading_enabled(False):
-            yield
-    finally:
-        _local.take = before
+    before = _local.take, torch._C._is_multithreading_enabled()
+    return _C.Within(partial(_set, take, False), lambda _: _set(*before))
+
+
+def _set(take: Take | None, multithreading: bool) -> None:
+    _local.take = take
+    torch._C._set_multithreading_enabled(multithreading)

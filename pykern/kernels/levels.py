@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from functools import partial
 from typing import Literal, get_args
+
+from .. import _C
 
 # none: everything that the backward reads. ops: what it cannot make again within its own kernels.
 # ops+stash: as ops, and the inputs of gated activations in 8 bits, which changes their gradients.
@@ -20,17 +22,13 @@ def level() -> Level:
     return _level.get()
 
 
-@contextmanager
-def keeping(wanted: Level) -> Iterator[None]:
-    """Within it operations keep as much as the level says.
+def keeping(wanted: Level) -> AbstractContextManager[object]:
+    """A context, within which operations keep as much as the level says.
 
     Raises:
         ValueError: there is no such level.
     """
     if wanted not in LEVELS:
         raise ValueError(f"a level of kernels is one of {', '.join(LEVELS)}, got {wanted!r}")
-    token = _level.set(wanted)
-    try:
-        yield
-    finally:
-        _level.reset(token)
+    before = _level.get()
+    return _C.Within(partial(_level.set, wanted), lambda _: _level.set(before))

@@ -7,12 +7,14 @@ the seed is needed to have them again.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from .. import _C
 
 
 class Seed(NamedTuple):
@@ -56,21 +58,16 @@ def is_drawing() -> bool:
     return _local.is_drawing
 
 
-@contextmanager
-def provided(places: Tensor) -> Iterator[None]:
-    """Within it, calls of this thread read their seeds from memory, where they may change.
+def provided(places: Tensor) -> AbstractContextManager[object]:
+    """A context, within which calls of this thread read their seeds from memory.
 
-    A CUDA graph that is captured so draws other numbers in each replay.
+    There they may change: a CUDA graph that is captured so draws other numbers in each replay.
 
     Args:
         places: int64 tensor of one dimension; the first call reads its first element, and so on.
     """
     before = _local.places, _local.position
-    _local.places, _local.position = places, 0
-    try:
-        yield
-    finally:
-        _local.places, _local.position = before
+    return _C.Within(partial(_read, places, 0), lambda _: _read(*before))
 
 
 def are_provided() -> bool:
@@ -83,11 +80,11 @@ def position() -> int:
     return _local.position
 
 
-@contextmanager
-def again_from(position: int) -> Iterator[None]:
-    """Within it, calls read once more the seeds that were read from there on."""
-    before, _local.position = _local.position, position
-    try:
-        yield
-    finally:
-        _local.position = before
+def again_from(position: int) -> AbstractContextManager[object]:
+    """A context, within which calls read once more the seeds that were read from there on."""
+    places, before = _local.places, _local.position
+    return _C.Within(partial(_read, places, position), lambda _: _read(places, before))
+
+
+def _read(places: Tensor | None, position: int) -> None:
+    _local.places, _local.position = places, position

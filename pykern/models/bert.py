@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ..modes import same_numbers
 from .blocks import Beside, First, Head, check_heads, check_rate, check_sizes, initialise
 from .gpt import MLP, Attention, Embedding
 
@@ -87,7 +88,7 @@ def bert(  # noqa: PLR0913, PLR0917
     check_rate(dropout)
     if not 0 <= padding < vocab:
         raise ValueError(f"padding is {padding}; it must be a token, 0 <= padding < {vocab}")
-    with torch.random.fork_rng(devices=[]):
+    with same_numbers():
         torch.manual_seed(seed)
         embedding = Embedding(vocab, width, context, dropout)
         halves: list[nn.Module] = []

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..kernels.activation_linear import gelu_linear
 from ..kernels.dropout import dropout as drop
+from ..modes import same_numbers
 from .blocks import Head, check_heads, check_rate, check_sizes, initialise, normed_linear
 
 
@@ -125,7 +126,7 @@ def gpt(  # noqa: PLR0913, PLR0917
     )
     check_heads(width, heads)
     check_rate(dropout)
-    with torch.random.fork_rng(devices=[]):
+    with same_numbers():
         torch.manual_seed(seed)
         embedding = Embedding(vocab, width, context, dropout)
         halves: list[nn.Module] = []

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..kernels.activation_linear import gated_linear
 from ..kernels.rope import rope
+from ..modes import same_numbers
 from .blocks import Head, check_heads, check_sizes, initialise, normed_linear
 
 EPS = 1e-5
@@ -97,7 +98,7 @@ def llama(  # noqa: PLR0913, PLR0917
     sizes = {"vocab": vocab, "layers": layers, "width": width, "heads": heads}
     check_sizes(sizes | {"kv_heads": kv_heads, "hidden": hidden})
     check_attention(width, heads, kv_heads, base)
-    with torch.random.fork_rng(devices=[]):
+    with same_numbers():
         torch.manual_seed(seed)
         halves: list[nn.Module] = []
         for _ in range(layers):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..kernels.experts import experts
 from ..kernels.head_loss import LazyLogits
 from ..kernels.routing import balance_loss, route
+from ..modes import same_numbers
 from .blocks import Beside, Head, check_sizes, initialise, normed
 from .llama import EPS, RotaryAttention, check_attention
 
@@ -124,7 +125,7 @@ def moe(  # noqa: PLR0913, PLR0917
             raise ValueError(f"{name} is {size}; it must be a multiple of 8")
     if num_chosen > num_experts:
         raise ValueError(f"num_chosen is {num_chosen}; there are {num_experts} experts")
-    with torch.random.fork_rng(devices=[]):
+    with same_numbers():
         torch.manual_seed(seed)
         halves: list[nn.Module] = []
         for _ in range(layers):

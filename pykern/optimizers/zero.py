@@ -18,7 +18,10 @@ from ..clipping import clip_by, norm_of, require_norm, shared_out
 from ..dtensor import is_dtensor, local
 from ..parallel.data import DataParallel
 from ..parallel.errors import shown
+from ..parallel.texts import text_of
+from ..parallel.typed_json import from_text, to_text
 from ..pipeline import Pipeline
+from .gathering import states_of_all
 from .settings import settings_of
 
 _REASONS = {
@@ -214,26 +217,27 @@ class ZeroOptimizer(Optimizer):
         """
         self._tell_settings()
         with self._data.talking():
-            self._zero.consolidate_state_dict(to=0)
-        outcome: list[Any] = [None]
+            states, failure = states_of_all(self._zero.optim.state_dict(), self._data.control)
+        outcome = ""
         try:
+            if failure:
+                raise CheckpointError(failure)
+            self._zero._all_state_dicts = states
             yield self._rank == 0
         except BaseException as error:
-            outcome = [shown(error)]
+            outcome = shown(error)
             raise
         finally:
             self._zero._all_state_dicts = []
             if self._rank == 0:
                 self._tell(outcome)
-        if self._rank != 0:
-            self._tell(outcome)
-            if outcome[0] is not None:
-                raise CheckpointError(f"process 0 has not written the file: {outcome[0]}")
+        if self._rank != 0 and (failed := self._tell("")):
+            raise CheckpointError(f"process 0 has not written the file: {failed}")
 
-    def _tell(self, outcome: list[Any]) -> None:
-        """Has all processes know how the first has fared."""
+    def _tell(self, outcome: str) -> str:
+        """Has all processes know how the first has fared: what went wrong, or nothing."""
         with self._data.talking():
-            dist.broadcast_object_list(outcome, group=self._data.control, group_src=0)
+            return from_text(str, text_of(to_text(outcome), self._data.control, 0))
 
     def whole(self) -> Kept:
         """The state of all processes, within `saving` where that says so."""

@@ -6,10 +6,8 @@ import ctypes
 import hashlib
 import zlib
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
@@ -19,6 +17,8 @@ from ..plan import Plan
 from ..plan.files.json_form import to_json
 from .errors import PeerError
 from .groups import control_group, give_back
+from .texts import texts_of_all
+from .typed_json import from_text, to_text
 
 
 def require_alike(group: ProcessGroup, told: Mapping[str, str]) -> None:
@@ -29,11 +29,11 @@ def require_alike(group: ProcessGroup, told: Mapping[str, str]) -> None:
         told: by what it is, which texts have to be equal.
 
     Raises:
-        PeerError: they are not. Every process of the group raises it.
+        PeerError: they are not, or one sent something else. Every process of the group raises it.
         RuntimeError: a process is gone, or has not come in time.
     """
-    everybodys: list[Any] = [None] * group.size()
-    dist.all_gather_object(everybodys, dict(told), group=group)
+    texts = texts_of_all(to_text(told), group)
+    everybodys = [_read(text, rank) for rank, text in enumerate(texts)]
     first = everybodys[0]
     for rank, other in enumerate(everybodys):
         different = [what for what in first | other if first.get(what) != other.get(what)]
@@ -44,6 +44,16 @@ def require_alike(group: ProcessGroup, told: Mapping[str, str]) -> None:
                 f"{', '.join(different)}: {what} is {first.get(what)} in process 0 and "
                 f"{other.get(what)} in process {rank}"
             )
+
+
+def _read(text: str, rank: int) -> dict[str, str]:
+    try:
+        return from_text(dict[str, str], text)
+    except ValueError as error:
+        raise PeerError(
+            f"process {rank} of the group sent what is not understood here: {error}; use one "
+            "version of pykern in all processes"
+        ) from error
 
 
 def agreed_group(group: ProcessGroup, told: Mapping[str, str]) -> ProcessGroup:

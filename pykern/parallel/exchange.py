@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
+from .errors import PeerError
 from .waiting import Pending
 
 _NUMBERS = struct.Struct("<4q")
@@ -39,8 +40,17 @@ class Message:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Message:
-        """What `to_bytes` gave."""
+        """What `to_bytes` gave.
+
+        Raises:
+            PeerError: the bytes are not those of a message.
+        """
         rows, digest, is_local, has_failed = _NUMBERS.unpack_from(data)
+        if rows < 0 or digest < 0 or {is_local, has_failed} - {0, 1}:
+            raise PeerError(
+                "a process of the group sent what is not understood here: "
+                f"{(rows, digest, is_local, has_failed)}; use one version of pykern in all of them"
+            )
         # The end of a text that was cut may be half a character.
         text = data[_NUMBERS.size :].rstrip(b"\0").decode(errors="ignore")
         return cls(rows, digest, bool(is_local), text if has_failed else "")
@@ -50,6 +60,7 @@ def exchange(message: Message, group: ProcessGroup) -> list[Message]:
     """What every process of the group tells in this exchange, in the order of their ranks.
 
     Raises:
+        PeerError: a peer sent something else.
         RuntimeError: a peer is gone, or has not come in time.
     """
     mine = torch.frombuffer(bytearray(message.to_bytes()), dtype=torch.uint8)

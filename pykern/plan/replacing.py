@@ -18,6 +18,8 @@ def replacing(path: Path) -> Iterator[Path]:
         yield partial
         partial.replace(path)
     except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         partial.unlink(missing_ok=True)

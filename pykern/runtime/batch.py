@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
+from ..once import once
 from . import microbatch
 from .loss import Losses
 from .recompute import Level
@@ -43,7 +43,7 @@ class Batch:
     levels: Sequence[Sequence[Level | None]] = ()
     enter: Callable[[tuple[Any, ...], dict[str, Any]], Call] = _as_it_is
 
-    @cached_property
+    @once
     def calls(self) -> Sequence[Call | None]:
         """What `enter` gives for each microbatch; None for one without rows."""
         parts = microbatch.split(self.inputs, self.rows)

@@ -8,7 +8,6 @@ the DeferredBatchNorm of torchgpipe (Kim et al., 2020, arXiv 2004.09910), whose 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -43,7 +42,7 @@ class DeferredBatchNorm:
         stages: whose modules; they get hooks, until `close`.
 
     Attributes:
-        during: makes the context of a step; None where there is nothing to update.
+        is_needed: whether there is anything to update.
     """
 
     def __init__(self, stages: Sequence[Stage]) -> None:
@@ -61,7 +60,7 @@ class DeferredBatchNorm:
                 if isinstance(module, _BatchNorm) and module.running_mean is not None
             }.items()
         )
-        self.during = self._step if self._modules else None
+        self.is_needed = bool(self._modules)
         self._handles = [
             module.register_forward_pre_hook(partial(self._see, stage))
             for module, stage in self._modules
@@ -97,34 +96,35 @@ class DeferredBatchNorm:
         seen = _Seen(values.numel() // values.size(1), mean, variance)
         self._seen[module].append((self._now[stage], seen))
 
-    @contextmanager
-    def _step(self) -> Iterator[None]:
-        """Within it, modules do not update by themselves; in the end all do, unless it fails."""
-        self._restore()
+    def begin(self) -> None:
+        """From now on modules do not update by themselves."""
+        self.end()
         self._silent = [
             module
             for module, _ in self._modules
             if module.training and module.track_running_stats and torch.is_grad_enabled()
         ]
         self._seen = {module: [] for module in self._silent}
-        try:
-            for module in self._silent:
-                module.track_running_stats = False
-            yield
-            # Without no_grad, which an interrupt could leave on: nothing here requires grad.
-            updates = [
-                update for module, seen in self._seen.items() for update in _updates(module, seen)
-            ]
-            for buffer, value in updates:
-                buffer.copy_(value)
-        finally:
-            self._restore()
-            self._seen = {}
+        for module in self._silent:
+            module.track_running_stats = False
 
-    def _restore(self) -> None:
-        """An interrupt may have ended a step before this was done."""
+    def succeed(self) -> None:
+        """Updates all of them."""
+        # Without no_grad: nothing here requires grad.
+        updates = [
+            update for module, seen in self._seen.items() for update in _updates(module, seen)
+        ]
+        # One call, which an interrupt cannot leave half done.
+        if updates:
+            buffers, values = zip(*updates, strict=True)
+            torch._foreach_copy_(buffers, values)
+
+    def end(self) -> None:
+        """Modules update by themselves again."""
         for module in self._silent:
             module.track_running_stats = True
+        self._silent, self._seen = [], {}
+        self._now.clear()
 
 
 class OrderOfUpdates:

@@ -48,8 +48,8 @@ class CallerState:
     def __call__(self) -> Callable[[], None]:
         """Applies the state to the calling worker."""
         if torch.get_num_threads() != self.num_threads:
-            torch.set_num_threads(self.num_threads)
             self.changed_threads = True
+            torch.set_num_threads(self.num_threads)
         with ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(self.grad))
             if self.inference:

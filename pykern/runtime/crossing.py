@@ -110,7 +110,8 @@ class Crossing(Passage):
         self._outbox: dict[tuple[Kind, int], list[tuple[Transfer, Tensor]]] = {}
 
     def begin(self, program: _C.StreamProgram) -> None:
-        """Starts a step of this program."""
+        """Starts a step of this program, with nothing of the last one."""
+        self.end()
         self._program = program
         self._splits = program.plan.has(Kind.W)
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import atexit
-import threading
 import weakref
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
-from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -17,10 +15,12 @@ from .. import _C
 from ..devices import Lane
 from ..plan import Action, Kind, Plan, Timeline
 from .batch import Batch, Call, Outputs
-from .flow import Flow, OpenBatch, in_order
+from .flow import Flow, OpenBatch
 from .gpu_flow import GpuFlow
 from .host_link import HostLink
+from .in_order import InOrder
 from .microbatch import to_device
+from .notes import add_note, forget_notes, shown
 from .random import StepSeed
 from .recorder import Capture
 from .replica import Replica
@@ -35,7 +35,19 @@ Driver = Workers | Streams
 # Gets an action's kind, its stage, and what would be called; returns what to call.
 Run = Callable[[int], None]
 Around = Callable[[Kind, Stage, Run], Run]
-During = Callable[[], AbstractContextManager[None]]
+
+
+class Observer(Protocol):
+    """What follows every step from its begin to its end."""
+
+    def begin(self) -> None:
+        """A step begins."""
+
+    def succeed(self) -> None:
+        """It has succeeded, and is about to end."""
+
+    def end(self) -> None:
+        """It has ended, or failed, perhaps before it began. May come twice."""
 
 
 def open_driver(lanes: Sequence[Lane], capture: Capture) -> Driver:
@@ -54,9 +66,8 @@ def open_driver(lanes: Sequence[Lane], capture: Capture) -> Driver:
     return Workers(len(lanes))
 
 
-# For how long the end of the program waits for a thread to leave a step that it has been in.
-_TO_LEAVE_S = 0.2
-
+# Gives what an action was in its batch, and which batch that was if it was not the only one.
+Located = Callable[[Action], tuple[Action, str]]
 # What comes of a step that has ended.
 Result = Callable[[], Any]
 
@@ -113,25 +124,27 @@ class Executor:
         }
         self._ties = Ties(stages)
         self._driver: Any = driver
-        self._during: During = nullcontext
+        self._observers: list[Observer] = []
+        # By which notes can be told from others.
+        self._told = object()
         self._plan = plan
         # The last one that there was.
         self._flow: Callable[[], Flow | None] = lambda: None
-        # The thread that ran the last step.
-        self.caller: threading.Thread | None = None
         # Whether steps are timed where that is not free.
         self.traced = False
         driver.connect(self._replicas, plan)
         _open.add(self)
 
-    def watch(self, around: Around, during: During | None = None) -> None:
+    def observe(self, observer: Observer) -> None:
+        """Tells it of every step from now on."""
+        self._observers.append(observer)
+
+    def watch(self, around: Around) -> None:
         """From now on, calls for each action what `around` gives for its call.
 
         Args:
             around: asked once for every kind and stage.
-            during: makes the context of every step from now on, which sees what a step raises.
         """
-        self._during = self._during if during is None else during
         for kind, calls in self._callbacks.items():
             pairs = zip(self._stages, calls, strict=True)
             self._callbacks[kind] = [around(kind, stage, call) for stage, call in pairs]
@@ -185,7 +198,13 @@ class Executor:
         """When the program's copies ran in its last traced step; none where nothing is copied."""
         return Timeline([]) if isinstance(program, _C.Program) else program.copies()
 
-    def run(self, program: Program, batch: Batch, result: Result = _nothing) -> Any:
+    def run(
+        self,
+        program: Program,
+        batch: Batch,
+        result: Result = _nothing,
+        located: Located | None = None,
+    ) -> Any:
         """Runs one step of a program over these stages; returns what `result` makes of it.
 
         Raises:
@@ -193,32 +212,41 @@ class Executor:
             BaseException: the first exception that a stage raised, unchanged but for a note.
         """
         self._refuse_flow()
-        return self._run(program, batch, result)
+        return self._run(program, batch, result, located)
 
-    def _run(self, program: Program, batch: Batch, result: Result = _nothing) -> Any:
-        self.caller = threading.current_thread()
-        with self._driver.claim, self._during():
-            try:
-                self._begin(batch)
-                failures = self._driver.run(program, self._callbacks, batch, traced=self.traced)
-                if not failures:
-                    self._ties.finish()
-            finally:
-                self._end()
+    def _run(
+        self, program: Program, batch: Batch, result: Result, located: Located | None = None
+    ) -> Any:
+        with self._driver.claim, _C.Undo(self._end):
+            self._begin(batch)
+            failures = self._driver.run(program, self._callbacks, batch, traced=self.traced)
             if failures:
-                raise self._first(failures)
+                raise self._first(failures, located)
+            self._ties.finish()
             # Still in the step, for which closing waits: at exit the interpreter would end the
             # process if a thread came back from one of torch's functions after it has gone.
-            return result()
+            found = result()
+            for observer in self._observers:
+                observer.succeed()
+            return found
 
-    def predict(self, program: Program, batch: Batch, outputs: Outputs) -> Any:
+    def alone(self) -> AbstractContextManager[object]:
+        """A context, within which nothing runs the stages.
+
+        Raises:
+            RuntimeError: as for `run`.
+        """
+        self._refuse_flow()
+        return self._driver.claim  # type: ignore[no-any-return]
+
+    def predict(
+        self, program: Program, batch: Batch, outputs: Outputs, located: Located | None = None
+    ) -> Any:
         """The outputs of a batch, whose `finish` they are."""
         with torch.no_grad():
-            return self.run(program, batch, outputs.merged)
+            return self.run(program, batch, outputs.merged, located)
 
-    def stream(
-        self, program: Program, batches: Iterator[Call], open_batch: OpenBatch
-    ) -> Generator[Any, None, None]:
+    def stream(self, program: Program, batches: Iterator[Call], open_batch: OpenBatch) -> InOrder:
         """What `predict` returns for each batch, in the order of the batches, which overlap.
 
         Random numbers come from the caller's generator, which the caller may use between two
@@ -230,16 +258,11 @@ class Executor:
             batches: the arguments of each, asked for in the thread that asks for outputs.
             open_batch: makes a batch of them.
         """
-        self._look()
-        for call in batches:
-            may_draw = any(stage.draws.possible for stage in self._stages)
-            # What goes around every step has the batches one by one as well.
-            if not may_draw and self._during is nullcontext:
-                rest = chain([call], batches)
-                del call
-                yield from in_order(rest, self._flow_of(program, open_batch))
-                return
-            yield self.predict(program, *open_batch(call))
+
+        def alone(call: Call, number: int) -> Any:
+            return self.predict(program, *open_batch(call), _in_batch(number))
+
+        return InOrder(batches, self._look, alone, partial(self._flow_from, program, open_batch))
 
     def settle(self) -> None:
         """Waits until no stage runs."""
@@ -250,42 +273,41 @@ class Executor:
     def _look(self) -> None:
         """Has the stages see what has changed in their layers since the last step."""
         self._refuse_flow()
-        with torch.no_grad(), self._driver.claim:
-            try:
-                self._begin(Batch(((), {}), None, (), Outputs(())))
-            finally:
-                self._end()
+        with torch.no_grad(), self._driver.claim, _C.Undo(self._end):
+            self._begin(Batch(((), {}), None, (), Outputs(())))
 
-    def _flow_of(self, program: Program, open_batch: OpenBatch) -> Flow:
+    def _flow_from(self, program: Program, open_batch: OpenBatch, first: int) -> Flow | None:
+        """A flow for the batches from one on; None as long as they have to go one by one."""
         self._refuse_flow()
-        driver = self._driver
+        # What follows every step follows that of each batch.
+        if self._observers or any(stage.draws.possible for stage in self._stages):
+            return None
+        driver, plan = self._driver, self._plan
         flow: Flow
         if isinstance(driver, Streams):
-            flow = GpuFlow(self._plan, open_batch, driver.gpus, partial(self._run, program))
+
+            def issue(batch: Batch, number: int) -> None:
+                self._run(program, batch, _nothing, _in_batch(number))
+
+            flow = GpuFlow(plan, open_batch, first, driver.gpus, issue)
         else:
-            flow = WorkerFlow(
-                self._plan, open_batch, driver.num_devices, driver.claim, self._run_flow
-            )
+            flow = WorkerFlow(plan, open_batch, first, driver.claim, self._run_flow)
         self._flow = weakref.ref(flow)
         return flow
 
     def _run_flow(self, flow: WorkerFlow) -> None:
-        with self._driver.claim:
-            try:
-                self._begin(Batch(((), {}), None, [0] * flow.num_slots, flow.keep))
-                # One list, so that whichever replica takes arguments lets go of them for all.
-                for replica in self._replicas:
-                    replica[0].arguments = self._replicas[0][0].arguments
-                flow.takers = [replica[0].take for replica in self._replicas]
-                for stage in self._stages:
-                    stage.keywords = flow.keywords
-                failures = self._driver.run_flow(flow, self._callbacks)
-                if not failures:
-                    self._ties.finish()
-            finally:
-                self._end()
+        with self._driver.claim, _C.Undo(self._end):
+            self._begin(Batch(((), {}), None, [0] * flow.num_slots, flow.keep))
+            # One list, so that whichever replica takes arguments lets go of them for all.
+            for replica in self._replicas:
+                replica[0].arguments = self._replicas[0][0].arguments
+            flow.takers = [replica[0].take for replica in self._replicas]
+            for stage in self._stages:
+                stage.keywords = flow.keywords
+            failures = self._driver.run_flow(flow, self._callbacks)
             if failures:
-                raise self._first([flow.located(failure) for failure in failures])
+                raise self._first(failures, flow.located)
+            self._ties.finish()
 
     def _refuse_flow(self) -> None:
         flow = self._flow()
@@ -295,6 +317,8 @@ class Executor:
             )
 
     def _begin(self, batch: Batch) -> None:
+        for observer in self._observers:
+            observer.begin()
         seed = StepSeed()
         for number, replica in enumerate(self._replicas):
             for stage in replica:
@@ -318,27 +342,43 @@ class Executor:
         return [call if m % len(self._replicas) == number else None for m, call in turns]
 
     def _end(self) -> None:
+        """Lets go of the step. May be called again, and nothing of the next step relies on it."""
         for stage in self._stages:
             stage.end()
         self._ties.end()
         self._driver.end()
+        for observer in self._observers:
+            observer.end()
 
     def close(self) -> None:
         """Ends what runs the actions, after a step in progress in another thread."""
         self._driver.close()
 
-    def _first(self, failures: Sequence[Failure]) -> BaseException:
-        """The exception that happened first, with notes of where and of what happened after it."""
-        (action, device, first), *later = failures
-        # An exception that takes no notes (a frozen dataclass) or cannot be shown is raised as
-        # well.
-        with suppress(Exception):
+    def _first(self, failures: Sequence[Failure], located: Located | None = None) -> BaseException:
+        """The exception that happened first, with notes of where and of what happened after it.
+
+        Args:
+            failures: as the driver gives them.
+            located: gives what an action was in its batch, and which batch that was if it was not
+                the only one.
+        """
+        first = failures[0][2]
+        for _, _, error in failures:
+            forget_notes(error, self._told)
+        for number, (action, device, error) in enumerate(failures):
+            batch = ""
+            if action is not None and located is not None:
+                place, batch = located(action)
+                where = self._where(place, device)
+            else:
+                where = self._where(action, device)
+            if number > 0:
+                add_note(first, f"{where} failed as well: {shown(error)}", self._told)
+                continue
+            if batch:
+                add_note(first, f"raised in {batch}", self._told)
             if action is not None:
-                first.add_note(f"pykern: raised in {self._where(action, device)}")
-            for action, device, exception in later:
-                first.add_note(
-                    f"pykern: {self._where(action, device)} failed as well: {exception!r}"
-                )
+                add_note(first, f"raised in {where}", self._told)
         return first
 
     def _where(self, action: Action | None, device: int) -> str:
@@ -350,13 +390,13 @@ class Executor:
         return f"{cell}, action {action}, device {device}"
 
 
+def _in_batch(number: int) -> Located:
+    return lambda action: (action, f"batch {number} of the stream")
+
+
 @atexit.register
 def _close_all() -> None:
-    # Threads that reach for the interpreter while it goes down would abort the process.
-    executors = list(_open)
-    for executor in executors:
+    # GPU memory is given back while Python still works. What handlers after this one open, the
+    # extension closes when the last has run, with all threads that come from steps held back.
+    for executor in list(_open):
         executor.close()
-    # Whoever ran a step gets an exception now, and lets go of tensors, for which torch reaches.
-    for caller in {executor.caller for executor in executors} - {None, threading.current_thread()}:
-        assert caller is not None
-        caller.join(_TO_LEAVE_S)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from ..plan import Plan
@@ -23,10 +23,12 @@ class Flow(ABC):
     Args:
         plan: of the pipeline.
         open_batch: makes a batch of what is fed.
+        first: the number of the first batch, for notes.
     """
 
-    def __init__(self, plan: Plan, open_batch: OpenBatch) -> None:
+    def __init__(self, plan: Plan, open_batch: OpenBatch, first: int) -> None:
         self._open_batch = open_batch
+        self._num_fed = first
         self._num_microbatches = plan.num_microbatches
         self.num_slots = 2 * plan.num_microbatches + plan.num_stages
         self._num_used = 0
@@ -61,41 +63,3 @@ class Flow(ABC):
     @abstractmethod
     def close(self, error: BaseException | None) -> None:
         """Ends it, and what is under way. A KeyboardInterrupt also interrupts that."""
-
-    def __enter__(self) -> Flow:
-        return self
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        self.close(error)
-
-
-def in_order(batches: Iterator[Call], flow: Flow) -> Generator[Any, None, None]:
-    """The output of each batch, as the flow gives it, which is closed in the end."""
-    failure: Exception | None = None
-    with flow:
-        more = True
-        while more or not flow.is_empty:
-            try:
-                more = more and _fill(flow, batches)
-            except Exception as error:
-                # Its turn comes after the outputs of the batches before.
-                failure, more = error, False
-            if not flow.is_empty:
-                yield flow.take()
-    if failure is not None:
-        try:
-            raise failure
-        finally:
-            # Its traceback holds this frame.
-            failure = None
-
-
-def _fill(flow: Flow, batches: Iterator[Call]) -> bool:
-    """Takes as many batches as there is room for; returns whether there may be more."""
-    if flow.has_room:
-        for batch in batches:
-            flow.feed(batch)
-            if not flow.has_room:
-                return True
-        return False
-    return True

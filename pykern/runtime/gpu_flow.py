@@ -22,19 +22,20 @@ class GpuFlow(Flow):
     none of those behind it.
 
     Args:
-        plan, open_batch: as for `Flow`.
+        plan, open_batch, first: as for `Flow`.
         gpus: those of the plan.
-        issue: issues a step for a batch.
+        issue: issues a step for a batch with its number.
     """
 
     def __init__(
         self,
         plan: Plan,
         open_batch: OpenBatch,
+        first: int,
         gpus: Gpus,
-        issue: Callable[[Batch], None],
+        issue: Callable[[Batch, int], None],
     ) -> None:
-        super().__init__(plan, open_batch)
+        super().__init__(plan, open_batch, first)
         self._gpus = gpus
         self._issue = issue
         # Each with its output, and with its inputs, whose memory the caller's streams may use again
@@ -50,10 +51,12 @@ class GpuFlow(Flow):
     def feed(self, call: Call) -> None:
         """Issues a batch behind those before."""
         batch: Batch | None = None
+        number = self._num_fed
+        self._num_fed += 1
         with torch.no_grad(), self._gpus.aside():
             try:
                 batch, outputs = self._open_batch(call)
-                self._issue(batch)
+                self._issue(batch, number)
                 output = outputs.merged()
             except BaseException:
                 # Left to `close`: what was issued may still read the inputs.

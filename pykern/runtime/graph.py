@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -17,8 +17,9 @@ class Graph:
 
     Attributes:
         reaches_inputs: whether any output depends on an input.
-        forks: the nodes that lead to an input and also aside, to parameters alone, each with the
-            positions of its edges aside.
+        forks: the nodes that lead to an input and also aside, to parameters alone, each with its
+            edges aside by their positions. They are read while the graph is there: before torch
+            2.13 the node of a custom function has none once nothing else holds the graph.
         outputs_aside: positions of the outputs that depend on parameters alone.
     """
 
@@ -30,14 +31,18 @@ class Graph:
             self._visit(root.node)
         self.reaches_inputs = any(self._leads[root.node] for root in roots)
         self.outputs_aside = [i for i, root in enumerate(roots) if self._is_aside(root.node)]
-        self.forks: dict[Node, list[int]] = {}
+        self.forks: dict[Node, dict[int, GradientEdge]] = {}
         for node, edges in self._edges.items():
             if self._leads[node]:
-                positions = [i for i, (target, _) in enumerate(edges) if self._is_aside(target)]
-                if positions:
-                    self.forks[node] = positions
+                aside = {
+                    position: GradientEdge(target, number)
+                    for position, (target, number) in enumerate(edges)
+                    if target is not None and not self._leads[target]
+                }
+                if aside:
+                    self.forks[node] = aside
         self._entries = [[roots[i]] for i in self.outputs_aside]
-        self._entries += [edges_of(node, positions) for node, positions in self.forks.items()]
+        self._entries += [list(aside.values()) for aside in self.forks.values()]
 
     def _visit(self, root: Node) -> None:
         # Depth first, without recursion: a node lies under its successors, to be left after them.
@@ -103,12 +108,6 @@ def leaves_of(outputs: Sequence[Tensor]) -> list[Tensor]:
     return leaves
 
 
-def edges_of(node: Node, positions: Iterable[int]) -> list[GradientEdge]:
-    """Where the gradients go that the node computes at these positions."""
-    edges: Any = node.next_functions
-    return [GradientEdge(*edges[position]) for position in positions]
-
-
 @cache
 def _names_of_saved(node_type: type[Node]) -> list[str]:
     return [name for name in dir(node_type) if name.startswith("_raw_saved_")]
@@ -121,6 +120,5 @@ def saved_by(node: Node) -> Iterator[Any]:
     for name in ["_raw_saved_tensors"] if custom else _names_of_saved(type(node)):
         value = getattr(node, name)
         for saved in value if isinstance(value, tuple) else (value,):
-            # Since 2.13 torch tells where there is none.
             if getattr(saved, "data", saved) is not None:
                 yield saved

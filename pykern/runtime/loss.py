@@ -19,12 +19,13 @@ Loss = Callable[..., Tensor]
 
 
 @runtime_checkable
-class _InOnePass(Protocol):
+class InOnePass(Protocol):
     """A loss that may come with gradients, those of parameters already added to their `.grad`."""
 
     def with_gradients(
         self, output: Any, target: Any, share: float | Tensor
-    ) -> WithGradients | None: ...
+    ) -> WithGradients | None:
+        """Loss and gradients by the share of a microbatch; None for the ordinary way."""
 
 
 class Losses:
@@ -58,7 +59,7 @@ class Losses:
         self._weights = weights
         self._losses: list[Tensor | None] = [None] * len(weights)
         # Asked once: it takes as long as a small action.
-        self._is_in_one_pass = isinstance(loss_fn, _InOnePass)
+        self._is_in_one_pass = isinstance(loss_fn, InOnePass)
 
     def __call__(
         self, microbatch: int, output: Any, once: bool
@@ -76,7 +77,7 @@ class Losses:
             target = to_device(self._targets[microbatch], _device_of(output))
             # What adds to gradients must not happen twice.
             if once and self._is_in_one_pass:
-                function = cast(_InOnePass, self.function)
+                function = cast(InOnePass, self.function)
                 weight = self._weights[microbatch]
                 share = weight if self.scale is None else self.scale.to(_device_of(output)) * weight
                 ended = function.with_gradients(output, target, share)

@@ -10,6 +10,7 @@ seeds the generators of all devices, precedes each stage of each microbatch.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,12 +21,16 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .. import _C
 from ..kernels import seeds
+from ..modes import set_states
 from ..plan import Action, Kind
-from .whole_state import Whole, WholeStates, set_states
+from .whole_state import Whole, WholeStates
 
 # Held while a default generator lends its place to an action's state.
 _default_generators = threading.RLock()
+# Another thread may hold it where this process is forked.
+os.register_at_fork(after_in_child=_default_generators._at_fork_reinit)  # type: ignore[attr-defined]
 
 _NO_MODE = nullcontext()
 _CPU = torch.device("cpu")
@@ -67,11 +72,10 @@ class StepSeed:
         with _default_generators:
             if self._value is None:
                 generator = torch.default_generator
-                before = generator.get_state()
-                draw = torch.empty((), dtype=torch.int64, device="cpu").random_()
-                self._value = int(draw.item())
-                self._behind = generator.get_state()
-                generator.set_state(before)
+                with _C.Undo(generator.set_state, generator.get_state()):
+                    draw = torch.empty((), dtype=torch.int64, device="cpu").random_()
+                    self._behind = generator.get_state()
+                    self._value = int(draw.item())
             return self._value
 
     def use(self) -> None:
@@ -121,11 +125,12 @@ class Draws:
             devices = {_CPU, compiled_for}
             self._whole = [default_generator(device) for device in devices]
         if mode != self._mode:
-            self._mode = mode
             self.possible = True
             self._drew = False
             self.num_seeds, self.only_seeds = 0, True
             self._safe.clear()
+            # Last, so that an interrupt has it begin again.
+            self._mode = mode
 
     def watched(self, *, drew: bool, num_seeds: int, only_seeds: bool) -> None:
         """A forward action has ended. What drew once may draw again, if not every time."""
@@ -166,7 +171,7 @@ class Draws:
             return self._whole_backward(action, form)
         return _RefuseInBackward(self._safe, action, form)
 
-    def _whole_forward(self, seed: StepSeed, index: int) -> Whole:
+    def _whole_forward(self, seed: StepSeed, index: int) -> AbstractContextManager[Whole]:
         number = action_seed(seed.value(), self._stage, index)
 
         def begin() -> None:
@@ -178,22 +183,22 @@ class Draws:
                 seed.use()
             self.watched(drew=any_drawn, num_seeds=0, only_seeds=not any_drawn)
 
-        return Whole(_default_generators, self._whole, begin, drew)
+        return Whole(self._whole, begin, drew).held(_default_generators)
 
-    def _whole_backward(self, action: Action, form: object) -> Whole:
+    def _whole_backward(self, action: Action, form: object) -> AbstractContextManager[Whole]:
         def drew(any_drawn: bool) -> None:
             if any_drawn:
                 raise _refusal("a compiled layer", action)
             self._safe.add((action.kind, form))
 
-        return Whole(_default_generators, self._whole, lambda: None, drew)
+        return Whole(self._whole, lambda: None, drew).held(_default_generators)
 
 
 def repeat(begins: Begins) -> AbstractContextManager[object]:
     """The mode in which random operations draw what they drew from these states on."""
     if isinstance(begins, WholeStates):
         start = partial(set_states, begins)
-        return Whole(_default_generators, list(begins), start, lambda _: None)
+        return Whole(list(begins), start, lambda _: None).held(_default_generators)
     return _Repeat(begins) if begins else _NO_MODE
 
 
@@ -256,16 +261,18 @@ class OwnState(_Mode):
         own = _own_generator(args, kwargs)
         with _default_generators:
             generator = _generator_of(args, kwargs)
-            before = callers = generator.get_state()
+            before = after = callers = generator.get_state()
             try:
-                before = self._begin(generator)
-                drawn = generator if own is None else own
-                if drawn not in self._noted:
-                    self._noted[drawn] = drawn.get_state()
-                return func(*args, **kwargs)
+                with _C.Undo(generator.set_state, callers):
+                    before = after = self._begin(generator)
+                    drawn = generator if own is None else own
+                    if drawn not in self._noted:
+                        self._noted[drawn] = drawn.get_state()
+                    try:
+                        return func(*args, **kwargs)
+                    finally:
+                        after = self._states[generator] = generator.get_state()
             finally:
-                after = self._states[generator] = generator.get_state()
-                generator.set_state(callers)
                 if own is not None or not torch.equal(before, after):
                     self._drew = True
                     self._num_seeds += seeds.is_drawing()
@@ -304,13 +311,12 @@ class _Repeat(_Mode):
             generator = _own_generator(args, kwargs) or _generator_of(args, kwargs)
             if generator not in self._states:
                 raise RuntimeError(f"{func} draws from a generator that the forward left alone")
-            now = generator.get_state()
-            generator.set_state(self._states[generator])
-            try:
-                return func(*args, **kwargs)
-            finally:
-                self._states[generator] = generator.get_state()
-                generator.set_state(now)
+            with _C.Undo(generator.set_state, generator.get_state()):
+                generator.set_state(self._states[generator])
+                try:
+                    return func(*args, **kwargs)
+                finally:
+                    self._states[generator] = generator.get_state()
 
 
 class NoteOwn(_Mode):

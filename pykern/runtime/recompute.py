@@ -92,7 +92,7 @@ class Recompute:
         """Whether the microbatch is recomputed."""
         return self._level(microbatch) in INPUTS
 
-    def keeping(self, microbatch: int) -> AbstractContextManager[None]:
+    def keeping(self, microbatch: int) -> AbstractContextManager[object]:
         """Within it, kernels keep what the level of a microbatch says, if one of theirs."""
         level = self._level(microbatch)
         if level is None or level in INPUTS:

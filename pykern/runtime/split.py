@@ -20,8 +20,11 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from ..kernels.handover import Weights, edges_of_weights, taking
-from .graph import Graph, edges_of, saved_by
+from .graph import Graph, saved_by
 from .landing import copy_of
+
+# Whether the node of a custom function can be held without what leads to it.
+NODES_LAST = torch.__version__ >= "2.13"
 
 Work = Callable[[], None]
 # In the order in which I ran the forks, a fork's number, and the gradients that came into it or
@@ -82,18 +85,22 @@ def _can_split(graph: Graph) -> bool:
     # Reentrant checkpointing refuses a backward to given inputs.
     if any("Checkpoint" in type(node).__name__ for node in graph.on_the_way()):
         return False
-    for node, positions in graph.forks.items():
+    for node, aside in graph.forks.items():
         if isinstance(node, BackwardCFunction):
             # A function of the user's runs once, and may compute all its gradients anyway. One of
             # two parts can be split where its parts are ours: weights aside, all else on the way.
-            if edges_of_weights(node) != positions:
+            if edges_of_weights(node) != list(aside) or not _outlast(aside.values()):
                 return False
             continue
-        # Unpacking twice is right but may be costly: in checkpointing it repeats a forward. torch
-        # says so since 2.13.
+        # Unpacking twice is right but may be costly: in checkpointing it repeats a forward.
         if any(getattr(saved, "unpack_hook", None) is not None for saved in saved_by(node)):
             return False
     return graph.sums_alike()
+
+
+def _outlast(edges: Iterable[GradientEdge]) -> bool:
+    """Whether the nodes there can be held when the graph in front of them has gone."""
+    return NODES_LAST or not any(isinstance(edge.node, BackwardCFunction) for edge in edges)
 
 
 def _keep(forks: Sequence[Node], kept: Kept) -> bool:
@@ -136,7 +143,7 @@ class _Weights:
     """The gradients of parameters that I has left out."""
 
     def __init__(self, graph: Graph, kept: Kept) -> None:
-        self._forks: list[tuple[Node, list[int]] | None] = list(graph.forks.items())
+        self._forks: list[tuple[Node, dict[int, GradientEdge]] | None] = list(graph.forks.items())
         self._kept = kept
         # Gradients that meet aside have to be sent on together, or they add up in another order.
         self._together = graph.meets_aside()
@@ -150,7 +157,7 @@ class _Weights:
 
     def run(self) -> None:
         """Adds to the `.grad` of all parameters."""
-        wanted: Any = [edge for fork in self._forks if fork for edge in edges_of(*_wanted(*fork))]
+        wanted: Any = [edge for fork in self._forks if fork for edge in _wanted(*fork)]
         seed = torch.zeros((), device="cpu", requires_grad=True)
         inside = _InBackward.apply(seed, self._run)  # type: ignore[no-untyped-call]
         torch.autograd.grad(inside, [seed, *wanted], allow_unused=True)
@@ -167,12 +174,15 @@ class _Weights:
         self._send()
 
     def _compute(
-        self, node: Node, positions: list[int], kept: tuple[Tensor | None, ...] | Weights
+        self,
+        node: Node,
+        aside: dict[int, GradientEdge],
+        kept: tuple[Tensor | None, ...] | Weights,
     ) -> None:
         # Called directly, the node runs no hooks: those of its tensors have run in I.
         gradients: Any = kept() if callable(kept) else node(*kept)  # type: ignore[operator]
         came = None if callable(kept) else kept[0]
-        for position, edge in zip(positions, edges_of(node, positions), strict=True):
+        for position, edge in aside.items():
             gradient = gradients[position]
             if gradient is not None:
                 # The engine would do the same: nodes leave the sum over broadcast rows to it.
@@ -190,8 +200,8 @@ class _Weights:
             torch.autograd.backward(edges, gradients)
 
 
-def _wanted(node: Node, positions: list[int]) -> tuple[Node, Iterable[int]]:
-    """The node with the positions of the gradients that it computes in W: those aside.
+def _wanted(node: Node, aside: dict[int, GradientEdge]) -> Iterable[GradientEdge]:
+    """Where the gradients go that the node computes in W: those aside.
 
     A group norm of channels-last values writes into all three wherever it is asked for the other
     two, and without the first the process would crash, as it does in torch for a frozen input.
@@ -199,8 +209,9 @@ def _wanted(node: Node, positions: list[int]) -> tuple[Node, Iterable[int]]:
     if type(node).__name__ == "NativeGroupNormBackward0":
         normalised: Tensor = node._saved_input  # type: ignore[attr-defined]
         if not normalised.is_contiguous():
-            return node, range(len(node.next_functions))
-    return node, positions
+            edges: Any = node.next_functions
+            return [GradientEdge(*edge) for edge in edges]
+    return aside.values()
 
 
 class _InBackward(torch.autograd.Function):

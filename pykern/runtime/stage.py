@@ -83,22 +83,25 @@ class Stage:
         levels: Sequence[Level | None] = (),
     ) -> None:
         """Makes room for a step. `levels` says of each microbatch what F keeps; empty: all."""
+        # An interrupt may have left something of the last step.
+        self._clear(num_microbatches)
         self.go_on(seed, finish, levels)
-        self._make_room(num_microbatches)
 
     def go_on(self, seed: StepSeed, finish: Finish, levels: Sequence[Level | None] = ()) -> None:
         """As `begin`, with the room that there is and what is in it."""
         self._finish = finish
-        changed = self._settings is None or self._settings.have_changed()
-        if changed:
-            self._settings = Settings(self.originals)
-            modules = self._settings.modules
-            self._compiled = self._settings.compiled
-            self.copies_input = any(getattr(module, "inplace", False) for module in modules)
+        settings = self._settings
+        changed = settings is None or settings.have_changed()
+        if settings is None or changed:
+            settings = Settings(self.originals)
+            self._compiled = settings.compiled
+            self.copies_input = any(getattr(one, "inplace", False) for one in settings.modules)
         self._recompute.begin(levels, changed=changed, compiled=self._compiled)
         # Without gradients a step has no loss, which may draw as well.
         compiled_for = self.device if self._compiled else None
-        self._draws.begin(seed, (self._settings, torch.is_grad_enabled()), compiled_for)
+        self._draws.begin(seed, (settings, torch.is_grad_enabled()), compiled_for)
+        # Last, so that after an interrupt all of this is looked at again.
+        self._settings = settings
 
     def twin(self) -> Stage:
         """A stage of the same layers, which knows what this one has seen them do."""
@@ -125,10 +128,13 @@ class Stage:
 
     def end(self) -> None:
         """Lets go of everything that belongs to the step."""
+        self._clear(0)
+
+    def _clear(self, num_microbatches: int) -> None:
         self._finish = None
         self.layers = self.originals
         self._recompute.end()
-        self._make_room(0)
+        self._make_room(num_microbatches)
 
     def _make_room(self, num_microbatches: int) -> None:
         # What the first layer is called with; None for a microbatch without rows.

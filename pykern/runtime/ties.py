@@ -8,7 +8,6 @@ complete sum of each of these stages is added to the originals', in ascending or
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from .buffers import modules_in
 from .cut import version_of
 from .layer_copies import Pairs, add_gradients, copy_layers
+from .notes import add_note
 from .stage import Stage
 
 
@@ -59,6 +59,7 @@ class Ties:
 
         Nothing is copied that is on the stage's device and does not train.
         """
+        self.end()
         owned: set[int] = set()
         for stage in self._stages:
             assert stage.settings is not None
@@ -101,8 +102,7 @@ class Ties:
                     _record(pairs)
                     add_gradients(pairs)
         except BaseException as error:
-            with suppress(Exception):
-                error.add_note("pykern: raised while the gradients of several stages were added")
+            add_note(error, "raised while the gradients of several stages were added")
             raise
 
     def end(self) -> None:

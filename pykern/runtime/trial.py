@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .. import _C
+from ..modes import random_states, set_states
 from .buffers import modules_in
 from .graph import leaves_of
 from .random import NoteOwn
@@ -40,22 +42,21 @@ class Trial:
         """The mode of the first run."""
         return self._generators
 
-    @contextmanager
-    def without_trace(self, stages: Sequence[Stage]) -> Iterator[None]:
-        """Puts back, in the end, what has been noted, buffers, and torch's random numbers."""
-        devices = {stage.device.index for stage in stages if stage.device.type == "cuda"}
+    def without_trace(self, stages: Sequence[Stage]) -> AbstractContextManager[object]:
+        """A context, behind which all that it notes, buffers and random numbers are as before."""
         layers = [layer for stage in stages for layer in stage.layers]
         modules = modules_in([*layers, getattr(self._finish, "function", None)])
         buffers = [buffer for module in modules for buffer in module._buffers.values()]
         saved = [(buffer, buffer.clone()) for buffer in buffers if buffer is not None]
-        with torch.random.fork_rng(devices=sorted(d for d in devices if d is not None)):
-            try:
-                yield
-            finally:
-                for generator, state in self._generators.begins.items():
-                    generator.set_state(state)
-                for leaf, gradient in self._gradients:
-                    leaf.grad = gradient
-                with torch.no_grad():
-                    for buffer, value in saved:
-                        buffer.copy_(value)
+        numbers = random_states({stage.device for stage in stages})
+        return _C.Undo(self._put_back, saved, numbers)
+
+    def _put_back(
+        self, buffers: Sequence[tuple[Tensor, Tensor]], numbers: Mapping[torch.Generator, Tensor]
+    ) -> None:
+        set_states(numbers)
+        set_states(self._generators.begins)
+        for leaf, gradient in self._gradients:
+            leaf.grad = gradient
+        for buffer, value in buffers:
+            buffer.detach().copy_(value)

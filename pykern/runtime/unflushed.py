@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from operator import is_
 from typing import Any
@@ -11,18 +10,19 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .. import _C
 from ..plan import Action, Kind
 from ..plan.parts import Parts
 from .batch import Batch
 from .cut import version_of
 from .executor import Executor, Program
 from .loss import Losses
+from .notes import add_note
 from .settings import Settings
 from .slot_seeds import BatchSeed, SlotSeeds
 from .stage import Ends, Stage
 from .stage_optimizers import StageOptimizer, stepped
 from .versions import Call, Versions
-from .worker_flow import Failure
 from .workers import Workers
 
 # What such a plan may hold.
@@ -102,22 +102,23 @@ class Unflushed(Executor):
         with self._driver.claim:
             self._require_untouched()
             self._go_on()
-            seed = BatchSeed()
-            number = self._num_batches
-            may_draw = any(stage.draws.possible for stage in self._stages)
-            if may_draw:
-                seed.take()
-            for index, call in enumerate(calls):
-                self._enter(number * self._size + index, call, (batch, seed, index))
-            self._num_batches += 1
-            position, shift = self._parts.alike(number)
-            program = self._windows[position]
-            self._run_part(program, shift)
-            if may_draw and not any(stage.draws.possible for stage in self._stages):
-                seed.give_back()
-            loss = self._loss()
-            assert loss is not None
-            return loss, program
+            with _C.Within(self._losses.clear, self._leave):
+                seed = BatchSeed()
+                number = self._num_batches
+                may_draw = any(stage.draws.possible for stage in self._stages)
+                if may_draw:
+                    seed.take()
+                for index, call in enumerate(calls):
+                    self._enter(number * self._size + index, call, (batch, seed, index))
+                self._num_batches += 1
+                position, shift = self._parts.alike(number)
+                program = self._windows[position]
+                self._run_part(program, shift)
+                if may_draw and not any(stage.draws.possible for stage in self._stages):
+                    seed.give_back()
+                loss = self._loss()
+                assert loss is not None
+                return loss, program
 
     def flush(self) -> tuple[Tensor | None, Program | None]:
         """Runs what is left, with its updates.
@@ -134,12 +135,11 @@ class Unflushed(Executor):
         with self._driver.claim:
             self._require_untouched()
             self._go_on()
-            position, shift = self._parts.alike(self._num_batches - 1)
-            program = self._rests[position]
-            self._run_part(program, shift)
-            loss = self._loss()
-            self._drop()
-            return loss, program
+            with _C.Undo(self._drop), _C.Within(self._losses.clear, self._leave):
+                position, shift = self._parts.alike(self._num_batches - 1)
+                program = self._rests[position]
+                self._run_part(program, shift)
+                return self._loss(), program
 
     def close(self) -> None:
         """Ends the workers; what is in flight is dropped."""
@@ -194,27 +194,25 @@ class Unflushed(Executor):
         self._stages[0].take(slot, None if call is None else call[0])
 
     def _run_part(self, program: Program, shift: int) -> None:
-        self._losses.clear()
         nothing = Batch(((), {}), None, (), self._finish)
-        try:
-            with self._during():
-                failures = self._driver.run(program, self._calls(shift), nothing, traced=False)
-                if failures:
-                    raise self._first([self._located(failure, shift) for failure in failures])
-        except BaseException as error:
-            self._drop()
-            # Some take no notes.
-            with suppress(Exception):
-                error.add_note(
-                    "pykern: what was in flight is dropped, and stages may have made different "
-                    "numbers of updates: go on from the last checkpoint"
-                )
-            raise
-        finally:
-            for stage in self._stages:
-                stage.layers = stage.originals
+        failures = self._driver.run(program, self._calls(shift), nothing, traced=False)
+        if failures:
+            raise self._first(failures, partial(self._located, shift))
         stepped(self._optimizer)
         self._note()
+
+    def _leave(self, error: BaseException | None) -> None:
+        """Ends a part, which has changed what is in flight; may be called twice."""
+        for stage in self._stages:
+            stage.layers = stage.originals
+        if error is not None:
+            self._drop()
+            add_note(
+                error,
+                "what was in flight is dropped, and stages may have made different numbers of "
+                "updates: go on from the last checkpoint",
+                self._told,
+            )
 
     def _calls(self, shift: int) -> dict[Kind, list[Call]]:
         """What each action calls with its microbatch of the plan, whose slot is found here."""
@@ -259,20 +257,14 @@ class Unflushed(Executor):
         shares = [rows / num_rows if self._mean else 1.0 for _, rows in self._losses]
         pairs = zip(self._losses, shares, strict=True)
         first, *others = (loss * share for (loss, _), share in pairs)
-        self._losses.clear()
         return sum(others, first)
 
-    def _located(self, failure: Failure, shift: int) -> Failure:
-        """The failure with what its action was in its batch, and a note of which that was."""
-        action, device, exception = failure
-        if action is None:
-            return failure
+    def _located(self, shift: int, action: Action) -> tuple[Action, str]:
+        """What an action was in its batch, and which batch that was."""
         number, index = divmod(action.microbatch + shift, self._size)
         ago = self._num_batches - 1 - number
-        if ago > 0:
-            with suppress(Exception):
-                exception.add_note(f"pykern: raised in the batch of {ago} steps before")
-        return Action(action.kind, action.stage, index), device, exception
+        where = f"the batch of {ago} steps before" if ago > 0 else ""
+        return Action(action.kind, action.stage, index), where
 
     def _note(self) -> None:
         """Remembers what nobody may change while microbatches are in flight."""

@@ -8,20 +8,23 @@ else draws has to wait, so such actions take turns as long as a stage may draw.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from .. import _C
+from ..modes import set_states
 
 # The states of some generators, to begin a whole action from.
 States = dict[torch.Generator, Tensor]
 
 
 class Whole:
-    """Within it, default generators have states of an action; behind it, those of before.
+    """An action in which default generators have states of its own.
 
     Args:
-        lock: held meanwhile.
         generators: which.
         begin: sets their states; called with the lock.
         drew: called with whether any was drawn from, unless something was raised.
@@ -29,46 +32,42 @@ class Whole:
 
     def __init__(
         self,
-        lock: Any,
         generators: Sequence[torch.Generator],
         begin: Callable[[], None],
         drew: Callable[[bool], None],
     ) -> None:
-        self._lock = lock
         self._generators = generators
         self._begin = begin
         self._drew = drew
+        self._callers: States = {}
+        self._first: States = {}
+        # Whether any was drawn from, and whether that has been told: leaving may be called twice.
+        self._any: bool | None = None
+        self._told = False
+
+    def held(self, lock: Any) -> AbstractContextManager[Whole]:
+        """A context, within which it has the lock; behind it, generators have states of before."""
+        return _C.Within(self._enter, self._leave, lock)
 
     def note(self) -> States:
         """The states of now."""
         return WholeStates((one, one.get_state()) for one in self._generators)
 
-    def __enter__(self) -> Whole:
-        self._lock.acquire()
-        self._callers = self.note()
-        try:
-            self._begin()
-        except BaseException:
-            self._lock.release()
-            raise
+    def _enter(self) -> Whole:
+        self._first = self._callers = self.note()
+        self._begin()
         self._first = self.note()
         return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
-        try:
-            drew = any(not torch.equal(one.get_state(), was) for one, was in self._first.items())
-            set_states(self._callers)
-            if kind is None:
-                self._drew(drew)
-        finally:
-            self._lock.release()
+    def _leave(self, error: BaseException | None) -> None:
+        if self._any is None:
+            states = self._first.items()
+            self._any = any(not torch.equal(one.get_state(), was) for one, was in states)
+        set_states(self._callers)
+        if error is None and not self._told:
+            self._told = True
+            self._drew(self._any)
 
 
 class WholeStates(States):
     """States for a whole action, as a type of its own: see `pykern.runtime.random.repeat`."""
-
-
-def set_states(states: States) -> None:
-    """Has generators draw from these states on."""
-    for generator, state in states.items():
-        generator.set_state(state)

@@ -19,6 +19,9 @@ from .carry import CallerState
 from .flow import Flow, OpenBatch
 from .stage import Ends
 
+# How often those who wait for news look themselves: an interrupt may have taken the news.
+_TICK_S = 0.1
+
 # The action that raised, or None, its device, or one below 0 for an interrupt, and the exception.
 Failure = tuple[Action | None, int, BaseException]
 
@@ -43,8 +46,7 @@ class WorkerFlow(Flow):
     something else. The caller feeds, and takes what is done.
 
     Args:
-        plan, open_batch: as for `Flow`.
-        num_workers: of the executor.
+        plan, open_batch, first: as for `Flow`.
         claim: the executor.
         run: runs `program` for this flow until it is stopped or fails.
 
@@ -58,43 +60,40 @@ class WorkerFlow(Flow):
         self,
         plan: Plan,
         open_batch: OpenBatch,
-        num_workers: int,
+        first: int,
         claim: _C.Executor,
         run: Callable[[WorkerFlow], None],
     ) -> None:
-        super().__init__(plan, open_batch)
+        super().__init__(plan, open_batch, first)
         self.program = _C.Program.endless(plan.placement, self.num_slots)
         self.takers: Sequence[Callable[[int, tuple[Any, ...]], None]] = ()
         self.keywords: list[dict[str, Any]] = [{}] * self.num_slots
         self._claim = claim
         self._run = run
         self._batches: deque[_UnderWay] = deque()
-        self._num_fed = 0
         self._next_slot = 0
         # By slot: the batch and which of its microbatches.
         self._cells: list[tuple[_UnderWay, int] | None] = [None] * self.num_slots
-        with torch.no_grad():
-            self._caller = CallerState(num_workers)
+        self._caller = CallerState(plan.num_devices)
+        self._caller.grad = False
         # Threads that user code runs on: what it lets go of may be this flow.
         self._inside: set[int] = set()
         self._process = os.getpid()
         self._failure: BaseException | None = None
+        # Whether its thread runs the program or never will: whoever comes first says.
+        self._fate: dict[str, bool] = {}
+        self._begun = False
         self._ended = False
-        self._begun = threading.Event()
-        self._news = threading.Event()
-        context = copy_context()
-        self._thread = threading.Thread(
-            target=context.run, args=(self._live,), name="pykern stream", daemon=True
-        )
-        self._thread.start()
-        try:
-            self._begun.wait()
-        except BaseException as error:
-            self.close(error)
-            raise
+        # Free when something has happened that somebody may wait for. Not an Event, whose lock an
+        # interrupt may leave locked.
+        self._news = threading.Lock()
+        self._context = copy_context()
+        self._thread: threading.Thread | None = None
 
     def _live(self) -> None:
         self._inside.add(threading.get_ident())
+        if not self._fate.setdefault("lives", True):
+            return
         try:
             # Of this thread: whether random numbers are watched for depends on it.
             with torch.no_grad():
@@ -103,12 +102,32 @@ class WorkerFlow(Flow):
             self._failure = error
         finally:
             self._ended = True
-            self._begun.set()
-            self._news.set()
+            self._tell()
+
+    def _open(self) -> None:
+        """Has the thread run the program; an interrupt of it leaves that to `close`."""
+        self._thread = threading.Thread(
+            target=self._context.run, args=(self._live,), name="pykern stream", daemon=True
+        )
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise RuntimeError(
+                "a stream needs a thread beside those of the devices, and the system refused it: "
+                "close other pipelines, or raise the limit of threads (ulimit -u, pids.max of the "
+                "container) or of memory (ulimit -v)"
+            ) from error
+        while not (self._begun or self._ended):
+            self._news.acquire(timeout=_TICK_S)
+
+    def _tell(self) -> None:
+        with suppress(RuntimeError):
+            self._news.release()
 
     def begun(self) -> None:
         """To be called when the program can be fed."""
-        self._begun.set()
+        self._begun = True
+        self._tell()
 
     def carry(self) -> Callable[[], None]:
         """Applies the caller's state to the calling worker; returns the undoing."""
@@ -118,11 +137,17 @@ class WorkerFlow(Flow):
     @property
     def is_open(self) -> bool:
         """Whether the stages are its own."""
-        return not self._ended
+        return self._fate.get("lives", False) and not self._ended
 
     def feed(self, call: Call) -> None:
-        """Cuts a batch into microbatches, and has them follow those before."""
+        """Cuts a batch into microbatches, and has them follow those before.
+
+        Raises:
+            RuntimeError: the system refuses a thread, or the flow is from before a fork.
+        """
         self._refuse_fork()
+        if not self._fate:
+            self._open()
         with torch.no_grad():
             opened, outputs = self._open_batch(call)
             parts = [part for part in opened.calls if part is not None]
@@ -130,14 +155,24 @@ class WorkerFlow(Flow):
         self._batches.append(batch)
         self._num_fed += 1
         self._num_used += len(parts)
-        for index, (arguments, keywords) in enumerate(parts):
-            slot = self._next_slot
-            self._next_slot = (slot + 1) % self.num_slots
-            self._cells[slot] = batch, index
-            self.keywords[slot] = keywords
-            for take in self.takers:
-                take(slot, arguments)
-            self._claim.feed(self.program, slot)
+        try:
+            for index, part in enumerate(parts):
+                self._feed(batch, index, part)
+        except BaseException:
+            # It will not be whole, and nobody is to wait for it.
+            self._batches.pop()
+            self._num_used -= len(parts)
+            raise
+
+    def _feed(self, batch: _UnderWay, index: int, part: Call) -> None:
+        """Gives a microbatch the next slot."""
+        slot = self._next_slot
+        self._next_slot = (slot + 1) % self.num_slots
+        self._cells[slot] = batch, index
+        arguments, self.keywords[slot] = part
+        for take in self.takers:
+            take(slot, arguments)
+        self._claim.feed(self.program, slot)
 
     def keep(self, slot: int, output: Any, once: bool) -> Ends:
         """Takes what the last stage returns for a slot."""
@@ -148,7 +183,7 @@ class WorkerFlow(Flow):
         self.keywords[slot] = {}
         ends = batch.outputs(index, output, once)
         if batch.is_done:
-            self._news.set()
+            self._tell()
         return ends
 
     def take(self) -> Any:
@@ -174,38 +209,37 @@ class WorkerFlow(Flow):
 
     def _wait_for(self, batch: _UnderWay) -> None:
         """Until it is done, or will not be any more."""
-        while True:
-            self._news.clear()
-            if batch.is_done or self._ended:
-                return
-            self._news.wait()
+        while not (batch.is_done or self._ended):
+            self._news.acquire(timeout=_TICK_S)
 
-    def located(self, failure: Failure) -> Failure:
-        """The failure with what its action was in its batch, and with a note of which that was."""
-        action, device, exception = failure
-        cell = None if action is None else self._cells[action.microbatch]
-        if action is None or cell is None:
-            return failure
+    def located(self, action: Action) -> tuple[Action, str]:
+        """What an action was in its batch, and which that was."""
+        cell = self._cells[action.microbatch]
+        if cell is None:
+            return action, ""
         batch, index = cell
-        # Some take no notes.
-        with suppress(Exception):
-            exception.add_note(f"pykern: raised in batch {batch.number} of the stream")
-        return Action(action.kind, action.stage, index), device, exception
+        return Action(action.kind, action.stage, index), f"batch {batch.number} of the stream"
 
     def close(self, error: BaseException | None) -> None:
-        """Stops what is under way, and ends the thread.
+        """Stops what is under way, and ends the thread; where that is interrupted, call it again.
 
         Where a stage has let go of the flow, which is then in use there, nobody waits for the end.
         """
         interrupt = error if isinstance(error, KeyboardInterrupt) else None
         again: KeyboardInterrupt | None = None
-        while self._thread.is_alive():
+        # Not alive any more before its end: Python goes down, or this is a forked child.
+        lives = self._fate.setdefault("lives", False)
+        while lives and self._thread is not None and self._thread.is_alive():
             try:
-                self._begun.wait()
-                self._claim.stop(self.program, interrupt)
+                if self._begun:
+                    self._claim.stop(self.program, interrupt)
+                    interrupt = None
                 if threading.get_ident() in self._inside:
                     return
-                self._thread.join()
+                if self._ended:
+                    self._thread.join()
+                else:
+                    self._news.acquire(timeout=_TICK_S)
             except KeyboardInterrupt as another:
                 interrupt = again = another
         self._batches.clear()

@@ -24,7 +24,7 @@ class Workers:
 
     Attributes:
         num_devices: how many there are.
-        claim: who runs them; another one after an interrupt.
+        claim: who runs them.
     """
 
     def __init__(self, num_devices: int) -> None:
@@ -63,28 +63,12 @@ class Workers:
         """
         del batch, traced
         caller = CallerState(self.num_devices)
-        try:
-            return self._run(program, callbacks, caller)
-        finally:
-            caller.restore_threads()
+        with _C.Undo(caller.restore_threads):
+            return self.claim.run(program, callbacks, caller)
 
     def run_flow(self, flow: WorkerFlow, callbacks: Callbacks) -> list[Failure]:
         """Runs what the flow is fed, for whoever has the claim; returns what failed."""
-        return self._run(flow.program, callbacks, flow.carry, flow.begun)
-
-    def _run(
-        self,
-        program: _C.Program,
-        callbacks: Callbacks,
-        carry: Callable[[], Callable[[], None]],
-        begun: Callable[[], None] | None = None,
-    ) -> list[Failure]:
-        failures = self.claim.run(program, callbacks, carry, begun)
-        # An interrupt reaches workers between any two instructions, also while torch enters or
-        # leaves a mode. What that left behind goes with the threads.
-        if any(device < 0 for _, device, _ in failures):
-            self.claim = _C.Executor(self.num_devices)
-        return failures
+        return self.claim.run(flow.program, callbacks, flow.carry, flow.begun)
 
     def end(self) -> None:
         """Lets go of everything that belongs to the step."""

@@ -4,7 +4,7 @@ from .errors import CutError, ReplayError
 from .model import Traced
 from .opened import why_whole
 from .program import Environment, Segment
-from .untouched import untouched
+from .untouched import Untouched
 
 __all__ = [
     "CutError",
@@ -12,6 +12,6 @@ __all__ = [
     "ReplayError",
     "Segment",
     "Traced",
-    "untouched",
+    "Untouched",
     "why_whole",
 ]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import nn
+
+from .. import _C
 
 
 class Listener(Protocol):
@@ -30,8 +34,11 @@ def _own() -> tuple[Any, Any]:
 # By thread. The calls, which are the process's, are replaced while there is any.
 _listeners: dict[int, Listener] = {}
 _lock = threading.Lock()
-# What they were before.
+# Another thread may hold it where this process is forked.
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
+# What they were before, and whether they are replaced.
 _before = _own()
+_replaced = False
 
 
 def _called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -50,22 +57,22 @@ def _applied(kind: Any, *args: Any, **kwargs: Any) -> Any:
     return listener.call_function(kind, apply, args, kwargs)
 
 
-@contextmanager
-def told(listener: Listener | None) -> Iterator[None]:
-    """Within it, calls of this thread go to the listener; to none where it is None."""
+def told(listener: Listener | None) -> AbstractContextManager[object]:
+    """A context, within which calls of this thread go to the listener; to none where it is None."""
     before = _listeners.get(threading.get_ident())
-    _tell(listener)
-    try:
-        yield
-    finally:
-        _tell(before)
+    return _C.Within(partial(told_to, listener), lambda _: told_to(before))
 
 
-def _tell(listener: Listener | None) -> None:
-    global _before  # noqa: PLW0603 - as global as what it stands for
+def told_to(listener: Listener | None) -> None:
+    """From now on, calls of this thread go to the listener; to none where it is None.
+
+    May be interrupted anywhere, and is then called again.
+    """
+    global _before, _replaced  # noqa: PLW0603 - as global as what they stand for
     with _lock:
-        if not _listeners:
+        if not _replaced:
             _before = _own()
+        _replaced = True
         if listener is None:
             _listeners.pop(threading.get_ident(), None)
         else:
@@ -73,3 +80,4 @@ def _tell(listener: Listener | None) -> None:
         call, apply = (_called, classmethod(_applied)) if _listeners else _before
         nn.Module.__call__ = call  # type: ignore[method-assign]
         torch.autograd.Function.apply = apply  # type: ignore[method-assign,assignment]
+        _replaced = bool(_listeners)

@@ -16,7 +16,7 @@ from .recorder import Recorder, UnseenTensor
 from .routes import Direct, everywhere
 from .state import described, state_of
 from .tape import Tape, modes_now
-from .untouched import untouched
+from .untouched import Untouched
 from .values import flatten, map_tree
 
 # So many programs are kept, such as for different lengths of a sequence.
@@ -159,9 +159,12 @@ class Traced:
         args, kwargs = map_tree(copy, call)
         inputs = list(copies.values())
         home = inputs[0].device if inputs else torch.device("cpu")
-        with untouched(self._model, self._opened):
+        untouched = Untouched(self._model, self._opened)
+        with untouched.kept():
             recorder = Recorder(self._model, self._opened, home)
-            return recorder.record(self._model, inputs, args, kwargs)
+            tape = recorder.record(self._model, inputs, args, kwargs)
+            untouched.require()
+            return tape
 
     def _key(self, leaves: Sequence[Any], spec: pytree.TreeSpec) -> Any:
         numbers: dict[int, int] = {}

@@ -7,15 +7,17 @@ good, so what it reads of values is noted, to be read again for each microbatch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from .calls import told
+from .. import _C
+from ..modes import as_before, set_function_modes
+from .calls import told, told_to
 from .errors import CutError
 from .functions import METADATA, RANDOM, SHAPES, line, name_of
 from .tape import Instruction, Read, Tape, modes_now, tensors_in
@@ -62,7 +64,8 @@ class Recorder(TorchFunctionMode):
         for tensor in inputs:
             self._early.add(self._number(tensor))
         trained = frozenset(number for number, x in enumerate(inputs) if x.requires_grad)
-        with told(self), self:
+        with as_before(), told(self):
+            self.__enter__()  # type: ignore[no-untyped-call]
             output = model.forward(*args, **kwargs)
         for read in self._reads:
             read.require_constant(self._written)
@@ -298,15 +301,20 @@ class Recorder(TorchFunctionMode):
         self._record(bound, args, kwargs, returned, [])
         return returned
 
-    @contextmanager
-    def _away(self) -> Iterator[None]:
-        """Within it, nothing comes here: what stays whole runs as it would without a recorder."""
-        with told(None):
-            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-            try:
-                yield
-            finally:
-                self.__enter__()  # type: ignore[no-untyped-call]
+    def _away(self) -> AbstractContextManager[object]:
+        """A context, within which what stays whole runs as it would without a recorder."""
+        modes = _get_current_function_mode_stack()
+        others = [mode for mode in modes if mode is not self]
+
+        def leave() -> None:
+            told_to(None)
+            set_function_modes(others)
+
+        def come_back(_: object) -> None:
+            set_function_modes(modes)
+            told_to(self)
+
+        return _C.Within(leave, come_back)
 
 
 class UnseenTensor(CutError):

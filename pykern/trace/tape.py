@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..once import once
 from .errors import CutError, ReplayError
 from .values import Build, Held, Here, builder, flatten, held_in, key_of, leaves_of, refs_in
 
@@ -50,12 +50,12 @@ class Instruction:
         self._args: Build = builder(args)
         self._kwargs: Build | None = builder(kwargs) if kwargs else None
 
-    @cached_property
+    @once
     def reads(self) -> list[int]:
         """Numbers of the values that the call is given."""
         return refs_in(self.arguments)
 
-    @cached_property
+    @once
     def makes(self) -> list[int]:
         """Numbers of the values that there are only after it."""
         # A call may return what it is given.
@@ -63,7 +63,7 @@ class Instruction:
         made = [number for number in self.results if number not in given]
         return [*made, *(after for _, after in self.written)]
 
-    @cached_property
+    @once
     def held(self) -> list[Held]:
         """Parameters and buffers that the call is given."""
         return held_in(self.arguments)
@@ -146,7 +146,7 @@ class Read:
     steps: Sequence[Instruction]
     where: str
 
-    @cached_property
+    @once
     def held(self) -> list[Held]:
         """Parameters and buffers that it depends on."""
         return [*held_in(self.arguments), *(held for step in self.steps for held in step.held)]

@@ -2,61 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Hashable
+from contextlib import AbstractContextManager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from .. import _C
+from ..modes import random_states, set_states
 from .errors import CutError
 from .state import attributes
 
 
-@contextmanager
-def untouched(model: nn.Module, opened: Collection[nn.Module]) -> Iterator[None]:
-    """Puts back, in the end, buffers, attributes of modules, and torch's random numbers.
+class Untouched:
+    """What a run of a model may change, to be put back: buffers, attributes, random numbers.
 
     Args:
         model: the whole.
         opened: those of its modules that may not leave tensors in attributes: what they do is
             repeated, and this would not be.
-
-    Raises:
-        CutError: one did.
     """
-    modules = list(model.modules())
-    described = {module: attributes(module, 1) for module in opened}
-    kept = [_attributes(module) for module in modules]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    devices = {parameter.device.index for parameter in model.parameters() if parameter.is_cuda}
-    left: list[str] = []
-    changed: list[str] = []
-    with torch.random.fork_rng(devices=sorted(d for d in devices if d is not None)):
-        try:
-            yield
-        finally:
-            for module, before in zip(modules, kept, strict=True):
-                if module in opened:
-                    changed += _changed(module, described[module])
-                    left += [f"{type(module).__name__}.{name}" for name in _left(module, before)]
-                _restore(module, before)
-            with torch.no_grad():
-                for buffer, value in buffers:
-                    buffer.copy_(value)
-    if left:
-        raise CutError(
-            f"the forward leaves a tensor in {', '.join(left)}, which would not be repeated for "
-            "each microbatch: return it, or do that within a module that stays whole"
-        )
-    if changed:
-        raise CutError(
-            f"the forward changes {', '.join(changed)}, which would not be repeated for each "
-            "microbatch: do that within a module that stays whole, or outside of the model"
-        )
+
+    def __init__(self, model: nn.Module, opened: Collection[nn.Module]) -> None:
+        modules = list(model.modules())
+        self._described = {module: attributes(module, 1) for module in opened}
+        self._kept = [(module, kept_of(module)) for module in modules]
+        self._buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+        devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
+        self._numbers = random_states(devices)
+
+    def kept(self) -> AbstractContextManager[object]:
+        """A context, behind which all is as it was."""
+        return _C.Undo(self._put_back)
+
+    def _put_back(self) -> None:
+        set_states(self._numbers)
+        for module, before in self._kept:
+            put_back(module, before)
+        # Detached, so that it is written beside any graph; in one mode or another.
+        for buffer, value in self._buffers:
+            buffer.detach().copy_(value)
+
+    def require(self) -> None:
+        """Raises CutError where an opened module has left a tensor in an attribute, or changed one.
+
+        To be called before all is put back.
+        """
+        left: list[str] = []
+        changed: list[str] = []
+        for module, before in self._kept:
+            if module in self._described:
+                changed += _changed(module, self._described[module])
+                left += [f"{type(module).__name__}.{name}" for name in _left(module, before)]
+        if left:
+            raise CutError(
+                f"the forward leaves a tensor in {', '.join(left)}, which would not be repeated "
+                "for each microbatch: return it, or do that within a module that stays whole"
+            )
+        if changed:
+            raise CutError(
+                f"the forward changes {', '.join(changed)}, which would not be repeated for each "
+                "microbatch: do that within a module that stays whole, or outside of the model"
+            )
 
 
-def _attributes(module: nn.Module) -> dict[str, Any]:
+def kept_of(module: nn.Module) -> dict[str, Any]:
+    """The attributes of a module, for `put_back`."""
     return {
         name: value.copy() if isinstance(value, dict | list) else value
         for name, value in vars(module).items()
@@ -83,7 +94,8 @@ def _changed(module: nn.Module, before: dict[str, Hashable]) -> list[str]:
     ]
 
 
-def _restore(module: nn.Module, before: dict[str, Any]) -> None:
+def put_back(module: nn.Module, before: dict[str, Any]) -> None:
+    """Gives a module the attributes that it had, dicts and lists with what they held."""
     now = vars(module)
     for name in now.keys() - before.keys():
         del now[name]

@@ -137,6 +137,9 @@ def _register(kind: type[_Node]) -> None:
     def apart(node: _Node) -> tuple[list[Any], list[str]]:
         return [getattr(node, name) for name in names], names
 
+    def with_names(node: _Node) -> tuple[list[tuple[pytree.KeyEntry, Any]], list[str]]:
+        return [(pytree.GetAttrKey(name), getattr(node, name)) for name in names], names
+
     def together(values: Any, _: Any) -> _Node:
         # Without __init__, which may take other arguments or do more than to set fields.
         node = object.__new__(kind)
@@ -145,7 +148,11 @@ def _register(kind: type[_Node]) -> None:
         return node
 
     pytree.register_pytree_node(
-        kind, apart, together, serialized_type_name=f"{kind.__module__}.{kind.__qualname__}"
+        kind,
+        apart,
+        together,
+        serialized_type_name=f"{kind.__module__}.{kind.__qualname__}",
+        flatten_with_keys_fn=with_names,
     )
 
 

@@ -1,5 +1,7 @@
 """A file is replaced at once: whoever is killed, whatever fails, old or new is there and whole."""
 
+import errno
+import fcntl
 import importlib
 import json
 import os
@@ -8,14 +10,16 @@ import signal
 import stat
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import nn
 
 from pykern import checkpoint
 from pykern.checkpoint import CheckpointError
-from pykern.checkpoint.disk import replacing
+from pykern.checkpoint.disk import folder_name, replacing
 
 
 @pytest.fixture
@@ -27,7 +31,7 @@ def file(tmp_path) -> Path:
 
 def left(file: Path, name: str = "0123456789abcdef") -> Path:
     """What a killed writer leaves behind."""
-    folder = file.with_name(f".{file.name}.{name}.tmp")
+    folder = file.with_name(folder_name(file, name))
     folder.mkdir()
     (folder / "new").write_text("half")
     return folder
@@ -116,14 +120,14 @@ def test_what_another_writes_now_is_left_alone(file):
 
 
 def test_nothing_else_is_removed(file):
-    others = [".run.ckpt.tmp", ".run.ckpt.0123.tmp", ".other.0123456789abcdef.tmp"]
-    for name in others:
+    of_other = folder_name(file.with_name("other"), "0123456789abcdef")
+    for name in (".run.ckpt.tmp", folder_name(file, "0123"), of_other):
         file.with_name(name).mkdir()
-    file.with_name(".run.ckpt.aaaaaaaaaaaaaaaa.tmp").write_text("a file of that name")
+    file.with_name(folder_name(file, "a" * 16)).write_text("a file of that name")
     target = file.with_name("precious")
     target.mkdir()
     (target / "new").write_text("kept")
-    file.with_name(".run.ckpt.bbbbbbbbbbbbbbbb.tmp").symlink_to(target)
+    file.with_name(folder_name(file, "b" * 16)).symlink_to(target)
     before = names(file)
     checkpoint.save(file, nn.Linear(1, 1))
     assert names(file) == before
@@ -133,8 +137,10 @@ def test_nothing_else_is_removed(file):
 def test_a_folder_is_no_place_for_a_file(file):
     with pytest.raises(CheckpointError, match="is a folder; name a file in it"):
         checkpoint.save(file.parent, nn.Linear(1, 1))
-    with pytest.raises(FileNotFoundError):
-        checkpoint.save(file.parent / "none" / "run.ckpt", nn.Linear(1, 1))
+    nowhere = file.parent / "none" / "run.ckpt"
+    with pytest.raises(FileNotFoundError) as caught:
+        checkpoint.save(nowhere, nn.Linear(1, 1))
+    assert caught.value.filename == str(nowhere)
 
 
 def test_a_disk_that_is_full_leaves_the_old_one(file):
@@ -144,13 +150,72 @@ def test_a_disk_that_is_full_leaves_the_old_one(file):
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (500, limits[1]))
-        with pytest.raises(OSError, match="cannot be written"):
+        with pytest.raises(OSError, match="File too large") as caught:
             checkpoint.save(file, model, extra="new")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
+    assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(file))
     assert checkpoint.load(file, model) == "old"
     assert names(file) == ["run.ckpt"]
+
+
+def test_the_longest_name_that_a_folder_takes_can_be_saved(tmp_path):
+    for name in ("n" * 255, "é" * 127):
+        file = tmp_path / name
+        checkpoint.save(file, nn.Linear(1, 1), extra=1)
+        assert checkpoint.load(file, nn.Linear(1, 1)) == 1
+    too_long = tmp_path / ("n" * 256)
+    with pytest.raises(OSError, match="File name too long") as caught:
+        checkpoint.save(too_long, nn.Linear(1, 1))
+    assert (caught.value.errno, caught.value.filename) == (errno.ENAMETOOLONG, str(too_long))
+
+
+@pytest.mark.parametrize("call", ["open", "flock"])
+def test_a_folder_removed_before_it_is_locked_is_made_again(file, monkeypatch, call):
+    """Another writer begins in the moment when a new folder looks like a leftover."""
+    module = os if call == "open" else fcntl
+    original = getattr(module, call)
+    others = iter([True])
+
+    def late(*arguments: Any, **options: Any) -> Any:
+        if next(others, False):
+            with replacing(file) as theirs:
+                theirs.write_text("theirs")
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(module, call, late)
+    with replacing(file) as ours:
+        assert file.read_text() == "theirs"
+        ours.write_text("ours")
+    assert file.read_text() == "ours"
+    assert names(file) == ["run.ckpt"]
+
+
+def expect_saved_at_once(file: Path, count: int) -> None:
+    """Each of eight threads replaces one file over and over, and reads it back whole."""
+
+    def write(number: int) -> None:
+        for turn in range(count):
+            content = f"{number} {turn}\n" * 100
+            with replacing(file) as new:
+                new.write_text(content)
+            found = file.read_text()
+            assert found == found.splitlines(keepends=True)[0] * 100
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(write, range(8)))
+    assert names(file) == [file.name]
+
+
+def test_saves_to_one_path_at_once_do_not_disturb_each_other(file):
+    expect_saved_at_once(file, 25)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_many_saves_to_one_path_at_once_do_not_disturb_each_other(file):
+    expect_saved_at_once(file, 1000)
 
 
 def test_without_safetensors_it_is_said_what_to_install(monkeypatch):

@@ -45,7 +45,9 @@ def test_the_version_is_the_package_s() -> None:
     assert (result.exit_code, result.stdout) == (0, f"pykern {pykern.__version__}\n")
 
 
-@pytest.mark.parametrize("command", [(), ("demo",), ("plan",), ("schedules",), ("scale",)])
+@pytest.mark.parametrize(
+    "command", [(), ("demo",), ("plan",), ("schedules",), ("scale",), ("verify",)]
+)
 def test_every_help_has_one_example(command: tuple[str, ...]) -> None:
     result = pykern_(*command, "--help")
     assert result.exit_code == 0

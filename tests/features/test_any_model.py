@@ -5,6 +5,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -269,3 +270,16 @@ def test_activation_checkpointing() -> None:
     with pipeline(chain(), recompute=budget) as pipe:
         assert pipe.fitted is not None
         assert max(pipe.fitted.peak_bytes) <= 2000
+
+
+@row("Steps compared with the plain model, the first difference located", "n n n n n n")
+def test_verified_steps() -> None:
+    def wrong_on_workers(gradient: Tensor) -> Tensor:
+        return gradient * (1 + (threading.current_thread() is not threading.main_thread()))
+
+    with pipeline(chain(), verify=1) as pipe:
+        pipe.step(X, target=Y)
+        pipe.get_parameter("3.0.bias").register_hook(wrong_on_workers)
+        with pytest.raises(pykern.VerifyError, match=r"'3.0.bias': 8 of 8 values") as caught:
+            pipe.step(X, target=Y)
+    assert (caught.value.stage, caught.value.layer) == (1, "3")

@@ -1,10 +1,12 @@
 """Steps give what torch's own runtime gives, which runs them beside in one process."""
 
+import inspect
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti
 
 from pykern.interop.pipelining import TensorChunkSpec
 from tests.interop.cases import (
@@ -153,3 +155,19 @@ def test_gradients_reach_the_batch() -> None:
         make(library, "Interleaved1F1B", parts(2), scale_grads=False).step(leaf, target=y)
         found.append(leaf.grad)
     close(*found)
+
+
+@pytest.mark.parametrize("name", ["GPipe", "Interleaved1F1B"])
+def test_a_batch_that_is_cut_already(name: str) -> None:
+    x, y = batch()
+    scale = torch.linspace(0.5, 2.0, 8).double()[:, None]
+    modules: list[nn.Module] = [Scaled() for _ in range(4)]
+    whole = step(OURS, name, modules, x, target=y, scale=scale, shift=0.25)
+    cut: dict[str, Any] = {
+        "arg_mbs": [(part,) for part in x.chunk(4)],
+        "kwarg_mbs": [{"scale": part, "shift": 0.25} for part in scale.chunk(4)],
+        "target_mbs": list(y.chunk(4)),
+    }
+    expect_same(step(OURS, name, modules, **cut), whole)
+    if "arg_mbs" in inspect.signature(PipelineScheduleMulti.step).parameters:
+        expect_alike(name, modules, **cut)

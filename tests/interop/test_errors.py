@@ -94,6 +94,32 @@ def test_misuse(name: str) -> None:
         misuse(TORCH)
 
 
+CUT: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "whole as well": ({"target": 1, "arg_mbs": [()] * 4}, ValueError, "got arg_mbs beside whole"),
+    "no list": ({"target_mbs": ()}, TypeError, "target_mbs must be a list, got tuple"),
+    "too few": ({"target_mbs": [1]}, ValueError, "entry for each of 4 microbatches, got 1"),
+    "no tuples": (
+        {"arg_mbs": [1] * 4, "target_mbs": [1] * 4},
+        TypeError,
+        "list of tuples, got int for microbatch 0",
+    ),
+    "no dicts": (
+        {"kwarg_mbs": [()] * 4, "target_mbs": [1] * 4},
+        TypeError,
+        "list of dicts, got tuple for microbatch 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_batches_that_are_not_cut_well(name: str) -> None:
+    given, expected, text = CUT[name]
+    schedule = make(OURS, "LoopedBFS", parts(2))
+    for method in (schedule.step, schedule.eval):
+        with pytest.raises(expected, match=text):
+            method(**given)
+
+
 def stage(**options: Any) -> Any:
     return OURS.names.PipelineStage(parts(1)[0], 0, 2, CPU, **options)
 

@@ -14,6 +14,10 @@ from tests.interop.cases import MULTI, SINGLE
 CLASSES = [f"Schedule{name}" for name in (*SINGLE, *MULTI)]
 
 
+# What torch's take since 2.14, and ours under every torch.
+LATER = {"arg_mbs", "kwarg_mbs", "target_mbs"}
+
+
 def parameters(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
     """Names, kinds and defaults."""
     found = inspect.signature(function).parameters.values()
@@ -30,7 +34,11 @@ def test_bases(name: str) -> None:
     base, their_base = getattr(ours, name), getattr(their_schedules, name)
     assert parameters(base) == parameters(their_base)
     for method in ("step", "eval"):
-        assert parameters(getattr(base, method)) == parameters(getattr(their_base, method))
+        expected = parameters(getattr(their_base, method))
+        missing = LATER - {name for name, _, _ in expected}
+        ours_now = [each for each in parameters(getattr(base, method)) if each[0] not in missing]
+        assert ours_now == expected
+        assert missing in (set(), LATER)
     derived = {name for name in CLASSES if issubclass(getattr(ours, name), base)}
     assert derived == {name for name in CLASSES if issubclass(getattr(theirs, name), their_base)}
 

@@ -146,7 +146,7 @@ def of_a_mesh(rank: int) -> tuple[int, list[int]]:
         looked.append(rank)
         return 10 + rank
 
-    return of_first(groups, look), looked
+    return of_first(groups, look, int), looked
 
 
 def test_of_a_mesh_one_process_looks() -> None:
@@ -156,4 +156,4 @@ def test_of_a_mesh_one_process_looks() -> None:
 
 
 def test_alone_everybody_is_the_first() -> None:
-    assert of_first([], lambda: 3) == 3
+    assert of_first([], lambda: 3, int) == 3

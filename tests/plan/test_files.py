@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -318,3 +319,31 @@ def test_a_damaged_file_is_refused_or_a_plan(data: st.DataObject) -> None:
 def test_any_text_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         from_json(text)
+
+
+def test_saves_to_one_path_at_once_leave_one_of_the_plans(tmp_path: Path) -> None:
+    plans = [one_f_one_b(2, 2 + number) for number in range(6)]
+    target = tmp_path / "plan.json"
+
+    def write(plan: Plan) -> None:
+        for _ in range(10):
+            save_plan(plan, target)
+            assert load_plan(target) in plans
+
+    with ThreadPoolExecutor(len(plans)) as threads:
+        list(threads.map(write, plans))
+    assert [each.name for each in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_errors_keep_their_number_and_name_the_file(tmp_path: Path) -> None:
+    plan = one_f_one_b(2, 2)
+    for name in ("n" * 250 + ".json", "é" * 125 + ".json"):
+        save_plan(plan, tmp_path / name)
+        assert load_plan(tmp_path / name) == plan
+    for target, number in (
+        (tmp_path / ("n" * 251 + ".json"), errno.ENAMETOOLONG),
+        (tmp_path / "nowhere" / "plan.json", errno.ENOENT),
+    ):
+        with pytest.raises(OSError, match=re.escape(target.name)) as caught:
+            save_plan(plan, target)
+        assert (caught.value.errno, caught.value.filename) == (number, str(target))

@@ -1,19 +1,27 @@
 """Where sends and receives stand: none of them waits for one that is not needed yet."""
 
+import random
 from collections import defaultdict
 from itertools import pairwise
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.pipelining.schedules import _Action, _add_send_recv
 
-from pykern.plan import Action, Costs, Kind, Plan, simulate
-from pykern.plan.files.torch_csv import PER_STAGE, parse, rows_with_transfers
-from pykern.plan.files.transfers import Message, Transfer, with_transfers
+from pykern.plan import Action, Costs, Kind, Placement, Plan, check, simulate
+from pykern.plan.files.torch_csv import (
+    PER_STAGE,
+    from_torch_csv,
+    parse,
+    rows_with_transfers,
+    to_torch_csv,
+)
+from pykern.plan.files.transfers import ORDER_COSTS, Message, Transfer, with_transfers
 from pykern.schedules import by_name, hanayo, interleaved, zb_v
 from pykern.search import auto
-from tests.plan.strategies import valid_plans
+from tests.plan.strategies import plans_for_torch, random_plan_for_torch
+from tests.plan.transfer_rules import Rows, expect_runnable
 from tests.plan.transfer_streams import Streams, unit_cost
 
 UNIT = Costs(1, 2)
@@ -34,9 +42,75 @@ def lowered_by_torch(plan: Plan) -> list[list[str]]:
     return [[str(action) for action in lowered[rank]] for rank in range(plan.num_devices)]
 
 
-@given(valid_plans(), st.data())
+def expect_kept(plan: Plan, costs: Costs) -> None:
+    for messages_by in (ORDER_COSTS, costs):
+        expect_runnable(rows_with_transfers(plan, messages_by))
+        expect_runnable(rows_with_transfers(plan.forward_only(), messages_by))
+    assert from_torch_csv(to_torch_csv(plan, transfers=True)) == plan
+
+
+def expect_random_plans_kept(count: int) -> None:
+    rng = random.Random(11)
+    for _ in range(count):
+        plan = random_plan_for_torch(rng, rng.randint(2, 4))
+        check(plan)
+        times = [rng.choices(range(3), k=plan.num_stages) for _ in range(4)]
+        expect_kept(plan, Costs(times[0], times[1], input_ns=times[2], weight_ns=times[3]))
+
+
+def test_any_plan_gives_rows_that_match_end_and_are_read_back() -> None:
+    expect_random_plans_kept(50)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+def test_many_plans_give_rows_that_match_end_and_are_read_back() -> None:
+    expect_random_plans_kept(20_000)
+
+
+# A pair whose forward and backward both go to the other device, which needs the gradient first.
+CROSSED = Plan(
+    Placement(2, [1, 0, 1]),
+    2,
+    [
+        list(map(Action.parse, ["1F0", "1F1", "1B0", "1B1"])),
+        list(map(Action.parse, ["0F0", "0F1", "2F0", "2B0", "0B0", "2F1", "2B1", "0B1"])),
+    ],
+    1,
+    [[1], []],
+)
+
+
+def test_a_pair_sends_what_is_read_first_first() -> None:
+    rows = rows_with_transfers(CROSSED)
+    expect_runnable(rows)
+    pair = rows[0].index("(1F1;1B0)OVERLAP_F_B")
+    sent = [cell for cell in rows[0][pair:] if "SEND" in cell][:2]
+    assert sent == ["1SEND_B0", "1SEND_F1"]
+
+
+def test_the_rules_see_swapped_ends_and_rows_that_wait_for_each_other() -> None:
+    rows = [
+        ["0F0", "0SEND_F0", "0F1", "0SEND_F1", "0RECV_B0", "0B0", "0RECV_B1", "0B1"],
+        ["1RECV_F0", "1F0", "1B0", "1SEND_B0", "1RECV_F1", "1F1", "1B1", "1SEND_B1"],
+    ]
+    with pytest.raises(AssertionError, match="wait for each other"):
+        expect_runnable(rows)
+    rows[0] = ["0F0", "0SEND_F0", "0F1", "0RECV_B0", "0SEND_F1", "0B0", "0RECV_B1", "0B1"]
+    expect_runnable(rows)
+    rows[1][:5] = ["1RECV_F1", "1RECV_F0", "1F0", "1B0", "1SEND_B0"]
+    with pytest.raises(AssertionError):
+        Rows(rows).expect_matched()
+    with pytest.raises(AssertionError, match="receives"):
+        Rows(rows).expect_no_deadlock(batched=True)
+    with pytest.raises(AssertionError, match="lacks"):
+        Rows([["0F0", "0SEND_F0"], ["1F0", "1RECV_F0"]]).expect_computable()
+    with pytest.raises(AssertionError, match="not made"):
+        Rows([["0SEND_F0", "0F0"], ["1RECV_F0", "1F0"]]).expect_computable()
+
+
+@given(plans_for_torch(), st.data())
 def test_transfers_that_take_no_time_cost_none(plan: Plan, data: st.DataObject) -> None:
-    assume(plan.placement.num_replicas == plan.num_slices == 1)
     kinds = (Kind.F, Kind.B, Kind.I, Kind.W)
     of_stages = st.lists(st.integers(0, 4), min_size=plan.num_stages, max_size=plan.num_stages)
     times = {kind: data.draw(of_stages) for kind in kinds}
@@ -51,9 +125,8 @@ def test_transfers_that_take_no_time_cost_none(plan: Plan, data: st.DataObject) 
         assert streams.makespan() == predicted(plan, costs)
 
 
-@given(valid_plans())
+@given(plans_for_torch())
 def test_transfers_stand_in_one_order_and_as_early_as_it_lets_them(plan: Plan) -> None:
-    assume(plan.placement.num_replicas == plan.num_slices == 1)
     order_of_pair: dict[frozenset[int], list[list[Message]]] = defaultdict(list)
     for device, row in enumerate(with_transfers(plan)):
         for before, item in pairwise([None, *row]):

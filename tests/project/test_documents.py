@@ -28,7 +28,11 @@ def test_what_a_guide_shows_runs_and_prints_what_it_shows(python, root, name):
 
 
 @pytest.mark.parametrize(
-    "name", ["choose-a-split.md", "from-device-map.md", "from-deepspeed.md", "asynchronous.md"]
+    "name",
+    [
+        *("choose-a-split.md", "from-device-map.md", "from-deepspeed.md", "asynchronous.md"),
+        "verify.md",
+    ],
 )
 def test_what_a_guide_shows_runs_here_and_prints_what_it_shows(root, name, capsys):
     page = (root / "docs" / name).read_text()

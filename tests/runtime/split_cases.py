@@ -10,7 +10,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from pykern.kernels.handover import TwoParts, Weights
 from pykern.models.gpt import gpt
-from pykern.runtime.split import Work, backward_to_inputs
+from pykern.runtime.split import NODES_LAST, Work, backward_to_inputs
 
 WIDTH = 8
 
@@ -77,6 +77,10 @@ def weight_on_the_way(b: Tensor, x: Tensor) -> Any:
     return Affine.apply(1.0, x.T @ x, x, b)
 
 
+def scaled(row: Tensor, w: Tensor, x: Tensor) -> Any:
+    return Affine.apply(1.0, Product.apply(row, w), x, None)
+
+
 def embedded(table: Tensor, x: Tensor) -> Tensor:
     return x + F.embedding(torch.arange(len(x)) % 3, table)
 
@@ -133,6 +137,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], bool]] = {
     "sum in turns": (lambda: Make(reused, LINEAR), False),
     "of two parts": (lambda: Make(affine, LINEAR, ROW), True),
     "of two parts, weight on the way": (lambda: Make(weight_on_the_way, ROW), False),
+    "of two parts, weight by the user's": (lambda: Make(scaled, ROW, LINEAR), NODES_LAST),
     "function of the user's": (lambda: Make(Product.apply, ROW), False),
 }
 

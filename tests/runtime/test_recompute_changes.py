@@ -2,12 +2,13 @@
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import pykern
 from pykern.schedules import gpipe
@@ -80,6 +81,30 @@ def test_a_batch_may_come_to_need_gradients(level: Any) -> None:
     with pipeline(layers, level, num_devices=1) as pipe:
         for needs in (False, True, False):
             check_step(pipe, plain, torch.randn(4, 6, requires_grad=needs))
+
+
+class WritesWhatIsSaved(nn.Linear):
+    """Recomputes by itself, and changes in place what a product has kept for backward.
+
+    Only of ones, so that one microbatch alone is wrong.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x + 1
+        z = checkpoint(super().forward, x, use_reentrant=False) * y
+        if bool((x == 1).all()):
+            y.mul_(2)
+        return cast(Tensor, z)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_write_into_what_is_saved_is_told_as_by_torch(level: Any) -> None:
+    layers = nn.Sequential(WritesWhatIsSaved(6, 6), linear(), linear(), linear())
+    x = torch.cat([torch.ones(2, 6), torch.zeros(2, 6)])
+    with pipeline(layers, level) as pipe:
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                pipe.step(x, target=torch.randn(4, 6))
 
 
 def pipeline(layers: nn.Sequential, level: Any, num_devices: int = 2) -> pykern.Pipeline:

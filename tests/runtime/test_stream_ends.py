@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -44,8 +45,9 @@ def test_who_leaves_early_leaves_nothing_behind(end: str) -> None:
                 break
             del stream, _
         else:
-            with pytest.raises(ZeroDivisionError):
-                stream.throw(ZeroDivisionError)
+            next(stream)
+            with pytest.raises(ZeroDivisionError), closing(stream):
+                len(events) // 0
         num_events = len(events)
         assert threading.active_count() == workers
         time.sleep(0.01)

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from typing import Any
 
 import pytest
 import torch
@@ -60,9 +61,9 @@ class Cell:
         case = make(self.model)
         if plan.placement.num_replicas > 1 and case.refuses_replicas is not None:
             with pytest.raises(ValueError, match=case.refuses_replicas):
-                _pipeline(case, plan, kind)
+                pipeline(case, plan, kind)
             return
-        with _pipeline(case, plan, kind) as pipe:
+        with pipeline(case, plan, kind) as pipe:
             if self.schedule == "forward_only":
                 _check_forward(self, case, pipe)
             else:
@@ -101,7 +102,8 @@ def _plan(schedule: str, num_devices: int, num_microbatches: int) -> Plan | None
     return None
 
 
-def _pipeline(case: Case, plan: Plan, kind: str) -> pykern.Pipeline:
+def pipeline(case: Case, plan: Plan, kind: str, **options: Any) -> pykern.Pipeline:
+    """A pipeline of the case, for devices of that kind."""
     rows = -(-ROWS // plan.num_microbatches)
     gpus = [f"cuda:{number}" for number in range(plan.num_devices)]
     at = [len(case.starts) * stage // plan.num_stages for stage in range(1, plan.num_stages)]
@@ -112,6 +114,7 @@ def _pipeline(case: Case, plan: Plan, kind: str) -> pykern.Pipeline:
         loss_fn=case.loss_fn,
         sample=case.sample(rows),
         split_at=[case.starts[number] for number in at] if case.starts else None,
+        **options,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -17,6 +18,79 @@ from ...runtime import microbatch
 
 Positional = list[tuple[Any, ...]]
 Keywords = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a step is given: arguments and a target, each whole or already cut (`_mbs`)."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    target: Any
+    arg_mbs: Any
+    kwarg_mbs: Any
+    target_mbs: Any
+
+    @property
+    def has_target(self) -> bool:
+        """Whether there is something that a loss function compares outputs with."""
+        return self.target is not None or self.target_mbs is not None
+
+    def arguments(
+        self,
+        num_microbatches: int,
+        args_spec: Sequence[Any] | None,
+        kwargs_spec: Mapping[str, Any] | None,
+    ) -> tuple[Positional, Keywords]:
+        """Those of each microbatch; see `split`.
+
+        Raises:
+            ValueError: they cannot be cut, are given whole and cut, or cut into another number.
+            TypeError: what is given cut is no list of tuples or dicts.
+        """
+        given_cut = {
+            name: given
+            for name in ("arg_mbs", "kwarg_mbs", "target_mbs")
+            if (given := getattr(self, name)) is not None
+        }
+        if not given_cut:
+            return split(self.args, self.kwargs, num_microbatches, args_spec, kwargs_spec)
+        if self.args or self.kwargs or self.target is not None:
+            raise ValueError(
+                f"a batch must be given either whole or cut, got {', '.join(given_cut)} beside "
+                "whole arguments or a whole target. Give all of it in arg_mbs, kwarg_mbs and "
+                "target_mbs"
+            )
+        for name, given in given_cut.items():
+            _require_cut(name, given, num_microbatches)
+        return (
+            self.arg_mbs or [()] * num_microbatches,
+            self.kwarg_mbs or [{} for _ in range(num_microbatches)],
+        )
+
+    def targets(self, num_microbatches: int) -> list[Any]:
+        """The target of each microbatch, where there are targets."""
+        if self.target_mbs is not None:
+            return list(self.target_mbs)
+        return split_target(self.target, num_microbatches)
+
+
+def _require_cut(name: str, given: Any, num_microbatches: int) -> None:
+    """Raises where what is given cut is something else."""
+    if not isinstance(given, list):
+        raise TypeError(f"{name} must be a list, got {type(given).__name__}")
+    if len(given) != num_microbatches:
+        raise ValueError(
+            f"{name} must have an entry for each of {num_microbatches} microbatches, got "
+            f"{len(given)}"
+        )
+    kind = {"arg_mbs": tuple, "kwarg_mbs": dict}.get(name, object)
+    for number, each in enumerate(given):
+        if not isinstance(each, kind):
+            raise TypeError(
+                f"{name} must be a list of {kind.__name__}s, got {type(each).__name__} for "
+                f"microbatch {number}"
+            )
 
 
 def split(
@@ -79,4 +153,4 @@ def merge(outputs: Sequence[Any], spec: Any) -> Any:
     return merge_chunks(list(outputs), spec)
 
 
-__all__ = ["TensorChunkSpec", "merge", "split", "split_target"]
+__all__ = ["Batch", "TensorChunkSpec", "merge", "split", "split_target"]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ...once import once
 from ...pipeline import Pipeline
 from ...plan import Plan
 from ...runtime.batch import Batch, Call
@@ -31,7 +32,7 @@ class CutBatch(Batch):
 
     parts: Sequence[tuple[Any, ...]] = ()
 
-    @cached_property
+    @once
     def calls(self) -> Sequence[Call | None]:
         """What the first layer is called with, for each microbatch."""
         return [(part, {}) for part in self.parts]

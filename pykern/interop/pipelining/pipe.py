@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
@@ -13,9 +12,12 @@ from torch import nn
 from torch.distributed.pipelining import SplitPoint, pipe_split
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 
+from ... import _C
+from ...modes import as_before
 from ...split_points import counts_at
-from ...trace import Traced, untouched
+from ...trace import Traced, Untouched
 from .recorded import FirstRecordedStage, RecordedStage
 from .stage import PipelineStage
 
@@ -138,7 +140,9 @@ def _nowhere(low: int, high: int, with_gradients: bool) -> bool:
 
 def _marks_in(module: nn.Module, call: Call) -> dict[str, SplitPoint]:
     """The modules before whose calls the forward says `pipe_split`."""
-    with untouched(module, ()), torch.no_grad(), _watched(module) as marks:
+    marks = _Marks(module)
+    with Untouched(module, ()).kept(), as_before(), _C.Undo(marks.leave), torch.no_grad(), marks:
+        marks.handle = register_module_forward_pre_hook(marks.enter_module)
         module(*call[0], **call[1])
     if marks.pending:
         raise ValueError("pipe_split is called after the last module; there is nothing to cut off")
@@ -159,6 +163,15 @@ class _Marks(TorchFunctionMode):
         self._called: set[str] = set()
         self.found: list[str] = []
         self.pending = False
+        # Of what tells of modules.
+        self.handle: RemovableHandle | None = None
+
+    def leave(self) -> None:
+        """Is told of nothing more."""
+        # Also where an interrupt came before there was a handle.
+        self._name_of = {}
+        if self.handle is not None:
+            self.handle.remove()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.pending |= func is torch.ops.pippy._pipe_split
@@ -178,17 +191,6 @@ class _Marks(TorchFunctionMode):
             self.found.append(name)
         self.pending = False
         self._called.add(name)
-
-
-@contextmanager
-def _watched(module: nn.Module) -> Iterator[_Marks]:
-    marks = _Marks(module)
-    handle = register_module_forward_pre_hook(marks.enter_module)
-    try:
-        with marks:
-            yield marks
-    finally:
-        handle.remove()
 
 
 __all__ = [

@@ -77,13 +77,16 @@ class PipelineSchedule:
                 order[rank] += [*([None] * idle), span.action]
         return order
 
-    def step(
+    def step(  # noqa: PLR0913 - what torch's takes
         self,
         *args: Any,
         target: Any = None,
         losses: list[Any] | None = None,
         return_outputs: bool = True,
         loss_kwargs: dict[str, Any] | None = None,
+        arg_mbs: Any = None,
+        kwarg_mbs: Any = None,
+        target_mbs: Any = None,
         **kwargs: Any,
     ) -> Any:
         """Forward and, with a loss function, backward of one whole batch.
@@ -94,6 +97,9 @@ class PipelineSchedule:
             losses: a list to be filled with the loss of each microbatch, detached.
             return_outputs: whether the outputs are wanted.
             loss_kwargs: passed to every call of the loss function as they are.
+            arg_mbs: args already cut, a list with a tuple for each microbatch.
+            kwarg_mbs: kwargs already cut, a list with a dict for each microbatch.
+            target_mbs: targets already cut, a list with one for each microbatch.
             **kwargs: for those of the rank's stages whose forward names them, cut like args.
 
         Returns:
@@ -102,8 +108,10 @@ class PipelineSchedule:
         Raises:
             RuntimeError: gradients are off, there is no target for the loss, no loss for `losses`
                 or no plan, or the ranks do not agree on what to run.
-            ValueError: the batch cannot be cut.
-            TypeError: `losses` is no list, or no stage names a keyword argument.
+            ValueError: the batch cannot be cut, or is given both whole and cut, or cut into another
+                number of microbatches.
+            TypeError: `losses` is no list, no stage names a keyword argument, or what is given cut
+                is no list of tuples or dicts.
             BaseException: the first exception of a stage, the same object, with a note of where.
         """
         trains = self._loss_fn is not None
@@ -111,30 +119,37 @@ class PipelineSchedule:
             raise RuntimeError(
                 "step computes gradients, but they are off here (torch.no_grad?); call eval"
             )
-        if trains and target is None and self._has_last:
+        batch = chunks.Batch(args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs)
+        if trains and not batch.has_target and self._has_last:
             raise RuntimeError("step needs target=, which the loss function compares outputs with")
-        return self._step(trains, args, kwargs, target, losses, return_outputs, loss_kwargs)
+        return self._step(trains, batch, losses, return_outputs, loss_kwargs)
 
     def eval(
-        self, *args: Any, target: Any = None, losses: list[Any] | None = None, **kwargs: Any
+        self,
+        *args: Any,
+        target: Any = None,
+        losses: list[Any] | None = None,
+        arg_mbs: Any = None,
+        kwarg_mbs: Any = None,
+        target_mbs: Any = None,
+        **kwargs: Any,
     ) -> Any:
         """As `step`, forward only and without gradients; with a target, losses as well."""
         options = {
             "return_outputs": kwargs.pop("return_outputs", True),
             "loss_kwargs": kwargs.pop("loss_kwargs", None),
         }
-        return self._step(False, args, kwargs, target, losses, **options)
+        batch = chunks.Batch(args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs)
+        return self._step(False, batch, losses, **options)
 
     @property
     def _has_last(self) -> bool:
         return any(stage.is_last for stage in self._stages)
 
-    def _step(  # noqa: PLR0913, PLR0917 - what step was given
+    def _step(
         self,
         trains: bool,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        target: Any,
+        batch: chunks.Batch,
         losses: list[Any] | None,
         return_outputs: bool,
         loss_kwargs: dict[str, Any] | None,
@@ -145,21 +160,21 @@ class PipelineSchedule:
             raise TypeError(f"losses is a {type(losses).__name__}; it must be a list")
         if losses is not None and self._has_last and self._loss_fn is None:
             raise RuntimeError("losses= was given, but the schedule has no loss_fn")
-        if losses is not None and self._has_last and target is None:
+        if losses is not None and self._has_last and not batch.has_target:
             raise RuntimeError("losses= was given, but no target=")
         count = self._n_microbatches
-        loss = None if target is None else self._loss_fn
+        arguments, by_microbatch = batch.arguments(
+            count, self._args_chunk_spec, self._kwargs_chunk_spec
+        )
+        loss = self._loss_fn if batch.has_target else None
         if loss is not None and loss_kwargs:
             loss = partial(loss, **loss_kwargs)
         targets = []
         if loss is not None and self._has_last:
-            targets = chunks.split_target(target, count)
+            targets = batch.targets(count)
         weight = (1 / count if self.scale_grads else 1.0) if trains else None
         results = Results(loss, targets, weight, keeps_outputs=return_outputs)
-        arguments, by_microbatch = chunks.split(
-            args, kwargs, count, self._args_chunk_spec, self._kwargs_chunk_spec
-        )
-        part = Part(self, arguments, self._shared_out(kwargs, by_microbatch), results)
+        part = Part(self, arguments, self._shared_out(by_microbatch), results)
         ranks.meet(part, _run)
         if not self._has_last:
             return None
@@ -170,14 +185,13 @@ class PipelineSchedule:
         outputs = [results.outputs[number] for number in range(count)]
         return chunks.merge(outputs, self._output_merge_spec)
 
-    def _shared_out(
-        self, kwargs: Mapping[str, Any], by_microbatch: Sequence[Keywords]
-    ) -> dict[int, Sequence[Keywords]]:
+    def _shared_out(self, by_microbatch: Sequence[Keywords]) -> dict[int, Sequence[Keywords]]:
         """The keyword arguments that each stage names."""
-        if not kwargs:
+        given = dict.fromkeys(name for keywords in by_microbatch for name in keywords)
+        if not given:
             return {stage.stage_index: by_microbatch for stage in self._stages}
         named = {stage.stage_index: takes(stage.submod) for stage in self._stages}
-        for name in kwargs:
+        for name in given:
             if all(names is not None and name not in names for names in named.values()):
                 raise TypeError(f"step got {name!r}, which no stage's forward names")
         return {

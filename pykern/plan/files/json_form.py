@@ -5,12 +5,12 @@ Keys, types and ranges are exact; nothing is guessed or defaulted.
 
 import hashlib
 import json
-from collections import Counter
 from sys import float_info
 from typing import Any
 
 from pykern._C import MAX_CELLS, Action, Costs, Placement, Plan, check
 from pykern.plan.files.proved import proved_plan
+from pykern.plan.files.strict_json import read_json, shown
 
 FORMAT = "pykern-plan"
 VERSION = 1
@@ -121,10 +121,7 @@ def from_json(text: str) -> tuple[Plan, Costs | None]:
         ValueError: The text is not such a plan; the message names the key and the value.
         PlanError: The plan breaks a rule.
     """
-    try:
-        return values_of(parse(text))
-    except RecursionError:
-        raise ValueError("the JSON is nested too deeply") from None
+    return values_of(parse(text))
 
 
 def values_of(content: Content) -> tuple[Plan, Costs | None]:
@@ -151,24 +148,10 @@ def values_of(content: Content) -> tuple[Plan, Costs | None]:
 
 def parse(text: str) -> Content:
     """One JSON object without repeated keys or infinities."""
-    content = json.loads(text, object_pairs_hook=unique, parse_constant=refuse_constant)
+    content = read_json(text)
     if not isinstance(content, dict):
         raise ValueError(f"a plan is a JSON object, got {shown(content)}")
     return content
-
-
-def unique(pairs: list[tuple[str, Any]]) -> Content:
-    """The pairs as a dict; json would keep the last of two equal keys."""
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"key {shown(twice)} occurs twice")
-    return content
-
-
-def refuse_constant(name: str) -> None:
-    """Python's json takes NaN and Infinity, which are not JSON."""
-    raise ValueError(f"{name} is not a number of JSON")
 
 
 def require_header(content: Content) -> None:
@@ -258,9 +241,3 @@ def require_numbers(where: str, value: object, length: int | None) -> None:
 def is_number(value: object) -> bool:
     """Whether it is a number from 0 to the largest that a float holds; True is none."""
     return type(value) in (int, float) and 0 <= value <= float_info.max  # type: ignore[operator]
-
-
-def shown(value: object) -> str:
-    """The value in a message, cut where it is long."""
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

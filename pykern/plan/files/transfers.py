@@ -140,8 +140,15 @@ def row_with_transfers(
     number: Mapping[Message, int],
     placement: Placement,
 ) -> Iterator[Slot | Transfer]:
-    """One device's row; `inbox` holds what it receives, in order."""
-    sent = [[m for action in slot if (m := sent_by(action, placement))] for slot in slots]
+    """One device's row; `inbox` holds what it receives, in order.
+
+    A pair in a slot makes two messages at once. They are sent in the global order as well: a device
+    that receives both matches them by order alone, and both may have the same shape.
+    """
+    sent = [
+        sorted((m for action in slot if (m := sent_by(action, placement))), key=number.__getitem__)
+        for slot in slots
+    ]
     sends = deque(number[message] for messages in sent for message in messages)
 
     def receive_up_to_next_send() -> Iterator[Transfer]:

@@ -1,0 +1,157 @@
+#include "callbacks.hpp"
+
+#include <cstddef>
+#include <stdexcept>
+#include <utility>
+
+namespace py = pybind11;
+
+namespace pykern {
+
+namespace {
+
+// Objects that go with a thread may leave others with it as they go.
+constexpr int kRoundsOfGoodbyes = 8;
+
+// Frees what `threading.local` has of this thread, as long as all of Python works in it.
+void clear_locals() {
+    for (int round = 0; round < kRoundsOfGoodbyes; ++round) {
+        const auto locals = py::reinterpret_borrow<py::object>(PyThreadState_GetDict());
+        if (!locals || PyDict_Size(locals.ptr()) == 0) return;
+        PyDict_Clear(locals.ptr());
+    }
+}
+
+// In a child that has been forked within an action, whose thread is the only one. Nobody is there
+// to end the step: what the action raised ends the process, as at the end of a program.
+[[noreturn]] void end_child(bool has_returned) {
+    if (has_returned) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        "a stage has forked this process and returned in it, where there is no "
+                        "step to go on with: end the child within the stage, by os._exit");
+    }
+    // Ends the process itself where it is SystemExit.
+    PyErr_Print();
+    Py_Exit(1);
+}
+
+}  // namespace
+
+void Callbacks::begin(const Program& program, CallsOfKinds calls, py::object carry) {
+    program_ = &program;
+    for (auto& [kind, of_kind] : calls) {
+        calls_[static_cast<std::size_t>(kind)] = std::move(of_kind);
+    }
+    carry_ = std::move(carry);
+    context_ = py::reinterpret_steal<py::object>(PyContext_CopyCurrent());
+    if (!context_) throw py::error_already_set();
+}
+
+std::vector<Failure> Callbacks::end() {
+    program_ = nullptr;
+    for (auto& calls : calls_) calls.clear();
+    carry_ = py::object();
+    context_ = py::object();
+    interrupted_ = false;
+    return std::exchange(failures_, {});
+}
+
+bool Callbacks::check_signals() {
+    const py::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() != 0) interrupt(fetch_exception());
+    if (num_forks() != num_forks_) {
+        throw std::runtime_error(
+            "this process was forked by a signal handler within a step, which does not survive a "
+            "fork; make a new pipeline in the child");
+    }
+    return interrupted_;
+}
+
+void Callbacks::interrupt(py::object exception) {
+    failures_.emplace_back(std::nullopt, -1, std::move(exception));
+    interrupted_ = true;
+    for (const Worker& worker : workers_) {
+        if (worker.acting) PyThreadState_SetAsyncExc(worker.thread_id, PyExc_KeyboardInterrupt);
+    }
+}
+
+void Callbacks::attach(int worker) noexcept {
+    Worker& self = workers_[static_cast<std::size_t>(worker)];
+    // One thread state for the life of the thread: a fresh one per call would cost 60 times as
+    // much. PyThreadState_New counts as one PyGILState_Ensure without its release, so that those
+    // within the actions never come down to 0, where they would delete the state.
+    self.state = PyThreadState_New(PyInterpreterState_Main());
+    if (self.state == nullptr) Py_FatalError("no memory for the thread state of a worker");
+    self.thread_id = PyThread_get_thread_ident();
+}
+
+void Callbacks::detach(int worker) noexcept {
+    resume(worker);
+    clear_locals();
+    // Not by PyGILState_Release, which clears the state with the count at 0: where what goes then
+    // takes the lock, as torch does to free a tensor, giving it back would delete the state that
+    // is being cleared.
+    PyThreadState_Clear(workers_[static_cast<std::size_t>(worker)].state);
+    PyThreadState_DeleteCurrent();
+}
+
+void Callbacks::resume(int worker) noexcept {
+    PyEval_RestoreThread(workers_[static_cast<std::size_t>(worker)].state);
+}
+
+void Callbacks::suspend(int worker) noexcept {
+    workers_[static_cast<std::size_t>(worker)].state = PyEval_SaveThread();
+}
+
+bool Callbacks::enter(int worker) noexcept {
+    Worker& self = workers_[static_cast<std::size_t>(worker)];
+    // A context is entered by one thread at a time, so each worker has a copy of the caller's.
+    self.context = py::reinterpret_steal<py::object>(PyContext_Copy(context_.ptr()));
+    if (!self.context || PyContext_Enter(self.context.ptr()) != 0) {
+        self.context = py::object();
+        return fail(std::nullopt, worker);
+    }
+    self.leave = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(carry_.ptr()));
+    return self.leave ? true : fail(std::nullopt, worker);
+}
+
+void Callbacks::leave(int worker) noexcept {
+    Worker& self = workers_[static_cast<std::size_t>(worker)];
+    if (self.leave) {
+        const auto result =
+            py::reinterpret_steal<py::object>(PyObject_CallNoArgs(self.leave.ptr()));
+        if (!result) fail(std::nullopt, worker);
+    }
+    self.leave = py::object();
+    if (self.context && PyContext_Exit(self.context.ptr()) != 0) fail(std::nullopt, worker);
+    self.context = py::object();
+}
+
+bool Callbacks::run(int worker, Position position) noexcept {
+    // While this worker waited for the lock another action failed, or an interrupt came, which
+    // reaches only those under way.
+    if (!failures_.empty()) return false;
+    Worker& self = workers_[static_cast<std::size_t>(worker)];
+    const Action action = program_->action(position);
+    const py::object& call =
+        calls_[static_cast<std::size_t>(action.kind)][program_->stage_of_replica(position)];
+    const auto microbatch =
+        py::reinterpret_steal<py::object>(PyLong_FromUnsignedLong(action.microbatch));
+    self.acting = true;
+    const auto result =
+        py::reinterpret_steal<py::object>(PyObject_CallOneArg(call.ptr(), microbatch.ptr()));
+    self.acting = false;
+    if (num_forks() != num_forks_) end_child(static_cast<bool>(result));
+    // An interrupt meant for the action that just ended must not hit what this thread does next.
+    if (interrupted_) PyThreadState_SetAsyncExc(self.thread_id, nullptr);
+    return result ? true : fail(action, program_->device_of(position));
+}
+
+bool Callbacks::fail(std::optional<Action> action, int device) {
+    py::object exception = fetch_exception();
+    // Once interrupted, what actions raise is the interrupt's echo.
+    if (!interrupted_) failures_.emplace_back(action, device, std::move(exception));
+    return false;
+}
+
+}  // namespace pykern

@@ -1,0 +1,157 @@
+#include "ending.hpp"
+
+#include <pybind11/pybind11.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <mutex>
+#include <set>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+namespace py = pybind11;
+
+namespace pykern {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// For how long the end of the program waits for a thread that has run a step, and now runs code of
+// the user's.
+constexpr std::chrono::milliseconds kToLeave{500};
+// After that Python goes down, or handlers were run by hand and everything goes on.
+constexpr std::chrono::seconds kToGoDown{5};
+constexpr std::chrono::milliseconds kTick{1};
+
+enum class Phase : char {
+    kRunning,
+    kClosing,  // executors close; who has run a step may leave it
+    kClosed,   // Python goes down next
+};
+
+// Relaxed everywhere: it keeps threads from going on; nothing is read through it.
+std::atomic<Phase> phase{Phase::kRunning};
+std::atomic<pid_t> ender{0};
+
+// Guarded by the interpreter lock.
+std::vector<std::weak_ptr<Closable>> open;
+bool is_registered = false;
+
+// The threads that stay. Leaked, since they outlive all destructors.
+struct Staying {
+    std::mutex mutex;
+    std::set<pid_t> threads;
+};
+Staying& staying() {
+    static auto* const all = new Staying;
+    return *all;
+}
+
+bool is_finalizing() {
+#if PY_VERSION_HEX >= 0x030D0000
+    return Py_IsFinalizing() != 0;
+#else
+    return _Py_IsFinalizing() != 0;
+#endif
+}
+
+bool is_over() { return phase.load(std::memory_order_relaxed) == Phase::kClosed; }
+
+// Without the interpreter lock.
+void stay() {
+    const pid_t self = gettid();
+    {
+        const std::scoped_lock lock(staying().mutex);
+        staying().threads.insert(self);
+    }
+    const auto begin = Clock::now();
+    while (phase.load(std::memory_order_relaxed) != Phase::kRunning) {
+        std::this_thread::sleep_for(kTick);
+        if (!is_over() || is_finalizing() || Clock::now() - begin < kToGoDown) continue;
+        phase.store(Phase::kRunning, std::memory_order_relaxed);
+    }
+    const std::scoped_lock lock(staying().mutex);
+    staying().threads.erase(self);
+}
+
+// Until each of these threads stays, or is gone, or the time is over. Without the interpreter lock.
+void wait_for(const std::set<pid_t>& threads) {
+    const auto leaves = [](pid_t thread) {
+        const std::scoped_lock lock(staying().mutex);
+        return !staying().threads.contains(thread) && tgkill(getpid(), thread, 0) == 0;
+    };
+    const auto deadline = Clock::now() + kToLeave;
+    while (std::ranges::any_of(threads, leaves) && Clock::now() < deadline) {
+        std::this_thread::sleep_for(kTick);
+    }
+}
+
+void close_all() {
+    phase.store(Phase::kClosing, std::memory_order_relaxed);
+    ender.store(gettid(), std::memory_order_relaxed);
+    std::set<pid_t> callers;
+    while (!open.empty()) {
+        const auto closable = open.back().lock();
+        open.pop_back();
+        if (!closable) continue;
+        closable->close_at_end();
+        for (const pid_t caller : closable->callers()) callers.insert(caller);
+    }
+    callers.erase(gettid());
+    const py::gil_scoped_release no_gil;
+    wait_for(callers);
+    phase.store(Phase::kClosed, std::memory_order_relaxed);
+}
+
+// With atexit, until all of its handlers have been called.
+void register_end() {
+    const py::capsule end(&is_registered, [](void*) {
+        is_registered = false;
+        close_all();
+    });
+    // Nothing is to do in its turn.
+    const py::cpp_function handler([](const py::object&) {});
+    py::module_::import("atexit").attr("register")(handler, end);
+    is_registered = true;
+}
+
+}  // namespace
+
+void close_silently(const std::function<void()>& close) noexcept {
+    try {
+        close();
+    } catch (py::error_already_set& error) {
+        error.discard_as_unraisable("a pipeline that closes at exit");
+    } catch (const std::runtime_error&) {
+        // The program ends from within a step, which nobody can wait for here.
+    }
+}
+
+void close_before_end(const std::weak_ptr<Closable>& closable) {
+    if (is_finalizing()) {
+        throw std::runtime_error("a pipeline cannot be made while Python goes down");
+    }
+    if (!is_registered) register_end();
+    // Handlers were run by hand, or their destructors make a pipeline; which is closed as well.
+    phase.store(Phase::kRunning, std::memory_order_relaxed);
+    std::erase_if(open, [](const auto& each) { return each.expired(); });
+    open.push_back(closable);
+}
+
+void stay_at_end() {
+    if (phase.load(std::memory_order_relaxed) == Phase::kRunning) return;
+    if (ender.load(std::memory_order_relaxed) == gettid()) return;
+    const py::gil_scoped_release no_gil;
+    stay();
+}
+
+void stay_after_end() {
+    if (is_over()) stay_at_end();
+}
+
+}  // namespace pykern

@@ -1,0 +1,110 @@
+"""What a command runs: the demo's model, or what a user's function returns."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import nn
+
+SEED = 0
+
+
+class Subject(NamedTuple):
+    """A model and a batch for it.
+
+    Attributes:
+        model: as for `Pipeline`.
+        inputs: arguments of the model: a tensor, a tuple, or a dict of keyword arguments.
+        target: of the loss; None where there is none.
+        loss_fn: as for `Pipeline`.
+    """
+
+    model: nn.Module
+    inputs: Any
+    target: Any
+    loss_fn: Callable[..., Any]
+
+    def call(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The inputs as arguments."""
+        if isinstance(self.inputs, dict):
+            return (), self.inputs
+        return (self.inputs if isinstance(self.inputs, tuple) else (self.inputs,)), {}
+
+
+# Makes one for a number of stages, the same each time.
+Make = Callable[[int], Subject]
+
+
+def subject_of(source: str | None) -> Make:
+    """What makes the model and its batch.
+
+    Args:
+        source: "module:function", looked for beside the user first; None for the demo's.
+
+    Raises:
+        ValueError: there is no such function.
+    """
+    if source is None:
+        return _seeded(_demo)
+    module_name, _, name = source.partition(":")
+    if not module_name or not name.isidentifier():
+        raise ValueError(f"the model must be module:function, got '{source}'")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    function = getattr(import_module(module_name), name, None)
+    if not callable(function):
+        raise ValueError(f"module {module_name} has no function '{name}'")
+    return _seeded(lambda _: _checked(source, function()))
+
+
+def _seeded(make: Make) -> Make:
+    def seeded(num_stages: int) -> Subject:
+        import torch
+
+        torch.manual_seed(SEED)
+        return make(num_stages)
+
+    return seeded
+
+
+def _checked(source: str, returned: Any) -> Subject:
+    if not isinstance(returned, tuple) or len(returned) not in (3, 4):
+        raise ValueError(
+            f"{source} must return (model, inputs, target) or (model, inputs, target, loss_fn), "
+            f"got {type(returned).__name__}"
+        )
+    if len(returned) == 4:
+        return Subject(*returned)
+    model, inputs, target = returned
+    if target is None:
+        raise ValueError(f"{source} must return a loss_fn where it has no target")
+    return Subject(model, inputs, target, _usual_loss)
+
+
+def _usual_loss(output: Any, target: Any) -> Any:
+    """Mean squares, or cross entropy for classes."""
+    import torch.nn.functional as F
+
+    return (
+        F.mse_loss(output, target)
+        if target.is_floating_point()
+        else F.cross_entropy(output, target)
+    )
+
+
+def _demo(num_stages: int) -> Subject:
+    """A GPT with dropout as small as can be."""
+    import torch
+
+    from ..models import gpt, next_token_loss
+
+    layers = max(2, -(-num_stages // 2))
+    model = gpt(layers=layers, width=32, heads=2, context=16, dropout=0.1, seed=SEED)
+    ids = torch.randint(256, (19, 17))
+    return Subject(model, ids[:, :-1], ids[:, 1:], next_token_loss)

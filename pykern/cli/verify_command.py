@@ -1,0 +1,144 @@
+"""`pykern verify`: steps of pipelines compared with the plain model, schedule by schedule."""
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+
+import typer
+
+from ..schedules import by_name
+from .errors import bad_input
+from .schedule_options import Given, of_schedule, require_owned, with_schedule_options
+from .sources import CATALOGUE, require_named
+from .subjects import Make, subject_of
+from .values import number_option
+
+if TYPE_CHECKING:
+    from ..plan import Plan
+
+NOTE = (
+    "Each schedule runs the steps, one onto the gradients of the other, and a forward. Compared "
+    "with the plain model run microbatch by microbatch: loss, gradients, buffers, outputs and "
+    "random numbers."
+)
+
+
+class Verdict(NamedTuple):
+    """What has come of a schedule.
+
+    Attributes:
+        schedule: its name.
+        stages: how many the model was cut into; empty where it was not.
+        verdict: "equal", "differs", "fails" or "refused".
+        detail: what differs, or why there is nothing to compare.
+    """
+
+    schedule: str
+    stages: str
+    verdict: str
+    detail: str = ""
+
+
+@with_schedule_options
+def verify(
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODULE:FUNCTION",
+            help="Returns (model, inputs, target) or (model, inputs, target, loss_fn).",
+            show_default="a small GPT",
+        ),
+    ] = None,
+    schedule: Annotated[
+        list[str] | None, typer.Option(help=f"{CATALOGUE} May be repeated.", show_default="all")
+    ] = None,
+    devices: Annotated[str, typer.Option(help='"cpu:2": two workers; "cuda": all GPUs.')] = "cpu:2",
+    microbatches: Annotated[int, number_option(about="Parts of each batch.")] = 4,
+    steps: Annotated[int, number_option(about="Steps of each schedule.")] = 2,
+    recompute: Annotated[
+        Literal["none", "ops", "layer", "stage"],
+        typer.Option(help="What a forward keeps for its backward, as for Pipeline."),
+    ] = "none",
+    rtol: Annotated[
+        float, typer.Option(min=0, help="How far values may be apart, of the plain model's.")
+    ] = 0.0,
+    atol: Annotated[float, typer.Option(min=0, help="The same, absolute.")] = 0.0,
+    *,
+    options: Given,
+) -> None:
+    """Compare pipelines with the plain model, bit by bit; exit with 1 where any differs."""
+    names = schedule or list(by_name)
+    with bad_input():
+        for name in names:
+            require_named(name)
+        require_owned(names, options)
+        make = subject_of(source)
+        from ..demo.run import one_thread
+        from ..devices import parse_devices
+        from ..verify.options import Verify
+
+        num_devices = len(parse_devices(devices))
+        checks = Verify(1, rtol, atol)
+        settings = {"devices": devices, "recompute": recompute, "verify": checks}
+    verdicts = []
+    with one_thread():
+        for name in names:
+            try:
+                plan = by_name[name](num_devices, microbatches, **of_schedule(name, options))
+            except ValueError as error:
+                verdicts.append(Verdict(name, "", "refused", str(error)))
+                continue
+            verdicts.append(_verdict(name, plan, make, settings, steps))
+    _show(verdicts)
+    found = {one.verdict for one in verdicts}
+    if found & {"differs", "fails"} or "equal" not in found:
+        raise typer.Exit(1)
+
+
+def _verdict(name: str, plan: "Plan", make: Make, settings: dict[str, Any], steps: int) -> Verdict:
+    from ..chain import is_chain
+    from ..pipeline import Pipeline
+    from ..plan import Kind
+    from ..runtime import microbatch
+    from ..verify.errors import VerifyError
+
+    with bad_input():
+        subject = make(plan.num_stages)
+    args, kwargs = subject.call()
+    rows = microbatch.sizes(microbatch.batch_size((args, kwargs)), plan.num_microbatches)
+    if not is_chain(subject.model):
+        settings = settings | {"sample": microbatch.split(subject.inputs, rows)[0]}
+    trains = plan.has(Kind.B) or plan.has(Kind.I)
+    if not trains:
+        settings = settings | {"recompute": None}
+    try:
+        pipe = Pipeline(subject.model, schedule=plan, loss_fn=subject.loss_fn, **settings)
+    except (TypeError, ValueError) as error:
+        return Verdict(name, "", "refused", str(error))
+    stages = str(pipe.partition.num_stages)
+    try:
+        with pipe:
+            for _ in range(steps if trains else 0):
+                pipe.step(*args, target=subject.target, **kwargs)
+            pipe.eval()
+            pipe(*args, **kwargs)
+    except VerifyError as error:
+        return Verdict(name, stages, "differs", str(error))
+    except Exception as error:
+        return Verdict(name, stages, "fails", f"{type(error).__name__}: {error}")
+    return Verdict(name, stages, "equal")
+
+
+def _show(verdicts: list[Verdict]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 0, 0, 1))
+    table.add_column("schedule", no_wrap=True)
+    table.add_column("stages", justify="right")
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("first difference, or reason")
+    for one in verdicts:
+        table.add_row(one.schedule, one.stages, one.verdict, Text(one.detail))
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(Text(NOTE))

@@ -1,0 +1,91 @@
+"""What torch keeps of a thread, put back behind a block, whatever has interrupted the block.
+
+A `with torch.no_grad()` may leave gradients off: Python handles signals also within the Python of
+its `__exit__`. Here an interrupt is raised when everything is as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import _get_current_function_mode_stack
+from torch.overrides import _pop_mode as _pop_function_mode
+from torch.overrides import _push_mode as _push_function_mode
+from torch.utils._python_dispatch import (
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
+
+from . import _C
+
+_AUTOCAST_DEVICES = ("cpu", "cuda")
+
+
+def as_before() -> _C.Undo:
+    """A context, behind which this thread has the modes that it has now."""
+    autocast = [
+        (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+        for device in _AUTOCAST_DEVICES
+    ]
+    return _C.Undo(
+        _put_back,
+        torch.is_grad_enabled(),
+        torch._C._is_multithreading_enabled(),
+        autocast,
+        _get_current_function_mode_stack(),
+        _get_current_dispatch_mode_stack(),
+    )
+
+
+def _put_back(
+    grad: bool,
+    multithreading: bool,
+    autocast: Sequence[tuple[str, bool, torch.dtype]],
+    function_modes: Sequence[Any],
+    dispatch_modes: Sequence[Any],
+) -> None:
+    torch._C._set_grad_enabled(grad)
+    torch._C._set_multithreading_enabled(multithreading)
+    for device, enabled, dtype in autocast:
+        torch.set_autocast_enabled(device, enabled)
+        torch.set_autocast_dtype(device, dtype)
+    set_function_modes(function_modes)
+    now = _get_current_dispatch_mode_stack()
+    if now != dispatch_modes:
+        for _ in now:
+            _pop_mode()
+        for mode in dispatch_modes:
+            _push_mode(mode)
+
+
+def set_function_modes(modes: Sequence[Any]) -> None:
+    """Gives this thread these function modes, the innermost last, without entering them."""
+    now = _get_current_function_mode_stack()
+    if now == modes:
+        return
+    for _ in now:
+        _pop_function_mode()
+    for mode in modes:
+        _push_function_mode(mode)
+
+
+def same_numbers() -> _C.Undo:
+    """A context, behind which the CPU's default generator draws what it would have drawn now."""
+    return _C.Undo(torch.default_generator.set_state, torch.default_generator.get_state())
+
+
+def random_states(devices: Iterable[torch.device]) -> dict[torch.Generator, Tensor]:
+    """The states of default generators: the CPU's, and those of GPUs among the devices."""
+    gpus = [device.index or 0 for device in devices if device.type == "cuda"]
+    generators = [torch.default_generator, *(torch.cuda.default_generators[gpu] for gpu in gpus)]
+    return {generator: generator.get_state() for generator in generators}
+
+
+def set_states(states: Mapping[torch.Generator, Tensor]) -> None:
+    """Has generators draw from these states on."""
+    for generator, state in states.items():
+        generator.set_state(state)

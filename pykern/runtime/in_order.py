@@ -1,0 +1,155 @@
+"""The outputs of batches, in the order of the batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from .. import _C
+from ..modes import as_before
+from .batch import Call
+from .flow import Flow
+
+
+class InOrder(Iterator[Any]):
+    """Gives the output of each batch, from a flow as soon as there may be one.
+
+    What the batches raise comes after the outputs of those before, but for a KeyboardInterrupt.
+    When anything has been raised, nothing is under way any more and the stream has ended.
+
+    Args:
+        batches: the arguments of each.
+        begin: called before the first.
+        alone: gives the output of a batch that runs by itself, and is told its number.
+        flow_from: opens a flow whose first batch has this number; None while batches have to run
+            one by one.
+    """
+
+    def __init__(
+        self,
+        batches: Iterator[Call],
+        begin: Callable[[], None],
+        alone: Callable[[Call, int], Any],
+        flow_from: Callable[[int], Flow | None],
+    ) -> None:
+        # Whose turn it is to take an output.
+        self._turn: dict[str, object] = {}
+        self._batches = batches
+        self._begin: Callable[[], None] | None = begin
+        self._alone = alone
+        self._flow_from = flow_from
+        self._flow: Flow | None = None
+        self._num_alone = 0
+        # What the batches have raised.
+        self._failure: BaseException | None = None
+        self._ended = False
+
+    def __next__(self) -> Any:
+        """The next output.
+
+        Raises:
+            ValueError: an output is being taken already.
+            BaseException: of a stage, or of the batches. A StopIteration, which would end a loop as
+                if nothing had happened, is the cause of a RuntimeError.
+        """
+        turn = object()
+        with _C.Undo(self._give_back, turn), as_before():
+            self._take_turn(turn)
+            with _C.Within(_nothing, self._after):
+                return self._step()
+
+    def close(self) -> None:
+        """Ends the stream, and what is under way."""
+        turn = object()
+        with _C.Undo(self._give_back, turn), as_before():
+            self._take_turn(turn)
+            # As if a generator were closed: what goes wrong from now on, nobody asks for.
+            with _C.Undo(self._end, GeneratorExit()):
+                return
+
+    def __del__(self) -> None:
+        if not self._ended:
+            self.close()
+
+    def _take_turn(self, turn: object) -> None:
+        # One call, which an interrupt cannot separate from what it has done.
+        if self._turn.setdefault("turn", turn) is not turn:
+            raise ValueError("an output of this stream is being taken already")
+
+    def _give_back(self, turn: object) -> None:
+        if self._turn.get("turn") is turn:
+            self._turn.clear()
+
+    def _after(self, error: BaseException | None) -> None:
+        if error is not None:
+            self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        """May be called twice."""
+        self._ended = True
+        self._batches = iter(())
+        if self._flow is not None:
+            self._flow.close(error)
+        self._flow = None
+
+    def _step(self) -> Any:
+        if self._ended:
+            raise StopIteration
+        if self._begin is not None:
+            self._begin()
+            self._begin = None
+        flow = self._flow
+        if flow is None:
+            call = next(self._batches)
+            flow = self._flow = self._flow_from(self._num_alone)
+            if flow is None:
+                return _not_the_end(partial(self._by_itself, call))
+            self._batches = chain([call], self._batches)
+            del call
+        self._fill(flow)
+        if not flow.is_empty:
+            return _not_the_end(flow.take)
+        self._end(None)
+        failure, self._failure = self._failure, None
+        try:
+            raise StopIteration if failure is None else failure
+        finally:
+            # Its traceback holds this frame.
+            del failure
+
+    def _by_itself(self, call: Call) -> Any:
+        number = self._num_alone
+        self._num_alone += 1
+        return self._alone(call, number)
+
+    def _fill(self, flow: Flow) -> None:
+        """Takes as many batches as there is room for."""
+        while flow.has_room and self._failure is None:
+            try:
+                for call in self._batches:
+                    _not_the_end(partial(flow.feed, call))
+                    break
+                else:
+                    return
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                # Its turn comes after the outputs of the batches before.
+                self._failure = error
+
+
+def _nothing() -> None:
+    """Of a context that only ends."""
+
+
+def _not_the_end(call: Callable[[], Any]) -> Any:
+    """What the call returns, where a StopIteration does not tell that there are no more batches."""
+    try:
+        return call()
+    except StopIteration as error:
+        stopped = RuntimeError(f"a stage, or what a batch is made of, raised {error!r}")
+        for note in getattr(error, "__notes__", ()):
+            stopped.add_note(note)
+        raise stopped from error

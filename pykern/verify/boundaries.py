@@ -1,0 +1,134 @@
+"""What crosses between stages, forward and back, so that the first difference can be found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..plan import Kind
+from ..runtime.cut import tensors_of
+from ..runtime.stage import Stage
+from ..trace.routes import BATCH
+from ..trace.values import map_tree
+from .compare import Bounds, compare
+
+# By the stage that values enter, or gradients leave, and the microbatch.
+Crossings = dict[tuple[int, int], Sequence[Tensor | None]]
+
+
+class Seen:
+    """What crosses the boundaries in one run: activations as they enter a stage, and gradients.
+
+    Attributes:
+        forward: by stage that they enter.
+        backward: by stage that they leave.
+    """
+
+    def __init__(self) -> None:
+        self.forward: Crossings = {}
+        self.backward: Crossings = {}
+
+    def entering(self, stage: int, number: int, trees: list[Any]) -> list[Any]:
+        """Notes what enters a stage in the plain model, and has its gradients noted."""
+        tensors = [tensor for tree in trees for tensor in tensors_of(tree)]
+        self.forward[stage, number] = _copies(tensors)
+        # What goes through a stage unchanged has a gradient of its own at each boundary.
+        stand_ins = {id(one): torch.ops.aten.alias(one) for one in tensors}
+        training = [stand_ins[id(one)] for one in tensors if one.requires_grad]
+        gradients: list[Tensor | None] = [None] * len(training)
+        for place, one in enumerate(training):
+            one.register_hook(partial(_note, gradients, place))
+        self.backward[stage, number] = gradients
+        return [map_tree(lambda leaf: stand_ins.get(id(leaf), leaf), tree) for tree in trees]
+
+
+class Boundaries:
+    """Looks at what crosses in a step of the pipeline, while there is somewhere to note it.
+
+    Attributes:
+        seen: where; None for nowhere.
+    """
+
+    def __init__(self) -> None:
+        self.seen: Seen | None = None
+
+    def around(
+        self, kind: Kind, stage: Stage, call: Callable[[int], None]
+    ) -> Callable[[int], None]:
+        """What to call for an action instead."""
+        if stage.previous is None:
+            return call
+        if kind is Kind.F:
+            return partial(self._forward, stage, call)
+        if kind in (Kind.B, Kind.I):
+            return partial(self._backward, stage, call)
+        return call
+
+    def _forward(self, stage: Stage, call: Callable[[int], None], microbatch: int) -> None:
+        arguments = stage.arguments[microbatch]
+        if self.seen is not None and arguments is not None:
+            trees = [arguments, *_parcels(stage, microbatch)]
+            tensors = [tensor for tree in trees for tensor in tensors_of(tree)]
+            self.seen.forward[stage.index, microbatch] = _copies(tensors)
+        call(microbatch)
+
+    def _backward(self, stage: Stage, call: Callable[[int], None], microbatch: int) -> None:
+        leaves = stage.leaves[microbatch]
+        call(microbatch)
+        if self.seen is not None:
+            gradients = [leaf.grad for leaf in leaves]
+            self.seen.backward[stage.index, microbatch] = _copies(gradients)
+
+
+def first_difference(
+    ours: Seen, plain: Seen, num_stages: int, bounds: Bounds
+) -> tuple[tuple[int, int], int, str] | None:
+    """The first boundary behind which something differs, in the order of the computation.
+
+    Returns:
+        The two stages in the direction of what crosses, the microbatch, and how it differs; None
+        where all boundaries agree.
+    """
+    forward = [((stage - 1, stage), stage) for stage in range(1, num_stages)]
+    backward = [((stage, stage - 1), stage) for stage in reversed(range(1, num_stages))]
+    for mine, theirs, boundaries in (
+        (ours.forward, plain.forward, forward),
+        (ours.backward, plain.backward, backward),
+    ):
+        for boundary, stage in boundaries:
+            for number in sorted(n for s, n in theirs if s == stage):
+                how = _how(mine.get((stage, number), ()), theirs[stage, number], bounds)
+                if how is not None:
+                    return boundary, number, how
+    return None
+
+
+def _how(
+    ours: Sequence[Tensor | None], plain: Sequence[Tensor | None], bounds: Bounds
+) -> str | None:
+    if len(ours) != len(plain):
+        return f"{len(ours)} tensors cross, plain {len(plain)}"
+    for one, two in zip(ours, plain, strict=True):
+        found = compare("", "", one, two, bounds)
+        if found is not None:
+            return found.how
+    return None
+
+
+def _parcels(stage: Stage, microbatch: int) -> Iterator[list[Tensor]]:
+    """What has come from stages that are not the previous one."""
+    for parcel in stage.parcels.come.get(microbatch, ()):
+        if parcel.sender != BATCH:
+            yield list(parcel.values.values())
+
+
+def _copies(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    return [None if tensor is None else tensor.detach().clone() for tensor in tensors]
+
+
+def _note(gradients: list[Tensor | None], place: int, gradient: Tensor) -> None:
+    gradients[place] = gradient.detach().clone()

@@ -1,0 +1,79 @@
+"""Running statistics that move once in a step, for the plain model: see `runtime.batch_norm`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .compare import Bounds
+
+_BatchNorm = nn.modules.batchnorm._BatchNorm
+
+# The pipeline joins the statistics of microbatches in the buffers' precision; here they are sums in
+# float64 over all rows.
+BOUNDS = Bounds(rtol=1e-4, atol=1e-5)
+
+
+class WholeBatch:
+    """Moves running statistics towards those of all rows that modules are given meanwhile.
+
+    Args:
+        modules: of the model; those that are not a batch normalisation stay as they are.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._modules = [
+            module
+            for module in modules
+            if isinstance(module, _BatchNorm)
+            and module.running_mean is not None
+            and module.training
+            and module.track_running_stats
+            and torch.is_grad_enabled()
+        ]
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """Within it the modules are called; in the end their statistics have moved."""
+        sums: dict[_BatchNorm, list[Tensor]] = {module: [] for module in self._modules}
+        handles = [
+            module.register_forward_pre_hook(partial(_add, sums[module]))
+            for module in self._modules
+        ]
+        try:
+            for module in self._modules:
+                module.track_running_stats = False
+            yield
+        finally:
+            for module, handle in zip(self._modules, handles, strict=True):
+                module.track_running_stats = True
+                handle.remove()
+        for module, found in sums.items():
+            if found:
+                _move(module, found)
+
+
+def _add(sums: list[Tensor], _: nn.Module, arguments: tuple[Any, ...]) -> None:
+    """Adds up a call's values, by channel: their number, their sum, the sum of their squares."""
+    values = arguments[0].detach().double().movedim(1, 0).flatten(1)
+    count = torch.full_like(values[:, 0], values.shape[1])
+    term = torch.stack([count, values.sum(1), values.square().sum(1)])
+    sums[:] = [term + sums[0] if sums else term]
+
+
+def _move(module: _BatchNorm, sums: list[Tensor]) -> None:
+    count, total, squares = sums[0]
+    mean = total / count
+    variance = (squares - count * mean.square()) / (count - 1)
+    factor = module.momentum
+    if module.num_batches_tracked is not None:
+        module.num_batches_tracked.add_(1)
+        factor = 1 / float(module.num_batches_tracked) if factor is None else factor
+    for buffer, value in ((module.running_mean, mean), (module.running_var, variance)):
+        assert buffer is not None
+        buffer.copy_((1 - (factor or 0.0)) * buffer.double() + (factor or 0.0) * value)

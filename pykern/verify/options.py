@@ -1,0 +1,83 @@
+"""Which steps are verified, and how closely."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from .compare import Bounds
+
+
+@dataclass(frozen=True)
+class Verify:
+    """Which steps of a pipeline are compared with the plain model, and how closely.
+
+    Two values agree if `abs(ours - plain) <= atol + rtol * abs(plain)`, or both are NaN. With the
+    default bounds of 0 they must be equal, where 0.0 equals -0.0.
+
+    Args:
+        every: the first step and every so many-th after it; None for the first step alone. Forwards
+            without gradients are counted by themselves.
+        rtol: relative bound, at least 0.
+        atol: absolute bound, at least 0.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong.
+    """
+
+    every: int | None = None
+    rtol: float = 0.0
+    atol: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.every is not None:
+            _require_count("every", self.every)
+        for name in ("rtol", "atol"):
+            bound = getattr(self, name)
+            if not isinstance(bound, int | float) or isinstance(bound, bool):
+                raise TypeError(f"{name} must be a number, got {bound!r}")
+            if not 0 <= bound < math.inf:
+                raise ValueError(f"{name} must be finite and at least 0, got {bound!r}")
+
+    @property
+    def bounds(self) -> Bounds:
+        """How closely values are compared."""
+        return Bounds(self.rtol, self.atol)
+
+    def wants(self, number: int) -> bool:
+        """Whether the step of this number, from 0, is verified."""
+        return number == 0 if self.every is None else number % self.every == 0
+
+
+def parse_verify(
+    verify: bool | int | Verify, process_group: object, tensor_parallel: object
+) -> Verify | None:
+    """What the user's argument stands for; None where nothing is verified.
+
+    Raises:
+        TypeError, ValueError: the argument is wrong, or cannot stand beside the others.
+    """
+    if verify is False:
+        return None
+    if not isinstance(verify, Verify):
+        if verify is not True:
+            _require_count("verify", verify)
+        verify = Verify() if verify is True else Verify(every=verify)
+    for name, given in (("process_group", process_group), ("tensor_parallel", tensor_parallel)):
+        if given is not None:
+            raise ValueError(
+                f"verify must be False beside {name}, got {verify!r}. The plain model of one "
+                "process cannot tell what others add; verify the same model and schedule without "
+                f"{name}"
+            )
+    return verify
+
+
+def _require_count(name: str, value: object) -> None:
+    rule = "a whole number of at least 1"
+    if name == "verify":
+        rule = f"True, False, {rule} or a pykern.Verify"
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name} must be {rule}, got {value!r}")
+    if value < 1:
+        raise ValueError(f"{name} must be {rule}, got {value}")

@@ -1,0 +1,91 @@
+"""Parameters that collect sums of their own: of stages that share one, and of replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import nn
+
+from ..runtime.layer_copies import Pairs, add_gradients
+from ..runtime.stage import Stage
+
+
+class Sums:
+    """The order in which gradients add up, for the plain model.
+
+    Where stages share a parameter, the first has it and each other one a stand-in with the same
+    values. So do all stages of each replica but the first. In the end the stand-ins' sums are
+    added: those of replicas to the first's, then those of stages, each in ascending order.
+
+    Args:
+        modules: in which the parameters stand.
+        stages: of the first replica.
+        num_replicas: which take turns with the microbatches.
+    """
+
+    def __init__(
+        self, modules: Sequence[nn.Module], stages: Sequence[Stage], num_replicas: int
+    ) -> None:
+        self._tables = [
+            {
+                stage.index: dict(_stand_ins(stage, owned, replica))
+                for stage, owned in _owned(stages)
+            }
+            for replica in range(num_replicas)
+        ]
+        replaced = {one for of in self._tables for table in of.values() for one in table}
+        self._places = [
+            (module, name, parameter)
+            for module in modules
+            for name, parameter in module._parameters.items()
+            if parameter in replaced
+        ]
+
+    def use(self, replica: int, stage: int) -> None:
+        """Has the modules run with what this stage of the replica adds to."""
+        table = self._tables[replica][stage]
+        for module, name, original in self._places:
+            # As an attribute, because recurrent layers note their parameters elsewhere too.
+            setattr(module, name, table.get(original, original))
+
+    def add(self) -> None:
+        """Adds all sums to the parameters', which stand in the modules again."""
+        for module, name, original in self._places:
+            setattr(module, name, original)
+        first, *others = self._tables
+        for table in others:
+            for stage, stand_ins in table.items():
+                homes = first[stage]
+                add_gradients([(homes.get(one, one), own) for one, own in stand_ins.items()])
+        for stand_ins in first.values():
+            pairs: Pairs = list(stand_ins.items())
+            add_gradients(pairs)
+
+
+def _owned(stages: Sequence[Stage]) -> Iterator[tuple[Stage, set[nn.Parameter]]]:
+    """Each stage, with the parameters of those before it."""
+    owned: set[nn.Parameter] = set()
+    for stage in stages:
+        yield stage, set(owned)
+        owned.update(_parameters(stage))
+
+
+def _parameters(stage: Stage) -> Iterator[nn.Parameter]:
+    for layer in stage.originals:
+        yield from layer.parameters()
+
+
+def _stand_ins(
+    stage: Stage, owned: set[nn.Parameter], replica: int
+) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
+    for parameter in _parameters(stage):
+        trains = parameter.requires_grad and torch.is_grad_enabled()
+        foreign = parameter.device != stage.device and parameter.device.type != "meta"
+        if (replica > 0 and trains) or (parameter in owned and (trains or foreign)):
+            values = parameter.detach().to(stage.device)
+            own = nn.Parameter(values, parameter.requires_grad)
+            main = getattr(parameter, "main_grad", None)
+            if main is not None:
+                own.main_grad = torch.zeros_like(main, device=stage.device)  # type: ignore[attr-defined]
+            yield parameter, own

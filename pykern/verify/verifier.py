@@ -1,0 +1,206 @@
+"""Runs the steps of a pipeline, some of them beside the plain model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from ..chain import Chain, RecordedChain
+from ..partition import Partition
+from ..plan import Plan
+from ..runtime.batch import Batch, Outputs
+from ..runtime.executor import Executor, Program
+from ..runtime.loss import Losses
+from .boundaries import Boundaries, Seen, first_difference
+from .compare import Difference, compare_named, compare_trees
+from .deferred import BOUNDS as DEFERRED
+from .errors import Origin, VerifyError
+from .options import Verify
+from .plain import LayerByLayer
+from .reference import Reference
+from .snapshot import Gradients, Snapshot
+from .subject import Result, Subject, loss_of
+
+
+def open_verify(
+    verify: Verify | None,
+    executor: Executor,
+    chain: Chain | RecordedChain,
+    run: tuple[Partition, Plan, str, bool],
+) -> Executor | Verifier:
+    """Who runs the steps of a pipeline: the executor itself where nothing is verified."""
+    if verify is None:
+        return executor
+    subject = Subject(chain, executor.stages, *run)
+    return Verifier(verify, executor, subject)
+
+
+class Verifier:
+    """Takes the place of an executor.
+
+    The plain model runs before the step, and is put back, so that the step finds and leaves what it
+    would without. Only where something differs do both run again, with a look at what crosses each
+    boundary, and then the state after the step is put back.
+
+    Args:
+        verify: which steps.
+        executor: runs them.
+        subject: the model.
+    """
+
+    def __init__(self, verify: Verify, executor: Executor, subject: Subject) -> None:
+        self._verify = verify
+        self._executor = executor
+        self._subject = subject
+        self._boundaries = Boundaries()
+        # How many steps there were, and forwards.
+        self._counts = {True: 0, False: 0}
+        if not executor.captures:
+            executor.watch(self._boundaries.around)
+
+    def run(self, program: Program, batch: Batch, result: Any) -> Any:
+        """As `Executor.run`.
+
+        Raises:
+            VerifyError: the step differs from the plain model.
+            RuntimeError, BaseException: as for `Executor.run`.
+        """
+        return self._checked(batch, partial(self._executor.run, program, batch, result))
+
+    def predict(self, program: Program, batch: Batch, outputs: Outputs) -> Any:
+        """As `Executor.predict`.
+
+        Raises:
+            VerifyError: the outputs differ from the plain model's.
+            RuntimeError, BaseException: as for `Executor.predict`.
+        """
+        call = partial(self._executor.predict, program, batch, outputs)
+        with torch.no_grad():
+            return self._checked(batch, call)
+
+    def _checked(self, batch: Batch, call: Callable[[], Any]) -> Any:
+        trains = isinstance(batch.finish, Losses)
+        number = self._counts[trains]
+        self._counts[trains] += 1
+        if not self._verify.wants(number):
+            return call()
+        with self._executor.alone():
+            self._subject.refuse_hooks(loss_of(batch))
+            before = self._subject.state(batch)
+            plain = self._plain(batch, before)
+        value = call()
+        name = f"{'step' if trains else 'forward'} {number + 1}"
+        if isinstance(plain, Exception):
+            raise _raised(name, plain) from plain
+        ours = self._subject.result(value, loss_of(batch))
+        found = list(self._differences(ours, plain))
+        if found:
+            origin = self._origin(batch, before, call)
+            raise self._error(name, found, len(ours.gradients), origin)
+        return value
+
+    def _plain(self, batch: Batch, before: Snapshot) -> Result | Exception:
+        # What the plain model raises, the step most likely raises as well, with a note of where.
+        try:
+            return Reference(self._subject, batch).run(before)
+        except Exception as error:
+            return error
+
+    def _differences(self, ours: Result, plain: Result) -> Iterator[Difference]:
+        bounds = self._verify.bounds
+        trains = torch.is_grad_enabled()
+        yield from compare_trees("loss" if trains else "output", ours.value, plain.value, bounds)
+        yield from compare_named("gradient", ours.gradients, plain.gradients, bounds)
+        statistics = self._subject.deferred_names()
+        for name, buffer in ours.buffers.items():
+            near = bounds.or_wider(DEFERRED) if name in statistics else bounds
+            yield from compare_named("buffer", {name: buffer}, plain.buffers, near)
+        for device, state in ours.random.items():
+            if not torch.equal(state, plain.random[device]):
+                yield Difference("random numbers", device, "the generator is in another state")
+
+    def _origin(self, batch: Batch, before: Snapshot, call: Callable[[], Any]) -> Origin:
+        """Runs both again, and puts back what there is now."""
+        if self._executor.captures:
+            return Origin("Graphs that are replayed show no boundaries: capture=False would.")
+        loss_fn = loss_of(batch)
+        after = self._subject.state(batch)
+        parameters = list(self._subject.parameters(loss_fn).values())
+        try:
+            with Gradients(parameters, keep=False):
+                before.restore()
+                return self._repeated(batch, before, call)
+        except Exception as error:
+            return Origin(f"Where it starts is not known: to repeat the step has raised {error!r}.")
+        finally:
+            self._boundaries.seen = None
+            after.restore()
+
+    def _repeated(self, batch: Batch, before: Snapshot, call: Callable[[], Any]) -> Origin:
+        """Where a difference starts, found in a repetition."""
+        reference, subject = Reference(self._subject, batch), self._subject
+        seen = Seen()
+        with self._executor.alone():
+            watched = LayerByLayer(subject.stages, batch, seen.entering)
+            plain = reference.run(before, watched, keep=False)
+            own = reference.run(before, keep=False)
+        self._boundaries.seen = ours_seen = Seen()
+        ours = subject.result(call(), loss_of(batch))
+        found = list(self._differences(ours, plain))
+        if not found:
+            if any(self._differences(ours, own)):
+                return Origin(
+                    "The recorded calls of the model's forward give the pipeline's numbers: the "
+                    "forward itself does something that is not in the recording."
+                )
+            return Origin(
+                "It did not come again when the step was repeated: something decides that is "
+                "neither in the model nor in its inputs, such as time or the order of threads."
+            )
+        first = first_difference(ours_seen, seen, len(subject.stages), self._verify.bounds)
+        ends_wrong = found[0].kind in ("loss", "output")
+        if first is not None and (not ends_wrong or first[0][0] < first[0][1]):
+            return subject.told(*first)
+        return self._inside(found)
+
+    def _inside(self, found: Sequence[Difference]) -> Origin:
+        """Where a difference starts that is not seen at any boundary."""
+        places = [self._subject.place_of(one.name) for one in found]
+        first, last = found[0], self._subject.stages[-1].index
+        if first.kind in ("loss", "output"):
+            return Origin(
+                f"It starts in stage {last} or in what comes behind it: all that enters the stage "
+                "agrees.",
+                last,
+            )
+        stage = next((place[0] for place in places if place is not None), None)
+        where = "outside of the stages" if stage is None else f"within stage {stage}"
+        return Origin(f"It starts {where}: all that crosses boundaries agrees.", stage)
+
+    def _error(
+        self, name: str, found: Sequence[Difference], num_gradients: int, origin: Origin
+    ) -> VerifyError:
+        counts = Counter(one.kind for one in found)
+        counted = [
+            f"{count} of {num_gradients} gradients" if kind == "gradient" else f"{kind} ({count})"
+            for kind, count in counts.items()
+        ]
+        places = [self._subject.place_of(one.name) for one in found]
+        there = [
+            number
+            for number, place in enumerate(places)
+            if place is not None and origin.stage in (None, place[0])
+        ]
+        number = next(iter(there), 0)
+        summary = f"{name} of the pipeline differs from the plain model: {', '.join(counted)}"
+        return VerifyError(summary, found, found[number], places[number], origin)
+
+
+def _raised(name: str, error: Exception) -> VerifyError:
+    first = Difference("plain model", "", f"raises {error!r}, and the pipeline does not")
+    summary = f"{name} of the pipeline differs from the plain model"
+    return VerifyError(summary, [first], first, None, Origin("Its traceback is above."))

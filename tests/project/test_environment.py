@@ -1,0 +1,99 @@
+"""A machine that lacks something is told so in one line, before or instead of a traceback."""
+
+import runpy
+import shutil
+import sys
+import sysconfig
+from types import SimpleNamespace
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def check(root):
+    return SimpleNamespace(**runpy.run_path(str(root / "environment/check.py")))
+
+
+@pytest.fixture(scope="module")
+def install(root):
+    return SimpleNamespace(**runpy.run_path(str(root / "environment/install.py")))
+
+
+def test_a_fit_machine_is_told_nothing(check, capsys):
+    assert check.main("c++") == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_an_old_python_is_named(check, monkeypatch):
+    assert check.old_python() is None
+    monkeypatch.setattr(sys, "version_info", (3, 10, 4))
+    line = check.old_python()
+    assert line.startswith("pykern needs Python 3.11 or newer, and ")
+    assert line.endswith(" is 3.10.4. Name another: make PYTHON=python3.13")
+
+
+@pytest.mark.parametrize("module", ["venv", "ensurepip"])
+def test_missing_modules_are_named_with_their_package(check, monkeypatch, module):
+    monkeypatch.setitem(sys.modules, module, None)
+    assert "the package python3-venv" in check.no_venv()
+
+
+def test_missing_headers_are_named_with_their_package(check, monkeypatch, tmp_path):
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
+    assert check.no_headers() == (
+        f"pykern needs Python's headers, {tmp_path}/Python.h is missing "
+        "(Debian: the package python3-dev)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"), [("no-such-compiler", "cannot be started"), ("false", "is older")]
+)
+def test_a_compiler_that_will_not_do_is_named(check, command, reason):
+    line = check.no_compiler(command)
+    assert f"'{command}' {reason}" in line
+    assert "the package g++" in line
+
+
+def test_a_small_disk_is_named_with_what_is_needed(check, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1.25e9))
+    line = check.no_room()
+    assert "takes 3 to 7 GB" in line
+    assert "has 1.2 GB free" in line
+
+
+def test_everything_that_is_missing_is_told_at_once(check, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
+    assert check.main("no-such-compiler") == 1
+    assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+# What pip 24 to 26 wrote on machines without room, network, proxy or certificate.
+LOGS = {
+    "Could not install packages due to an OSError: [Errno 28] No space left on device": "disk",
+    "HTTPSConnectionPool(): Max retries exceeded (Caused by ProxyError('Cannot connect'))": "proxy",
+    "Max retries exceeded (Caused by SSLError(SSLCertVerificationError(1, '[SSL: ...')))": (
+        "certificate"
+    ),
+    "NameResolutionError(\"Failed to resolve 'index.example'\")": "network",
+    "ERROR: No matching distribution found for torch>=2.11": "lacks a package",
+    "error: subprocess-exited-with-error": "pip has failed.",
+}
+
+
+@pytest.mark.parametrize("log", LOGS)
+def test_what_pip_wrote_is_told_in_a_line(install, log):
+    assert LOGS[log] in install.meaning(log)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--index-url", "http://127.0.0.1:1/simple"], "The package index cannot be reached"),
+        (["--index-url", "https://index.example/simple", "--proxy", "http://127.0.0.1:1"], "proxy"),
+    ],
+)
+def test_a_failed_installation_ends_in_one_clear_line(python, options, line):
+    done = python("environment/install.py", *options, "--retries", "0", "no-such-package-at-all")
+    assert done.returncode == 1
+    assert line in done.stdout.splitlines()[-1]
