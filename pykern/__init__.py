@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from .plan import Plan, PlanError
     from .runtime.microbatch import SplitError
     from .trace import CutError
-    from .verify.errors import VerifyError
-    from .verify.options import Verify
+    from .verify import Verify, VerifyError
 
 __version__ = "0.1.0"
 
@@ -48,8 +47,8 @@ _HOME = {
     "Plan": ".plan",
     "PlanError": ".plan",
     "SplitError": ".runtime.microbatch",
-    "Verify": ".verify.options",
-    "VerifyError": ".verify.errors",
+    "Verify": ".verify",
+    "VerifyError": ".verify",
     "ZeroOptimizer": ".optimizers.zero",
     "clip_grad_norm_": ".clipping",
     "explain_cut": ".cut_report",

@@ -7,6 +7,7 @@ from typing import Any, Self
 from torch import nn
 
 from .chain import Chain, RecordedChain
+from .runtime.loss import Loss
 
 # What a module holds, and who is told of its state.
 _SHARED = (
@@ -25,8 +26,9 @@ class Adopted(nn.Module):
     """The half of a pipeline that is the model that it was made of."""
 
     _chain: Chain | RecordedChain
+    _loss_fn: Loss | None
 
-    def _adopt(self, chain: Chain | RecordedChain) -> None:
+    def _adopt(self, chain: Chain | RecordedChain, loss_fn: Loss | None) -> None:
         """Takes the names and modes of the model."""
         root = nn.Module() if chain.root is None else chain.root
         named = chain.layers if chain.root is None else {**vars(root)["_modules"]}
@@ -45,6 +47,8 @@ class Adopted(nn.Module):
                 vars(self)[held] = vars(root)[held]
             self.training = root.training
         self._chain = chain
+        # Not as an attribute is set: a loss that is a module would become one of the model's.
+        vars(self)["_loss_fn"] = loss_fn
 
     def train(self, mode: bool = True) -> Self:
         """Sets the mode of the model."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from . import schedules, search
 from .plan import Kind, Plan, with_reductions
+from .plan.files.proved import MAX_ACTIONS
 from .plan.parts import Parts
 from .plan.shares import Shares
 from .runtime.executor import KINDS
@@ -95,7 +96,27 @@ def require_runnable(plan: Plan) -> None:
 
 
 def _make_plan(schedule: Schedule, shares: Shares, options: dict[str, Any]) -> Plan:
-    """The plan of one replica."""
+    """The plan of one replica, of a size for which a step is prepared in seconds."""
+    microbatches = shares.num_microbatches
+    # One F and one B on each device of a replica, before anything of a schedule is made.
+    most = MAX_ACTIONS // (2 * shares.devices_of_one)
+    if isinstance(microbatches, int) and microbatches > most:
+        raise ValueError(
+            f"microbatches must be at most {most} on {shares.num_devices} devices{shares.whose}, "
+            f"got {microbatches}. Give step smaller batches or cut them into fewer microbatches"
+        )
+    plan = _made_plan(schedule, shares, options)
+    num_actions = plan.num_actions * shares.replicas
+    if num_actions > MAX_ACTIONS:
+        raise ValueError(
+            f"the actions of a step must be at most {MAX_ACTIONS}, got {num_actions} for "
+            f"{plan.num_microbatches} microbatches of {plan.num_stages} stages. Use fewer of either"
+        )
+    return plan
+
+
+def _made_plan(schedule: Schedule, shares: Shares, options: dict[str, Any]) -> Plan:
+    """The plan of one replica, of any size."""
     num_devices, microbatches = shares.devices_of_one, shares.microbatches_of_one
     if isinstance(schedule, Plan):
         if options:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from .torch_private import TorchDispatchMode
 
 
 class LiveBytes(TorchDispatchMode):

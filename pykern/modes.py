@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import _get_current_function_mode_stack
-from torch.overrides import _pop_mode as _pop_function_mode
-from torch.overrides import _push_mode as _push_function_mode
-from torch.utils._python_dispatch import (
-    _get_current_dispatch_mode_stack,
-    _pop_mode,
-    _push_mode,
-)
 
 from . import _C
+from .torch_private import (
+    dispatch_modes,
+    function_modes,
+    pop_dispatch_mode,
+    pop_function_mode,
+    push_dispatch_mode,
+    push_function_mode,
+)
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
@@ -36,8 +36,8 @@ def as_before() -> _C.Undo:
         torch.is_grad_enabled(),
         torch._C._is_multithreading_enabled(),
         autocast,
-        _get_current_function_mode_stack(),
-        _get_current_dispatch_mode_stack(),
+        function_modes(),
+        dispatch_modes(),
     )
 
 
@@ -45,32 +45,32 @@ def _put_back(
     grad: bool,
     multithreading: bool,
     autocast: Sequence[tuple[str, bool, torch.dtype]],
-    function_modes: Sequence[Any],
-    dispatch_modes: Sequence[Any],
+    of_functions: Sequence[Any],
+    of_dispatch: Sequence[Any],
 ) -> None:
     torch._C._set_grad_enabled(grad)
     torch._C._set_multithreading_enabled(multithreading)
     for device, enabled, dtype in autocast:
         torch.set_autocast_enabled(device, enabled)
         torch.set_autocast_dtype(device, dtype)
-    set_function_modes(function_modes)
-    now = _get_current_dispatch_mode_stack()
-    if now != dispatch_modes:
+    set_function_modes(of_functions)
+    now = dispatch_modes()
+    if now != of_dispatch:
         for _ in now:
-            _pop_mode()
-        for mode in dispatch_modes:
-            _push_mode(mode)
+            pop_dispatch_mode()
+        for mode in of_dispatch:
+            push_dispatch_mode(mode)
 
 
 def set_function_modes(modes: Sequence[Any]) -> None:
     """Gives this thread these function modes, the innermost last, without entering them."""
-    now = _get_current_function_mode_stack()
+    now = function_modes()
     if now == modes:
         return
     for _ in now:
-        _pop_function_mode()
+        pop_function_mode()
     for mode in modes:
-        _push_function_mode(mode)
+        push_function_mode(mode)
 
 
 def same_numbers() -> _C.Undo:

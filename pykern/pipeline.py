@@ -43,8 +43,7 @@ from .runtime.stage import Stage
 from .runtime.stage_optimizers import MakeOptimizer
 from .split_points import SplitAt
 from .updating import Updates, Updating, choose_updates, refuse_layers
-from .verify.options import Verify, parse_verify
-from .verify.verifier import open_verify
+from .verify import Verify, open_verify, parse_verify
 
 
 class Pipeline(Updating):
@@ -167,15 +166,15 @@ class Pipeline(Updating):
         _refuse_unsummed(plan, layers, loss_fn, group)
 
         self.plan, self.partition = plan, cut
-        self._loss_fn, self._reduction = loss_fn, reduction
-        self._adopt(chain)
+        self._reduction = reduction
+        self._adopt(chain, loss_fn)
         self._tensor.find(self, list(chain.layers.values()), cut)
         with ExitStack() as undo:
             driver = open_driver(lanes, capture)
             undo.callback(driver.close)
             stages = self._make_stages(driver, recompute, updates, peers)
             undo.callback(self._tensor.close)
-            self._watch(stages, verified, deferred_batch_norm=deferred_batch_norm)
+            self._watch(stages, verified, deferred_batch_norm)
             self._data = None if group is None else self._connect(stages, group)
             undo.pop_all()
 
@@ -279,12 +278,9 @@ class Pipeline(Updating):
         if self.optimizer is not None:
             return self._give(batch, scale)
         # Still in the step: what peers say may make it one that fails.
-        result = losses.total if self._data is None else partial(self._together, losses)
+        data = self._data
+        result = losses.total if data is None else lambda: data.finish(losses.total())
         return self._run(self._train_program, batch, result)  # type: ignore[no-any-return]
-
-    def _together(self, losses: Losses) -> Tensor:
-        assert self._data is not None
-        return self._data.finish(losses.total())
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Forward only, without gradients: the model's output for the whole batch.
@@ -299,8 +295,7 @@ class Pipeline(Updating):
         """
         with as_before():
             self._chain.require_unchanged(self._modules)
-            batch = self._open_batch((inputs, named))
-            merged = self._steps.predict(self._predict_program, *batch)
+            merged = self._steps.predict(self._predict_program, *self._open_batch((inputs, named)))
             self._last_program = self._predict_program
             return merged
 
@@ -353,11 +348,9 @@ class Pipeline(Updating):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _watch(
-        self, stages: Sequence[Stage], verified: Verify | None, *, deferred_batch_norm: bool
-    ) -> None:
+    def _watch(self, stages: Sequence[Stage], verified: Verify | None, deferred: bool) -> None:
         """Has what looks at steps look at them."""
-        self._deferred = DeferredBatchNorm(stages if deferred_batch_norm else ())
+        self._deferred = DeferredBatchNorm(stages if deferred else ())
         self._executor.watch(self._checks.around)
         self._chain.before_recording(self._executor.settle)
         self._executor.watch(OrderOfUpdates().around)
@@ -365,7 +358,7 @@ class Pipeline(Updating):
         if self._deferred.is_needed:
             self._executor.observe(self._deferred)
         self._tensor.watch(self._executor, stages)
-        run = self.partition, self.plan, self._reduction, deferred_batch_norm
+        run = self.partition, self.plan, self._reduction, deferred
         self._steps = open_verify(verified, self._executor, self._chain, run)
 
     def _told(self) -> dict[str, str]:

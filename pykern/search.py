@@ -19,6 +19,8 @@ WAVES = (2, 3, 4, 6, 8)
 
 # Most stages on a device where the caller does not say.
 MAX_CHUNKS = 4
+# Stages times microbatches: the published schedules alone take seconds and a GB to try for these.
+MAX_SEARCHED = 1 << 19
 
 _SYNCHRONOUS = {Kind.F, Kind.B, Kind.I, Kind.W}
 
@@ -118,6 +120,12 @@ def auto(  # noqa: PLR0913 - what a search is about, by keyword
     require_counts(
         num_devices=num_devices, num_microbatches=num_microbatches, max_chunks=max_chunks
     )
+    num_cells = num_devices * max_chunks * num_microbatches
+    if num_cells > MAX_SEARCHED:
+        raise ValueError(
+            f"num_devices * max_chunks * num_microbatches must be at most {MAX_SEARCHED}, got "
+            f"{num_cells}. Search for fewer microbatches: the order of more repeats"
+        )
     if not 0 <= kept <= 1:
         raise ValueError(f"kept must be 0 to 1, got {kept}")
     cap = _cap(memory, num_devices)

@@ -29,7 +29,7 @@ except ImportError as error:
 
 from ..dtensor import is_dtensor, whole
 from ..plan.files.json_form import checksum, require_equal, require_keys
-from ..plan.files.strict_json import read_json, shown
+from ..plan.files.strict_json import MAX_VALUES, read_json, require_plausible, shown
 from . import disk
 from .errors import CheckpointError
 from .form import described
@@ -100,7 +100,7 @@ def write(path: Path, parts: dict[str, Any], tensors: Tensors) -> None:
         tensors: what the parts refer to.
 
     Raises:
-        CheckpointError: the path is a folder.
+        CheckpointError: the path is a folder, or the parts hold more than `reading` takes.
         OSError: the file cannot be written.
     """
     if path.is_dir():
@@ -112,7 +112,12 @@ def write(path: Path, parts: dict[str, Any], tensors: Tensors) -> None:
         **parts,
     }
     index["sha256"] = checksum(index)
-    metadata = METADATA | {INDEX: json.dumps(index, separators=(",", ":"), allow_nan=False)}
+    text = json.dumps(index, separators=(",", ":"), allow_nan=False)
+    try:
+        require_plausible(text, MAX_VALUES)
+    except ValueError as error:
+        raise CheckpointError(f"{path} could not be read again: {error}") from None
+    metadata = METADATA | {INDEX: text}
     with disk.replacing(path) as file:
         try:
             save_file(tensors.by_key, file, metadata)
@@ -206,7 +211,7 @@ def _require_keys_once(raw: BinaryIO) -> None:
     (length,) = _LENGTH.unpack(start)
     if length > _MAX_HEADER_BYTES:
         raise ValueError(f"a header has at most {_MAX_HEADER_BYTES} bytes, got {length}")
-    read_json(raw.read(length).decode())
+    read_json(raw.read(length).decode(), max_values=MAX_VALUES)
 
 
 def _index_of(metadata: dict[str, str] | None) -> dict[str, Any]:
@@ -214,7 +219,7 @@ def _index_of(metadata: dict[str, str] | None) -> dict[str, Any]:
         raise CheckpointError("the file was not written by pykern.checkpoint.save")
     try:
         require_equal("metadata", metadata, METADATA | {INDEX: metadata[INDEX]})
-        index = read_json(metadata[INDEX])
+        index = read_json(metadata[INDEX], max_values=MAX_VALUES)
         if not isinstance(index, dict):
             raise CheckpointError(f"the index is {shown(index)}")
         require_equal("format", index.get("format"), FORMAT)

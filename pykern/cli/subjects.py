@@ -1,4 +1,4 @@
-"""What a command runs: the demo's model, or what a user's function returns."""
+"""The model that a command runs: the demo's, or one that a user's function returns."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Make = Callable[[int], Subject]
 
 
 def subject_of(source: str | None) -> Make:
-    """What makes the model and its batch.
+    """A function that makes the model and its batch.
 
     Args:
         source: "module:function", looked for beside the user first; None for the demo's.

@@ -22,7 +22,7 @@ NOTE = (
 
 
 class Verdict(NamedTuple):
-    """What has come of a schedule.
+    """The result of a schedule.
 
     Attributes:
         schedule: its name.
@@ -73,7 +73,7 @@ def verify(
         make = subject_of(source)
         from ..demo.run import one_thread
         from ..devices import parse_devices
-        from ..verify.options import Verify
+        from ..verify import Verify
 
         num_devices = len(parse_devices(devices))
         checks = Verify(1, rtol, atol)
@@ -98,7 +98,7 @@ def _verdict(name: str, plan: "Plan", make: Make, settings: dict[str, Any], step
     from ..pipeline import Pipeline
     from ..plan import Kind
     from ..runtime import microbatch
-    from ..verify.errors import VerifyError
+    from ..verify import VerifyError
 
     with bad_input():
         subject = make(plan.num_stages)

@@ -1,1 +1,15 @@
-"""Other libraries' names and formats over pykern's runtime."""
+"""Other libraries' names and formats over pykern's runtime.
+
+They follow torch.distributed.pipelining, which is another from one torch to the next.
+"""
+
+import torch
+
+OLDEST_TORCH = "2.13"
+
+if torch.__version__ < OLDEST_TORCH:
+    raise ImportError(
+        f"torch must be {OLDEST_TORCH} or newer for pykern.interop, which follows its "
+        f"torch.distributed.pipelining, got {torch.__version__}. Use pykern.Pipeline, or another "
+        "torch"
+    )

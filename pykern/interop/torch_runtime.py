@@ -29,7 +29,7 @@ try:
     from torch.distributed.pipelining.stage import _PipelineStageBase
 except ImportError as error:
     raise ImportError(
-        f"torch {torch.__version__} has another runtime than torch 2.10 to 2.13, which plans run "
+        f"torch {torch.__version__} has another runtime than torch 2.13 and 2.14, which plans run "
         f"on: {error}"
     ) from error
 
@@ -243,7 +243,7 @@ def _require_runtime() -> None:
     missing = [name for name in _USED if not hasattr(_PipelineScheduleRuntime, name)]
     if missing:
         raise ImportError(
-            f"torch {torch.__version__} has another runtime than torch 2.10 to 2.13, which plans "
+            f"torch {torch.__version__} has another runtime than torch 2.13 and 2.14, which plans "
             f"run on: _PipelineScheduleRuntime has no {', '.join(missing)}"
         )
 

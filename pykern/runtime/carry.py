@@ -6,13 +6,16 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 import torch
-from torch.overrides import _get_current_function_mode_stack
-from torch.overrides import _pop_mode as _pop_function_mode
-from torch.overrides import _push_mode as _push_function_mode
-from torch.utils._python_dispatch import (
-    _get_current_dispatch_mode_stack,
-    _pop_mode,
-    _push_mode,
+
+from ..torch_private import (
+    dispatch_modes,
+    function_modes,
+    hooks_refused,
+    pop_dispatch_mode,
+    pop_function_mode,
+    push_dispatch_mode,
+    push_function_mode,
+    top_hooks,
 )
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
@@ -38,12 +41,10 @@ class CallerState:
             for device in _AUTOCAST_DEVICES
             if torch.is_autocast_enabled(device)
         ]
-        self.saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
-        self.saved_tensors_disabled = (
-            torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
-        )
-        self.function_modes = _get_current_function_mode_stack()
-        self.dispatch_modes = _get_current_dispatch_mode_stack()
+        self.saved_tensors_hooks = top_hooks()
+        self.saved_tensors_disabled = hooks_refused()
+        self.function_modes = function_modes()
+        self.dispatch_modes = dispatch_modes()
 
     def __call__(self) -> Callable[[], None]:
         """Applies the state to the calling worker."""
@@ -64,11 +65,11 @@ class CallerState:
                 stack.enter_context(torch.autograd.graph.disable_saved_tensors_hooks(message))
             # Pushed bare: entering the object again would change the caller's own mode.
             for mode in self.function_modes:
-                _push_function_mode(mode)
-                stack.callback(_pop_function_mode)
+                push_function_mode(mode)
+                stack.callback(pop_function_mode)
             for mode in self.dispatch_modes:
-                _push_mode(mode)
-                stack.callback(_pop_mode)
+                push_dispatch_mode(mode)
+                stack.callback(pop_dispatch_mode)
             undo = stack.pop_all()
         return undo.close
 

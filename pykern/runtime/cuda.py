@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from .. import _C
 from ..devices import Lane
+from ..torch_private import release_pool
 
 # How many queues the hardware serves at once, 8 if nothing is said. More streams than queues are
 # still right, but work waits for other work that it does not need.
@@ -200,11 +201,7 @@ def _abandon(graph: torch.cuda.CUDAGraph, gpu: int, pool: Any) -> None:
         graph.capture_end()
     except RuntimeError:
         _abandoned.append(graph)
-        # Refused by a torch that has done so itself (pytorch #180395).
-        with suppress(RuntimeError):
-            torch._C._cuda_endAllocateToPool(gpu, pool)
-        with suppress(RuntimeError):
-            torch._C._cuda_releasePool(gpu, pool)
+        release_pool(gpu, pool)
         with suppress(RuntimeError):
             generator = torch.cuda.default_generators[gpu]
             generator.graphsafe_set_state(generator.clone_state())

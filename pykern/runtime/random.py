@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import _C
 from ..kernels import seeds
 from ..modes import set_states
 from ..plan import Action, Kind
+from ..torch_private import TorchDispatchMode
 from .whole_state import Whole, WholeStates
 
 # Held while a default generator lends its place to an action's state.

@@ -20,11 +20,9 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from ..kernels.handover import Weights, edges_of_weights, taking
+from ..torch_private import NODES_LAST
 from .graph import Graph, saved_by
 from .landing import copy_of
-
-# Whether the node of a custom function can be held without what leads to it.
-NODES_LAST = torch.__version__ >= "2.13"
 
 Work = Callable[[], None]
 # In the order in which I ran the forks, a fork's number, and the gradients that came into it or

@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import TorchFunctionMode
 
 from .. import _C
 from ..modes import as_before, set_function_modes
+from ..torch_private import checkpoints_ended, function_modes, sequence_number, top_hooks
 from .calls import told, told_to
 from .errors import CutError
 from .functions import METADATA, RANDOM, SHAPES, line, name_of
@@ -55,7 +56,7 @@ class Recorder(TorchFunctionMode):
         # Modules that stay whole, and the numbers that autograd gave to what they did.
         self._calls: list[tuple[nn.Module, int, int]] = []
         self._modes = modes_now()
-        self._hooks = _saved_tensors_hooks()
+        self._hooks = top_hooks()
 
     def record(
         self, model: nn.Module, inputs: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -64,7 +65,7 @@ class Recorder(TorchFunctionMode):
         for tensor in inputs:
             self._early.add(self._number(tensor))
         trained = frozenset(number for number, x in enumerate(inputs) if x.requires_grad)
-        with as_before(), told(self):
+        with as_before(), told(self), checkpoints_ended():
             self.__enter__()  # type: ignore[no-untyped-call]
             output = model.forward(*args, **kwargs)
         for read in self._reads:
@@ -110,10 +111,10 @@ class Recorder(TorchFunctionMode):
         given = tensors_in((args, kwargs))
         versions = [_version(tensor) for tensor in given]
         foreign = self._foreign(args, kwargs)
-        start = torch._C._autograd._get_sequence_nr()
+        start = sequence_number()
         with self._away():
             returned = call(module, *self._at(module, args), **self._at(module, kwargs))
-        self._calls.append((module, start, torch._C._autograd._get_sequence_nr()))
+        self._calls.append((module, start, sequence_number()))
         for thing in foreign:
             if _holds_tensors(thing):
                 raise CutError(
@@ -274,7 +275,7 @@ class Recorder(TorchFunctionMode):
         return found
 
     def _refuse_checkpoint(self, name: str) -> None:
-        if _saved_tensors_hooks() != self._hooks:
+        if top_hooks() != self._hooks:
             raise CutError(
                 f"{name} is called within torch.utils.checkpoint or hooks for saved tensors "
                 f"({line()}), which cutting the forward there would lose: say "
@@ -303,7 +304,7 @@ class Recorder(TorchFunctionMode):
 
     def _away(self) -> AbstractContextManager[object]:
         """A context, within which what stays whole runs as it would without a recorder."""
-        modes = _get_current_function_mode_stack()
+        modes = function_modes()
         others = [mode for mode in modes if mode is not self]
 
         def leave() -> None:
@@ -333,10 +334,6 @@ def _held(model: nn.Module) -> dict[int, Held]:
     """Parameters and buffers by identity, under the first name of one that has several."""
     found = {id(tensor): Held(name, True) for name, tensor in model.named_parameters()}
     return found | {id(tensor): Held(name, False) for name, tensor in model.named_buffers()}
-
-
-def _saved_tensors_hooks() -> Any:
-    return torch._C._autograd._top_saved_tensors_default_hooks(False)
 
 
 def _version(tensor: Tensor) -> int:

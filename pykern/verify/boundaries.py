@@ -1,4 +1,4 @@
-"""What crosses between stages, forward and back, so that the first difference can be found."""
+"""Notes the tensors that cross between stages, so that the first difference can be found."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Crossings = dict[tuple[int, int], Sequence[Tensor | None]]
 
 
 class Seen:
-    """What crosses the boundaries in one run: activations as they enter a stage, and gradients.
+    """The tensors that cross boundaries in one run: activations as they enter, and gradients.
 
     Attributes:
         forward: by stage that they enter.
@@ -36,13 +36,10 @@ class Seen:
         """Notes what enters a stage in the plain model, and has its gradients noted."""
         tensors = [tensor for tree in trees for tensor in tensors_of(tree)]
         self.forward[stage, number] = _copies(tensors)
-        # What goes through a stage unchanged has a gradient of its own at each boundary.
+        # A tensor that passes through a stage unchanged has a gradient of its own at each boundary.
         stand_ins = {id(one): torch.ops.aten.alias(one) for one in tensors}
         training = [stand_ins[id(one)] for one in tensors if one.requires_grad]
-        gradients: list[Tensor | None] = [None] * len(training)
-        for place, one in enumerate(training):
-            one.register_hook(partial(_note, gradients, place))
-        self.backward[stage, number] = gradients
+        self.backward[stage, number] = _gradients_of(training)
         return [map_tree(lambda leaf: stand_ins.get(id(leaf), leaf), tree) for tree in trees]
 
 
@@ -56,10 +53,14 @@ class Boundaries:
     def __init__(self) -> None:
         self.seen: Seen | None = None
 
+    def stop(self) -> None:
+        """Looks no more."""
+        self.seen = None
+
     def around(
         self, kind: Kind, stage: Stage, call: Callable[[int], None]
     ) -> Callable[[int], None]:
-        """What to call for an action instead."""
+        """The call that takes the place of an action's."""
         if stage.previous is None:
             return call
         if kind is Kind.F:
@@ -77,11 +78,10 @@ class Boundaries:
         call(microbatch)
 
     def _backward(self, stage: Stage, call: Callable[[int], None], microbatch: int) -> None:
-        leaves = stage.leaves[microbatch]
-        call(microbatch)
         if self.seen is not None:
-            gradients = [leaf.grad for leaf in leaves]
-            self.seen.backward[stage.index, microbatch] = _copies(gradients)
+            gradients = _gradients_of(stage.leaves[microbatch])
+            self.seen.backward[stage.index, microbatch] = gradients
+        call(microbatch)
 
 
 def first_difference(
@@ -120,7 +120,7 @@ def _how(
 
 
 def _parcels(stage: Stage, microbatch: int) -> Iterator[list[Tensor]]:
-    """What has come from stages that are not the previous one."""
+    """The tensors that have come past the previous stage."""
     for parcel in stage.parcels.come.get(microbatch, ()):
         if parcel.sender != BATCH:
             yield list(parcel.values.values())
@@ -128,6 +128,14 @@ def _parcels(stage: Stage, microbatch: int) -> Iterator[list[Tensor]]:
 
 def _copies(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
     return [None if tensor is None else tensor.detach().clone() for tensor in tensors]
+
+
+def _gradients_of(tensors: Sequence[Tensor]) -> list[Tensor | None]:
+    """The gradients of tensors, which a backward fills in."""
+    gradients: list[Tensor | None] = [None] * len(tensors)
+    for place, tensor in enumerate(tensors):
+        tensor.register_hook(partial(_note, gradients, place))
+    return gradients
 
 
 def _note(gradients: list[Tensor | None], place: int, gradient: Tensor) -> None:

@@ -49,7 +49,7 @@ class Difference:
     max_rel: float = 0.0
 
     def __str__(self) -> str:
-        """What differs, and how."""
+        """The kind, the name and the words."""
         name = f" {self.name!r}" if self.name else ""
         return f"{self.kind}{name}: {self.how}"
 
@@ -108,7 +108,7 @@ def compare_named(
 
 
 def _difference(kind: str, name: str, ours: Tensor, plain: Tensor, total: int) -> Difference:
-    """Of the values that differ."""
+    """The difference of two tensors, given the values that differ."""
     dtype = torch.complex128 if ours.is_complex() else torch.float64
     ours, plain = ours.to(dtype), plain.to(dtype)
     apart = (ours - plain).abs()

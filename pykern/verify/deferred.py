@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -22,12 +21,14 @@ BOUNDS = Bounds(rtol=1e-4, atol=1e-5)
 class WholeBatch:
     """Moves running statistics towards those of all rows that modules are given meanwhile.
 
+    Whoever begins it puts the modules back.
+
     Args:
         modules: of the model; those that are not a batch normalisation stay as they are.
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
-        self._modules = [
+        updating = [
             module
             for module in modules
             if isinstance(module, _BatchNorm)
@@ -36,26 +37,19 @@ class WholeBatch:
             and module.track_running_stats
             and torch.is_grad_enabled()
         ]
+        self._sums: dict[_BatchNorm, list[Tensor]] = {module: [] for module in updating}
 
-    @contextmanager
-    def collected(self) -> Iterator[None]:
-        """Within it the modules are called; in the end their statistics have moved."""
-        sums: dict[_BatchNorm, list[Tensor]] = {module: [] for module in self._modules}
-        handles = [
-            module.register_forward_pre_hook(partial(_add, sums[module]))
-            for module in self._modules
-        ]
-        try:
-            for module in self._modules:
-                module.track_running_stats = False
-            yield
-        finally:
-            for module, handle in zip(self._modules, handles, strict=True):
-                module.track_running_stats = True
-                handle.remove()
-        for module, found in sums.items():
-            if found:
-                _move(module, found)
+    def begin(self) -> None:
+        """From now on the modules do not update by themselves, and what they are given counts."""
+        for module, sums in self._sums.items():
+            module.register_forward_pre_hook(partial(_add, sums))
+            module.track_running_stats = False
+
+    def move(self) -> None:
+        """Moves the statistics."""
+        for module, sums in self._sums.items():
+            if sums:
+                _move(module, sums)
 
 
 def _add(sums: list[Tensor], _: nn.Module, arguments: tuple[Any, ...]) -> None:

@@ -1,4 +1,4 @@
-"""What is raised where a pipeline does something else than its plain model."""
+"""The error of a pipeline that does something else than its plain model."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Verify:
 def parse_verify(
     verify: bool | int | Verify, process_group: object, tensor_parallel: object
 ) -> Verify | None:
-    """What the user's argument stands for; None where nothing is verified.
+    """The meaning of the user's argument; None where nothing is verified.
 
     Raises:
         TypeError, ValueError: the argument is wrong, or cannot stand beside the others.

@@ -8,8 +8,12 @@ from threading import get_ident
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.modules.module import (
+    _global_forward_pre_hooks,
+    register_module_forward_pre_hook,
+)
 
+from .. import _C
 from ..runtime import microbatch
 from ..runtime.batch import Batch
 from ..runtime.keywords import keywords_of
@@ -76,16 +80,21 @@ class OwnForward:
 
         # A hook of their own would be seen by modules that then compute in another way, such as
         # torch's TransformerEncoderLayer.
-        handle = register_module_forward_pre_hook(called)
-        try:
+        with _C.Undo(_unhook, called):
+            register_module_forward_pre_hook(called)
             begin(0)
             args, kwargs = self._parts[number]
             output = self._model(*args, **kwargs)
-        finally:
-            handle.remove()
         if left:
             raise CannotFollow
         return output
+
+
+def _unhook(called: object) -> None:
+    # By the hook, not by what torch returns for it, which an interrupt may have kept from here.
+    for key, hook in list(_global_forward_pre_hooks.items()):
+        if hook is called:
+            _global_forward_pre_hooks.pop(key, None)
 
 
 def _is_compiled(module: nn.Module) -> bool:
@@ -138,7 +147,7 @@ class LayerByLayer:
 
 
 def _send(value: Any, stage: int, past: dict[int, list[tuple[int, Values]]]) -> Any:
-    """What goes to the next stage; notes what goes past it."""
+    """The value for the next stage; notes the values that go past it."""
     near, farther = apart(value, stage)
     for reader, values in farther:
         past[reader].append((stage, values))

@@ -1,14 +1,15 @@
-"""What a step of the plain model gives, with the model left as it was."""
+"""Runs a step of the plain model, and leaves the model as it was."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from .. import _C
 from ..chain import Chain
 from ..runtime import microbatch
 from ..runtime.batch import Batch
@@ -41,11 +42,11 @@ class Reference:
         rows = batch.rows
         self._weights = [1.0 if subject.reduction == "sum" else n / sum(rows) for n in rows]
         self._targets = None if batch.target is None else microbatch.split(batch.target, rows)
-        # What a loss adds to gradients must not be added twice.
+        # A loss that adds to gradients itself must not do so twice.
         self._once = batch.levels == () or not any(level in INPUTS for level in batch.levels[-1])
 
     def run(self, before: Snapshot, forward: Forward | None = None, *, keep: bool = True) -> Result:
-        """What the plain model gives; everything is put back.
+        """The results of the plain model; everything is put back.
 
         Args:
             before: the state now.
@@ -55,15 +56,19 @@ class Reference:
         own = self._own()
         last = LayerByLayer(self._subject.stages, self._batch)
         parameters = list(self._subject.parameters(self._loss_fn).values())
+        gradients = Gradients(parameters)
+        num_threads = torch.get_num_threads()
         for one in (forward or own or last, last):
-            with _threads_of_a_worker(self._subject), Gradients(parameters, keep=keep):
-                try:
-                    return self._run(one)
-                except CannotFollow:
-                    continue
-                finally:
-                    before.restore()
-                    torch.clear_autocast_cache()
+            with (
+                _C.Undo(torch.set_num_threads, num_threads),
+                _C.Undo(torch.clear_autocast_cache),
+                _C.Undo(gradients.restore),
+                _C.Undo(before.restore),
+                suppress(CannotFollow),
+            ):
+                gradients.begin(keep=keep)
+                self._take_threads(num_threads)
+                return self._run(one)
         raise AssertionError("layer by layer every stage is met")
 
     def _own(self) -> Forward | None:
@@ -88,12 +93,13 @@ class Reference:
         ran = [number for number, rows in enumerate(batch.rows) if rows]
         parts: dict[int, Any] = {}
         deferred = WholeBatch(modules if subject.deferred else ())
-        with deferred.collected():
-            for replica in range(num_replicas):
-                for number in ran:
-                    if number % num_replicas == replica:
-                        parts[number] = self._microbatch(forward, number, sums, replica)
+        deferred.begin()
+        for replica in range(num_replicas):
+            for number in ran:
+                if number % num_replicas == replica:
+                    parts[number] = self._microbatch(forward, number, sums, replica)
         sums.add()
+        deferred.move()
         self._drawn = self._drawn or any(not torch.equal(one.get_state(), s) for one, s in own)
         for generator, state in behind.items():
             generator.set_state(state)
@@ -164,14 +170,7 @@ class Reference:
         terms = [value.to(values[0].device) * w for value, w in zip(values, weights, strict=True)]
         return sum(terms[1:], terms[0])
 
-
-@contextmanager
-def _threads_of_a_worker(subject: Subject) -> Iterator[None]:
-    """A matrix product may sum in another order with another number of threads."""
-    before = torch.get_num_threads()
-    if subject.stages[0].device.type == "cpu":
-        torch.set_num_threads(max(1, before // subject.plan.num_devices))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    def _take_threads(self, num_threads: int) -> None:
+        """Takes those of a worker: with others, a matrix product may sum in another order."""
+        if self._subject.stages[0].device.type == "cpu":
+            torch.set_num_threads(max(1, num_threads // self._subject.plan.num_devices))

@@ -1,4 +1,4 @@
-"""What a run of a model changes beside gradients, to be put back."""
+"""The state that a run of a model changes, to be put back."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class Snapshot:
         self._python, self._numpy = random.getstate(), np.random.get_state()
 
     def restore(self) -> None:
-        """Puts all of it back."""
+        """Puts all of it back; may be called again, after an interrupt."""
         for module, kept in self._modules:
             put_back(module, kept)
-        with torch.no_grad():
-            for tensor, value in self._values:
-                if not torch.equal(tensor, value):
-                    tensor.copy_(value)
+        # Detached, so that it is written beside any graph.
+        for tensor, value in self._values:
+            if not torch.equal(tensor, value):
+                tensor.detach().copy_(value)
         for generator, state in self._generators:
             generator.set_state(state)
         random.setstate(self._python)
@@ -53,40 +53,36 @@ class Snapshot:
 
 
 class Gradients:
-    """What parameters have collected, put aside.
-
-    Within it each has a copy to add to, or nothing. Behind it all have what they had, the same
-    tensors.
+    """The gradients that parameters have collected, while they are put aside.
 
     Args:
         parameters: whose.
-        keep: whether they begin with copies of what they have.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], *, keep: bool) -> None:
-        self._parameters = parameters
-        self._keep = keep
-
-    def __enter__(self) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._aside = [
             (one, name, held)
-            for one in self._parameters
+            for one in parameters
             for name, held in (("grad", one.grad), ("main_grad", getattr(one, "main_grad", None)))
             if name == "grad" or held is not None
         ]
+
+    def begin(self, *, keep: bool) -> None:
+        """Gives each a copy of what it had, or nothing, to add to."""
         for one, name, held in self._aside:
             begins = None if held is None else held.detach().clone()
-            if begins is not None and not self._keep:
+            if begins is not None and not keep:
                 begins = None if name == "grad" else begins.zero_()
             setattr(one, name, begins)
 
-    def __exit__(self, *_: object) -> None:
+    def restore(self) -> None:
+        """Gives each what it had, the same tensors; may be called again, after an interrupt."""
         for one, name, held in self._aside:
             setattr(one, name, held)
 
 
 def gradients_of(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, Tensor | None]:
-    """What parameters have collected, by name."""
+    """The gradients that parameters have collected, by name."""
     found: dict[str, Tensor | None] = {}
     for name, parameter in named:
         found[name] = parameter.grad

@@ -24,7 +24,7 @@ from .snapshot import Snapshot, gradients_of
 
 @dataclass(frozen=True)
 class Result:
-    """What a step, or a forward, gives and leaves.
+    """The results of a step, or of a forward, and the state behind it.
 
     Attributes:
         value: the loss of the batch, or its outputs.
@@ -145,13 +145,13 @@ class Subject:
                 )
 
     def state(self, batch: Batch) -> Snapshot:
-        """What a run of a batch may change."""
+        """The state that a run of a batch may change."""
         given = tensors_of((batch.inputs, batch.target))
         modules = self.modules(loss_of(batch))
         return Snapshot(modules, given, self.generators().values())
 
     def result(self, value: Any, loss_fn: object, *, copied: bool = False) -> Result:
-        """What there is now."""
+        """The value given, with the state of now."""
         buffers = self.buffers(loss_fn)
         if copied:
             buffers = {

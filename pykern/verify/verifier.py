@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .. import _C
 from ..chain import Chain, RecordedChain
 from ..partition import Partition
 from ..plan import Plan
@@ -32,7 +33,7 @@ def open_verify(
     chain: Chain | RecordedChain,
     run: tuple[Partition, Plan, str, bool],
 ) -> Executor | Verifier:
-    """Who runs the steps of a pipeline: the executor itself where nothing is verified."""
+    """The runner of a pipeline's steps: the executor itself where nothing is verified."""
     if verify is None:
         return executor
     subject = Subject(chain, executor.stages, *run)
@@ -104,7 +105,7 @@ class Verifier:
         return value
 
     def _plain(self, batch: Batch, before: Snapshot) -> Result | Exception:
-        # What the plain model raises, the step most likely raises as well, with a note of where.
+        # The step most likely raises the same error, with a note of where.
         try:
             return Reference(self._subject, batch).run(before)
         except Exception as error:
@@ -130,15 +131,19 @@ class Verifier:
         loss_fn = loss_of(batch)
         after = self._subject.state(batch)
         parameters = list(self._subject.parameters(loss_fn).values())
-        try:
-            with Gradients(parameters, keep=False):
-                before.restore()
+        gradients = Gradients(parameters)
+        with (
+            _C.Undo(self._boundaries.stop),
+            _C.Undo(gradients.restore),
+            _C.Undo(after.restore),
+        ):
+            gradients.begin(keep=False)
+            before.restore()
+            try:
                 return self._repeated(batch, before, call)
-        except Exception as error:
-            return Origin(f"Where it starts is not known: to repeat the step has raised {error!r}.")
-        finally:
-            self._boundaries.seen = None
-            after.restore()
+            except Exception as error:
+                told = f"Where it starts is not known: to repeat the step has raised {error!r}."
+                return Origin(told)
 
     def _repeated(self, batch: Batch, before: Snapshot, call: Callable[[], Any]) -> Origin:
         """Where a difference starts, found in a repetition."""

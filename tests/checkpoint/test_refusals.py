@@ -187,6 +187,18 @@ def test_extra_that_is_no_data_is_refused(file):
     assert list(file.parent.iterdir()) == []
 
 
+def test_more_values_than_are_read_are_not_written(file, monkeypatch):
+    model = nn.Linear(1, 1)
+    checkpoint.save(file, model, extra=list(range(1000)))
+    monkeypatch.setattr(checkpoint.file, "MAX_VALUES", 1000)
+    with pytest.raises(CheckpointError, match="too many values: 1000 are read"):
+        checkpoint.load(file, model)
+    with pytest.raises(CheckpointError, match=r"could not be read again: .* too many values"):
+        checkpoint.save(file, model, extra=list(range(1000)), rng=False)
+    checkpoint.save(file, model, extra=3, rng=False)
+    assert checkpoint.load(file, model, rng=False) == 3
+
+
 def test_a_scheduler_that_fails_by_itself_leaves_model_and_optimizer(file):
     class Failing(torch.optim.lr_scheduler.StepLR):
         def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 
+import torch
+
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 API = ROOT / "csrc/cuda/api.hpp"
@@ -65,6 +67,8 @@ def compile_library(compiler: list[str], library: Path) -> None:
 
 @cache
 def load() -> ctypes.CDLL:
+    # A torch for CUDA asks for the driver once, and must not find this one.
+    torch.cuda.is_available()
     library = ctypes.CDLL(str(build()), mode=ctypes.RTLD_GLOBAL)
     pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64
     accesses = ctypes.POINTER(Access)

@@ -1,5 +1,6 @@
 """check_finite: the first tensor that is not finite is named, with its stage and microbatch."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -221,3 +222,32 @@ def test_the_values_of_a_recorded_model_are_looked_at() -> None:
             model.get_parameter("blocks.1.up.bias")[0] = torch.nan
         with pytest.raises(FloatingPointError, match=r"layer 'blocks\.1'\[\d+\] has 80 of 80"):
             pipe.step(tokens)
+
+
+@dataclass
+class Pair:
+    """What torch does not know as a tree."""
+
+    first: Tensor
+    second: Tensor
+
+
+class Halves(nn.Linear):
+    def forward(self, x: Tensor) -> Pair:  # type: ignore[override]
+        y = super().forward(x)
+        return Pair(y, y.log())
+
+
+class Joined(nn.Linear):
+    def forward(self, pair: Pair) -> Tensor:  # type: ignore[override]
+        return super().forward(pair.first + pair.second)
+
+
+def test_the_field_of_a_dataclass_is_named() -> None:
+    layers = nn.Sequential(Halves(WIDTH, WIDTH), Joined(WIDTH, WIDTH))
+    x, y = batch()
+    with (
+        pipeline(layers, check_finite="activations") as pipe,
+        pytest.raises(FloatingPointError, match=r"the output of layer '0'\.second has \d+ of"),
+    ):
+        pipe.step(x, target=y)

@@ -5,6 +5,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -98,11 +99,12 @@ def hears(rank: int, data: bytes) -> str:
 
 
 def of_first_in(world: Any) -> None:
-    from pykern.parallel import first  # noqa: PLC0415 - its groups are the test's
-
-    first.control_group = lambda group: group
-    first.give_back = lambda groups: None
-    of_first([world], lambda: 3, int)
+    """With the group itself in place of one for what the host has to know."""
+    with (
+        mock.patch("pykern.parallel.first.control_group", lambda group: group),
+        mock.patch("pykern.parallel.first.give_back"),
+    ):
+        of_first([world], lambda: 3, int)
 
 
 @pytest.mark.parametrize(

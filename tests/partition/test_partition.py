@@ -3,13 +3,14 @@
 import random
 from collections import OrderedDict
 from collections.abc import Sequence
-from itertools import combinations, pairwise
+from itertools import accumulate, combinations, pairwise
+from math import inf
 
 import pytest
 from torch import nn
 
 from pykern.models import gpt
-from pykern.partition import partition
+from pykern.partition import _balanced_ends, partition
 
 
 class Sized(nn.Module):
@@ -135,3 +136,62 @@ def test_wrong_types_are_refused(
 def test_parameters_without_a_shape_are_refused() -> None:
     with pytest.raises(ValueError, match="layer LazyLinear has parameters without a shape"):
         partition([nn.LazyLinear(3)], 1)
+
+
+def ends_one_by_one(costs: Sequence[int], num_stages: int) -> list[int]:
+    """The rule of `partition` as it reads: every end of every stage is tried, without an idea."""
+    total = [0, *accumulate(costs)]
+    limit = least_bottleneck(costs, num_stages)
+    best: dict[int, tuple[int, int, tuple[int, ...]]] = {0: (0, 0, ())}
+    for _ in range(num_stages):
+        longer: dict[int, tuple[int, int, tuple[int, ...]]] = {}
+        for start, (cost_squares, count_squares, ends) in best.items():
+            for end in range(start + 1, len(costs) + 1):
+                cost = total[end] - total[start]
+                squares = cost_squares + cost**2, count_squares + (end - start) ** 2
+                if cost <= limit:
+                    longer[end] = min(
+                        longer.get(end, (*squares, (*ends, end))), (*squares, (*ends, end))
+                    )
+        best = longer
+    return list(best[len(costs)][2])
+
+
+def least_bottleneck(costs: Sequence[int], num_stages: int) -> int:
+    """The cost of the costliest stage of the best cut."""
+    cheapest: list[float] = [0, *[inf] * len(costs)]
+    for _ in range(num_stages):
+        cheapest = [
+            min(
+                (max(cheapest[start], sum(costs[start:end])) for start in range(end)),
+                default=inf,
+            )
+            for end in range(len(costs) + 1)
+        ]
+    return int(cheapest[-1])
+
+
+def test_the_cut_is_that_of_trying_every_end() -> None:
+    rng = random.Random(4)
+    for _ in range(400):
+        num_layers = rng.randint(1, rng.choice([6, 12]))
+        costs = rng.choices(range(rng.choice([1, 2, 3, 11, 10**6])), k=num_layers)
+        if rng.random() < 0.4:
+            costs[rng.randrange(num_layers)] = rng.choice([0, 5, 50, 10**9])
+        num_stages = rng.randint(1, num_layers)
+        assert _balanced_ends(costs, num_stages) == ends_one_by_one(costs, num_stages)
+
+
+@pytest.mark.parametrize("largest", [1, 10**7])
+def test_thousands_of_layers_are_cut(largest: int) -> None:
+    """Each end of which used to be tried with each other: a hundred million pairs."""
+    costs = [1 + layer % 7 for layer in range(8000)]
+    costs[3000] = largest
+    ends = _balanced_ends(costs, 4)
+    assert len(ends) == 4
+    stages = [sum(costs[start:end]) for start, end in pairwise([0, *ends])]
+    rest = sum(costs) - largest
+    if largest > rest:
+        assert max(stages) == largest
+    else:
+        assert max(stages) - min(stages) <= 2 * 7

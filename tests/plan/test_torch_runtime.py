@@ -77,6 +77,7 @@ def trainable() -> dict[str, Plan]:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="the runtime of an older torch is another")
 def test_every_plan_runs_and_gives_the_plain_gradients(tmp_path: Path) -> None:
     plans = trainable()
     assert {"gpipe", "one_f_one_b", "interleaved", "zb_h1", "zb_v", "dualpipe_v"} <= plans.keys()

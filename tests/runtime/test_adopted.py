@@ -159,3 +159,27 @@ def test_hooks_of_the_state_are_called_once_wherever_they_were_registered() -> N
             module.register_load_state_dict_post_hook(lambda *_, name=name: calls.append(name))
         pipe.load_state_dict(pipe.state_dict())
     assert calls == ["model", "pipe"] * 2
+
+
+class Own(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.b(self.a(x))
+        return y
+
+
+@pytest.mark.parametrize("form", ["sequential", "list", "own forward"])
+def test_a_loss_that_is_a_module_is_not_one_of_the_model(form: str) -> None:
+    layers = [nn.Linear(2, 2), nn.Linear(2, 2)]
+    model: Any = {"sequential": nn.Sequential(*layers), "list": layers, "own forward": Own()}[form]
+    x, y = torch.randn(4, 2), torch.randn(4, 2)
+    sample = x[:2] if form == "own forward" else None
+    with pykern.Pipeline(
+        model, devices="cpu:2", microbatches=2, loss_fn=nn.MSELoss(), sample=sample
+    ) as pipe:
+        found = pipe.step(x, target=y)
+        torch.testing.assert_close(found, F.mse_loss(pipe(x), y))
+        assert len(list(pipe.children())) == 2

@@ -199,3 +199,9 @@ def test_a_seed_must_have_the_placement_and_the_microbatches():
         _C.search([candidate], 4, [2.0, 2.0], [(0, one_f_one_b(2, 5))], 1, 0)
     with pytest.raises(ValueError, match="candidate of a seed"):
         _C.search([candidate], 4, [2.0, 2.0], [(1, one_f_one_b(2, 4))], 1, 0)
+
+
+@pytest.mark.parametrize("counts", [(4, 2**20), (2**12, 2**10), (2**24, 2**24)])
+def test_a_search_of_implausible_size_is_refused(counts: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="must be at most 524288, got"):
+        auto(*counts, budget_ms=1)

@@ -39,10 +39,10 @@ class WrongForward(nn.Linear):
 
 
 class WrongInputGradient(nn.Linear):
-    """What it gives the layer before is another on a worker."""
+    """The gradient that it gives the layer before is another on a worker."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(_Backward.apply(x, self))  # type: ignore[no-untyped-call]
+        return super().forward(_Backward.apply(x, self))
 
     def in_backward(self, gradient: Tensor) -> Tensor:
         return gradient * 2 if elsewhere() else gradient
@@ -52,7 +52,7 @@ class WrongWeightGradient(nn.Linear):
     """Its bias gets another gradient on a worker, and nothing else does."""
 
     def forward(self, x: Tensor) -> Tensor:
-        bias = _Backward.apply(self.bias, self)  # type: ignore[no-untyped-call]
+        bias = _Backward.apply(self.bias, self)
         return nn.functional.linear(x, self.weight, bias)
 
     def in_backward(self, gradient: Tensor) -> Tensor:
@@ -70,13 +70,15 @@ class NoWeightGradient(nn.Linear):
 class WritesBufferInBackward(nn.Linear):
     """Multiplies by a buffer that backward changes, so that the order of F and B counts."""
 
-    def __init__(self, *size: int) -> None:
-        super().__init__(*size)
+    scale: Tensor
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__(width, out)
         self.register_buffer("scale", torch.ones(()))
 
     def forward(self, x: Tensor) -> Tensor:
         y = super().forward(x) * self.scale.clone()
-        return _Backward.apply(y, self)  # type: ignore[no-any-return, no-untyped-call]
+        return _Backward.apply(y, self)
 
     def in_backward(self, gradient: Tensor) -> Tensor:
         self.scale.add_(0.5)
@@ -86,8 +88,10 @@ class WritesBufferInBackward(nn.Linear):
 class WrongBuffer(nn.Linear):
     """Counts in a buffer, which nothing reads, and by two on a worker."""
 
-    def __init__(self, *size: int) -> None:
-        super().__init__(*size)
+    count: Tensor
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__(width, out)
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
-"""What a pipeline does otherwise than the plain model is found, and named."""
+"""Differences between a pipeline and its plain model are found, and named."""
 
 import copy
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -29,10 +30,19 @@ def pipeline(model: nn.Sequential, **options: object) -> pykern.Pipeline:
 
 
 def found(model: nn.Sequential, **options: object) -> pykern.VerifyError:
-    """What the first step raises."""
+    """The error of the first step."""
     with pipeline(model, **options) as pipe, pytest.raises(pykern.VerifyError) as caught:
         pipe.step(X, target=Y)
     return caught.value
+
+
+@pytest.mark.parametrize("schedule", ["one_f_one_b", "zb_h1", "hanayo"])
+@pytest.mark.parametrize("recompute", [None, "layer", "stage"])
+def test_every_way_to_run_a_backward_is_looked_at(schedule: str, recompute: Any) -> None:
+    model = chain(broken.WrongInputGradient, 5)
+    error = found(model, devices="cpu:2", schedule=schedule, recompute=recompute)
+    assert error.origin.boundary == ((3, 2) if schedule == "hanayo" else (1, 0))
+    assert error.origin.microbatch == 0
 
 
 @pytest.mark.parametrize(
@@ -54,7 +64,7 @@ def test_the_boundary_is_named(
     assert error.origin.microbatch == microbatch
     assert error.stage == 1
     assert "layers '2' to '3'" in str(error)
-    # What the layer gives on is wrong, so the first parameter of its stage may be as well.
+    # The stage gives on wrong tensors, so its first parameter may have a wrong gradient as well.
     assert error.first.kind == "gradient"
     assert error.layer in {"2", "3"}
     assert name in {one.name for one in error.differences}
@@ -163,7 +173,7 @@ def test_the_boundary_of_a_recorded_model_is_named(
 
 
 class Forgets(nn.Module):
-    """What its forward does depends on something that no recording sees."""
+    """Its forward depends on something that no recording sees."""
 
     factor = 1.0
 

@@ -56,16 +56,18 @@ def model() -> nn.Sequential:
 
 
 def pipeline(layers: Any, **options: Any) -> pykern.Pipeline:
-    settings = {"devices": "cpu:2", "microbatches": 3, "loss_fn": F.mse_loss, "verify": 1}
+    settings: dict[str, Any] = {"devices": "cpu:2", "microbatches": 3, "verify": 1}
+    settings["loss_fn"] = F.mse_loss
     return pykern.Pipeline(layers, **(settings | options))
 
 
 def everything(layers: nn.Sequential, verify: bool) -> list[Any]:
-    """What three steps lead to."""
+    """The results of three steps, and the state behind them."""
     torch.manual_seed(2)
     random.seed(2)
     np.random.seed(2)
     found: list[Any] = []
+    collected: list[Any] = []
     with pipeline(layers, verify=verify and 1) as pipe:
         for number in range(3):
             x = X.clone()
@@ -163,7 +165,8 @@ def test_updates_within_a_step_are_refused() -> None:
 def test_a_hook_that_may_update_weights_is_refused() -> None:
     layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
     with pipeline(layers) as pipe:
-        handle = layers[1].bias.register_post_accumulate_grad_hook(lambda _: None)
+        bias = layers.get_parameter("1.bias")
+        handle = bias.register_post_accumulate_grad_hook(lambda _: None)
         with pytest.raises(RuntimeError, match=r"'1.bias' has a hook"):
             pipe.step(X, target=Y)
         handle.remove()
@@ -216,7 +219,7 @@ def test_recompute(schedule: str, recompute: Any) -> None:
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_replicas_with_hooks_of_parameters(reduction: Any) -> None:
     layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)))
-    layers[2].weight.register_hook(lambda gradient: gradient.round(decimals=3))
+    layers.get_parameter("2.weight").register_hook(lambda gradient: gradient.round(decimals=3))
     with pipeline(layers, devices="cpu:4", microbatches=5, replicas=2, reduction=reduction) as pipe:
         for _ in range(2):
             pipe.step(X, target=Y)
@@ -235,6 +238,8 @@ def test_shared_parameters_to_the_bit(replicas: int) -> None:
 
 
 class Trained(nn.Module):
+    count: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.factor = nn.Parameter(torch.ones(WIDTH))
@@ -288,7 +293,7 @@ def test_autocast_and_a_scaler() -> None:
 
 
 class Named(nn.Linear):
-    def forward(self, x: Tensor, *, mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *, mask: Tensor) -> Tensor:  # type: ignore[override]
         return super().forward(x) * mask
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.fake_cuda.fake import FakeCuda
 from tests.zoo.cells import NUM_STEPS, SCHEDULES, ZOO, Cell, cells_of, make, pipeline
 
-# Of checkpointing that is reentrant, where nothing trains.
+# Reentrant checkpointing warns where nothing trains.
 pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pykern._C import Costs, Plan
 from pykern.plan.files.json_form import from_json, to_json
+from pykern.plan.files.proved import MAX_ACTIONS, require_count
 from pykern.plan.files.torch_csv import from_torch_csv, to_torch_csv
 from pykern.plan.replacing import replacing
 
@@ -41,11 +42,13 @@ def save_plan(
 
     Raises:
         ValueError: The plan cannot run, the costs are not for it, or the file is of another kind,
-            cannot say it, or would be larger than 16 MiB.
+            cannot say it, or would be larger than 16 MiB or hold more than 2**20 actions.
         OSError: The file cannot be written.
     """
     target = Path(path)
-    if suffix_of(target) == ".json":
+    suffix = suffix_of(target)
+    require_count("actions", plan.num_actions, MAX_ACTIONS)
+    if suffix == ".json":
         if transfers:
             raise ValueError(f"{target}: transfers are written into a .csv only")
         text = to_json(plan, costs)

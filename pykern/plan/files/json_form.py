@@ -9,11 +9,13 @@ from sys import float_info
 from typing import Any
 
 from pykern._C import MAX_CELLS, Action, Costs, Placement, Plan, check
-from pykern.plan.files.proved import proved_plan
+from pykern.plan.files.proved import MAX_ACTIONS, proved_plan, require_count
 from pykern.plan.files.strict_json import read_json, shown
 
 FORMAT = "pykern-plan"
 VERSION = 1
+# Pairs are at most half as many as actions, and devices of stages at most as many.
+MAX_VALUES = 2 * MAX_ACTIONS
 
 # In the order in which they are written. Costs are the only ones that may be left out.
 KEYS = (
@@ -148,7 +150,7 @@ def values_of(content: Content) -> tuple[Plan, Costs | None]:
 
 def parse(text: str) -> Content:
     """One JSON object without repeated keys or infinities."""
-    content = read_json(text)
+    content = read_json(text, max_values=MAX_VALUES)
     if not isinstance(content, dict):
         raise ValueError(f"a plan is a JSON object, got {shown(content)}")
     return content
@@ -159,7 +161,21 @@ def require_header(content: Content) -> None:
     require_equal("format", content.get("format"), FORMAT)
     require_equal("version", content.get("version"), VERSION)
     require_keys("a plan", content, required=set(KEYS) - {"costs"}, allowed=set(KEYS))
+    require_lengths(content)
     require_equal("sha256", content["sha256"], checksum(content))
+
+
+def require_lengths(content: Content) -> None:
+    """Refuses more rows or actions than a plan has: all the rest takes longer to tell."""
+    num_devices = count(content, "num_devices")
+    rows = list_of("rows", content["rows"])
+    for name, lists in ("rows", rows), ("overlaps", list_of("overlaps", content["overlaps"])):
+        if len(lists) > num_devices:
+            raise ValueError(
+                f"a plan for {num_devices} devices needs as many {name}, got {len(lists)}"
+            )
+    num_spaces = sum(row.count(" ") for row in rows if isinstance(row, str))
+    require_count("actions", num_spaces, MAX_ACTIONS)
 
 
 def require_keys(what: str, content: Content, required: set[str], allowed: set[str]) -> None:

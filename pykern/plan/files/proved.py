@@ -4,6 +4,16 @@ from collections.abc import Sequence
 
 from pykern._C import Action, Placement, Plan, check
 
+# What a file may hold: a step of as many actions of 0.1 ms takes minutes on any number of devices
+# that a pipeline has.
+MAX_ACTIONS = 1 << 20
+
+
+def require_count(what: str, count: int, limit: int) -> None:
+    """Refuses more of something than a plan's file may hold, before anything is made of it."""
+    if count > limit:
+        raise ValueError(f"a plan's file holds at most {limit} {what}, got {count}")
+
 
 def proved_plan(
     placement: Placement,
@@ -18,11 +28,12 @@ def proved_plan(
     plan without an action for every cell is refused before.
 
     Raises:
-        ValueError: The counts do not fit each other.
+        ValueError: The counts do not fit each other, or are more than a file may hold.
         PlanError: The plan breaks a rule.
     """
     num_cells = placement.num_stages * num_microbatches * num_slices
     num_actions = sum(len(row) for row in rows)
+    require_count("actions", num_actions, MAX_ACTIONS)
     if num_actions < num_cells:
         raise ValueError(
             f"{num_actions} actions are too few for {placement.num_stages} stages, "

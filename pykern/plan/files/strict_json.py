@@ -12,32 +12,44 @@ from typing import Any
 
 # Lists and objects within each other. A plan has 3, what is saved with a checkpoint a few dozen.
 MAX_NESTING = 200
+# A hundred bytes each, once they are read.
+MAX_VALUES = 1 << 23
 
 STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+NOT_MARKS = bytes(byte for byte in range(256) if byte not in b"[]{},")
 STEP = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 
-def read_json(text: str, *, finite: bool = True) -> Any:
+def read_json(text: str, *, finite: bool = True, max_values: int = MAX_VALUES) -> Any:
     """The value that the text holds.
 
     Args:
         text: One value of JSON.
         finite: Whether NaN and Infinity, which are not JSON but Python's, are refused.
+        max_values: How many values it may hold, in lists and objects as well as by itself.
 
     Raises:
-        ValueError: The text is not JSON, is nested too deeply, or repeats a key.
+        ValueError: The text is not JSON, is nested too deeply, has too many values, or repeats a
+            key.
     """
-    if nesting_of(text) > MAX_NESTING:
-        raise ValueError(f"the JSON is nested too deeply: {MAX_NESTING} levels are read")
+    require_plausible(text, max_values)
     constant = refuse_constant if finite else None
     return json.loads(text, object_pairs_hook=unique, parse_constant=constant)
 
 
-def nesting_of(text: str) -> int:
-    """How many lists and objects are open at once, at most; in a text that is JSON."""
-    brackets = STRING.sub("", text).encode("utf-8", "replace").translate(None, NOT_BRACKETS)
-    return max(accumulate(map(STEP.__getitem__, brackets)), default=0)
+def require_plausible(text: str, max_values: int = MAX_VALUES) -> None:
+    """Refuses a text of JSON whose values would take many times its own size, or nest too deeply.
+
+    What it looks at takes less than the text, and none of it is made a value.
+    """
+    marks = STRING.sub("", text).encode("utf-8", "replace").translate(None, NOT_MARKS)
+    # Each value follows one of these, but for the first.
+    count = 1 + marks.count(b",") + marks.count(b"[") + marks.count(b"{")
+    if count > max_values:
+        raise ValueError(f"the JSON has too many values: {max_values} are read, got {count}")
+    brackets = marks.translate(None, b",")
+    if max(accumulate(map(STEP.__getitem__, brackets)), default=0) > MAX_NESTING:
+        raise ValueError(f"the JSON is nested too deeply: {MAX_NESTING} levels are read")
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -7,12 +7,13 @@ empty cell is a bubble. There is no header: counts and placement follow from the
 import csv
 import io
 import re
+from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
 from pykern._C import Action, Costs, Kind, Placement, Plan, check
-from pykern.plan.files.proved import proved_plan
+from pykern.plan.files.proved import MAX_ACTIONS, proved_plan, require_count
 from pykern.plan.files.transfers import (
     ORDER_COSTS,
     Cell,
@@ -27,6 +28,8 @@ from pykern.plan.files.transfers import (
 KINDS = (Kind.F, Kind.B, Kind.I, Kind.W)
 # What a placement takes; a line is a device.
 MAX_DEVICES = 1 << 16
+# Actions, transfers and bubbles.
+MAX_CELLS = 2 * MAX_ACTIONS
 
 ACTION = re.compile(r"[0-9]+[FBIW][0-9]+")
 PAIR = re.compile(r"\(([0-9]+F[0-9]+);([0-9]+[BI][0-9]+)\)OVERLAP_F_B")
@@ -136,38 +139,109 @@ def from_torch_csv(text: str) -> Plan:
         ValueError: The text is not such a plan; the message names line, cell and value.
         PlanError: The plan breaks a rule.
     """
-    rows = [list(cells_of(line, cells)) for line, cells in enumerate(lines_of(text), start=1)]
-    slots = [[cell.item for cell in row if not isinstance(cell.item, Transfer)] for row in rows]
-    actions = [[action for slot in row for action in slot] for row in slots]
-    num_microbatches = 1 + max((a.microbatch for row in actions for a in row), default=0)
+    require_cells(text)
+    rows = [Row(line, cells) for line, cells in enumerate(lines_of(text), start=1)]
+    require_count("actions", sum(row.num_actions for row in rows), MAX_ACTIONS)
     placement = placement_of(rows)
-    plan = proved_plan(placement, num_microbatches, actions, 1, [list(pairs(row)) for row in slots])
-    if any(isinstance(cell.item, Transfer) for row in rows for cell in row):
+    plan = proved_plan(
+        placement,
+        1 + max((row.last_microbatch for row in rows), default=0),
+        [row.actions() for row in rows],
+        1,
+        [row.pairs() for row in rows],
+    )
+    if any(row.has_transfers for row in rows):
         require_paired(rows, placement)
     return plan
 
 
-def lines_of(text: str) -> list[list[str]]:
-    """The cells of every line; lines are counted before anything is made of them."""
+def require_cells(text: str) -> None:
+    """Refuses more cells than a file may hold, and transfers that have no actions."""
+    num_cells = text.count(",") + text.count("\n") + 1
+    require_count("cells", num_cells, MAX_CELLS)
+    num_transfers = text.count("SEND_") + text.count("RECV_")
+    num_others = num_cells - num_transfers
+    if num_transfers > 2 * num_others:
+        raise ValueError(
+            f"{num_transfers} transfers are too many for {num_others} other cells: an action has "
+            "at most two"
+        )
+
+
+def lines_of(text: str) -> Iterator[list[str]]:
+    """The cells of every line, one line after another: together they take many times the text."""
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
-        lines = list(islice(reader, MAX_DEVICES + 1))
+        for number, cells in enumerate(reader, start=1):
+            if number > MAX_DEVICES:
+                raise ValueError(f"line {number}: a plan has at most {MAX_DEVICES} devices")
+            yield cells
     except csv.Error as error:
         raise ValueError(f"line {reader.line_num}: {error}") from error
-    if len(lines) > MAX_DEVICES:
-        raise ValueError(f"line {len(lines)}: a plan has at most {MAX_DEVICES} devices")
-    return lines
 
 
-def cells_of(line: int, texts: Iterable[str]) -> Iterator[Cell]:
-    """What a line says, without bubbles and without what is done once for a stage."""
-    for number, text in enumerate(texts, start=1):
-        if text == "" or PER_STAGE.fullmatch(text):
-            continue
-        try:
-            yield Cell(line, number, parse(text))
-        except ValueError as error:
-            raise ValueError(f"line {line}, cell {number}: {error}") from error
+class Row:
+    """What a line says, without bubbles and without what is done once for a stage.
+
+    Iterates over its cells, which are made as they are asked for: a file may have millions.
+
+    Args:
+        line: Its number.
+        texts: Its cells.
+
+    Attributes:
+        num_actions: A pair counts twice.
+        last_microbatch: Of its actions; 0 where it has none.
+        has_transfers: Whether it has sends or receives.
+
+    Raises:
+        ValueError: A cell says nothing that a plan can have.
+    """
+
+    def __init__(self, line: int, texts: Sequence[str]) -> None:
+        self._line = line
+        self._numbers = array("I")
+        self._items: list[Slot | Transfer] = []
+        self.num_actions = self.last_microbatch = 0
+        self.has_transfers = False
+        for number, text in enumerate(texts, start=1):
+            if text == "" or PER_STAGE.fullmatch(text):
+                continue
+            try:
+                self._add(number, parse(text))
+            except ValueError as error:
+                raise ValueError(f"line {line}, cell {number}: {error}") from error
+
+    def _add(self, number: int, item: Slot | Transfer) -> None:
+        self._numbers.append(number)
+        self._items.append(item)
+        if isinstance(item, Transfer):
+            self.has_transfers = True
+            return
+        self.num_actions += len(item)
+        for action in item:
+            self.last_microbatch = max(self.last_microbatch, action.microbatch)
+
+    def __iter__(self) -> Iterator[Cell]:
+        for number, item in zip(self._numbers, self._items, strict=True):
+            yield Cell(self._line, number, item)
+
+    def slots(self) -> Iterator[Slot]:
+        """What it computes."""
+        return (item for item in self._items if not isinstance(item, Transfer))
+
+    def actions(self) -> list[Action]:
+        """What it computes, one by one."""
+        return [action for slot in self.slots() for action in slot]
+
+    def pairs(self) -> list[int]:
+        """Positions of the first actions of pairs."""
+        found, position = [], 0
+        for slot in self.slots():
+            if len(slot) == 2:
+                found.append(position)
+            position += len(slot)
+        return found
 
 
 def parse(text: str) -> Slot | Transfer:
@@ -183,27 +257,24 @@ def parse(text: str) -> Slot | Transfer:
     raise ValueError(f'a cell is like "2F0", got {text[:40]!r}')
 
 
-def placement_of(rows: Sequence[Sequence[Cell]]) -> Placement:
+def placement_of(rows: Sequence[Row]) -> Placement:
     """A stage is on the device in whose line its actions stand."""
     device_of: dict[int, int] = {}
     for device, row in enumerate(rows):
-        for cell in row:
-            for action in () if isinstance(cell.item, Transfer) else cell.item:
-                owner = device_of.setdefault(action.stage, device)
-                if owner != device:
-                    raise ValueError(
-                        f"{cell.where}: stage {action.stage} stands on line {owner + 1}"
-                    )
+        for stage in {action.stage for slot in row.slots() for action in slot}:
+            if device_of.setdefault(stage, device) != device:
+                refuse_stage(stage, device_of[stage], row)
     num_stages = 1 + max(device_of, default=-1)
     if missing := sorted(set(range(num_stages)) - device_of.keys()):
         raise ValueError(f"stage {missing[0]} of {num_stages} has no action")
     return Placement(len(rows), [device_of[stage] for stage in range(num_stages)])
 
 
-def pairs(row: Sequence[Slot]) -> Iterator[int]:
-    """Positions of the first actions of pairs."""
-    position = 0
-    for slot in row:
-        if len(slot) == 2:
-            yield position
-        position += len(slot)
+def refuse_stage(stage: int, owner: int, row: Row) -> NoReturn:
+    """Says where a stage stands on a second line."""
+    where = next(
+        cell.where
+        for cell in row
+        if not isinstance(cell.item, Transfer) and any(a.stage == stage for a in cell.item)
+    )
+    raise ValueError(f"{where}: stage {stage} stands on line {owner + 1}")

@@ -5,7 +5,7 @@ the order of sending: torch matches them by that order alone.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from pykern._C import Action, Costs, Kind, Placement, Plan, Span, simulate
@@ -177,7 +177,7 @@ class Cell(NamedTuple):
         return f"line {self.line}, cell {self.number}"
 
 
-def require_paired(rows: Sequence[Sequence[Cell]], placement: Placement) -> None:
+def require_paired(rows: Sequence[Iterable[Cell]], placement: Placement) -> None:
     """Refuses rows whose sends and receives are not those that their actions need.
 
     Args:
@@ -206,7 +206,7 @@ def require_paired(rows: Sequence[Sequence[Cell]], placement: Placement) -> None
                 )
 
 
-def require_row(row: Sequence[Cell], placement: Placement) -> None:
+def require_row(row: Iterable[Cell], placement: Placement) -> None:
     """Refuses a row that sends what it has not made, or computes with what has not come."""
     made: dict[Message, Cell] = {}
     came: dict[Message, Cell] = {}

@@ -1,0 +1,98 @@
+"""What pykern uses of torch that torch promises to nobody, so that another torch fails here first.
+
+`pykern.interop` has its own list: it follows torch.distributed.pipelining.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from traceback import walk_tb
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from torch.overrides import _get_current_function_mode_stack as function_modes
+from torch.overrides import _pop_mode as pop_function_mode
+from torch.overrides import _push_mode as push_function_mode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dispatch_modes
+from torch.utils._python_dispatch import _pop_mode as pop_dispatch_mode
+from torch.utils._python_dispatch import _push_mode as push_dispatch_mode
+
+__all__ = [
+    "NODES_LAST",
+    "TorchDispatchMode",
+    "checkpoints_ended",
+    "dispatch_modes",
+    "function_modes",
+    "hooks_refused",
+    "pop_dispatch_mode",
+    "pop_function_mode",
+    "pop_hooks",
+    "push_dispatch_mode",
+    "push_function_mode",
+    "push_hooks",
+    "release_pool",
+    "sequence_number",
+    "top_hooks",
+]
+
+Hooks = tuple[Callable[..., Any], Callable[..., Any]]
+
+# Whether the node of a custom function can be held without what leads to it.
+NODES_LAST = torch.__version__ >= "2.13"
+
+
+def sequence_number() -> int:
+    """The number that the next node of this thread's autograd graph gets."""
+    return torch._C._autograd._get_sequence_nr()
+
+
+def top_hooks() -> Hooks | None:
+    """The saved-tensors hooks in effect on this thread, None without any."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)
+
+
+def pop_hooks() -> None:
+    """Takes the top pair of saved-tensors hooks away."""
+    torch._C._autograd._pop_saved_tensors_default_hooks()
+
+
+def push_hooks(pack: Callable[..., Any], unpack: Callable[..., Any]) -> None:
+    """Puts a pair of saved-tensors hooks on top."""
+    torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
+
+
+def hooks_refused() -> str | None:
+    """The reason for which saved-tensors hooks are refused on this thread, None if they are not."""
+    return torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
+
+
+def release_pool(gpu: int, pool: Any) -> None:
+    """Takes back what a capture that torch could not end has done to its allocator.
+
+    Refused by a torch that has done so itself (pytorch #180395).
+    """
+    with suppress(RuntimeError):
+        torch._C._cuda_endAllocateToPool(gpu, pool)
+    with suppress(RuntimeError):
+        torch._C._cuda_releasePool(gpu, pool)
+
+
+@contextmanager
+def checkpoints_ended() -> Iterator[None]:
+    """An exception that leaves it leaves no saved-tensors hooks of torch.utils.checkpoint behind.
+
+    Before torch 2.13 these stay until the exception is freed, in the way of whatever runs next.
+    """
+    try:
+        yield
+    except BaseException as error:
+        frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+        for frame in reversed(frames):
+            if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
+                generator = frame.f_locals.get("gen")
+                if generator is not None:
+                    generator.close()
+        raise

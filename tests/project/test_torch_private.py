@@ -1,0 +1,135 @@
+"""Each private thing of torch does what pykern takes it for, so that another torch fails here."""
+
+import re
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
+
+from pykern import torch_private
+from pykern.runtime.graph import saved_by
+from pykern.torch_private import NODES_LAST
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        return gradients[0] * 2
+
+
+def test_whether_nodes_of_functions_last_is_as_it_is_told():
+    x = torch.ones(2, requires_grad=True)
+    node = Doubled.apply(x).grad_fn
+    if NODES_LAST:
+        assert len(node.next_functions) == 1
+    else:
+        with pytest.raises(RuntimeError, match="is invalid for this instance"):
+            _ = node.next_functions
+
+
+def test_sequence_numbers_count_nodes():
+    x = torch.ones(2, requires_grad=True)
+    before = torch_private.sequence_number()
+    _ = x * 2 + 1
+    assert torch_private.sequence_number() == before + 2
+
+
+def test_saved_tensors_hooks_are_seen_taken_and_put_back():
+    def pack(tensor):
+        return tensor
+
+    def unpack(packed):
+        return packed
+
+    assert torch_private.top_hooks() is None
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        assert torch_private.top_hooks() == (pack, unpack)
+        torch_private.pop_hooks()
+        assert torch_private.top_hooks() is None
+        torch_private.push_hooks(pack, unpack)
+    assert torch_private.top_hooks() is None
+
+
+def test_a_refusal_of_hooks_is_told():
+    assert torch_private.hooks_refused() is None
+    with torch.autograd.graph.disable_saved_tensors_hooks("not here"):
+        assert torch_private.hooks_refused() == "not here"
+
+
+class Functions(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+class Dispatches(torch_private.TorchDispatchMode):
+    seen = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        type(self).seen += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_modes_are_seen_and_pushed_bare():
+    with Functions() as functions, Dispatches() as dispatches:
+        assert torch_private.function_modes() == [functions]
+        assert torch_private.dispatch_modes() == [dispatches]
+    torch_private.push_function_mode(functions)
+    torch_private.push_dispatch_mode(dispatches)
+    before = Dispatches.seen
+    _ = torch.ones(2) + 1
+    assert Dispatches.seen > before
+    torch_private.pop_dispatch_mode()
+    torch_private.pop_function_mode()
+    assert torch_private.function_modes() == torch_private.dispatch_modes() == []
+
+
+def test_pools_of_captures_can_be_taken_back():
+    # Without a GPU they refuse or are not there; release_pool calls them by these names.
+    torch_private.release_pool(0, (0, 1))
+    if torch.backends.cuda.is_built():
+        assert hasattr(torch._C, "_cuda_endAllocateToPool")
+        assert hasattr(torch._C, "_cuda_releasePool")
+
+
+def test_an_exception_out_of_a_checkpoint_leaves_no_hooks():
+    def fails(_: Tensor) -> Tensor:
+        raise ValueError
+
+    # The exception is held, as by whoever looks at it later.
+    with pytest.raises(ValueError) as caught, torch_private.checkpoints_ended():  # noqa: PT011
+        checkpoint(fails, torch.ones(2, requires_grad=True), use_reentrant=False)
+    assert torch_private.top_hooks() is None
+    assert caught.value is not None
+
+
+def test_what_a_node_has_saved_tells_of_hooks_and_what_it_lacks():
+    x = torch.ones(2, requires_grad=True)
+    # What is saved must not outlive its node.
+    square, twice = x * x, x * 2.0
+    assert [saved.unpack_hook for saved in saved_by(square.grad_fn)] == [None, None]
+    assert len(list(saved_by(twice.grad_fn))) < 2
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda packed: packed):
+        square = x * x
+    assert None not in [saved.unpack_hook for saved in saved_by(square.grad_fn)]
+
+
+def test_nodes_tell_the_shape_of_a_gradient():
+    x = torch.ones(2, 3, requires_grad=True)
+    twice = x * 2
+    (metadata,) = twice.grad_fn._input_metadata
+    assert tuple(metadata.shape) == (2, 3)
+
+
+def test_private_names_of_torchs_c_library_are_used_in_one_module(root):
+    users = {
+        path.name
+        for path in (root / "pykern").rglob("*.py")
+        if re.search(r"torch\._C\b|_python_dispatch|import _\w*_mode", path.read_text())
+    }
+    assert users == {"torch_private.py"}
