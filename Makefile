@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python environment/install.py --constraint $(CONSTRAINTS)
 SOURCES := CMakeLists.txt cmake/nvtx.cmake pyproject.toml $(shell find csrc -name '*.cpp' -o -name '*.hpp')
 
-.PHONY: setup demo test matrix clean
+.PHONY: setup demo test torture matrix clean
 
 setup: $(VENV)/.extension
 
@@ -25,6 +25,11 @@ test: setup
 # On the other stacks that are promised (docs/versions.md); needs root for a bare Debian.
 matrix: setup
 	.ci/matrix
+
+# Every campaign of docs/reliability.md for a minute or so. TORTURE says which, and how long or how
+# many cases: make torture TORTURE="plans runs --seconds 600"
+torture: setup
+	$(BIN)/python -m tests.torture $(TORTURE)
 
 # What building the extension needs. Nothing is downloaded before the machine is known to be fit.
 $(VENV)/.build-tools: $(CONSTRAINTS)

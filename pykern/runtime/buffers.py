@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
 
+from .. import _C
 from .cut import version_of
 
 # The number of a module among those of the layers, and the name of its buffer.
@@ -63,18 +64,21 @@ class Buffers:
         wanted = {id(one) for one in self._originals.values()}
         self._copies = {key: one for key, one in self._copies.items() if key in wanted}
 
-    @contextmanager
-    def lent(self) -> Iterator[None]:
+    def lent(self) -> AbstractContextManager[object]:
         """Gives modules copies of what was held; in the end they have again what they have now.
 
         Graphs that are made within may save the copies, which nothing writes afterwards.
         """
         places = [(self._modules[number]._buffers, name) for number, name in self._originals]
         now = [buffers.get(name) for buffers, name in places]
-        try:
+
+        def lend() -> None:
             for (buffers, name), then in zip(places, self._originals.values(), strict=True):
                 buffers[name] = None if then is None else self._copies[id(then)]
-            yield
-        finally:
+
+        def put_back(_: BaseException | None) -> None:
             for (buffers, name), buffer in zip(places, now, strict=True):
                 buffers[name] = buffer
+
+        # Not a generator: it would put a traceback on an exception of a layer, which some refuse.
+        return _C.Within(lend, put_back)

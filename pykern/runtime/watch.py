@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
 
+from .. import _C
 from ..torch_private import pop_hooks, push_hooks, top_hooks
 from .buffers import Names
 from .cut import hidden_in, tensors_of, version_of
@@ -146,18 +147,21 @@ class Watch:
         return new
 
 
-@contextmanager
-def without_saved_tensors_hooks() -> Iterator[None]:
+def without_saved_tensors_hooks() -> AbstractContextManager[object]:
     """Takes the caller's hooks away, so that any that are found belong to a layer."""
     taken = []
-    while (top := top_hooks()) is not None:
-        taken.append(top)
-        pop_hooks()
-    try:
-        yield
-    finally:
+
+    def take() -> None:
+        while (top := top_hooks()) is not None:
+            taken.append(top)
+            pop_hooks()
+
+    def put_back(_: BaseException | None) -> None:
         for pack, unpack in reversed(taken):
             push_hooks(pack, unpack)
+
+    # Not a generator: it would put a traceback on an exception of a layer, which some refuse.
+    return _C.Within(take, put_back)
 
 
 def _is_written(tensors: Sequence[tuple[Tensor, int]]) -> bool:

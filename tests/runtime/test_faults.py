@@ -292,6 +292,21 @@ def test_odd_exceptions_arrive_as_they_are(error: BaseException) -> None:
             layer.disarm()
 
 
+@pytest.mark.parametrize("kind", [Kind.F, Kind.R])
+def test_what_refuses_attributes_arrives_from_a_stage_that_is_recomputed(kind: Kind) -> None:
+    error = Frozen(3)
+    layers = nn.Sequential(Fuse(), Fuse())
+    plan = recomputed(schedules.one_f_one_b(2, 2))
+    with pykern.Pipeline(layers, devices="cpu:2", schedule=plan, loss_fn=F.mse_loss) as pipe:
+        for layer in layers:
+            assert isinstance(layer, Fuse)
+            layer.arm(kind, 1, error)
+            with pytest.raises(Frozen) as caught:
+                pipe.step(torch.randn(4, 6), target=torch.randn(4, 6))
+            assert caught.value is error
+            layer.disarm()
+
+
 def test_a_failing_loss_names_the_last_stage() -> None:
     def loss(output: Tensor, target: Tensor) -> Tensor:
         raise ZeroDivisionError(f"{output.shape} {target.shape}")

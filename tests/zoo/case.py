@@ -20,15 +20,16 @@ class Case:
 
     Attributes:
         model: the most stages that a schedule makes of it are eight.
-        args, kwargs: arguments for `ROWS` rows.
+        args, kwargs: arguments for `rows` rows.
         loss_fn: called with (output, target), or (output) where there is no target.
-        target: for `ROWS` rows.
+        target: for `rows` rows.
         starts: names of at least eight modules in order, the first stage's among them, where stages
             may begin; empty where pykern is to choose.
         draws: whether the model draws random numbers in training.
         ties: whether stages may share parameters.
         has_modes: whether the model lets itself be set to train or predict.
         refuses_replicas: what the refusal says where there can be no replicas.
+        rows: of the batch.
     """
 
     model: nn.Module
@@ -41,6 +42,7 @@ class Case:
     ties: bool = False
     has_modes: bool = True
     refuses_replicas: str | None = None
+    rows: int = ROWS
 
     def sample(self, rows: int) -> Any:
         """The first rows of the batch, as `Pipeline` takes them; None for a chain."""

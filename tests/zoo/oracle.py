@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from tests.runtime.reference import by_microbatch, rows_of
 
-from .case import ROWS, Case
+from .case import Case
 
 
 class Plain:
@@ -34,7 +34,7 @@ class Plain:
         self, case: Case, num_microbatches: int, starts: Sequence[str], num_replicas: int
     ) -> None:
         self._case = case
-        self._rows = rows_of(ROWS, num_microbatches)
+        self._rows = rows_of(case.rows, num_microbatches)
         self._parts = _parts((case.args, case.kwargs, case.target), self._rows)
         self._num_replicas = num_replicas
         self._stages = _Stages(case.model, starts)
@@ -107,7 +107,7 @@ def call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
 def plain_forward(case: Case, num_microbatches: int) -> Any:
     """What the plain model returns for the whole batch, put together from the microbatches."""
-    rows = rows_of(ROWS, num_microbatches)
+    rows = rows_of(case.rows, num_microbatches)
     parts = _parts((case.args, case.kwargs), rows)
     with torch.no_grad():
         outputs = [pytree.tree_flatten(call(case.model, args, kwargs)) for args, kwargs in parts]
@@ -134,7 +134,7 @@ def _joined(column: Sequence[Any], rows: Sequence[int]) -> Any:
         return first
     if first.dim() > 0:
         return torch.cat(list(column))
-    terms = [value * (n / ROWS) for value, n in zip(column, rows, strict=True)]
+    terms = [value * (n / sum(rows)) for value, n in zip(column, rows, strict=True)]
     return sum(terms[1:], terms[0])
 
 

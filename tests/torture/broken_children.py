@@ -1,0 +1,29 @@
+"""Programs that break what `sigints` promises, each in its own way: by the number of the case."""
+
+import os
+import signal
+import sys
+import time
+
+from .sigints import say
+
+
+def main(_folder: str, _seed: str, number: str) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        say("begin something")
+        while True:
+            time.sleep(0.001)
+    except KeyboardInterrupt:
+        if number == "0":
+            os.abort()
+        if number == "1":
+            say("wrong after something: a bit")
+        if number == "2":
+            sys.exit(0)
+        if number == "3":
+            time.sleep(600)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
