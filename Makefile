@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python environment/install.py --constraint $(CONSTRAINTS)
 SOURCES := CMakeLists.txt cmake/nvtx.cmake pyproject.toml $(shell find csrc -name '*.cpp' -o -name '*.hpp')
 
-.PHONY: setup demo test torture clean
+.PHONY: setup demo test torture matrix clean
 
 setup: $(VENV)/.extension
 
@@ -21,6 +21,10 @@ demo: setup
 
 test: setup
 	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+
+# On the other stacks that are promised (docs/versions.md); needs root for a bare Debian.
+matrix: setup
+	.ci/matrix
 
 # Every campaign of docs/reliability.md for a minute or so. TORTURE says which, and how long or how
 # many cases: make torture TORTURE="plans runs --seconds 600"

@@ -35,11 +35,6 @@ py::object insist(const Call& call) {
     return raised;
 }
 
-[[noreturn]] void raise(const py::object& exception) {
-    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
-    throw py::error_already_set();
-}
-
 class Undo {
    public:
     explicit Undo(const py::args& call) {
@@ -54,7 +49,7 @@ class Undo {
         // A traceback may hold the block for as long as it likes, what was put back is let go of.
         function_ = py::none();
         arguments_ = py::tuple();
-        if (raised) raise(raised);
+        if (raised) raise_exception(raised);
     }
 
    private:
@@ -73,12 +68,12 @@ class Within {
         if (given) return given;
         const py::object raised = fetch_exception();
         finish(raised);
-        raise(raised);
+        raise_exception(raised);
     }
 
     void leave(const py::object& error) {
         const py::object raised = finish(error);
-        if (raised) raise(raised);
+        if (raised) raise_exception(raised);
     }
 
    private:

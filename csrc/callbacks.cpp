@@ -1,5 +1,7 @@
 #include "callbacks.hpp"
 
+#include <pybind11/eval.h>
+
 #include <cstddef>
 #include <stdexcept>
 #include <utility>
@@ -36,6 +38,11 @@ void clear_locals() {
 }
 
 }  // namespace
+
+Callbacks::Callbacks(int num_workers)
+    : num_forks_(num_forks()),
+      nothing_(py::eval("lambda: None", py::dict())),
+      workers_(static_cast<std::size_t>(num_workers)) {}
 
 void Callbacks::begin(const Program& program, CallsOfKinds calls, py::object carry) {
     program_ = &program;
@@ -142,9 +149,17 @@ bool Callbacks::run(int worker, Position position) noexcept {
         py::reinterpret_steal<py::object>(PyObject_CallOneArg(call.ptr(), microbatch.ptr()));
     self.acting = false;
     if (num_forks() != num_forks_) end_child(static_cast<bool>(result));
-    // An interrupt meant for the action that just ended must not hit what this thread does next.
-    if (interrupted_) PyThreadState_SetAsyncExc(self.thread_id, nullptr);
-    return result ? true : fail(action, program_->device_of(position));
+    const bool ok = result ? true : fail(action, program_->device_of(position));
+    if (interrupted_) take_interrupt();
+    return ok;
+}
+
+// An interrupt meant for the action that just ended must not hit what this thread does next. It is
+// let come here: where it is taken back by PyThreadState_SetAsyncExc, Pythons before 3.13 look for
+// it for ever, which makes every thread slower, and endless where one is traced.
+void Callbacks::take_interrupt() {
+    const auto result = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(nothing_.ptr()));
+    if (!result) PyErr_Clear();
 }
 
 bool Callbacks::fail(std::optional<Action> action, int device) {

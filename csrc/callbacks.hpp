@@ -15,8 +15,7 @@ namespace pykern {
 // Runs the actions of a step as Python calls. Every member is guarded by the interpreter lock.
 class Callbacks final : public Client {
    public:
-    explicit Callbacks(int num_workers)
-        : num_forks_(num_forks()), workers_(static_cast<std::size_t>(num_workers)) {}
+    explicit Callbacks(int num_workers);
 
     void begin(const Program& program, CallsOfKinds calls, pybind11::object carry);
     // Forgets the step, so that nothing of the user's outlives it; returns what went wrong.
@@ -48,8 +47,10 @@ class Callbacks final : public Client {
     };
 
     bool fail(std::optional<Action> action, int device);
+    void take_interrupt();
 
     int num_forks_;
+    pybind11::object nothing_;  // a function of Python's that does nothing
     std::vector<Worker> workers_;
     const Program* program_ = nullptr;
     std::array<std::vector<pybind11::object>, kNumKinds> calls_;

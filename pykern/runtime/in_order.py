@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
@@ -45,6 +46,9 @@ class InOrder(Iterator[Any]):
         # What the batches have raised.
         self._failure: BaseException | None = None
         self._ended = False
+        # Closes the flow of one that is let go of. Not a `__del__`, which Python would run in the
+        # end of each, and where an interrupt would be lost.
+        self._let_go: weakref.finalize[[BaseException], InOrder] | None = None
 
     def __next__(self) -> Any:
         """The next output.
@@ -69,10 +73,6 @@ class InOrder(Iterator[Any]):
             with _C.Undo(self._end, GeneratorExit()):
                 return
 
-    def __del__(self) -> None:
-        if not self._ended:
-            self.close()
-
     def _take_turn(self, turn: object) -> None:
         # One call, which an interrupt cannot separate from what it has done.
         if self._turn.setdefault("turn", turn) is not turn:
@@ -92,6 +92,8 @@ class InOrder(Iterator[Any]):
         self._batches = iter(())
         if self._flow is not None:
             self._flow.close(error)
+        if self._let_go is not None:
+            self._let_go.detach()
         self._flow = None
 
     def _step(self) -> Any:
@@ -106,6 +108,8 @@ class InOrder(Iterator[Any]):
             flow = self._flow = self._flow_from(self._num_alone)
             if flow is None:
                 return _not_the_end(partial(self._by_itself, call))
+            self._let_go = weakref.finalize(self, flow.close, GeneratorExit())
+            self._let_go.atexit = False
             self._batches = chain([call], self._batches)
             del call
         self._fill(flow)

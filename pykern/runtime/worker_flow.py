@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
+from _thread import start_new_thread
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -19,7 +21,7 @@ from .carry import CallerState
 from .flow import Flow, OpenBatch
 from .stage import Ends
 
-# How often those who wait for news look themselves: an interrupt may have taken the news.
+# How often those who wait look for themselves.
 _TICK_S = 0.1
 
 # The action that raised, or None, its device, or one below 0 for an interrupt, and the exception.
@@ -37,6 +39,36 @@ class _UnderWay:
     @property
     def is_done(self) -> bool:
         return len(self.outputs.parts) == self.num_parts
+
+
+class _News:
+    """Tells that something has happened which somebody may wait for.
+
+    Not an Event, whose lock an interrupt may leave locked.
+
+    Attributes:
+        ended: whether the thread has ended, and holds nothing any more.
+    """
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._free = threading.Lock()
+
+    def tell(self) -> None:
+        """Something has happened."""
+        with suppress(RuntimeError):
+            self._free.release()
+
+    def wait(self) -> None:
+        """Until something has happened; or for a while, since an interrupt may take the news."""
+        self._free.acquire(timeout=_TICK_S)
+
+
+def _live(flow: list[WorkerFlow], news: _News) -> None:
+    """The flow's thread."""
+    flow.pop()._live()
+    news.ended = True
+    news.tell()
 
 
 class WorkerFlow(Flow):
@@ -83,12 +115,8 @@ class WorkerFlow(Flow):
         # Whether its thread runs the program or never will: whoever comes first says.
         self._fate: dict[str, bool] = {}
         self._begun = False
-        self._ended = False
-        # Free when something has happened that somebody may wait for. Not an Event, whose lock an
-        # interrupt may leave locked.
-        self._news = threading.Lock()
+        self._news = _News()
         self._context = copy_context()
-        self._thread: threading.Thread | None = None
 
     def _live(self) -> None:
         self._inside.add(threading.get_ident())
@@ -100,34 +128,25 @@ class WorkerFlow(Flow):
                 self._run(self)
         except BaseException as error:
             self._failure = error
-        finally:
-            self._ended = True
-            self._tell()
 
     def _open(self) -> None:
-        """Has the thread run the program; an interrupt of it leaves that to `close`."""
-        self._thread = threading.Thread(
-            target=self._context.run, args=(self._live,), name="pykern stream", daemon=True
-        )
+        """Has a thread run the program; where that is interrupted, `close` deals with it."""
         try:
-            self._thread.start()
+            # Not by `threading`, whose Python an interrupt may leave half done.
+            start_new_thread(self._context.run, (_live, [self], self._news))
         except RuntimeError as error:
             raise RuntimeError(
                 "a stream needs a thread beside those of the devices, and the system refused it: "
                 "close other pipelines, or raise the limit of threads (ulimit -u, pids.max of the "
                 "container) or of memory (ulimit -v)"
             ) from error
-        while not (self._begun or self._ended):
-            self._news.acquire(timeout=_TICK_S)
-
-    def _tell(self) -> None:
-        with suppress(RuntimeError):
-            self._news.release()
+        while not (self._begun or self._news.ended):
+            self._news.wait()
 
     def begun(self) -> None:
         """To be called when the program can be fed."""
         self._begun = True
-        self._tell()
+        self._news.tell()
 
     def carry(self) -> Callable[[], None]:
         """Applies the caller's state to the calling worker; returns the undoing."""
@@ -137,7 +156,7 @@ class WorkerFlow(Flow):
     @property
     def is_open(self) -> bool:
         """Whether the stages are its own."""
-        return self._fate.get("lives", False) and not self._ended
+        return self._fate.get("lives", False) and not self._news.ended
 
     def feed(self, call: Call) -> None:
         """Cuts a batch into microbatches, and has them follow those before.
@@ -183,7 +202,7 @@ class WorkerFlow(Flow):
         self.keywords[slot] = {}
         ends = batch.outputs(index, output, once)
         if batch.is_done:
-            self._tell()
+            self._news.tell()
         return ends
 
     def take(self) -> Any:
@@ -209,8 +228,8 @@ class WorkerFlow(Flow):
 
     def _wait_for(self, batch: _UnderWay) -> None:
         """Until it is done, or will not be any more."""
-        while not (batch.is_done or self._ended):
-            self._news.acquire(timeout=_TICK_S)
+        while not (batch.is_done or self._news.ended):
+            self._news.wait()
 
     def located(self, action: Action) -> tuple[Action, str]:
         """What an action was in its batch, and which that was."""
@@ -227,19 +246,15 @@ class WorkerFlow(Flow):
         """
         interrupt = error if isinstance(error, KeyboardInterrupt) else None
         again: KeyboardInterrupt | None = None
-        # Not alive any more before its end: Python goes down, or this is a forked child.
         lives = self._fate.setdefault("lives", False)
-        while lives and self._thread is not None and self._thread.is_alive():
+        while lives and not (self._news.ended or self._is_alone()):
             try:
                 if self._begun:
                     self._claim.stop(self.program, interrupt)
                     interrupt = None
                 if threading.get_ident() in self._inside:
                     return
-                if self._ended:
-                    self._thread.join()
-                else:
-                    self._news.acquire(timeout=_TICK_S)
+                self._news.wait()
             except KeyboardInterrupt as another:
                 interrupt = again = another
         self._batches.clear()
@@ -256,6 +271,10 @@ class WorkerFlow(Flow):
         finally:
             # Its traceback holds this frame.
             del failure
+
+    def _is_alone(self) -> bool:
+        """Whether its thread is gone without an end: in a forked child, or as Python goes down."""
+        return os.getpid() != self._process or sys.is_finalizing()
 
     def _refuse_fork(self) -> None:
         if os.getpid() != self._process:

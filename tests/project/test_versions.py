@@ -1,0 +1,81 @@
+"""What is promised of versions agrees wherever it is said."""
+
+import re
+import subprocess
+import sys
+import tomllib
+
+import pytest
+import torch
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+STACKS = {"cpu": 2, "torch-2.11": 1, "torch-2.14": 1}
+
+
+@pytest.fixture(scope="module")
+def rows(root):
+    """Python, torch, Triton, numpy, compiler and the test of each promised stack."""
+    page = (root / "docs/versions.md").read_text()
+    table = [line.strip("|").split("|") for line in page.splitlines() if line.startswith("| 3.")]
+    return [[cell.strip() for cell in row] for row in table]
+
+
+@pytest.fixture(scope="module")
+def project(root):
+    return tomllib.loads((root / "pyproject.toml").read_text())["project"]
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_each_stack_of_the_table_is_pinned(root, rows, name):
+    lines = (root / f"constraints/{name}.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if not line.startswith("#"))
+    stack = [pins["torch"], pins["triton"], pins["numpy"]]
+    assert sum(row[1:4] == stack for row in rows) == STACKS[name]
+    assert sum(STACKS.values()) == len(rows)
+
+
+def test_the_floors_of_the_package_are_the_tables(rows, project):
+    (torch_,) = (
+        requirement
+        for requirement in map(Requirement, project["dependencies"])
+        if requirement.name == "torch"
+    )
+    oldest = min(Version(row[1]) for row in rows)
+    assert str(torch_.specifier) == f">={oldest.major}.{oldest.minor}"
+    pythons = {row[0] for row in rows}
+    assert project["requires-python"] == f">={min(pythons, key=Version)}"
+    classified = {line.rsplit(" ", 1)[1] for line in project["classifiers"] if ":: 3." in line}
+    assert pythons <= classified
+
+
+def test_the_readme_and_make_ask_for_what_the_table_promises(root, rows):
+    oldest = min((row[0] for row in rows), key=Version)
+    for name in ("README.md", "CONTRIBUTING.md", "environment/check.py"):
+        assert f"Python {oldest}" in (root / name).read_text(), name
+    floor = ".".join(min((row[1] for row in rows), key=Version).split(".")[:2])
+    assert f"torch {floor}" in (root / "README.md").read_text()
+
+
+def test_every_test_that_the_table_names_is_there(root, rows):
+    script = (root / ".ci/matrix").read_text()
+    for row in rows:
+        for stack in re.findall(r"\.ci/matrix ([\w.-]+)", row[5]):
+            assert stack == "debian" or (root / f"constraints/{stack}.txt").exists()
+            assert stack in script
+
+
+def test_interop_refuses_an_older_torch():
+    code = (
+        "import torch; torch.__version__ = type(torch.__version__)('2.11.0')\n"
+        "try: import pykern.interop.pipelining\n"
+        "except ImportError as error: print(error)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.startswith("torch must be 2.13 or newer for pykern.interop")
+    assert "got 2.11.0" in said.stdout
+
+
+def test_this_torch_is_one_that_is_promised(rows):
+    promised = [Version(row[1]) for row in rows]
+    assert min(promised) <= Version(torch.__version__.split("+")[0])
