@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint
+from torch import Tensor
 from torch.overrides import _get_current_function_mode_stack as function_modes
 from torch.overrides import _pop_mode as pop_function_mode
 from torch.overrides import _push_mode as push_function_mode
@@ -27,6 +28,7 @@ __all__ = [
     "dispatch_modes",
     "function_modes",
     "hooks_refused",
+    "num_holders",
     "pop_dispatch_mode",
     "pop_function_mode",
     "pop_hooks",
@@ -67,6 +69,11 @@ def push_hooks(pack: Callable[..., Any], unpack: Callable[..., Any]) -> None:
 def hooks_refused() -> str | None:
     """The reason for which saved-tensors hooks are refused on this thread, None if they are not."""
     return torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
+
+
+def num_holders(tensor: Tensor) -> int:
+    """How many have the tensor's memory: tensors, and what asks here; the same number each time."""
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
 def release_pool(gpu: int, pool: Any) -> None:
