@@ -28,6 +28,7 @@ __all__ = [
     "dispatch_modes",
     "function_modes",
     "hooks_refused",
+    "multithreads",
     "num_holders",
     "pop_dispatch_mode",
     "pop_function_mode",
@@ -37,6 +38,8 @@ __all__ = [
     "push_hooks",
     "release_pool",
     "sequence_number",
+    "set_gradients",
+    "set_multithreads",
     "top_hooks",
 ]
 
@@ -49,6 +52,21 @@ NODES_LAST = torch.__version__ >= "2.13"
 def sequence_number() -> int:
     """The number that the next node of this thread's autograd graph gets."""
     return torch._C._autograd._get_sequence_nr()
+
+
+def set_gradients(wanted: bool) -> None:
+    """Whether this thread computes gradients from now on."""
+    torch._C._set_grad_enabled(wanted)
+
+
+def multithreads() -> bool:
+    """Whether a backward on this thread may use threads of autograd's."""
+    return torch._C._is_multithreading_enabled()
+
+
+def set_multithreads(wanted: bool) -> None:
+    """Whether it may from now on."""
+    torch._C._set_multithreading_enabled(wanted)
 
 
 def top_hooks() -> Hooks | None:
