@@ -161,3 +161,27 @@ def test_private_names_of_torchs_c_library_are_used_in_one_module(root):
         if re.search(r"torch\._C\b|_python_dispatch|import _\w*_mode", path.read_text())
     }
     assert users == {"torch_private.py"}
+
+
+def test_holders_of_memory_are_counted():
+    tensor = torch.ones(3)
+    alone = torch_private.num_holders(tensor)
+    assert torch_private.num_holders(torch.empty(1)) == alone
+    view = tensor[1:]
+    assert torch_private.num_holders(tensor) == alone + 1
+    del view
+    assert torch_private.num_holders(tensor) == alone
+
+
+def test_a_hook_of_a_leaf_comes_before_its_gradient_is_kept():
+    leaf = torch.ones(2, requires_grad=True)
+    came = []
+
+    def hook(gradient):
+        came.append(gradient)
+        leaf.requires_grad_(False)
+
+    leaf._backward_hooks = {-1: hook}
+    (leaf * 2).sum().backward()
+    assert [gradient.tolist() for gradient in came] == [[2.0, 2.0]]
+    assert leaf.grad is None
