@@ -34,6 +34,7 @@ from .refusals import refuse_others, refuse_unsummed
 from .runtime import microbatch
 from .runtime.batch import Batch, Call, Outputs
 from .runtime.batch_norm import DeferredBatchNorm, OrderOfUpdates
+from .runtime.beside import Beside
 from .runtime.executor import Driver, Program, open_driver
 from .runtime.finite import CheckFinite, Checks
 from .runtime.in_order import InOrder
@@ -77,6 +78,7 @@ class Pipeline(Updating):
             forward of its own: a tensor, a tuple of arguments, or a dict of keyword arguments.
         split_at: names of the layers, or modules, that stages begin with, all but the first; or a
             dict of names with a `SplitPoint` of torch.distributed.pipelining each.
+        whole: names of modules, such as "decoder", that are in one stage with all that is in them.
         capture: whether the actions of a training step are captured as CUDA graphs, which replay
             without Python. True: the first step of a kind runs as usual and the second captures it,
             or says what cannot be captured and why. "auto": where something cannot be, all steps
@@ -133,6 +135,7 @@ class Pipeline(Updating):
         balance: Balance | None = None,
         sample: Any = None,
         split_at: SplitAt | None = None,
+        whole: Sequence[str] = (),
         capture: Capture = False,
         recompute: Recompute | Budget = None,
         check_finite: CheckFinite = "off",
@@ -160,7 +163,7 @@ class Pipeline(Updating):
         plan, self._levels = choose_levels(plan, asked)
         self._tensor = open_tensor(tensor_parallel, plan, capture, recompute)
         peers = [each for each in (group, self._tensor.group) if each is not None]
-        chain = open_model(model, sample, plan.num_stages, split_at)
+        chain = open_model(model, sample, plan.num_stages, split_at, whole)
         layers = chain.layers
         refuse_foreign_devices(layers, lanes[0].device.type)
         share = partial(share_out, chain, plan.num_stages, balance, sample, split_at)
@@ -361,6 +364,7 @@ class Pipeline(Updating):
         if self._deferred.is_needed:
             self._executor.observe(self._deferred)
         self._tensor.watch(self._executor, stages)
+        Beside(stages, self._loss_fn, self._chain.origins)
         run = self.partition, self.plan, self._reduction, deferred
         self._steps = open_verify(verified, self._executor, self._chain, run)
 
@@ -377,9 +381,7 @@ class Pipeline(Updating):
         return microbatch.sizes(microbatch.batch_size(batch), self.plan.num_microbatches)
 
     def _weights(self, rows: Sequence[int], total: int) -> list[float]:
-        if self._reduction == "sum":
-            return [1.0] * len(rows)
-        return [n / total for n in rows]
+        return [1.0 if self._reduction == "sum" else n / total for n in rows]
 
     def _run(self, program: Program, batch: Batch, result: Callable[[], Any] = lambda: None) -> Any:
         found = self._steps.run(program, batch, result)

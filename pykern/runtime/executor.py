@@ -225,11 +225,7 @@ class Executor:
             return found
 
     def alone(self) -> AbstractContextManager[object]:
-        """A context, within which nothing runs the stages.
-
-        Raises:
-            RuntimeError: as for `run`.
-        """
+        """A context, within which nothing runs the stages; raises RuntimeError as `run` does."""
         self._refuse_flow()
         return self._driver.claim  # type: ignore[no-any-return]
 
@@ -353,8 +349,7 @@ class Executor:
 
         Args:
             failures: as the driver gives them.
-            located: gives what an action was in its batch, and which batch that was if it was not
-                the only one.
+            located: see `Located`.
         """
         first = failures[0][2]
         for _, _, error in failures:
@@ -390,7 +385,6 @@ def _in_batch(number: int) -> Located:
 
 @atexit.register
 def _close_all() -> None:
-    # GPU memory is given back while Python still works. What handlers after this one open, the
-    # extension closes when the last has run, with all threads that come from steps held back.
+    # With GPU memory. What later handlers open, the extension closes when the last has run.
     for executor in list(_open):
         executor.close()
