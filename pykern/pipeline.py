@@ -17,12 +17,12 @@ from .chain import call_of, max_stages, open_model, share_out
 from .choice import Schedule, choose_plan
 from .devices import Devices, parse_devices
 from .fit import Fitted
-from .layers import make_stages, place_layers, refuse_foreign_devices, refuse_inside
+from .layers import make_stages, place_layers, refuse_foreign_devices
 from .level_costs import StageCosts
 from .levels import Levels, Recompute, choose_levels
 from .modes import as_before
 from .parallel.agreement import alike
-from .parallel.data import DataParallel, data_group, refuse_unsummed
+from .parallel.data import DataParallel, data_group
 from .parallel.first import of_first
 from .parallel.groups import Peers
 from .parallel.likeness import likeness
@@ -30,6 +30,7 @@ from .parallel.tensor import TensorParallelism, open_tensor
 from .partition import Balance, Partition
 from .plan import Kind
 from .plan.shares import Shares
+from .refusals import refuse_others, refuse_unsummed
 from .runtime import microbatch
 from .runtime.batch import Batch, Call, Outputs
 from .runtime.batch_norm import DeferredBatchNorm, OrderOfUpdates
@@ -107,6 +108,9 @@ class Pipeline(Updating):
             `parallelize_module` takes them; parameters of these become DTensors, new objects.
         verify: whether the first step also runs the plain model and compares loss, gradients and
             buffers: True, or a number for every so many-th step, or a `Verify`. See docs/verify.md.
+        timeout: seconds that an action of a CPU worker may take, beyond which the step, or stream,
+            raises `PipelineStalled` and the pipeline is closed; None for any time. Looked at every
+            20 ms, so that an action does not become slower.
         **options: for the schedule, e.g. `waves=2`; for "auto" e.g. `memory=0.5`.
 
     Raises:
@@ -140,11 +144,12 @@ class Pipeline(Updating):
         optimizer: MakeOptimizer | None = None,
         tensor_parallel: TensorParallelism | None = None,
         verify: bool | int | Verify = False,
+        timeout: float | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
         verified = parse_verify(verify, process_group, tensor_parallel)
-        _refuse_others(model, reduction, deferred_batch_norm)
+        refuse_others(model, Pipeline, reduction, deferred_batch_norm)
         lanes = parse_devices(devices)
         shares = Shares(len(lanes), microbatches, replicas)
         updates = choose_updates(schedule, shares, lanes, options, locals())
@@ -171,7 +176,7 @@ class Pipeline(Updating):
         self._adopt(chain, loss_fn)
         self._tensor.find(self, list(chain.layers.values()), cut)
         with ExitStack() as undo:
-            driver = open_driver(lanes, capture)
+            driver = open_driver(lanes, capture, timeout)
             undo.callback(driver.close)
             stages = self._make_stages(driver, recompute, updates, peers)
             undo.callback(self._tensor.close)
@@ -376,19 +381,9 @@ class Pipeline(Updating):
         return microbatch.sizes(microbatch.batch_size(batch), self.plan.num_microbatches)
 
     def _weights(self, rows: Sequence[int], total: int) -> list[float]:
-        if self._reduction == "sum":
-            return [1.0] * len(rows)
-        return [n / total for n in rows]
+        return [1.0 if self._reduction == "sum" else n / total for n in rows]
 
     def _run(self, program: Program, batch: Batch, result: Callable[[], Any] = lambda: None) -> Any:
         found = self._steps.run(program, batch, result)
         self._last_program = program
         return found
-
-
-def _refuse_others(model: Any, reduction: object, deferred_batch_norm: object) -> None:
-    refuse_inside(model, Pipeline)
-    if reduction not in ("mean", "sum"):
-        raise ValueError(f"reduction is 'mean' or 'sum', got {reduction!r}")
-    if not isinstance(deferred_batch_norm, bool):
-        raise TypeError(f"deferred_batch_norm is True or False, got {deferred_batch_norm!r}")

@@ -18,7 +18,6 @@ from torch.distributed import ProcessGroup
 from ..plan import Kind, Plan, Span, Timeline
 from ..runtime.layer_copies import trains
 from ..runtime.recorder import Capture
-from ..runtime.replica import refuse_replicas, refuse_trained_loss
 from ..runtime.stage import Stage
 from .agreement import agreed_group, values_digest
 from .buckets import GradientSum
@@ -44,17 +43,6 @@ def data_group(peers: Peers, capture: Capture) -> ProcessGroup:
             "the sums over processes are started by it; use capture=False"
         )
     return group
-
-
-def refuse_unsummed(
-    plan: Plan, layers: Mapping[str, nn.Module], loss_fn: object, group: ProcessGroup | None
-) -> None:
-    """Raises ValueError for what would not be summed over replicas, or over a group's processes."""
-    if plan.placement.num_replicas > 1:
-        refuse_replicas(layers)
-        refuse_trained_loss(loss_fn)
-    if group is not None:
-        refuse_foreign_loss(loss_fn, layers.values())
 
 
 def refuse_foreign_loss(loss_fn: object, layers: Iterable[nn.Module]) -> None:
