@@ -28,7 +28,7 @@ __all__ = [
     "dispatch_modes",
     "function_modes",
     "hooks_refused",
-    "multithreading",
+    "multithreads",
     "num_holders",
     "pop_dispatch_mode",
     "pop_function_mode",
@@ -38,8 +38,8 @@ __all__ = [
     "push_hooks",
     "release_pool",
     "sequence_number",
-    "set_grad",
-    "set_multithreading",
+    "set_gradients",
+    "set_multithreads",
     "top_hooks",
 ]
 
@@ -52,6 +52,21 @@ NODES_LAST = torch.__version__ >= "2.13"
 def sequence_number() -> int:
     """The number that the next node of this thread's autograd graph gets."""
     return torch._C._autograd._get_sequence_nr()
+
+
+def set_gradients(wanted: bool) -> None:
+    """Whether this thread computes gradients from now on."""
+    torch._C._set_grad_enabled(wanted)
+
+
+def multithreads() -> bool:
+    """Whether a backward on this thread may use threads of autograd's."""
+    return torch._C._is_multithreading_enabled()
+
+
+def set_multithreads(wanted: bool) -> None:
+    """Whether it may from now on."""
+    torch._C._set_multithreading_enabled(wanted)
 
 
 def top_hooks() -> Hooks | None:
@@ -72,21 +87,6 @@ def push_hooks(pack: Callable[..., Any], unpack: Callable[..., Any]) -> None:
 def hooks_refused() -> str | None:
     """The reason for which saved-tensors hooks are refused on this thread, None if they are not."""
     return torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
-
-
-def multithreading() -> bool:
-    """Whether a backward of this thread may run on threads of autograd's own."""
-    return torch._C._is_multithreading_enabled()
-
-
-def set_multithreading(enabled: bool) -> None:
-    """Sets whether a backward of this thread may run on threads of autograd's own."""
-    torch._C._set_multithreading_enabled(enabled)
-
-
-def set_grad(enabled: bool) -> None:
-    """Sets whether operations of this thread are recorded."""
-    torch._C._set_grad_enabled(enabled)
 
 
 def num_holders(tensor: Tensor) -> int:

@@ -56,6 +56,19 @@ def test_saved_tensors_hooks_are_seen_taken_and_put_back():
     assert torch_private.top_hooks() is None
 
 
+def test_gradients_and_threads_of_backwards_are_set():
+    before = torch_private.multithreads()
+    with torch.autograd.set_multithreading_enabled(not before):
+        assert torch_private.multithreads() is not before
+        torch_private.set_multithreads(before)
+        assert torch_private.multithreads() is before
+    assert torch.is_grad_enabled()
+    torch_private.set_gradients(False)
+    assert not torch.is_grad_enabled()
+    torch_private.set_gradients(True)
+    assert torch.is_grad_enabled()
+
+
 def test_a_refusal_of_hooks_is_told():
     assert torch_private.hooks_refused() is None
     with torch.autograd.graph.disable_saved_tensors_hooks("not here"):
@@ -87,17 +100,6 @@ def test_modes_are_seen_and_pushed_bare():
     torch_private.pop_dispatch_mode()
     torch_private.pop_function_mode()
     assert torch_private.function_modes() == torch_private.dispatch_modes() == []
-
-
-def test_threads_of_backwards_and_gradients_are_set():
-    assert torch_private.multithreading()
-    torch_private.set_multithreading(False)
-    assert not torch_private.multithreading()
-    torch_private.set_multithreading(True)
-    torch_private.set_grad(False)
-    assert not torch.is_grad_enabled()
-    torch_private.set_grad(True)
-    assert torch.is_grad_enabled()
 
 
 def test_holders_of_a_storage_are_counted():
