@@ -16,13 +16,22 @@ from . import _C
 from .torch_private import (
     dispatch_modes,
     function_modes,
+<<<<<<< HEAD
     multithreads,
+=======
+    multithreading,
+>>>>>>> main
     pop_dispatch_mode,
     pop_function_mode,
     push_dispatch_mode,
     push_function_mode,
+<<<<<<< HEAD
     set_gradients,
     set_multithreads,
+=======
+    set_grad,
+    set_multithreading,
+>>>>>>> main
 )
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
@@ -37,7 +46,11 @@ def as_before() -> _C.Undo:
     return _C.Undo(
         _put_back,
         torch.is_grad_enabled(),
+<<<<<<< HEAD
         multithreads(),
+=======
+        multithreading(),
+>>>>>>> main
         autocast,
         function_modes(),
         dispatch_modes(),
@@ -51,8 +64,13 @@ def _put_back(
     of_functions: Sequence[Any],
     of_dispatch: Sequence[Any],
 ) -> None:
+<<<<<<< HEAD
     set_gradients(grad)
     set_multithreads(multithreading)
+=======
+    set_grad(grad)
+    set_multithreading(threads)
+>>>>>>> main
     for device, enabled, dtype in autocast:
         torch.set_autocast_enabled(device, enabled)
         torch.set_autocast_dtype(device, dtype)

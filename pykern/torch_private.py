@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.overrides import _get_current_function_mode_stack as function_modes
 from torch.overrides import _pop_mode as pop_function_mode
 from torch.overrides import _push_mode as push_function_mode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dispatch_modes
 from torch.utils._python_dispatch import _pop_mode as pop_dispatch_mode
 from torch.utils._python_dispatch import _push_mode as push_dispatch_mode
@@ -28,7 +28,12 @@ __all__ = [
     "dispatch_modes",
     "function_modes",
     "hooks_refused",
+    "is_traceable_wrapper_subclass",
+<<<<<<< HEAD
     "multithreads",
+=======
+    "multithreading",
+>>>>>>> main
     "num_holders",
     "pop_dispatch_mode",
     "pop_function_mode",
@@ -38,8 +43,13 @@ __all__ = [
     "push_hooks",
     "release_pool",
     "sequence_number",
+<<<<<<< HEAD
     "set_gradients",
     "set_multithreads",
+=======
+    "set_grad",
+    "set_multithreading",
+>>>>>>> main
     "top_hooks",
 ]
 
@@ -52,21 +62,6 @@ NODES_LAST = torch.__version__ >= "2.13"
 def sequence_number() -> int:
     """The number that the next node of this thread's autograd graph gets."""
     return torch._C._autograd._get_sequence_nr()
-
-
-def set_gradients(wanted: bool) -> None:
-    """Whether this thread computes gradients from now on."""
-    torch._C._set_grad_enabled(wanted)
-
-
-def multithreads() -> bool:
-    """Whether a backward on this thread may use threads of autograd's."""
-    return torch._C._is_multithreading_enabled()
-
-
-def set_multithreads(wanted: bool) -> None:
-    """Whether it may from now on."""
-    torch._C._set_multithreading_enabled(wanted)
 
 
 def top_hooks() -> Hooks | None:

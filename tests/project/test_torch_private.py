@@ -56,19 +56,6 @@ def test_saved_tensors_hooks_are_seen_taken_and_put_back():
     assert torch_private.top_hooks() is None
 
 
-def test_gradients_and_threads_of_backwards_are_set():
-    before = torch_private.multithreads()
-    with torch.autograd.set_multithreading_enabled(not before):
-        assert torch_private.multithreads() is not before
-        torch_private.set_multithreads(before)
-        assert torch_private.multithreads() is before
-    assert torch.is_grad_enabled()
-    torch_private.set_gradients(False)
-    assert not torch.is_grad_enabled()
-    torch_private.set_gradients(True)
-    assert torch.is_grad_enabled()
-
-
 def test_a_refusal_of_hooks_is_told():
     assert torch_private.hooks_refused() is None
     with torch.autograd.graph.disable_saved_tensors_hooks("not here"):
