@@ -29,11 +29,7 @@ __all__ = [
     "function_modes",
     "hooks_refused",
     "is_traceable_wrapper_subclass",
-<<<<<<< HEAD
-    "multithreads",
-=======
     "multithreading",
->>>>>>> main
     "num_holders",
     "pop_dispatch_mode",
     "pop_function_mode",
@@ -43,13 +39,8 @@ __all__ = [
     "push_hooks",
     "release_pool",
     "sequence_number",
-<<<<<<< HEAD
-    "set_gradients",
-    "set_multithreads",
-=======
     "set_grad",
     "set_multithreading",
->>>>>>> main
     "top_hooks",
 ]
 
@@ -82,6 +73,21 @@ def push_hooks(pack: Callable[..., Any], unpack: Callable[..., Any]) -> None:
 def hooks_refused() -> str | None:
     """The reason for which saved-tensors hooks are refused on this thread, None if they are not."""
     return torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
+
+
+def multithreading() -> bool:
+    """Whether a backward of this thread may run on threads of autograd's own."""
+    return torch._C._is_multithreading_enabled()
+
+
+def set_multithreading(enabled: bool) -> None:
+    """Sets whether a backward of this thread may run on threads of autograd's own."""
+    torch._C._set_multithreading_enabled(enabled)
+
+
+def set_grad(enabled: bool) -> None:
+    """Sets whether operations of this thread are recorded."""
+    torch._C._set_grad_enabled(enabled)
 
 
 def num_holders(tensor: Tensor) -> int:

@@ -19,11 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import Node
 
 from .. import _C
-<<<<<<< HEAD
-from ..torch_private import multithreads, set_multithreads
-=======
 from ..torch_private import multithreading, set_multithreading
->>>>>>> main
 
 # Computes the gradients of some arguments, by their position.
 Weights = Callable[[], dict[int, Tensor]]
@@ -114,18 +110,10 @@ def taking(take: Take) -> AbstractContextManager[object]:
     Args:
         take: called with each node and a function that returns gradients by edge of the node.
     """
-<<<<<<< HEAD
-    before = _local.take, multithreads()
-=======
     before = _local.take, multithreading()
->>>>>>> main
     return _C.Within(partial(_set, take, False), lambda _: _set(*before))
 
 
-def _set(take: Take | None, multithreading: bool) -> None:
+def _set(take: Take | None, threads: bool) -> None:
     _local.take = take
-<<<<<<< HEAD
-    set_multithreads(multithreading)
-=======
     set_multithreading(threads)
->>>>>>> main

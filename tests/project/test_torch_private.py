@@ -89,6 +89,17 @@ def test_modes_are_seen_and_pushed_bare():
     assert torch_private.function_modes() == torch_private.dispatch_modes() == []
 
 
+def test_threads_of_backwards_and_gradients_are_set():
+    assert torch_private.multithreading()
+    torch_private.set_multithreading(False)
+    assert not torch_private.multithreading()
+    torch_private.set_multithreading(True)
+    torch_private.set_grad(False)
+    assert not torch.is_grad_enabled()
+    torch_private.set_grad(True)
+    assert torch.is_grad_enabled()
+
+
 def test_holders_of_a_storage_are_counted():
     x = torch.ones(2)
     alone = torch_private.num_holders(x)
