@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.overrides import _get_current_function_mode_stack as function_modes
 from torch.overrides import _pop_mode as pop_function_mode
 from torch.overrides import _push_mode as push_function_mode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dispatch_modes
 from torch.utils._python_dispatch import _pop_mode as pop_dispatch_mode
 from torch.utils._python_dispatch import _push_mode as push_dispatch_mode
@@ -28,6 +28,7 @@ __all__ = [
     "dispatch_modes",
     "function_modes",
     "hooks_refused",
+    "is_traceable_wrapper_subclass",
     "multithreading",
     "num_holders",
     "pop_dispatch_mode",
