@@ -1,7 +1,10 @@
 #include "callbacks.hpp"
 
+#include <cxxabi.h>
 #include <pybind11/eval.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <stdexcept>
 #include <utility>
@@ -14,6 +17,15 @@ namespace {
 
 // Objects that go with a thread may leave others with it as they go.
 constexpr int kRoundsOfGoodbyes = 8;
+
+// For how long actions may go on behind a second interrupt, which they may be about to notice.
+constexpr std::int64_t kGraceNs = 500'000'000;
+
+// For a thread that Python has ended because it asked for the lock of an interpreter that goes
+// down. It would unwind what is not to be unwound; where it is, it disturbs nobody.
+[[noreturn]] void stay_for_ever() {
+    for (;;) pause();
+}
 
 // Frees what `threading.local` has of this thread, as long as all of Python works in it.
 void clear_locals() {
@@ -39,8 +51,9 @@ void clear_locals() {
 
 }  // namespace
 
-Callbacks::Callbacks(int num_workers)
+Callbacks::Callbacks(int num_workers, std::int64_t timeout_ns)
     : num_forks_(num_forks()),
+      timeout_ns_(timeout_ns),
       nothing_(py::eval("lambda: None", py::dict())),
       workers_(static_cast<std::size_t>(num_workers)) {}
 
@@ -60,10 +73,11 @@ std::vector<Failure> Callbacks::end() {
     carry_ = py::object();
     context_ = py::object();
     interrupted_ = false;
+    num_interrupts_ = 0;
     return std::exchange(failures_, {});
 }
 
-bool Callbacks::check_signals() {
+bool Callbacks::check_signals(bool may_give_up) {
     const py::gil_scoped_acquire gil;
     if (PyErr_CheckSignals() != 0) interrupt(fetch_exception());
     if (num_forks() != num_forks_) {
@@ -71,12 +85,51 @@ bool Callbacks::check_signals() {
             "this process was forked by a signal handler within a step, which does not survive a "
             "fork; make a new pipeline in the child");
     }
+    if (may_give_up && is_hopeless()) throw Stalled();
     return interrupted_;
+}
+
+bool Callbacks::is_hopeless() {
+    if (timeout_ns_ == 0 && num_interrupts_ == 0) return false;
+    const std::int64_t now = now_ns();
+    bool acts = false;
+    bool late = false;
+    for (Worker& worker : workers_) {
+        if (!worker.acting) continue;
+        acts = true;
+        if (worker.seen != worker.number) {
+            worker.seen = worker.number;
+            worker.since_ns = now;
+        }
+        late = late || (timeout_ns_ > 0 && now - worker.since_ns > timeout_ns_);
+    }
+    return late || (acts && num_interrupts_ > 1 && now - last_interrupt_ns_ > kGraceNs);
+}
+
+std::vector<UnderWay> Callbacks::under_way() const {
+    const std::int64_t now = now_ns();
+    std::vector<UnderWay> found;
+    for (const Worker& worker : workers_) {
+        if (!worker.acting) continue;
+        const std::int64_t ns = worker.seen == worker.number ? now - worker.since_ns : 0;
+        found.push_back({worker.position, ns, worker.thread_id});
+    }
+    std::ranges::stable_sort(found, std::ranges::greater(), &UnderWay::ns);
+    return found;
+}
+
+void Callbacks::abandon() {
+    abandoned_ = true;
+    for (const Worker& worker : workers_) {
+        if (worker.acting) PyThreadState_SetAsyncExc(worker.thread_id, PyExc_KeyboardInterrupt);
+    }
 }
 
 void Callbacks::interrupt(py::object exception) {
     failures_.emplace_back(std::nullopt, -1, std::move(exception));
     interrupted_ = true;
+    ++num_interrupts_;
+    last_interrupt_ns_ = now_ns();
     for (const Worker& worker : workers_) {
         if (worker.acting) PyThreadState_SetAsyncExc(worker.thread_id, PyExc_KeyboardInterrupt);
     }
@@ -103,7 +156,11 @@ void Callbacks::detach(int worker) noexcept {
 }
 
 void Callbacks::resume(int worker) noexcept {
-    PyEval_RestoreThread(workers_[static_cast<std::size_t>(worker)].state);
+    try {
+        PyEval_RestoreThread(workers_[static_cast<std::size_t>(worker)].state);
+    } catch (const abi::__forced_unwind&) {
+        stay_for_ever();
+    }
 }
 
 void Callbacks::suspend(int worker) noexcept {
@@ -137,17 +194,30 @@ void Callbacks::leave(int worker) noexcept {
 bool Callbacks::run(int worker, Position position) noexcept {
     // While this worker waited for the lock another action failed, or an interrupt came, which
     // reaches only those under way.
-    if (!failures_.empty()) return false;
+    if (!failures_.empty() || abandoned_) return false;
     Worker& self = workers_[static_cast<std::size_t>(worker)];
     const Action action = program_->action(position);
-    const py::object& call =
+    // An object of its own: the step may be given up meanwhile.
+    const py::object call =
         calls_[static_cast<std::size_t>(action.kind)][program_->stage_of_replica(position)];
     const auto microbatch =
         py::reinterpret_steal<py::object>(PyLong_FromUnsignedLong(action.microbatch));
+    self.position = position;
+    ++self.number;
     self.acting = true;
-    const auto result =
-        py::reinterpret_steal<py::object>(PyObject_CallOneArg(call.ptr(), microbatch.ptr()));
+    py::object result;
+    try {
+        result =
+            py::reinterpret_steal<py::object>(PyObject_CallOneArg(call.ptr(), microbatch.ptr()));
+    } catch (const abi::__forced_unwind&) {
+        stay_for_ever();
+    }
     self.acting = false;
+    if (abandoned_) {
+        PyErr_Clear();
+        take_interrupt();
+        return false;
+    }
     if (num_forks() != num_forks_) end_child(static_cast<bool>(result));
     const bool ok = result ? true : fail(action, program_->device_of(position));
     if (interrupted_) take_interrupt();

@@ -87,7 +87,7 @@ void Claim::take() {
     }
     stay_at_end();
     const std::scoped_lock lock(mutex_);
-    if (closed_) throw std::runtime_error("the pipeline is closed");
+    if (closed_) throw std::runtime_error("the pipeline is closed" + why_);
     if (taken_by_ != std::thread::id()) {
         throw std::runtime_error(
             "the pipeline is already running a step: a stage, a hook or another thread called it "
@@ -108,8 +108,10 @@ void Claim::release() {
     released_.notify_all();
 }
 
-void Claim::close() {
+void Claim::close(std::string why) {
     const std::scoped_lock lock(mutex_);
+    // The first reason stays.
+    if (!closed_) why_ = std::move(why);
     closed_ = true;
 }
 

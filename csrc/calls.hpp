@@ -11,6 +11,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <thread>
 #include <tuple>
 #include <vector>
@@ -49,8 +50,8 @@ class Claim {
     // block, nor between the block and __exit__. Throws std::runtime_error where that may not be.
     void take();
     void release();
-    // No further step begins.
-    void close();
+    // No further step begins: the pipeline is closed, for this reason.
+    void close(std::string why = "");
     // Waits until nobody is in a step, with the interpreter lock. Meanwhile Python handles its
     // signals: what the first one raises is given to `interrupt` and returned when the step is
     // over, the second ends the wait and is thrown.
@@ -70,6 +71,7 @@ class Claim {
     std::condition_variable released_;
     std::thread::id taken_by_;    // no thread: free; guarded by mutex_
     bool closed_ = false;         // guarded by mutex_
+    std::string why_;             // guarded by mutex_
     std::vector<pid_t> callers_;  // the last one last; guarded by mutex_
 };
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .pipeline import Pipeline
     from .plan import Plan, PlanError
     from .runtime.microbatch import SplitError
+    from .runtime.stalled import PipelineStalled
     from .trace import CutError
     from .verify import Verify, VerifyError
 
@@ -28,6 +29,7 @@ __all__ = [
     "HostOptimizer",
     "PeerError",
     "Pipeline",
+    "PipelineStalled",
     "Plan",
     "PlanError",
     "SplitError",
@@ -44,6 +46,7 @@ _HOME = {
     "HostOptimizer": ".optimizers.host",
     "PeerError": ".parallel.errors",
     "Pipeline": ".pipeline",
+    "PipelineStalled": ".runtime.stalled",
     "Plan": ".plan",
     "PlanError": ".plan",
     "SplitError": ".runtime.microbatch",

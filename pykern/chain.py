@@ -12,10 +12,13 @@ from torch.export import ExportedProgram
 
 from .layers import named_layers, refuse_hooks
 from .partition import Balance, Partition, partition
+from .profile import as_in_training
 from .runtime.batch import Call
 from .runtime.keywords import keywords_of
-from .split_points import SplitAt, counts_at, names_of
+from .split_points import SplitAt, counts_at, names_of, whole_names
 from .trace import Traced
+from .trace.opened import whole_by_names
+from .trace.origins import Origins
 from .trace.routes import Direct
 
 
@@ -28,9 +31,11 @@ class Chain:
     Attributes:
         layers: by name.
         root: the module that they belong to; None where they were given as a list.
+        origins: where it is noted what layers make, while that is looked at.
     """
 
     def __init__(self, model: nn.Sequential | Sequence[nn.Module]) -> None:
+        self.origins = Origins()
         self.layers = named_layers(model)
         self.root = model if isinstance(model, nn.Module) else None
         self._taken = {name for layer in self.layers.values() for name in keywords_of(layer)}
@@ -81,10 +86,16 @@ class RecordedChain:
     Attributes:
         layers: the segments by name.
         root: the model.
+        origins: as of a `Chain`, and of what forwards have made while they were recorded.
     """
 
     def __init__(
-        self, model: nn.Module, sample: Any, num_stages: int, split_at: Sequence[str]
+        self,
+        model: nn.Module,
+        sample: Any,
+        num_stages: int,
+        split_at: Sequence[str] = (),
+        whole: Sequence[str] = (),
     ) -> None:
         if sample is None:
             raise TypeError(
@@ -94,7 +105,7 @@ class RecordedChain:
             )
         self.root: nn.Module | None = model
         try:
-            self._traced = Traced(model, call_of(sample), num_stages, split_at)
+            self._traced = Traced(model, call_of(sample), num_stages, split_at, whole)
         except Exception as error:
             # Some take no notes.
             with suppress(Exception):
@@ -104,6 +115,7 @@ class RecordedChain:
                 )
             raise
         self.layers: dict[str, nn.Module] = dict(self._traced.segments)
+        self.origins = self._traced.origins
 
     def first_input(self, sample: Any) -> Any:
         """What the first segment is given for a sample."""
@@ -140,15 +152,25 @@ def open_model(
     sample: Any,
     num_stages: int,
     split_at: SplitAt | None,
+    whole: Sequence[str] = (),
 ) -> Chain | RecordedChain:
-    """The model as a chain: of its layers where it does nothing else, otherwise recorded."""
+    """The model as a chain: of its layers where it does nothing else, otherwise recorded.
+
+    Raises:
+        TypeError: it is not a model, or names are not names.
+        CutError: it cannot be cut like this.
+    """
+    names = whole_names(whole)
     if isinstance(model, ExportedProgram):
         model = model.module()
     if is_chain(model):
-        return Chain(model)
+        chain = Chain(model)
+        # Every layer of a chain stays whole.
+        whole_by_names(_all_modules(chain.layers), names)
+        return chain
     if not isinstance(model, nn.Module):
         raise TypeError(f"cannot cut a {type(model).__name__}: give an nn.Module or a list of them")
-    return RecordedChain(model, sample, num_stages, names_of(split_at))
+    return RecordedChain(model, sample, num_stages, names_of(split_at), names)
 
 
 def share_out(
@@ -169,8 +191,13 @@ def share_out(
             raise ValueError(f"split_at says where stages begin; balance={balance!r} does as well")
         balance = counts_at(list(chain.layers), split_at, num_stages)
     balance = "parameters" if balance is None else balance
-    measured = balance in ("time", "memory") or isinstance(chain, Chain)
-    given = chain.first_input(sample) if measured and sample is not None else None
+    if balance in ("time", "memory"):
+        # In the modes in which it is measured, which lead the way through a forward.
+        root = list(chain.layers.values()) if chain.root is None else [chain.root]
+        with as_in_training(root):
+            given = None if sample is None else chain.first_input(sample)
+            return partition(chain.layers, num_stages, balance=balance, sample=given)
+    given = sample if isinstance(chain, Chain) else None
     return partition(chain.layers, num_stages, balance=balance, sample=given)
 
 
@@ -189,6 +216,15 @@ def is_chain(model: object) -> TypeGuard[nn.Sequential | Sequence[nn.Module]]:
     if isinstance(model, nn.Sequential):
         return type(model).forward is nn.Sequential.forward and "forward" not in vars(model)
     return isinstance(model, Sequence | nn.ModuleList)
+
+
+def _all_modules(layers: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """The layers and the modules in them, by name."""
+    return {
+        name: module
+        for prefix, layer in layers.items()
+        for name, module in layer.named_modules(prefix=prefix)
+    }
 
 
 def call_of(sample: Any) -> Call:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from .chain import RecordedChain
 from .modes import as_before
-from .split_points import SplitAt, names_of
+from .split_points import SplitAt, names_of, whole_names
 from .trace import CutError, Untouched, why_whole
 
 
 def explain_cut(
-    model: nn.Module, sample: Any, *, num_stages: int = 2, split_at: SplitAt | None = None
+    model: nn.Module,
+    sample: Any,
+    *,
+    num_stages: int = 2,
+    split_at: SplitAt | None = None,
+    whole: Sequence[str] = (),
 ) -> str:
     """A table of the places where a model can be cut, in the order of its forward.
 
@@ -30,13 +34,14 @@ def explain_cut(
         sample: as for `Pipeline`.
         num_stages: what has more than a stage's share of the parameters is looked into.
         split_at: as for `Pipeline`; instead, the modules around these names are looked into.
+        whole: as for `Pipeline`: names of modules that are not looked into.
     """
     try:
-        chain = RecordedChain(model, sample, num_stages, names_of(split_at))
+        chain = RecordedChain(model, sample, num_stages, names_of(split_at), whole_names(whole))
     except CutError as error:
         return f"The model cannot be cut: {error}"
     rows = [("a stage can begin with", "parameters", "tensors", "bytes that cross")]
-    with Untouched(model, ()).kept(), as_before(), torch.no_grad():
+    with Untouched(model, ()).kept(), as_before():
         rows += _places(chain, sample)
     first, *others = (max(len(row[column]) for row in rows) for column in range(4))
     lines = [

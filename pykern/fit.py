@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from .fit_memory import most_held
 from .level_costs import StageCosts, StageLevel, costs_of, memory_of
-from .plan import Action, Costs, Kind, Memory, Plan, Timeline, peak_bytes, simulate, with_recompute
+from .plan import Action, Costs, Kind, Memory, Plan, Timeline, simulate, with_recompute
 
 _BACKWARD = (Kind.B, Kind.I)
 
@@ -96,22 +97,33 @@ class _Fit:
             sorted({placement.device_of(stage, r) for r in range(placement.num_replicas)})
             for stage in range(plan.num_stages)
         ]
-        self._workspaces = [self._beside(device) for device in range(plan.num_devices)]
-        self._caps = [
-            budget - workspace
-            for budget, workspace in zip(self._budgets, self._workspaces, strict=True)
-        ]
+        self._caps = list(self._budgets)
 
     def best(self) -> Fitted:
         """See `fit`."""
-        candidates = [self._try(levels) for levels in self._uniform()]
-        fitting = [candidate for candidate in candidates if candidate is not None]
-        mixed = self._mixed()
-        if mixed is not None:
-            fitting.append(mixed)
+        fitting: list[Fitted] = []
+        # What is needed beside depends on the levels that are chosen by it: least, and most.
+        for beside in (self._least_beside, self._beside):
+            self._caps = [budget - beside(d) for d, budget in enumerate(self._budgets)]
+            candidates = [self._try(levels) for levels in self._uniform()]
+            fitting += [candidate for candidate in candidates if candidate is not None]
+            mixed = self._mixed()
+            if mixed is not None:
+                fitting.append(mixed)
+                break
         if not fitting:
             raise ValueError(self._refusal())
         return min(fitting, key=lambda fitted: fitted.timeline.makespan_ns)
+
+    def _least_beside(self, device: int) -> float:
+        """What each of the device's stages needs beside what its cells hold, at some level."""
+        found = [0.0]
+        for stage in self._stages_on(device):
+            costs = self._stages[stage]
+            measured = [kept.held for kept in costs.kept.values()]
+            needs = [max(held.beside.values()) for held in measured if held is not None]
+            found.append(min(needs, default=costs.workspace_bytes))
+        return max(found)
 
     def _beside(self, device: int) -> float:
         """What the device needs at most beside what its cells hold."""
@@ -231,22 +243,18 @@ class _Fit:
 
     def _try(self, levels: Sequence[StageLevel]) -> Fitted | None:
         """The plan at these levels; None where it does not fit."""
-        if min(self._caps) <= 0:
-            return None
         cells = _cells(levels)
         costs = self._costs_of(levels)
         memory = memory_of(self._stages, levels)
         plan = self._plan
         if cells:
             # One cap for all devices: what a stage holds is told in shares of what its device may.
-            shares = [1 / min(self._caps[d] for d in devices) for devices in self._devices_of]
+            caps = [max(cap, 1.0) for cap in self._caps]
+            shares = [1 / min(caps[d] for d in devices) for devices in self._devices_of]
             plan = with_recompute(plan, cells, costs, _scaled(memory, shares), 1.0)
-        held = peak_bytes(plan, memory)
-        if any(bytes_ > cap for bytes_, cap in zip(held, self._caps, strict=True)):
+        peaks = tuple(most_held(plan, self._stages, levels))
+        if any(peak > budget for peak, budget in zip(peaks, self._budgets, strict=True)):
             return None
-        peaks = tuple(
-            bytes_ + workspace for bytes_, workspace in zip(held, self._workspaces, strict=True)
-        )
         return Fitted(plan, tuple(levels), simulate(plan, costs), peaks, self._budgets)
 
     def _refusal(self) -> str:
@@ -269,8 +277,7 @@ class _Fit:
             plan = self._plan
             if cells:
                 plan = with_recompute(plan, cells, self._costs_of(levels), memory, 0.0)
-            held = peak_bytes(plan, memory)
-            yield held[device] + self._workspaces[device]
+            yield most_held(plan, self._stages, levels)[device]
 
 
 class _Sweep:

@@ -9,7 +9,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .plan import Costs, Memory
+from .plan import Costs, Kind, Memory
+
+
+@dataclass(frozen=True)
+class Held:
+    """What one microbatch of a stage holds, by what changes it: bytes.
+
+    Attributes:
+        own: by kind of the stage's action, how much more is held behind it.
+        beside: likewise, what the action needs beyond what is held before and behind it.
+        others: by kind and stage of another stage's action, how much more is held behind that:
+            less, for it lets go of what the two have in common.
+    """
+
+    own: Mapping[Kind, float]
+    beside: Mapping[Kind, float]
+    others: Mapping[tuple[Kind, int], float]
 
 
 @dataclass(frozen=True)
@@ -22,6 +38,7 @@ class Kept:
         activation_bytes: held from F to the end of B or I.
         weights_bytes: of it, or beside it, what is held from I to the end of W.
         input_share: of backward_ns, what I takes, 0...1.
+        held: all of it action by action, where it was measured.
     """
 
     forward_ns: float
@@ -29,6 +46,7 @@ class Kept:
     activation_bytes: float
     weights_bytes: float = 0.0
     input_share: float = 0.5
+    held: Held | None = None
 
 
 @dataclass(frozen=True)
@@ -40,12 +58,14 @@ class Rebuilt:
         boundary_bytes: held from F to R.
         activation_bytes: held from R to the end of B or I.
         backward_ns: by how much B, or I, is longer.
+        held: all of it action by action, where it was measured.
     """
 
     recompute_ns: float
     boundary_bytes: float
     activation_bytes: float
     backward_ns: float = 0.0
+    held: Held | None = None
 
 
 @dataclass(frozen=True)

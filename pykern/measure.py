@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from .level_costs import Kept, Rebuilt, StageCosts
+from .level_costs import Held, Kept, Rebuilt, StageCosts
 from .live_bytes import LiveBytes
 from .plan import Kind
 from .runtime.layer_copies import copy_layers
@@ -38,6 +38,8 @@ class _Cost:
     times_ns: list[int] = field(default_factory=list)
     held_bytes: int = 0
     workspace_bytes: int = 0
+    # By stage, how much more others hold behind it.
+    others: dict[int, int] = field(default_factory=dict)
 
     @property
     def time_ns(self) -> float:
@@ -96,8 +98,9 @@ def _of_stage(costs: dict[Level, _Costs], stage: int, *, split: bool) -> StageCo
             # Only kernels' own level matters to what R makes: it is the default one.
             usual = kept.get("ops", next(iter(kept.values()))).backward_ns
             whole = sum(cost.time_ns for key, cost in of_level.items() if key in backwards)
+            longer = max(whole - usual, 0.0)
             rebuilt[level] = Rebuilt(
-                again.time_ns, held, held + again.held_bytes, max(whole - usual, 0.0)
+                again.time_ns, held, held + again.held_bytes, longer, _held(of_level, stage)
             )
         elif split:
             inputs, weights = of_level[Kind.I, stage], of_level[Kind.W, stage]
@@ -108,10 +111,16 @@ def _of_stage(costs: dict[Level, _Costs], stage: int, *, split: bool) -> StageCo
                 forward.held_bytes,
                 max(forward.held_bytes + inputs.held_bytes, 0),
                 inputs.time_ns / both if both else 0.5,
+                _held(of_level, stage),
             )
         else:
             backward = of_level[Kind.B, stage]
-            kept[level] = Kept(forward.time_ns, backward.time_ns, forward.held_bytes)
+            kept[level] = Kept(
+                forward.time_ns,
+                backward.time_ns,
+                forward.held_bytes,
+                held=_held(of_level, stage),
+            )
     of_stage = [
         {kind: cost for (kind, of), cost in of_level.items() if of == stage}
         for of_level in costs.values()
@@ -121,6 +130,17 @@ def _of_stage(costs: dict[Level, _Costs], stage: int, *, split: bool) -> StageCo
         rebuilt,
         max(cost.workspace_bytes for actions in of_stage for cost in actions.values()),
         max(sum(cost.held_bytes for cost in actions.values()) for actions in of_stage),
+    )
+
+
+def _held(costs: _Costs, stage: int) -> Held:
+    """What a microbatch of the stage holds at the level of these costs."""
+    mine = {kind: cost for (kind, of), cost in costs.items() if of == stage}
+    changes = {key: cost.others.get(stage, 0) for key, cost in costs.items()}
+    return Held(
+        {kind: cost.held_bytes for kind, cost in mine.items()},
+        {kind: cost.workspace_bytes for kind, cost in mine.items()},
+        {key: change for key, change in changes.items() if change},
     )
 
 
@@ -140,7 +160,10 @@ class _Chain:
         lives = [LiveBytes() for _ in self._stages]
 
         def weigh(key: tuple[Kind, int], action: Callable[[], None]) -> None:
+            before = [live.now for live in lives]
             costs[key] = _weigh(lives[key[1]], action)
+            changes = [live.now - was for live, was in zip(lives, before, strict=True)]
+            costs[key].others = {s: change for s, change in enumerate(changes) if s != key[1]}
 
         self.run(level, finish, weigh)
         for _ in range(_REPEATS):
@@ -162,7 +185,11 @@ class _Chain:
             for stage in reversed(self._stages):
                 if level in INPUTS:
                     around((Kind.R, stage.index), partial(stage.recompute, 0))
-                for kind in self._backward:
+                kind = self._backward[0]
+                around((kind, stage.index), partial(_backward, stage, kind))
+            # The last W of what two stages hold together is the later one's, as in a step.
+            for kind in self._backward[1:]:
+                for stage in self._stages:
                     around((kind, stage.index), partial(_backward, stage, kind))
         finally:
             for stage in self._stages:

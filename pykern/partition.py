@@ -100,7 +100,8 @@ def partition(
             measured on `sample`), "memory" (bytes of weights, gradients and Adam's moments, and
             of what a forward keeps for its backward, measured on `sample`, for as many microbatches
             as there are stages), prices by patterns of layer names, of which the first that fits
-            counts, as in `{"embed*": 0, "*head": 2, "*": 1}`; or a list: the layers of each stage.
+            counts, as in `{"embed*": 0, "*head": 2, "*": 1}`, where a layer without a name goes by
+            its number and its type; or a list: the layers of each stage.
         sample: An input of the first layer; needed for, and only for, what is measured.
 
     Returns:
@@ -111,7 +112,9 @@ def partition(
         ValueError: If there are fewer layers than stages, the balance is unknown or does not fit
             the model, a parameter has no shape yet, or `sample` is missing or superfluous.
     """
-    chain = _as_chain(layers)
+    named = _as_chain(layers)
+    # A reader knows a layer by its own name, or by its type where that is a number.
+    chain = [(type(each).__name__ if name.isdigit() else name, each) for name, each in named]
     _check_num_stages(num_stages, len(chain))
     parameters = [_count_parameters(name, layer) for name, layer in chain]
     if isinstance(balance, str):
@@ -120,7 +123,9 @@ def partition(
         costs = _costs(balance, layers_of, parameters, sample, num_stages)
         ends = _balanced_ends(costs, num_stages)
     elif isinstance(balance, Mapping):
-        costs = [_price(balance, name) for name, _ in chain]
+        costs = [
+            _price(balance, name, kind) for (name, _), (kind, _) in zip(named, chain, strict=True)
+        ]
         ends = _balanced_ends(costs, num_stages)
     else:
         costs = parameters
@@ -138,11 +143,12 @@ def partition(
 def _as_chain(
     layers: nn.Sequential | Sequence[nn.Module] | Mapping[str, nn.Module],
 ) -> list[tuple[str, nn.Module]]:
-    """Each layer with the name a reader knows it by: its own, or its type where it has a number."""
+    """Each layer with its name, or number."""
     if isinstance(layers, Mapping):
         named = list(layers.items())
     elif isinstance(layers, nn.Sequential):
-        named = list(layers.named_children())
+        # Not named_children, which leaves out a layer that occurs twice.
+        named = [(name, layer) for name, layer in layers._modules.items() if layer is not None]
     elif isinstance(layers, Sequence | nn.ModuleList):
         named = [(str(index), layer) for index, layer in enumerate(layers)]
     else:
@@ -153,7 +159,7 @@ def _as_chain(
     for name, layer in named:
         if not isinstance(layer, nn.Module):
             raise TypeError(f"layer {name} is a {type(layer).__name__}; it must be an nn.Module")
-    return [(type(layer).__name__ if name.isdigit() else name, layer) for name, layer in named]
+    return named
 
 
 def _check_num_stages(num_stages: int, num_layers: int) -> None:
@@ -219,14 +225,16 @@ def _bytes_of(layer: nn.Module) -> int:
     return sum(parameter.numel() * parameter.element_size() for parameter in layer.parameters())
 
 
-def _price(prices: Mapping[str, float], name: str) -> int:
+def _price(prices: Mapping[str, float], name: str, kind: str) -> int:
+    """What a layer costs, in millionths: `name` is its name or number, `kind` that or its type."""
     for pattern, price in prices.items():
-        if fnmatchcase(name, pattern):
+        if fnmatchcase(name, pattern) or fnmatchcase(kind, pattern):
             if not isinstance(price, int | float) or not 0 <= price < inf:
                 raise ValueError(f"balance prices {pattern!r} at {price!r}; a price is 0 or more")
             return round(price * 1_000_000)
+    layer = repr(name) if name == kind else f"{name!r} ({kind})"
     raise ValueError(
-        f"balance has no price for layer {name!r}: none of {', '.join(map(repr, prices))} fits"
+        f"balance has no price for layer {layer}: none of {', '.join(map(repr, prices))} fits"
     )
 
 

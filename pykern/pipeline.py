@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -17,28 +17,29 @@ from .chain import call_of, max_stages, open_model, share_out
 from .choice import Schedule, choose_plan
 from .devices import Devices, parse_devices
 from .fit import Fitted
-from .layers import make_stages, place_layers, refuse_foreign_devices, refuse_inside
+from .layers import make_stages, place_layers, refuse_foreign_devices
 from .level_costs import StageCosts
 from .levels import Levels, Recompute, choose_levels
 from .modes import as_before
 from .parallel.agreement import alike
-from .parallel.data import DataParallel, data_group, refuse_foreign_loss
+from .parallel.data import DataParallel, data_group
 from .parallel.first import of_first
 from .parallel.groups import Peers
 from .parallel.likeness import likeness
 from .parallel.tensor import TensorParallelism, open_tensor
 from .partition import Balance, Partition
-from .plan import Kind, Plan
+from .plan import Kind
 from .plan.shares import Shares
+from .refusals import refuse_others, refuse_unsummed
 from .runtime import microbatch
 from .runtime.batch import Batch, Call, Outputs
 from .runtime.batch_norm import DeferredBatchNorm, OrderOfUpdates
+from .runtime.beside import Beside
 from .runtime.executor import Driver, Program, open_driver
 from .runtime.finite import CheckFinite, Checks
 from .runtime.in_order import InOrder
 from .runtime.loss import Loss, Losses, scale_of
 from .runtime.recorder import Capture
-from .runtime.replica import refuse_replicas, refuse_trained_loss
 from .runtime.stage import Stage
 from .runtime.stage_optimizers import MakeOptimizer
 from .split_points import SplitAt
@@ -77,6 +78,7 @@ class Pipeline(Updating):
             forward of its own: a tensor, a tuple of arguments, or a dict of keyword arguments.
         split_at: names of the layers, or modules, that stages begin with, all but the first; or a
             dict of names with a `SplitPoint` of torch.distributed.pipelining each.
+        whole: names of modules, such as "decoder", that are in one stage with all that is in them.
         capture: whether the actions of a training step are captured as CUDA graphs, which replay
             without Python. True: the first step of a kind runs as usual and the second captures it,
             or says what cannot be captured and why. "auto": where something cannot be, all steps
@@ -106,6 +108,9 @@ class Pipeline(Updating):
             `parallelize_module` takes them; parameters of these become DTensors, new objects.
         verify: whether the first step also runs the plain model and compares loss, gradients and
             buffers: True, or a number for every so many-th step, or a `Verify`. See docs/verify.md.
+        timeout: seconds that an action of a CPU worker may take, beyond which the step, or stream,
+            raises `PipelineStalled` and the pipeline is closed; None for any time. Looked at every
+            20 ms, so that an action does not become slower.
         **options: for the schedule, e.g. `waves=2`; for "auto" e.g. `memory=0.5`.
 
     Raises:
@@ -130,6 +135,7 @@ class Pipeline(Updating):
         balance: Balance | None = None,
         sample: Any = None,
         split_at: SplitAt | None = None,
+        whole: Sequence[str] = (),
         capture: Capture = False,
         recompute: Recompute | Budget = None,
         check_finite: CheckFinite = "off",
@@ -138,11 +144,12 @@ class Pipeline(Updating):
         optimizer: MakeOptimizer | None = None,
         tensor_parallel: TensorParallelism | None = None,
         verify: bool | int | Verify = False,
+        timeout: float | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
         verified = parse_verify(verify, process_group, tensor_parallel)
-        _refuse_others(model, reduction, deferred_batch_norm)
+        refuse_others(model, Pipeline, reduction, deferred_batch_norm)
         lanes = parse_devices(devices)
         shares = Shares(len(lanes), microbatches, replicas)
         updates = choose_updates(schedule, shares, lanes, options, locals())
@@ -156,21 +163,20 @@ class Pipeline(Updating):
         plan, self._levels = choose_levels(plan, asked)
         self._tensor = open_tensor(tensor_parallel, plan, capture, recompute)
         peers = [each for each in (group, self._tensor.group) if each is not None]
-        chain = open_model(model, sample, plan.num_stages, split_at)
+        chain = open_model(model, sample, plan.num_stages, split_at, whole)
         layers = chain.layers
         refuse_foreign_devices(layers, lanes[0].device.type)
         share = partial(share_out, chain, plan.num_stages, balance, sample, split_at)
         cut = of_first(peers, share, Partition) if balance == "time" else share()
         refuse_layers(updates, layers, cut)
         self._checks = Checks(check_finite, list(layers), cut.stages, captures=capture is not False)
-        _refuse_unsummed(plan, layers, loss_fn, group)
+        refuse_unsummed(plan, layers, loss_fn, group)
 
-        self.plan, self.partition = plan, cut
-        self._reduction = reduction
+        self.plan, self.partition, self._reduction = plan, cut, reduction
         self._adopt(chain, loss_fn)
         self._tensor.find(self, list(chain.layers.values()), cut)
         with ExitStack() as undo:
-            driver = open_driver(lanes, capture)
+            driver = open_driver(lanes, capture, timeout)
             undo.callback(driver.close)
             stages = self._make_stages(driver, recompute, updates, peers)
             undo.callback(self._tensor.close)
@@ -358,6 +364,7 @@ class Pipeline(Updating):
         if self._deferred.is_needed:
             self._executor.observe(self._deferred)
         self._tensor.watch(self._executor, stages)
+        Beside(stages, self._loss_fn, self._chain.origins)
         run = self.partition, self.plan, self._reduction, deferred
         self._steps = open_verify(verified, self._executor, self._chain, run)
 
@@ -374,30 +381,9 @@ class Pipeline(Updating):
         return microbatch.sizes(microbatch.batch_size(batch), self.plan.num_microbatches)
 
     def _weights(self, rows: Sequence[int], total: int) -> list[float]:
-        if self._reduction == "sum":
-            return [1.0] * len(rows)
-        return [n / total for n in rows]
+        return [1.0 if self._reduction == "sum" else n / total for n in rows]
 
     def _run(self, program: Program, batch: Batch, result: Callable[[], Any] = lambda: None) -> Any:
         found = self._steps.run(program, batch, result)
         self._last_program = program
         return found
-
-
-def _refuse_others(model: Any, reduction: object, deferred_batch_norm: object) -> None:
-    refuse_inside(model, Pipeline)
-    if reduction not in ("mean", "sum"):
-        raise ValueError(f"reduction is 'mean' or 'sum', got {reduction!r}")
-    if not isinstance(deferred_batch_norm, bool):
-        raise TypeError(f"deferred_batch_norm is True or False, got {deferred_batch_norm!r}")
-
-
-def _refuse_unsummed(
-    plan: Plan, layers: Mapping[str, nn.Module], loss_fn: Loss | None, group: ProcessGroup | None
-) -> None:
-    """Refuses what would not be summed over replicas, or over processes."""
-    if plan.placement.num_replicas > 1:
-        refuse_replicas(layers)
-        refuse_trained_loss(loss_fn)
-    if group is not None:
-        refuse_foreign_loss(loss_fn, layers.values())

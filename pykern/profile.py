@@ -6,7 +6,8 @@ It reports times and takes no decision: `partition` turns them into stages.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from statistics import median
 from typing import Any
 
@@ -21,8 +22,9 @@ from .modes import as_before, same_numbers
 def layer_times_ns(layers: Sequence[nn.Module], sample: Any, repeats: int = 5) -> list[int]:
     """Time forward plus backward of every layer, each fed with the output of the one before.
 
-    Parameters, buffers, gradients and the state of torch's random numbers are as before afterwards,
-    whatever the layers do: each call runs on copies of the buffers and collects no gradient.
+    Parameters, buffers, gradients, modes and the state of torch's random numbers are as before
+    afterwards, whatever the layers do: each call runs on copies of the buffers and collects no
+    gradient. It runs as in training: see `as_in_training`.
 
     Args:
         layers: The model as a chain of layers, on the CPU.
@@ -37,7 +39,7 @@ def layer_times_ns(layers: Sequence[nn.Module], sample: Any, repeats: int = 5) -
     """
     _check_on_cpu(layers, sample)
     times = []
-    with same_numbers(), as_before(), torch.enable_grad():
+    with same_numbers(), as_in_training(layers):
         for layer in layers:
             runs = [_run(layer, sample) for _ in range(1 + repeats)]
             times.append(round(median(elapsed for elapsed, _ in runs[1:])))
@@ -59,7 +61,7 @@ def layer_bytes(layers: Sequence[nn.Module], sample: Any) -> list[int]:
     """
     _check_on_cpu(layers, sample)
     found = []
-    with same_numbers(), as_before(), torch.enable_grad():
+    with same_numbers(), as_in_training(layers):
         for layer in layers:
             kept: dict[int, int] = {}
             held = {tensor.data_ptr() for tensor in (*layer.parameters(), *layer.buffers())}
@@ -74,6 +76,28 @@ def layer_bytes(layers: Sequence[nn.Module], sample: Any) -> list[int]:
                 _, sample = _run(layer, sample)
             found.append(sum(kept.values()))
     return found
+
+
+@contextmanager
+def as_in_training(models: Sequence[nn.Module]) -> Iterator[None]:
+    """Within it gradients are on, and models that are in eval mode altogether are in training mode.
+
+    Where some modules are in training mode and others are not, somebody has chosen that.
+
+    Args:
+        models: Modules whose modes count, with all that is in them.
+    """
+    modes = [(module, module.training) for model in models for module in model.modules()]
+    with as_before(), torch.inference_mode(False), torch.enable_grad():
+        try:
+            if not any(was for _, was in modes):
+                for model in models:
+                    # Some modules have some of theirs stay as they are.
+                    model.train()
+            yield
+        finally:
+            for module, was in modes:
+                module.training = was
 
 
 def _same(tensor: Tensor) -> Tensor:

@@ -29,6 +29,18 @@ def names_of(split_at: SplitAt | None) -> list[str]:
     return list(split_at)
 
 
+def whole_names(whole: Sequence[str]) -> list[str]:
+    """The names of modules that stay whole.
+
+    Raises:
+        TypeError: it is something else than a list of names.
+    """
+    is_list = isinstance(whole, Sequence) and not isinstance(whole, str)
+    if not is_list or not all(isinstance(name, str) for name in whole):
+        raise TypeError(f"whole must be a list of names of modules, got {whole!r}")
+    return list(whole)
+
+
 def counts_at(layers: Sequence[str], split_at: SplitAt, num_stages: int) -> list[int]:
     """How many layers each stage has.
 

@@ -29,7 +29,14 @@ class Trace {
     // Ends it, which makes it the last step. The oldest one is forgotten.
     void end() { num_ended_.fetch_add(1, std::memory_order_release); }
     void record(Position position, std::int64_t start_ns, std::int64_t end_ns) {
-        slot()[position] = {start_ns, end_ns};
+        Entry& entry = slot()[position];
+        entry.start_ns = start_ns;
+        // Relaxed: who asks meanwhile takes either answer; readers of the step come after its end.
+        std::atomic_ref(entry.end_ns).store(end_ns, std::memory_order_relaxed);
+    }
+    // Whether the action has run in the step in progress. By any thread.
+    bool has_run(Position position) {
+        return std::atomic_ref(slot()[position].end_ns).load(std::memory_order_relaxed) != 0;
     }
     // How many steps can be read.
     std::size_t size() const {

@@ -90,6 +90,43 @@ void Workers::join() {
     threads_.clear();
 }
 
+std::vector<Workers::Waiting> Workers::waiting(const std::vector<Position>& under_way) const {
+    const Program& program = job_->program;
+    std::vector<Waiting> found;
+    if (program.is_endless()) return found;
+    std::vector<bool> waits(program.num_actions(), false);
+    for (int device = 0; device < program.num_devices(); ++device) {
+        Position next = program.row_begin(device);
+        const auto is_begun = [&](Position position) {
+            return job_->trace.has_run(position) || std::ranges::count(under_way, position) > 0;
+        };
+        while (next < program.row_begin(device + 1) && is_begun(next)) ++next;
+        if (next == program.row_begin(device + 1)) continue;
+        found.push_back({next, {}});
+        waits[next] = true;
+    }
+    for (Position input = 0; input < program.num_actions(); ++input) {
+        if (job_->trace.has_run(input)) continue;
+        for (const Position next : program.releases(input)) {
+            if (!waits[next]) continue;
+            std::ranges::find(found, next, &Waiting::position)->inputs.push_back(input);
+        }
+    }
+    return found;
+}
+
+void Workers::abandon() {
+    begin_to_close();
+    for (auto& mailbox : mailboxes_) {
+        const std::scoped_lock lock(mailbox->mutex);
+        mailbox->leave = true;
+        mailbox->close = true;
+        mailbox->filled.notify_one();
+    }
+    for (std::thread& thread : threads_) thread.detach();
+    threads_.clear();
+}
+
 void Workers::renew() {
     const std::scoped_lock running(run_mutex_);
     if (closed()) return;

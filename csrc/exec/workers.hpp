@@ -88,6 +88,19 @@ class Workers {
     // No further action starts.
     void stop(const Job& job);
 
+    // The next action of a row, and those of its inputs that have not run; where there are none, it
+    // waits for a worker that is in another action.
+    struct Waiting {
+        Position position;
+        std::vector<Position> inputs;
+    };
+    // Of each row that is not through, beside the actions that are under way; nothing of an endless
+    // program, which has no rows. By the thread that runs the step, or has.
+    std::vector<Waiting> waiting(const std::vector<Position>& under_way) const;
+    // Leaves the threads to themselves, behind a run that has thrown: each ends when it comes back.
+    // What they use has to live as long as the process.
+    void abandon();
+
     // Ends the threads and begins new ones, between steps. Throws as the constructor does, and is
     // closed then.
     void renew();

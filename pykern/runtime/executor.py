@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -21,14 +21,16 @@ from .host_link import HostLink
 from .in_order import InOrder
 from .microbatch import to_device
 from .notes import add_note, forget_notes, shown
+from .observer import Observer
 from .random import StepSeed
 from .recorder import Capture
 from .replica import Replica
 from .stage import Stage, connect
+from .stalled import refuse_timeout
 from .streams import Streams
 from .ties import Ties
 from .worker_flow import Failure, WorkerFlow
-from .workers import Workers
+from .workers import Located, Workers
 
 Program = _C.Program | _C.StreamProgram
 Driver = Workers | Streams
@@ -37,37 +39,29 @@ Run = Callable[[int], None]
 Around = Callable[[Kind, Stage, Run], Run]
 
 
-class Observer(Protocol):
-    """What follows every step from its begin to its end."""
-
-    def begin(self) -> None:
-        """A step begins."""
-
-    def succeed(self) -> None:
-        """It has succeeded, and is about to end."""
-
-    def end(self) -> None:
-        """It has ended, or failed, perhaps before it began. May come twice."""
-
-
-def open_driver(lanes: Sequence[Lane], capture: Capture) -> Driver:
+def open_driver(lanes: Sequence[Lane], capture: Capture, timeout: float | None = None) -> Driver:
     """Who runs plans on these lanes.
 
+    Args:
+        lanes: what the plan's devices are.
+        capture: as of a pipeline.
+        timeout: for how many seconds an action may go on; None for any time.
+
     Raises:
-        ValueError: `capture` is none of its values, or such lanes capture nothing.
+        ValueError: `capture` is none of its values, or such lanes capture nothing; or `timeout` is
+            not a number of seconds, or these are GPUs.
         RuntimeError: the GPUs cannot be used.
     """
     if capture not in (False, True, "auto", "step"):
         raise ValueError(f"capture is True, False, 'auto' or 'step', got {capture!r}")
+    refuse_timeout(timeout, lanes[0].device.type)
     if lanes[0].device.type != "cpu":
         return Streams(lanes, capture)
     if capture in (True, "step"):
         raise ValueError(f"capture={capture!r} needs GPUs; CPU workers call every action")
-    return Workers(len(lanes))
+    return Workers(len(lanes), timeout)
 
 
-# Gives what an action was in its batch, and which batch that was if it was not the only one.
-Located = Callable[[Action], tuple[Action, str]]
 # What comes of a step that has ended.
 Result = Callable[[], Any]
 
@@ -231,11 +225,7 @@ class Executor:
             return found
 
     def alone(self) -> AbstractContextManager[object]:
-        """A context, within which nothing runs the stages.
-
-        Raises:
-            RuntimeError: as for `run`.
-        """
+        """A context, within which nothing runs the stages; raises RuntimeError as `run` does."""
         self._refuse_flow()
         return self._driver.claim  # type: ignore[no-any-return]
 
@@ -359,8 +349,7 @@ class Executor:
 
         Args:
             failures: as the driver gives them.
-            located: gives what an action was in its batch, and which batch that was if it was not
-                the only one.
+            located: see `Located`.
         """
         first = failures[0][2]
         for _, _, error in failures:
@@ -396,7 +385,6 @@ def _in_batch(number: int) -> Located:
 
 @atexit.register
 def _close_all() -> None:
-    # GPU memory is given back while Python still works. What handlers after this one open, the
-    # extension closes when the last has run, with all threads that come from steps held back.
+    # With GPU memory. What later handlers open, the extension closes when the last has run.
     for executor in list(_open):
         executor.close()

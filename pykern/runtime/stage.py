@@ -64,6 +64,9 @@ class Stage:
         self.copies_input = False
         # Puts something around the calls of a microbatch.
         self.look: Callable[[int, Calls], Calls] | None = None
+        # Called in front of the first step, and of others before which the layers have changed,
+        # with whether torch compiles any.
+        self.when_changed: Callable[[bool], None] = lambda _: None
         # By layer, which arguments it can be given by name.
         self._keywords_of = [keywords_of(layer) for layer in layers]
         self._settings: Settings | None = None
@@ -96,6 +99,7 @@ class Stage:
             settings = Settings(self.originals)
             self._compiled = settings.compiled
             self.copies_input = any(getattr(one, "inplace", False) for one in settings.modules)
+            self.when_changed(self._compiled)
         self._recompute.begin(levels, changed=changed, compiled=self._compiled)
         # Without gradients a step has no loss, which may draw as well.
         compiled_for = self.device if self._compiled else None

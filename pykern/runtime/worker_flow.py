@@ -20,6 +20,7 @@ from .batch import Call, Outputs
 from .carry import CallerState
 from .flow import Flow, OpenBatch
 from .stage import Ends
+from .stalled import PipelineStalled
 
 # How often those who wait look for themselves.
 _TICK_S = 0.1
@@ -259,9 +260,9 @@ class WorkerFlow(Flow):
                 interrupt = again = another
         self._batches.clear()
         self._caller.restore_threads()
-        late = again or self._failure
-        self._failure = None
-        if error is None and late is not None:
+        failure, self._failure = self._failure, None
+        late = failure if isinstance(failure, PipelineStalled) else again or failure
+        if late is not None and (error is None or isinstance(late, PipelineStalled)):
             raise late
 
     def _raise_failure(self) -> None:

@@ -3,33 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 
 from .. import _C
-from ..plan import Kind, Plan, Timeline
+from ..plan import Action, Kind, Plan, Timeline
 from ..plan.parts import Part
 from ..trace.routes import Direct, everywhere
 from .batch import Batch
 from .carry import CallerState
 from .host_link import OneMemory
 from .stage import Stage
+from .stalled import stalled
 from .worker_flow import Failure, WorkerFlow
 
 Callbacks = Mapping[Kind, Sequence[Callable[[int], None]]]
+# Gives what an action was in its batch, and which batch that was if it was not the only one.
+Located = Callable[[Action], tuple[Action, str]]
 
 
 class Workers:
     """Runs plans on worker threads, one for each device.
+
+    Args:
+        num_devices: how many.
+        timeout: for how many seconds an action may go on; None for any time.
 
     Attributes:
         num_devices: how many there are.
         claim: who runs them.
     """
 
-    def __init__(self, num_devices: int) -> None:
+    def __init__(self, num_devices: int, timeout: float | None = None) -> None:
         self.num_devices = num_devices
-        self.claim = _C.Executor(num_devices)
+        self.claim = _C.Executor(num_devices, timeout or 0.0)
 
     def direct(self, _: Plan) -> Direct:
         """Where a value can go from a stage to a later one past those between: everywhere."""
@@ -64,11 +72,12 @@ class Workers:
         del batch, traced
         caller = CallerState(self.num_devices)
         with _C.Undo(caller.restore_threads):
-            return self.claim.run(program, callbacks, caller)
+            return self.claim.run(program, callbacks, caller, None, _stalled)
 
     def run_flow(self, flow: WorkerFlow, callbacks: Callbacks) -> list[Failure]:
         """Runs what the flow is fed, for whoever has the claim; returns what failed."""
-        return self.claim.run(flow.program, callbacks, flow.carry, flow.begun)
+        told = partial(stalled, partial(_where, flow.located))
+        return self.claim.run(flow.program, callbacks, flow.carry, flow.begun, told)
 
     def end(self) -> None:
         """Lets go of everything that belongs to the step."""
@@ -84,3 +93,17 @@ class Workers:
     def close(self) -> None:
         """Ends the threads. A step in progress in another thread is stopped first."""
         self.claim.close()
+
+
+def _where(located: Located | None, action: Action, device: int) -> str:
+    batch = ""
+    if located is not None:
+        action, batch = located(action)
+    of_batch = f" of {batch}" if batch else ""
+    return (
+        f"stage {action.stage}, microbatch {action.microbatch}{of_batch}, action {action}, "
+        f"device {device}"
+    )
+
+
+_stalled = partial(stalled, partial(_where, None))

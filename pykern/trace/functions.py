@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from .errors import CutError
+
 # What tells of a tensor without looking at its values.
 METADATA = frozenset(
     """
@@ -15,7 +17,7 @@ METADATA = frozenset(
     is_complex is_signed is_inference is_conj is_neg element_size get_device type data_ptr
     __len__ untyped_storage is_same_size is_set_to is_pinned is_shared is_coalesced has_names
     _is_view can_cast result_type dense_dim sparse_dim is_distributed broadcast_shapes
-    register_hook register_post_accumulate_grad_hook retain_grad requires_grad_ __repr__
+    retain_grad requires_grad_ __repr__
     __format__ __str__ __hash__ __dir__ is_tensor get_default_dtype
     """.split()  # noqa: SIM905
 )
@@ -30,6 +32,10 @@ RANDOM = frozenset(
     log_normal_ cauchy_ gumbel_softmax scaled_dot_product_attention native_dropout
     """.split()  # noqa: SIM905
 )
+
+# What runs a backward, or is called in one.
+_BACKWARDS = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
+_HOOKS = frozenset(("register_hook", "register_post_accumulate_grad_hook"))
 
 _HERE = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
@@ -52,3 +58,18 @@ def line() -> str:
             break
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def refuse_autograd(function: Any, name: str) -> None:
+    """Refuses what looks at, or changes, a graph that stages cut."""
+    whole = "within a module that stays whole (whole=[...])"
+    if function in _BACKWARDS:
+        raise CutError(
+            f"{line()} runs a backward (torch.autograd) in the forward, through a graph that "
+            f"stages cut: keep all that it runs through {whole}, or do it in loss_fn"
+        )
+    if name in _HOOKS:
+        raise CutError(
+            f"{line()} registers a hook for a gradient ({name}), which would not be repeated for "
+            f"each microbatch: do it {whole}, or write an autograd function"
+        )

@@ -9,20 +9,27 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from .errors import CutError
-from .opened import alike, opened_by_names, opened_by_size, require_openable, smaller
+from .errors import CutError, UnseenTensor, Unsettled
+from .opened import (
+    alike,
+    can_open,
+    opened_by_names,
+    opened_by_size,
+    require_openable,
+    smaller,
+    whole_by_names,
+)
+from .origins import Origins
 from .program import Environment, Program, Segment
-from .recorder import Recorder, UnseenTensor
+from .recorder import Call, Recorder
 from .routes import Direct, everywhere
 from .state import described, state_of
 from .tape import Tape, modes_now
 from .untouched import Untouched
-from .values import flatten, map_tree
+from .values import flatten, held_in, map_tree
 
 # So many programs are kept, such as for different lengths of a sequence.
 MAX_PROGRAMS = 128
-# Positional and keyword arguments of the model.
-Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Traced:
@@ -38,9 +45,11 @@ class Traced:
         num_stages: how many stages it is to be cut into.
         split_at: names of the modules that stages begin with; empty for the size of modules to
             decide what is looked into.
+        whole: names of modules that are not looked into.
 
     Attributes:
         segments: by name.
+        origins: of what forwards have made while they were recorded.
         before_recording: called where other runs of the model have to end first.
 
     Raises:
@@ -48,12 +57,20 @@ class Traced:
     """
 
     def __init__(
-        self, model: nn.Module, sample: Call, num_stages: int, split_at: Sequence[str] = ()
+        self,
+        model: nn.Module,
+        sample: Call,
+        num_stages: int,
+        split_at: Sequence[str] = (),
+        whole: Sequence[str] = (),
     ) -> None:
         self._model = model
+        self.origins = Origins()
         self.before_recording: Callable[[], None] = lambda: None
-        by_names = opened_by_names(model, split_at)
-        self._opened = by_names if split_at else opened_by_size(model, num_stages)
+        self._whole = whole_by_names(dict(model.named_modules()), whole)
+        by_names = opened_by_names(model, split_at, self._whole)
+        by_size = opened_by_size(model, num_stages, self._whole)
+        self._opened = by_names if split_at else by_size
         tape = self._record_opening(sample, num_stages)
         self._anchors = _anchors(tape)
         self.segments = {
@@ -110,7 +127,7 @@ class Traced:
         program = next((one for one in known or () if self._holds(one, values)), None)
         if program is None:
             self.before_recording()
-            program = self._program(self._record((args, kwargs)), key)
+            program = self._program(self._record_settled((args, kwargs)), self._key(leaves, spec))
         return Environment(program, {n: values[n] for n in sorted(program.inputs)})
 
     def refresh(self) -> None:
@@ -131,21 +148,36 @@ class Traced:
 
     def _record_opening(self, sample: Call, num_stages: int) -> Tape:
         """The tape of the sample; opens what has to be for it."""
-        require_openable(self._opened, self._model)
         while True:
+            require_openable(self._opened, self._model)
             try:
                 tape = self._record(sample)
             except UnseenTensor as error:
-                if error.module is None or next(error.module.children(), None) is None:
+                module = error.module
+                if module is None or module in self._whole or not can_open(module):
                     raise
-                self._opened |= alike(self._model, error.module)
+                self._opened |= alike(self._model, module) - self._whole
                 continue
-            found = smaller(self._model, self._opened)
+            found = smaller(self._model, self._opened, self._whole)
             if len(_anchors(tape)) >= num_stages or found is None:
                 return tape
             self._opened.add(found)
 
-    def _record(self, call: Call) -> Tape:
+    def _record_settled(self, call: Call) -> Tape:
+        """The tape of a call that runs; the model may change in it what it changes but once.
+
+        Such as RWKV, which scales its weights when it is called for the first time in a mode.
+        """
+        try:
+            return self._record(call)
+        except Unsettled:
+            self._record(call, settling=True)
+            tape = self._record(call)
+        # Attributes are others by now.
+        self._state = state_of(self._model, self._opened)
+        return tape
+
+    def _record(self, call: Call, *, settling: bool = False) -> Tape:
         # A forward may write into what it is given.
         copies: dict[int, Tensor] = {}
 
@@ -159,10 +191,10 @@ class Traced:
         args, kwargs = map_tree(copy, call)
         inputs = list(copies.values())
         home = inputs[0].device if inputs else torch.device("cpu")
-        untouched = Untouched(self._model, self._opened)
+        untouched = Untouched(self._model, self._opened, settling=settling)
         with untouched.kept():
-            recorder = Recorder(self._model, self._opened, home)
-            tape = recorder.record(self._model, inputs, args, kwargs)
+            recorder = Recorder(self._model, self._opened, home, self.origins)
+            tape = recorder.record(self._model, inputs, (args, kwargs), settling=settling)
             untouched.require()
             return tape
 
@@ -240,6 +272,7 @@ class Traced:
         for segment, start, end in zip(self.segments.values(), starts, ends, strict=True):
             for instruction in tape.instructions[start:end]:
                 segment.hold(instruction, self._model)
+        segment.hold_tensors(held_in(tape.output), self._model)
 
 
 def _anchors(tape: Tape) -> list[str]:

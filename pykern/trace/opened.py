@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 from torch import nn
@@ -13,13 +13,49 @@ from .errors import CutError
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
-def opened_by_size(model: nn.Module, num_stages: int) -> set[nn.Module]:
-    """The model, and what in it has more than a stage's fair share of the parameters."""
+def whole_by_names(modules: Mapping[str, nn.Module], names: Iterable[str]) -> set[nn.Module]:
+    """The modules of the names, which are to stay whole.
+
+    Args:
+        modules: all, by name; the model itself has none.
+        names: of some.
+
+    Raises:
+        CutError: there is no module of that name, or it is not called itself.
+    """
+    found = set()
+    for name in names:
+        if name not in modules or name == "":
+            near = ", ".join(sorted(known for known in modules if known)[:12])
+            raise CutError(
+                f"whole must hold names of modules in the model, got {name!r}; it has {near}, ..."
+            )
+        if is_list(modules[name]):
+            raise CutError(
+                f"whole must hold names of modules that are called, got {name!r}, which is a "
+                f"{type(modules[name]).__name__}; name the module around it, or those in it"
+            )
+        found.add(modules[name])
+    return found
+
+
+def opened_by_size(
+    model: nn.Module, num_stages: int, whole: Collection[nn.Module]
+) -> set[nn.Module]:
+    """The model, and what in it has more than a stage's fair share of the parameters.
+
+    Args:
+        model: which.
+        num_stages: how many there are to be.
+        whole: modules that are not looked into.
+    """
     share = _size(model) / num_stages
     opened = {model}
 
     def visit(parent: nn.Module) -> None:
         for child in parent.children():
+            if child in whole:
+                continue
             if is_list(child) or (_size(child) > share and can_open(child)):
                 opened.add(child)
                 visit(child)
@@ -28,11 +64,13 @@ def opened_by_size(model: nn.Module, num_stages: int) -> set[nn.Module]:
     return opened
 
 
-def opened_by_names(model: nn.Module, names: Iterable[str]) -> set[nn.Module]:
-    """The modules around those of the names.
+def opened_by_names(
+    model: nn.Module, names: Iterable[str], whole: Collection[nn.Module]
+) -> set[nn.Module]:
+    """The modules around those of the names, none of which is to stay whole.
 
     Raises:
-        CutError: there is no module of that name.
+        CutError: there is no module of that name, or it is within one that is to stay whole.
     """
     modules = dict(model.named_modules())
     opened = {model}
@@ -43,14 +81,23 @@ def opened_by_names(model: nn.Module, names: Iterable[str]) -> set[nn.Module]:
                 f"split_at names {name!r}, but the model has no such module; it has {near}, ..."
             )
         parts = name.split(".")
-        opened |= {modules[".".join(parts[:length])] for length in range(1, len(parts))}
+        around = [".".join(parts[:length]) for length in range(1, len(parts))]
+        for outer in around:
+            if modules[outer] in whole:
+                raise CutError(
+                    f"split_at names {name!r}, which is within {outer!r}, and that is to stay "
+                    "whole (whole=[...]); name the one or the other"
+                )
+        opened |= {modules[outer] for outer in around}
     return opened
 
 
-def smaller(model: nn.Module, opened: Collection[nn.Module]) -> nn.Module | None:
-    """The largest module that stays whole and could be opened; None where there is none."""
-    whole = [child for parent in opened for child in parent.children() if child not in opened]
-    able = [module for module in whole if can_open(module)]
+def smaller(
+    model: nn.Module, opened: Collection[nn.Module], whole: Collection[nn.Module]
+) -> nn.Module | None:
+    """The largest module that could be opened, and is not to stay whole; None where all are."""
+    closed = [child for parent in opened for child in parent.children() if child not in opened]
+    able = [module for module in closed if module not in whole and can_open(module)]
     order = {module: number for number, module in enumerate(model.modules())}
     return max(able, key=lambda module: (_size(module), -order[module]), default=None)
 
@@ -87,6 +134,14 @@ def why_whole(module: nn.Module) -> str | None:
     if type(module).__call__ is not nn.Module.__call__ and not isinstance(module, GraphModule):
         return "has a __call__ of its own"
     return None
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether torch compiles it, or anything in it."""
+    return any(
+        getattr(part, "_compiled_call_impl", None) is not None or hasattr(part, "_orig_mod")
+        for part in module.modules()
+    )
 
 
 def _is_strange(hook: object) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.utils import _pytree as pytree
 from .errors import CutError
 from .routes import BATCH, Direct, Routes, everywhere
 from .tape import Instruction, Tape
-from .values import Build, Here, builder, key_of, refs_in
+from .values import Build, Held, Here, builder, key_of, refs_in
 
 # By number.
 Values = dict[int, Any]
@@ -122,7 +123,8 @@ class Program:
             each farther one.
 
     Raises:
-        CutError: a value that crosses from stage to stage is written where that would be lost.
+        CutError: a value that crosses from stage to stage is written where that would be lost, or
+            crosses where nobody hands it over.
     """
 
     def __init__(
@@ -142,7 +144,9 @@ class Program:
             for instruction in inside
             for value in instruction.makes
         }
+        self._refuse_crossings()
         users = self._users()
+        self._refuse_buffers(users)
         self.inputs = frozenset(users.keys() - self._piece_of.keys())
         num_stages = stage_of[-1] + 1
         makers = {value: stage_of[piece] for value, piece in self._piece_of.items()}
@@ -155,6 +159,30 @@ class Program:
         )
         self.ways = [(routes.near(s), routes.farther(s)) for s in range(BATCH, num_stages)]
         self.pieces = list(self._cut(routes))[::-1]
+
+    def _refuse_crossings(self) -> None:
+        """Refuses tensors that pass from stage to stage beside the arguments of modules."""
+        for crossing in self.tape.crossings:
+            maker, reader = (
+                self._stage_of[bisect_right(self.ends, number)]
+                for number in (crossing.maker, crossing.reader)
+            )
+            if maker != reader:
+                raise CutError(
+                    f"{crossing.text}, in stages {reader} and {maker}, which hand over arguments "
+                    "and results only: pass it as an argument, or have both in one stage "
+                    "(split_at=[...], or whole=[...] with a module around both)"
+                )
+
+    def _refuse_buffers(self, users: Mapping[int, list[int]]) -> None:
+        """Refuses to hand over memory that the next microbatch writes."""
+        for value, name in self.tape.in_buffers.items():
+            stages = {self._stage_of[self._piece_of[value]]} if value in self._piece_of else set()
+            if len(stages.union(users.get(value, []))) > 1:
+                raise CutError(
+                    f"the forward writes into the buffer {name} and uses it in several stages, "
+                    "where it would be another microbatch's: use a copy of it (clone())"
+                )
 
     def _users(self) -> dict[int, list[int]]:
         """By value, the stages that use it, in ascending order."""
@@ -186,12 +214,12 @@ class Program:
             wanted = set()
 
     def _copied(self, piece: int, start: int, inside: Sequence[Instruction]) -> list[int]:
-        """The values of earlier stages that the piece writes: a stage may not change another's."""
+        """The values of the batch, or of earlier stages, that the piece writes: not its own."""
         found = []
         for instruction in inside:
             for value in instruction.overwritten:
                 origin = self._piece_of.get(value)
-                if origin is None or self._stage_of[origin] == self._stage_of[piece]:
+                if origin is not None and self._stage_of[origin] == self._stage_of[piece]:
                     continue
                 self._refuse_views(value, start, instruction)
                 found.append(value)
@@ -201,9 +229,10 @@ class Program:
         later = {v for following in self.tape.instructions[start:] for v in following.reads}
         later |= set(refs_in(self.tape.output))
         if self.tape.aliases.get(value, set()) & later:
+            whose = "a tensor of an earlier stage" if value in self._piece_of else "an argument"
             raise CutError(
-                f"{instruction.where} writes into a tensor of an earlier stage of which a view is "
-                "used as well: cut elsewhere, or write into a copy"
+                f"{instruction.where} writes into {whose} of which a view is used as well: cut "
+                "elsewhere, or write into a copy"
             )
 
 
@@ -241,7 +270,11 @@ class Segment(nn.Module):
             parent, _, name = target.rpartition(".")
             self._places.append((model.get_submodule(parent), name, target))
             self.add_module(key_of(target), model.get_submodule(target))
-        for held in instruction.held:
+        self.hold_tensors(instruction.held, model)
+
+    def hold_tensors(self, tensors: Iterable[Held], model: nn.Module) -> None:
+        """Makes parameters and buffers of the model part of the segment."""
+        for held in tensors:
             if held.key in self._parameters or held.key in self._buffers:
                 continue
             owner_name, _, name = held.name.rpartition(".")

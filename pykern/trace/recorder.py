@@ -17,14 +17,18 @@ from torch.overrides import TorchFunctionMode
 
 from .. import _C
 from ..modes import as_before, set_function_modes
-from ..torch_private import checkpoints_ended, function_modes, sequence_number, top_hooks
+from ..torch_private import checkpoints_ended, function_modes, top_hooks
 from .calls import told, told_to
-from .errors import CutError
-from .functions import METADATA, RANDOM, SHAPES, line, name_of
+from .crossings import Crossings
+from .errors import CutError, UnseenTensor
+from .functions import METADATA, RANDOM, SHAPES, line, name_of, refuse_autograd
+from .origins import Origins, storages_of
 from .tape import Instruction, Read, Tape, modes_now, tensors_in
 from .values import PLAIN, Held, Home, Ref, flatten, leaves_of, map_tree
 
 _T = TypeVar("_T")
+# Positional and keyword arguments.
+Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Recorder(TorchFunctionMode):
@@ -34,12 +38,20 @@ class Recorder(TorchFunctionMode):
         model: whose forward.
         opened: the modules that are looked into; any other that they call stays whole.
         home: the device that the model runs on.
+        origins: where it is noted what the forward makes.
     """
 
-    def __init__(self, model: nn.Module, opened: Collection[nn.Module], home: torch.device) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        opened: Collection[nn.Module],
+        home: torch.device,
+        origins: Origins,
+    ) -> None:
         super().__init__()
         self._opened = set(opened)
         self._home = home
+        self._origins = origins
         self._name_of = {module: name for name, module in model.named_modules()}
         self._held = _held(model)
         self._instructions: list[Instruction] = []
@@ -53,20 +65,29 @@ class Recorder(TorchFunctionMode):
         # Which instruction has made a value, and which values depend on inputs alone.
         self._maker: dict[int, Instruction] = {}
         self._early: set[int] = set()
-        # Modules that stay whole, and the numbers that autograd gave to what they did.
-        self._calls: list[tuple[nn.Module, int, int]] = []
         self._modes = modes_now()
         self._hooks = top_hooks()
 
     def record(
-        self, model: nn.Module, inputs: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, model: nn.Module, inputs: list[Tensor], call: Call, *, settling: bool = False
     ) -> Tape:
-        """The tape of a call; the tensors among its arguments have the first numbers."""
+        """The tape of a call.
+
+        Args:
+            model: whose forward.
+            inputs: the tensors among its arguments, which have the first numbers.
+            call: its arguments.
+            settling: whether parameters keep what the forward itself writes.
+        """
+        args, kwargs = call
         for tensor in inputs:
             self._early.add(self._number(tensor))
         trained = frozenset(number for number, x in enumerate(inputs) if x.requires_grad)
-        with as_before(), told(self), checkpoints_ended():
+        self._crossings = Crossings(model, self._opened, inputs, self._origins)
+        restored = _C.Undo(self._crossings.restore, settling)
+        with restored, as_before(), told(self), checkpoints_ended():
             self.__enter__()  # type: ignore[no-untyped-call]
+            self._crossings.follow.__enter__()  # type: ignore[no-untyped-call]
             output = model.forward(*args, **kwargs)
         for read in self._reads:
             read.require_constant(self._written)
@@ -76,14 +97,34 @@ class Recorder(TorchFunctionMode):
             self._reads,
             self._aliases,
             trained,
+            self._crossings.found,
+            self._in_buffers(model),
             with_gradients=torch.is_grad_enabled(),
         )
+
+    def _in_buffers(self, model: nn.Module) -> dict[int, str]:
+        """The values in the memory of buffers that the forward writes, with their names."""
+        written = {
+            storage._cdata: name
+            for name, buffer in model.named_buffers()
+            if name in self._written
+            for storage in storages_of(buffer)
+        }
+        if not written:
+            return {}
+        return {
+            number: written[storage._cdata]
+            for number, tensor in self._kept.items()
+            for storage in storages_of(tensor)
+            if storage._cdata in written
+        }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = name_of(func)
         if name == "_set_grad_enabled":
             return func(*args, **kwargs)
+        refuse_autograd(func, name)
         given = tensors_in((args, kwargs))
         versions = [_version(tensor) for tensor in given]
         returned = func(*args, **kwargs)
@@ -111,10 +152,11 @@ class Recorder(TorchFunctionMode):
         given = tensors_in((args, kwargs))
         versions = [_version(tensor) for tensor in given]
         foreign = self._foreign(args, kwargs)
-        start = sequence_number()
-        with self._away():
+        number = len(self._instructions)
+        self._crossings.before(module)
+        with self._away(), self._crossings.during(module, (args, kwargs), number):
             returned = call(module, *self._at(module, args), **self._at(module, kwargs))
-        self._calls.append((module, start, sequence_number()))
+        self._crossings.after(module, number, returned)
         for thing in foreign:
             if _holds_tensors(thing):
                 raise CutError(
@@ -167,11 +209,24 @@ class Recorder(TorchFunctionMode):
             self._maker.setdefault(number, instruction)
 
     def _note_early(self, instruction: Instruction) -> None:
+        """Notes whether what is made depends on inputs alone, and what does not any more."""
         random = torch.Tag.nondeterministic_seeded in getattr(instruction.target, "tags", ())
         drawing = name_of(instruction.target) in RANDOM or random
-        early = instruction.anchor is None and not drawing and not instruction.written
+        early = instruction.anchor is None and not drawing
+        memory = {
+            other
+            for number in instruction.overwritten
+            for other in (number, *self._aliases[number])
+        }
+        # What is read again is computed again of the inputs, which that must not write.
+        if memory - self._maker.keys():
+            early = False
         if early and all(number in self._early for number in instruction.reads):
-            self._early.update(instruction.results)
+            self._early.update(instruction.makes)
+        else:
+            self._early.difference_update(instruction.makes)
+        # Other names of the memory do not say that it was written.
+        self._early -= memory - set(instruction.overwritten)
 
     def _result(self, tensor: Tensor, written: list[Tensor]) -> int:
         is_new = any(tensor is one for one in written)
@@ -213,22 +268,16 @@ class Recorder(TorchFunctionMode):
         held = self._held.get(id(tensor))
         if held is not None:
             return held
-        if tensor.requires_grad:
+        origin, maker = self._crossings.maker_of(tensor)
+        if tensor.requires_grad or origin is not None:
+            made = "" if origin is None else f" ({origin.where})"
             raise UnseenTensor(
                 f"{line()} uses a tensor of shape {tuple(tensor.shape)} that has been made where "
                 "it is not seen, such as within a module that stays whole and keeps it as an "
-                "attribute: return it from that module",
-                self._owner_of(tensor),
+                f"attribute{made}: return it from that module",
+                maker,
             )
         return tensor
-
-    def _owner_of(self, tensor: Tensor) -> nn.Module | None:
-        """The module that stays whole in whose call the tensor was made, if in any."""
-        if tensor.grad_fn is None:
-            return None
-        made = tensor.grad_fn._sequence_nr()
-        owners = (module for module, start, end in self._calls if start <= made < end)
-        return next(owners, None)
 
     def _looked_at(self, given: list[Tensor], name: str, returned: Any) -> None:
         if name not in SHAPES and not isinstance(returned, torch.Size):
@@ -316,18 +365,6 @@ class Recorder(TorchFunctionMode):
             told_to(self)
 
         return _C.Within(leave, come_back)
-
-
-class UnseenTensor(CutError):
-    """A forward uses what a module has left somewhere else than in what it returned.
-
-    Attributes:
-        module: that module, where it is known.
-    """
-
-    def __init__(self, message: str, module: nn.Module | None) -> None:
-        super().__init__(message)
-        self.module = module
 
 
 def _held(model: nn.Module) -> dict[int, Held]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from .values import PLAIN
 
 # What torch keeps in a module, which is looked at elsewhere or does nothing.
-_TORCHS = frozenset(vars(nn.Module()))
+TORCHS = frozenset(vars(nn.Module()))
 
 
 class Same:
@@ -60,7 +60,7 @@ def _parts(value: Any, depth: int) -> Hashable:
 def attributes(module: nn.Module, depth: int = 2) -> dict[str, Hashable]:
     """Those that the model's author gave it, described."""
     return {
-        name: described(value, depth) for name, value in vars(module).items() if name not in _TORCHS
+        name: described(value, depth) for name, value in vars(module).items() if name not in TORCHS
     }
 
 

@@ -176,6 +176,20 @@ class Read:
             return _equal(self.function(*args, **kwargs), self.found)
 
 
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """A tensor that passes from a module to a later one beside what they return and are given.
+
+    Attributes:
+        maker, reader: numbers of the instructions that call the two.
+        text: says which modules and lines.
+    """
+
+    maker: int
+    reader: int
+    text: str
+
+
 @dataclass(eq=False)
 class Tape:
     """A forward.
@@ -186,6 +200,8 @@ class Tape:
         reads: of the values of its inputs. The tape is for those with which all hold.
         aliases: by number of a value that is about to be written, others in the same memory.
         trained: numbers of the inputs that get a gradient.
+        crossings: tensors that pass between modules which stay whole, unseen.
+        in_buffers: names of the buffers that the forward writes, by the values in their memory.
         with_gradients: whether there is a backward.
     """
 
@@ -194,6 +210,8 @@ class Tape:
     reads: list[Read]
     aliases: dict[int, set[int]]
     trained: frozenset[int]
+    crossings: list[Crossing]
+    in_buffers: dict[int, str]
     with_gradients: bool
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .. import _C
 from ..modes import random_states, set_states
-from .errors import CutError
+from .errors import CutError, Unsettled
 from .state import attributes
 
 
@@ -21,9 +21,13 @@ class Untouched:
         model: the whole.
         opened: those of its modules that may not leave tensors in attributes: what they do is
             repeated, and this would not be.
+        settling: whether these keep what they have changed in their attributes, beside tensors.
     """
 
-    def __init__(self, model: nn.Module, opened: Collection[nn.Module]) -> None:
+    def __init__(
+        self, model: nn.Module, opened: Collection[nn.Module], *, settling: bool = False
+    ) -> None:
+        self._settling = settling
         modules = list(model.modules())
         self._described = {module: attributes(module, 1) for module in opened}
         self._kept = [(module, kept_of(module)) for module in modules]
@@ -38,7 +42,8 @@ class Untouched:
     def _put_back(self) -> None:
         set_states(self._numbers)
         for module, before in self._kept:
-            put_back(module, before)
+            if not self._settling or module not in self._described:
+                put_back(module, before)
         # Detached, so that it is written beside any graph; in one mode or another.
         for buffer, value in self._buffers:
             buffer.detach().copy_(value)
@@ -56,14 +61,19 @@ class Untouched:
                 left += [f"{type(module).__name__}.{name}" for name in _left(module, before)]
         if left:
             raise CutError(
-                f"the forward leaves a tensor in {', '.join(left)}, which would not be repeated "
-                "for each microbatch: return it, or do that within a module that stays whole"
+                f"the forward leaves a tensor in {_listed(left)}, which would not be repeated for "
+                "each microbatch: return it, or do that within a module that stays whole"
             )
-        if changed:
-            raise CutError(
-                f"the forward changes {', '.join(changed)}, which would not be repeated for each "
-                "microbatch: do that within a module that stays whole, or outside of the model"
+        if changed and not self._settling:
+            raise Unsettled(
+                f"the forward changes {_listed(changed)}, which would not be repeated for each "
+                "microbatch: do that within a module that stays whole, or outside of the model; "
+                "if it does so in its first call only, call the model once before"
             )
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(dict.fromkeys(names))
 
 
 def kept_of(module: nn.Module) -> dict[str, Any]:

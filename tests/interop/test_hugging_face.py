@@ -127,3 +127,45 @@ def test_a_tied_head_trains_over_stages() -> None:
     # The head's sum is added to the embedding's: other roundings than in one backward.
     for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def rwkv() -> Any:
+    sizes = {"vocab_size": 64, "hidden_size": 16, "attention_hidden_size": 16, "context_length": 16}
+    # Where weights are scaled in eval mode.
+    config = transformers.RwkvConfig(**sizes, num_hidden_layers=4, rescale_every=2)
+    return transformers.RwkvForCausalLM(config)
+
+
+def longformer() -> Any:
+    rates = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return transformers.LongformerForMaskedLM(
+        transformers.LongformerConfig(**SIZES, **rates, attention_window=[4] * 4)
+    )
+
+
+@pytest.mark.parametrize("make", [rwkv, longformer])
+def test_models_that_look_at_their_masks_or_scale_their_weights(make: Callable[[], Any]) -> None:
+    """One did not evaluate, the other was said to read what it had computed."""
+    model = make().train()
+    plain = copy.deepcopy(model)
+    given = batch(padded=make is longformer, caches=make is rwkv)
+    with pykern.Pipeline(
+        model,
+        devices="cpu:2",
+        microbatches=4,
+        loss_fn=lambda output: output.loss,
+        sample=next(parts(given)),
+    ) as pipe:
+        for _ in range(2):
+            pipe.train()
+            plain.train()
+            assert torch.equal(pipe.step(**given), plain_step(plain, given))
+            for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+                torch.testing.assert_close(ours.grad, theirs.grad)
+            pipe.eval()
+            plain.eval()
+            with torch.no_grad():
+                outputs = [plain(**part) for part in parts(given)]
+            assert torch.equal(pipe(**given).logits, torch.cat([each.logits for each in outputs]))
+            for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+                assert torch.equal(ours, theirs)

@@ -138,6 +138,24 @@ def test_parameters_without_a_shape_are_refused() -> None:
         partition([nn.LazyLinear(3)], 1)
 
 
+def test_prices_fit_numbers_and_types_of_layers_without_names() -> None:
+    """Only types fitted, although errors and `split_at` go by number."""
+    layers = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.ReLU())
+    by_number = partition(layers, 2, balance={"0": 3, "*": 1})
+    assert by_number.stages == (range(1), range(1, 4))
+    by_type = partition(layers, 2, balance={"1": 3, "Linear": 1, "*": 0})
+    assert by_type.costs == (4_000_000, 1_000_000)
+    named = dict(layers.named_children())
+    assert partition(named, 2, balance={"0": 3, "*": 1}) == by_number
+    with pytest.raises(ValueError, match=r"no price for layer '1' \(ReLU\): none of 'Linear' fits"):
+        partition(layers, 2, balance={"Linear": 1})
+
+
+def test_a_layer_that_occurs_twice_counts_twice() -> None:
+    layer = nn.ReLU()
+    assert partition(nn.Sequential(layer, layer), 2).stages == (range(1), range(1, 2))
+
+
 def ends_one_by_one(costs: Sequence[int], num_stages: int) -> list[int]:
     """The rule of `partition` as it reads: every end of every stage is tried, without an idea."""
     total = [0, *accumulate(costs)]

@@ -2,11 +2,13 @@
 
 import time
 from copy import deepcopy
+from typing import Any, Self
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import pykern
 from pykern.partition import partition
 from pykern.profile import layer_times_ns
 
@@ -85,3 +87,91 @@ def test_layers_may_pass_nested_tensors_on() -> None:
 def test_another_device_is_refused() -> None:
     with pytest.raises(ValueError, match="a tensor is on meta"):
         layer_times_ns([nn.Linear(2, 2, device="meta")], torch.ones(1, 2))
+
+
+class Modes(nn.Module):
+    """Notes in which modes it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.norm = nn.BatchNorm1d(2)
+        self.dropout = nn.Dropout(0.5)
+        self.seen: set[tuple[bool, bool, bool]] = set()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.add((self.training, self.norm.training, torch.is_grad_enabled()))
+        return self.dropout(self.norm(self.linear(x)))
+
+
+@pytest.mark.parametrize("balance", ["time", "memory"])
+@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_layers_are_measured_as_in_training(balance: Any, around: Any) -> None:
+    """A model as it comes from a library is in eval mode, and so it was measured."""
+    layers = [Modes().eval(), Modes().eval()]
+    sample = torch.randn(4, 2)
+    states = [deepcopy(layer.state_dict()) for layer in layers]
+    random_state = torch.get_rng_state()
+    with around():
+        partition(layers, 2, balance=balance, sample=sample)
+    for layer, state in zip(layers, states, strict=True):
+        assert layer.seen == {(True, True, True)}
+        assert not any(module.training for module in layer.modules())
+        assert all(parameter.grad is None for parameter in layer.parameters())
+        assert all(torch.equal(layer.state_dict()[name], state[name]) for name in state)
+    assert torch.equal(torch.get_rng_state(), random_state)
+
+
+def test_modes_that_somebody_has_chosen_are_kept() -> None:
+    layers = [Modes(), Modes().eval()]
+    layers[0].norm.eval()
+    layer_times_ns(layers, torch.randn(4, 2))
+    assert layers[0].seen == {(True, False, True)}
+    assert layers[1].seen == {(False, False, True)}
+    assert [module.training for module in layers[0].modules()] == [True, True, False, True]
+
+
+class Frozen(Modes):
+    """Its normalisation stays in eval mode."""
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+
+def test_what_stays_in_eval_mode_in_training_does_so_when_measured() -> None:
+    layer = Frozen().eval()
+    layer_times_ns([layer], torch.randn(4, 2))
+    assert layer.seen == {(True, False, True)}
+    assert not layer.training
+
+
+class Whole(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Modes() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x if self.training else x * 2
+
+
+def test_a_recorded_model_is_measured_as_in_training() -> None:
+    model, sample = Whole().eval(), torch.randn(4, 2)
+    for layer in model.layers:
+        assert isinstance(layer, Modes)
+        layer.seen.clear()
+    with torch.no_grad():
+        options: dict[str, Any] = {"devices": "cpu:2", "microbatches": 2, "balance": "time"}
+        pipe = pykern.Pipeline(model, sample=sample, **options)
+    with pipe:
+        assert pipe.partition.balance == "time"
+        assert not any(module.training for module in model.modules())
+        # As it was recorded, and as it was measured.
+        assert {seen for layer in model.layers for seen in layer.seen} == {  # type: ignore[union-attr]
+            (False, False, False),
+            (True, True, True),
+        }
+        assert torch.equal(pipe(sample), torch.cat([model(sample[:2]), model(sample[2:])]))

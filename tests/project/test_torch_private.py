@@ -89,6 +89,34 @@ def test_modes_are_seen_and_pushed_bare():
     assert torch_private.function_modes() == torch_private.dispatch_modes() == []
 
 
+def test_threads_of_backwards_and_gradients_are_set():
+    assert torch_private.multithreading()
+    torch_private.set_multithreading(False)
+    assert not torch_private.multithreading()
+    torch_private.set_multithreading(True)
+    torch_private.set_grad(False)
+    assert not torch.is_grad_enabled()
+    torch_private.set_grad(True)
+    assert torch.is_grad_enabled()
+
+
+def test_holders_of_a_storage_are_counted():
+    x = torch.ones(2)
+    alone = torch_private.num_holders(x)
+    view = x.view(2)
+    assert torch_private.num_holders(x) == alone + 1
+    assert view._is_view()
+
+
+def test_hooks_of_a_leaf_lie_in_a_mapping_that_may_be_given():
+    x = torch.ones(2, requires_grad=True)
+    assert x._backward_hooks is None
+    seen = []
+    x._backward_hooks = {-1: seen.append}
+    (x * 2).sum().backward()
+    assert len(seen) == 1
+
+
 def test_pools_of_captures_can_be_taken_back():
     # Without a GPU they refuse or are not there; release_pool calls them by these names.
     torch_private.release_pool(0, (0, 1))

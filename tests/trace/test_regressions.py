@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -119,3 +120,186 @@ def test_what_is_not_finite_is_named_in_a_recorded_model() -> None:
         nn.init.constant_(model.first.bias, torch.inf)
         with pytest.raises(FloatingPointError, match="first"):
             pipe(x)
+
+
+class Returns(OfParts):
+    """Also a parameter and buffers, some of which nothing else uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(4))
+        self.register_buffer("table", torch.ones(3))
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x), self.scale, self.table, self.first.weight
+
+
+def test_a_parameter_or_buffer_may_be_returned() -> None:
+    """A bare KeyError, in the report as well."""
+
+    def loss(output: Any) -> Tensor:
+        y, scale, table, weight = output
+        return y.square().mean() + (scale.square().sum() + weight.sum()) * table.sum()
+
+    model, x = Returns(), torch.randn(4, 4)
+    assert pykern.explain_cut(model, x[:2]).count("\n") == 3
+    for part in x.split(2):
+        (loss(model(part)) / 2).backward()
+    wanted = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    with pykern.Pipeline(
+        model, devices="cpu:2", microbatches=2, loss_fn=loss, sample=x[:2], split_at=["second"]
+    ) as pipe:
+        pipe.step(x)
+    for parameter, gradient in zip(model.parameters(), wanted, strict=True):
+        assert gradient is not None
+        torch.testing.assert_close(parameter.grad, gradient)
+
+
+class WritesInput(OfParts):
+    def forward(self, x: Tensor) -> Tensor:
+        x *= 2
+        return super().forward(x)
+
+
+def test_a_forward_may_write_into_its_input() -> None:
+    """Later microbatches wrote into the batch, of which the graphs of earlier ones have parts."""
+    model, x, y = WritesInput(), torch.randn(4, 4), torch.randn(4, 4)
+    for part, target in zip(x.clone().split(2), y.split(2), strict=True):
+        (F.mse_loss(model(part.clone()), target) / 2).backward()
+    wanted = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    before = x.clone()
+    options = {"devices": "cpu:2", "microbatches": 2, "sample": x[:2], "loss_fn": F.mse_loss}
+    with pykern.Pipeline(model, **options) as pipe:  # type: ignore[arg-type]
+        pipe.step(x, target=y)
+    for parameter, gradient in zip(model.parameters(), wanted, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=0, atol=0)
+    assert torch.equal(x, before)
+
+
+class WritesView(OfParts):
+    def forward(self, x: Tensor) -> Tensor:
+        half = x[:, :2]
+        x *= 2
+        return super().forward(x) + half.sum()
+
+
+class Differentiates(OfParts):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.requires_grad_()
+        (slope,) = torch.autograd.grad(super().forward(x).sum(), x, create_graph=True)
+        return slope
+
+
+class Hooked(OfParts):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        y.register_hook(lambda gradient: gradient * 2)
+        return self.third(self.second(y))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (WritesView, "writes into an argument of which a view is used as well"),
+        (Differentiates, r"runs a backward \(torch\.autograd\) in the forward, through a graph"),
+        (Hooked, r"registers a hook for a gradient \(register_hook\), which would not be repeated"),
+    ],
+)
+def test_forwards_that_failed_late_or_were_not_repeated(
+    kind: type[nn.Module], message: str
+) -> None:
+    """In the backward of a step, in a replay, or, with the hook, never."""
+    with pytest.raises(CutError, match=rf"test_regressions\.py:\d+ {message}"):
+        Traced(kind(), ((torch.randn(2, 4),), {}), 2)
+    report = pykern.explain_cut(kind(), torch.randn(2, 4))
+    assert report.startswith("The model cannot be cut: test_regressions.py:")
+
+
+class Scales(OfParts):
+    """Scales a weight when it is called first in a mode, as RWKV does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_scaled = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training == self.is_scaled:
+            with torch.no_grad():
+                self.first.weight.mul_(2.0 if self.training else 0.5)
+            self.is_scaled = not self.training
+        return super().forward(x) * (2 if self.is_scaled else 1)
+
+
+class Decays(nn.Linear):
+    """Writes its weight in every forward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.weight.mul_(0.5)
+        return super().forward(x)
+
+
+def test_what_a_model_changes_once_in_a_mode_it_may_change() -> None:
+    """Recording put the attribute back, and left the weight."""
+    model, x = Scales(), torch.randn(4, 4)
+    weight = model.first.weight.detach().clone()
+    with pykern.Pipeline(model, devices="cpu:2", microbatches=2, sample=x[:2]) as pipe:
+        assert torch.equal(pipe(x), torch.cat([model(x[:2]), model(x[2:])]))
+        pipe.eval()
+        found = pipe(x)
+        assert model.is_scaled
+        assert torch.equal(model.first.weight, weight / 2)
+        assert torch.equal(found, torch.cat([model(x[:2]), model(x[2:])]))
+        pipe.train()
+        pipe(x)
+        assert torch.equal(model.first.weight, weight)
+    model = Scales().eval()
+    weight = model.first.weight.detach().clone()
+    with pytest.raises(CutError, match=r"Scales\.is_scaled, .* call the model once before"):
+        Traced(model, ((x,), {}), 2)
+    assert torch.equal(model.first.weight, weight)
+    assert not model.is_scaled
+
+
+def test_a_recording_leaves_parameters_as_they_were() -> None:
+    model, x = OfParts(), torch.randn(2, 4)
+    model.second = Decays(4, 4)
+    weight = model.second.weight.detach().clone()
+    traced = Traced(model, ((x,), {}), 2)
+    assert torch.equal(model.second.weight, weight)
+    replay(traced, x)
+    assert torch.equal(model.second.weight, weight / 2)
+
+
+class Marks(OfParts):
+    """Reads a mask that it has written into, as Longformer does."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
+        marks = mask.float()
+        marks[marks > 1] = 0.0
+        return super().forward(x if marks.any().item() else -x)
+
+
+def test_what_is_made_of_inputs_may_be_written_and_read() -> None:
+    """It was said to be computed by the model."""
+    model, x = Marks(), torch.randn(3, 4)
+    traced = Traced(model, ((x, torch.ones(3, dtype=torch.int64)), {}), 3)
+    for mask in map(torch.tensor, ([1, 1, 1], [0, 0, 0], [2, 2, 2], [1, 0, 1])):
+        assert torch.equal(replay(traced, x, mask), model(x, mask))
+    assert num_tapes(traced) == 2
+
+
+class MarksView(OfParts):
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
+        marks = mask.float()
+        view = marks[:1]
+        view.fill_(0.0)
+        return super().forward(x if marks.any().item() else -x)
+
+
+def test_what_is_written_by_another_name_is_not_read_again() -> None:
+    model, x = MarksView(), torch.randn(3, 4)
+    with pytest.raises(CutError, match="reads the values of a tensor"):
+        Traced(model, ((x, torch.ones(3, dtype=torch.int64)), {}), 3)

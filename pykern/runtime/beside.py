@@ -1,0 +1,157 @@
+"""Finds what stages pass each other beside arguments and results, while the first step runs."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import Any
+
+from torch import UntypedStorage
+
+from ..trace import CutError
+from ..trace.origins import Follow, Origin, Origins, storages_of
+from ..trace.reach import Place, named, places_of, shared
+from .buffers import modules_in
+from .recompute import Calls
+from .stage import Stage
+
+# A place, those of its stages, and what was in it.
+_Held = tuple[Place, list[int], dict[Any, Any]]
+
+
+class Beside:
+    """Looks at first forwards for what stages have left for each other, and refuses it.
+
+    Looked at are all forwards of the first step and one of each stage in the second. Refused is a
+    tensor that a stage reads, and that another has made and not handed over; a number in an object
+    of several stages that changes from forward to forward; and a thread-local or context variable
+    that one stage sets for another, whose thread would not see it. Stages with compiled layers are
+    not looked at.
+
+    Args:
+        stages: of the first replica.
+        loss_fn: which the last of them calls.
+        origins: where it is noted what stages make; or has been, while a forward was recorded.
+
+    Attributes:
+        origins: as given.
+    """
+
+    def __init__(self, stages: Sequence[Stage], loss_fn: object, origins: Origins) -> None:
+        self.origins = origins
+        # By identity of places that threads do not share, the stages that write there.
+        self.writers: dict[int, set[int]] = {}
+        # Whether anything has been, so that whoever goes on all the same is refused again.
+        self.has_refused = False
+        reached = [places_of(modules_in(stage.layers)) for stage in stages]
+        reached[-1] |= places_of(modules_in([loss_fn]), [loss_fn])
+        self._shared = list(shared(reached))
+        for stage in stages:
+            stage.when_changed = _Watch(self, stage).begin
+
+    def refuse(self, what: str) -> None:
+        """Raises CutError, with what can be done about it."""
+        self.has_refused = True
+        raise CutError(
+            f"{what}: microbatches are in several stages at the same time, so that it may be "
+            "another's. Return it from the layer and take it as an argument, have both layers in "
+            "one stage, or let each have its own"
+        )
+
+    def held_by(self, stage: int) -> list[_Held]:
+        """What a stage shares with others, as it is now."""
+        return [
+            (place, who, dict(place.read()) if place.is_by_thread else place.values())
+            for place, who in self._shared
+            if stage in who
+        ]
+
+
+class _Watch:
+    """Looks at the forwards of one stage."""
+
+    def __init__(self, beside: Beside, stage: Stage) -> None:
+        self._beside = beside
+        self._stage = stage
+        self._follow = Follow(beside.origins, self._refuse)
+        self._follow.owner = stage.index
+        # Others that look.
+        self._others = stage.look
+
+    def begin(self, compiled: bool) -> None:
+        """Has the stage's next forwards looked at, unless torch compiles any of its layers."""
+        self._num_forwards = 0
+        # By what it is given for its outputs, the step of the last forward.
+        self._step: Callable[[], object] | None = None
+        self._stage.look = self._others if compiled else self._look
+
+    def _look(self, microbatch: int, calls: Calls) -> Calls:
+        """The calls of a microbatch, to be looked at."""
+        if self._others is not None:
+            calls = self._others(microbatch, calls)
+        finish = self._stage.finish
+        if self._step is None:
+            self._step = weakref.ref(finish)
+        elif self._step() is not finish and not self._beside.has_refused:
+            self._stage.look = self._others
+        self._follow.given = set()
+        first, *rest, end = [partial(self._call, call) for call in calls]
+        held = self._beside.held_by(self._stage.index)
+        return [first, *rest, partial(self._last, end, held)]
+
+    def _call(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        given = storages_of((arguments, _keywords(call)))
+        self._follow.given |= {storage._cdata for storage in given}
+        with self._follow:
+            return call(*arguments)
+
+    def _last(self, end: Callable[..., Any], held: list[_Held], *arguments: Any) -> Any:
+        found = end(*arguments)
+        self._num_forwards += 1
+        for place, stages, before in held:
+            if place.is_by_thread:
+                self._require_seen(place, before)
+            # The first may fill what all others find.
+            elif self._num_forwards > 1:
+                self._require_same(place, stages, before)
+        return found
+
+    def _require_seen(self, place: Place, before: dict[Any, Any]) -> None:
+        now = place.read()
+        writers = self._beside.writers.setdefault(id(place.holder), set())
+        if now.keys() != before.keys() or any(now[key] is not before[key] for key in now):
+            writers.add(self._stage.index)
+        elif writers - {self._stage.index}:
+            self._beside.refuse(
+                f"stage {min(writers)} sets {place.name}, which layers of stage "
+                f"{self._stage.index} name as well and do not set, but their thread does not see it"
+            )
+
+    def _require_same(self, place: Place, stages: list[int], before: dict[Any, Hashable]) -> None:
+        now = place.values()
+        changed = [key for key, value in before.items() if key in now and now[key] != value]
+        if changed:
+            who = ", ".join(map(str, stages))
+            self._beside.refuse(
+                f"{named(place, changed[0])}, which layers of stages {who} can read, changes from "
+                "forward to forward"
+            )
+
+    def _refuse(self, _: UntypedStorage, origin: Origin, where: str) -> None:
+        what = f"stage {self._stage.index} reads a tensor ({where})"
+        if isinstance(origin.owner, int):
+            self._beside.refuse(
+                f"{what} that stage {origin.owner} has made ({origin.where}) and not handed over"
+            )
+        self._beside.refuse(
+            f"{what} that was made while the forward was recorded ({origin.where}): it is the "
+            "sample's for ever, because it is not an argument"
+        )
+
+
+def _keywords(call: object) -> list[dict[str, Any]]:
+    """Arguments that a call has got by name, also one that others stand around."""
+    if not isinstance(call, partial):
+        return []
+    return [call.keywords, *(found for part in call.args for found in _keywords(part))]

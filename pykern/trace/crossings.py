@@ -1,0 +1,140 @@
+"""What passes beside arguments and results while a forward is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, UntypedStorage, nn
+
+from .errors import UnseenTensor
+from .left import Left
+from .opened import can_open, is_compiled
+from .origins import Follow, Origin, Origins, storages_of
+from .tape import Crossing
+
+
+class Crossings:
+    """Follows the tensors of a forward, and finds those that modules get beside their arguments.
+
+    Args:
+        model: whose forward.
+        opened: the modules that are looked into; what others do is theirs.
+        inputs: the tensors among its arguments.
+        origins: where it is noted what makes tensors.
+
+    Attributes:
+        follow: the mode in which the forward has to run.
+        found: what passes between modules that stay whole.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        opened: Collection[nn.Module],
+        inputs: Collection[Tensor],
+        origins: Origins,
+    ) -> None:
+        self._name_of = {module: name for name, module in model.named_modules()}
+        self._origins = origins
+        # The owner of what the forward itself makes.
+        self._itself = object()
+        origins.note(storages_of(inputs), Origin(self._itself, "an argument", True))
+        self.follow = Follow(origins, self._see)
+        self.follow.owner = self._itself
+        self.follow.before_write = self._keep
+        self._parameters = {
+            storage._cdata for each in model.parameters() for storage in storages_of(each)
+        }
+        # Parameters that have been written, as they were, and whether by the forward itself.
+        self._before: dict[int, tuple[UntypedStorage, UntypedStorage, bool]] = {}
+        self.found: list[Crossing] = []
+        # By the owner of what they make: modules that stay whole, and numbers of instructions.
+        self._calls: dict[Hashable, tuple[nn.Module, int]] = {}
+        # What the module that is being called reads of what others have made.
+        self._beside: list[tuple[int, Origin, str]] = []
+        # Addresses of the memory that modules have returned.
+        self._returned: set[int] = set()
+        self._left = Left(model, opened)
+
+    def maker_of(self, tensor: Tensor) -> tuple[Origin | None, nn.Module | None]:
+        """The origin of a tensor, None where it is the same for every microbatch; and its maker.
+
+        That is the module that stays whole, where it is one.
+        """
+        origin = self._origins.of_tensor(tensor)
+        if origin is None or not (origin.varies or tensor.requires_grad):
+            return None, None
+        return origin, self._calls.get(origin.owner, (None, 0))[0]
+
+    def before(self, module: nn.Module) -> None:
+        """A module that stays whole is about to be called.
+
+        Raises:
+            CutError: the forward has set something that it can read.
+        """
+        self._left.before(module, self._name_of[module])
+
+    @contextmanager
+    def during(self, module: nn.Module, given: Any, number: int) -> Iterator[None]:
+        """Around the call of a module by the instruction of a number, which gives it this."""
+        follow, owner = self.follow, object()
+        self._calls[owner] = module, number
+        follow.owner, follow.has_read = owner, False
+        follow.given = {storage._cdata for storage in storages_of(given)}
+        # Under the mode torch would not compile.
+        compiles = is_compiled(module)
+        if compiles:
+            follow.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            if compiles:
+                follow.__enter__()  # type: ignore[no-untyped-call]
+            follow.owner, follow.given = self._itself, set()
+
+    def after(self, module: nn.Module, number: int, returned: Any) -> None:
+        """The module has returned this.
+
+        Raises:
+            UnseenTensor: it has read what the forward around it knows and has not given it.
+            CutError: it has left a number where the forward around it may read it.
+        """
+        name = self._name_of[module]
+        self._left.after(module, name, has_read=self.follow.has_read)
+        read, self._beside = self._beside, []
+        for address, origin, where in read:
+            maker, made_in = self._calls.get(origin.owner, (None, 0))
+            if maker is module:
+                continue
+            what = f"{name} reads a tensor ({where}) that it is not given as an argument"
+            if maker is None or (address in self._returned and can_open(module)):
+                raise UnseenTensor(
+                    f"{what}, and that the forward around it has made ({origin.where}): it would "
+                    "be the sample's for ever; pass it as an argument, or keep both within one "
+                    "module that stays whole (whole=[...])",
+                    module,
+                )
+            text = f"{what}, and that {self._name_of[maker]} has made ({origin.where})"
+            self.found.append(Crossing(made_in, number, text))
+        self._returned.update(storage._cdata for storage in storages_of(returned))
+
+    def restore(self, settling: bool) -> None:
+        """Gives parameters that were written what they held before.
+
+        Args:
+            settling: whether those that the forward itself has written stay as they are.
+        """
+        for storage, before, by_itself in self._before.values():
+            if not (settling and by_itself):
+                storage.copy_(before, non_blocking=False)
+
+    def _keep(self, storage: UntypedStorage) -> None:
+        if storage._cdata in self._parameters and storage._cdata not in self._before:
+            by_itself = self.follow.owner is self._itself
+            self._before[storage._cdata] = storage, storage.clone(), by_itself
+
+    def _see(self, storage: UntypedStorage, origin: Origin, where: str) -> None:
+        if self.follow.owner is not self._itself:
+            self._beside.append((storage._cdata, origin, where))
