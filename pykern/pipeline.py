@@ -155,16 +155,15 @@ class Pipeline(Updating):
         updates = choose_updates(schedule, shares, lanes, options, locals())
         group = None if process_group is None else data_group(process_group, capture)
         joined = process_group is not None or tensor_parallel is not None
-        if updates is None:
+        plan = updates.parts.plan if updates is not None else None
+        if plan is None:
             plan = choose_plan(schedule, shares, max_stages(model), options, joined)
-        else:
-            plan = updates.parts.plan
         asked = None if isinstance(recompute, Budget) else recompute
         plan, self._levels = choose_levels(plan, asked)
         self._tensor = open_tensor(tensor_parallel, plan, capture, recompute)
         peers = [each for each in (group, self._tensor.group) if each is not None]
         chain = open_model(model, sample, plan.num_stages, split_at, whole)
-        layers = chain.layers
+        layers, self._reduction = chain.layers, reduction
         refuse_foreign_devices(layers, lanes[0].device.type)
         share = partial(share_out, chain, plan.num_stages, balance, sample, split_at)
         cut = of_first(peers, share, Partition) if balance == "time" else share()
@@ -173,7 +172,7 @@ class Pipeline(Updating):
         refuse_unsummed(plan, layers, loss_fn, group)
         self.plan, self.partition, self._reduction = plan, cut, reduction
         self._adopt(chain, loss_fn)
-        self._tensor.find(self, list(chain.layers.values()), cut)
+        self._tensor.find(self, list(layers.values()), cut)
         with ExitStack() as undo:
             driver = open_driver(lanes, capture, timeout)
             undo.callback(driver.close)

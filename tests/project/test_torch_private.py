@@ -1,6 +1,7 @@
 """Each private thing of torch does what pykern takes it for, so that another torch fails here."""
 
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -111,7 +112,7 @@ def test_holders_of_a_storage_are_counted():
 def test_hooks_of_a_leaf_lie_in_a_mapping_that_may_be_given():
     x = torch.ones(2, requires_grad=True)
     assert x._backward_hooks is None
-    seen = []
+    seen: list[Tensor] = []
     x._backward_hooks = {-1: seen.append}
     (x * 2).sum().backward()
     assert len(seen) == 1
@@ -136,21 +137,25 @@ def test_an_exception_out_of_a_checkpoint_leaves_no_hooks():
     assert caught.value is not None
 
 
+def node_of(tensor: Tensor) -> Any:
+    return tensor.grad_fn
+
+
 def test_what_a_node_has_saved_tells_of_hooks_and_what_it_lacks():
     x = torch.ones(2, requires_grad=True)
     # What is saved must not outlive its node.
     square, twice = x * x, x * 2.0
-    assert [saved.unpack_hook for saved in saved_by(square.grad_fn)] == [None, None]
-    assert len(list(saved_by(twice.grad_fn))) < 2
+    assert [saved.unpack_hook for saved in saved_by(node_of(square))] == [None, None]
+    assert len(list(saved_by(node_of(twice)))) < 2
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda packed: packed):
         square = x * x
-    assert None not in [saved.unpack_hook for saved in saved_by(square.grad_fn)]
+    assert None not in [saved.unpack_hook for saved in saved_by(node_of(square))]
 
 
 def test_nodes_tell_the_shape_of_a_gradient():
     x = torch.ones(2, 3, requires_grad=True)
     twice = x * 2
-    (metadata,) = twice.grad_fn._input_metadata
+    (metadata,) = node_of(twice)._input_metadata
     assert tuple(metadata.shape) == (2, 3)
 
 

@@ -99,7 +99,7 @@ class Versioned(nn.Module):
     def _load_from_state_dict(self, state: Any, prefix: str, local: Any, *rest: Any) -> None:
         if (local.get("version") or 1) < 3 and prefix + "w" in state:
             state[prefix + "weight"] = state.pop(prefix + "w")
-        super()._load_from_state_dict(state, prefix, local, *rest)  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(state, prefix, local, *rest)
 
 
 class VersionedModel(Versioned):
@@ -125,11 +125,11 @@ class VersionedChain(nn.Sequential):
 @pytest.mark.parametrize("make", [VersionedModel, VersionedChain])
 def test_the_state_has_the_versions_of_the_model(make: type[nn.Module], inside: bool) -> None:
     model = make()
-    expected = (nn.ModuleDict({"net": model}) if inside else model).state_dict()
+    expected: Any = (nn.ModuleDict({"net": model}) if inside else model).state_dict()
     sample = torch.ones(2, 2) if make is VersionedModel else None
     with pykern.Pipeline(model, devices="cpu:2", microbatches=2, sample=sample) as pipe:
         whole = nn.ModuleDict({"net": pipe}) if inside else pipe
-        found = whole.state_dict()
+        found: Any = whole.state_dict()
         assert list(found) == list(expected)
         assert found._metadata == expected._metadata
         # A file of an older version.

@@ -37,7 +37,7 @@ def test_two_devices_of_1f1b_hold_less() -> None:
             devices="cpu:2",
             microbatches=4,
             loss_fn=next_token_loss,
-            recompute=recompute,  # type: ignore[arg-type]
+            recompute=recompute,
         ) as pipe:
             pipe.step(tokens[:, :-1], target=tokens[:, 1:])
             with counted_bytes(pipe) as devices:

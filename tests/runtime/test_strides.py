@@ -211,6 +211,6 @@ def test_a_group_norm_of_channels_last_values_is_split() -> None:
     torch.manual_seed(2)
     model = nn.Sequential(
         nn.Conv2d(3, 4, 1), nn.GroupNorm(2, 4), nn.Conv2d(4, 4, 1), nn.GroupNorm(4, 4)
-    ).to(memory_format=torch.channels_last)
+    ).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     plan = schedules.zb_h1(2, NUM_MICROBATCHES)
     check(model, plan, "cpu:2", [2, 2])
