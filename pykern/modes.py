@@ -16,13 +16,13 @@ from . import _C
 from .torch_private import (
     dispatch_modes,
     function_modes,
-    multithreads,
+    multithreading,
     pop_dispatch_mode,
     pop_function_mode,
     push_dispatch_mode,
     push_function_mode,
-    set_gradients,
-    set_multithreads,
+    set_grad,
+    set_multithreading,
 )
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
@@ -37,7 +37,7 @@ def as_before() -> _C.Undo:
     return _C.Undo(
         _put_back,
         torch.is_grad_enabled(),
-        multithreads(),
+        multithreading(),
         autocast,
         function_modes(),
         dispatch_modes(),
@@ -46,13 +46,13 @@ def as_before() -> _C.Undo:
 
 def _put_back(
     grad: bool,
-    multithreading: bool,
+    threads: bool,
     autocast: Sequence[tuple[str, bool, torch.dtype]],
     of_functions: Sequence[Any],
     of_dispatch: Sequence[Any],
 ) -> None:
-    set_gradients(grad)
-    set_multithreads(multithreading)
+    set_grad(grad)
+    set_multithreading(threads)
     for device, enabled, dtype in autocast:
         torch.set_autocast_enabled(device, enabled)
         torch.set_autocast_dtype(device, dtype)

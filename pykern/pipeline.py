@@ -171,7 +171,6 @@ class Pipeline(Updating):
         refuse_layers(updates, layers, cut)
         self._checks = Checks(check_finite, list(layers), cut.stages, captures=capture is not False)
         refuse_unsummed(plan, layers, loss_fn, group)
-
         self.plan, self.partition, self._reduction = plan, cut, reduction
         self._adopt(chain, loss_fn)
         self._tensor.find(self, list(chain.layers.values()), cut)

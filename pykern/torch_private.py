@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint
+from torch import Tensor
 from torch.overrides import _get_current_function_mode_stack as function_modes
 from torch.overrides import _pop_mode as pop_function_mode
 from torch.overrides import _push_mode as push_function_mode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dispatch_modes
 from torch.utils._python_dispatch import _pop_mode as pop_dispatch_mode
 from torch.utils._python_dispatch import _push_mode as push_dispatch_mode
@@ -27,7 +28,9 @@ __all__ = [
     "dispatch_modes",
     "function_modes",
     "hooks_refused",
-    "multithreads",
+    "is_traceable_wrapper_subclass",
+    "multithreading",
+    "num_holders",
     "pop_dispatch_mode",
     "pop_function_mode",
     "pop_hooks",
@@ -36,8 +39,8 @@ __all__ = [
     "push_hooks",
     "release_pool",
     "sequence_number",
-    "set_gradients",
-    "set_multithreads",
+    "set_grad",
+    "set_multithreading",
     "top_hooks",
 ]
 
@@ -50,21 +53,6 @@ NODES_LAST = torch.__version__ >= "2.13"
 def sequence_number() -> int:
     """The number that the next node of this thread's autograd graph gets."""
     return torch._C._autograd._get_sequence_nr()
-
-
-def set_gradients(wanted: bool) -> None:
-    """Whether this thread computes gradients from now on."""
-    torch._C._set_grad_enabled(wanted)
-
-
-def multithreads() -> bool:
-    """Whether a backward on this thread may use threads of autograd's."""
-    return torch._C._is_multithreading_enabled()
-
-
-def set_multithreads(wanted: bool) -> None:
-    """Whether it may from now on."""
-    torch._C._set_multithreading_enabled(wanted)
 
 
 def top_hooks() -> Hooks | None:
@@ -85,6 +73,26 @@ def push_hooks(pack: Callable[..., Any], unpack: Callable[..., Any]) -> None:
 def hooks_refused() -> str | None:
     """The reason for which saved-tensors hooks are refused on this thread, None if they are not."""
     return torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
+
+
+def multithreading() -> bool:
+    """Whether a backward of this thread may run on threads of autograd's own."""
+    return torch._C._is_multithreading_enabled()
+
+
+def set_multithreading(enabled: bool) -> None:
+    """Sets whether a backward of this thread may run on threads of autograd's own."""
+    torch._C._set_multithreading_enabled(enabled)
+
+
+def set_grad(enabled: bool) -> None:
+    """Sets whether operations of this thread are recorded."""
+    torch._C._set_grad_enabled(enabled)
+
+
+def num_holders(tensor: Tensor) -> int:
+    """How many tensors, and what else, hold the storage of a tensor."""
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
 def release_pool(gpu: int, pool: Any) -> None:

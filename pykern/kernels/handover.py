@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import Node
 
 from .. import _C
-from ..torch_private import multithreads, set_multithreads
+from ..torch_private import multithreading, set_multithreading
 
 # Computes the gradients of some arguments, by their position.
 Weights = Callable[[], dict[int, Tensor]]
@@ -110,10 +110,10 @@ def taking(take: Take) -> AbstractContextManager[object]:
     Args:
         take: called with each node and a function that returns gradients by edge of the node.
     """
-    before = _local.take, multithreads()
+    before = _local.take, multithreading()
     return _C.Within(partial(_set, take, False), lambda _: _set(*before))
 
 
-def _set(take: Take | None, multithreading: bool) -> None:
+def _set(take: Take | None, threads: bool) -> None:
     _local.take = take
-    set_multithreads(multithreading)
+    set_multithreading(threads)

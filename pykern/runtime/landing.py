@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..torch_private import num_holders
+
 # Among the hooks of a leaf, where those that layers have registered have numbers from 0 on.
 _KEY = -1
 
@@ -83,11 +85,7 @@ def _is_shared(gradient: Tensor) -> bool:
     if type(gradient) is not Tensor or gradient.layout is not torch.strided:
         return False
     # A view keeps the tensor that it is of.
-    return _num_holders(gradient) > _ALONE + gradient._is_view()
+    return num_holders(gradient) > _ALONE + gradient._is_view()
 
 
-def _num_holders(tensor: Tensor) -> int:
-    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
-
-
-_ALONE = _num_holders(torch.empty(1))
+_ALONE = num_holders(torch.empty(1))

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
+from ..torch_private import TorchDispatchMode, is_traceable_wrapper_subclass
 from .functions import line
 from .values import PLAIN
 

@@ -107,7 +107,10 @@ def _visit_function(function: types.FunctionType, found: dict[int, Place], depth
 def _reader(thing: Any) -> Callable[[], Mapping[Any, Any]] | None:
     """What tells what is in a thing; None where that is nothing of the model's."""
     if isinstance(thing, dict | list | tuple):
-        return None if len(thing) > _MOST else partial(_entries, thing)
+        kind = next(kind for kind in (dict, list, tuple) if isinstance(thing, kind))
+        # Some make what is asked of them.
+        is_plain = type(thing).__getitem__ is kind.__getitem__
+        return partial(_entries, thing) if is_plain and len(thing) <= _MOST else None
     if isinstance(thing, contextvars.ContextVar):
         return lambda: {"": thing.get(None)}
     if isinstance(thing, type | types.ModuleType) or not hasattr(thing, "__dict__"):

@@ -56,19 +56,6 @@ def test_saved_tensors_hooks_are_seen_taken_and_put_back():
     assert torch_private.top_hooks() is None
 
 
-def test_gradients_and_threads_of_backwards_are_set():
-    before = torch_private.multithreads()
-    with torch.autograd.set_multithreading_enabled(not before):
-        assert torch_private.multithreads() is not before
-        torch_private.set_multithreads(before)
-        assert torch_private.multithreads() is before
-    assert torch.is_grad_enabled()
-    torch_private.set_gradients(False)
-    assert not torch.is_grad_enabled()
-    torch_private.set_gradients(True)
-    assert torch.is_grad_enabled()
-
-
 def test_a_refusal_of_hooks_is_told():
     assert torch_private.hooks_refused() is None
     with torch.autograd.graph.disable_saved_tensors_hooks("not here"):
@@ -100,6 +87,34 @@ def test_modes_are_seen_and_pushed_bare():
     torch_private.pop_dispatch_mode()
     torch_private.pop_function_mode()
     assert torch_private.function_modes() == torch_private.dispatch_modes() == []
+
+
+def test_threads_of_backwards_and_gradients_are_set():
+    assert torch_private.multithreading()
+    torch_private.set_multithreading(False)
+    assert not torch_private.multithreading()
+    torch_private.set_multithreading(True)
+    torch_private.set_grad(False)
+    assert not torch.is_grad_enabled()
+    torch_private.set_grad(True)
+    assert torch.is_grad_enabled()
+
+
+def test_holders_of_a_storage_are_counted():
+    x = torch.ones(2)
+    alone = torch_private.num_holders(x)
+    view = x.view(2)
+    assert torch_private.num_holders(x) == alone + 1
+    assert view._is_view()
+
+
+def test_hooks_of_a_leaf_lie_in_a_mapping_that_may_be_given():
+    x = torch.ones(2, requires_grad=True)
+    assert x._backward_hooks is None
+    seen = []
+    x._backward_hooks = {-1: seen.append}
+    (x * 2).sum().backward()
+    assert len(seen) == 1
 
 
 def test_pools_of_captures_can_be_taken_back():
@@ -146,3 +161,27 @@ def test_private_names_of_torchs_c_library_are_used_in_one_module(root):
         if re.search(r"torch\._C\b|_python_dispatch|import _\w*_mode", path.read_text())
     }
     assert users == {"torch_private.py"}
+
+
+def test_holders_of_memory_are_counted():
+    tensor = torch.ones(3)
+    alone = torch_private.num_holders(tensor)
+    assert torch_private.num_holders(torch.empty(1)) == alone
+    view = tensor[1:]
+    assert torch_private.num_holders(tensor) == alone + 1
+    del view
+    assert torch_private.num_holders(tensor) == alone
+
+
+def test_a_hook_of_a_leaf_comes_before_its_gradient_is_kept():
+    leaf = torch.ones(2, requires_grad=True)
+    came = []
+
+    def hook(gradient):
+        came.append(gradient)
+        leaf.requires_grad_(False)
+
+    leaf._backward_hooks = {-1: hook}
+    (leaf * 2).sum().backward()
+    assert [gradient.tolist() for gradient in came] == [[2.0, 2.0]]
+    assert leaf.grad is None

@@ -54,7 +54,7 @@ class Deaf(Exception):
     """Its notes cannot be asked for."""
 
     @property
-    def __notes__(self) -> Any:
+    def __notes__(self) -> Any:  # type: ignore[override]
         raise GeneratorExit
 
 
@@ -101,7 +101,7 @@ def test_the_note_tells_the_batch(number: int, warm: bool) -> None:
     with pykern.Pipeline([nn.Identity(), layer], devices="cpu:2", microbatches=1) as pipe:
         if warm:
             pipe(-BATCH)
-        outputs = []
+        outputs: list[Tensor] = []
         with pytest.raises(ValueError, match="planted") as caught:
             outputs.extend(pipe.stream(numbered(6)))
         assert notes(caught.value) == [

@@ -27,8 +27,16 @@ def run_python(
         pipe = pykern.Pipeline([Slow(), Slow()], devices="cpu:2", microbatches=4)
         x = torch.ones(4, 2)
     """
+    # Since Python 3.12 each fork beside threads warns.
+    quiet = "ignore:This process:DeprecationWarning"
     return subprocess.run(
-        [sys.executable, "-c", "\n".join(map(textwrap.dedent, (before, prelude, code)))],
+        [
+            sys.executable,
+            "-W",
+            quiet,
+            "-c",
+            "\n".join(map(textwrap.dedent, (before, prelude, code))),
+        ],
         capture_output=True,
         text=True,
         timeout=timeout,

@@ -73,7 +73,11 @@ class Hangs(nn.Module):
 @contextmanager
 def hanging(how: str, timeout: float | None, **options: Any) -> Iterator[tuple[Any, Hangs]]:
     layer = Hangs(how)
-    arguments = {"microbatches": 2, "loss_fn": F.mse_loss, "devices": "cpu:3"} | options
+    arguments: dict[str, Any] = {
+        "microbatches": 2,
+        "loss_fn": F.mse_loss,
+        "devices": "cpu:3",
+    } | options
     pipe = pykern.Pipeline([nn.Linear(2, 2), layer, nn.Linear(2, 2)], timeout=timeout, **arguments)
     try:
         yield pipe, layer
@@ -148,7 +152,11 @@ def test_the_second_interrupt_gives_up(call: str) -> None:
 
 
 def test_an_asynchronous_schedule_stalls_alike() -> None:
-    options = {"schedule": "pipedream", "optimizer": torch.optim.Adam, "microbatches": 4}
+    options: dict[str, Any] = {
+        "schedule": "pipedream",
+        "optimizer": torch.optim.Adam,
+        "microbatches": 4,
+    }
     with hanging("queue", SOON, **options) as (pipe, _):
         with pytest.raises(pykern.PipelineStalled, match="action 1F0, device 1 has not ended"):
             pipe.step(BATCH, target=BATCH)

@@ -220,6 +220,8 @@ def _require_note(subject: Subject, action: Action, error: BaseException, way: s
         f"stage {action.stage}, microbatch {action.microbatch}, action {action}, "
         f"device {subject.pipe.plan.device_of(action)}"
     )
+    if way == "stream":
+        notes = [note for note in notes if " of the stream" not in note]
     assert len(notes) == 1, notes
     assert place in notes[0], (place, notes)
 

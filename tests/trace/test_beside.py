@@ -226,3 +226,20 @@ def test_caches_and_counters_are_no_crossings() -> None:
         return cache[WIDTH]
 
     assert_same(Outer([Block(get) for _ in range(4)]), 2)
+
+
+class Makes(dict[str, Any]):
+    """Makes what it is asked for, such as the activations of Hugging Face's models."""
+
+    def __getitem__(self, key: str) -> Any:
+        raise AssertionError(key)
+
+
+MAKES = Makes(tanh=nn.PReLU)
+
+
+def test_what_a_dict_makes_is_not_asked_for() -> None:
+    def get(_: nn.Module) -> float:
+        return float(len(MAKES))
+
+    assert_same(Outer([Block(get) for _ in range(4)]), 2)

@@ -19,7 +19,9 @@ WIDTH = 4
 
 
 class Block(nn.Module):
-    """Draws, counts in a buffer, and reads a number that its parent left it."""
+    """Draws, and counts in a buffer."""
+
+    calls: Tensor
 
     def __init__(self) -> None:
         super().__init__()

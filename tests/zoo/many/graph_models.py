@@ -2,7 +2,7 @@
 
 Its dense layers take the adjacency of each graph; its others one set of edges for all, as road
 networks have it: a buffer. torch_geometric is not needed to develop pykern:
-`pip install --no-deps torch_geometric xxhash`.
+`pip install --no-deps torch_geometric xxhash requests urllib3 charset_normalizer certifi`.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,12 +38,7 @@ STATIC: dict[str, dict[str, Any]] = {
     "LEConv": {},
     "MFConv": {},
     "ClusterGCNConv": {},
-    "FeaStConv": {},
-    "GATConv": {"heads": 2, "concat": False},
-    "GATv2Conv": {"heads": 2, "concat": False},
-    "TransformerConv": {"heads": 2, "concat": False},
     "ResGatedGraphConv": {},
-    "GeneralConv": {},
 }
 
 
