@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from enum import Enum
+from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from ..plan.files.strict_json import read_json, shown
@@ -25,25 +27,31 @@ _PLAIN: dict[Any, tuple[type, ...]] = {
 
 def to_text(value: Any) -> str:
     """The value as JSON; `from_text` reads it by the value's type."""
-    return json.dumps(value, default=_parts, separators=(",", ":"))
+    return json.dumps(_plain(value), separators=(",", ":"))
 
 
-def _parts(value: Any) -> Any:
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.name
     if is_dataclass(value):
-        return {field.name: getattr(value, field.name) for field in fields(value)}
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, range):
         return [value.start, value.stop]
     if isinstance(value, Mapping):
-        return dict(value)
-    raise TypeError(f"a {type(value).__name__} has no form in JSON")
+        named = all(isinstance(key, str) for key in value)
+        pairs = [[_plain(key), _plain(item)] for key, item in value.items()]
+        return dict(pairs) if named else pairs
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
 
 
 def from_text(kind: type[Value], text: str) -> Value:
     """The value that the text holds.
 
     Args:
-        kind: int, float, str, bool, None, range, a dataclass, or a list, tuple, Sequence or Mapping
-            of such.
+        kind: int, float, str, bool, None, range, an Enum, a dataclass, one of these or None, or a
+            list, tuple, Sequence or Mapping of such.
         text: may be anybody's.
 
     Raises:
@@ -58,17 +66,44 @@ def _read(kind: Any, value: Any, where: str) -> Any:
         if type(value) not in _PLAIN[kind]:
             raise ValueError(f"{where} must be a {kind.__name__}, got {shown(value)}")
         return value
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return _read_name(kind, value, where)
+    if isinstance(kind, UnionType):
+        return _read_either(get_args(kind), value, where)
     if kind is range:
         return range(*_read(tuple[int, int], value, where))
     if is_dataclass(kind):
         return _read_fields(kind, value, where)
-    origin: Any = get_origin(kind)
+    return _read_parts(get_origin(kind), get_args(kind), value, where)
+
+
+def _read_parts(origin: Any, of: tuple[Any, ...], value: Any, where: str) -> Any:
     if issubclass(origin, Mapping):
-        _require(dict, value, where)
-        of = get_args(kind)[1]
-        return {key: _read(of, item, f"{where}.{key}") for key, item in value.items()}
+        return _read_mapping(of[0], of[1], value, where)
     _require(list, value, where)
-    return _read_items(origin, get_args(kind), value, where)
+    return _read_items(origin, of, value, where)
+
+
+def _read_name(kind: type[Enum], value: Any, where: str) -> Enum:
+    if not isinstance(value, str) or value not in kind.__members__:
+        raise ValueError(f"{where} must be the name of a {kind.__name__}, got {shown(value)}")
+    return kind[value]
+
+
+def _read_either(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
+    """None where that may be, else of the other kind."""
+    if value is None and type(None) in kinds:
+        return None
+    (kind,) = (each for each in kinds if each is not type(None))
+    return _read(kind, value, where)
+
+
+def _read_mapping(of_key: Any, of: Any, value: Any, where: str) -> dict[Any, Any]:
+    """An object, or a list of keys and values where keys are not strings."""
+    if of_key is not str and value != {}:
+        return dict(_read(list[tuple[of_key, of]], value, where))
+    _require(dict, value, where)
+    return {key: _read(of, item, f"{where}.{key}") for key, item in value.items()}
 
 
 def _read_items(origin: Any, of: tuple[Any, ...], value: list[Any], where: str) -> Any:

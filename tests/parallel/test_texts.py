@@ -12,17 +12,21 @@ import torch
 import torch.distributed as dist
 
 import pykern
-from pykern.level_costs import Kept, Rebuilt, StageCosts
+from pykern.level_costs import Held, Kept, Rebuilt, StageCosts
 from pykern.parallel import texts
 from pykern.parallel.agreement import require_alike
 from pykern.parallel.exchange import Message
 from pykern.parallel.first import of_first
 from pykern.parallel.typed_json import from_text, to_text
 from pykern.partition import Partition
+from pykern.plan import Kind
 from tests import peers
 
 PACKAGE = Path(pykern.__file__).parent
-COSTS = StageCosts({"none": Kept(1, 2.5, 3)}, {"layer": Rebuilt(float("inf"), 0, 1e-300)}, 7)
+HELD = Held({Kind.F: 1.5}, {}, {(Kind.B, 2): 3.0})
+COSTS = StageCosts(
+    {"none": Kept(1, 2.5, 3, held=HELD)}, {"layer": Rebuilt(float("inf"), 0, 1e-300)}, 7
+)
 CUT = Partition((range(2), range(2, 5)), (3, 4), (5, 2**70), ("é", "b", "c", "d", "e"), "time")
 
 
