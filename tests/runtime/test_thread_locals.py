@@ -45,11 +45,14 @@ def test_threads_end_with_what_was_left_with_them(end: str) -> None:
             thread.join()
 
         class Keeps(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.local = threading.local()
             def forward(self, x):
                 if interrupted:
                     os.kill(os.getpid(), signal.SIGINT)
                     for _ in range(1000): time.sleep(0.01)
-                local.left = left(x)
+                self.local.left = left(x)
                 return x * 2
 
         def interrupt(pipe):
