@@ -11,7 +11,7 @@ LEFT = {
     "a view": ("x.view(-1)", None),
     "a graph": ("(weight * x).sum()", None),
     "what frees a tensor": ("Leaves(lambda: torch.ones(3).add_(1).view(-1))", None),
-    "what leaves more": ("Leaves(lambda: setattr(local, 'more', Leaves(lambda: x + 1)))", None),
+    "what leaves more": ("Leaves(lambda: more(x))", None),
     "what is in a context": ("Leaves(lambda: variable.set(x.view(-1)))", None),
     "what starts a thread": ("Leaves(lambda: in_a_thread(lambda: x.view(-1)))", None),
     "what raises": ("Leaves(lambda: 1 / 0)", "ZeroDivisionError"),
@@ -27,7 +27,7 @@ def test_threads_end_with_what_was_left_with_them(end: str) -> None:
     result = run_python(
         f"""
         import collections, contextvars, json
-        local, weight = threading.local(), torch.ones(2, requires_grad=True)
+        weight = torch.ones(2, requires_grad=True)
         variable = contextvars.ContextVar("variable")
         told = collections.defaultdict(set)
         interrupted = False
@@ -38,6 +38,9 @@ def test_threads_end_with_what_was_left_with_them(end: str) -> None:
             def __del__(self):
                 told[kind].add(None)
                 self.last()
+
+        def more(x, locals=[threading.local()]):
+            locals[0].more = Leaves(lambda: x + 1)
 
         def in_a_thread(call):
             thread = threading.Thread(target=call)
