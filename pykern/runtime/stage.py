@@ -60,7 +60,7 @@ class Stage:
         # Each adds what another replica of this stage has collected.
         self.reductions: list[Callable[[], None]] = []
         # An in-place layer may not write into a leaf that requires grad, nor into what the previous
-        # stage has saved for its backward, so it gets a copy.
+        # stage has saved for its backward, nor into the batch, which all microbatches share.
         self.copies_input = False
         # Puts something around the calls of a microbatch.
         self.look: Callable[[int, Calls], Calls] | None = None
@@ -235,7 +235,7 @@ class Stage:
 
     def _begin(self, *arguments: Any, **named: Any) -> Any:
         """What the first layer returns."""
-        if self.previous is not None and self.copies_input:
+        if self.copies_input:
             arguments = copies(arguments)
         return self.layers[0](*arguments, **named)
 
