@@ -228,9 +228,9 @@ def test_a_layer_may_become_one_that_works_in_place() -> None:
 @pytest.mark.parametrize("recompute", [None, "layer"])
 def test_a_first_layer_that_works_in_place_leaves_the_batch_as_it_was(recompute: Any) -> None:
     """Microbatches share a count of writes, so that torch refused every backward but the last."""
-    layers = nn.Sequential(nn.ELU(inplace=True), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    layers = nn.Sequential(nn.ELU(inplace=True), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
     plain = copy.deepcopy(layers)
-    x, y = torch.randn(9, 8), torch.randn(9, 8)
+    x, y = torch.randn(9, 6), torch.randn(9, 6)
     before = x.clone()
     with pykern.Pipeline(
         layers, devices="cpu:2", microbatches=4, loss_fn=F.mse_loss, recompute=recompute

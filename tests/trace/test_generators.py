@@ -16,7 +16,9 @@ from pykern.trace import CutError
 WIDTH, ROWS = 8, 4
 KEPT = np.random.default_rng(0)
 
-Draw = Callable[[nn.Module], Any]
+OLD = np.random.RandomState(0)
+
+Draw = Callable[[Any], Any]
 
 
 class Noisy(nn.Module):
@@ -57,14 +59,13 @@ DRAWS: dict[str, tuple[Draw, str]] = {
         lambda _: torch.from_numpy(np.random.rand(WIDTH)).float(),
         r"numpy\.random",
     ),
-    "numpy's old kind": (lambda _: np.random.RandomState.rand(_OLD), "_OLD"),
+    "numpy's old kind": (lambda _: OLD.rand(), "OLD"),
     "Python": (lambda _: random.random(), "Python's random"),
     "a branch": (_branch, "Python's random"),
     "numpy, kept": (lambda module: module.of_numpy.random(), r"Outer\.of_numpy"),
     "Python, kept": (lambda module: module.of_python.random(), r"Outer\.of_python"),
     "numpy, of the file": (lambda _: KEPT.random(), "KEPT"),
 }
-_OLD = np.random.RandomState(0)
 
 
 def pipeline(model: nn.Module) -> pykern.Pipeline:
@@ -122,17 +123,17 @@ def test_a_forward_that_comes_to_draw_later_is_refused() -> None:
 
 
 def test_a_recording_leaves_no_trace_in_generators() -> None:
-    def draw(module: nn.Module) -> float:
+    def draw(module: Any) -> float:
         own = module.of_numpy.random() + module.of_python.random()
         own += torch.rand((), generator=module.of_torch).item()
-        return float(own + np.random.rand() + random.random() + _OLD.rand())
+        return float(own + np.random.rand() + random.random() + OLD.rand())
 
-    def states(model: Outer) -> list[Any]:
+    def states(model: Any) -> list[Any]:
         """What each generator would draw next."""
         numpys = [block.of_numpy.bit_generator.state for block in model.blocks]
         torchs = [block.of_torch.get_state().tolist() for block in model.blocks]
         pythons = [block.of_python.getstate() for block in model.blocks]
-        olds = [np.random.get_state(), _OLD.get_state()]
+        olds = [np.random.get_state(), OLD.get_state()]
         return [numpys, torchs, pythons, random.getstate(), [str(old) for old in olds]]
 
     model = Outer(within=draw)
