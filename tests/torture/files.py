@@ -203,8 +203,8 @@ def _read(
 
 CAMPAIGN = Campaign(
     promise=(
-        "A plan or checkpoint file that was changed is refused, and nothing is changed by it, or "
-        "it is accepted as what it says, within a number of calls that its size bounds."
+        "A changed plan or checkpoint file is either refused without side effects, or loaded with "
+        "the contents of the file. The number of calls is bounded by the size of the file."
     ),
     case=cases,
 )

@@ -190,8 +190,8 @@ def require_end(name: str, code: str, expected: int) -> None:
 
 CAMPAIGN = Campaign(
     promise=(
-        "Where threads, memory, files, disk, names, counts or the stack come to an end, there is "
-        "an error that says so; nothing half done is left, and the next step has every bit."
+        "If threads, memory, files, disk, names, counts or the stack run out, an error says so. "
+        "No partial result is left, and the next step is bitwise right."
     ),
     case=cases,
     total=len(PROGRAMS),

@@ -54,8 +54,8 @@ def cases(seed: int, number: int) -> Iterator[str]:
 CAMPAIGN = Campaign(
     promise=(
         "A KeyboardInterrupt at any line of a step or of a recording leaves no mode, hook or "
-        "patched function behind, and the next step has the bits of a fresh pipeline's. (All lines "
-        "in turn: `pytest -m nightly tests/runtime/test_interrupted_lines.py "
+        "patched function behind. The next step is bitwise equal to that of a fresh pipeline. (All "
+        "lines in turn: `pytest -m nightly tests/runtime/test_interrupted_lines.py "
         "tests/trace/test_interrupted.py`.)"
     ),
     case=cases,

@@ -192,8 +192,8 @@ def _add(parameter: nn.Parameter, terms: list[Tensor], *, whole: bool) -> None:
 
 CAMPAIGN = Campaign(
     promise=(
-        "A random plan that can run gives the bits of the plain model run microbatch by microbatch:"
-        " loss, gradients, outputs and the caller's random numbers."
+        "A random plan that can run is bitwise equal to the plain model run microbatch by "
+        "microbatch: loss, gradients, outputs and the caller's random numbers."
     ),
     case=cases,
 )

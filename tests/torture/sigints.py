@@ -112,7 +112,8 @@ def cases(seed: int, number: int, module: str = "tests.torture.sigint_child") ->
 CAMPAIGN = Campaign(
     promise=(
         "A real SIGINT at any time during steps, streams, recording, construction and checkpoints "
-        "is a KeyboardInterrupt in the caller: no abort, no hang, and the next step has every bit."
+        "raises KeyboardInterrupt in the caller. The process neither aborts nor hangs, and the "
+        "next step is bitwise right."
     ),
     case=cases,
     seconds=120.0,
