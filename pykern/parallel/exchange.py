@@ -48,8 +48,8 @@ class Message:
         rows, digest, is_local, has_failed = _NUMBERS.unpack_from(data)
         if rows < 0 or digest < 0 or {is_local, has_failed} - {0, 1}:
             raise PeerError(
-                "a process of the group sent what is not understood here: "
-                f"{(rows, digest, is_local, has_failed)}; use one version of pykern in all of them"
+                "a process of the group sent a message that is not understood here: "
+                f"{(rows, digest, is_local, has_failed)}. Use one version of pykern in all of them"
             )
         # The end of a text that was cut may be half a character.
         text = data[_NUMBERS.size :].rstrip(b"\0").decode(errors="ignore")

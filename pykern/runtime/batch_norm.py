@@ -142,7 +142,7 @@ class OrderOfUpdates:
     def around(
         self, kind: Kind, stage: Stage, call: Callable[[int], None]
     ) -> Callable[[int], None]:
-        """What to call for an action instead: the same, where the stage has no batch norm."""
+        """The replacement for the call of an action; `call` itself without a batch norm."""
         modules = [module for layer in stage.layers for module in layer.modules()]
         norms = [module for module in modules if isinstance(module, _BatchNorm)]
         if kind is Kind.F and norms:
@@ -172,9 +172,9 @@ class OrderOfUpdates:
         if [count._version for count in tracked] != before:
             raise RuntimeError(
                 f"stage {stage} runs a batch norm again in a backward, as torch.utils.checkpoint "
-                "does, after later microbatches: its running statistics would not be those of the "
-                'model run microbatch by microbatch. Use recompute="layer" in place of the '
-                "checkpoint, or deferred_batch_norm=True"
+                "does, after the forwards of later microbatches. Its running statistics would "
+                "differ from those of the model run microbatch by microbatch. Use "
+                'recompute="layer" instead of the checkpoint, or deferred_batch_norm=True'
             )
 
 

@@ -137,9 +137,9 @@ class WorkerFlow(Flow):
             start_new_thread(self._context.run, (_live, [self], self._news))
         except RuntimeError as error:
             raise RuntimeError(
-                "a stream needs a thread beside those of the devices, and the system refused it: "
-                "close other pipelines, or raise the limit of threads (ulimit -u, pids.max of the "
-                "container) or of memory (ulimit -v)"
+                "a stream needs one thread besides those of the devices, and the system refused "
+                "that thread. Close other pipelines, or raise the limit of threads (ulimit -u, "
+                "pids.max of the container) or of memory (ulimit -v)"
             ) from error
         while not (self._begun or self._news.ended):
             self._news.wait()
@@ -233,7 +233,7 @@ class WorkerFlow(Flow):
             self._news.wait()
 
     def located(self, action: Action) -> tuple[Action, str]:
-        """What an action was in its batch, and which that was."""
+        """The action numbered within its batch, and the batch."""
         cell = self._cells[action.microbatch]
         if cell is None:
             return action, ""

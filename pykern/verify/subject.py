@@ -113,12 +113,12 @@ class Subject:
         return f"layer {first!r}" if first == last else f"layers {first!r} to {last!r}"
 
     def told(self, boundary: tuple[int, int], number: int, how: str) -> Origin:
-        """Where a difference starts whose first boundary is this."""
+        """The origin of a difference whose first boundary is this."""
         stage, following = boundary
         what = "activations" if stage < following else "gradients"
         sentence = (
-            f"It starts in stage {stage} ({self.layers_of(stage)}), microbatch {number}: what "
-            f"enters the stage agrees, and the {what} that it gives stage {following} "
+            f"The difference starts in stage {stage} ({self.layers_of(stage)}), microbatch "
+            f"{number}: the inputs of the stage agree, but its {what} for stage {following} "
             f"differ: {how}."
         )
         return Origin(sentence, stage, boundary, number)
@@ -135,13 +135,13 @@ class Subject:
         }
 
     def refuse_hooks(self, loss_fn: object) -> None:
-        """Raises RuntimeError where a hook may update weights, which would happen twice."""
+        """Raises RuntimeError if a hook may update weights, because the hook would run twice."""
         for name, parameter in self.parameters(loss_fn).items():
             if parameter._post_accumulate_grad_hooks:
                 raise RuntimeError(
                     f"verify runs the plain model as well, and {name!r} has a hook of "
                     "register_post_accumulate_grad_hook, which would run twice. Remove the hook, "
-                    "or verify=False"
+                    "or use verify=False"
                 )
 
     def state(self, batch: Batch) -> Snapshot:
