@@ -33,14 +33,14 @@ class Message:
     failure: str = ""
 
     def to_bytes(self) -> bytes:
-        """Of a fixed size, so that one collective takes it."""
+        """The message as bytes of a fixed size, so that one collective takes the bytes."""
         numbers = _NUMBERS.pack(self.rows, self.digest, self.is_local, bool(self.failure))
         text = self.failure.encode(errors="backslashreplace")[:_TEXT_BYTES]
         return numbers + text.ljust(_TEXT_BYTES, b"\0")
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Message:
-        """What `to_bytes` gave.
+        """The message in the bytes that `to_bytes` made.
 
         Raises:
             PeerError: the bytes are not those of a message.

@@ -1,4 +1,4 @@
-"""Finds what stages pass each other beside arguments and results, while the first step runs."""
+"""Finds state that stages share outside arguments and results, while the first step runs."""
 
 from __future__ import annotations
 
@@ -21,18 +21,22 @@ _Held = tuple[Place, list[int], dict[Any, Any]]
 
 
 class Beside:
-    """Looks at first forwards for what stages have left for each other, and refuses it.
+    """Checks the first forwards for state that stages share outside arguments, and refuses it.
 
-    Looked at are all forwards of the first step and one of each stage in the second. Refused is a
-    tensor that a stage reads, and that another has made and not handed over; a number in an object
-    of several stages that changes from forward to forward; and a thread-local or context variable
-    that one stage sets for another, whose thread would not see it. Stages with compiled layers are
-    not looked at.
+    The check covers all forwards of the first step and one of each stage in the second. Three kinds
+    of state are refused:
+
+    - a tensor that a stage reads, and that another stage made but did not pass as an argument;
+    - a number in an object of several stages that changes from forward to forward;
+    - a thread-local or context variable that one stage sets for another, because the thread of the
+      other stage would not see the value.
+
+    Stages with compiled layers are not checked.
 
     Args:
         stages: of the first replica.
-        loss_fn: which the last of them calls.
-        origins: where it is noted what stages make; or has been, while a forward was recorded.
+        loss_fn: called by the last stage.
+        origins: records the tensors that stages make, or that the recorded forward made.
 
     Attributes:
         origins: as given.
@@ -42,7 +46,7 @@ class Beside:
         self.origins = origins
         # By identity of places that threads do not share, the stages that write there.
         self.writers: dict[int, set[int]] = {}
-        # Whether anything has been, so that whoever goes on all the same is refused again.
+        # Whether a step was refused: then the checks go on, so that later steps are refused too.
         self.has_refused = False
         reached = [places_of(modules_in(stage.layers)) for stage in stages]
         reached[-1] |= places_of(modules_in([loss_fn]), [loss_fn])
@@ -51,16 +55,16 @@ class Beside:
             stage.when_changed = _Watch(self, stage).begin
 
     def refuse(self, what: str) -> None:
-        """Raises CutError, with what can be done about it."""
+        """Raises CutError, with a remedy."""
         self.has_refused = True
         raise CutError(
-            f"{what}: microbatches are in several stages at the same time, so that it may be "
-            "another's. Return it from the layer and take it as an argument, have both layers in "
-            "one stage, or let each have its own"
+            f"{what}. Several microbatches are in the pipeline at the same time, so the value may "
+            "belong to another microbatch. Return the value from the layer and take it as an "
+            "argument, keep both layers in one stage, or give each layer its own value"
         )
 
     def held_by(self, stage: int) -> list[_Held]:
-        """What a stage shares with others, as it is now."""
+        """The current state that a stage shares with others."""
         return [
             (place, who, dict(place.read()) if place.is_by_thread else place.values())
             for place, who in self._shared
@@ -69,25 +73,25 @@ class Beside:
 
 
 class _Watch:
-    """Looks at the forwards of one stage."""
+    """Checks the forwards of one stage."""
 
     def __init__(self, beside: Beside, stage: Stage) -> None:
         self._beside = beside
         self._stage = stage
         self._follow = Follow(beside.origins, self._refuse)
         self._follow.owner = stage.index
-        # Others that look.
+        # Other checks of the forwards.
         self._others = stage.look
 
     def begin(self, compiled: bool) -> None:
-        """Has the stage's next forwards looked at, unless torch compiles any of its layers."""
+        """Checks the stage's next forwards, unless torch compiles any of its layers."""
         self._num_forwards = 0
-        # By what it is given for its outputs, the step of the last forward.
+        # The stage's `finish` identifies the step of the last forward.
         self._step: Callable[[], object] | None = None
         self._stage.look = self._others if compiled else self._look
 
     def _look(self, microbatch: int, calls: Calls) -> Calls:
-        """The calls of a microbatch, to be looked at."""
+        """The calls of a microbatch, each checked."""
         if self._others is not None:
             calls = self._others(microbatch, calls)
         finish = self._stage.finish
@@ -112,7 +116,7 @@ class _Watch:
         for place, stages, before in held:
             if place.is_by_thread:
                 self._require_seen(place, before)
-            # The first may fill what all others find.
+            # The first forward may fill a cache that all others read.
             elif self._num_forwards > 1:
                 self._require_same(place, stages, before)
         return found
@@ -125,7 +129,7 @@ class _Watch:
         elif writers - {self._stage.index}:
             self._beside.refuse(
                 f"stage {min(writers)} sets {place.name}, which layers of stage "
-                f"{self._stage.index} name as well and do not set, but their thread does not see it"
+                f"{self._stage.index} use without setting, in a thread that does not see the value"
             )
 
     def _require_same(self, place: Place, stages: list[int], before: dict[Any, Hashable]) -> None:
@@ -142,16 +146,17 @@ class _Watch:
         what = f"stage {self._stage.index} reads a tensor ({where})"
         if isinstance(origin.owner, int):
             self._beside.refuse(
-                f"{what} that stage {origin.owner} has made ({origin.where}) and not handed over"
+                f"{what} that stage {origin.owner} has made ({origin.where}) but not passed as an "
+                "argument"
             )
         self._beside.refuse(
-            f"{what} that was made while the forward was recorded ({origin.where}): it is the "
-            "sample's for ever, because it is not an argument"
+            f"{what} that was made while the forward was recorded ({origin.where}); the tensor "
+            "keeps the sample's values, because it is not an argument"
         )
 
 
 def _keywords(call: object) -> list[dict[str, Any]]:
-    """Arguments that a call has got by name, also one that others stand around."""
+    """The keyword arguments of a call, also those of calls that it wraps."""
     if not isinstance(call, partial):
         return []
     return [call.keywords, *(found for part in call.args for found in _keywords(part))]

@@ -31,7 +31,7 @@ from tests.trace.passing import (
 # Tensors that a worker leaves in a thread-local are another matter: their thread goes.
 TENSORS = [way for way in WAYS if way != "thread-local"]
 SEEN = r"stage 1 reads a tensor \(passing\.py:\d+\) that stage 0 has made \(passing\.py:\d+\)"
-OWN = r"stage 0 sets VARIABLE, which layers of stage 1 name as well and do not set"
+OWN = r"stage 0 sets VARIABLE, which layers of stage 1 use without setting"
 
 
 @pytest.mark.parametrize("way", TENSORS)
@@ -43,7 +43,7 @@ def test_a_tensor_for_another_stage(way: str) -> None:
     message = OWN if way == "context variable" else SEEN
     with pytest.raises(CutError, match=message) as caught:
         step(chain(get, detached(put)), 2)
-    assert "Return it from the layer and take it as an argument" in str(caught.value)
+    assert "Return the value from the layer and take it as an argument" in str(caught.value)
     # With its graph.
     with pytest.raises(CutError, match=message):
         step(chain(get, put), 2)
