@@ -1,4 +1,4 @@
-"""What stages pass each other beside arguments and results is refused in the first step."""
+"""State that stages share outside arguments and results is refused in the first step."""
 
 from collections.abc import Callable
 from typing import Any
@@ -82,7 +82,7 @@ def test_within_a_stage_that_is_recomputed(recompute: Any) -> None:
 
 
 def test_backwards_from_a_later_stage() -> None:
-    """What the last stage leaves is read by the first with a later microbatch."""
+    """The first stage reads a tensor of the last stage with a later microbatch."""
     get, put = WAYS["attribute"]
     put(nn.Module(), torch.ones(()))
     with pytest.raises(CutError, match=r"stage 0 reads a tensor .* that stage 1 has made"):
@@ -131,7 +131,7 @@ def test_what_the_loss_function_reads(way: str, kind: Callable[[Put], Put]) -> N
     message = "that stage 0 has made" if kind is detached else r"stages 0, 1 can read, changes"
     with pytest.raises(CutError, match=message):
         step(chain(nothing, kind(put)), 2, LOSSES[way])
-    # Of its own stage.
+    # The loss function may read tensors of its own stage.
     assert_same(chain(nothing, detached(put), writer=3), 2, LOSSES[way])
 
 
@@ -186,7 +186,7 @@ def test_nothing_looks_after_the_first_steps() -> None:
 
 
 class Config:
-    """Of all layers."""
+    """The configuration of all layers."""
 
     def __init__(self) -> None:
         self.scale, self.names, self.calls = 0.5, ["a", "b"], {"most": 3}

@@ -193,7 +193,7 @@ def cases(seed: int, number: int) -> Iterator[str]:
 
 
 def _failed(subject: Subject, action: Action, error: BaseException, way: str) -> Any:
-    """What arrives, where the action raises the error."""
+    """The exception that reaches the caller when the action raises the error."""
     fuse, num_replicas = subject.fuse_of(action), subject.pipe.plan.placement.num_replicas
     # A reduction is the first accumulation after those of the first replica's microbatches.
     reduces = action.kind is Kind.REDUCE

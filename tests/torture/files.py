@@ -137,7 +137,7 @@ def _run() -> tuple[Run, bytes]:
 
 
 def _checkpoint_bytes(rng: random.Random, path: Path) -> Iterator[str]:
-    """What is accepted has every bit of what was saved; what is refused changes nothing."""
+    """An accepted file has every bit that was saved; a refused file changes nothing."""
     run, data = _run()
     path.write_bytes(data)
     checkpoint.load(path, **run.parts())
@@ -188,7 +188,7 @@ class _Counts:
 def _read(
     rng: random.Random, path: Path, read: Callable[[Path], Any], refusal: type[Exception]
 ) -> Any:
-    """What is read, or None where it is refused; either within so many calls."""
+    """The result of the read, or None for a refusal; both within a bounded number of calls."""
     before = sys.getprofile()
     with _Counts() as counts:
         try:

@@ -53,7 +53,7 @@ def whole():
     assert torch.equal(pipe.step(x, target=x), expected)
 """
 
-# What each program does after the prelude. It ends with 11 where all was as it should be.
+# The code of each program after the prelude. A program exits with 11 if every check passed.
 PROGRAMS: dict[str, str] = {
     "no memory for more threads": """
         limit(resource.RLIMIT_AS, mapped() + 200 * 2**20)

@@ -19,7 +19,7 @@ from .campaign import Campaign
 _interrupted_step = test_the_next_step_is_that_of_a_fresh_pipeline
 _interrupted_recording = test_an_interrupted_recording_leaves_no_trace
 
-# What is interrupted at each so many-th line.
+# The tests that are interrupted at every n-th line.
 SUBJECTS: dict[str, Callable[[int], object]] = {
     **{f"a step: {name}": partial(_interrupted_step, name) for name in SETTINGS},
     **{f"recording: {way.__name__}": partial(_interrupted_recording, way) for way in WAYS},

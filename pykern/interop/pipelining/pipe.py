@@ -163,12 +163,12 @@ class _Marks(TorchFunctionMode):
         self._called: set[str] = set()
         self.found: list[str] = []
         self.pending = False
-        # Of what tells of modules.
+        # The handle of the global hook that reports modules.
         self.handle: RemovableHandle | None = None
 
     def leave(self) -> None:
-        """Is told of nothing more."""
-        # Also where an interrupt came before there was a handle.
+        """Ends the reports of modules."""
+        # An interrupt may come before the handle is set: then no name is found any more.
         self._name_of = {}
         if self.handle is not None:
             self.handle.remove()
