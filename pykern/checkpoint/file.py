@@ -200,10 +200,10 @@ def _not_one(path: Path, error: Exception) -> CheckpointError:
 
 
 def _require_keys_once(raw: BinaryIO) -> None:
-    """Refuses a header that repeats a key: safetensors keeps one and says nothing.
+    """Refuses a header that repeats a key, because safetensors silently keeps one of the values.
 
     Raises:
-        ValueError: it does, or is not a header.
+        ValueError: the header repeats a key, or is not a header.
     """
     start = raw.read(_LENGTH.size)
     if len(start) < _LENGTH.size:

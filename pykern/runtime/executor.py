@@ -332,7 +332,7 @@ class Executor:
         return [call if m % len(self._replicas) == number else None for m, call in turns]
 
     def _end(self) -> None:
-        """Lets go of the step. May be called again, and nothing of the next step relies on it."""
+        """Releases the step's objects. May be called twice; the next step does not depend on it."""
         for stage in self._stages:
             stage.end()
         self._ties.end()

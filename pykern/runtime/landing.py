@@ -79,12 +79,12 @@ def span(tensor: Tensor) -> int:
 def _is_shared(gradient: Tensor) -> bool:
     """Whether the memory belongs to another tensor too, such as the `.grad` of a parameter.
 
-    torch makes a gradient a parameter's `.grad` where nothing else has the same tensor, though
-    others may have views of it. The next microbatch writes into it.
+    torch makes a gradient the `.grad` of a parameter if the tensor has one holder, although other
+    tensors may be views of the gradient. The next microbatch writes into that memory.
     """
     if type(gradient) is not Tensor or gradient.layout is not torch.strided:
         return False
-    # A view keeps the tensor that it is of.
+    # A view holds its base tensor.
     return num_holders(gradient) > _ALONE + gradient._is_view()
 
 

@@ -150,11 +150,11 @@ def _marks_in(module: nn.Module, call: Call) -> dict[str, SplitPoint]:
 
 
 class _Marks(TorchFunctionMode):
-    """Sees `pipe_split`, and is told of calls of modules.
+    """Records `pipe_split` and the calls of modules.
 
     Attributes:
-        found: the names of those called first after it.
-        pending: whether there is to come one.
+        found: the names of the first modules called after each `pipe_split`.
+        pending: whether a module call has yet to follow the last `pipe_split`.
     """
 
     def __init__(self, module: nn.Module) -> None:
