@@ -138,7 +138,7 @@ def agrees(rank: int, strange: str) -> str:
 
 def test_what_is_compared_is_never_unpickled() -> None:
     told, _ = peers.run(2, agrees, '{"torch": ["2"]}')
-    assert "process 1 of the group sent what is not understood here" in told
+    assert "process 1 of the group sent a message that is not understood here" in told
     assert "must be a str" in told
 
 
