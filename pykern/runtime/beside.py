@@ -21,22 +21,18 @@ _Held = tuple[Place, list[int], dict[Any, Any]]
 
 
 class Beside:
-    """Checks the first forwards for state that stages share outside arguments, and refuses it.
+    """Looks at first forwards for what stages have left for each other, and refuses it.
 
-    The check covers all forwards of the first step and one of each stage in the second. Three kinds
-    of state are refused:
-
-    - a tensor that a stage reads, and that another stage made but did not pass as an argument;
-    - a number in an object of several stages that changes from forward to forward;
-    - a thread-local or context variable that one stage sets for another, because the thread of the
-      other stage would not see the value.
-
-    Stages with compiled layers are not checked.
+    Looked at are all forwards of the first step and one of each stage in the second. Refused is a
+    tensor that a stage reads, and that another has made and not handed over; a number in an object
+    of several stages that changes from forward to forward; and a thread-local or context variable
+    that one stage sets for another, whose thread would not see it. Stages with compiled layers are
+    not looked at.
 
     Args:
         stages: of the first replica.
-        loss_fn: called by the last stage.
-        origins: records the tensors that stages make, or that the recorded forward made.
+        loss_fn: which the last of them calls.
+        origins: where it is noted what stages make; or has been, while a forward was recorded.
 
     Attributes:
         origins: as given.
@@ -46,7 +42,7 @@ class Beside:
         self.origins = origins
         # By identity of places that threads do not share, the stages that write there.
         self.writers: dict[int, set[int]] = {}
-        # Whether a step was refused: then the checks go on, so that later steps are refused too.
+        # Whether anything has been, so that whoever goes on all the same is refused again.
         self.has_refused = False
         reached = [places_of(modules_in(stage.layers)) for stage in stages]
         reached[-1] |= places_of(modules_in([loss_fn]), [loss_fn])
@@ -80,18 +76,18 @@ class _Watch:
         self._stage = stage
         self._follow = Follow(beside.origins, self._refuse)
         self._follow.owner = stage.index
-        # Other checks of the forwards.
+        # Others that look.
         self._others = stage.look
 
     def begin(self, compiled: bool) -> None:
-        """Checks the stage's next forwards, unless torch compiles any of its layers."""
+        """Has the stage's next forwards looked at, unless torch compiles any of its layers."""
         self._num_forwards = 0
-        # The stage's `finish` identifies the step of the last forward.
+        # By what it is given for its outputs, the step of the last forward.
         self._step: Callable[[], object] | None = None
         self._stage.look = self._others if compiled else self._look
 
     def _look(self, microbatch: int, calls: Calls) -> Calls:
-        """The calls of a microbatch, each checked."""
+        """The calls of a microbatch, to be looked at."""
         if self._others is not None:
             calls = self._others(microbatch, calls)
         finish = self._stage.finish
@@ -146,8 +142,7 @@ class _Watch:
         what = f"stage {self._stage.index} reads a tensor ({where})"
         if isinstance(origin.owner, int):
             self._beside.refuse(
-                f"{what} that stage {origin.owner} has made ({origin.where}) but not passed as an "
-                "argument"
+                f"{what} that stage {origin.owner} has made ({origin.where}) and not handed over"
             )
         self._beside.refuse(
             f"{what} that was made while the forward was recorded ({origin.where}); the tensor "
