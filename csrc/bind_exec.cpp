@@ -221,11 +221,7 @@ class Executor final : public Closable {
     std::unique_ptr<Workers> workers_;  // after callbacks_, which its threads use
 };
 
-}  // namespace
-
-void bind_exec(py::module_& module) {
-    module.attr("nvtx_built") = nvtx_built();
-
+void bind_program(py::module_& module) {
     py::class_<Job>(module, "Program",
                     "A checked plan, ready to run, with the trace of its last steps.")
         .def(py::init<const Plan&>(), py::arg("plan"))
@@ -249,7 +245,9 @@ void bind_exec(py::module_& module) {
             "timeline",
             [](const Job& job, std::size_t ago) { return job.trace.timeline(job.program, ago); },
             py::arg("ago") = 0, "What ran when, in the step `ago` steps before the last one.");
+}
 
+void bind_executor(py::module_& module) {
     py::class_<Executor, std::shared_ptr<Executor>>(
         module, "Executor", "Worker threads that run programs, one device each.")
         .def(py::init([](int num_workers, double timeout_s) {
@@ -284,6 +282,14 @@ void bind_exec(py::module_& module) {
         .def("close", &Executor::close,
              "Stops a step that runs in another thread, waits for its end, and ends the workers. "
              "Happens by itself before the interpreter ends.");
+}
+
+}  // namespace
+
+void bind_exec(py::module_& module) {
+    module.attr("nvtx_built") = nvtx_built();
+    bind_program(module);
+    bind_executor(module);
 }
 
 }  // namespace pykern

@@ -127,8 +127,9 @@ void close_silently(const std::function<void()>& close) noexcept {
         close();
     } catch (py::error_already_set& error) {
         error.discard_as_unraisable("a pipeline that closes at exit");
+        // The program ends from within a step, for which nobody can wait here.
+        // NOLINTNEXTLINE(bugprone-empty-catch)
     } catch (const std::runtime_error&) {
-        // The program ends from within a step, which nobody can wait for here.
     }
 }
 

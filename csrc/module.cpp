@@ -18,6 +18,7 @@ PYBIND11_MODULE(core, module) {
 
 // In front of pybind11's own, which would wait for ever for the main interpreter's lock where this
 // is another one.
+// NOLINTNEXTLINE(bugprone-reserved-identifier,readability-identifier-naming): Python asks for it
 extern "C" PYBIND11_EXPORT PyObject* PyInit__C() {
     if (PyInterpreterState_Get() == PyInterpreterState_Main()) return PyInit_core();
     PyErr_SetString(PyExc_ImportError,

@@ -6,7 +6,8 @@ its `__exit__`. Here an interrupt is raised when everything is as it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -92,3 +93,10 @@ def set_states(states: Mapping[torch.Generator, Tensor]) -> None:
     """Sets generators to these states."""
     for generator, state in states.items():
         generator.set_state(state)
+
+
+@contextmanager
+def both(one: AbstractContextManager[Any], other: AbstractContextManager[Any]) -> Iterator[None]:
+    """A context of two, the first around the second."""
+    with one, other:
+        yield

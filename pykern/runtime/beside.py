@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import UntypedStorage
 
 from ..trace import CutError
-from ..trace.origins import Follow, Origin, Origins, storages_of
+from ..trace.origins import Follow, FollowAgain, Origin, Origins, storages_of
 from ..trace.reach import Place, named, places_of, shared
 from .buffers import modules_in
 from .recompute import Calls
 from .stage import Stage
+
+
+class _Turn(NamedTuple):
+    """The owner of what a stage makes of a microbatch."""
+
+    stage: int
+    microbatch: int
+
 
 # A place, those of its stages, and what was in it.
 _Held = tuple[Place, list[int], dict[Any, Any]]
@@ -26,8 +35,9 @@ class Beside:
     Looked at are all forwards of the first step and one of each stage in the second. Refused is a
     tensor that a stage reads, and that another has made and not handed over; a number in an object
     of several stages that changes from forward to forward; and a thread-local or context variable
-    that one stage sets for another, whose thread would not see it. Stages with compiled layers are
-    not looked at.
+    that one stage sets for another, whose thread would not see it. Checkpointing within a layer
+    calls its function again in a backward: refused is a tensor that this reads, and that another
+    microbatch has left in the stage since. Stages with compiled layers are not looked at.
 
     Args:
         stages: of the first replica.
@@ -75,16 +85,19 @@ class _Watch:
         self._beside = beside
         self._stage = stage
         self._follow = Follow(beside.origins, self._refuse)
-        self._follow.owner = stage.index
+        self._again = FollowAgain(beside.origins, self._refuse_again)
+        # By microbatch, the memory that its F has read of earlier ones, and whose that was.
+        self._read: dict[int, set[tuple[int, Hashable]]] = {}
         # Others that look.
         self._others = stage.look
 
     def begin(self, compiled: bool) -> None:
-        """Has the stage's next forwards looked at, unless torch compiles any of its layers."""
+        """Has the stage's next actions looked at, unless torch compiles any of its layers."""
         self._num_forwards = 0
         # By what it is given for its outputs, the step of the last forward.
         self._step: Callable[[], object] | None = None
         self._stage.look = self._others if compiled else self._look
+        self._stage.look_back = None if compiled else self._look_back
 
     def _look(self, microbatch: int, calls: Calls) -> Calls:
         """The calls of a microbatch, to be looked at."""
@@ -94,15 +107,21 @@ class _Watch:
         if self._step is None:
             self._step = weakref.ref(finish)
         elif self._step() is not finish and not self._beside.has_refused:
-            self._stage.look = self._others
+            self._stage.look, self._stage.look_back = self._others, None
+        self._follow.owner = _Turn(self._stage.index, microbatch)
         self._follow.given = set()
+        self._read.setdefault(microbatch, set())
         first, *rest, end = [partial(self._call, call) for call in calls]
         held = self._beside.held_by(self._stage.index)
         return [first, *rest, partial(self._last, end, held)]
 
     def _call(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        given = storages_of((arguments, _keywords(call)))
+        given = list(storages_of((arguments, _keywords(call))))
         self._follow.given |= {storage._cdata for storage in given}
+        for storage in given:
+            origin = self._beside.origins.of(storage)
+            if origin is not None:
+                self._has_read(storage, origin)
         with self._follow:
             return call(*arguments)
 
@@ -138,11 +157,48 @@ class _Watch:
                 "forward to forward"
             )
 
-    def _refuse(self, _: UntypedStorage, origin: Origin, where: str) -> None:
+    @contextmanager
+    def _look_back(self, microbatch: int) -> Iterator[None]:
+        """Around a backward, within which that of another microbatch may end."""
+        around = self._again.owner
+        self._again.owner = _Turn(self._stage.index, microbatch)
+        try:
+            with self._again if around is None else nullcontext():
+                yield
+        finally:
+            self._again.owner = around
+
+    def _has_read(self, storage: UntypedStorage, origin: Origin) -> None:
+        """What an F has read, its backward may read."""
+        turn = self._follow.owner
+        assert isinstance(turn, _Turn)
+        self._read[turn.microbatch].add((storage._cdata, origin.owner))
+
+    def _refuse_again(self, storage: UntypedStorage, origin: Origin, _: str) -> None:
+        """What a backward reads of another microbatch, unless the F of its own read the same."""
+        turn, owner = self._again.owner, origin.owner
+        assert isinstance(turn, _Turn)
+        if not isinstance(owner, _Turn) or owner.stage != turn.stage:
+            return
+        if (storage._cdata, owner) in self._read.get(turn.microbatch, ()):
+            return
+        self._beside.has_refused = True
+        raise CutError(
+            f"the backward of microbatch {turn.microbatch} in stage {turn.stage} reads a tensor "
+            f"that microbatch {owner.microbatch} has left there by now ({origin.where}): a "
+            "function that is called again in a backward, as by torch.utils.checkpoint, must be "
+            "given what it reads as an argument"
+        )
+
+    def _refuse(self, storage: UntypedStorage, origin: Origin, where: str) -> None:
+        owner = origin.owner
+        if isinstance(owner, _Turn) and owner.stage == self._stage.index:
+            self._has_read(storage, origin)
+            return
         what = f"stage {self._stage.index} reads a tensor ({where})"
-        if isinstance(origin.owner, int):
+        if isinstance(owner, _Turn):
             self._beside.refuse(
-                f"{what} that stage {origin.owner} has made ({origin.where}) and not handed over"
+                f"{what} that stage {owner.stage} has made ({origin.where}) and not handed over"
             )
         self._beside.refuse(
             f"{what} that was made while the forward was recorded ({origin.where}); the tensor "

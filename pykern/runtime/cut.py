@@ -12,6 +12,9 @@ from torch.utils import _pytree as pytree
 
 from ..trace.values import flatten
 
+# In bytes: where allocators begin.
+_BORDER = 64
+
 
 @dataclass(slots=True)
 class Cut:
@@ -87,13 +90,19 @@ def copies(value: Any) -> Any:
 
 
 def copy_in_graph(tensor: Tensor) -> Tensor:
-    """A copy that leads to the tensor in the graph, in the same strides if no elements coincide."""
+    """A copy that leads to the tensor in the graph, in the same strides if no elements coincide.
+
+    It begins as far behind a border in memory, by which kernels may choose how they add up.
+    """
     copied = tensor.clone()
-    if copied.stride() == tensor.stride() or 0 in tensor.stride():
+    start = tensor.data_ptr() % _BORDER // tensor.element_size()
+    if 0 in tensor.stride() or tensor.numel() == 0:
         return copied
-    return torch.empty_strided(
-        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
-    ).copy_(tensor)
+    if copied.stride() == tensor.stride() and start == 0:
+        return copied
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    room = torch.empty(start + last + 1, dtype=tensor.dtype, device=tensor.device)
+    return room.as_strided(tensor.shape, tensor.stride(), start).copy_(tensor)
 
 
 def version_of(tensor: Tensor) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..modes import both
 from ..plan import Kind
 from ..trace import Environment
 from ..trace.routes import BATCH
@@ -60,10 +61,12 @@ class Stage:
         # Each adds what another replica of this stage has collected.
         self.reductions: list[Callable[[], None]] = []
         # An in-place layer may not write into a leaf that requires grad, nor into what the previous
-        # stage has saved for its backward, so it gets a copy.
+        # stage has saved for its backward, nor into the batch, which all microbatches share.
         self.copies_input = False
         # Puts something around the calls of a microbatch.
         self.look: Callable[[int, Calls], Calls] | None = None
+        # Likewise around its backward.
+        self.look_back: Callable[[int], AbstractContextManager[object]] | None = None
         # Called in front of the first step, and of others before which the layers have changed,
         # with whether torch compiles any.
         self.when_changed: Callable[[bool], None] = lambda _: None
@@ -235,7 +238,7 @@ class Stage:
 
     def _begin(self, *arguments: Any, **named: Any) -> Any:
         """What the first layer returns."""
-        if self.previous is not None and self.copies_input:
+        if self.copies_input:
             arguments = copies(arguments)
         return self.layers[0](*arguments, **named)
 
@@ -308,9 +311,11 @@ class Stage:
         A layer's own checkpointing makes again in it what F kept.
         """
         mode = self._draws.backward(kind, microbatch, (number, len(self.leaves[microbatch])))
+        if self.look_back is not None:
+            mode = both(self.look_back(microbatch), mode)
         if not self._recompute.has_levels:
             return mode
-        return _both(mode, self._recompute.keeping(microbatch))
+        return both(mode, self._recompute.keeping(microbatch))
 
     @property
     def trains(self) -> Sequence[Tensor]:
@@ -372,12 +377,6 @@ class Stage:
                 gradients = self.parcels.answer(microbatch, gradients, self.passage)
             given = self.passage.back(microbatch, self.index - 1, gradients)
             self.previous.gradients[microbatch] = given
-
-
-@contextmanager
-def _both(one: AbstractContextManager[Any], other: AbstractContextManager[Any]) -> Iterator[None]:
-    with one, other:
-        yield
 
 
 def connect(stages: Sequence[Stage]) -> None:

@@ -193,7 +193,8 @@ class Traced:
         home = inputs[0].device if inputs else torch.device("cpu")
         untouched = Untouched(self._model, self._opened, settling=settling)
         with untouched.kept():
-            recorder = Recorder(self._model, self._opened, home, self.origins)
+            generators = untouched.generators
+            recorder = Recorder(self._model, self._opened, home, self.origins, generators)
             tape = recorder.record(self._model, inputs, (args, kwargs), settling=settling)
             untouched.require()
             return tape

@@ -137,6 +137,30 @@ class Follow(TorchDispatchMode):
         return origin.varies
 
 
+class FollowAgain(Follow):
+    """Follows a backward, and notes what it makes with gradients on: there it does an F again.
+
+    All that is read counts: checkpointing stops at the last tensor that it needs, so that its last
+    operation is never done again, and what that would have read is first read by its gradient.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        written = _written(func, args, kwargs) if func._schema.is_mutable else ()
+        # Sums of gradients are read to be written.
+        self._writes = {storage._cdata for storage in written}
+        if torch.is_grad_enabled():
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        # Gradients of batch norms are given running statistics, and do not look at them.
+        if "batch_norm" not in func._schema.name:
+            for tensor, storage in _with_storages((args, kwargs)):
+                self._read(tensor, storage)
+        return func(*args, **kwargs)
+
+    def _read(self, tensor: Tensor, storage: torch.UntypedStorage) -> bool:
+        return storage._cdata not in self._writes and super()._read(tensor, storage)
+
+
 def _is_autocasts(func: Any, args: Any) -> bool:
     """Whether it casts a parameter as autocast does, which keeps the result for later calls."""
     if func is not torch.ops.aten._to_copy.default or not isinstance(args[0], torch.nn.Parameter):

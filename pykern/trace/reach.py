@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from .sources import source_of
 from .state import TORCHS, described
 from .values import PLAIN
 
@@ -97,7 +98,7 @@ def _visit_function(function: types.FunctionType, found: dict[int, Place], depth
     # By the function: which of a file's names are looked at differs.
     for name in used:
         value = names[name]
-        if isinstance(value, (*PLAIN, Tensor)):
+        if isinstance(value, (*PLAIN, Tensor)) or source_of(name, value) is not None:
             key = hash((id(names), name))
             found[key] = Place(name, names, partial(_chosen, names, name))
         else:

@@ -22,6 +22,7 @@ from .calls import told, told_to
 from .crossings import Crossings
 from .errors import CutError, UnseenTensor
 from .functions import METADATA, RANDOM, SHAPES, line, name_of, refuse_autograd
+from .generators import Generators
 from .origins import Origins, storages_of
 from .tape import Instruction, Read, Tape, modes_now, tensors_in
 from .values import PLAIN, Held, Home, Ref, flatten, leaves_of, map_tree
@@ -39,6 +40,7 @@ class Recorder(TorchFunctionMode):
         opened: the modules that are looked into; any other that they call stays whole.
         home: the device that the model runs on.
         origins: where it is noted what the forward makes.
+        generators: that it must not draw from itself.
     """
 
     def __init__(
@@ -47,8 +49,10 @@ class Recorder(TorchFunctionMode):
         opened: Collection[nn.Module],
         home: torch.device,
         origins: Origins,
+        generators: Generators,
     ) -> None:
         super().__init__()
+        self._generators = generators
         self._opened = set(opened)
         self._home = home
         self._origins = origins
@@ -89,6 +93,7 @@ class Recorder(TorchFunctionMode):
             self.__enter__()  # type: ignore[no-untyped-call]
             self._crossings.follow.__enter__()  # type: ignore[no-untyped-call]
             output = model.forward(*args, **kwargs)
+            self._generators.require_same("its end")
         for read in self._reads:
             read.require_constant(self._written)
         return Tape(
@@ -128,11 +133,8 @@ class Recorder(TorchFunctionMode):
         given = tensors_in((args, kwargs))
         versions = [_version(tensor) for tensor in given]
         returned = func(*args, **kwargs)
-        written = [
-            tensor
-            for tensor, version in zip(given, versions, strict=True)
-            if _version(tensor) != version
-        ]
+        pairs = zip(given, versions, strict=True)
+        written = [tensor for tensor, version in pairs if _version(tensor) != version]
         if written or tensors_in(returned):
             if name == "requires_grad_" and not written:
                 return returned
@@ -172,6 +174,7 @@ class Recorder(TorchFunctionMode):
     def _record(
         self, target: Any, args: Any, kwargs: Any, returned: Any, written: list[Tensor]
     ) -> None:
+        self._generators.require_same()
         arguments = map_tree(self._argument, args), map_tree(self._argument, kwargs)
         before = [self._numbers.get(id(tensor)) for tensor in written]
         self._written |= {
@@ -353,6 +356,7 @@ class Recorder(TorchFunctionMode):
 
     def _away(self) -> AbstractContextManager[object]:
         """A context, within which what stays whole runs as it would without a recorder."""
+        self._generators.require_same()
         modes = function_modes()
         others = [mode for mode in modes if mode is not self]
 
@@ -363,6 +367,7 @@ class Recorder(TorchFunctionMode):
         def come_back(_: object) -> None:
             set_function_modes(modes)
             told_to(self)
+            self._generators.look()
 
         return _C.Within(leave, come_back)
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from .. import _C
 from ..modes import random_states, set_states
 from .errors import CutError, Unsettled
+from .generators import Generators
 from .state import attributes
 
 
@@ -22,6 +23,9 @@ class Untouched:
         opened: those of its modules that may not leave tensors in attributes: what they do is
             repeated, and this would not be.
         settling: whether these keep what they have changed in their attributes, beside tensors.
+
+    Attributes:
+        generators: beside torch's default ones.
     """
 
     def __init__(
@@ -34,6 +38,7 @@ class Untouched:
         self._buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
         devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
         self._numbers = random_states(devices)
+        self.generators = Generators(model)
 
     def kept(self) -> AbstractContextManager[object]:
         """A context, behind which all is as it was."""
@@ -41,6 +46,7 @@ class Untouched:
 
     def _put_back(self) -> None:
         set_states(self._numbers)
+        self.generators.put_back()
         for module, before in self._kept:
             if not self._settling or module not in self._described:
                 put_back(module, before)

@@ -169,3 +169,33 @@ def test_models_that_look_at_their_masks_or_scale_their_weights(make: Callable[[
             assert torch.equal(pipe(**given).logits, torch.cat([each.logits for each in outputs]))
             for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
                 assert torch.equal(ours, theirs)
+
+
+def test_masks_that_numpy_draws_are_refused_unless_they_are_switched_off() -> None:
+    """SpecAugment had the sample's masks in every step."""
+    config = transformers.Wav2Vec2Config(
+        vocab_size=16,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        conv_dim=(16,),
+        conv_stride=(20,),
+        conv_kernel=(20,),
+        num_feat_extract_layers=1,
+        num_conv_pos_embeddings=8,
+        num_conv_pos_embedding_groups=2,
+        layerdrop=0.0,
+        mask_time_prob=0.3,
+        mask_time_length=2,
+    )
+    model = transformers.Wav2Vec2ForCTC(config).train()
+    sample = {"input_values": torch.randn(ROWS, 1000)}
+    with pytest.raises(pykern.CutError, match=r"from numpy\.random \(modeling_wav2vec2\.py:\d+"):
+        pykern.Pipeline(model, devices="cpu:2", microbatches=2, sample=sample)
+    whole = pykern.Pipeline(
+        model, devices="cpu:2", microbatches=2, sample=sample, whole=["wav2vec2"]
+    )
+    whole.close()
+    config.apply_spec_augment = False
+    pykern.Pipeline(model, devices="cpu:2", microbatches=2, sample=sample).close()

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from pykern.trace import CutError
 from tests.trace.passing import (
@@ -228,3 +229,66 @@ def test_one_layer_in_several_stages() -> None:
     with pipeline(model, 2) as pipe:
         for _ in range(MICROBATCHES):
             pipe.step(x, target=y)
+
+
+class Again(Block):
+    """Checkpoints itself."""
+
+    reentrant = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(super().forward, x, use_reentrant=self.reentrant)
+
+
+def _whole(put: Put) -> Put:
+    """Sets what is given, in the same memory."""
+    return lambda module, y: put(module, y.detach())
+
+
+@pytest.mark.parametrize("way", ["attribute", "global", "closure"])
+@pytest.mark.parametrize("kind", [detached, _whole])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_that_reads_what_a_later_microbatch_has_left(
+    way: str, kind: Callable[[Put], Put], reentrant: bool
+) -> None:
+    """Gradients were 5e-2 off: the backward found what the last forward had left."""
+    get, put = WAYS[way]
+
+    def model() -> nn.Sequential:
+        blocks = [Block(put=kind(put)), Again(get), Block(), Block()]
+        blocks[1].reentrant = reentrant  # type: ignore[assignment]
+        return nn.Sequential(*blocks)
+
+    message = (
+        r"the backward of microbatch 0 in stage 0 reads a tensor that microbatch 3 has left there "
+        r"by now \((passing|test_beside)\.py:\d+\): .* must be given what it reads as an argument"
+    )
+    for options in ({}, {"schedule": "zb_h1"}):
+        with pytest.raises(CutError, match=message if not options else "left there by now"):
+            step(model(), 2, **{"schedule": "gpipe", **options})
+    # With one microbatch at a time it finds its own.
+    assert_same(model(), 1, schedule="one_f_one_b")
+
+
+class Caching(nn.Linear):
+    """Checkpoints itself, and keeps what its first forward has made."""
+
+    kept: Tensor | None = None
+
+    def _compute(self, x: Tensor) -> Tensor:
+        if self.kept is None:
+            self.kept = torch.ones_like(x) * 2
+        return torch.tanh(super().forward(x)) * self.kept
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self._compute, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("recompute", [None, "layer"])
+@pytest.mark.parametrize("schedule", ["gpipe", "zb_h1"])
+def test_backwards_that_read_what_their_forwards_have_read_are_fine(
+    recompute: Any, schedule: str
+) -> None:
+    layers = [nn.Linear(WIDTH, WIDTH), Caching(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)]
+    model = nn.Sequential(*layers, nn.Linear(WIDTH, WIDTH))
+    assert_same(model, 2, schedule=schedule, recompute=recompute)

@@ -7,6 +7,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -222,6 +223,23 @@ def test_a_layer_may_become_one_that_works_in_place() -> None:
         expected = plain_step(plain, x, y, F.mse_loss, 2)
         assert torch.equal(pipe.step(x, target=y), expected)
         assert_same_state(pipe, plain)
+
+
+@pytest.mark.parametrize("recompute", [None, "layer"])
+def test_a_first_layer_that_works_in_place_leaves_the_batch_as_it_was(recompute: Any) -> None:
+    """Microbatches share a count of writes, so that torch refused every backward but the last."""
+    layers = nn.Sequential(nn.ELU(inplace=True), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
+    plain = copy.deepcopy(layers)
+    x, y = torch.randn(9, 6), torch.randn(9, 6)
+    before = x.clone()
+    with pykern.Pipeline(
+        layers, devices="cpu:2", microbatches=4, loss_fn=F.mse_loss, recompute=recompute
+    ) as pipe:
+        for _ in range(2):
+            expected = plain_step(plain, x.clone(), y, F.mse_loss, 4)
+            assert torch.equal(pipe.step(x, target=y), expected)
+            assert_same_state(pipe, plain)
+            assert torch.equal(x, before)
 
 
 def test_three_waves() -> None:
