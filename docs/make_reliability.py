@@ -1,4 +1,4 @@
-"""Writes docs/reliability.md: what is promised, how that is tried, and what came of it last.
+"""Writes docs/reliability.md: the promises, their campaigns, and the latest results.
 
 Run from anywhere: python docs/make_reliability.py. The figures are those that
 `python -m tests.torture --save` has kept; a test compares the page with what this makes.
@@ -16,17 +16,17 @@ PAGE = ROOT / "docs/reliability.md"
 _HEAD = """\
 # Reliability
 
-pykern makes the promises below, and each has a campaign that tries to break it: cases without end,
-or all that there are, each made of a seed and its number. A case that fails is printed with the
-command that shows it again.
+pykern makes the promises below. Each promise has a campaign of random cases that tries to break it.
+A seed and a number make a case; some campaigns have a last case. A case that fails is printed with
+the command that reproduces the failure.
 
     make torture                                       every campaign, for a minute or so each
     make torture TORTURE="--seconds 600"               for longer
-    make torture TORTURE="plans --cases 100000"        one of them, so many cases
+    make torture TORTURE="plans --cases 100000"        one campaign with a number of cases
     .venv/bin/python -m tests.torture runs --save      keeps the figures for this page
 
-A part of each campaign runs with the tests, and so does a broken thing that each of them has to see
-(`tests/torture/test_controls.py`). A figure other than 0 failures is a defect that is known.
+`make test` runs a part of each campaign. It also checks that each campaign detects a deliberate
+defect (`tests/torture/test_controls.py`). A figure other than 0 failures is a known defect.
 
 The models of timm, torchvision and torch_geometric are tried where these are installed:
 `.venv/bin/python -m pip install --no-deps timm torchvision==0.28.0 torch_geometric xxhash requests
@@ -39,7 +39,7 @@ one by one.
 
 
 def made() -> str:
-    """The page, of the figures that are kept."""
+    """The page, from the saved figures."""
     sys.path.insert(0, str(ROOT))
     main = importlib.import_module("tests.torture.__main__")
     kept = {name: _figures(name) for name in main.NAMES}

@@ -9,7 +9,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-# What .venv takes at least, with a torch without CUDA, and what with one that brings CUDA's.
+# The minimal size of .venv with a torch without CUDA, and with a torch with CUDA libraries.
 LEAST_GB = 3
 CUDA_GB = 7
 PROGRAM = "static_assert(__cplusplus >= 202002L); int main() {}"

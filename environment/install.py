@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-# What pip writes, and what it means; the first that is found is told.
+# Texts of pip and their meanings; the first match is shown.
 MEANINGS = (
     (
         ("No space left on device", "Errno 28"),

@@ -9,7 +9,7 @@ from torch import nn
 from .chain import Chain, RecordedChain
 from .runtime.loss import Loss
 
-# What a module holds, and who is told of its state.
+# The attributes of a module that hold its contents and the hooks of its state.
 _SHARED = (
     "_parameters",
     "_buffers",
@@ -57,21 +57,21 @@ class Adopted(nn.Module):
         return super().train(mode)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """That of the model, with its versions, hooks and extra state."""
+        """The state of the model, with its versions, hooks and extra state."""
         root = self._chain.root
         if root is None:
             return super().state_dict(*args, **kwargs)
         return root.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Loads it into the model, in the model's own way."""
+        """Loads a state into the model with the model's own method."""
         root = self._chain.root
         if root is None:
             return super().load_state_dict(*args, **kwargs)
         return root.load_state_dict(*args, **kwargs)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        # Called where the pipeline is a part of another module.
+        # torch calls this if the pipeline is a part of another module.
         root = self._chain.root
         load = super()._load_from_state_dict if root is None else root._load_from_state_dict
         load(*args, **kwargs)

@@ -31,7 +31,7 @@ class Chain:
     Attributes:
         layers: by name.
         root: the module that they belong to; None where they were given as a list.
-        origins: where it is noted what layers make, while that is looked at.
+        origins: records the tensors that layers make, while origins are tracked.
     """
 
     def __init__(self, model: nn.Sequential | Sequence[nn.Module]) -> None:
@@ -68,13 +68,13 @@ class Chain:
         return args, kwargs
 
     def require_unchanged(self, modules: Mapping[str, nn.Module | None]) -> None:
-        """Raises RuntimeError where a layer is another module by now, or the model has hooks."""
+        """Raises RuntimeError if a layer was replaced, added or removed, or the model has hooks."""
         now = {name: layer for name, layer in modules.items() if layer is not None}
         for name in () if now == self.layers else {**self.layers, **now}:
             if now.get(name) is not self.layers.get(name):
                 raise RuntimeError(
                     f"layer {name!r} was replaced, added or removed, but the stages hold the "
-                    "layers that the pipeline was made of; make a new Pipeline"
+                    "original layers. Make a new Pipeline"
                 )
         if self.root is not None:
             refuse_hooks(self.root)

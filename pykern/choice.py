@@ -103,14 +103,15 @@ def _make_plan(schedule: Schedule, shares: Shares, options: dict[str, Any]) -> P
     if isinstance(microbatches, int) and microbatches > most:
         raise ValueError(
             f"microbatches must be at most {most} on {shares.num_devices} devices{shares.whose}, "
-            f"got {microbatches}. Give step smaller batches or cut them into fewer microbatches"
+            f"got {microbatches}. Use fewer microbatches, or pass smaller batches to step"
         )
     plan = _made_plan(schedule, shares, options)
     num_actions = plan.num_actions * shares.replicas
     if num_actions > MAX_ACTIONS:
         raise ValueError(
             f"the actions of a step must be at most {MAX_ACTIONS}, got {num_actions} for "
-            f"{plan.num_microbatches} microbatches of {plan.num_stages} stages. Use fewer of either"
+            f"{plan.num_microbatches} microbatches of {plan.num_stages} stages. Use fewer "
+            "microbatches or stages"
         )
     return plan
 

@@ -102,7 +102,7 @@ class _Fit:
     def best(self) -> Fitted:
         """See `fit`."""
         fitting: list[Fitted] = []
-        # What is needed beside depends on the levels that are chosen by it: least, and most.
+        # The extra bytes depend on the levels, and the levels on the extra bytes: least and most.
         for beside in (self._least_beside, self._beside):
             self._caps = [budget - beside(d) for d, budget in enumerate(self._budgets)]
             candidates = [self._try(levels) for levels in self._uniform()]
@@ -116,7 +116,7 @@ class _Fit:
         return min(fitting, key=lambda fitted: fitted.timeline.makespan_ns)
 
     def _least_beside(self, device: int) -> float:
-        """What each of the device's stages needs beside what its cells hold, at some level."""
+        """The bytes that each of the device's stages needs at some level beyond those of cells."""
         found = [0.0]
         for stage in self._stages_on(device):
             costs = self._stages[stage]

@@ -1,4 +1,4 @@
-"""What devices hold at most while a plan runs at some levels, whenever its actions run."""
+"""The peak memory of devices while a plan runs at given levels, over all timings of actions."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _Key = tuple[Kind, int, int]
 def most_held(
     plan: Plan, stages: Sequence[StageCosts], levels: Sequence[StageLevel]
 ) -> list[float]:
-    """Bytes, by device: the most that is held at any order of actions that the plan allows.
+    """The peak bytes by device, over all orders of actions that the plan allows.
 
-    What another device lets go of counts until an action of that device must have run.
+    Bytes that another device frees count until an action of that device must have run.
 
     Args:
         plan: with the R of every cell that is recomputed.
-        stages: what each level costs each stage.
-        levels: one for each stage.
+        stages: the costs of each level of each stage.
+        levels: one level for each stage.
     """
     again = {(a.stage, a.microbatch) for row in plan.rows for a in row if a.kind is Kind.R}
     split = plan.has(Kind.W)
@@ -38,7 +38,7 @@ def most_held(
 
 
 def _held(costs: StageCosts, level: StageLevel, stage: int, again: bool, *, split: bool) -> Held:
-    """Of one cell: as measured, or as the sizes of its level say."""
+    """The bytes of one cell: measured, or from the sizes of its level."""
     kept, rebuilt = costs.kept[level.kept], costs.rebuilt.get(level.rebuilt or "")
     measured = rebuilt.held if again and rebuilt is not None else kept.held
     if measured is not None:
@@ -83,7 +83,7 @@ def _by_others(
     mine: Set[tuple[int, int]],
     held: Mapping[tuple[int, int], Held],
 ) -> float:
-    """By how many bytes more a device's cells of these stages hold after another cell's action."""
+    """The bytes that an action of another cell adds to a device's cells of these stages."""
     cells = [(s, action.microbatch) for s in stages if s != action.stage]
     key = action.kind, action.stage
     return sum(held[cell].others.get(key, 0.0) for cell in cells if cell in mine)
@@ -113,7 +113,7 @@ def _clocks(plan: Plan) -> dict[_Key, list[int]]:
 
 
 def _needs(action: Action, backward: Mapping[tuple[int, int], _Key]) -> list[_Key]:
-    """What has to come from other stages."""
+    """The actions of other stages that the action depends on."""
     if action.kind is Kind.F and action.stage > 0:
         return [(Kind.F, action.stage - 1, action.microbatch)]
     later = backward.get((action.stage + 1, action.microbatch))

@@ -41,11 +41,11 @@ def named_layers(model: nn.Sequential | Sequence[nn.Module]) -> dict[str, nn.Mod
 
 
 def refuse_hooks(model: nn.Module) -> None:
-    """Raises TypeError where a model that is cut into its layers has hooks, which nobody calls."""
+    """Raises TypeError if a model that is cut into its layers has hooks, which would not run."""
     if any(getattr(model, hooks) for hooks in _HOOKS):
         raise TypeError(
-            f"the {type(model).__name__} has hooks of its own, which cutting would lose; put "
-            "them on its layers"
+            f"the {type(model).__name__} has hooks of its own, which would not run once the model "
+            "is cut. Put the hooks on its layers"
         )
 
 

@@ -14,7 +14,7 @@ from .plan import Costs, Kind, Memory
 
 @dataclass(frozen=True)
 class Held:
-    """What one microbatch of a stage holds, by what changes it: bytes.
+    """The bytes that one microbatch of a stage holds, by the action that changes them.
 
     Attributes:
         own: by kind of the stage's action, how much more is held behind it.

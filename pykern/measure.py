@@ -134,7 +134,7 @@ def _of_stage(costs: dict[Level, _Costs], stage: int, *, split: bool) -> StageCo
 
 
 def _held(costs: _Costs, stage: int) -> Held:
-    """What a microbatch of the stage holds at the level of these costs."""
+    """The bytes that a microbatch of the stage holds at the level of these costs."""
     mine = {kind: cost for (kind, of), cost in costs.items() if of == stage}
     changes = {key: cost.others.get(stage, 0) for key, cost in costs.items()}
     return Held(

@@ -1,4 +1,4 @@
-"""What torch keeps of a thread, put back behind a block, whatever has interrupted the block.
+"""torch's state of a thread, restored after a block even if the block was interrupted.
 
 A `with torch.no_grad()` may leave gradients off: Python handles signals also within the Python of
 its `__exit__`. Here an interrupt is raised when everything is as it was.
@@ -30,7 +30,7 @@ _AUTOCAST_DEVICES = ("cpu", "cuda")
 
 
 def as_before() -> _C.Undo:
-    """A context, behind which this thread has the modes that it has now."""
+    """A context that restores the modes of this thread at its end."""
     autocast = [
         (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
         for device in _AUTOCAST_DEVICES
@@ -78,7 +78,7 @@ def set_function_modes(modes: Sequence[Any]) -> None:
 
 
 def same_numbers() -> _C.Undo:
-    """A context, behind which the CPU's default generator draws what it would have drawn now."""
+    """A context that restores the CPU's default generator at its end."""
     return _C.Undo(torch.default_generator.set_state, torch.default_generator.get_state())
 
 
@@ -90,7 +90,7 @@ def random_states(devices: Iterable[torch.device]) -> dict[torch.Generator, Tens
 
 
 def set_states(states: Mapping[torch.Generator, Tensor]) -> None:
-    """Has generators draw from these states on."""
+    """Sets generators to these states."""
     for generator, state in states.items():
         generator.set_state(state)
 

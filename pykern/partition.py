@@ -226,7 +226,7 @@ def _bytes_of(layer: nn.Module) -> int:
 
 
 def _price(prices: Mapping[str, float], name: str, kind: str) -> int:
-    """What a layer costs, in millionths: `name` is its name or number, `kind` that or its type."""
+    """The cost of a layer in millionths; `name`: its name or number, `kind`: that or its type."""
     for pattern, price in prices.items():
         if fnmatchcase(name, pattern) or fnmatchcase(kind, pattern):
             if not isinstance(price, int | float) or not 0 <= price < inf:
@@ -234,7 +234,8 @@ def _price(prices: Mapping[str, float], name: str, kind: str) -> int:
             return round(price * 1_000_000)
     layer = repr(name) if name == kind else f"{name!r} ({kind})"
     raise ValueError(
-        f"balance has no price for layer {layer}: none of {', '.join(map(repr, prices))} fits"
+        f"balance has no price for layer {layer}: patterns {', '.join(map(repr, prices))} do not "
+        "match"
     )
 
 
@@ -285,7 +286,7 @@ class _Ends:
 
 
 def _bands(total: Sequence[int], num_stages: int, limit: int) -> list[range]:
-    """Where each stage may end, the first being the start of them all, if none is above the limit.
+    """The range of ends of each stage, after the start of all, if every cost is within the limit.
 
     These are whole ranges: a stage that can end at two layers can end between them.
     """

@@ -78,7 +78,7 @@ class Pipeline(Updating):
             forward of its own: a tensor, a tuple of arguments, or a dict of keyword arguments.
         split_at: names of the layers, or modules, that stages begin with, all but the first; or a
             dict of names with a `SplitPoint` of torch.distributed.pipelining each.
-        whole: names of modules, such as "decoder", that are in one stage with all that is in them.
+        whole: names of modules, such as "decoder", each kept in one stage with its submodules.
         capture: whether the actions of a training step are captured as CUDA graphs, which replay
             without Python. True: the first step of a kind runs as usual and the second captures it,
             or says what cannot be captured and why. "auto": where something cannot be, all steps
@@ -107,10 +107,11 @@ class Pipeline(Updating):
             slices of every stage, for the same batches. Styles are by name of a module, as torch's
             `parallelize_module` takes them; parameters of these become DTensors, new objects.
         verify: whether the first step also runs the plain model and compares loss, gradients and
-            buffers: True, or a number for every so many-th step, or a `Verify`. See docs/verify.md.
-        timeout: seconds that an action of a CPU worker may take, beyond which the step, or stream,
-            raises `PipelineStalled` and the pipeline is closed; None for any time. Looked at every
-            20 ms, so that an action does not become slower.
+            buffers. True verifies the first step, a number n also every n-th step after it. A
+            `Verify` sets tolerances too. See docs/verify.md.
+        timeout: seconds that an action of a CPU worker may take; None for no limit. After that
+            time the step or stream raises `PipelineStalled`, and the pipeline is closed. The limit
+            is checked every 20 ms, outside of actions.
         **options: for the schedule, e.g. `waves=2`; for "auto" e.g. `memory=0.5`.
 
     Raises:
@@ -320,9 +321,9 @@ class Pipeline(Updating):
 
         Raises:
             RuntimeError: the pipeline is streaming already, or running a step; or a stage has
-                raised StopIteration, which is the cause then.
-            BaseException: as for `step`, or from `batches`, after the outputs of those before. The
-                note says which batch it was, counted from 0 as microbatches are.
+                raised StopIteration, which is then the cause.
+            BaseException: as for `step`, or from `batches`, after the outputs of earlier batches.
+                The note names the batch, counted from 0 like microbatches.
         """
         self._chain.require_unchanged(self._modules)
         calls = map(call_of, batches)

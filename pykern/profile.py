@@ -82,7 +82,7 @@ def layer_bytes(layers: Sequence[nn.Module], sample: Any) -> list[int]:
 def as_in_training(models: Sequence[nn.Module]) -> Iterator[None]:
     """Within it gradients are on, and models that are in eval mode altogether are in training mode.
 
-    Where some modules are in training mode and others are not, somebody has chosen that.
+    A mix of modules in training mode and in eval mode is the user's choice, and stays.
 
     Args:
         models: Modules whose modes count, with all that is in them.

@@ -1,4 +1,4 @@
-"""What a pipeline refuses, by itself or beside something else."""
+"""Checks of arguments and of their combinations, which raise errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .runtime.replica import refuse_replicas, refuse_trained_loss
 def refuse_others(
     model: Any, kind: type[nn.Module], reduction: object, deferred_batch_norm: object
 ) -> None:
-    """Raises TypeError or ValueError for what these cannot be; a model is not of that kind."""
+    """Raises TypeError or ValueError for wrong arguments; `model` must not be of that kind."""
     refuse_inside(model, kind)
     if reduction not in ("mean", "sum"):
         raise ValueError(f"reduction is 'mean' or 'sum', got {reduction!r}")
@@ -29,7 +29,7 @@ def refuse_others(
 def refuse_unsummed(
     plan: Plan, layers: Mapping[str, nn.Module], loss_fn: Loss | None, group: ProcessGroup | None
 ) -> None:
-    """Raises ValueError for what would not be summed over replicas, or over processes."""
+    """Raises ValueError for layers and losses that replicas or processes do not support."""
     if plan.placement.num_replicas > 1:
         refuse_replicas(layers)
         refuse_trained_loss(loss_fn)

@@ -124,7 +124,7 @@ def auto(  # noqa: PLR0913 - what a search is about, by keyword
     if num_cells > MAX_SEARCHED:
         raise ValueError(
             f"num_devices * max_chunks * num_microbatches must be at most {MAX_SEARCHED}, got "
-            f"{num_cells}. Search for fewer microbatches: the order of more repeats"
+            f"{num_cells}. Search with fewer microbatches: the order repeats for larger numbers"
         )
     if not 0 <= kept <= 1:
         raise ValueError(f"kept must be 0 to 1, got {kept}")

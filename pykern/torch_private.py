@@ -1,4 +1,4 @@
-"""What pykern uses of torch that torch promises to nobody, so that another torch fails here first.
+"""The private interfaces of torch that pykern uses, so that another torch fails here first.
 
 `pykern.interop` has its own list: it follows torch.distributed.pipelining.
 """

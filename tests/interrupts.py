@@ -37,15 +37,15 @@ _TRACED = (
 
 @functools.cache
 def _safe_offsets(code: CodeType) -> frozenset[int]:
-    """Where lines begin before which Python handles no signal: it does so behind calls.
+    """The offsets of lines before which Python does not handle signals.
 
-    One that leaves a `with` is reached from the last instruction of the block, behind which it
-    would have handled one already, within the block.
+    Python handles signals after calls. A line that leaves a `with` follows the last instruction of
+    the block, and Python would already have handled a signal within the block.
     """
     found = list(dis.get_instructions(code))
     safe = set()
     for at, instruction in enumerate(found):
-        # What a `return` within the block returns is put aside first.
+        # A SWAP first puts aside the value of a `return` within the block.
         start = at + (instruction.opname == "SWAP")
         leaving = [one.opname == "LOAD_CONST" and one.argval is None for one in found[start:][:3]]
         names = [one.opname for one in found[at : at + 2]]
@@ -83,7 +83,7 @@ class Interrupt:
         sys.settrace(self._before)
 
     def trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        """What is called for each call and line."""
+        """The trace function, called for each call and line."""
         if not frame.f_code.co_filename.startswith(_TRACED):
             return None
         if event == "line" and frame.f_lasti not in _safe_offsets(frame.f_code):
@@ -98,7 +98,7 @@ class Interrupt:
 
 
 def modes() -> tuple[object, ...]:
-    """What a thread keeps beside its variables, which interrupts must leave as it was."""
+    """The state of a thread besides its variables, which interrupts must leave unchanged."""
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),

@@ -41,7 +41,7 @@ def replacing(path: Path) -> Iterator[Path]:
     except OSError as error:
         if error.errno is None:
             raise
-        # The names in the folder would tell nobody anything.
+        # The user did not choose the names in the folder.
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
@@ -84,7 +84,7 @@ def _locked(folder: Path) -> int | None:
 
 
 def folder_name(path: Path, token: str) -> str:
-    """Of a folder for a new file at `path`: as long for the longest name as for any other."""
+    """The name of a folder for a new file at `path`: equally long for all paths."""
     name = hashlib.blake2b(os.fsencode(path.name), digest_size=8).hexdigest()
     return f".pykern-{name}.{token}.tmp"
 

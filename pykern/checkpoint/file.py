@@ -47,7 +47,7 @@ HEADER = ("format", "version", "tensors", "sha256")
 
 # Its key in the metadata, where another entry tells other programs that the tensors are torch's.
 INDEX = "pykern"
-# What safetensors begins with: the length of its header, of which it reads no more than this.
+# A safetensors file begins with the length of its header, at most `_MAX_HEADER_BYTES`.
 _LENGTH = struct.Struct("<Q")
 _MAX_HEADER_BYTES = 100_000_000
 METADATA = {"format": "pt"}
@@ -126,7 +126,7 @@ def write(path: Path, parts: dict[str, Any], tensors: Tensors) -> None:
 
 
 def _not_written(path: Path, error: SafetensorError) -> OSError:
-    """What the system said, which safetensors has only in words."""
+    """The system's error, from the text that safetensors keeps of it."""
     if found := re.search(r"\(os error (\d+)\)", str(error)):
         number = int(found[1])
         return OSError(number, os.strerror(number), str(path))
@@ -177,8 +177,8 @@ def reading(path: Path) -> Iterator[Saved]:
     if path.exists() and not path.is_file():
         raise CheckpointError(f"{path} is not a regular file")
     try:
-        # One handle for both readers, and tensors of their own: what others put at the path or into
-        # the file meanwhile changes none.
+        # Both readers use one handle and copy the tensors: other writers of the path or the file
+        # cannot change a tensor meanwhile.
         with path.open("rb") as raw:
             try:
                 _require_keys_once(raw)
@@ -200,10 +200,10 @@ def _not_one(path: Path, error: Exception) -> CheckpointError:
 
 
 def _require_keys_once(raw: BinaryIO) -> None:
-    """Refuses a header that repeats a key: safetensors keeps one and says nothing.
+    """Refuses a header that repeats a key, because safetensors silently keeps one of the values.
 
     Raises:
-        ValueError: it does, or is not a header.
+        ValueError: the header repeats a key, or is not a header.
     """
     start = raw.read(_LENGTH.size)
     if len(start) < _LENGTH.size:

@@ -20,7 +20,7 @@ class Subject(NamedTuple):
     Attributes:
         model: as for `Pipeline`.
         inputs: arguments of the model: a tensor, a tuple, or a dict of keyword arguments.
-        target: of the loss; None where there is none.
+        target: of the loss; None if the batch has no target.
         loss_fn: as for `Pipeline`.
     """
 
@@ -47,7 +47,7 @@ def subject_of(source: str | None) -> Make:
         source: "module:function", looked for beside the user first; None for the demo's.
 
     Raises:
-        ValueError: there is no such function.
+        ValueError: the function does not exist.
     """
     if source is None:
         return _seeded(_demo)
@@ -99,7 +99,7 @@ def _usual_loss(output: Any, target: Any) -> Any:
 
 
 def _demo(num_stages: int) -> Subject:
-    """A GPT with dropout as small as can be."""
+    """A minimal GPT with dropout."""
     import torch
 
     from ..models import gpt, next_token_loss

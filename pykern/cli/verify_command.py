@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from ..plan import Plan
 
 NOTE = (
-    "Each schedule runs the steps, one onto the gradients of the other, and a forward. Compared "
-    "with the plain model run microbatch by microbatch: loss, gradients, buffers, outputs and "
-    "random numbers."
+    "Each schedule runs the steps, which accumulate gradients, and a forward. Loss, gradients, "
+    "buffers, outputs and random numbers are compared with the plain model run microbatch by "
+    "microbatch."
 )
 
 
@@ -26,9 +26,9 @@ class Verdict(NamedTuple):
 
     Attributes:
         schedule: its name.
-        stages: how many the model was cut into; empty where it was not.
+        stages: the number of stages; empty if the model was not cut.
         verdict: "equal", "differs", "fails" or "refused".
-        detail: what differs, or why there is nothing to compare.
+        detail: the difference, or the reason for which the comparison failed.
     """
 
     schedule: str
@@ -58,13 +58,13 @@ def verify(
         typer.Option(help="What a forward keeps for its backward, as for Pipeline."),
     ] = "none",
     rtol: Annotated[
-        float, typer.Option(min=0, help="How far values may be apart, of the plain model's.")
+        float, typer.Option(min=0, help="Tolerance relative to the plain model's values.")
     ] = 0.0,
-    atol: Annotated[float, typer.Option(min=0, help="The same, absolute.")] = 0.0,
+    atol: Annotated[float, typer.Option(min=0, help="Absolute tolerance.")] = 0.0,
     *,
     options: Given,
 ) -> None:
-    """Compare pipelines with the plain model, bit by bit; exit with 1 where any differs."""
+    """Compare pipelines with the plain model, bit by bit; exit with 1 if a pipeline differs."""
     names = schedule or list(by_name)
     with bad_input():
         for name in names:

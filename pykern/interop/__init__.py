@@ -1,6 +1,6 @@
 """Other libraries' names and formats over pykern's runtime.
 
-They follow torch.distributed.pipelining, which is another from one torch to the next.
+The modules follow torch.distributed.pipelining, which changes with every torch release.
 """
 
 import torch

@@ -29,8 +29,7 @@ try:
     from torch.distributed.pipelining.stage import _PipelineStageBase
 except ImportError as error:
     raise ImportError(
-        f"torch {torch.__version__} has another runtime than torch 2.13 and 2.14, which plans run "
-        f"on: {error}"
+        f"torch must be 2.13 or 2.14 to run plans on its runtime, got {torch.__version__}: {error}"
     ) from error
 
 # Of torch's runtime, what is called or replaced here: none of it is promised to anyone.
@@ -243,8 +242,8 @@ def _require_runtime() -> None:
     missing = [name for name in _USED if not hasattr(_PipelineScheduleRuntime, name)]
     if missing:
         raise ImportError(
-            f"torch {torch.__version__} has another runtime than torch 2.13 and 2.14, which plans "
-            f"run on: _PipelineScheduleRuntime has no {', '.join(missing)}"
+            f"torch must be 2.13 or 2.14 to run plans on its runtime, got {torch.__version__}: "
+            f"_PipelineScheduleRuntime has no {', '.join(missing)}"
         )
 
 

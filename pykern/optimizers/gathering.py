@@ -24,12 +24,12 @@ _DTYPES = {str(dtype): dtype for dtype in DTYPES}
 
 @dataclass(frozen=True)
 class _Told:
-    """What a process tells before it sends tensors.
+    """The message of a process before it sends tensors.
 
     Attributes:
         form: its state as JSON.
         tensors: dtype and shape of each.
-        failure: what is wrong with the state; empty where nothing is.
+        failure: why the state cannot be sent; empty if it can.
     """
 
     form: str = "null"
@@ -91,8 +91,8 @@ def _unpacked(
         return decode(read_json(told.form), named.__getitem__), told.failure
     except (ValueError, KeyError) as error:
         raise PeerError(
-            f"process {rank} of the group sent what is not understood here: {error}; use one "
-            "version of pykern in all processes"
+            f"process {rank} of the group sent a message that is not understood here: {error}. Use "
+            "one version of pykern in all processes"
         ) from error
 
 

@@ -235,7 +235,7 @@ class ZeroOptimizer(Optimizer):
             raise CheckpointError(f"process 0 has not written the file: {failed}")
 
     def _tell(self, outcome: str) -> str:
-        """Has all processes know how the first has fared: what went wrong, or nothing."""
+        """Sends the first process's outcome to all: the text of its failure, or an empty text."""
         with self._data.talking():
             return from_text(str, text_of(to_text(outcome), self._data.control, 0))
 

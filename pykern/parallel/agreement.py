@@ -51,8 +51,8 @@ def _read(text: str, rank: int) -> dict[str, str]:
         return from_text(dict[str, str], text)
     except ValueError as error:
         raise PeerError(
-            f"process {rank} of the group sent what is not understood here: {error}; use one "
-            "version of pykern in all processes"
+            f"process {rank} of the group sent a message that is not understood here: {error}. Use "
+            "one version of pykern in all processes"
         ) from error
 
 

@@ -33,14 +33,14 @@ class Message:
     failure: str = ""
 
     def to_bytes(self) -> bytes:
-        """Of a fixed size, so that one collective takes it."""
+        """The message as bytes of a fixed size, so that one collective takes the bytes."""
         numbers = _NUMBERS.pack(self.rows, self.digest, self.is_local, bool(self.failure))
         text = self.failure.encode(errors="backslashreplace")[:_TEXT_BYTES]
         return numbers + text.ljust(_TEXT_BYTES, b"\0")
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Message:
-        """What `to_bytes` gave.
+        """The message in the bytes that `to_bytes` made.
 
         Raises:
             PeerError: the bytes are not those of a message.
@@ -48,8 +48,8 @@ class Message:
         rows, digest, is_local, has_failed = _NUMBERS.unpack_from(data)
         if rows < 0 or digest < 0 or {is_local, has_failed} - {0, 1}:
             raise PeerError(
-                "a process of the group sent what is not understood here: "
-                f"{(rows, digest, is_local, has_failed)}; use one version of pykern in all of them"
+                "a process of the group sent a message that is not understood here: "
+                f"{(rows, digest, is_local, has_failed)}. Use one version of pykern in all of them"
             )
         # The end of a text that was cut may be half a character.
         text = data[_NUMBERS.size :].rstrip(b"\0").decode(errors="ignore")

@@ -18,7 +18,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What a process that looked has found, as JSON, or what went wrong."""
+    """The result of the process that searched, as JSON, or its failure."""
 
     found: str = ""
     failure: str = ""
@@ -73,6 +73,6 @@ def _understood(kind: type[Found], text: str) -> Found:
         return from_text(kind, text)
     except ValueError as error:
         raise PeerError(
-            f"the first process of the group sent what is not understood here: {error}; use one "
-            "version of pykern in all processes"
+            f"the first process of the group sent a message that is not understood here: {error}. "
+            "Use one version of pykern in all processes"
         ) from error

@@ -1,4 +1,4 @@
-"""What a function is, in a text that is equal in processes that have been given the same one."""
+"""A description of a function, which is equal in processes that have the same function."""
 
 from __future__ import annotations
 
@@ -69,5 +69,5 @@ def _name_of(thing: Any) -> str:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether equal values are shown equal everywhere: what has an address or an order is not."""
+    """Whether equal values have equal texts in all processes, without addresses or set order."""
     return value is None or isinstance(value, str | bytes | int | float | complex)

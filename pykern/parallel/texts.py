@@ -65,8 +65,8 @@ def _size_from(told: Tensor, rank: int) -> int:
     size = int(told)
     if not 0 < size <= MAX_BYTES:
         raise PeerError(
-            f"process {rank} of the group announces a text of {size} bytes; pykern's have 1 to "
-            f"{MAX_BYTES}"
+            f"process {rank} of the group announces a text of {size} bytes; a text must have 1 to "
+            f"{MAX_BYTES} bytes"
         )
     return size
 

@@ -42,7 +42,7 @@ class DeferredBatchNorm:
         stages: whose modules; they get hooks, until `close`.
 
     Attributes:
-        is_needed: whether there is anything to update.
+        is_needed: whether any module has running statistics to update.
     """
 
     def __init__(self, stages: Sequence[Stage]) -> None:
@@ -97,7 +97,7 @@ class DeferredBatchNorm:
         self._seen[module].append((self._now[stage], seen))
 
     def begin(self) -> None:
-        """From now on modules do not update by themselves."""
+        """Turns off the modules' own updates."""
         self.end()
         self._silent = [
             module
@@ -109,18 +109,18 @@ class DeferredBatchNorm:
             module.track_running_stats = False
 
     def succeed(self) -> None:
-        """Updates all of them."""
-        # Without no_grad: nothing here requires grad.
+        """Updates the statistics of all modules."""
+        # `no_grad` is not needed: these tensors do not require grad.
         updates = [
             update for module, seen in self._seen.items() for update in _updates(module, seen)
         ]
-        # One call, which an interrupt cannot leave half done.
+        # One call, because an interrupt between several calls would leave partial updates.
         if updates:
             buffers, values = zip(*updates, strict=True)
             torch._foreach_copy_(buffers, values)
 
     def end(self) -> None:
-        """Modules update by themselves again."""
+        """Turns the modules' own updates on again."""
         for module in self._silent:
             module.track_running_stats = True
         self._silent, self._seen = [], {}
@@ -131,8 +131,8 @@ class OrderOfUpdates:
     """Refuses running statistics that would be updated in another order than in the plain model.
 
     A layer within `torch.utils.checkpoint` runs again in its backward, and its batch norms update
-    once more. Run microbatch by microbatch that comes before the next forward; in a stage it may
-    come after several.
+    once more. In the plain model this second update comes before the next forward. In a stage, the
+    second update may come after several forwards.
     """
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ class OrderOfUpdates:
     def around(
         self, kind: Kind, stage: Stage, call: Callable[[int], None]
     ) -> Callable[[int], None]:
-        """What to call for an action instead: the same, where the stage has no batch norm."""
+        """The replacement for the call of an action; `call` itself without a batch norm."""
         modules = [module for layer in stage.layers for module in layer.modules()]
         norms = [module for module in modules if isinstance(module, _BatchNorm)]
         if kind is Kind.F and norms:
@@ -172,9 +172,9 @@ class OrderOfUpdates:
         if [count._version for count in tracked] != before:
             raise RuntimeError(
                 f"stage {stage} runs a batch norm again in a backward, as torch.utils.checkpoint "
-                "does, after later microbatches: its running statistics would not be those of the "
-                'model run microbatch by microbatch. Use recompute="layer" in place of the '
-                "checkpoint, or deferred_batch_norm=True"
+                "does, after the forwards of later microbatches. Its running statistics would "
+                "differ from those of the model run microbatch by microbatch. Use "
+                'recompute="layer" instead of the checkpoint, or deferred_batch_norm=True'
             )
 
 

@@ -1,4 +1,4 @@
-"""Finds what stages pass each other beside arguments and results, while the first step runs."""
+"""Finds state that stages share outside arguments and results, while the first step runs."""
 
 from __future__ import annotations
 
@@ -61,16 +61,16 @@ class Beside:
             stage.when_changed = _Watch(self, stage).begin
 
     def refuse(self, what: str) -> None:
-        """Raises CutError, with what can be done about it."""
+        """Raises CutError, with a remedy."""
         self.has_refused = True
         raise CutError(
-            f"{what}: microbatches are in several stages at the same time, so that it may be "
-            "another's. Return it from the layer and take it as an argument, have both layers in "
-            "one stage, or let each have its own"
+            f"{what}. Several microbatches are in the pipeline at the same time, so the value may "
+            "belong to another microbatch. Return the value from the layer and take it as an "
+            "argument, keep both layers in one stage, or give each layer its own value"
         )
 
     def held_by(self, stage: int) -> list[_Held]:
-        """What a stage shares with others, as it is now."""
+        """The current state that a stage shares with others."""
         return [
             (place, who, dict(place.read()) if place.is_by_thread else place.values())
             for place, who in self._shared
@@ -79,7 +79,7 @@ class Beside:
 
 
 class _Watch:
-    """Looks at the forwards of one stage."""
+    """Checks the forwards of one stage."""
 
     def __init__(self, beside: Beside, stage: Stage) -> None:
         self._beside = beside
@@ -131,7 +131,7 @@ class _Watch:
         for place, stages, before in held:
             if place.is_by_thread:
                 self._require_seen(place, before)
-            # The first may fill what all others find.
+            # The first forward may fill a cache that all others read.
             elif self._num_forwards > 1:
                 self._require_same(place, stages, before)
         return found
@@ -144,7 +144,7 @@ class _Watch:
         elif writers - {self._stage.index}:
             self._beside.refuse(
                 f"stage {min(writers)} sets {place.name}, which layers of stage "
-                f"{self._stage.index} name as well and do not set, but their thread does not see it"
+                f"{self._stage.index} use without setting, in a thread that does not see the value"
             )
 
     def _require_same(self, place: Place, stages: list[int], before: dict[Any, Hashable]) -> None:
@@ -201,13 +201,13 @@ class _Watch:
                 f"{what} that stage {owner.stage} has made ({origin.where}) and not handed over"
             )
         self._beside.refuse(
-            f"{what} that was made while the forward was recorded ({origin.where}): it is the "
-            "sample's for ever, because it is not an argument"
+            f"{what} that was made while the forward was recorded ({origin.where}); the tensor "
+            "keeps the sample's values, because it is not an argument"
         )
 
 
 def _keywords(call: object) -> list[dict[str, Any]]:
-    """Arguments that a call has got by name, also one that others stand around."""
+    """The keyword arguments of a call, also those of calls that it wraps."""
     if not isinstance(call, partial):
         return []
     return [call.keywords, *(found for part in call.args for found in _keywords(part))]

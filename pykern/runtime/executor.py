@@ -43,13 +43,13 @@ def open_driver(lanes: Sequence[Lane], capture: Capture, timeout: float | None =
     """Who runs plans on these lanes.
 
     Args:
-        lanes: what the plan's devices are.
+        lanes: the plan's devices.
         capture: as of a pipeline.
-        timeout: for how many seconds an action may go on; None for any time.
+        timeout: seconds that an action may take; None for no limit.
 
     Raises:
-        ValueError: `capture` is none of its values, or such lanes capture nothing; or `timeout` is
-            not a number of seconds, or these are GPUs.
+        ValueError: `capture` is invalid, or these devices do not support it; or `timeout` is
+            invalid, or set for GPUs.
         RuntimeError: the GPUs cannot be used.
     """
     if capture not in (False, True, "auto", "step"):
@@ -119,7 +119,7 @@ class Executor:
         self._ties = Ties(stages)
         self._driver: Any = driver
         self._observers: list[Observer] = []
-        # By which notes can be told from others.
+        # Marks the notes that this executor adds.
         self._told = object()
         self._plan = plan
         # The last one that there was.
@@ -130,7 +130,7 @@ class Executor:
         _open.add(self)
 
     def observe(self, observer: Observer) -> None:
-        """Tells it of every step from now on."""
+        """Notifies the observer of every step from now on."""
         self._observers.append(observer)
 
     def watch(self, around: Around) -> None:
@@ -225,7 +225,7 @@ class Executor:
             return found
 
     def alone(self) -> AbstractContextManager[object]:
-        """A context, within which nothing runs the stages; raises RuntimeError as `run` does."""
+        """A context without other runs of the stages; raises RuntimeError as `run` does."""
         self._refuse_flow()
         return self._driver.claim  # type: ignore[no-any-return]
 
@@ -267,9 +267,9 @@ class Executor:
             self._begin(Batch(((), {}), None, (), Outputs(())))
 
     def _flow_from(self, program: Program, open_batch: OpenBatch, first: int) -> Flow | None:
-        """A flow for the batches from one on; None as long as they have to go one by one."""
+        """A flow for batches from number `first` on; None while batches have to run one by one."""
         self._refuse_flow()
-        # What follows every step follows that of each batch.
+        # Observers of steps have to see each batch as a step of its own.
         if self._observers or any(stage.draws.possible for stage in self._stages):
             return None
         driver, plan = self._driver, self._plan
@@ -332,7 +332,7 @@ class Executor:
         return [call if m % len(self._replicas) == number else None for m, call in turns]
 
     def _end(self) -> None:
-        """Lets go of the step. May be called again, and nothing of the next step relies on it."""
+        """Releases the step's objects. May be called twice; the next step does not depend on it."""
         for stage in self._stages:
             stage.end()
         self._ties.end()
@@ -385,6 +385,6 @@ def _in_batch(number: int) -> Located:
 
 @atexit.register
 def _close_all() -> None:
-    # With GPU memory. What later handlers open, the extension closes when the last has run.
+    # Frees GPU memory too. The extension closes pipelines that later handlers open.
     for executor in list(_open):
         executor.close()

@@ -17,15 +17,15 @@ from .flow import Flow
 class InOrder(Iterator[Any]):
     """Gives the output of each batch, from a flow as soon as there may be one.
 
-    What the batches raise comes after the outputs of those before, but for a KeyboardInterrupt.
-    When anything has been raised, nothing is under way any more and the stream has ended.
+    An exception of `batches` is raised after the outputs of earlier batches; a KeyboardInterrupt is
+    raised at once. After any exception, the stream has ended and no batch is running.
 
     Args:
         batches: the arguments of each.
         begin: called before the first.
-        alone: gives the output of a batch that runs by itself, and is told its number.
-        flow_from: opens a flow whose first batch has this number; None while batches have to run
-            one by one.
+        alone: runs one batch, given with its number, and returns the output.
+        flow_from: opens a flow whose first batch has this number; returns None while batches have
+            to run one by one.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class InOrder(Iterator[Any]):
         alone: Callable[[Call, int], Any],
         flow_from: Callable[[int], Flow | None],
     ) -> None:
-        # Whose turn it is to take an output.
+        # The call that takes an output, if any.
         self._turn: dict[str, object] = {}
         self._batches = batches
         self._begin: Callable[[], None] | None = begin
@@ -43,11 +43,11 @@ class InOrder(Iterator[Any]):
         self._flow_from = flow_from
         self._flow: Flow | None = None
         self._num_alone = 0
-        # What the batches have raised.
+        # The exception that `batches` raised.
         self._failure: BaseException | None = None
         self._ended = False
-        # Closes the flow of one that is let go of. Not a `__del__`, which Python would run in the
-        # end of each, and where an interrupt would be lost.
+        # Closes the flow when the iterator is dropped. `__del__` would run at the end of every
+        # iterator, and would lose an interrupt.
         self._let_go: weakref.finalize[[BaseException], InOrder] | None = None
 
     def __next__(self) -> Any:
@@ -65,16 +65,16 @@ class InOrder(Iterator[Any]):
                 return self._step()
 
     def close(self) -> None:
-        """Ends the stream, and what is under way."""
+        """Ends the stream and the batches in flight."""
         turn = object()
         with _C.Undo(self._give_back, turn), as_before():
             self._take_turn(turn)
-            # As if a generator were closed: what goes wrong from now on, nobody asks for.
+            # As when a generator is closed: later failures are not reported.
             with _C.Undo(self._end, GeneratorExit()):
                 return
 
     def _take_turn(self, turn: object) -> None:
-        # One call, which an interrupt cannot separate from what it has done.
+        # One call in C, so that an interrupt cannot come between the check and the entry.
         if self._turn.setdefault("turn", turn) is not turn:
             raise ValueError("an output of this stream is being taken already")
 
@@ -140,16 +140,16 @@ class InOrder(Iterator[Any]):
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
-                # Its turn comes after the outputs of the batches before.
+                # The error is raised after the outputs of earlier batches.
                 self._failure = error
 
 
 def _nothing() -> None:
-    """Of a context that only ends."""
+    """The begin of a context that acts only at its end."""
 
 
 def _not_the_end(call: Callable[[], Any]) -> Any:
-    """What the call returns, where a StopIteration does not tell that there are no more batches."""
+    """The result of the call; a StopIteration, which would end the stream, is a RuntimeError."""
     try:
         return call()
     except StopIteration as error:

@@ -1,7 +1,7 @@
-"""The gradients of leaves as autograd hands them over, in strides of their own.
+"""The gradients of leaves in the strides that autograd gives them.
 
-torch lays the `.grad` of a leaf out like the leaf. Where a model's graph is not cut, a gradient
-goes on as it comes; sums over one that has been laid out anew would round otherwise.
+torch gives the `.grad` of a leaf the strides of the leaf. In a model that is not cut, a gradient
+keeps its strides; sums over a gradient with other strides would round differently.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from torch import Tensor
 
 from ..torch_private import num_holders
 
-# Among the hooks of a leaf, where those that layers have registered have numbers from 0 on.
+# The key among the hooks of a leaf; hooks that layers register have numbers from 0 on.
 _KEY = -1
 
 
 class Landing:
-    """Takes the gradient of one leaf instead of its `.grad`: made before a backward, for one.
+    """Collects the gradient of one leaf in place of `.grad`; made before each backward.
 
     Attributes:
-        gradient: what has come; None if nothing.
+        gradient: the gradient; None before it arrives.
     """
 
     __slots__ = ("_leaf", "gradient")
@@ -31,18 +31,18 @@ class Landing:
         if hooks is None:
             leaf._backward_hooks = {_KEY: self}
         else:
-            # Behind those of layers, which may change the gradient.
+            # After the hooks of layers, which may change the gradient.
             hooks[_KEY] = self
 
     def __call__(self, gradient: Tensor) -> Tensor | None:
-        """Called by autograd when all of the gradient is there."""
-        # Next comes what adds to `.grad`, which leaves a tensor alone that requires none.
+        """Called by autograd when the gradient is complete."""
+        # AccumulateGrad runs next, and ignores a tensor that does not require grad.
         self._leaf.requires_grad_(False)
         self.gradient = gradient
         return None
 
     def take(self) -> Tensor | None:
-        """The gradient, into which nothing else writes; the leaf is again what it was."""
+        """The gradient in memory that nothing else writes; restores the leaf."""
         leaf, gradient = self._leaf, self.gradient
         leaf.requires_grad_()
         hooks = leaf._backward_hooks
@@ -55,7 +55,7 @@ class Landing:
 
 
 def copy_of(tensor: Tensor) -> Tensor:
-    """A copy in the same strides, elements that lie on each other or apart included."""
+    """A copy with the same strides, also for overlapping or spaced elements."""
     if tensor.is_contiguous() or tensor.layout is not torch.strided:
         return tensor.clone()
     tensor = tensor.detach().resolve_conj().resolve_neg()
@@ -63,7 +63,7 @@ def copy_of(tensor: Tensor) -> Tensor:
 
 
 def memory_of(tensor: Tensor) -> Tensor:
-    """The elements of memory from the tensor's first to its last: as many as `span` says."""
+    """The memory from the tensor's first element to its last; `span` is the number of elements."""
     return tensor.as_strided((span(tensor),), (1,))
 
 
@@ -79,12 +79,12 @@ def span(tensor: Tensor) -> int:
 def _is_shared(gradient: Tensor) -> bool:
     """Whether the memory belongs to another tensor too, such as the `.grad` of a parameter.
 
-    torch makes a gradient a parameter's `.grad` where nothing else has the same tensor, though
-    others may have views of it. The next microbatch writes into it.
+    torch makes a gradient the `.grad` of a parameter if the tensor has one holder, although other
+    tensors may be views of the gradient. The next microbatch writes into that memory.
     """
     if type(gradient) is not Tensor or gradient.layout is not torch.strided:
         return False
-    # A view keeps the tensor that it is of.
+    # A view holds its base tensor.
     return num_holders(gradient) > _ALONE + gradient._is_view()
 
 

@@ -93,7 +93,7 @@ class Losses:
         if loss.is_complex():
             raise ValueError(
                 f"loss_fn must return a real tensor for each microbatch, got {loss.dtype}. Return "
-                "its abs() or its real part"
+                "the abs() or the real part of the loss"
             )
         if not loss.requires_grad:
             raise RuntimeError(

@@ -34,7 +34,7 @@ def add_note(error: BaseException, text: str, of: object = None) -> None:
 
 
 def forget_notes(error: BaseException, of: object) -> None:
-    """Takes its notes from an exception that has been raised before, and is raised again."""
+    """Removes the notes of `of` from an exception that is raised again."""
     try:
         notes = error.__notes__
         notes[:] = [note for note in notes if not (isinstance(note, _Note) and note.of is of)]
@@ -43,7 +43,7 @@ def forget_notes(error: BaseException, of: object) -> None:
 
 
 def shown(error: BaseException) -> str:
-    """What it is, also where it cannot say so itself."""
+    """The repr of an exception, or a substitute if the repr fails."""
     try:
         return repr(error)
     except BaseException:

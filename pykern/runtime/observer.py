@@ -1,4 +1,4 @@
-"""What is told of steps."""
+"""The interface of observers of steps."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Protocol
 
 
 class Observer(Protocol):
-    """What follows every step from its begin to its end."""
+    """An observer of every step from its begin to its end."""
 
     def begin(self) -> None:
         """A step begins."""
 
     def succeed(self) -> None:
-        """It has succeeded, and is about to end."""
+        """The step has succeeded, and is about to end."""
 
     def end(self) -> None:
-        """It has ended, or failed, perhaps before it began. May come twice."""
+        """The step has ended or failed, perhaps before its begin. May be called twice."""

@@ -199,10 +199,11 @@ class _Weights:
 
 
 def _wanted(node: Node, aside: dict[int, GradientEdge]) -> Iterable[GradientEdge]:
-    """Where the gradients go that the node computes in W: those aside.
+    """The edges of the gradients that the node computes in W: those in `aside`.
 
-    A group norm of channels-last values writes into all three wherever it is asked for the other
-    two, and without the first the process would crash, as it does in torch for a frozen input.
+    A channels-last group norm writes the input gradient whenever the gradients of weight and bias
+    are requested. Without memory for the input gradient, the process would crash, as torch does for
+    a frozen input.
     """
     if type(node).__name__ == "NativeGroupNormBackward0":
         normalised: Tensor = node._saved_input  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""A step whose actions do not end, and what can be told of it."""
+"""The error for a step whose actions do not end."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Where = Callable[[Action, int], str]
 
 
 class PipelineStalled(RuntimeError):
-    """A stage has not come back from an action in time, or goes on behind a second Ctrl-C.
+    """A stage did not return from an action within `timeout`, or soon after a second Ctrl-C.
 
-    The message says which, for how long, where in Python its worker is, and what every other device
-    waits for. The pipeline is closed. The worker is left to itself: it ends when the stage comes
-    back, or with the process, which does not wait for it.
+    The message names the stage, the duration, the Python line of its worker, and the action that
+    every other device waits for. The pipeline is closed. The worker thread ends when the stage
+    returns, or with the process; the process does not wait for the thread.
     """
 
 
@@ -33,11 +33,11 @@ def stalled(
 
     Args:
         where: names an action.
-        acting: what has not ended, for how many seconds, and the worker's thread.
-        rows: the next action of each device that waits for another, and what that has not run.
+        acting: actions that have not ended, each with its seconds and its worker's thread.
+        rows: the next action of each device that waits, and the inputs that have not run.
     """
     if not acting:
-        return PipelineStalled("the step was given up; the pipeline is closed")
+        return PipelineStalled("the step was abandoned; the pipeline is closed")
     (place, seconds, _), *_ = acting
     lines = [f"{where(*place)} has not ended for {seconds:.1f} s; the pipeline is closed"]
     frames = sys._current_frames()
@@ -52,17 +52,17 @@ def stalled(
 
 
 def refuse_timeout(timeout: object, device_type: str) -> None:
-    """Raises TypeError or ValueError for what is not a timeout, or not on such devices."""
+    """Raises TypeError or ValueError if `timeout` is invalid or set for GPUs."""
     if timeout is None:
         return
     if isinstance(timeout, bool) or not isinstance(timeout, int | float):
         raise TypeError(f"timeout must be a number of seconds or None, got {timeout!r}")
     if not 0 < timeout < math.inf:
         raise ValueError(
-            f"timeout must be a number of seconds above 0, got {timeout}. Leave it out for none"
+            f"timeout must be a number of seconds above 0, got {timeout}. Omit timeout for no limit"
         )
     if device_type != "cpu":
         raise ValueError(
             f"timeout must be None on GPUs, got {timeout}: stages run on the calling thread there. "
-            "Use Ctrl-C, which reaches them"
+            "Use Ctrl-C, which interrupts the stages"
         )

@@ -43,7 +43,7 @@ class Trial:
         return self._generators
 
     def without_trace(self, stages: Sequence[Stage]) -> AbstractContextManager[object]:
-        """A context, behind which all that it notes, buffers and random numbers are as before."""
+        """A context that restores its notes, buffers and random numbers at its end."""
         layers = [layer for stage in stages for layer in stage.layers]
         modules = modules_in([*layers, getattr(self._finish, "function", None)])
         buffers = [buffer for module in modules for buffer in module._buffers.values()]

@@ -209,8 +209,8 @@ class Unflushed(Executor):
             self._drop()
             add_note(
                 error,
-                "what was in flight is dropped, and stages may have made different numbers of "
-                "updates: go on from the last checkpoint",
+                "microbatches in flight are dropped, and stages may have made different numbers of "
+                "updates. Resume from the last checkpoint",
                 self._told,
             )
 
@@ -260,7 +260,7 @@ class Unflushed(Executor):
         return sum(others, first)
 
     def _located(self, shift: int, action: Action) -> tuple[Action, str]:
-        """What an action was in its batch, and which batch that was."""
+        """The action numbered within its batch, and the batch."""
         number, index = divmod(action.microbatch + shift, self._size)
         ago = self._num_batches - 1 - number
         where = f"the batch of {ago} steps before" if ago > 0 else ""

@@ -22,12 +22,12 @@ States = dict[torch.Generator, Tensor]
 
 
 class Whole:
-    """An action in which default generators have states of its own.
+    """An action with its own states of default generators.
 
     Args:
-        generators: which.
-        begin: sets their states; called with the lock.
-        drew: called with whether any was drawn from, unless something was raised.
+        generators: the generators.
+        begin: sets the states of the generators; called with the lock.
+        drew: called with whether the action drew random numbers, unless the action raised.
     """
 
     def __init__(
@@ -41,16 +41,16 @@ class Whole:
         self._drew = drew
         self._callers: States = {}
         self._first: States = {}
-        # Whether any was drawn from, and whether that has been told: leaving may be called twice.
+        # Whether the action drew numbers, and whether `drew` was called: `_leave` may run twice.
         self._any: bool | None = None
         self._told = False
 
     def held(self, lock: Any) -> AbstractContextManager[Whole]:
-        """A context, within which it has the lock; behind it, generators have states of before."""
+        """A context that holds the lock; at its end the generators' states are restored."""
         return _C.Within(self._enter, self._leave, lock)
 
     def note(self) -> States:
-        """The states of now."""
+        """The current states."""
         return WholeStates((one, one.get_state()) for one in self._generators)
 
     def _enter(self) -> Whole:

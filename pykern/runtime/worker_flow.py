@@ -43,12 +43,12 @@ class _UnderWay:
 
 
 class _News:
-    """Tells that something has happened which somebody may wait for.
+    """A signal between threads.
 
-    Not an Event, whose lock an interrupt may leave locked.
+    An Event would not do, because an interrupt may leave its lock locked.
 
     Attributes:
-        ended: whether the thread has ended, and holds nothing any more.
+        ended: whether the thread has ended and released its objects.
     """
 
     def __init__(self) -> None:
@@ -56,12 +56,12 @@ class _News:
         self._free = threading.Lock()
 
     def tell(self) -> None:
-        """Something has happened."""
+        """Wakes a waiting thread."""
         with suppress(RuntimeError):
             self._free.release()
 
     def wait(self) -> None:
-        """Until something has happened; or for a while, since an interrupt may take the news."""
+        """Waits for `tell`, or for a short time, because an interrupt may lose the signal."""
         self._free.acquire(timeout=_TICK_S)
 
 
@@ -109,11 +109,11 @@ class WorkerFlow(Flow):
         self._cells: list[tuple[_UnderWay, int] | None] = [None] * self.num_slots
         self._caller = CallerState(plan.num_devices)
         self._caller.grad = False
-        # Threads that user code runs on: what it lets go of may be this flow.
+        # Threads that run user code, which may drop the last reference to this flow.
         self._inside: set[int] = set()
         self._process = os.getpid()
         self._failure: BaseException | None = None
-        # Whether its thread runs the program or never will: whoever comes first says.
+        # Whether the thread runs the program or never will; the first caller of setdefault decides.
         self._fate: dict[str, bool] = {}
         self._begun = False
         self._news = _News()
@@ -131,15 +131,15 @@ class WorkerFlow(Flow):
             self._failure = error
 
     def _open(self) -> None:
-        """Has a thread run the program; where that is interrupted, `close` deals with it."""
+        """Starts a thread that runs the program; after an interrupt here, `close` cleans up."""
         try:
-            # Not by `threading`, whose Python an interrupt may leave half done.
+            # `threading` would not do: an interrupt may leave its Python code half done.
             start_new_thread(self._context.run, (_live, [self], self._news))
         except RuntimeError as error:
             raise RuntimeError(
-                "a stream needs a thread beside those of the devices, and the system refused it: "
-                "close other pipelines, or raise the limit of threads (ulimit -u, pids.max of the "
-                "container) or of memory (ulimit -v)"
+                "a stream needs one thread besides those of the devices, and the system refused "
+                "that thread. Close other pipelines, or raise the limit of threads (ulimit -u, "
+                "pids.max of the container) or of memory (ulimit -v)"
             ) from error
         while not (self._begun or self._news.ended):
             self._news.wait()
@@ -160,7 +160,7 @@ class WorkerFlow(Flow):
         return self._fate.get("lives", False) and not self._news.ended
 
     def feed(self, call: Call) -> None:
-        """Cuts a batch into microbatches, and has them follow those before.
+        """Cuts a batch into microbatches, which run after those of earlier batches.
 
         Raises:
             RuntimeError: the system refuses a thread, or the flow is from before a fork.
@@ -179,7 +179,7 @@ class WorkerFlow(Flow):
             for index, part in enumerate(parts):
                 self._feed(batch, index, part)
         except BaseException:
-            # It will not be whole, and nobody is to wait for it.
+            # The batch is incomplete, so no caller may wait for the batch.
             self._batches.pop()
             self._num_used -= len(parts)
             raise
@@ -233,7 +233,7 @@ class WorkerFlow(Flow):
             self._news.wait()
 
     def located(self, action: Action) -> tuple[Action, str]:
-        """What an action was in its batch, and which that was."""
+        """The action numbered within its batch, and the batch."""
         cell = self._cells[action.microbatch]
         if cell is None:
             return action, ""
@@ -241,9 +241,9 @@ class WorkerFlow(Flow):
         return Action(action.kind, action.stage, index), f"batch {batch.number} of the stream"
 
     def close(self, error: BaseException | None) -> None:
-        """Stops what is under way, and ends the thread; where that is interrupted, call it again.
+        """Stops the actions in flight, and ends the thread. After an interrupt, call `close` again.
 
-        Where a stage has let go of the flow, which is then in use there, nobody waits for the end.
+        A stage that drops the last reference to the flow closes it without waiting for the end.
         """
         interrupt = error if isinstance(error, KeyboardInterrupt) else None
         again: KeyboardInterrupt | None = None
@@ -274,7 +274,7 @@ class WorkerFlow(Flow):
             del failure
 
     def _is_alone(self) -> bool:
-        """Whether its thread is gone without an end: in a forked child, or as Python goes down."""
+        """Whether the thread vanished: in a forked child, or while Python shuts down."""
         return os.getpid() != self._process or sys.is_finalizing()
 
     def _refuse_fork(self) -> None:

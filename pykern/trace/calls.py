@@ -36,7 +36,7 @@ _listeners: dict[int, Listener] = {}
 _lock = threading.Lock()
 # Another thread may hold it where this process is forked.
 os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
-# What they were before, and whether they are replaced.
+# The functions before they were replaced, and whether they are replaced.
 _before = _own()
 _replaced = False
 

@@ -1,4 +1,4 @@
-"""What passes beside arguments and results while a forward is recorded."""
+"""Tensors that modules share outside arguments and results while a forward is recorded."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Crossings:
         self.found: list[Crossing] = []
         # By the owner of what they make: modules that stay whole, and numbers of instructions.
         self._calls: dict[Hashable, tuple[nn.Module, int]] = {}
-        # What the module that is being called reads of what others have made.
+        # The tensors of other modules that the current module reads.
         self._beside: list[tuple[int, Origin, str]] = []
         # Addresses of the memory that modules have returned.
         self._returned: set[int] = set()

@@ -33,7 +33,7 @@ RANDOM = frozenset(
     """.split()  # noqa: SIM905
 )
 
-# What runs a backward, or is called in one.
+# Functions that run a backward, and methods that register hooks for a backward.
 _BACKWARDS = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 _HOOKS = frozenset(("register_hook", "register_post_accumulate_grad_hook"))
 

@@ -44,7 +44,7 @@ class Left:
             for key, place in places.items()
             if times[key] > 1
         }
-        # What the forward's own Python can name.
+        # The names in the forward's own Python.
         self._words = words_of(module for module in model.modules() if module in opened)
         self._known: _Values = {}
         for places in self._places.values():

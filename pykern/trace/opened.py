@@ -21,7 +21,7 @@ def whole_by_names(modules: Mapping[str, nn.Module], names: Iterable[str]) -> se
         names: of some.
 
     Raises:
-        CutError: there is no module of that name, or it is not called itself.
+        CutError: the model does not have a module of that name, or does not call the module.
     """
     found = set()
     for name in names:
@@ -70,7 +70,8 @@ def opened_by_names(
     """The modules around those of the names, none of which is to stay whole.
 
     Raises:
-        CutError: there is no module of that name, or it is within one that is to stay whole.
+        CutError: the model does not have a module of that name, or the module is within one that
+            is to stay whole.
     """
     modules = dict(model.named_modules())
     opened = {model}

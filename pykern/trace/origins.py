@@ -1,4 +1,4 @@
-"""Where tensors come from, which tells what passes from call to call beside their arguments."""
+"""The origins of tensors, which show the tensors that calls share outside their arguments."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _MANY = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where the memory of a tensor was made, or written last.
+    """The place where the memory of a tensor was made, or written last.
 
     Attributes:
-        owner: whichever call or stage was running.
+        owner: the call or stage that was running.
         where: the line of the model's code.
         varies: whether the values depend on a microbatch or on random numbers. Others, such as
             those of a cache of positions, are the same whenever they are made.

@@ -1,4 +1,4 @@
-"""What Python objects some modules can reach beside their arguments, and what these hold."""
+"""The Python objects that modules can reach outside their arguments, and their contents."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Seen:
         self.backward: Crossings = {}
 
     def entering(self, stage: int, number: int, trees: list[Any]) -> list[Any]:
-        """Notes what enters a stage in the plain model, and has its gradients noted."""
+        """Notes the tensors that enter a stage in the plain model, and their gradients."""
         tensors = [tensor for tree in trees for tensor in tensors_of(tree)]
         self.forward[stage, number] = _copies(tensors)
         # A tensor that passes through a stage unchanged has a gradient of its own at each boundary.
@@ -44,10 +44,10 @@ class Seen:
 
 
 class Boundaries:
-    """Looks at what crosses in a step of the pipeline, while there is somewhere to note it.
+    """Notes the tensors at the stage boundaries of the pipeline while `seen` is set.
 
     Attributes:
-        seen: where; None for nowhere.
+        seen: collects the tensors; None to collect nothing.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Boundaries:
     def around(
         self, kind: Kind, stage: Stage, call: Callable[[int], None]
     ) -> Callable[[int], None]:
-        """The call that takes the place of an action's."""
+        """The replacement for the call of an action."""
         if stage.previous is None:
             return call
         if kind is Kind.F:

@@ -14,13 +14,13 @@ from torch.utils import _pytree as pytree
 
 @dataclass(frozen=True)
 class Bounds:
-    """How far values may be apart, as in `Verify`."""
+    """The tolerances of a comparison, as in `Verify`."""
 
     rtol: float = 0.0
     atol: float = 0.0
 
     def hold(self, ours: Tensor, plain: Tensor) -> Tensor:
-        """Which values agree, of tensors of the same shape and dtype."""
+        """A mask of the values that agree, for tensors of the same shape and dtype."""
         return torch.isclose(ours, plain, rtol=self.rtol, atol=self.atol, equal_nan=True)
 
     def or_wider(self, other: Bounds) -> Bounds:
@@ -30,12 +30,12 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Difference:
-    """How one thing of a pipeline's step differs from the plain model's.
+    """A difference between a pipeline's step and the plain model, in one tensor or value.
 
     Attributes:
         kind: "loss", "output", "gradient", "buffer" or "random numbers".
         name: of the parameter or buffer, as the model has it, or the place in the output.
-        how: in words: how many values differ and by how much, or what is absent.
+        how: in words: how many values differ and by how much, or which tensor is absent.
         num_values: how many values differ; 0 where the tensors cannot be compared value by value.
         max_abs: the largest absolute difference; NaN where either value of a pair is NaN.
         max_rel: the largest difference relative to the plain model's value.

@@ -19,9 +19,9 @@ BOUNDS = Bounds(rtol=1e-4, atol=1e-5)
 
 
 class WholeBatch:
-    """Moves running statistics towards those of all rows that modules are given meanwhile.
+    """Moves running statistics towards the statistics of all rows between `begin` and `move`.
 
-    Whoever begins it puts the modules back.
+    The caller of `begin` restores the modules.
 
     Args:
         modules: of the model; those that are not a batch normalisation stay as they are.
@@ -40,7 +40,7 @@ class WholeBatch:
         self._sums: dict[_BatchNorm, list[Tensor]] = {module: [] for module in updating}
 
     def begin(self) -> None:
-        """From now on the modules do not update by themselves, and what they are given counts."""
+        """Turns off the modules' own updates, and begins to sum their inputs."""
         for module, sums in self._sums.items():
             module.register_forward_pre_hook(partial(_add, sums))
             module.track_running_stats = False
@@ -53,7 +53,7 @@ class WholeBatch:
 
 
 def _add(sums: list[Tensor], _: nn.Module, arguments: tuple[Any, ...]) -> None:
-    """Adds up a call's values, by channel: their number, their sum, the sum of their squares."""
+    """Adds the inputs of a call by channel: the number of values, their sum, the sum of squares."""
     values = arguments[0].detach().double().movedim(1, 0).flatten(1)
     count = torch.full_like(values[:, 0], values.shape[1])
     term = torch.stack([count, values.sum(1), values.square().sum(1)])

@@ -1,4 +1,4 @@
-"""The error of a pipeline that does something else than its plain model."""
+"""The error for a pipeline that differs from its plain model."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from .compare import Difference
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a difference starts.
+    """The place where a difference starts.
 
     Attributes:
-        told: a sentence.
-        stage: in which stage; None where that could not be found.
-        boundary: the first boundary behind it, as the numbers of the two stages in the direction of
-            what crosses: (0, 1) for activations, (1, 0) for gradients. None where all agree.
-        microbatch: the first there; None where all boundaries agree.
+        told: the place as a sentence.
+        stage: the number of the stage; None if the stage is unknown.
+        boundary: the first boundary that differs, as two stage numbers in the direction of the
+            tensors: (0, 1) for activations, (1, 0) for gradients. None if all boundaries agree.
+        microbatch: the first microbatch that differs there; None if all boundaries agree.
     """
 
     told: str
@@ -29,15 +29,15 @@ class Origin:
 class VerifyError(RuntimeError):
     """A step of the pipeline differs from the plain model run microbatch by microbatch.
 
-    The step itself is complete: gradients, buffers and random numbers are the pipeline's, as if it
-    had not been verified, and the pipeline can be used.
+    The step itself is complete: gradients, buffers and random numbers come from the pipeline, as
+    in a step without verification. The pipeline stays usable.
 
     Attributes:
-        differences: all of them: loss or outputs, gradients, buffers, random numbers.
-        first: the one that the message names: of the stage where it starts, if any is.
-        stage: the number of the first's stage; None for the loss, outputs and random numbers.
-        layer: the name of the first's layer; empty likewise.
-        origin: where it starts.
+        differences: all differences: loss or outputs, gradients, buffers, random numbers.
+        first: the difference that the message names, if possible in the stage of the origin.
+        stage: the stage number of `first`; None for the loss, outputs and random numbers.
+        layer: the layer name of `first`; empty for the loss, outputs and random numbers.
+        origin: the place where the difference starts.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Which steps are verified, and how closely."""
+"""The options of verification: the steps and the tolerances."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from .compare import Bounds
 
 @dataclass(frozen=True)
 class Verify:
-    """Which steps of a pipeline are compared with the plain model, and how closely.
+    """The steps of a pipeline that are compared with the plain model, and the tolerances.
 
     Two values agree if `abs(ours - plain) <= atol + rtol * abs(plain)`, or both are NaN. With the
-    default bounds of 0 they must be equal, where 0.0 equals -0.0.
+    default tolerances of 0 the values must be equal, where 0.0 equals -0.0.
 
     Args:
-        every: the first step and every so many-th after it; None for the first step alone. Forwards
-            without gradients are counted by themselves.
-        rtol: relative bound, at least 0.
-        atol: absolute bound, at least 0.
+        every: n for the first step and every n-th step after it; None for the first step alone.
+            Forwards without gradients have a separate count.
+        rtol: relative tolerance, at least 0.
+        atol: absolute tolerance, at least 0.
 
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -41,7 +41,7 @@ class Verify:
 
     @property
     def bounds(self) -> Bounds:
-        """How closely values are compared."""
+        """The tolerances of the comparison."""
         return Bounds(self.rtol, self.atol)
 
     def wants(self, number: int) -> bool:
@@ -52,10 +52,10 @@ class Verify:
 def parse_verify(
     verify: bool | int | Verify, process_group: object, tensor_parallel: object
 ) -> Verify | None:
-    """The meaning of the user's argument; None where nothing is verified.
+    """The user's argument as a `Verify`; None if verification is off.
 
     Raises:
-        TypeError, ValueError: the argument is wrong, or cannot stand beside the others.
+        TypeError, ValueError: the argument is wrong, or cannot be combined with the others.
     """
     if verify is False:
         return None
@@ -67,8 +67,8 @@ def parse_verify(
         if given is not None:
             raise ValueError(
                 f"verify must be False beside {name}, got {verify!r}. The plain model of one "
-                "process cannot tell what others add; verify the same model and schedule without "
-                f"{name}"
+                "process does not know the gradients of other processes. Verify the same model and "
+                f"schedule without {name}"
             )
     return verify
 

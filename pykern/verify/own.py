@@ -12,16 +12,16 @@ from ..runtime.stage import Stage
 
 
 class Sums:
-    """The order in which gradients add up, for the plain model.
+    """The order of gradient sums in the plain model.
 
-    Where stages share a parameter, the first has it and each other one a stand-in with the same
-    values. So do all stages of each replica but the first. In the end the stand-ins' sums are
-    added: those of replicas to the first's, then those of stages, each in ascending order.
+    If stages share a parameter, the first stage has the parameter and every other stage has a
+    stand-in with the same values. All stages of further replicas have stand-ins too. At the end the
+    sums of the stand-ins are added: first over replicas, then over stages, in ascending order.
 
     Args:
-        modules: in which the parameters stand.
+        modules: the modules that hold the parameters.
         stages: of the first replica.
-        num_replicas: which take turns with the microbatches.
+        num_replicas: the number of replicas, which take turns with the microbatches.
     """
 
     def __init__(
@@ -43,14 +43,14 @@ class Sums:
         ]
 
     def use(self, replica: int, stage: int) -> None:
-        """Has the modules run with what this stage of the replica adds to."""
+        """Gives the modules the parameters or stand-ins of this stage of the replica."""
         table = self._tables[replica][stage]
         for module, name, original in self._places:
             # As an attribute, because recurrent layers note their parameters elsewhere too.
             setattr(module, name, table.get(original, original))
 
     def add(self) -> None:
-        """Adds all sums to the parameters', which stand in the modules again."""
+        """Puts the parameters back into the modules and adds the sums of all stand-ins."""
         for module, name, original in self._places:
             setattr(module, name, original)
         first, *others = self._tables

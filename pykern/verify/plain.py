@@ -30,7 +30,7 @@ Begin = Callable[[int], None]
 Forward = Callable[[int, Begin], Any]
 
 
-# Gets a stage, a microbatch and trees.
+# Called with a stage, a microbatch and the trees that enter the stage.
 Entering = Callable[[int, int, list[Any]], list[Any]]
 
 
@@ -39,13 +39,13 @@ class CannotFollow(Exception):
 
 
 class OwnForward:
-    """The model's own forward, as whoever wrote the model calls it.
+    """The model's own forward, called as a user would call the model.
 
     Args:
-        model: with a forward of its own, all on one device.
-        starts: by stage, the module that it begins with, with the number of the call where it is
-            not the first: "layers.3 (2)".
-        batch: whose microbatches.
+        model: a model with its own forward, all on one device.
+        starts: by stage, the module that the stage begins with. The number of the call is appended
+            if it is not the first: "layers.3 (2)".
+        batch: provides the microbatches.
     """
 
     def __init__(self, model: nn.Module, starts: Sequence[str], batch: Batch) -> None:
@@ -98,20 +98,20 @@ def _unhook(called: object) -> None:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """Whether torch compiles the module, which it would do anew for a hook."""
+    """Whether torch compiles the module, and so would recompile for a hook."""
     return module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
 
 
 class LayerByLayer:
-    """The layers one after another, in one graph, as a loop over them calls them.
+    """The layers one after another, in one graph, as a loop over the layers calls them.
 
-    Of a model with a forward of its own these are the recorded calls.
+    The layers of a model with its own forward are the recorded calls.
 
     Args:
         stages: of the first replica.
-        batch: whose microbatches.
-        entering: is given the stage, the microbatch and the trees that enter it from other stages,
-            and gives what enters instead.
+        batch: provides the microbatches.
+        entering: gets the stage, the microbatch and the trees from other stages, and returns the
+            trees for the stage.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class LayerByLayer:
         call = self._batch.calls[number]
         assert call is not None
         args, kwargs = call
-        # By stage: what comes past its neighbours, with who sends it.
+        # By receiving stage: values that skip stages, each with its sender.
         past: dict[int, list[tuple[int, Values]]] = defaultdict(list)
         if args and isinstance(args[0], Environment):
             args = (_send(args[0], BATCH, past), *args[1:])
@@ -147,7 +147,7 @@ class LayerByLayer:
 
 
 def _send(value: Any, stage: int, past: dict[int, list[tuple[int, Values]]]) -> Any:
-    """The value for the next stage; notes the values that go past it."""
+    """The value for the next stage; notes the values that skip that stage."""
     near, farther = apart(value, stage)
     for reader, values in farther:
         past[reader].append((stage, values))

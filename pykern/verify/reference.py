@@ -42,16 +42,16 @@ class Reference:
         rows = batch.rows
         self._weights = [1.0 if subject.reduction == "sum" else n / sum(rows) for n in rows]
         self._targets = None if batch.target is None else microbatch.split(batch.target, rows)
-        # A loss that adds to gradients itself must not do so twice.
+        # A loss that adds to gradients itself must not add them twice.
         self._once = batch.levels == () or not any(level in INPUTS for level in batch.levels[-1])
 
     def run(self, before: Snapshot, forward: Forward | None = None, *, keep: bool = True) -> Result:
-        """The results of the plain model; everything is put back.
+        """The results of the plain model; the state before is restored.
 
         Args:
-            before: the state now.
-            forward: the model's; None for its own, where that tells the stages apart.
-            keep: whether gradients add to those that there are.
+            before: the current state.
+            forward: the forward to run; None for the model's own, if it shows where stages begin.
+            keep: whether gradients are added to the existing gradients.
         """
         own = self._own()
         last = LayerByLayer(self._subject.stages, self._batch)
@@ -72,7 +72,7 @@ class Reference:
         raise AssertionError("layer by layer every stage is met")
 
     def _own(self) -> Forward | None:
-        """The model's own forward, where there is one and all of it is on one device."""
+        """The model's own forward, if the model has one and is on one device."""
         subject = self._subject
         if subject.chain.root is None or isinstance(subject.chain, Chain):
             return None
@@ -108,7 +108,7 @@ class Reference:
         return subject.result(self._together(parts), self._loss_fn, copied=True)
 
     def _take_seed(self) -> dict[torch.Generator, Tensor]:
-        """Draws the step's number; returns the generators' states of before."""
+        """Draws the step's number; returns the earlier states of the generators."""
         behind = {generator: generator.get_state() for generator in self._generators}
         self._seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_())
         return behind
@@ -141,7 +141,7 @@ class Reference:
     def _start(
         self, output: Any, number: int
     ) -> tuple[tuple[Sequence[Tensor], Sequence[Tensor | None]] | None, Tensor]:
-        """Where backward starts, and the loss of a microbatch."""
+        """The tensors and gradients that backward starts from, and the loss of a microbatch."""
         losses = cast(Losses, self._batch.finish)
         weight = self._weights[number]
         arguments = [output]
@@ -171,6 +171,6 @@ class Reference:
         return sum(terms[1:], terms[0])
 
     def _take_threads(self, num_threads: int) -> None:
-        """Takes those of a worker: with others, a matrix product may sum in another order."""
+        """Uses a worker's number of threads, which may decide the order of sums in products."""
         if self._subject.stages[0].device.type == "cpu":
             torch.set_num_threads(max(1, num_threads // self._subject.plan.num_devices))

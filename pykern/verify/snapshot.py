@@ -1,4 +1,4 @@
-"""The state that a run of a model changes, to be put back."""
+"""The state that a run of a model changes, saved and restored."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ..trace.untouched import kept_of, put_back
 class Snapshot:
     """Buffers, other attributes of modules, a batch, and random numbers, as they are now.
 
-    Parameters are not copied: a forward and a backward leave their values alone.
+    Parameters are not copied: a forward and a backward do not change their values.
 
     Args:
         modules: of the model and of the loss function.
         batch: the tensors of a batch, into which a first layer that works in place writes.
-        generators: of torch's, those that actions draw from.
+        generators: the torch generators that actions draw from.
     """
 
     def __init__(
@@ -39,10 +39,10 @@ class Snapshot:
         self._python, self._numpy = random.getstate(), np.random.get_state()
 
     def restore(self) -> None:
-        """Puts all of it back; may be called again, after an interrupt."""
+        """Restores the state; may be called again after an interrupt."""
         for module, kept in self._modules:
             put_back(module, kept)
-        # Detached, so that it is written beside any graph.
+        # `detach`, so that the copy is not recorded in a graph.
         for tensor, value in self._values:
             if not torch.equal(tensor, value):
                 tensor.detach().copy_(value)
@@ -53,10 +53,10 @@ class Snapshot:
 
 
 class Gradients:
-    """The gradients that parameters have collected, while they are put aside.
+    """The collected gradients of parameters, put aside during a run.
 
     Args:
-        parameters: whose.
+        parameters: the parameters.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -68,7 +68,7 @@ class Gradients:
         ]
 
     def begin(self, *, keep: bool) -> None:
-        """Gives each a copy of what it had, or nothing, to add to."""
+        """Gives each parameter a copy of its gradient to add to, or no gradient."""
         for one, name, held in self._aside:
             begins = None if held is None else held.detach().clone()
             if begins is not None and not keep:
@@ -76,7 +76,7 @@ class Gradients:
             setattr(one, name, begins)
 
     def restore(self) -> None:
-        """Gives each what it had, the same tensors; may be called again, after an interrupt."""
+        """Restores the same gradient tensors; may be called again after an interrupt."""
         for one, name, held in self._aside:
             setattr(one, name, held)
 
@@ -93,6 +93,6 @@ def gradients_of(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, Tensor 
 
 
 def held_generators(modules: Iterable[nn.Module]) -> list[torch.Generator]:
-    """Those that modules keep as attributes."""
+    """The generators that modules keep as attributes."""
     held = [value for module in modules for value in vars(module).values()]
     return [value for value in held if isinstance(value, torch.Generator)]

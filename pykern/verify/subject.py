@@ -28,9 +28,9 @@ class Result:
 
     Attributes:
         value: the loss of the batch, or its outputs.
-        gradients: of all parameters, by name.
-        buffers: by name.
-        random: torch's default generators, by the name of the device.
+        gradients: the gradients of all parameters, by name.
+        buffers: all buffers, by name.
+        random: the states of torch's default generators, by the name of the device.
     """
 
     value: Any
@@ -46,8 +46,8 @@ class Subject:
     Attributes:
         chain: the model as layers.
         stages: of the first replica.
-        cut: which layers form each stage.
-        plan: what is run.
+        cut: the layers of each stage.
+        plan: the plan that runs.
         reduction: how the losses of microbatches are combined.
         deferred: whether running statistics move once in a step.
     """
@@ -60,7 +60,7 @@ class Subject:
     deferred: bool
 
     def modules(self, loss_fn: object = None) -> list[nn.Module]:
-        """All that run, each once."""
+        """All modules that run, each once."""
         return modules_in([self.chain.root, *self.chain.layers.values(), loss_fn])
 
     def named(self, loss_fn: object = None) -> Iterator[tuple[str, nn.Module]]:
@@ -74,7 +74,7 @@ class Subject:
             yield from loss_fn.named_modules(prefix="loss_fn")
 
     def parameters(self, loss_fn: object = None) -> dict[str, nn.Parameter]:
-        """All by name, each once."""
+        """All parameters by name, each once."""
         found: dict[int, tuple[str, nn.Parameter]] = {}
         for prefix, module in self.named(loss_fn):
             for name, one in module.named_parameters(prefix=prefix, recurse=False):
@@ -82,7 +82,7 @@ class Subject:
         return dict(found.values())
 
     def buffers(self, loss_fn: object = None) -> dict[str, Tensor | None]:
-        """All by name."""
+        """All buffers by name."""
         return {
             f"{prefix}.{name}" if prefix else name: buffer
             for prefix, module in self.named(loss_fn)
@@ -90,12 +90,12 @@ class Subject:
         }
 
     def generators(self) -> dict[str, torch.Generator]:
-        """Torch's own, from which actions draw, by the name of the device."""
+        """The default generators of torch, which actions draw from, by the name of the device."""
         devices = {torch.device("cpu"), *(stage.device for stage in self.stages)}
         return {str(device): default_generator(device) for device in devices}
 
     def place_of(self, name: str) -> tuple[int, str] | None:
-        """The stage and layer of a parameter or buffer; None for those of a loss function."""
+        """The stage and layer of a parameter or buffer; None for one of a loss function."""
         name = name.removesuffix(".main_grad")
         wanted = self.parameters().get(name, self.buffers().get(name))
         names = list(self.chain.layers)
@@ -113,12 +113,12 @@ class Subject:
         return f"layer {first!r}" if first == last else f"layers {first!r} to {last!r}"
 
     def told(self, boundary: tuple[int, int], number: int, how: str) -> Origin:
-        """Where a difference starts whose first boundary is this."""
+        """The origin of a difference whose first boundary is this."""
         stage, following = boundary
         what = "activations" if stage < following else "gradients"
         sentence = (
-            f"It starts in stage {stage} ({self.layers_of(stage)}), microbatch {number}: what "
-            f"enters the stage agrees, and the {what} that it gives stage {following} "
+            f"The difference starts in stage {stage} ({self.layers_of(stage)}), microbatch "
+            f"{number}: the inputs of the stage agree, but its {what} for stage {following} "
             f"differ: {how}."
         )
         return Origin(sentence, stage, boundary, number)
@@ -135,13 +135,13 @@ class Subject:
         }
 
     def refuse_hooks(self, loss_fn: object) -> None:
-        """Raises RuntimeError where a hook may update weights, which would happen twice."""
+        """Raises RuntimeError if a hook may update weights, because the hook would run twice."""
         for name, parameter in self.parameters(loss_fn).items():
             if parameter._post_accumulate_grad_hooks:
                 raise RuntimeError(
                     f"verify runs the plain model as well, and {name!r} has a hook of "
                     "register_post_accumulate_grad_hook, which would run twice. Remove the hook, "
-                    "or verify=False"
+                    "or use verify=False"
                 )
 
     def state(self, batch: Batch) -> Snapshot:

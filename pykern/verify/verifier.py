@@ -33,7 +33,7 @@ def open_verify(
     chain: Chain | RecordedChain,
     run: tuple[Partition, Plan, str, bool],
 ) -> Executor | Verifier:
-    """The runner of a pipeline's steps: the executor itself where nothing is verified."""
+    """The runner of a pipeline's steps: the executor itself if `verify` is None."""
     if verify is None:
         return executor
     subject = Subject(chain, executor.stages, *run)
@@ -43,9 +43,9 @@ def open_verify(
 class Verifier:
     """Takes the place of an executor.
 
-    The plain model runs before the step, and is put back, so that the step finds and leaves what it
-    would without. Only where something differs do both run again, with a look at what crosses each
-    boundary, and then the state after the step is put back.
+    The plain model runs before the step, and its state is then restored, so that verification does
+    not change the step. If the results differ, both runs are repeated and the tensors at each stage
+    boundary are compared. Then the state after the step is restored.
 
     Args:
         verify: which steps.
@@ -125,9 +125,12 @@ class Verifier:
                 yield Difference("random numbers", device, "the generator is in another state")
 
     def _origin(self, batch: Batch, before: Snapshot, call: Callable[[], Any]) -> Origin:
-        """Runs both again, and puts back what there is now."""
+        """Repeats both runs to locate the difference, and restores the current state."""
         if self._executor.captures:
-            return Origin("Graphs that are replayed show no boundaries: capture=False would.")
+            return Origin(
+                "The origin is unknown: captured graphs do not expose stage boundaries. Use "
+                "capture=False to locate the difference."
+            )
         loss_fn = loss_of(batch)
         after = self._subject.state(batch)
         parameters = list(self._subject.parameters(loss_fn).values())
@@ -142,11 +145,10 @@ class Verifier:
             try:
                 return self._repeated(batch, before, call)
             except Exception as error:
-                told = f"Where it starts is not known: to repeat the step has raised {error!r}."
-                return Origin(told)
+                return Origin(f"The origin is unknown: repeating the step raised {error!r}.")
 
     def _repeated(self, batch: Batch, before: Snapshot, call: Callable[[], Any]) -> Origin:
-        """Where a difference starts, found in a repetition."""
+        """The origin of a difference, found by repeating both runs."""
         reference, subject = Reference(self._subject, batch), self._subject
         seen = Seen()
         with self._executor.alone():
@@ -159,12 +161,12 @@ class Verifier:
         if not found:
             if any(self._differences(ours, own)):
                 return Origin(
-                    "The recorded calls of the model's forward give the pipeline's numbers: the "
-                    "forward itself does something that is not in the recording."
+                    "The recorded calls of the model's forward agree with the pipeline. The "
+                    "forward itself has an effect that is not in the recording."
                 )
             return Origin(
-                "It did not come again when the step was repeated: something decides that is "
-                "neither in the model nor in its inputs, such as time or the order of threads."
+                "The difference did not recur when the step was repeated. The result depends on "
+                "more than the model and its inputs, such as time or the order of threads."
             )
         first = first_difference(ours_seen, seen, len(subject.stages), self._verify.bounds)
         ends_wrong = found[0].kind in ("loss", "output")
@@ -173,18 +175,20 @@ class Verifier:
         return self._inside(found)
 
     def _inside(self, found: Sequence[Difference]) -> Origin:
-        """Where a difference starts that is not seen at any boundary."""
+        """The origin of a difference when all boundaries agree."""
         places = [self._subject.place_of(one.name) for one in found]
         first, last = found[0], self._subject.stages[-1].index
         if first.kind in ("loss", "output"):
             return Origin(
-                f"It starts in stage {last} or in what comes behind it: all that enters the stage "
-                "agrees.",
+                f"The difference starts in stage {last} or in the loss: all inputs of the stage "
+                "agree.",
                 last,
             )
         stage = next((place[0] for place in places if place is not None), None)
         where = "outside of the stages" if stage is None else f"within stage {stage}"
-        return Origin(f"It starts {where}: all that crosses boundaries agrees.", stage)
+        return Origin(
+            f"The difference starts {where}: all tensors at stage boundaries agree.", stage
+        )
 
     def _error(
         self, name: str, found: Sequence[Difference], num_gradients: int, origin: Origin
@@ -208,4 +212,6 @@ class Verifier:
 def _raised(name: str, error: Exception) -> VerifyError:
     first = Difference("plain model", "", f"raises {error!r}, and the pipeline does not")
     summary = f"{name} of the pipeline differs from the plain model"
-    return VerifyError(summary, [first], first, None, Origin("Its traceback is above."))
+    return VerifyError(
+        summary, [first], first, None, Origin("The traceback of the plain model is above.")
+    )

@@ -88,7 +88,7 @@ def test_a_difference_is_told_and_ends_with_one() -> None:
         "gpipe": ["2", "differs"],
         "forward_only": ["2", "differs"],
     }
-    assert "It starts in stage 1" in result.stdout
+    assert "The difference starts in stage 1" in result.stdout
 
 
 def test_bounds_are_taken() -> None:

@@ -1,4 +1,4 @@
-"""What a Budget predicts, and what a pipeline then holds."""
+"""The prediction of a Budget, compared with the memory that a pipeline then holds."""
 
 import copy
 from collections.abc import Callable

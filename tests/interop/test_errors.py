@@ -95,7 +95,7 @@ def test_misuse(name: str) -> None:
 
 
 CUT: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "whole as well": ({"target": 1, "arg_mbs": [()] * 4}, ValueError, "got arg_mbs beside whole"),
+    "whole as well": ({"target": 1, "arg_mbs": [()] * 4}, ValueError, "got arg_mbs and whole"),
     "no list": ({"target_mbs": ()}, TypeError, "target_mbs must be a list, got tuple"),
     "too few": ({"target_mbs": [1]}, ValueError, "entry for each of 4 microbatches, got 1"),
     "no tuples": (

@@ -131,7 +131,7 @@ def test_a_tied_head_trains_over_stages() -> None:
 
 def rwkv() -> Any:
     sizes = {"vocab_size": 64, "hidden_size": 16, "attention_hidden_size": 16, "context_length": 16}
-    # Where weights are scaled in eval mode.
+    # `rescale_every` scales weights in eval mode.
     config = transformers.RwkvConfig(**sizes, num_hidden_layers=4, rescale_every=2)
     return transformers.RwkvForCausalLM(config)
 

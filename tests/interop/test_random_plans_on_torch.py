@@ -47,7 +47,7 @@ def train(rank: int, seed: int, count: int, num_devices: int) -> list[tuple[Grad
 
 
 def plain(plan: Plan) -> tuple[Gradients, list[Tensor]]:
-    """Of the model without a pipeline, each stage's microbatches added up in the plan's order."""
+    """The model without a pipeline, with each stage's microbatches added in the plan's order."""
     count = plan.num_microbatches
     model, batch, target = in_double(plan.num_stages, count)
     layers = nn.Sequential(*model)

@@ -14,7 +14,7 @@ from tests.interop.cases import MULTI, SINGLE
 CLASSES = [f"Schedule{name}" for name in (*SINGLE, *MULTI)]
 
 
-# What torch's take since 2.14, and ours under every torch.
+# The arguments of torch's schedules since 2.14, and of ours under every torch.
 LATER = {"arg_mbs", "kwarg_mbs", "target_mbs"}
 
 

@@ -167,7 +167,7 @@ def test_layers_that_recompute_by_themselves_count_once() -> None:
 def test_statistics_in_another_order_than_the_plain_models_are_refused(
     schedule: str, use_reentrant: bool
 ) -> None:
-    """What recomputes by itself updates them once more in its backward, after later forwards."""
+    """A layer with its own checkpoint updates statistics again in its backward, after forwards."""
     model = nn.Sequential(*(each for _ in range(4) for each in (nn.Linear(4, 4), nn.Tanh())))
     model[3] = Checkpointed(use_reentrant)
     options: dict[str, Any] = {"schedule": schedule, "microbatches": 4}

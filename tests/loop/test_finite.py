@@ -226,7 +226,7 @@ def test_the_values_of_a_recorded_model_are_looked_at() -> None:
 
 @dataclass
 class Pair:
-    """What torch does not know as a tree."""
+    """A dataclass, which torch does not know as a tree."""
 
     first: Tensor
     second: Tensor

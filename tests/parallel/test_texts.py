@@ -1,4 +1,4 @@
-"""What processes tell each other is read as data, and refused where it is something else."""
+"""Messages between processes are read as data, and refused if they are malformed."""
 
 import ast
 import struct
@@ -138,7 +138,7 @@ def agrees(rank: int, strange: str) -> str:
 
 def test_what_is_compared_is_never_unpickled() -> None:
     told, _ = peers.run(2, agrees, '{"torch": ["2"]}')
-    assert "process 1 of the group sent what is not understood here" in told
+    assert "process 1 of the group sent a message that is not understood here" in told
     assert "must be a str" in told
 
 
@@ -159,7 +159,7 @@ def test_a_size_that_no_text_has_allocates_nothing(size: int) -> None:
     assert f"announces a text of {size} bytes" in told
 
 
-# What runs, or may run, a program that the data holds.
+# Functions that run, or may run, a program in the data.
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
 FORBIDDEN_METHODS = {

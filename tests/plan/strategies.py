@@ -145,7 +145,7 @@ def valid_plans() -> st.SearchStrategy[Plan]:
 
 
 def plans_for_torch() -> st.SearchStrategy[Plan]:
-    """What torch's runtime has words for: one replica, one slice."""
+    """Plans that torch's runtime can express: one replica, one slice."""
     return valid_plans_with_shape(max_slices=1, max_replicas=1).map(lambda pair: pair[0])
 
 

@@ -1,4 +1,4 @@
-"""What rows with sends and receives must keep for torch.distributed, checked from their text alone.
+"""The rules of torch.distributed for rows with sends and receives, checked from their text alone.
 
 Nothing here is taken from the code that writes the rows: neither their order nor their grammar.
 """
@@ -97,7 +97,7 @@ class Rows:
                 here.update(steps)
 
     def inputs(self, rank: int, step: Step) -> Iterator[Message]:
-        """What has to have come from another rank before the step."""
+        """The messages that must arrive from another rank before the step."""
         sender = step.stage + {"F": -1, "B": 1, "I": 1}.get(step.name, 0)
         if sender != step.stage and self.rank_of.get(sender, rank) != rank:
             yield Message(sender, step.stage, step.microbatch)

@@ -68,7 +68,7 @@ def test_everything_that_is_missing_is_told_at_once(check, monkeypatch, capsys, 
     assert len(capsys.readouterr().err.splitlines()) == 2
 
 
-# What pip 24 to 26 wrote on machines without room, network, proxy or certificate.
+# Logs of pip 24 to 26 on machines without disk space, network, proxy or certificate.
 LOGS = {
     "Could not install packages due to an OSError: [Errno 28] No space left on device": "disk",
     "HTTPSConnectionPool(): Max retries exceeded (Caused by ProxyError('Cannot connect'))": "proxy",

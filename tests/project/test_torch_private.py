@@ -143,7 +143,7 @@ def node_of(tensor: Tensor) -> Any:
 
 def test_what_a_node_has_saved_tells_of_hooks_and_what_it_lacks():
     x = torch.ones(2, requires_grad=True)
-    # What is saved must not outlive its node.
+    # Saved tensors must not outlive their node.
     square, twice = x * x, x * 2.0
     assert [saved.unpack_hook for saved in saved_by(node_of(square))] == [None, None]
     assert len(list(saved_by(node_of(twice)))) < 2

@@ -1,4 +1,4 @@
-"""What is promised of versions agrees wherever it is said."""
+"""The supported versions agree in all places that name them."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""What a model is given, loses and is loaded with while a pipeline runs it."""
+"""Layers, hooks and state that a model gets or loses while a pipeline runs the model."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What stages pass each other beside arguments and results is refused in the first step."""
+"""State that stages share outside arguments and results is refused in the first step."""
 
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +32,7 @@ from tests.trace.passing import (
 # Tensors that a worker leaves in a thread-local are another matter: their thread goes.
 TENSORS = [way for way in WAYS if way != "thread-local"]
 SEEN = r"stage 1 reads a tensor \(passing\.py:\d+\) that stage 0 has made \(passing\.py:\d+\)"
-OWN = r"stage 0 sets VARIABLE, which layers of stage 1 name as well and do not set"
+OWN = r"stage 0 sets VARIABLE, which layers of stage 1 use without setting"
 
 
 @pytest.mark.parametrize("way", TENSORS)
@@ -44,7 +44,7 @@ def test_a_tensor_for_another_stage(way: str) -> None:
     message = OWN if way == "context variable" else SEEN
     with pytest.raises(CutError, match=message) as caught:
         step(chain(get, detached(put)), 2)
-    assert "Return it from the layer and take it as an argument" in str(caught.value)
+    assert "Return the value from the layer and take it as an argument" in str(caught.value)
     # With its graph.
     with pytest.raises(CutError, match=message):
         step(chain(get, put), 2)
@@ -83,7 +83,7 @@ def test_within_a_stage_that_is_recomputed(recompute: Any) -> None:
 
 
 def test_backwards_from_a_later_stage() -> None:
-    """What the last stage leaves is read by the first with a later microbatch."""
+    """The first stage reads a tensor of the last stage with a later microbatch."""
     get, put = WAYS["attribute"]
     put(nn.Module(), torch.ones(()))
     with pytest.raises(CutError, match=r"stage 0 reads a tensor .* that stage 1 has made"):
@@ -132,7 +132,7 @@ def test_what_the_loss_function_reads(way: str, kind: Callable[[Put], Put]) -> N
     message = "that stage 0 has made" if kind is detached else r"stages 0, 1 can read, changes"
     with pytest.raises(CutError, match=message):
         step(chain(nothing, kind(put)), 2, LOSSES[way])
-    # Of its own stage.
+    # The loss function may read tensors of its own stage.
     assert_same(chain(nothing, detached(put), writer=3), 2, LOSSES[way])
 
 
@@ -187,7 +187,7 @@ def test_nothing_looks_after_the_first_steps() -> None:
 
 
 class Config:
-    """Of all layers."""
+    """The configuration of all layers."""
 
     def __init__(self) -> None:
         self.scale, self.names, self.calls = 0.5, ["a", "b"], {"most": 3}

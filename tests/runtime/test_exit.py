@@ -177,8 +177,8 @@ def test_the_process_ends_with_its_own_code_and_no_noise(name: str) -> None:
     assert (result.returncode, result.stderr) == (expected, "")
 
 
-# What a handler of atexit does that is older than the import of pykern, and so comes after all
-# others; `forever` runs steps.
+# Handlers of atexit that were registered before the import of pykern, and so run after all others;
+# `forever` runs steps.
 LATE = {
     "a pipeline": "own(x)",
     "a pipeline in a cycle": "own(x); own.myself = [own]; del globals()['own']",

@@ -96,7 +96,7 @@ def prepared(pipe: pykern.Pipeline, setting: Setting, rows: int) -> Callable[[],
 
 
 def all_of(step: Callable[[], list[Tensor]], pipe: pykern.Pipeline) -> list[Tensor]:
-    """What the step makes, with gradients, buffers, and where random numbers go on."""
+    """The results of the step, with gradients, buffers, and the state of random numbers."""
     made = step()
     gradients = [parameter.grad for parameter in pipe.parameters() if parameter.grad is not None]
     state = [value.clone() for value in pipe.state_dict().values()]

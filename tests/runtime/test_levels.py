@@ -1,4 +1,4 @@
-"""What a pipeline holds where it is told to recompute."""
+"""The memory that a pipeline with recompute holds."""
 
 import copy
 

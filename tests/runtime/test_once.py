@@ -24,7 +24,7 @@ def test_it_is_computed_once_for_each_object() -> None:
 
 
 def test_nothing_is_locked_while_it_is_computed() -> None:
-    """Which in a forked child would stay locked."""
+    """A lock would stay locked in a forked child."""
     begun, end = threading.Event(), threading.Event()
 
     class Waits:

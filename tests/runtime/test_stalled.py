@@ -204,7 +204,7 @@ def names():
     return [Path(task, "comm").read_text() for task in Path("/proc/self/task").iterdir()]
 
 class Late:
-    # What goes last, when Python has begun to go down.
+    # The last objects to go, when Python has begun to shut down.
     def __del__(self, sleep=time.sleep):
         sleep(0.5)
 

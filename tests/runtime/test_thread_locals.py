@@ -1,4 +1,4 @@
-"""What user code has left with the threads of the workers, when these end."""
+"""Objects that user code has left with the threads of the workers, when the threads end."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.runtime.test_exit import run_python
 
-# What a stage leaves with its thread, and what then cannot be done any more.
+# Objects that a stage leaves with its thread, and the error that their end raises.
 LEFT = {
     "a view": ("x.view(-1)", None),
     "a graph": ("(weight * x).sum()", None),
@@ -84,6 +84,6 @@ def test_threads_end_with_what_was_left_with_them(end: str) -> None:
     assert list(told) == list(LEFT)
     expected = {name: [] if error is None else [error] for name, (_, error) in LEFT.items()}
     if end != "pipe.close()":
-        # Where it was not closed, or is made anew, whoever goes may find none, or a running one.
+        # If the pipeline was not closed, or is made anew, they may find it gone or running.
         del expected["what runs the pipeline"], expected["what closes the pipeline"]
     assert {kind: told[kind] for kind in expected} == expected

@@ -28,7 +28,7 @@ NAMES = ("plans", "runs", "faults", "lines", "sigints", "exits", "files", "limit
 
 
 def promise(name: str) -> str:
-    """What the campaign of that name tries to break."""
+    """The promise that the campaign of that name tries to break."""
     return load(name).promise
 
 
@@ -40,7 +40,7 @@ def load(name: str) -> Campaign:
 
 
 def command(options: argparse.Namespace, name: str) -> str:
-    """What says which cases were tried."""
+    """The command that repeats these cases."""
     said = f"python -m tests.torture {name} --seed {options.seed}"
     return said + (f" --cases {options.cases}" if options.cases is not None else "")
 
@@ -116,7 +116,7 @@ def main() -> int:
     parser.add_argument("--here", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if unknown := set(options.names) - set(NAMES):
-        parser.error(f"there is no campaign {', '.join(sorted(unknown))}; there are {NAMES}")
+        parser.error(f"names must be among {NAMES}, got {', '.join(sorted(unknown))}")
     if options.here is not None:
         run_here(options, options.names[0], options.here)
         return 0

@@ -1,4 +1,4 @@
-"""What a campaign is: cases without end, each made of a seed and its number alone."""
+"""Campaigns of random cases, each made of a seed and a number alone."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from typing import Protocol
 
 
 class Case(Protocol):
-    """Tries one thing and says what, for the figures; raises where the promise is broken."""
+    """One try of a campaign, which counts its findings; raises if the promise is broken."""
 
     def __call__(self, seed: int, number: int) -> Iterator[str]:
-        """Yields a name for whatever is to be counted."""
+        """Yields a name for each event that is counted."""
 
 
 @dataclass(frozen=True)
 class Campaign:
-    """Cases that show one promise to hold, or not.
+    """Cases that try to break one promise.
 
     Attributes:
-        promise: a sentence.
-        case: tries one.
-        total: how many different cases there are; None where there is no end of them.
-        seconds: how long it runs unless it is told.
-        around: gives a context for the time of a run.
+        promise: the promise as a sentence.
+        case: runs one case.
+        total: the number of different cases; None for an unlimited number.
+        seconds: the default duration of a run.
+        around: makes a context for the duration of a run.
     """
 
     promise: str
@@ -40,12 +40,12 @@ class Campaign:
 
 @dataclass
 class Figures:
-    """What came of a run.
+    """The results of a run.
 
     Attributes:
-        cases: how many were tried.
+        cases: the number of cases.
         counts: how often each name was yielded.
-        failures: the number of each case that failed, and what it said.
+        failures: the number of each failed case, with its message.
     """
 
     seed: int
@@ -55,7 +55,7 @@ class Figures:
     failures: dict[int, str] = field(default_factory=dict)
 
 
-# A broken thing breaks most of the cases behind it: what they say is said already.
+# A defect breaks most of the later cases, and their messages repeat.
 MOST_FAILURES = 20
 
 

@@ -190,7 +190,8 @@ def require_end(name: str, state: str, ending: str, expected: int) -> None:
 
 CAMPAIGN = Campaign(
     promise=(
-        "A program ends with its own code, in time and without noise, whatever a pipeline is doing."
+        "A program exits with its own status, in time and without other output, whatever a "
+        "pipeline is doing."
     ),
     case=cases,
     total=len(_ALL),

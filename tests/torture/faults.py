@@ -193,7 +193,7 @@ def cases(seed: int, number: int) -> Iterator[str]:
 
 
 def _failed(subject: Subject, action: Action, error: BaseException, way: str) -> Any:
-    """What arrives, where the action raises the error."""
+    """The exception that reaches the caller when the action raises the error."""
     fuse, num_replicas = subject.fuse_of(action), subject.pipe.plan.placement.num_replicas
     # A reduction is the first accumulation after those of the first replica's microbatches.
     reduces = action.kind is Kind.REDUCE
@@ -228,9 +228,9 @@ def _require_note(subject: Subject, action: Action, error: BaseException, way: s
 
 CAMPAIGN = Campaign(
     promise=(
-        "An exception of any kind in any action arrives in the caller as the same object, with a "
-        "note that names the place wherever notes can be put on it; nothing is left behind, and "
-        "the next step has every bit."
+        "An exception of any kind in any action reaches the caller as the same object. If the "
+        "exception accepts notes, a note names the place. The next step is bitwise equal to a step "
+        "without the exception."
     ),
     case=cases,
     total=len(_all()),

@@ -137,7 +137,7 @@ def _run() -> tuple[Run, bytes]:
 
 
 def _checkpoint_bytes(rng: random.Random, path: Path) -> Iterator[str]:
-    """What is accepted has every bit of what was saved; what is refused changes nothing."""
+    """An accepted file has every bit that was saved; a refused file changes nothing."""
     run, data = _run()
     path.write_bytes(data)
     checkpoint.load(path, **run.parts())
@@ -188,7 +188,7 @@ class _Counts:
 def _read(
     rng: random.Random, path: Path, read: Callable[[Path], Any], refusal: type[Exception]
 ) -> Any:
-    """What is read, or None where it is refused; either within so many calls."""
+    """The result of the read, or None for a refusal; both within a bounded number of calls."""
     before = sys.getprofile()
     with _Counts() as counts:
         try:
@@ -203,8 +203,8 @@ def _read(
 
 CAMPAIGN = Campaign(
     promise=(
-        "A plan or checkpoint file that was changed is refused, and nothing is changed by it, or "
-        "it is accepted as what it says, within a number of calls that its size bounds."
+        "A changed plan or checkpoint file is either refused without side effects, or loaded with "
+        "the contents of the file. The number of calls is bounded by the size of the file."
     ),
     case=cases,
 )

@@ -53,7 +53,7 @@ def whole():
     assert torch.equal(pipe.step(x, target=x), expected)
 """
 
-# What each program does after the prelude. It ends with 11 where all was as it should be.
+# The code of each program after the prelude. A program exits with 11 if every check passed.
 PROGRAMS: dict[str, str] = {
     "no memory for more threads": """
         limit(resource.RLIMIT_AS, mapped() + 200 * 2**20)
@@ -190,8 +190,8 @@ def require_end(name: str, code: str, expected: int) -> None:
 
 CAMPAIGN = Campaign(
     promise=(
-        "Where threads, memory, files, disk, names, counts or the stack come to an end, there is "
-        "an error that says so; nothing half done is left, and the next step has every bit."
+        "If threads, memory, files, disk, names, counts or the stack run out, an error says so. "
+        "No partial result is left, and the next step is bitwise right."
     ),
     case=cases,
     total=len(PROGRAMS),

@@ -19,7 +19,7 @@ from .campaign import Campaign
 _interrupted_step = test_the_next_step_is_that_of_a_fresh_pipeline
 _interrupted_recording = test_an_interrupted_recording_leaves_no_trace
 
-# What is interrupted at each so many-th line.
+# The tests that are interrupted at every n-th line.
 SUBJECTS: dict[str, Callable[[int], object]] = {
     **{f"a step: {name}": partial(_interrupted_step, name) for name in SETTINGS},
     **{f"recording: {way.__name__}": partial(_interrupted_recording, way) for way in WAYS},
@@ -54,8 +54,8 @@ def cases(seed: int, number: int) -> Iterator[str]:
 CAMPAIGN = Campaign(
     promise=(
         "A KeyboardInterrupt at any line of a step or of a recording leaves no mode, hook or "
-        "patched function behind, and the next step has the bits of a fresh pipeline's. (All lines "
-        "in turn: `pytest -m nightly tests/runtime/test_interrupted_lines.py "
+        "patched function behind. The next step is bitwise equal to that of a fresh pipeline. (All "
+        "lines in turn: `pytest -m nightly tests/runtime/test_interrupted_lines.py "
         "tests/trace/test_interrupted.py`.)"
     ),
     case=cases,

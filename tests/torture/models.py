@@ -58,9 +58,9 @@ def cases(seed: int, number: int) -> Iterator[str]:
 
 CAMPAIGN = Campaign(
     promise=(
-        "A model that nobody here wrote is taken unchanged, and a step has the bits of the plain "
-        "model run microbatch by microbatch (where stages share parameters: of untied copies), or "
-        "it is refused with the line and the reason."
+        "A model of another project runs unchanged, or is refused with the line and the reason. A "
+        "step is bitwise equal to the plain model run microbatch by microbatch. Models whose "
+        "stages share parameters are compared with untied copies."
     ),
     case=cases,
     total=len(STAGES) * len(all_models()),

@@ -291,9 +291,8 @@ MUTATIONS: tuple[Mutation, ...] = (
 
 CAMPAIGN = Campaign(
     promise=(
-        "A plan is accepted if, and only if, the rules written down in docs/plan-rules.md, "
-        "programmed a second time in plain Python, accept it; a refusal names a rule that is "
-        "broken."
+        "A plan is accepted if and only if a second implementation of docs/plan-rules.md in plain "
+        "Python accepts the plan. A refusal names a broken rule."
     ),
     case=cases,
 )

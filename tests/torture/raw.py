@@ -29,7 +29,7 @@ class Raw:
         return len(self.replicas[0])
 
     def device_of(self, action: RawAction) -> int:
-        """Where the action belongs: replicas take turns with the microbatches."""
+        """The device of the action: replicas take turns with the microbatches."""
         return self.replicas[action[2] % len(self.replicas)][action[1]]
 
     def plan(self) -> Plan:
@@ -104,7 +104,7 @@ def random_plan(rng: random.Random, form: Form) -> Raw:
 
 
 def _needs(rng: random.Random, raw: Raw, form: Form) -> dict[RawAction, list[RawAction]]:
-    """What the plan is to hold, each with what it waits for."""
+    """The actions of the plan, each with the actions that it waits for."""
     needs: dict[RawAction, list[RawAction]] = {}
     cells = [
         (stage, microbatch, part)

@@ -119,7 +119,7 @@ def _overlap(first: RawAction, second: RawAction) -> bool:
 
 
 def needed(raw: Raw, action: RawAction) -> list[RawAction]:
-    """What the action waits for, where the plan holds it."""
+    """The actions of the plan that the action waits for."""
     kind, stage, microbatch, part = action
     cell = stage, microbatch, part
     if kind == "REDUCE":

@@ -16,7 +16,7 @@ from .campaign import Campaign
 from .raw import Form, Raw, random_plan
 from .rules import broken
 
-# What stages run: neither slices, nor copies to the host, nor updates.
+# Plans that stages run: without slices, copies to the host, and updates.
 _FORM = Form(max_devices=3, max_stages=4, slices=0.0, offload=0.0, updates=0.0)
 _WIDTH = 3
 
@@ -94,7 +94,7 @@ def _model(rng: random.Random, num_stages: int) -> nn.Sequential:
     names = ["linear"]
     while len(names) < num_stages + rng.randrange(4):
         name = rng.choice(list(LAYERS))
-        # What tanh returns, its backward needs.
+        # The backward of tanh needs the output of tanh.
         if (names[-1], name) != ("tanh", "in place"):
             names.append(name)
     return nn.Sequential(*(LAYERS[name]() for name in names))
@@ -192,8 +192,8 @@ def _add(parameter: nn.Parameter, terms: list[Tensor], *, whole: bool) -> None:
 
 CAMPAIGN = Campaign(
     promise=(
-        "A random plan that can run gives the bits of the plain model run microbatch by microbatch:"
-        " loss, gradients, outputs and the caller's random numbers."
+        "A random plan that can run is bitwise equal to the plain model run microbatch by "
+        "microbatch: loss, gradients, outputs and the caller's random numbers."
     ),
     case=cases,
 )

@@ -99,7 +99,7 @@ class Subject:
         return self.open(model, microbatches=2, sample=self.x[:3])
 
     def activities(self) -> dict[str, Callable[[], object]]:
-        """What is interrupted."""
+        """The activities that are interrupted."""
         steps = {name: lambda pipe=pipe: self.step(pipe) for name, pipe in self.pipes.items()}
         return {
             **steps,
@@ -144,7 +144,7 @@ class Subject:
         return found
 
     def wrong(self) -> str:
-        """What is not as it was; empty where all is."""
+        """The state that has changed; empty if the state is unchanged."""
         if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
             return "gradients are off"
         if nn.Module.__call__ is not self.call:
@@ -169,7 +169,7 @@ class Subject:
         for _ in range(200):
             if tasks() <= self.tasks:
                 return ""
-            # What an exception has held may be a cycle.
+            # Objects that an exception has held may be in a cycle.
             gc.collect()
             time.sleep(0.01)
         return f"{tasks()} threads where there were {self.tasks}"
@@ -188,7 +188,7 @@ def until_interrupted(act: Callable[[], object]) -> str:
 
 
 def interrupted(name: str, act: Callable[[], object]) -> str:
-    """What becomes of it; behind it no interrupt is heard, if it comes late."""
+    """The outcome of an interrupted activity; a late interrupt afterwards is ignored."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         try:

@@ -1,8 +1,8 @@
 """Real SIGINTs at random times, in a program of its own that goes on and looks at what is left.
 
 The program does one thing over and over until the interrupt arrives; then it looks, with nothing
-that interrupts it, whether its next steps are right. What the parent sees is an exit, a line, or
-that no line comes.
+that interrupts it, whether its next steps are right. The parent sees an exit, a line, or a
+timeout.
 """
 
 import os
@@ -29,7 +29,7 @@ _PATIENCE_S = 120.0
 
 
 def say(line: str) -> None:
-    """What the program tells its parent, at once."""
+    """The output of the program for its parent, without delay."""
     os.write(1, f"{line}\n".encode())
 
 
@@ -48,10 +48,10 @@ class Child:
         )
 
     def line(self) -> str:
-        """What it says next; empty where it has ended.
+        """The next line of the program; empty if the program has ended.
 
         Raises:
-            AssertionError: it says nothing.
+            AssertionError: the program does not write a line in time.
         """
         assert self._process.stdout is not None
         ready, _, _ = select.select([self._process.stdout], [], [], _PATIENCE_S)
@@ -112,7 +112,8 @@ def cases(seed: int, number: int, module: str = "tests.torture.sigint_child") ->
 CAMPAIGN = Campaign(
     promise=(
         "A real SIGINT at any time during steps, streams, recording, construction and checkpoints "
-        "is a KeyboardInterrupt in the caller: no abort, no hang, and the next step has every bit."
+        "raises KeyboardInterrupt in the caller. The process neither aborts nor hangs, and the "
+        "next step is bitwise right."
     ),
     case=cases,
     seconds=120.0,

@@ -20,7 +20,7 @@ from .campaign import Campaign, run
 
 
 def failures(campaign: Campaign, cases: int, seed: int = 1) -> str:
-    """What the cases that fail say, all in one."""
+    """The messages of all failed cases in one text."""
     return "\n".join(run(campaign, seed, cases=cases).failures.values())
 
 

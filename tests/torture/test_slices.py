@@ -5,7 +5,8 @@ import pytest
 from .__main__ import NAMES, load
 from .campaign import run
 
-# How many cases of each a run of the tests tries. What starts a program takes seconds.
+# The number of cases of each campaign in a run of the tests. A case that starts a program takes
+# seconds.
 CASES = {"plans": 60, "runs": 40, "faults": 60, "files": 4, "exits": 1, "limits": 1}
 # These have a test of their own, or take longer than a test may.
 ELSEWHERE = {"lines", "sigints", "models"}

@@ -1,4 +1,4 @@
-"""What passes between modules beside their arguments, in models that are recorded."""
+"""State that modules share outside their arguments, in models that are recorded."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -37,7 +37,7 @@ def scale(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_what_a_forward_leaves_for_its_blocks_is_carried(way: str) -> None:
-    """They read the sample's value for ever."""
+    """The blocks would always read the sample's value."""
     get, put = WAYS[way]
     assert_same(Outer([Block(get) for _ in range(4)], lambda m, x: put(m, scale(x))), 2)
     # With a graph of its own.
@@ -96,7 +96,7 @@ def test_attributes_of_blocks_are_refused(before: Put, get: Get, name: str) -> N
 
 
 def test_buffers_of_blocks_that_the_forward_writes() -> None:
-    """What was handed over was the memory of the buffer, which the next microbatch writes."""
+    """The forward handed over the memory of the buffer, which the next microbatch writes."""
     with pytest.raises(
         CutError, match=r"writes into the buffer blocks\.2\.buffer and uses it in se"
     ):
@@ -216,7 +216,7 @@ def test_what_is_left_of_a_recording_is_not_for_the_next() -> None:
 
 
 def test_caches_and_counters_are_no_crossings() -> None:
-    """What is the same for every microbatch may be left by whoever comes first."""
+    """A value that is the same for every microbatch may be left by the first microbatch."""
     cache: dict[int, Tensor] = {}
 
     def get(block: nn.Module) -> Tensor:

@@ -119,7 +119,7 @@ def test_what_does_not_come_again_is_told() -> None:
     broken.ForgetsOnce.told = False
     error = found(chain(broken.ForgetsOnce))
     assert error.origin.stage is None
-    assert "did not come again" in str(error)
+    assert "did not recur" in str(error)
 
 
 def test_what_only_the_plain_model_raises_is_told() -> None:

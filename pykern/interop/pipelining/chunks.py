@@ -22,7 +22,7 @@ Keywords = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Batch:
-    """What a step is given: arguments and a target, each whole or already cut (`_mbs`)."""
+    """The arguments and the target of a step, each whole or pre-split (`_mbs`)."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
@@ -33,7 +33,7 @@ class Batch:
 
     @property
     def has_target(self) -> bool:
-        """Whether there is something that a loss function compares outputs with."""
+        """Whether the batch has a target for the loss function."""
         return self.target is not None or self.target_mbs is not None
 
     def arguments(
@@ -42,11 +42,12 @@ class Batch:
         args_spec: Sequence[Any] | None,
         kwargs_spec: Mapping[str, Any] | None,
     ) -> tuple[Positional, Keywords]:
-        """Those of each microbatch; see `split`.
+        """The arguments of each microbatch; see `split`.
 
         Raises:
-            ValueError: they cannot be cut, are given whole and cut, or cut into another number.
-            TypeError: what is given cut is no list of tuples or dicts.
+            ValueError: the batch cannot be split, is given both whole and pre-split, or is
+                pre-split into another number of microbatches.
+            TypeError: `arg_mbs` is not a list of tuples, or `kwarg_mbs` is not a list of dicts.
         """
         given_cut = {
             name: given
@@ -57,8 +58,8 @@ class Batch:
             return split(self.args, self.kwargs, num_microbatches, args_spec, kwargs_spec)
         if self.args or self.kwargs or self.target is not None:
             raise ValueError(
-                f"a batch must be given either whole or cut, got {', '.join(given_cut)} beside "
-                "whole arguments or a whole target. Give all of it in arg_mbs, kwarg_mbs and "
+                f"a batch must be given either whole or pre-split, got {', '.join(given_cut)} and "
+                "whole arguments or a whole target. Pass the whole batch in arg_mbs, kwarg_mbs and "
                 "target_mbs"
             )
         for name, given in given_cut.items():
@@ -76,7 +77,7 @@ class Batch:
 
 
 def _require_cut(name: str, given: Any, num_microbatches: int) -> None:
-    """Raises where what is given cut is something else."""
+    """Raises TypeError or ValueError if a pre-split argument has a wrong type or length."""
     if not isinstance(given, list):
         raise TypeError(f"{name} must be a list, got {type(given).__name__}")
     if len(given) != num_microbatches:

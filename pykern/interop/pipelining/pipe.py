@@ -150,11 +150,11 @@ def _marks_in(module: nn.Module, call: Call) -> dict[str, SplitPoint]:
 
 
 class _Marks(TorchFunctionMode):
-    """Sees `pipe_split`, and is told of calls of modules.
+    """Records `pipe_split` and the calls of modules.
 
     Attributes:
-        found: the names of those called first after it.
-        pending: whether there is to come one.
+        found: the names of the first modules called after each `pipe_split`.
+        pending: whether a module call has yet to follow the last `pipe_split`.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -163,12 +163,12 @@ class _Marks(TorchFunctionMode):
         self._called: set[str] = set()
         self.found: list[str] = []
         self.pending = False
-        # Of what tells of modules.
+        # The handle of the global hook that reports modules.
         self.handle: RemovableHandle | None = None
 
     def leave(self) -> None:
-        """Is told of nothing more."""
-        # Also where an interrupt came before there was a handle.
+        """Ends the reports of modules."""
+        # An interrupt may come before the handle is set: then no name is found any more.
         self._name_of = {}
         if self.handle is not None:
             self.handle.remove()

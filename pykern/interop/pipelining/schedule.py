@@ -97,9 +97,9 @@ class PipelineSchedule:
             losses: a list to be filled with the loss of each microbatch, detached.
             return_outputs: whether the outputs are wanted.
             loss_kwargs: passed to every call of the loss function as they are.
-            arg_mbs: args already cut, a list with a tuple for each microbatch.
-            kwarg_mbs: kwargs already cut, a list with a dict for each microbatch.
-            target_mbs: targets already cut, a list with one for each microbatch.
+            arg_mbs: pre-split args, a list with a tuple for each microbatch.
+            kwarg_mbs: pre-split kwargs, a list with a dict for each microbatch.
+            target_mbs: pre-split targets, a list with a target for each microbatch.
             **kwargs: for those of the rank's stages whose forward names them, cut like args.
 
         Returns:
@@ -110,8 +110,8 @@ class PipelineSchedule:
                 or no plan, or the ranks do not agree on what to run.
             ValueError: the batch cannot be cut, or is given both whole and cut, or cut into another
                 number of microbatches.
-            TypeError: `losses` is no list, no stage names a keyword argument, or what is given cut
-                is no list of tuples or dicts.
+            TypeError: `losses` is not a list, no stage names a keyword argument, `arg_mbs` is not
+                a list of tuples, or `kwarg_mbs` is not a list of dicts.
             BaseException: the first exception of a stage, the same object, with a note of where.
         """
         trains = self._loss_fn is not None

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from pykern._C import Action, Placement, Plan, check
 
-# What a file may hold: a step of as many actions of 0.1 ms takes minutes on any number of devices
-# that a pipeline has.
+# The largest number of actions in a file. A step of as many actions of 0.1 ms takes minutes on any
+# number of devices that a pipeline has.
 MAX_ACTIONS = 1 << 20
 
 

@@ -1,7 +1,7 @@
-"""JSON from anybody: nested so far and no further, every key once.
+"""JSON from untrusted sources: limited nesting, and no repeated keys.
 
-Python's own reader stops at the interpreter's recursion limit, which is another in every version
-and may be anywhere in the caller's stack; and of two equal keys it keeps the last.
+Python's own reader stops at the interpreter's recursion limit, which differs between versions and
+depends on the caller's stack. For repeated keys, Python's reader keeps the last value.
 """
 
 import json
@@ -10,9 +10,9 @@ from collections import Counter
 from itertools import accumulate
 from typing import Any
 
-# Lists and objects within each other. A plan has 3, what is saved with a checkpoint a few dozen.
+# Levels of lists and objects. A plan has 3 levels, the index of a checkpoint a few dozen.
 MAX_NESTING = 200
-# A hundred bytes each, once they are read.
+# A value takes about a hundred bytes once it is read.
 MAX_VALUES = 1 << 23
 
 STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
@@ -25,8 +25,8 @@ def read_json(text: str, *, finite: bool = True, max_values: int = MAX_VALUES) -
 
     Args:
         text: One value of JSON.
-        finite: Whether NaN and Infinity, which are not JSON but Python's, are refused.
-        max_values: How many values it may hold, in lists and objects as well as by itself.
+        finite: Whether NaN and Infinity, an extension of Python to JSON, are refused.
+        max_values: The largest number of values, counting lists, objects and their contents.
 
     Raises:
         ValueError: The text is not JSON, is nested too deeply, has too many values, or repeats a
@@ -38,18 +38,18 @@ def read_json(text: str, *, finite: bool = True, max_values: int = MAX_VALUES) -
 
 
 def require_plausible(text: str, max_values: int = MAX_VALUES) -> None:
-    """Refuses a text of JSON whose values would take many times its own size, or nest too deeply.
+    """Refuses a text of JSON with too many values or levels.
 
-    What it looks at takes less than the text, and none of it is made a value.
+    The check uses less memory than the text and does not make values.
     """
     marks = STRING.sub("", text).encode("utf-8", "replace").translate(None, NOT_MARKS)
-    # Each value follows one of these, but for the first.
+    # Each value except the first follows one of these marks.
     count = 1 + marks.count(b",") + marks.count(b"[") + marks.count(b"{")
     if count > max_values:
-        raise ValueError(f"the JSON has too many values: {max_values} are read, got {count}")
+        raise ValueError(f"the JSON has too many values: at most {max_values}, got {count}")
     brackets = marks.translate(None, b",")
     if max(accumulate(map(STEP.__getitem__, brackets)), default=0) > MAX_NESTING:
-        raise ValueError(f"the JSON is nested too deeply: {MAX_NESTING} levels are read")
+        raise ValueError(f"the JSON is nested too deeply: at most {MAX_NESTING} levels are allowed")
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -163,13 +163,13 @@ def require_cells(text: str) -> None:
     num_others = num_cells - num_transfers
     if num_transfers > 2 * num_others:
         raise ValueError(
-            f"{num_transfers} transfers are too many for {num_others} other cells: an action has "
-            "at most two"
+            f"{num_transfers} transfers are too many for {num_others} other cells. An action has "
+            "at most two transfers"
         )
 
 
 def lines_of(text: str) -> Iterator[list[str]]:
-    """The cells of every line, one line after another: together they take many times the text."""
+    """The cells, line by line: all cells at once take many times the memory of the text."""
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         for number, cells in enumerate(reader, start=1):
@@ -181,21 +181,21 @@ def lines_of(text: str) -> Iterator[list[str]]:
 
 
 class Row:
-    """What a line says, without bubbles and without what is done once for a stage.
+    """The contents of a line, without bubbles and without cells that occur once for a stage.
 
-    Iterates over its cells, which are made as they are asked for: a file may have millions.
+    Iteration makes the cells one by one, because a file may have millions.
 
     Args:
-        line: Its number.
-        texts: Its cells.
+        line: The number of the line.
+        texts: The cells of the line.
 
     Attributes:
-        num_actions: A pair counts twice.
-        last_microbatch: Of its actions; 0 where it has none.
-        has_transfers: Whether it has sends or receives.
+        num_actions: The number of actions; a pair counts twice.
+        last_microbatch: The last microbatch of the actions; 0 for a line without actions.
+        has_transfers: Whether the line has sends or receives.
 
     Raises:
-        ValueError: A cell says nothing that a plan can have.
+        ValueError: A cell is not part of the format.
     """
 
     def __init__(self, line: int, texts: Sequence[str]) -> None:
@@ -227,11 +227,11 @@ class Row:
             yield Cell(self._line, number, item)
 
     def slots(self) -> Iterator[Slot]:
-        """What it computes."""
+        """The actions and pairs of the line."""
         return (item for item in self._items if not isinstance(item, Transfer))
 
     def actions(self) -> list[Action]:
-        """What it computes, one by one."""
+        """The actions of the line, one by one."""
         return [action for slot in self.slots() for action in slot]
 
     def pairs(self) -> list[int]:
@@ -271,7 +271,7 @@ def placement_of(rows: Sequence[Row]) -> Placement:
 
 
 def refuse_stage(stage: int, owner: int, row: Row) -> NoReturn:
-    """Says where a stage stands on a second line."""
+    """Raises ValueError if a stage is on a second line."""
     where = next(
         cell.where
         for cell in row

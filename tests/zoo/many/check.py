@@ -1,4 +1,4 @@
-"""What becomes of a model on a pipeline: whether it equals the plain model, or is refused."""
+"""The outcome of a model on a pipeline: equal to the plain model, or refused."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -19,12 +19,12 @@ MICROBATCHES = 2
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of it.
+    """The outcome of a model.
 
     Attributes:
-        kind: "equal but for ties" where stages share parameters and each collects a sum of its own,
-            which are added in the end; "wrong" where any bit differs from what is documented.
-        detail: what the refusal says, or which value differs first and by how much.
+        kind: "equal but for ties" if stages share parameters and the sums of the stages are added
+            at the end; "wrong" if any bit differs from the documented result.
+        detail: the message of the refusal, or the first value that differs and by how much.
     """
 
     kind: Kind

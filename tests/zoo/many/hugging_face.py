@@ -21,7 +21,7 @@ TOKENS = 16
 VOCABULARY = 99
 PIXELS = 32
 
-# What a configuration calls its sizes. Each is given those that it has.
+# The names of sizes in configurations. Each configuration gets the sizes that it has.
 SMALL: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "embed_dim", "dim", "embedding_size"), 32),
     **dict.fromkeys(("intermediate_size", "d_ff", "n_inner", "ffn_dim", "hidden_dim"), 64),

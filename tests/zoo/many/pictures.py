@@ -1,4 +1,4 @@
-"""What models of vision are fed."""
+"""The inputs of vision models."""
 
 from collections.abc import Callable
 from contextlib import suppress
