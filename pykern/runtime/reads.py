@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..torch_private import TorchDispatchMode
+from ..trace.reach import places_of
 from .cut import tensors_of
 
 
@@ -41,7 +42,7 @@ class Reads(TorchDispatchMode):
 
     def after(self, value: Any) -> None:
         """A call has returned this."""
-        self._returned.append({storage._cdata for storage in _storages(tensors_of(value))})
+        self._returned.append(memory_of(value))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -72,6 +73,17 @@ class Unread(nullcontext[None]):
         """A call has returned this."""
         del value
         self.crossed.add(len(self.crossed))
+
+
+def memory_of(value: Any) -> set[int]:
+    """The addresses of the storages of the tensors in a tree."""
+    return {storage._cdata for storage in _storages(tensors_of(value))}
+
+
+def memory_kept_by(modules: Iterable[nn.Module]) -> set[int]:
+    """The addresses of the storages that modules can reach outside parameters and buffers."""
+    held = [each for place in places_of(modules).values() for each in place.read().values()]
+    return memory_of([each for each in held if isinstance(each, Tensor)])
 
 
 def _storages(tree: Any) -> Iterator[torch.UntypedStorage]:

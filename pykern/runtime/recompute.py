@@ -282,7 +282,7 @@ def _watched(
             following = (values[-1],)
     changed = buffers.changed()
     buffers.keep_only(changed)
-    seen = watch.seen(changed)
+    seen = watch.seen(changed, modules)
     segments = seen.segments(by_layer=by_layer)
     if seen.overwrites or any(seen.keeps):
         # R would call a layer for the second time that B calls for the third, or has no input.

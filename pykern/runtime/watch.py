@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 
 from .. import _C
@@ -16,7 +16,7 @@ from ..torch_private import pop_hooks, push_hooks, top_hooks
 from .buffers import Names
 from .cut import hidden_in, tensors_of, version_of
 from .graph import saved_by
-from .reads import Reads, Unread
+from .reads import Reads, Unread, memory_kept_by, memory_of
 
 Edge = tuple[Node, int]
 
@@ -116,8 +116,18 @@ class Watch:
         self._returned.append([(tensor, version_of(tensor)) for tensor in tensors])
         self.reads.after(value)
 
-    def seen(self, changed: Names) -> Seen:
-        """What has been seen after the last call."""
+    def seen(self, changed: Names, modules: Iterable[nn.Module]) -> Seen:
+        """The result, after the last call.
+
+        Args:
+            changed: the buffers that the calls have changed.
+            modules: those of the calls. One that keeps an alias of a result (`y.detach()`) may be
+                read by the next call, which looks like a read of the result.
+        """
+        kept = memory_kept_by(modules)
+        for call, returned in enumerate(self._returned):
+            if not kept.isdisjoint(memory_of([tensor for tensor, _ in returned])):
+                self._crossed.add(call)
         num_calls = len(self._keeps)
         crossed = self._crossed | self.reads.crossed
         can_cut = [

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+import pykern
 from pykern.trace import CutError
 from tests.trace.passing import (
     DICT,
@@ -80,6 +81,51 @@ def test_more_stages_and_recompute(devices: int, recompute: Any) -> None:
 def test_within_a_stage_that_is_recomputed(recompute: Any) -> None:
     get, put = WAYS["attribute"]
     assert_same(chain(get, detached(put), reader=1), 2, recompute=recompute)
+
+
+class Keeps(nn.Linear):
+    """Keeps an alias of its result."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        result = super().forward(x).tanh()
+        self.kept = result.detach()
+        return result
+
+
+class ReadsKept(nn.Linear):
+    """Reads the alias that the layer before it keeps."""
+
+    def __init__(self, width: int, before: Keeps) -> None:
+        super().__init__(width, width)
+        self.before = [before]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.before[0].kept
+
+
+@pytest.mark.parametrize("recompute", [None, "layer", "stage"])
+def test_an_alias_of_a_result_within_a_stage(recompute: Any) -> None:
+    torch.manual_seed(0)
+    keeps = Keeps(4, 4)
+    model = nn.Sequential(keeps, ReadsKept(4, keeps), nn.Linear(4, 1))
+    x = torch.randn(8, 4)
+    for part in x.chunk(4):
+        (model(part).pow(2).mean() / 4).backward()
+    expected = [parameter.grad for parameter in model.parameters()]
+    with pykern.Pipeline(
+        model,
+        devices="cpu:1",
+        schedule="gpipe",
+        microbatches=4,
+        loss_fn=lambda y: y.pow(2).mean(),
+        recompute=recompute,
+    ) as pipe:
+        # The first step looks at what layers read, the second uses that.
+        for _ in range(2):
+            model.zero_grad()
+            pipe.step(x)
+            found = [parameter.grad for parameter in model.parameters()]
+            assert all(map(torch.equal, found, expected))
 
 
 def test_backwards_from_a_later_stage() -> None:
