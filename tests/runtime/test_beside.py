@@ -111,7 +111,7 @@ def test_an_alias_of_a_result_within_a_stage(recompute: Any) -> None:
     x = torch.randn(8, 4)
     for part in x.chunk(4):
         (model(part).pow(2).mean() / 4).backward()
-    expected = [parameter.grad for parameter in model.parameters()]
+    expected: list[Any] = [parameter.grad for parameter in model.parameters()]
     with pykern.Pipeline(
         model,
         devices="cpu:1",
@@ -124,7 +124,7 @@ def test_an_alias_of_a_result_within_a_stage(recompute: Any) -> None:
         for _ in range(2):
             model.zero_grad()
             pipe.step(x)
-            found = [parameter.grad for parameter in model.parameters()]
+            found: list[Any] = [parameter.grad for parameter in model.parameters()]
             assert all(map(torch.equal, found, expected))
 
 
