@@ -114,7 +114,8 @@ def test_peers_are_compared_and_timed(gpu: None) -> None:
     wanted = ["plain loop", "pykern eager", "pykern graph"]
     if "step" not in figures["errors"]:
         wanted.append("pykern step")
-    wanted.append("torch runtime, 1 process")
+    if torch.__version__ >= "2.13":
+        wanted.append("torch runtime, 1 process")
     older = {"torchgpipe": "torchgpipe", "fairscale": "fairscale Pipe"}
     for name, contender in older.items():
         if importlib.util.find_spec(name):
