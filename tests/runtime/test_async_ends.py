@@ -200,7 +200,7 @@ def test_a_failure_drops_what_is_in_flight_and_the_next_step_begins_anew(
             pipe.step(x, target=y)
         notes = "\n".join(caught.value.__notes__)
         assert "raised in stage 2, microbatch" in notes
-        assert "go on from the last checkpoint" in notes
+        assert "Resume from the last checkpoint" in notes
         del caught
         fails.on.clear()
         assert pipe.flush() is None

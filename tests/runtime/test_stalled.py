@@ -183,7 +183,7 @@ def test_a_timeout_is_a_number_of_seconds(timeout: Any) -> None:
 
 
 END = """
-import sys, threading, time
+import contextlib, sys, threading, time
 from pathlib import Path
 import torch
 from torch import nn
@@ -201,7 +201,10 @@ except pykern.PipelineStalled:
     print("stalled")
 
 def names():
-    return [Path(task, "comm").read_text() for task in Path("/proc/self/task").iterdir()]
+    for task in Path("/proc/self/task").iterdir():
+        # A thread may end between the two looks: it has no name any more.
+        with contextlib.suppress(OSError):
+            yield Path(task, "comm").read_text()
 
 class Late:
     # The last objects to go, when Python has begun to shut down.
