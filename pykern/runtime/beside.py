@@ -169,13 +169,13 @@ class _Watch:
             self._again.owner = around
 
     def _has_read(self, storage: UntypedStorage, origin: Origin) -> None:
-        """What an F has read, its backward may read."""
+        """Lets the backward of a microbatch read the tensors that its F has read."""
         turn = self._follow.owner
         assert isinstance(turn, _Turn)
         self._read[turn.microbatch].add((storage._cdata, origin.owner))
 
     def _refuse_again(self, storage: UntypedStorage, origin: Origin, _: str) -> None:
-        """What a backward reads of another microbatch, unless the F of its own read the same."""
+        """Refuses a read of another microbatch's tensor that the F of this one has not read."""
         turn, owner = self._again.owner, origin.owner
         assert isinstance(turn, _Turn)
         if not isinstance(owner, _Turn) or owner.stage != turn.stage:

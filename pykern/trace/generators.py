@@ -1,4 +1,4 @@
-"""What a forward draws without torch while it is recorded."""
+"""Random numbers that a forward draws without torch while it is recorded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Generators:
         self.look()
 
     def look(self) -> None:
-        """What has been drawn up to here is of no more concern."""
+        """Ignores the draws made so far."""
         self._marks = [one.mark() for one in self._watched]
 
     def require_same(self, where: str = "") -> None:

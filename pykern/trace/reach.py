@@ -106,7 +106,7 @@ def _visit_function(function: types.FunctionType, found: dict[int, Place], depth
 
 
 def _reader(thing: Any) -> Callable[[], Mapping[Any, Any]] | None:
-    """What tells what is in a thing; None where that is nothing of the model's."""
+    """A function that returns the contents of a thing; None if the thing is foreign."""
     if isinstance(thing, dict | list | tuple):
         kind = next(kind for kind in (dict, list, tuple) if isinstance(thing, kind))
         # Some make what is asked of them.
@@ -144,7 +144,7 @@ def _is_foreign(thing: Any) -> bool:
 
 
 def named(place: Place, key: object) -> str:
-    """What stands at a key of a place, for a message."""
+    """The name of the value at a key of a place, for a message."""
     return _joined(place.name, place.holder, key)
 
 
