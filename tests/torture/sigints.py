@@ -111,8 +111,8 @@ def cases(seed: int, number: int, module: str = "tests.torture.sigint_child") ->
 CAMPAIGN = Campaign(
     promise=(
         "A real SIGINT at any time during steps, streams, recording, construction and checkpoints "
-        "raises KeyboardInterrupt in the caller. The process neither aborts nor hangs, and the "
-        "next step is bitwise right."
+        "raises KeyboardInterrupt in the caller; Python prints one that arrives in a finalizer. "
+        "The process neither aborts nor hangs, and the next step is bitwise right."
     ),
     case=cases,
     seconds=120.0,
