@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import pykern
 from pykern import Budget, schedules
-from pykern.live_bytes import LiveBytes
+from pykern.budget.live_bytes import LiveBytes
 from pykern.models import gpt, llama, next_token_loss
 from pykern.runtime.recompute import LEVELS, Level
 

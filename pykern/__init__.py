@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .budget import Budget
-    from .clipping import clip_grad_norm_
-    from .cut_report import explain_cut
+    from .optimizers.clipping import clip_grad_norm_
     from .optimizers.host import HostOptimizer
     from .optimizers.zero import ZeroOptimizer
     from .parallel.errors import PeerError
+    from .partition.report import explain_cut
     from .pipeline import Pipeline
     from .plan import Plan, PlanError
     from .runtime.microbatch import SplitError
@@ -53,8 +53,8 @@ _HOME = {
     "Verify": ".verify",
     "VerifyError": ".verify",
     "ZeroOptimizer": ".optimizers.zero",
-    "clip_grad_norm_": ".clipping",
-    "explain_cut": ".cut_report",
+    "clip_grad_norm_": ".optimizers.clipping",
+    "explain_cut": ".partition.report",
 }
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..checkpoint.optimizer_state import Kept
-from ..pipeline import Pipeline
+from ..pipeline.pipeline import Pipeline
 from ..runtime.stage import Stage
 from ..tensors.dtensor import is_dtensor
 from .mirror import Mirror, Part

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from ..partition import Partition
+from ..partition.balance import Partition
 from ..plan import Plan
 from ..plan.files.json_form import to_json
 from ..tensors.dtensor import local

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from ..partition import Partition
+from ..partition.balance import Partition
 from ..plan import Plan
 from ..runtime.executor import Executor
 from ..runtime.recorder import Capture

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from .. import _C
-from ..devices import Lane
 from ..tensors.trees import all_tensors
 from ..torch_private import release_pool
+from .devices import Lane
 
 # How many queues the hardware serves at once, 8 if nothing is said. More streams than queues are
 # still right, but work waits for other work that it does not need.

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from .. import _C
-from ..devices import Lane
 from ..plan import Action, Kind, Plan, Timeline
 from .batch import Batch, Call, Outputs
+from .devices import Lane
 from .flow import Flow, OpenBatch
 from .gpu_flow import GpuFlow
 from .host_link import HostLink

@@ -11,7 +11,6 @@ from itertools import pairwise
 import torch
 
 from .. import _C
-from ..devices import Lane
 from ..plan import Kind, Plan, Timeline
 from ..trace.routes import BATCH, Direct
 from ..user_code import warn
@@ -19,6 +18,7 @@ from . import cuda
 from .batch import Batch
 from .capture import Recording
 from .crossing import Crossing, Ring, Transfer, carrier_of
+from .devices import Lane
 from .host_link import GpuLink
 from .loss import Losses
 from .recorder import Capture, Recorder

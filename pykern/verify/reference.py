@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import _C
-from ..chain import Chain
+from ..partition.chain import Chain
 from ..runtime import microbatch
 from ..runtime.batch import Batch
 from ..runtime.loss import InOnePass, Losses

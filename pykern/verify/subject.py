@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..chain import Chain, RecordedChain
-from ..partition import Partition
+from ..partition.balance import Partition
+from ..partition.chain import Chain, RecordedChain
 from ..plan import Plan
 from ..runtime.batch import Batch
 from ..runtime.buffers import modules_in

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from .. import _C
-from ..chain import Chain, RecordedChain
-from ..partition import Partition
+from ..partition.balance import Partition
+from ..partition.chain import Chain, RecordedChain
 from ..plan import Plan
 from ..runtime.batch import Batch, Outputs
 from ..runtime.executor import Executor, Program

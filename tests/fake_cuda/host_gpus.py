@@ -18,9 +18,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pykern import _C
-from pykern.devices import Lane
 from pykern.runtime import cuda
 from pykern.runtime.cuda import Graph
+from pykern.runtime.devices import Lane
 from pykern.runtime.landing import memory_of
 from tests.fake_cuda.beside import Beside, End, Pairs
 from tests.fake_cuda.fake import FakeCuda, Range

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import pykern
-from pykern.level_costs import Held, Kept, Rebuilt, StageCosts
+from pykern.budget.level_costs import Held, Kept, Rebuilt, StageCosts
 from pykern.parallel import texts
 from pykern.parallel.agreement import require_alike
 from pykern.parallel.exchange import Message

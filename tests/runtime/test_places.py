@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pykern.layers import place_layers, refuse_foreign_devices
 from pykern.partition import partition
+from pykern.partition.layers import place_layers, refuse_foreign_devices
 from pykern.runtime.layer_copies import copy_layers
 from pykern.runtime.loss import Losses
 from pykern.runtime.replica import Replica

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...once import once
-from ...pipeline import Pipeline
+from ...pipeline.pipeline import Pipeline
 from ...plan import Plan
 from ...runtime.batch import Batch, Call
 from ...runtime.loss import Losses

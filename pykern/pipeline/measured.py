@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 
-from .adopted import Adopted
-from .parallel.data import DataParallel
-from .plan import Costs, Plan, Timeline, simulate, with_reductions
-from .runtime.executor import Executor, Program
-from .runtime.stage import Stage
+from ..parallel.data import DataParallel
+from ..plan import Costs, Plan, Timeline, simulate, with_reductions
+from ..runtime.executor import Executor, Program
+from ..runtime.stage import Stage
+from .model_face import Adopted
 from .step_costs import mean_costs
 
 

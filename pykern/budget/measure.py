@@ -16,17 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..plan import Kind
+from ..runtime.layer_copies import copy_layers
+from ..runtime.microbatch import to_device
+from ..runtime.passage import Passage
+from ..runtime.random import StepSeed
+from ..runtime.recompute import INPUTS, Level
+from ..runtime.stage import Finish, Stage, connect
+from ..tensors.trees import map_tensors
 from .level_costs import Held, Kept, Rebuilt, StageCosts
 from .live_bytes import LiveBytes
-from .plan import Kind
-from .runtime.layer_copies import copy_layers
-from .runtime.microbatch import to_device
-from .runtime.passage import Passage
-from .runtime.random import StepSeed
-from .runtime.recompute import INPUTS, Level
-from .runtime.stage import Finish, Stage, connect
-from .runtime.trial import Trial
-from .tensors.trees import map_tensors
+from .trial import Trial
 
 _REPEATS = 3
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from ._C import Candidate
-from ._C import search as _search
-from .plan import Action, Kind, Memory, Plan, simulate
+from .._C import Candidate
+from .._C import search as _search
+from ..plan import Action, Kind, Memory, Plan, simulate
 from .search import Found
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from .. import _C
 from ..modes import random_states, set_states
-from .buffers import modules_in
-from .graph import leaves_of
-from .random import NoteOwn
-from .stage import Ends, Finish, Stage
+from ..runtime.buffers import modules_in
+from ..runtime.graph import leaves_of
+from ..runtime.random import NoteOwn
+from ..runtime.stage import Ends, Finish, Stage
 
 
 class Trial:

@@ -8,10 +8,10 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ._C import WORK_PER_MS, Candidate
-from ._C import search as _search
-from .plan import Costs, Kind, Memory, Placement, Plan, require_counts
-from .schedules import by_name
+from .._C import WORK_PER_MS, Candidate
+from .._C import search as _search
+from ..plan import Costs, Kind, Memory, Placement, Plan, require_counts
+from ..schedules import by_name
 
 # Of the stages of one device: round and round, or down the devices and back up.
 LOOPS = (1, 2, 4)

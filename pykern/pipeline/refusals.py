@@ -8,11 +8,11 @@ from typing import Any
 from torch import nn
 from torch.distributed import ProcessGroup
 
-from .layers import refuse_inside
-from .parallel.data import refuse_foreign_loss
-from .plan import Plan
-from .runtime.loss import Loss
-from .runtime.replica import refuse_replicas, refuse_trained_loss
+from ..parallel.data import refuse_foreign_loss
+from ..partition.layers import refuse_inside
+from ..plan import Plan
+from ..runtime.loss import Loss
+from ..runtime.replica import refuse_replicas, refuse_trained_loss
 
 
 def refuse_others(

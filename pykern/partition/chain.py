@@ -10,16 +10,16 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
+from ..runtime.batch import Call
+from ..runtime.keywords import keywords_of
+from ..trace import Traced
+from ..trace.opened import whole_by_names
+from ..trace.origins import Origins
+from ..trace.routes import Direct
+from .balance import Balance, Partition, partition
 from .layers import named_layers, refuse_hooks
-from .partition import Balance, Partition, partition
 from .profile import as_in_training
-from .runtime.batch import Call
-from .runtime.keywords import keywords_of
 from .split_points import SplitAt, counts_at, names_of, whole_names
-from .trace import Traced
-from .trace.opened import whole_by_names
-from .trace.origins import Origins
-from .trace.routes import Direct
 
 
 class Chain:

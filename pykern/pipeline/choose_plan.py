@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from . import schedules, search
-from .plan import Kind, Plan, with_reductions
-from .plan.files.proved import MAX_ACTIONS
-from .plan.parts import Parts
-from .plan.shares import Shares
-from .runtime.executor import KINDS
+from .. import schedules
+from ..plan import Kind, Plan, with_reductions
+from ..plan.files.proved import MAX_ACTIONS
+from ..plan.parts import Parts
+from ..plan.shares import Shares
+from ..runtime.executor import KINDS
+from ..search import search
 
 Schedule = str | Plan | Callable[..., Plan]
 

@@ -10,22 +10,22 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .choice import Schedule, choose_parts
-from .devices import Lane
-from .layers import refuse_shared
+from ..modes import as_before
+from ..partition.balance import Partition
+from ..partition.layers import refuse_shared
+from ..plan import Kind, Timeline
+from ..plan.parts import Parts
+from ..plan.shares import Shares
+from ..runtime.batch import Batch
+from ..runtime.devices import Lane
+from ..runtime.executor import Driver, Executor
+from ..runtime.layer_copies import refuse_to_copy, trains
+from ..runtime.stage import Stage
+from ..runtime.stage_optimizers import MakeOptimizer, make_optimizer
+from ..runtime.unflushed import KINDS, Unflushed
+from ..runtime.workers import Workers
+from .choose_plan import Schedule, choose_parts
 from .measured import Measured
-from .modes import as_before
-from .partition import Partition
-from .plan import Kind, Timeline
-from .plan.parts import Parts
-from .plan.shares import Shares
-from .runtime.batch import Batch
-from .runtime.executor import Driver, Executor
-from .runtime.layer_copies import refuse_to_copy, trains
-from .runtime.stage import Stage
-from .runtime.stage_optimizers import MakeOptimizer, make_optimizer
-from .runtime.unflushed import KINDS, Unflushed
-from .runtime.workers import Workers
 
 # What may stand beside such a schedule, of what a pipeline can be given.
 _ALLOWED: Mapping[str, Sequence[object]] = {

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .tensors.trees import all_tensors
-from .torch_private import TorchDispatchMode
+from ..tensors.trees import all_tensors
+from ..torch_private import TorchDispatchMode
 
 
 class LiveBytes(TorchDispatchMode):

@@ -6,8 +6,8 @@ from typing import Any, Self
 
 from torch import nn
 
-from .chain import Chain, RecordedChain
-from .runtime.loss import Loss
+from ..partition.chain import Chain, RecordedChain
+from ..runtime.loss import Loss
 
 # The attributes of a module that hold its contents and the hooks of its state.
 _SHARED = (

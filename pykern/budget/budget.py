@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
+from ..plan import Kind, Plan
+from ..runtime.loss import Loss, Losses
+from ..runtime.microbatch import batch_size
+from ..runtime.recompute import INPUTS, Level
+from ..runtime.stage import Stage
 from .fit import Fitted, fit
 from .level_costs import StageCosts
 from .measure import measure
-from .plan import Kind, Plan
-from .runtime.loss import Loss, Losses
-from .runtime.microbatch import batch_size
-from .runtime.recompute import INPUTS, Level
-from .runtime.stage import Stage
 
 _KEEP_BITS: tuple[Level, ...] = ("none", "ops", *INPUTS)
 

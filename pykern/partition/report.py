@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import nn
 
+from ..modes import as_before
+from ..tensors.trees import all_tensors
+from ..trace import CutError, Untouched, why_whole
 from .chain import RecordedChain
-from .modes import as_before
 from .split_points import SplitAt, names_of, whole_names
-from .tensors.trees import all_tensors
-from .trace import CutError, Untouched, why_whole
 
 
 def explain_cut(

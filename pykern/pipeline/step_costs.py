@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from .plan import Costs, Kind, Span, Timeline
+from ..plan import Costs, Kind, Span, Timeline
 
 
 def mean_costs(timeline: Timeline, copies: Timeline, num_stages: int) -> Costs:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from itertools import accumulate
 
+from ..plan import Action, Kind, Plan
 from .level_costs import Held, StageCosts, StageLevel
-from .plan import Action, Kind, Plan
 
 _BACKWARD = (Kind.B, Kind.I)
 _Key = tuple[Kind, int, int]

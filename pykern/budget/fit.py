@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from ..plan import Action, Costs, Kind, Memory, Plan, Timeline, simulate, with_recompute
 from .fit_memory import most_held
 from .level_costs import StageCosts, StageLevel, costs_of, memory_of
-from .plan import Action, Costs, Kind, Memory, Plan, Timeline, simulate, with_recompute
 
 _BACKWARD = (Kind.B, Kind.I)
 

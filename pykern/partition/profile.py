@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from .modes import as_before, same_numbers
-from .tensors.trees import all_tensors, flatten, map_tensors
+from ..modes import as_before, same_numbers
+from ..tensors.trees import all_tensors, flatten, map_tensors
 
 
 def layer_times_ns(layers: Sequence[nn.Module], sample: Any, repeats: int = 5) -> list[int]:

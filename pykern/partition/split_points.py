@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TypeAlias
 
-from .trace import CutError
+from ..trace import CutError
 
 # Names of the layers that stages begin with; or of layers with a `SplitPoint` of
 # torch.distributed.pipelining, or "BEGINNING" or "END", each.

@@ -12,39 +12,39 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from .budget import Budget
-from .chain import call_of, max_stages, open_model, share_out
-from .choice import Schedule, choose_plan
-from .devices import Devices, parse_devices
-from .fit import Fitted
-from .layers import make_stages, place_layers, refuse_foreign_devices
-from .level_costs import StageCosts
-from .levels import Levels, Recompute, choose_levels
-from .modes import as_before
-from .parallel.agreement import alike
-from .parallel.data import DataParallel, data_group
-from .parallel.first import of_first
-from .parallel.groups import Peers
-from .parallel.likeness import likeness
-from .parallel.tensor import TensorParallelism, open_tensor
-from .partition import Balance, Partition
-from .plan import Kind
-from .plan.shares import Shares
+from ..budget.budget import Budget
+from ..budget.fit import Fitted
+from ..budget.level_costs import StageCosts
+from ..modes import as_before
+from ..parallel.agreement import alike
+from ..parallel.data import DataParallel, data_group
+from ..parallel.first import of_first
+from ..parallel.groups import Peers
+from ..parallel.likeness import likeness
+from ..parallel.tensor import TensorParallelism, open_tensor
+from ..partition.balance import Balance, Partition
+from ..partition.chain import call_of, max_stages, open_model, share_out
+from ..partition.layers import make_stages, place_layers, refuse_foreign_devices
+from ..partition.split_points import SplitAt
+from ..plan import Kind
+from ..plan.shares import Shares
+from ..runtime import microbatch
+from ..runtime.batch import Batch, Call, Outputs
+from ..runtime.batch_norm import DeferredBatchNorm, OrderOfUpdates
+from ..runtime.beside import Beside
+from ..runtime.devices import Devices, parse_devices
+from ..runtime.executor import Driver, Program, open_driver
+from ..runtime.finite import CheckFinite, Checks
+from ..runtime.in_order import InOrder
+from ..runtime.loss import Loss, Losses, scale_of
+from ..runtime.recorder import Capture
+from ..runtime.stage import Stage
+from ..runtime.stage_optimizers import MakeOptimizer
+from ..verify import Verify, open_verify, parse_verify
+from .asynchronous import Updates, Updating, choose_updates, refuse_layers
+from .choose_levels import Levels, Recompute, choose_levels
+from .choose_plan import Schedule, choose_plan
 from .refusals import refuse_others, refuse_unsummed
-from .runtime import microbatch
-from .runtime.batch import Batch, Call, Outputs
-from .runtime.batch_norm import DeferredBatchNorm, OrderOfUpdates
-from .runtime.beside import Beside
-from .runtime.executor import Driver, Program, open_driver
-from .runtime.finite import CheckFinite, Checks
-from .runtime.in_order import InOrder
-from .runtime.loss import Loss, Losses, scale_of
-from .runtime.recorder import Capture
-from .runtime.stage import Stage
-from .runtime.stage_optimizers import MakeOptimizer
-from .split_points import SplitAt
-from .updating import Updates, Updating, choose_updates, refuse_layers
-from .verify import Verify, open_verify, parse_verify
 
 
 class Pipeline(Updating):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .plan import Costs, Kind, Memory
+from ..plan import Costs, Kind, Memory
 
 
 @dataclass(frozen=True)
