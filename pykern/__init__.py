@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .optimizers.clipping import clip_grad_norm_
     from .optimizers.host import HostOptimizer
     from .optimizers.zero import ZeroOptimizer
-    from .parallel.errors import PeerError
+    from .parallel.peers.errors import PeerError
     from .partition.report import explain_cut
     from .pipeline import Pipeline
     from .plan import Plan, PlanError
@@ -44,7 +44,7 @@ _HOME = {
     "Budget": ".budget",
     "CutError": ".trace",
     "HostOptimizer": ".optimizers.host",
-    "PeerError": ".parallel.errors",
+    "PeerError": ".parallel.peers.errors",
     "Pipeline": ".pipeline",
     "PipelineStalled": ".runtime.stalled",
     "Plan": ".plan",

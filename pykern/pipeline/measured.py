@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 
-from ..parallel.data import DataParallel
+from ..parallel.data.data import DataParallel
 from ..plan import Costs, Plan, Timeline, simulate, with_reductions
 from ..runtime.executor import Executor, Program
 from ..runtime.stage import Stage

@@ -16,12 +16,12 @@ from ..budget.budget import Budget
 from ..budget.fit import Fitted
 from ..budget.level_costs import StageCosts
 from ..modes import as_before
-from ..parallel.agreement import alike
-from ..parallel.data import DataParallel, data_group
-from ..parallel.first import of_first
-from ..parallel.groups import Peers
-from ..parallel.likeness import likeness
-from ..parallel.tensor import TensorParallelism, open_tensor
+from ..parallel.data.data import DataParallel, data_group
+from ..parallel.peers.agreement import alike
+from ..parallel.peers.first import of_first
+from ..parallel.peers.groups import Peers
+from ..parallel.peers.likeness import likeness
+from ..parallel.tensor.tensor import TensorParallelism, open_tensor
 from ..partition.balance import Balance, Partition
 from ..partition.chain import call_of, max_stages, open_model, share_out
 from ..partition.layers import make_stages, place_layers, refuse_foreign_devices

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.distributed import ProcessGroup
 
-from ..parallel.data import refuse_foreign_loss
+from ..parallel.data.data import refuse_foreign_loss
 from ..partition.layers import refuse_inside
 from ..plan import Plan
 from ..runtime.loss import Loss

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Tensor, nn
 
-from ..tensors.dtensor import is_dtensor
-from ..trace import CutError
+from ...tensors.dtensor import is_dtensor
+from ...trace import CutError
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle

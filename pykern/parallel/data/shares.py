@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from ..peers.waiting import Pending
 from .buckets import GradientSum, flat_gradients, set_gradient, size_of
-from .waiting import Pending
 
 
 class GradientShare(GradientSum):

@@ -12,19 +12,19 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from ..partition.balance import Partition
-from ..plan import Plan
-from ..runtime.executor import Executor
-from ..runtime.recorder import Capture
-from ..runtime.stage import Stage
-from ..tensors.dtensor import settle_gradient
-from ..tensors.trees import leaves_of
-from .agreement import agreed_group, digest_of, values_digest
-from .errors import Around, PeerError, SlicesLost, is_of_peers, shown
-from .exchange import Message, exchange
-from .groups import Peers, give_back, group_of, meeting
-from .lanes import Lanes
-from .refused import refuse_budget
+from ...partition.balance import Partition
+from ...plan import Plan
+from ...runtime.executor import Executor
+from ...runtime.recorder import Capture
+from ...runtime.stage import Stage
+from ...tensors.dtensor import settle_gradient
+from ...tensors.trees import leaves_of
+from ..peers.agreement import agreed_group, digest_of, values_digest
+from ..peers.errors import Around, PeerError, SlicesLost, is_of_peers, shown
+from ..peers.exchange import Message, exchange
+from ..peers.groups import Peers, give_back, group_of, meeting
+from ..refused import refuse_budget
+from .meshes import Lanes
 from .slices import Slice, Styles, find_slices, refuse_distributed
 
 # The processes, and what is sliced in which way.

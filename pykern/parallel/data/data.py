@@ -15,18 +15,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from ..plan import Kind, Plan, Span, Timeline
-from ..runtime.layer_copies import trains
-from ..runtime.recorder import Capture
-from ..runtime.stage import Stage
-from .agreement import agreed_group, values_digest
+from ...plan import Kind, Plan, Span, Timeline
+from ...runtime.layer_copies import trains
+from ...runtime.recorder import Capture
+from ...runtime.stage import Stage
+from ..peers.agreement import agreed_group, values_digest
+from ..peers.errors import Around, PeerError, is_of_peers, shown
+from ..peers.exchange import Message, exchange
+from ..peers.groups import Peers, give_back, group_of, lane_groups, meeting, timeout_of
+from ..peers.waiting import Pending
+from ..refused import refuse_main_grads
 from .buckets import GradientSum
-from .errors import Around, PeerError, is_of_peers, shown
-from .exchange import Message, exchange
-from .groups import Peers, give_back, group_of, lane_groups, meeting, timeout_of
-from .refused import refuse_main_grads
 from .shares import Owners
-from .waiting import Pending
 
 
 def data_group(peers: Peers, capture: Capture) -> ProcessGroup:

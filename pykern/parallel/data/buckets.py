@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from ..tensors.dtensor import local
-from .waiting import Pending
+from ...tensors.dtensor import local
+from ..peers.waiting import Pending
 
 # Small gradients go together, because each collective takes time of its own; but not all of a
 # stage's, so that one bucket is made while another is under way.

@@ -17,13 +17,13 @@ from typing import Any
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..plan import Kind
-from ..runtime.executor import Run
-from ..runtime.stage import Stage
-from ..tensors.dtensor import is_dtensor
-from ..tensors.trees import leaves_of
-from .errors import SlicesLost, is_of_peers, shown
-from .groups import give_back, lane_groups, timeout_of
+from ...plan import Kind
+from ...runtime.executor import Run
+from ...runtime.stage import Stage
+from ...tensors.dtensor import is_dtensor
+from ...tensors.trees import leaves_of
+from ..peers.errors import SlicesLost, is_of_peers, shown
+from ..peers.groups import give_back, lane_groups, timeout_of
 
 
 class Lanes:

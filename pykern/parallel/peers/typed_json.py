@@ -12,7 +12,7 @@ from enum import Enum
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from ..plan.files.strict_json import read_json, shown
+from ...plan.files.strict_json import read_json, shown
 
 Value = TypeVar("Value")
 
