@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from .partition.report import explain_cut
     from .pipeline import Pipeline
     from .plan import Plan, PlanError
+    from .runtime.cpu.stalled import PipelineStalled
     from .runtime.microbatch import SplitError
-    from .runtime.stalled import PipelineStalled
     from .trace import CutError
     from .verify import Verify, VerifyError
 
@@ -46,7 +46,7 @@ _HOME = {
     "HostOptimizer": ".optimizers.host",
     "PeerError": ".parallel.peers.errors",
     "Pipeline": ".pipeline",
-    "PipelineStalled": ".runtime.stalled",
+    "PipelineStalled": ".runtime.cpu.stalled",
     "Plan": ".plan",
     "PlanError": ".plan",
     "SplitError": ".runtime.microbatch",

@@ -11,8 +11,8 @@ from typing import Any
 from ..plan import Kind, Plan
 from ..runtime.loss import Loss, Losses
 from ..runtime.microbatch import batch_size
-from ..runtime.recompute import INPUTS, Level
-from ..runtime.stage import Stage
+from ..runtime.recompute.recompute import INPUTS, Level
+from ..runtime.stage.stage import Stage
 from .fit import Fitted, fit
 from .level_costs import StageCosts
 from .measure import measure

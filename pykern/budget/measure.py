@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from ..plan import Kind
-from ..runtime.layer_copies import copy_layers
 from ..runtime.microbatch import to_device
-from ..runtime.passage import Passage
-from ..runtime.random import StepSeed
-from ..runtime.recompute import INPUTS, Level
-from ..runtime.stage import Finish, Stage, connect
+from ..runtime.random.eager import StepSeed
+from ..runtime.recompute.recompute import INPUTS, Level
+from ..runtime.stage.layer_copies import copy_layers
+from ..runtime.stage.stage import Finish, Stage, connect
+from ..runtime.stage.transport import Passage
 from ..tensors.trees import map_tensors
 from .level_costs import Held, Kept, Rebuilt, StageCosts
 from .live_bytes import LiveBytes

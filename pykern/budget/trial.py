@@ -11,10 +11,10 @@ from torch import Tensor
 
 from .. import _C
 from ..modes import random_states, set_states
-from ..runtime.buffers import modules_in
-from ..runtime.graph import leaves_of
-from ..runtime.random import NoteOwn
-from ..runtime.stage import Ends, Finish, Stage
+from ..runtime.autograd.graph import leaves_of
+from ..runtime.random.eager import NoteOwn
+from ..runtime.recompute.buffers import modules_in
+from ..runtime.stage.stage import Ends, Finish, Stage
 
 
 class Trial:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from ..runtime.batch import Call
-from ..runtime.keywords import keywords_of
+from ..runtime.stage.keywords import keywords_of
 from ..trace import Traced
 from ..trace.opened import whole_by_names
 from ..trace.origins import Origins

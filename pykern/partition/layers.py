@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from ..runtime.layer_copies import refuse_to_copy
-from ..runtime.stage import Stage
+from ..runtime.stage.layer_copies import refuse_to_copy
+from ..runtime.stage.stage import Stage
 from .balance import Partition
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")

@@ -16,14 +16,14 @@ from ..partition.layers import refuse_shared
 from ..plan import Kind, Timeline
 from ..plan.parts import Parts
 from ..plan.shares import Shares
+from ..runtime.asynchronous.executor import KINDS, Unflushed
+from ..runtime.asynchronous.optimizers import MakeOptimizer, make_optimizer
 from ..runtime.batch import Batch
+from ..runtime.cpu.workers import Workers
 from ..runtime.devices import Lane
 from ..runtime.executor import Driver, Executor
-from ..runtime.layer_copies import refuse_to_copy, trains
-from ..runtime.stage import Stage
-from ..runtime.stage_optimizers import MakeOptimizer, make_optimizer
-from ..runtime.unflushed import KINDS, Unflushed
-from ..runtime.workers import Workers
+from ..runtime.stage.layer_copies import refuse_to_copy, trains
+from ..runtime.stage.stage import Stage
 from .choose_plan import Schedule, choose_parts
 from .measured import Measured
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..plan import Action, Costs, Kind, Memory, Plan, peak_bytes, with_recompute
-from ..runtime.recompute import INPUTS, LEVELS, Level
+from ..runtime.recompute.recompute import INPUTS, LEVELS, Level
 
 # One level for all stages, or an entry for each: a level, or one for each microbatch.
 Recompute = Level | Sequence[Level | Sequence[Level | None] | None] | None

@@ -8,8 +8,9 @@ from functools import partial
 
 from ..parallel.data.data import DataParallel
 from ..plan import Costs, Plan, Timeline, simulate, with_reductions
-from ..runtime.executor import Executor, Program
-from ..runtime.stage import Stage
+from ..runtime.driver import Program
+from ..runtime.executor import Executor
+from ..runtime.stage.stage import Stage
 from .model_face import Adopted
 from .step_costs import mean_costs
 

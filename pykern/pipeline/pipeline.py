@@ -29,17 +29,18 @@ from ..partition.split_points import SplitAt
 from ..plan import Kind
 from ..plan.shares import Shares
 from ..runtime import microbatch
+from ..runtime.asynchronous.optimizers import MakeOptimizer
 from ..runtime.batch import Batch, Call, Outputs
-from ..runtime.batch_norm import DeferredBatchNorm, OrderOfUpdates
-from ..runtime.beside import Beside
 from ..runtime.devices import Devices, parse_devices
-from ..runtime.executor import Driver, Program, open_driver
-from ..runtime.finite import CheckFinite, Checks
+from ..runtime.driver import Program
+from ..runtime.executor import Driver, open_driver
+from ..runtime.features.batch_norm import DeferredBatchNorm, OrderOfUpdates
+from ..runtime.features.beside import Beside
+from ..runtime.features.finite import CheckFinite, Checks
+from ..runtime.gpu.capture.policy import Capture
 from ..runtime.in_order import InOrder
 from ..runtime.loss import Loss, Losses, scale_of
-from ..runtime.recorder import Capture
-from ..runtime.stage import Stage
-from ..runtime.stage_optimizers import MakeOptimizer
+from ..runtime.stage.stage import Stage
 from ..verify import Verify, open_verify, parse_verify
 from .asynchronous import Updates, Updating, choose_updates, refuse_layers
 from .choose_levels import Levels, Recompute, choose_levels

@@ -12,7 +12,7 @@ from ..parallel.data.data import refuse_foreign_loss
 from ..partition.layers import refuse_inside
 from ..plan import Plan
 from ..runtime.loss import Loss
-from ..runtime.replica import refuse_replicas, refuse_trained_loss
+from ..runtime.stage.replica import refuse_replicas, refuse_trained_loss
 
 
 def refuse_others(

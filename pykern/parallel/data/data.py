@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from ...plan import Kind, Plan, Span, Timeline
-from ...runtime.layer_copies import trains
-from ...runtime.recorder import Capture
-from ...runtime.stage import Stage
+from ...runtime.gpu.capture.policy import Capture
+from ...runtime.stage.layer_copies import trains
+from ...runtime.stage.stage import Stage
 from ..peers.agreement import agreed_group, values_digest
 from ..peers.errors import Around, PeerError, is_of_peers, shown
 from ..peers.exchange import Message, exchange

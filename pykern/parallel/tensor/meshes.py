@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ...plan import Kind
 from ...runtime.executor import Run
-from ...runtime.stage import Stage
+from ...runtime.stage.stage import Stage
 from ...tensors.dtensor import is_dtensor
 from ...tensors.trees import leaves_of
 from ..peers.errors import SlicesLost, is_of_peers, shown

@@ -15,8 +15,8 @@ from torch.distributed import ProcessGroup
 from ...partition.balance import Partition
 from ...plan import Plan
 from ...runtime.executor import Executor
-from ...runtime.recorder import Capture
-from ...runtime.stage import Stage
+from ...runtime.gpu.capture.policy import Capture
+from ...runtime.stage.stage import Stage
 from ...tensors.dtensor import settle_gradient
 from ...tensors.trees import leaves_of
 from ..peers.agreement import agreed_group, digest_of, values_digest
