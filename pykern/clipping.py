@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .dtensor import local, whole
+from .tensors.dtensor import local, whole
 
 # Parameters whose gradients are in one of several processes each, with anything.
 shared_out = WeakTensorKeyDictionary()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import nn
 
 from .chain import RecordedChain
 from .modes import as_before
 from .split_points import SplitAt, names_of, whole_names
+from .tensors.trees import all_tensors
 from .trace import CutError, Untouched, why_whole
 
 
@@ -53,7 +53,7 @@ def explain_cut(
 def _places(chain: RecordedChain, sample: Any) -> Iterator[tuple[str, str, str, str]]:
     value: Any = chain.first_input(sample)
     for name, layer in chain.layers.items():
-        tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+        tensors = all_tensors(value)
         num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         size = sum(parameter.numel() for parameter in layer.parameters())
         yield name, f"{size:,}", f"{len(tensors)}", f"{num_bytes:,}"

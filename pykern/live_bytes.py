@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from .tensors.trees import all_tensors
 from .torch_private import TorchDispatchMode
 
 
@@ -44,10 +44,10 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        for tensor in _tensors((args, kwargs)):
+        for tensor in all_tensors((args, kwargs)):
             self._note(tensor, is_new=False)
         result = func(*args, **kwargs)
-        for tensor in _tensors(result):
+        for tensor in all_tensors(result):
             self._note(tensor, is_new=True)
         return result
 
@@ -69,7 +69,3 @@ class LiveBytes(TorchDispatchMode):
             known = self._known.get(key)
             if known is not None and known() is None:
                 del self._known[key]
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]

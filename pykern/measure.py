@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from .level_costs import Held, Kept, Rebuilt, StageCosts
 from .live_bytes import LiveBytes
@@ -27,6 +26,7 @@ from .runtime.random import StepSeed
 from .runtime.recompute import INPUTS, Level
 from .runtime.stage import Finish, Stage, connect
 from .runtime.trial import Trial
+from .tensors.trees import map_tensors
 
 _REPEATS = 3
 
@@ -178,7 +178,7 @@ class _Chain:
         for stage in self._stages:
             stage.begin(1, seed, finish, [level])
         # A layer may write into what it is given.
-        self._stages[0].enter([pytree.tree_map_only(Tensor, _leaf, self._arguments)])
+        self._stages[0].enter([map_tensors(_leaf, self._arguments)])
         try:
             for stage in self._stages:
                 around((Kind.F, stage.index), partial(stage.forward, 0))

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .modes import as_before, same_numbers
+from .tensors.trees import all_tensors, flatten, map_tensors
 
 
 def layer_times_ns(layers: Sequence[nn.Module], sample: Any, repeats: int = 5) -> list[int]:
@@ -105,7 +105,7 @@ def _same(tensor: Tensor) -> Tensor:
 
 
 def _check_on_cpu(layers: Sequence[nn.Module], sample: Any) -> None:
-    tensors = [leaf for leaf in tree_leaves(sample) if isinstance(leaf, Tensor)]
+    tensors = all_tensors(sample)
     for layer in layers:
         tensors += [*layer.parameters(), *layer.buffers()]
     for tensor in tensors:
@@ -117,13 +117,13 @@ def _run(layer: nn.Module, sample: Any) -> tuple[int, Any]:
     """One forward and backward: nanoseconds, and the output as the next layer's sample."""
     state: dict[str, Tensor] = {name: buffer.clone() for name, buffer in layer.named_buffers()}
     state |= {name: _fresh_leaf(parameter) for name, parameter in layer.named_parameters()}
-    leaves = tree_map_only(Tensor, _fresh_leaf, sample)
+    leaves = map_tensors(_fresh_leaf, sample)
     # A layer may work in place, which autograd forbids on a leaf and the sample must not see.
-    inputs = tree_map_only(Tensor, torch.clone, leaves)
+    inputs = map_tensors(torch.clone, leaves)
     start = time.perf_counter_ns()
     output = functional_call(layer, state, (inputs,))
-    results = [leaf for leaf in tree_leaves(output) if _wants_gradient(leaf)]
-    sources = [leaf for leaf in [*state.values(), *tree_leaves(leaves)] if _wants_gradient(leaf)]
+    results = [leaf for leaf in flatten(output)[0] if _wants_gradient(leaf)]
+    sources = [leaf for leaf in [*state.values(), *flatten(leaves)[0]] if _wants_gradient(leaf)]
     if results and sources:
         ones = [torch.ones_like(result) for result in results]
         torch.autograd.grad(results, sources, ones, allow_unused=True)

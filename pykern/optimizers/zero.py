@@ -15,12 +15,12 @@ from torch.optim import Optimizer
 from ..checkpoint import CheckpointError
 from ..checkpoint.optimizer_state import Kept
 from ..clipping import clip_by, norm_of, require_norm, shared_out
-from ..dtensor import is_dtensor, local
 from ..parallel.data import DataParallel
 from ..parallel.errors import shown
 from ..parallel.texts import text_of
 from ..parallel.typed_json import from_text, to_text
 from ..pipeline import Pipeline
+from ..tensors.dtensor import is_dtensor, local
 from .gathering import states_of_all
 from .settings import settings_of
 

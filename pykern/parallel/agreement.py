@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from ..dtensor import local
 from ..partition import Partition
 from ..plan import Plan
 from ..plan.files.json_form import to_json
+from ..tensors.dtensor import local
 from .errors import PeerError
 from .groups import control_group, give_back
 from .texts import texts_of_all

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from ..dtensor import local
+from ..tensors.dtensor import local
 from .waiting import Pending
 
 # Small gradients go together, because each collective takes time of its own; but not all of a

@@ -17,11 +17,11 @@ from typing import Any
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..dtensor import is_dtensor
 from ..plan import Kind
 from ..runtime.executor import Run
 from ..runtime.stage import Stage
-from ..trace.values import leaves_of
+from ..tensors.dtensor import is_dtensor
+from ..tensors.trees import leaves_of
 from .errors import SlicesLost, is_of_peers, shown
 from .groups import give_back, lane_groups, timeout_of
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Tensor, nn
 
-from ..dtensor import is_dtensor
+from ..tensors.dtensor import is_dtensor
 from ..trace import CutError
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from ..dtensor import settle_gradient
 from ..partition import Partition
 from ..plan import Plan
 from ..runtime.executor import Executor
 from ..runtime.recorder import Capture
 from ..runtime.stage import Stage
-from ..trace.values import leaves_of
+from ..tensors.dtensor import settle_gradient
+from ..tensors.trees import leaves_of
 from .agreement import agreed_group, digest_of, values_digest
 from .errors import Around, PeerError, SlicesLost, is_of_peers, shown
 from .exchange import Message, exchange

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from .. import _C
 from ..kernels.head_loss import new_gradient
 from ..plan import Action, Kind, Plan
+from ..tensors.trees import all_tensors, map_tensors, tensors_of
 from . import microbatch
 from .batch import Batch
 from .crossing import Ring, Transfer, num_bytes_of
@@ -100,7 +100,7 @@ class Recording:
         assert isinstance(batch.finish, Losses)
         kept = (self._inputs, self._target, self._scale)
         given = (batch.inputs, batch.target, batch.finish.scale)
-        for static, value in zip(_tensors(kept), _tensors(given), strict=True):
+        for static, value in zip(all_tensors(kept), all_tensors(given), strict=True):
             static.copy_(value, non_blocking=True)
         self._load_seeds()
         zeroed = []
@@ -207,13 +207,15 @@ class Recording:
         """What comes to an F from its own lane: the batch's rows, or what the stage before made."""
         transfers = []
         if stage == 0:
-            transfers += _transfers(self._twins[0].inputs[slot], _unique(self._input_parts[number]))
+            transfers += _transfers(
+                self._twins[0].inputs[slot], tensors_of(self._input_parts[number])
+            )
         elif self._lane_of[stage - 1] == self._lane_of[stage]:
             made = self._twins[stage - 1].outputs[self._slot(stage - 1, number)]
             transfers += _transfers(self._twins[stage].inputs[slot], made)
         if stage + 1 == len(self._twins):
-            targets = _tensors(self._target_parts[number])
-            transfers += _transfers(_tensors(self._targets[slot]), targets)
+            targets = all_tensors(self._target_parts[number])
+            transfers += _transfers(all_tensors(self._targets[slot]), targets)
         seeds = self._twins[stage].seeds[slot]
         return transfers + _transfers([seeds], [self._seeds[stage][number]])
 
@@ -313,15 +315,7 @@ def _copy_to(tree: Any, device: torch.device) -> Any:
             copied = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
         return copied.copy_(tensor.detach())
 
-    return pytree.tree_map_only(Tensor, copy, tree)
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-
-def _unique(tree: Any) -> list[Tensor]:
-    return list({id(tensor): tensor for tensor in _tensors(tree)}.values())
+    return map_tensors(copy, tree)
 
 
 def _transfers(places: Sequence[Tensor | None], made: Sequence[Tensor | None]) -> list[Transfer]:

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from .. import _C
 from ..plan import Action, Kind
+from ..tensors.trees import map_tensors
 from .cuda import Gpus
 from .cut import copy_in_graph
 from .landing import copy_of, span
@@ -190,7 +190,7 @@ class Crossing(Passage):
         def own(tensor: Tensor) -> Tensor:
             return copy_in_graph(tensor) if self._ring.owns(tensor) else tensor
 
-        return pytree.tree_map_only(Tensor, own, output)
+        return map_tensors(own, output)
 
     def _own(self, tensor: Tensor) -> Tensor:
         return copy_of(tensor) if self._ring.owns(tensor) else tensor

@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from .. import _C
 from ..devices import Lane
+from ..tensors.trees import all_tensors
 from ..torch_private import release_pool
 
 # How many queues the hardware serves at once, 8 if nothing is said. More streams than queues are
@@ -103,9 +103,9 @@ class Gpus:
         """Has the callers' streams wait for the mark, and use an output that was made aside."""
         for gpu, event in zip(self._unique, mark, strict=True):
             torch.cuda.current_stream(gpu).wait_event(event)
-        for leaf in pytree.tree_leaves(output):
-            if isinstance(leaf, Tensor) and leaf.is_cuda:
-                leaf.record_stream(torch.cuda.current_stream(leaf.device))
+        for tensor in all_tensors(output):
+            if tensor.is_cuda:
+                tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
     def active(self, lane: int) -> AbstractContextManager[object]:
         """Makes the lane's GPU and stream current."""

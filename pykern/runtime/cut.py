@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
-from ..trace.values import flatten
+from ..tensors.trees import flatten, map_tensors, tensors_of, unflatten
 
 # In bytes: where allocators begin.
 _BORDER = 64
@@ -54,13 +53,7 @@ def cut(
     handed = {id(tensor): leaf for tensor, leaf in pairs}
     values = [handed.get(id(value), value) for value in values]
     outputs = [tensor for tensor in unique if tensor.requires_grad]
-    return Cut(pytree.tree_unflatten(values, spec), outputs, leaves)
-
-
-def tensors_of(value: Any) -> list[Tensor]:
-    """The tensors in a tree, each once."""
-    leaves = flatten(value)[0]
-    return list({id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor)}.values())
+    return Cut(unflatten(values, spec), outputs, leaves)
 
 
 def hidden_in(value: Any) -> list[object]:
@@ -86,7 +79,7 @@ def copies(value: Any) -> Any:
             made[id(tensor)] = copy_in_graph(tensor)
         return made[id(tensor)]
 
-    return pytree.tree_map_only(Tensor, copy, value)
+    return map_tensors(copy, value)
 
 
 def copy_in_graph(tensor: Tensor) -> Tensor:

@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
-from ..dtensor import local
 from ..plan import Kind
+from ..tensors.dtensor import local
+from ..tensors.trees import with_paths
 from ..trace import Segment
 from .recompute import Calls
 from .stage import Stage
@@ -117,6 +117,6 @@ def require_finite(tensor: Tensor, what: str, where: str) -> None:
 
 
 def _require_finite_in(value: Any, what: str, where: str) -> None:
-    for path, leaf in pytree.tree_flatten_with_path(value)[0]:
+    for path, leaf in with_paths(value):
         if isinstance(leaf, Tensor):
-            require_finite(leaf, what + pytree.keystr(path), where)
+            require_finite(leaf, what + path, where)

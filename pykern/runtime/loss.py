@@ -9,9 +9,9 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from ..kernels.head_loss import WithGradients
+from ..tensors.trees import all_tensors
 from .finite import require_finite
 from .microbatch import to_device
 
@@ -170,5 +170,4 @@ def _device_of(output: Any) -> torch.device:
     """Where the first tensor of an output is."""
     if isinstance(output, Tensor):
         return output.device
-    tensors = (leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor))
-    return next((tensor.device for tensor in tensors), torch.device("cpu"))
+    return next((tensor.device for tensor in all_tensors(output)), torch.device("cpu"))

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as global_hooks
-from torch.utils import _pytree as pytree
 
 from ..plan import Kind, Plan
+from ..tensors.trees import all_tensors, flatten
 from .batch import Batch
 from .carry import CallerState
 from .loss import Losses
@@ -74,7 +74,7 @@ def refuse_batch(batch: Batch) -> None:
         raise CannotCapture(
             "what the model's forward does with the microbatches of one batch differs"
         )
-    for leaf in pytree.tree_leaves((batch.inputs, batch.target)):
+    for leaf in flatten((batch.inputs, batch.target))[0]:
         if isinstance(leaf, Tensor):
             if leaf.requires_grad:
                 raise CannotCapture(
@@ -143,7 +143,7 @@ def signature(batch: Batch, stages: Sequence[Stage]) -> tuple[Any, ...] | None:
         return None
     if caller.function_modes or caller.dispatch_modes:
         return None
-    leaves, spec = pytree.tree_flatten((batch.inputs, batch.target))
+    leaves, spec = flatten((batch.inputs, batch.target))
     described = (*map(_described, leaves), getattr(batch.finish, "scale", None) is not None)
     settings = tuple(stage.settings for stage in stages)
     autocast = tuple(caller.autocast)
@@ -165,8 +165,8 @@ def _described(leaf: Any) -> tuple[Any, ...]:
 
 def shapes(batch: Batch) -> str:
     """The batch's shapes, for a message."""
-    leaves = pytree.tree_leaves((batch.inputs, batch.target))
-    texts = [str(tuple(leaf.shape)) for leaf in leaves if isinstance(leaf, Tensor)]
+    tensors = all_tensors((batch.inputs, batch.target))
+    texts = [str(tuple(tensor.shape)) for tensor in tensors]
     return f"{', '.join(texts)} in microbatches of {', '.join(map(str, sorted(set(batch.rows))))}"
 
 

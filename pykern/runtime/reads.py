@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
+from ..tensors.trees import all_tensors, tensors_of
 from ..torch_private import TorchDispatchMode
 from ..trace.reach import places_of
-from .cut import tensors_of
 
 
 class Reads(TorchDispatchMode):
@@ -87,6 +86,6 @@ def memory_kept_by(modules: Iterable[nn.Module]) -> set[int]:
 
 
 def _storages(tree: Any) -> Iterator[torch.UntypedStorage]:
-    for leaf in pytree.tree_leaves(tree):
-        if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
-            yield leaf.untyped_storage()
+    for tensor in all_tensors(tree):
+        if tensor.layout is torch.strided:
+            yield tensor.untyped_storage()

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from ..kernels import levels as kernels
 from ..kernels import seeds
+from ..tensors.trees import tensors_of
 from .buffers import Buffers, modules_in, names_in
-from .cut import Cut, copies, cut, tensors_of
+from .cut import Cut, copies, cut
 from .random import Begins, OwnState, repeat
 from .watch import Seen, Segment, Watch, without_saved_tensors_hooks
 from .whole_state import Whole

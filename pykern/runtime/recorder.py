@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from .. import _C
 from ..plan import Plan
+from ..user_code import warn
 from .batch import Batch
 from .capture import Recording
 from .contents import Contents
@@ -32,7 +32,6 @@ Capture = bool | Literal["auto", "step"]
 
 # This many steps in a row whose layers are set otherwise than in the one before are no accident.
 _TOO_MANY = 4
-_TO_THE_USER = 8
 
 
 class Recorder:
@@ -170,8 +169,7 @@ class Recorder:
     def _warn(self, why: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            # As from the line that calls the pipeline.
-            warnings.warn(f"pykern: steps run without CUDA graphs: {why}", stacklevel=_TO_THE_USER)
+            warn(f"steps run without CUDA graphs: {why}")
 
 
 def _written(parameter: Tensor) -> tuple[Tensor | None, int]:

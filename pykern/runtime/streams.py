@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -15,6 +14,7 @@ from .. import _C
 from ..devices import Lane
 from ..plan import Kind, Plan, Timeline
 from ..trace.routes import BATCH, Direct
+from ..user_code import warn
 from . import cuda
 from .batch import Batch
 from .capture import Recording
@@ -114,11 +114,9 @@ class Streams:
         detours = sorted((a, b) for a, b in ends if not lanes.reaches(a, b))
         if detours:
             names = ", ".join(f"{a} to {b}" for a, b in detours)
-            # As from the line that makes the pipeline.
-            warnings.warn(
-                f"pykern: these devices of the plan do not reach each other's memory: {names}. "
-                "Copies go through pinned memory of the host, which is slow",
-                stacklevel=4,
+            warn(
+                f"these devices of the plan do not reach each other's memory: {names}. "
+                "Copies go through pinned memory of the host, which is slow"
             )
 
     def host_link(self, device: int) -> GpuLink:

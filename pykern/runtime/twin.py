@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from ..kernels.seeds import provided
 from ..plan import Kind
+from ..tensors.trees import map_tensors
 from .crossing import Ring, as_bytes
 from .graph import leaves_of
 from .loss import Losses
@@ -102,7 +102,7 @@ class Twin(Passage):
                     self._leaves[slot].append(places[id(tensor)].requires_grad_())
             return places[id(tensor)]
 
-        self._arguments[slot] = pytree.tree_map_only(Tensor, place, arguments)
+        self._arguments[slot] = map_tensors(place, arguments)
 
     def expect(self, slot: int, gradients: Sequence[Tensor | None]) -> None:
         """Makes room for such gradients of the outputs."""

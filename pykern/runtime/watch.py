@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 
 from .. import _C
+from ..tensors.trees import tensors_of
 from ..torch_private import pop_hooks, push_hooks, top_hooks
 from .buffers import Names
-from .cut import hidden_in, tensors_of, version_of
+from .cut import hidden_in, version_of
 from .graph import saved_by
 from .reads import Reads, Unread, memory_kept_by, memory_of
 

@@ -14,10 +14,10 @@ from ..partition import Partition
 from ..plan import Plan
 from ..runtime.batch import Batch
 from ..runtime.buffers import modules_in
-from ..runtime.cut import tensors_of
 from ..runtime.loss import Losses
 from ..runtime.random import default_generator
 from ..runtime.stage import Stage
+from ..tensors.trees import tensors_of
 from .errors import Origin
 from .snapshot import Snapshot, gradients_of
 
