@@ -61,6 +61,11 @@ class Losses:
         # Asked once: it takes as long as a small action.
         self._is_in_one_pass = isinstance(loss_fn, InOnePass)
 
+    @property
+    def knows_gradients(self) -> bool:
+        """Whether gradients are made here, of the shape and type of their outputs."""
+        return not self._is_in_one_pass
+
     def __call__(
         self, microbatch: int, output: Any, once: bool
     ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
@@ -74,7 +79,9 @@ class Losses:
         if self._targets is None:
             loss = self.function(output)
         else:
-            target = to_device(self._targets[microbatch], _device_of(output))
+            target = self._targets[microbatch]
+            if not (type(target) is type(output) is Tensor and target.is_cpu and output.is_cpu):
+                target = to_device(target, _device_of(output))
             # What adds to gradients must not happen twice.
             if once and self._is_in_one_pass:
                 function = cast(InOnePass, self.function)
@@ -100,13 +107,19 @@ class Losses:
                 f"the loss of microbatch {microbatch} does not require grad: it depends on nothing "
                 "that trains"
             )
-        self._keep(microbatch, loss.detach())
+        kept = loss.detach()
+        if self._must_be_finite:
+            self._require_finite(microbatch, kept)
+        self._losses[microbatch] = kept
         return (loss,), (self._gradient(microbatch, loss),)
 
     def _keep(self, microbatch: int, loss: Tensor) -> None:
         if self._must_be_finite:
-            require_finite(loss, "the loss", f"the last stage, microbatch {microbatch}")
+            self._require_finite(microbatch, loss)
         self._losses[microbatch] = loss
+
+    def _require_finite(self, microbatch: int, loss: Tensor) -> None:
+        require_finite(loss, "the loss", f"the last stage, microbatch {microbatch}")
 
     def _gradient(self, microbatch: int, loss: Tensor) -> Tensor:
         """One for each: two stages that end on one GPU could not share it without waiting."""
@@ -147,7 +160,10 @@ class Losses:
         for weight, group in groupby(ran, key=itemgetter(1)):
             terms += (torch.stack([loss.to(home) for loss, _ in group]) * weight).unbind()
         first, *others = terms
-        return sum(others, first)
+        total = first.clone()
+        for term in others:
+            total += term
+        return total
 
 
 def scale_of(scaler: object, device: torch.device) -> Tensor | None:
