@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
 
-from ..dtensor import is_dtensor
+from ..tensors.dtensor import is_dtensor
 from .errors import CheckpointError
 from .model_state import fit_model, tensors_of
 from .optimizer_state import fit_optimizer, named_state

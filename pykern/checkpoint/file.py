@@ -27,9 +27,9 @@ except ImportError as error:
         "checkpoints are safetensors files: pip install 'pykern-runtime[checkpoint]'"
     ) from error
 
-from ..dtensor import is_dtensor, whole
 from ..plan.files.json_form import checksum, require_equal, require_keys
 from ..plan.files.strict_json import MAX_VALUES, read_json, require_plausible, shown
+from ..tensors.dtensor import is_dtensor, whole
 from . import disk
 from .errors import CheckpointError
 from .form import described

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from ..dtensor import local, sliced_like
 from ..plan.files.strict_json import shown
+from ..tensors.dtensor import local, sliced_like
 from .errors import CheckpointError
 from .file import Tensors, digest, require_storable
 from .form import require_like, require_names

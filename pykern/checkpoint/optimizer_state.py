@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..dtensor import sliced_like
 from ..plan.files.strict_json import shown
+from ..tensors.dtensor import sliced_like
 from .errors import CheckpointError
 from .form import described, require_form, require_names
 from .model_state import Commit, parameters_of

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..dtensor import is_dtensor
+from ..tensors.dtensor import is_dtensor
 from .errors import CheckpointError
 
 

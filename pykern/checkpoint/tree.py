@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..dtensor import is_dtensor
 from ..plan.files.strict_json import MAX_NESTING, shown
+from ..tensors.dtensor import is_dtensor
 from .errors import CheckpointError
 
 _PLAIN = (type(None), bool, int, float, str)

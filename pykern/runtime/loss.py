@@ -9,10 +9,10 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from ..kernels.head_loss import WithGradients
-from .finite import require_finite
+from ..tensors.finite import require_finite
+from ..tensors.trees import all_tensors
 from .microbatch import to_device
 
 Loss = Callable[..., Tensor]
@@ -217,5 +217,4 @@ def _device_of(output: Any) -> torch.device:
     """Where the first tensor of an output is."""
     if isinstance(output, Tensor):
         return output.device
-    tensors = (leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor))
-    return next((tensor.device for tensor in tensors), torch.device("cpu"))
+    return next((tensor.device for tensor in all_tensors(output)), torch.device("cpu"))

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
-from ..trace.values import flatten
+from ..tensors.trees import flatten, unflatten, with_paths
 
 
 class SplitError(ValueError):
@@ -68,7 +67,7 @@ def split(tree: Any, rows: Sequence[int]) -> list[Any]:
     if spec.is_leaf():
         return [tree] * len(rows)
     columns = split(tuple(leaves), rows)
-    return [pytree.tree_unflatten(list(column), spec) for column in columns]
+    return [unflatten(list(column), spec) for column in columns]
 
 
 def to_device(tree: Any, device: torch.device) -> Any:
@@ -87,7 +86,7 @@ def to_device(tree: Any, device: torch.device) -> Any:
     leaves, spec = flatten(tree)
     if spec.is_leaf():
         return tree
-    return pytree.tree_unflatten([to_device(leaf, device) for leaf in leaves], spec)
+    return unflatten([to_device(leaf, device) for leaf in leaves], spec)
 
 
 def merge(parts: Sequence[Any], weights: Sequence[float]) -> Any:
@@ -111,7 +110,7 @@ def merge(parts: Sequence[Any], weights: Sequence[float]) -> Any:
     if any(other != spec for _, other in flat):
         raise SplitError("the outputs of the microbatches have different structures")
     columns = zip(*(leaves for leaves, _ in flat), strict=True)
-    return pytree.tree_unflatten([_join(column, weights) for column in columns], spec)
+    return unflatten([_join(column, weights) for column in columns], spec)
 
 
 def _join(column: Sequence[Any], weights: Sequence[float]) -> Any:
@@ -151,10 +150,10 @@ def _leaves(tree: Any) -> Iterator[Any]:
 
 def _disagreement(tree: Any, rows: int) -> SplitError:
     """Names the first tensor that has another number of rows than those before it."""
-    for path, leaf in pytree.tree_flatten_with_path(tree)[0]:
+    for path, leaf in with_paths(tree):
         if isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.size(0) != rows:
             return SplitError(
-                f"tensor {pytree.keystr(path)} of the batch has {leaf.size(0)} rows (shape "
+                f"tensor {path} of the batch has {leaf.size(0)} rows (shape "
                 f"{tuple(leaf.shape)}), but those before it have {rows}: every tensor is cut "
                 "along dimension 0, so all must have the same number of rows there"
             )

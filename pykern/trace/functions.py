@@ -1,13 +1,12 @@
-"""What is known of torch's functions by their names, and where in a model one is called."""
+"""What is known of torch's functions by their names."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..user_code import user_line
 from .errors import CutError
 
 # What tells of a tensor without looking at its values.
@@ -37,9 +36,6 @@ RANDOM = frozenset(
 _BACKWARDS = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 _HOOKS = frozenset(("register_hook", "register_post_accumulate_grad_hook"))
 
-_HERE = str(Path(__file__).parent)
-_TORCH = str(Path(torch.__file__).parent)
-
 
 def name_of(function: Any) -> str:
     """What a function is called; of the reading of a tensor's property, what that is called."""
@@ -49,27 +45,16 @@ def name_of(function: Any) -> str:
     return str(name)
 
 
-def line() -> str:
-    """The line of the model's code that is running."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        path = frame.f_code.co_filename
-        if not path.startswith((_HERE, _TORCH)):
-            break
-        frame = frame.f_back
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-
-
 def refuse_autograd(function: Any, name: str) -> None:
     """Refuses what looks at, or changes, a graph that stages cut."""
     whole = "within a module that stays whole (whole=[...])"
     if function in _BACKWARDS:
         raise CutError(
-            f"{line()} runs a backward (torch.autograd) in the forward, through a graph that "
+            f"{user_line()} runs a backward (torch.autograd) in the forward, through a graph that "
             f"stages cut: keep all that it runs through {whole}, or do it in loss_fn"
         )
     if name in _HOOKS:
         raise CutError(
-            f"{line()} registers a hook for a gradient ({name}), which would not be repeated for "
-            f"each microbatch: do it {whole}, or write an autograd function"
+            f"{user_line()} registers a hook for a gradient ({name}), which would not be repeated "
+            f"for each microbatch: do it {whole}, or write an autograd function"
         )

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from ..user_code import user_line
 from .errors import CutError
-from .functions import line
 from .reach import named, places_of
 from .sources import Source, everyones, source_of
 
@@ -43,7 +43,7 @@ class Generators:
         for one, mark in zip(self._watched, self._marks, strict=True):
             if one.mark() != mark:
                 raise CutError(
-                    f"the forward draws random numbers from {one.name} ({where or line()}, or "
+                    f"the forward draws random numbers from {one.name} ({where or user_line()}, or "
                     "before it), which would be the sample's for ever: draw with torch, draw "
                     "outside of the model and pass it as an argument, or keep the module that "
                     "draws whole (whole=[...])"

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from ..user_code import user_line
 from .errors import CutError
-from .functions import line
 from .reach import Place, named, places_of, word_of, words_of
 
 # By the identity of a place, what is in it.
@@ -61,10 +61,10 @@ class Left:
             for at, value in place.values().items():
                 if at not in known or known[at] != value:
                     raise CutError(
-                        f"the forward sets {named(place, at)} before it calls {name} ({line()}), "
-                        "which can read it: this would not be repeated for each microbatch; pass "
-                        "it as an argument, or keep both within one module that stays whole "
-                        "(whole=[...])"
+                        f"the forward sets {named(place, at)} before it calls {name} "
+                        f"({user_line()}), which can read it: this would not be repeated for "
+                        "each microbatch; pass it as an argument, or keep both within one module "
+                        "that stays whole (whole=[...])"
                     )
 
     def after(self, module: nn.Module, name: str, *, has_read: bool) -> None:
@@ -87,7 +87,7 @@ class Left:
             for at, value in self._known[key].items():
                 if before[key].get(at) != value and word_of(place, at) in self._words:
                     raise CutError(
-                        f"{name} ({line()}) sets {named(place, at)} to what it has read of a "
+                        f"{name} ({user_line()}) sets {named(place, at)} to what it has read of a "
                         "tensor, and the forward around it names that: it would be the sample's "
                         "for ever; return it from the module as a tensor, or keep both within one "
                         "module that stays whole (whole=[...])"

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
+from ..tensors.trees import Spec, flatten, map_tree
 from .errors import CutError, UnseenTensor, Unsettled
 from .opened import (
     alike,
@@ -26,7 +26,7 @@ from .routes import Direct, everywhere
 from .state import described, state_of
 from .tape import Tape, modes_now
 from .untouched import Untouched
-from .values import flatten, held_in, map_tree
+from .values import held_in
 
 # So many programs are kept, such as for different lengths of a sequence.
 MAX_PROGRAMS = 128
@@ -199,7 +199,7 @@ class Traced:
             untouched.require()
             return tape
 
-    def _key(self, leaves: Sequence[Any], spec: pytree.TreeSpec) -> Any:
+    def _key(self, leaves: Sequence[Any], spec: Spec) -> Any:
         numbers: dict[int, int] = {}
         given = tuple(
             (numbers.setdefault(id(leaf), len(numbers)), leaf.shape, leaf.dtype, leaf.requires_grad)
@@ -296,7 +296,7 @@ class _Form:
 
     __slots__ = ("spec",)
 
-    def __init__(self, spec: pytree.TreeSpec) -> None:
+    def __init__(self, spec: Spec) -> None:
         self.spec = spec
 
     def __hash__(self) -> int:

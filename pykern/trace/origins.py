@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from ..tensors.trees import flatten
 from ..torch_private import TorchDispatchMode, is_traceable_wrapper_subclass
-from .functions import line
+from ..user_code import user_line
 from .values import PLAIN
 
 # How deep objects are looked into of which torch knows nothing.
@@ -122,7 +122,7 @@ class Follow(TorchDispatchMode):
         if varies:
             made += [storage for storage in written if storage._cdata not in self.given]
         if made and not _is_autocasts(func, args):
-            self._origins.note(made, Origin(self.owner, line(), varies))
+            self._origins.note(made, Origin(self.owner, user_line(), varies))
         return result
 
     def _read(self, tensor: Tensor, storage: torch.UntypedStorage) -> bool:
@@ -133,7 +133,7 @@ class Follow(TorchDispatchMode):
         if origin is None:
             return False
         if origin.owner != self.owner and (origin.varies or tensor.requires_grad):
-            self._look(storage, origin, line())
+            self._look(storage, origin, user_line())
         return origin.varies
 
 
@@ -177,7 +177,7 @@ def storages_of(tree: Any) -> Iterator[torch.UntypedStorage]:
 
 
 def _with_storages(tree: Any, depth: int = 0) -> Iterator[tuple[Tensor, torch.UntypedStorage]]:
-    for leaf in pytree.tree_leaves(tree):
+    for leaf in flatten(tree)[0]:
         if isinstance(leaf, Tensor):
             if leaf.layout is torch.strided and not is_traceable_wrapper_subclass(leaf):
                 yield leaf, leaf.untyped_storage()

@@ -17,15 +17,17 @@ from torch.overrides import TorchFunctionMode
 
 from .. import _C
 from ..modes import as_before, set_function_modes
+from ..tensors.trees import flatten, leaves_of, map_tree
 from ..torch_private import checkpoints_ended, function_modes, top_hooks
+from ..user_code import user_line
 from .calls import told, told_to
 from .crossings import Crossings
 from .errors import CutError, UnseenTensor
-from .functions import METADATA, RANDOM, SHAPES, line, name_of, refuse_autograd
+from .functions import METADATA, RANDOM, SHAPES, name_of, refuse_autograd
 from .generators import Generators
 from .origins import Origins, storages_of
 from .tape import Instruction, Read, Tape, modes_now, tensors_in
-from .values import PLAIN, Held, Home, Ref, flatten, leaves_of, map_tree
+from .values import PLAIN, Held, Home, Ref
 
 _T = TypeVar("_T")
 # Positional and keyword arguments.
@@ -162,7 +164,7 @@ class Recorder(TorchFunctionMode):
         for thing in foreign:
             if _holds_tensors(thing):
                 raise CutError(
-                    f"{name} is given a {type(thing).__name__} ({line()}), in which it leaves "
+                    f"{name} is given a {type(thing).__name__} ({user_line()}), in which it leaves "
                     "tensors: what passes between modules must be tensors, or tuples, lists, dicts "
                     "and dataclasses of them (for a cache of Hugging Face: use_cache=False)"
                 )
@@ -202,7 +204,7 @@ class Recorder(TorchFunctionMode):
             results,
             after,
             None if modes == self._modes else modes,
-            line(),
+            user_line(),
             rest,
             [number for number in before if number is not None],
         )
@@ -265,18 +267,16 @@ class Recorder(TorchFunctionMode):
         return self._stand_in(leaf) if isinstance(leaf, Tensor) else leaf
 
     def _stand_in(self, tensor: Tensor) -> Any:
-        number = self._numbers.get(id(tensor))
-        if number is not None:
-            return Ref(number)
-        held = self._held.get(id(tensor))
-        if held is not None:
-            return held
+        if id(tensor) in self._numbers:
+            return Ref(self._numbers[id(tensor)])
+        if id(tensor) in self._held:
+            return self._held[id(tensor)]
         origin, maker = self._crossings.maker_of(tensor)
         if tensor.requires_grad or origin is not None:
             made = "" if origin is None else f" ({origin.where})"
             raise UnseenTensor(
-                f"{line()} uses a tensor of shape {tuple(tensor.shape)} that has been made where "
-                "it is not seen, such as within a module that stays whole and keeps it as an "
+                f"{user_line()} uses a tensor of shape {tuple(tensor.shape)} that has been made "
+                "where it is not seen, such as within a module that stays whole and keeps it as an "
                 f"attribute{made}: return it from that module",
                 maker,
             )
@@ -298,12 +298,12 @@ class Recorder(TorchFunctionMode):
         late = [number for number in wanted if number not in self._early]
         if late:
             raise CutError(
-                f"{line()} reads the values of a tensor ({name_of(func)}) that the model has "
+                f"{user_line()} reads the values of a tensor ({name_of(func)}) that the model has "
                 "computed, to go on in Python: do it within a module that stays whole, or with "
                 "torch's functions"
             )
         steps = self._steps_to(wanted)
-        self._reads.append(Read(func, arguments, returned, steps, line()))
+        self._reads.append(Read(func, arguments, returned, steps, user_line()))
 
     def _steps_to(self, wanted: list[int]) -> list[Instruction]:
         needed: set[Instruction] = set()
@@ -330,7 +330,7 @@ class Recorder(TorchFunctionMode):
         if top_hooks() != self._hooks:
             raise CutError(
                 f"{name} is called within torch.utils.checkpoint or hooks for saved tensors "
-                f"({line()}), which cutting the forward there would lose: say "
+                f"({user_line()}), which cutting the forward there would lose: say "
                 "Pipeline(recompute='layer'), or checkpoint within the layer"
             )
 
@@ -346,8 +346,8 @@ class Recorder(TorchFunctionMode):
         bound = apply.__get__(None, kind)
         if any(callable(leaf) and not isinstance(leaf, type) for leaf in leaves_of((args, kwargs))):
             raise CutError(
-                f"{kind.__name__} is given a function ({line()}), whose modules and parameters "
-                "would not be seen: where it is checkpointing, say Pipeline(recompute='layer')"
+                f"{kind.__name__} is given a function ({user_line()}), whose modules would not be "
+                "seen: where it is checkpointing, say Pipeline(recompute='layer')"
             )
         with self._away():
             returned = bound(*args, **kwargs)

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ..once import once
+from ..tensors.trees import flatten, leaves_of
 from .errors import CutError, ReplayError
-from .values import Build, Held, Here, builder, flatten, held_in, key_of, leaves_of, refs_in
+from .values import Build, Held, Here, builder, held_in, key_of, refs_in
 
 # Whether gradients are on, and autocast: the device type, and its type or None where it is off.
 Modes = tuple[bool, tuple[tuple[str, torch.dtype | None], ...]]

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from ..plan import Kind
-from ..runtime.cut import tensors_of
-from ..runtime.stage import Stage
+from ..runtime.stage.stage import Stage
+from ..tensors.trees import map_tree, tensors_of
 from ..trace.routes import BATCH
-from ..trace.values import map_tree
 from .compare import Bounds, compare
 
 # By the stage that values enter, or gradients leave, and the microbatch.

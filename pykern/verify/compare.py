@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
+
+from ..tensors.trees import flatten, with_paths
 
 
 @dataclass(frozen=True)
@@ -79,13 +80,12 @@ def compare(
 
 def compare_trees(kind: str, ours: Any, plain: Any, bounds: Bounds) -> Iterator[Difference]:
     """How two trees differ, leaf by leaf."""
-    mine, spec = pytree.tree_flatten_with_path(ours)
-    theirs, other = pytree.tree_flatten_with_path(plain)
+    theirs, other = flatten(plain)
+    _, spec = flatten(ours)
     if spec != other:
         yield Difference(kind, "", f"structure {spec}, plain {other}")
         return
-    for (path, one), (_, two) in zip(mine, theirs, strict=True):
-        name = pytree.keystr(path)
+    for (name, one), two in zip(with_paths(ours), theirs, strict=True):
         if isinstance(one, Tensor) and isinstance(two, Tensor):
             found = compare(kind, name, one, two, bounds)
             if found is not None:

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pykern.dtensor import whole
+from pykern.tensors.dtensor import whole
 from tests import peers
 from tests.gpu.test_pipeline import DEVICES
 from tests.parallel.sliced import STYLES, batch_of, layers, pipeline

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 import pykern
-from pykern.dtensor import whole
+from pykern.tensors.dtensor import whole
 
 NUM_MICROBATCHES = 4
 # As the user knows the modules: layers by number.

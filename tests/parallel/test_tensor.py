@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import (
 from torch.optim import Optimizer
 
 import pykern
-from pykern.dtensor import is_dtensor, whole
+from pykern.tensors.dtensor import is_dtensor, whole
 from tests import peers
 from tests.diagonal import nightly
 from tests.parallel.reference import Reference

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import pykern
 from pykern import checkpoint
 from pykern.checkpoint import CheckpointError, dcp
-from pykern.dtensor import whole
+from pykern.tensors.dtensor import whole
 from tests import peers
 from tests.parallel.sliced import (
     assert_near,

@@ -11,7 +11,7 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleOutput, RowwiseParallel
 
 import pykern
-from pykern.dtensor import whole
+from pykern.tensors.dtensor import whole
 from pykern.trace import CutError
 from tests import peers
 from tests.diagonal import nightly

@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from pykern import torch_private
-from pykern.runtime.graph import saved_by
+from pykern.runtime.autograd.graph import saved_by
 from pykern.torch_private import NODES_LAST
 
 

@@ -53,8 +53,9 @@ def test_gradients_of_the_batch_are_not_replayed(gpus: FakeCuda) -> None:
             pipe.step(case.inputs, 1.0, target=case.target)
         launches = gpus.calls("cuGraphLaunch")
         inputs = case.inputs.clone().requires_grad_()
-        with pytest.warns(UserWarning, match="are not what was captured"):
+        with pytest.warns(UserWarning, match="are not what was captured") as given:
             pipe.step(inputs, 1.0, target=case.target)
+        assert given[0].filename == __file__
         assert gpus.calls("cuGraphLaunch") == launches
         assert inputs.grad is not None
         pipe.step(case.inputs, 1.0, target=case.target)

@@ -63,8 +63,9 @@ def test_slots_are_used_again_in_order_whatever_the_schedule(gpus: FakeCuda, pla
 def test_rings_that_grow_give_their_memory_back_when_it_is_read(gpus: FakeCuda) -> None:
     gpus.set_peer(0, 1, False)
     case = CASES["mlp"](64)
-    with pytest.warns(UserWarning, match="do not reach each other's memory"):
+    with pytest.warns(UserWarning, match="do not reach each other's memory") as given:
         pipe = pipeline(case, schedules.one_f_one_b(2, 4))
+    assert "/tests/" in given[0].filename
     with pipe:
         for rows in (4, 16, 64):
             x, y = case.inputs[:rows], case.target[:rows]

@@ -12,9 +12,9 @@ from torch.distributed.pipelining.microbatch import (
     merge_chunks,
     split_args_kwargs_into_chunks,
 )
-from torch.utils import _pytree as pytree
 
 from ...runtime import microbatch
+from ...tensors.trees import with_paths
 
 Positional = list[tuple[Any, ...]]
 Keywords = list[dict[str, Any]]
@@ -117,10 +117,10 @@ def split(
             f"kwargs_chunk_spec is for {sorted(kwargs_spec)}, but step got {sorted(kwargs)}"
         )
     by_default = (args if args_spec is None else (), kwargs if kwargs_spec is None else {})
-    for path, leaf in pytree.tree_flatten_with_path(by_default)[0]:
+    for path, leaf in with_paths(by_default):
         if isinstance(leaf, Tensor) and leaf.dim() == 0:
             raise ValueError(
-                f"tensor {pytree.keystr(path)} of (args, kwargs) has no dimension to cut into "
+                f"tensor {path} of (args, kwargs) has no dimension to cut into "
                 "microbatches; give a Python number"
             )
     # torch looks at no spec where there is nothing to cut.

@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from ...once import once
-from ...pipeline import Pipeline
+from ...pipeline.pipeline import Pipeline
 from ...plan import Plan
 from ...runtime.batch import Batch, Call
 from ...runtime.loss import Losses
-from ...runtime.stage import Ends
+from ...runtime.stage.stage import Ends
+from ...tensors.trees import map_tensors
 from .stage import Keywords, PipelineStage, StageCall
 
 Loss = Callable[..., Tensor]
@@ -69,7 +69,7 @@ class Results:
         self, then: Callable[[int, Any, bool], Ends], microbatch: int, output: Any, once: bool
     ) -> Ends:
         if self.keeps_outputs:
-            self.outputs[microbatch] = pytree.tree_map_only(Tensor, Tensor.detach, output)
+            self.outputs[microbatch] = map_tensors(Tensor.detach, output)
         ends = then(microbatch, output, once)
         if isinstance(then, Losses):
             self.losses[microbatch] = then.of(microbatch)

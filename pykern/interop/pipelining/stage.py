@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...runtime.cut import tensors_of
 from ...runtime.microbatch import to_device
+from ...tensors.trees import tensors_of
 from . import ranks
 from .recorded import RecordedStage, Run
 

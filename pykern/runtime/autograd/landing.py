@@ -1,0 +1,55 @@
+"""The gradients of leaves in the strides that autograd gives them.
+
+torch gives the `.grad` of a leaf the strides of the leaf. In a model that is not cut, a gradient
+keeps its strides; sums over a gradient with other strides would round differently.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..._C import Landing
+from ...torch_private import num_holders
+
+__all__ = ["Landing", "copy_of", "memory_of", "span", "take"]
+
+
+def take(landing: Landing) -> Tensor | None:
+    """The gradient that has come, in memory that nothing else writes; restores the leaf.
+
+    torch makes a gradient the `.grad` of a parameter if the tensor has one holder, although other
+    tensors may be views of the gradient. The next microbatch writes into that memory.
+    """
+    gradient = landing.take()
+    if type(gradient) is not Tensor or gradient.layout is not torch.strided:
+        return gradient
+    # A view holds its base tensor.
+    if num_holders(gradient) > _ALONE + gradient._is_view():
+        return copy_of(gradient)
+    return gradient
+
+
+def copy_of(tensor: Tensor) -> Tensor:
+    """A copy with the same strides, also for overlapping or spaced elements."""
+    if tensor.is_contiguous() or tensor.layout is not torch.strided:
+        return tensor.clone()
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    return memory_of(tensor).clone().as_strided(tensor.shape, tensor.stride(), 0)
+
+
+def memory_of(tensor: Tensor) -> Tensor:
+    """The memory from the tensor's first element to its last; `span` is the number of elements."""
+    return tensor.as_strided((span(tensor),), (1,))
+
+
+def span(tensor: Tensor) -> int:
+    """How many elements of memory there are from the tensor's first to its last."""
+    if tensor.numel() == 0:
+        return 0
+    return 1 + sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+
+
+_ALONE = num_holders(torch.empty(1))

@@ -1,0 +1,263 @@
+"""What actions do to the tensors of one stage. A stage knows its neighbours, never its schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...torch_private import checked_backward, run_backward
+from ...trace import Environment, Segment
+from ...trace.routes import BATCH
+from ..autograd.split import Work
+from ..microbatch import to_device
+from ..random.eager import Draws, StepSeed
+from ..recompute.recompute import Calls, Level, Recompute
+from . import backward, forward, hand_over
+from .keywords import keywords_of
+from .settings import Settings
+from .skips import Parcels
+from .transport import Passage
+
+_CPU = torch.device("cpu")
+
+# The tensors that backward starts from and their gradients, both empty when there is no backward.
+Ends = tuple[Sequence[Tensor], Sequence[Tensor]]
+# Gets (microbatch, output of the last stage, whether no R will give it again).
+Finish = Callable[[int, Any, bool], Ends]
+
+
+class Stage:
+    """Consecutive layers of the model, run forward and backward one microbatch at a time.
+
+    Between two stages the autograd graph is cut: the next stage gets detached leaves, and their
+    gradients are where this stage's backward starts. Parameters collect gradients in `.grad` as
+    autograd does, in the order of the stage's B and W in the plan.
+
+    One thread at a time runs a stage's actions, not always the same. The dependencies of the plan
+    order what neighbours hand over. Attributes that are lists hold one entry per microbatch.
+    """
+
+    def __init__(
+        self, index: int, layers: Sequence[nn.Module], device: torch.device = _CPU
+    ) -> None:
+        self.index = index
+        # In a step some may be copies of the originals.
+        self.originals = self.layers = layers
+        self.device = device
+        self.finish: Finish | None = None
+        self.next: Stage | None = None
+        self.previous: Stage | None = None
+        # Each adds what another replica of this stage has collected.
+        self.reductions: list[Callable[[], None]] = []
+        # An in-place layer may not write into a leaf that requires grad, nor into what the previous
+        # stage has saved for its backward, nor into the batch, which all microbatches share.
+        self.copies_input = False
+        # Puts something around the calls of a microbatch.
+        self.look: Callable[[int, Calls], Calls] | None = None
+        # Likewise around its backward.
+        self.look_back: Callable[[int], AbstractContextManager[object]] | None = None
+        # Called in front of the first step, and of others before which the layers have changed,
+        # with whether torch compiles any.
+        self.when_changed: Callable[[bool], None] = lambda _: None
+        # By layer, which arguments it can be given by name.
+        self.keywords_of = [keywords_of(layer) for layer in layers]
+        # Whether they are parts of a forward that was recorded, whose values may skip stages.
+        self._is_recorded = any(isinstance(layer, Segment) for layer in layers)
+        self._settings: Settings | None = None
+        # Whether torch compiles any of the layers.
+        self._compiled = False
+        self.draws = Draws(index)
+        self.recomputed = Recompute()
+        self.passage = Passage()
+        self.parcels = Parcels(index, device)
+        self._make_room(0)
+
+    def begin(
+        self,
+        num_microbatches: int,
+        seed: StepSeed,
+        finish: Finish,
+        levels: Sequence[Level | None] = (),
+    ) -> None:
+        """Makes room for a step. `levels` says of each microbatch what F keeps; empty: all."""
+        # An interrupt may have left something of the last step.
+        self._clear(num_microbatches)
+        self.go_on(seed, finish, levels)
+
+    def go_on(self, seed: StepSeed, finish: Finish, levels: Sequence[Level | None] = ()) -> None:
+        """As `begin`, with the room that there is and what is in it."""
+        self.finish = finish
+        settings = self._settings
+        changed = settings is None or settings.have_changed()
+        if settings is None or changed:
+            settings = Settings(self.originals)
+            self._compiled = settings.compiled
+            self.copies_input = any(getattr(one, "inplace", False) for one in settings.modules)
+            self.when_changed(self._compiled)
+        self.recomputed.begin(levels, changed=changed, compiled=self._compiled)
+        # Without gradients a step has no loss, which may draw as well.
+        compiled_for = self.device if self._compiled else None
+        self.draws.begin(seed, (settings, torch.is_grad_enabled()), compiled_for)
+        # Last, so that after an interrupt all of this is looked at again.
+        self._settings = settings
+        self.choose()
+
+    def choose(self) -> None:
+        """Puts together what the actions do: what is in force now, and nothing else."""
+        self.run_backward: Callable[..., object] = run_backward
+        self.hand_over: hand_over.HandOver = hand_over.to_the_end
+        is_plain = type(self.passage) is Passage
+        if self.next is not None:
+            self.hand_over = hand_over.to_next if is_plain else hand_over.by_passage
+        elif not getattr(self.finish, "knows_gradients", False):
+            self.run_backward = checked_backward
+        named = len(self.keywords) > 0 and any(self.keywords_of)
+        self._compute: forward.Compute = forward.straight
+        if named or self.copies_input or self.look is not None:
+            self._compute = forward.by_calls
+        if self.recomputed.has_levels:
+            self._compute = forward.at_levels(self._compute)
+        if self.draws.possible:
+            self._compute = forward.drawing(self._compute)
+        if self._is_recorded:
+            self._compute = forward.with_parcels(self._compute)
+        self._backward = backward.graph_by_graph
+        if is_plain and not (self._is_recorded or self.recomputed.has_levels or self.look_back):
+            self._backward = backward.watched if self.draws.possible else backward.straight
+
+    def twin(self) -> Stage:
+        """A stage of the same layers, which knows what this one has seen them do."""
+        twin = Stage(self.index, self.layers, self.device)
+        twin._settings, twin.draws = self._settings, self.draws
+        twin.recomputed = self.recomputed.twin()
+        twin.copies_input = self.copies_input
+        return twin
+
+    @property
+    def settings(self) -> Settings | None:
+        """Of the layers, in the last step; another object where any has changed."""
+        return self._settings
+
+    def end(self) -> None:
+        """Lets go of everything that belongs to the step."""
+        self._clear(0)
+
+    def _clear(self, num_microbatches: int) -> None:
+        self.finish = None
+        self.layers = self.originals
+        self.recomputed.end()
+        self._make_room(num_microbatches)
+
+    def _make_room(self, num_microbatches: int) -> None:
+        # What the first layer is called with; None for a microbatch without rows.
+        self.arguments: list[tuple[Any, ...] | None] = [None] * num_microbatches
+        # The tensors among them whose gradient the previous stage waits for, then those whose
+        # gradients farther ones wait for.
+        self.leaves: list[Sequence[Tensor]] = [()] * num_microbatches
+        # What layers get that name it in their forward; empty where there is nothing.
+        self.keywords: Sequence[dict[str, Any]] = ()
+        # The tensors that backward starts from, and the gradients that the next stage gives for
+        # them; what farther stages give is in the parcels.
+        self.outputs: list[Sequence[Tensor]] = [()] * num_microbatches
+        self.gradients: list[Sequence[Tensor | None]] = [()] * num_microbatches
+        # What I has left for W to do, by microbatch.
+        self._weights: dict[int, list[Work]] = {}
+        self.parcels.clear()
+
+    def enter(self, arguments: Sequence[tuple[Any, ...] | None]) -> None:
+        """Takes what the model is called with, by microbatch, for this stage and later ones."""
+        if self.device.type == "cpu" and not self._is_recorded:
+            self.arguments = list(arguments)
+            return
+        for microbatch, given in enumerate(arguments):
+            self.take(microbatch, given)
+
+    def enter_by_name(self, keywords: Sequence[dict[str, Any]]) -> None:
+        """Takes what layers get by name, by microbatch, to where the stage is.
+
+        Before any action: a copy between GPUs within one would have both of their lanes wait.
+        """
+        wanted = frozenset[str]().union(*self.keywords_of)
+        mine = [{name: of[name] for name in of if name in wanted} for of in keywords]
+        self.name([to_device(of, self.device) for of in mine])
+
+    def name(self, keywords: Sequence[dict[str, Any]]) -> None:
+        """Takes the same, by microbatch, from a list that may be filled later."""
+        self.keywords = keywords
+        self.choose()
+
+    def take(self, microbatch: int, arguments: tuple[Any, ...] | None) -> None:
+        """Takes what the model is called with for one microbatch, to where the stage is.
+
+        Before any action, as `enter_by_name`.
+        """
+        if arguments and isinstance(arguments[0], Environment):
+            near, farther = arguments[0].apart(BATCH)
+            arguments = (near,)
+            self.parcels.give(microbatch, farther)
+        self.arguments[microbatch] = None if arguments is None else self._at_home(arguments)
+
+    def _at_home(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """On the stage's GPU, where it has one: a batch may be on the host, or another's."""
+        if self.device.type == "cpu":
+            return arguments
+        return to_device(arguments, self.device)  # type: ignore[no-any-return]
+
+    def forward(self, microbatch: int) -> None:
+        """F: computes the layers and hands the output over to the next stage."""
+        arguments = self.arguments[microbatch]
+        if arguments is not None:
+            self.arguments[microbatch] = None
+            self._compute(self, microbatch, arguments)
+
+    def recompute(self, microbatch: int) -> None:
+        """R: computes once more what F has not kept."""
+        calls = forward.calls_of(self, microbatch, hand_over.again)
+        self.outputs[microbatch] = self.recomputed.again(microbatch, calls)
+
+    def backward(self, microbatch: int) -> None:
+        """B: adds to the parameters' `.grad` and hands input gradients to the previous stage."""
+        self._backward(self, microbatch)
+
+    def input_gradients(self, microbatch: int) -> None:
+        """I: hands input gradients to the previous stage."""
+        works = backward.to_inputs(self, microbatch, self._finish_weights)
+        if works:
+            self._weights[microbatch] = works
+
+    def weight_gradients(self, microbatch: int) -> None:
+        """W: adds to the parameters' `.grad` what I has left."""
+        works = self._weights.pop(microbatch, [])
+        if works:
+            backward.weights(self, microbatch, works)
+
+    @property
+    def trains(self) -> Sequence[Tensor]:
+        """What an R, or the backward after it, has been seen to collect gradients for."""
+        return self.recomputed.trains
+
+    def has_weights(self, microbatch: int) -> bool:
+        """Whether I has left anything for W to do."""
+        return microbatch in self._weights
+
+    def _finish_weights(self) -> None:
+        for microbatch in sorted(self._weights):
+            self.weight_gradients(microbatch)
+
+    def reduce(self, _: int) -> None:
+        """REDUCE: adds to the parameters' `.grad` what other replicas have collected, in turn."""
+        for add in self.reductions:
+            add()
+
+
+def connect(stages: Sequence[Stage]) -> None:
+    """Lets the stages of one replica reach each other."""
+    for stage, following in pairwise(stages):
+        stage.next, following.previous = following, stage
+    for stage in stages:
+        stage.parcels.of_stages = [other.parcels for other in stages]

@@ -1,0 +1,1 @@
+"""Trees of tensors, and tensors whose parts lie in several processes."""
