@@ -165,7 +165,7 @@ class WorkerFlow(Flow):
         self._refuse_fork()
         if not self._fate:
             self._open()
-        with torch.no_grad():
+        with _C.HoldForks(), torch.no_grad():
             opened, outputs = self._open_batch(call)
             parts = [part for part in opened.calls if part is not None]
         batch = _UnderWay(self._num_fed, len(parts), outputs)
