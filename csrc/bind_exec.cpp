@@ -75,10 +75,16 @@ class Executor final : public Closable {
             const Absence absence;
             const py::gil_scoped_release no_gil;
             // Without a function to call, the lock stays with the workers.
-            const auto call_begun = [&begun, wanted] {
+            const auto call_begun = [this, &job, &begun, wanted] {
                 if (!wanted) return;
                 const py::gil_scoped_acquire gil;
-                begun();
+                try {
+                    begun();
+                } catch (const py::error_already_set& error) {
+                    // Workers are in the step by now: it ends as after any interrupt.
+                    callbacks_->interrupt(error.value());
+                    workers_->stop(job);
+                }
             };
             try {
                 workers_->run(

@@ -76,8 +76,8 @@ class Workers {
 
     // Runs every action of the job, or until one fails or `interrupted` (asked every 20 ms) says
     // true. On return no worker is inside the client. The caller must not hold what `resume` takes.
-    // `begun` is called once feed and stop may be. What `interrupted` throws comes out at once, and
-    // these workers are of no use any more.
+    // `begun` is called once feed and stop may be, and must not throw. What `interrupted` throws
+    // comes out at once, and these workers are of no use any more.
     void run(
         Job& job, const std::function<bool()>& interrupted,
         const std::function<void()>& begun = [] {});
