@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 import pykern
 from pykern import Budget, schedules
-from pykern.live_bytes import LiveBytes
+from pykern.budget.live_bytes import LiveBytes
 from pykern.models import gpt, llama, next_token_loss
-from pykern.runtime.recompute import LEVELS, Level
+from pykern.runtime.recompute.recompute import LEVELS, Level
 
 from .harness import Contender, Record, assert_same_answer, in_this_process, interleave, judge
 from .live import counted_bytes

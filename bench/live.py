@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from pykern import Pipeline
-from pykern.live_bytes import LiveBytes
+from pykern.budget.live_bytes import LiveBytes
 from pykern.plan import Kind
 
 

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from pykern.models import gpt, next_token_loss
 from pykern.partition import partition
+from pykern.partition.profile import layer_times_ns
 from pykern.plan import Plan
-from pykern.profile import layer_times_ns
 
 from .harness import Contender
 

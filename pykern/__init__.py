@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .budget import Budget
-    from .clipping import clip_grad_norm_
-    from .cut_report import explain_cut
+    from .optimizers.clipping import clip_grad_norm_
     from .optimizers.host import HostOptimizer
     from .optimizers.zero import ZeroOptimizer
-    from .parallel.errors import PeerError
+    from .parallel.peers.errors import PeerError
+    from .partition.report import explain_cut
     from .pipeline import Pipeline
     from .plan import Plan, PlanError
+    from .runtime.cpu.stalled import PipelineStalled
     from .runtime.microbatch import SplitError
-    from .runtime.stalled import PipelineStalled
     from .trace import CutError
     from .verify import Verify, VerifyError
 
@@ -44,17 +44,17 @@ _HOME = {
     "Budget": ".budget",
     "CutError": ".trace",
     "HostOptimizer": ".optimizers.host",
-    "PeerError": ".parallel.errors",
+    "PeerError": ".parallel.peers.errors",
     "Pipeline": ".pipeline",
-    "PipelineStalled": ".runtime.stalled",
+    "PipelineStalled": ".runtime.cpu.stalled",
     "Plan": ".plan",
     "PlanError": ".plan",
     "SplitError": ".runtime.microbatch",
     "Verify": ".verify",
     "VerifyError": ".verify",
     "ZeroOptimizer": ".optimizers.zero",
-    "clip_grad_norm_": ".clipping",
-    "explain_cut": ".cut_report",
+    "clip_grad_norm_": ".optimizers.clipping",
+    "explain_cut": ".partition.report",
 }
 
 

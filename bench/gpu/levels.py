@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import pykern
 from pykern import schedules
-from pykern.runtime.recompute import LEVELS, Level
+from pykern.runtime.recompute.recompute import LEVELS, Level
 
 from .frame import Json
 from .tools import DEVICE

@@ -30,12 +30,12 @@ def demo(
     with bad_input():
         from rich.console import Console
 
-        from ..choice import require_runnable
         from ..demo.report import make_folder
         from ..demo.run import Settings, run
         from ..demo.text import standard_library, text_file
-        from ..devices import parse_devices
+        from ..pipeline.choose_plan import require_runnable
         from ..plan import Kind
+        from ..runtime.devices import parse_devices
 
         plan = scheduled(schedule, len(parse_devices(devices)), microbatches, options)
         require_runnable(plan)

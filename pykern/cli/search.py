@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..plan import Plan
-    from ..search import Found
+    from ..search.search import Found
     from .values import ShareCosts
 
 AUTO = "auto"
@@ -36,7 +36,7 @@ class Search:
 
     def __call__(self, num_devices: int, num_microbatches: int) -> Plan:
         """Search, and keep what was found."""
-        from ..search import auto
+        from ..search.search import auto
 
         self.found = auto(num_devices, num_microbatches, costs=self.costs, **self.limits)
         return self.found.plan

@@ -72,7 +72,7 @@ def verify(
         require_owned(names, options)
         make = subject_of(source)
         from ..demo.run import one_thread
-        from ..devices import parse_devices
+        from ..runtime.devices import parse_devices
         from ..verify import Verify
 
         num_devices = len(parse_devices(devices))
@@ -94,8 +94,8 @@ def verify(
 
 
 def _verdict(name: str, plan: "Plan", make: Make, settings: dict[str, Any], steps: int) -> Verdict:
-    from ..chain import is_chain
-    from ..pipeline import Pipeline
+    from ..partition.chain import is_chain
+    from ..pipeline.pipeline import Pipeline
     from ..plan import Kind
     from ..runtime import microbatch
     from ..verify import VerifyError

@@ -16,7 +16,7 @@ from .sample import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..pipeline import Pipeline
+    from ..pipeline.pipeline import Pipeline
     from ..plan import Timeline
     from .text import Corpus
 

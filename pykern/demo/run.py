@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..models import gpt, next_token_loss
-from ..pipeline import Pipeline
+from ..pipeline.pipeline import Pipeline
 from . import report
 from .progress import progress
 from .sample import generate

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..models import next_token_loss
 
 if TYPE_CHECKING:
-    from ..pipeline import Pipeline
+    from ..pipeline.pipeline import Pipeline
 
 WARM_UP_SHARE = 0.1
 

@@ -14,8 +14,8 @@ from torch.distributed import ProcessGroup
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from ..parallel.agreement import digest_of, require_alike
-from ..parallel.groups import control_group
+from ..parallel.peers.agreement import digest_of, require_alike
+from ..parallel.peers.groups import control_group
 from ..plan import Costs, Kind, Plan, check
 from ..plan.files.torch_csv import require_sayable, rows_with_transfers
 from ..plan.files.transfers import ORDER_COSTS

@@ -14,9 +14,9 @@ from torch.distributed import ProcessGroup
 from ..checkpoint import CheckpointError
 from ..checkpoint.file import DTYPES, require_storable
 from ..checkpoint.tree import decode, encode
-from ..parallel.errors import PeerError
-from ..parallel.texts import text_of
-from ..parallel.typed_json import from_text, to_text
+from ..parallel.peers.errors import PeerError
+from ..parallel.peers.texts import text_of
+from ..parallel.peers.typed_json import from_text, to_text
 from ..plan.files.strict_json import read_json
 
 _DTYPES = {str(dtype): dtype for dtype in DTYPES}

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..checkpoint.optimizer_state import Kept
-from ..pipeline import Pipeline
-from ..runtime.stage import Stage
+from ..pipeline.pipeline import Pipeline
+from ..runtime.stage.stage import Stage
 from ..tensors.dtensor import is_dtensor
 from .mirror import Mirror, Part
 from .settings import settings_of

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ..runtime.host_link import Copied, HostLink
+from ..runtime.host_memory import Copied, HostLink
 
 _HALVES = (torch.float16, torch.bfloat16)
 

@@ -14,13 +14,13 @@ from torch.optim import Optimizer
 
 from ..checkpoint import CheckpointError
 from ..checkpoint.optimizer_state import Kept
-from ..clipping import clip_by, norm_of, require_norm, shared_out
-from ..parallel.data import DataParallel
-from ..parallel.errors import shown
-from ..parallel.texts import text_of
-from ..parallel.typed_json import from_text, to_text
-from ..pipeline import Pipeline
+from ..parallel.data.data import DataParallel
+from ..parallel.peers.errors import shown
+from ..parallel.peers.texts import text_of
+from ..parallel.peers.typed_json import from_text, to_text
+from ..pipeline.pipeline import Pipeline
 from ..tensors.dtensor import is_dtensor, local
+from .clipping import clip_by, norm_of, require_norm, shared_out
 from .gathering import states_of_all
 from .settings import settings_of
 

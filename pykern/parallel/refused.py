@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from ..budget import Budget
+from ..budget.budget import Budget
 
 
 def refuse_budget(recompute: object) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 from ..once import once
 from . import microbatch
 from .loss import Losses
-from .recompute import Level
-from .stage import Ends, Finish
+from .recompute.recompute import Level
+from .stage.stage import Ends, Finish
 
 # Positional and keyword arguments.
 Call = tuple[tuple[Any, ...], dict[str, Any]]

@@ -12,27 +12,27 @@ from typing import Any
 import torch
 
 from .. import _C
-from ..devices import Lane
+from ..notes import add_note, forget_notes, shown
 from ..plan import Action, Kind, Plan, Timeline
 from .batch import Batch, Call, Outputs
-from .flow import Flow, OpenBatch
-from .gpu_flow import GpuFlow
-from .host_link import HostLink
+from .cpu.stalled import refuse_timeout
+from .cpu.stream import WorkerFlow
+from .cpu.workers import Workers
+from .devices import Lane
+from .driver import Failure, Located, Program
+from .gpu.capture.policy import Capture
+from .gpu.stream import GpuFlow
+from .gpu.streams import Streams
+from .host_memory import HostLink
 from .in_order import InOrder
 from .microbatch import to_device
-from .notes import add_note, forget_notes, shown
 from .observer import Observer
-from .random import StepSeed
-from .recorder import Capture
-from .replica import Replica
-from .stage import Stage, connect
-from .stalled import refuse_timeout
-from .streams import Streams
-from .ties import Ties
-from .worker_flow import Failure, WorkerFlow
-from .workers import Located, Workers
+from .random.eager import StepSeed
+from .stage.replica import Replica
+from .stage.stage import Stage, connect
+from .stage.ties import Ties
+from .stream import Flow, OpenBatch
 
-Program = _C.Program | _C.StreamProgram
 Driver = Workers | Streams
 # Gets an action's kind, its stage, and what would be called; returns what to call.
 Run = Callable[[int], None]

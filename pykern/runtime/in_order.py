@@ -11,7 +11,7 @@ from typing import Any
 from .. import _C
 from ..modes import as_before
 from .batch import Call
-from .flow import Flow
+from .stream import Flow
 
 
 class InOrder(Iterator[Any]):

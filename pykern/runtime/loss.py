@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ..kernels.head_loss import WithGradients
+from ..tensors.finite import require_finite
 from ..tensors.trees import all_tensors
-from .finite import require_finite
 from .microbatch import to_device
 
 Loss = Callable[..., Tensor]

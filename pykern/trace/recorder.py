@@ -267,12 +267,10 @@ class Recorder(TorchFunctionMode):
         return self._stand_in(leaf) if isinstance(leaf, Tensor) else leaf
 
     def _stand_in(self, tensor: Tensor) -> Any:
-        number = self._numbers.get(id(tensor))
-        if number is not None:
-            return Ref(number)
-        held = self._held.get(id(tensor))
-        if held is not None:
-            return held
+        if id(tensor) in self._numbers:
+            return Ref(self._numbers[id(tensor)])
+        if id(tensor) in self._held:
+            return self._held[id(tensor)]
         origin, maker = self._crossings.maker_of(tensor)
         if tensor.requires_grad or origin is not None:
             made = "" if origin is None else f" ({origin.where})"
@@ -348,9 +346,8 @@ class Recorder(TorchFunctionMode):
         bound = apply.__get__(None, kind)
         if any(callable(leaf) and not isinstance(leaf, type) for leaf in leaves_of((args, kwargs))):
             raise CutError(
-                f"{kind.__name__} is given a function ({user_line()}), whose modules and "
-                "parameters would not be seen: where it is checkpointing, say "
-                "Pipeline(recompute='layer')"
+                f"{kind.__name__} is given a function ({user_line()}), whose modules would not be "
+                "seen: where it is checkpointing, say Pipeline(recompute='layer')"
             )
         with self._away():
             returned = bound(*args, **kwargs)

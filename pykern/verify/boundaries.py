@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..plan import Kind
-from ..runtime.stage import Stage
+from ..runtime.stage.stage import Stage
 from ..tensors.trees import map_tree, tensors_of
 from ..trace.routes import BATCH
 from .compare import Bounds, compare

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
-from ..runtime.layer_copies import Pairs, add_gradients
-from ..runtime.stage import Stage
+from ..runtime.stage.layer_copies import Pairs, add_gradients
+from ..runtime.stage.stage import Stage
 
 
 class Sums:

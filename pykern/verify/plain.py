@@ -16,10 +16,10 @@ from torch.nn.modules.module import (
 from .. import _C
 from ..runtime import microbatch
 from ..runtime.batch import Batch
-from ..runtime.keywords import keywords_of
 from ..runtime.microbatch import to_device
-from ..runtime.parcels import apart
-from ..runtime.stage import Stage
+from ..runtime.stage.keywords import keywords_of
+from ..runtime.stage.skips import apart
+from ..runtime.stage.stage import Stage
 from ..trace import Environment
 from ..trace.program import Values
 from ..trace.routes import BATCH

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from .. import _C
-from ..chain import Chain
+from ..partition.chain import Chain
 from ..runtime import microbatch
 from ..runtime.batch import Batch
 from ..runtime.loss import InOnePass, Losses
 from ..runtime.microbatch import to_device
-from ..runtime.random import action_seed
-from ..runtime.recompute import INPUTS
+from ..runtime.random.eager import action_seed
+from ..runtime.recompute.recompute import INPUTS
 from ..tensors.trees import tensors_of
 from .deferred import WholeBatch
 from .own import Sums

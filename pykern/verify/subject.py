@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..chain import Chain, RecordedChain
-from ..partition import Partition
+from ..partition.balance import Partition
+from ..partition.chain import Chain, RecordedChain
 from ..plan import Plan
 from ..runtime.batch import Batch
-from ..runtime.buffers import modules_in
 from ..runtime.loss import Losses
-from ..runtime.random import default_generator
-from ..runtime.stage import Stage
+from ..runtime.random.eager import default_generator
+from ..runtime.recompute.buffers import modules_in
+from ..runtime.stage.stage import Stage
 from ..tensors.trees import tensors_of
 from .errors import Origin
 from .snapshot import Snapshot, gradients_of

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from .. import _C
-from ..chain import Chain, RecordedChain
-from ..partition import Partition
+from ..partition.balance import Partition
+from ..partition.chain import Chain, RecordedChain
 from ..plan import Plan
 from ..runtime.batch import Batch, Outputs
-from ..runtime.executor import Executor, Program
+from ..runtime.driver import Program
+from ..runtime.executor import Executor
 from ..runtime.loss import Losses
 from .boundaries import Boundaries, Seen, first_difference
 from .compare import Difference, compare_named, compare_trees

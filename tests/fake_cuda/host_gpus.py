@@ -18,10 +18,10 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pykern import _C
-from pykern.devices import Lane
-from pykern.runtime import cuda
-from pykern.runtime.cuda import Graph
-from pykern.runtime.landing import memory_of
+from pykern.runtime.autograd.landing import memory_of
+from pykern.runtime.devices import Lane
+from pykern.runtime.gpu import cuda
+from pykern.runtime.gpu.cuda import Graph
 from tests.fake_cuda.beside import Beside, End, Pairs
 from tests.fake_cuda.fake import FakeCuda, Range
 
@@ -54,7 +54,7 @@ def unchecked_gpus(num_gpus: int) -> Iterator[FakeCuda]:
 
 
 class HostGpus:
-    """Takes the place of pykern.runtime.cuda.Gpus."""
+    """Takes the place of pykern.runtime.gpu.cuda.Gpus."""
 
     fake: FakeCuda  # set by whoever puts this in its place
     # How long the model says that an action takes: a test may change it while the action runs.

@@ -15,11 +15,12 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from typer.testing import CliRunner
 
 import pykern
-from pykern import _C, checkpoint, schedules, search
+from pykern import _C, checkpoint, schedules
 from pykern.cli import app
 from pykern.plan import Costs, bubbles, check, load_plan, save_plan, simulate
 from pykern.plan.drawing.chrome_trace import save_chrome_trace
 from pykern.plan.drawing.svg import as_svg
+from pykern.search import search
 from pykern.tensors.dtensor import whole
 from tests import peers
 from tests.features.plain import (

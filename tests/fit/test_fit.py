@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pykern import schedules
-from pykern.fit import Fitted, fit
-from pykern.level_costs import Kept, Rebuilt, StageCosts, StageLevel, costs_of, memory_of
+from pykern.budget.fit import Fitted, fit
+from pykern.budget.level_costs import Kept, Rebuilt, StageCosts, StageLevel, costs_of, memory_of
 from pykern.plan import Action, Kind, Plan, check, peak_bytes, simulate, with_recompute
 
 # What reference tables say of a Llama layer, in units of its input; times in units of a forward.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import pykern
 from pykern import schedules
 from pykern.plan import Action, Kind, Plan
-from pykern.runtime.recompute import Level
+from pykern.runtime.recompute.recompute import Level
 from tests.diagonal import diagonal
 from tests.runtime.models import CASES, Case
 from tests.runtime.reference import assert_same_state, plain_step

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pykern.runtime.random import Draws, StepSeed, action_seed
+from pykern.runtime.random.eager import Draws, StepSeed, action_seed
 
 pytestmark = pytest.mark.gpu
 

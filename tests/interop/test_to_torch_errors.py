@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from pykern.interop import torch_runtime
-from pykern.parallel.errors import PeerError
+from pykern.parallel.peers.errors import PeerError
 from pykern.plan import Action, Costs, Placement, Plan, PlanError, with_recompute
 from pykern.schedules import by_name, hanayo, one_f_one_b, zb_h1
 from tests import peers

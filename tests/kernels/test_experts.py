@@ -10,7 +10,7 @@ from pykern.kernels.experts import experts
 from pykern.kernels.gpu import row_sums as gpu_sums
 from pykern.kernels.gpu import weighted_swiglu as gpu_swiglu
 from pykern.kernels.routing import route
-from pykern.runtime.split import backward_to_inputs
+from pykern.runtime.autograd.split import backward_to_inputs
 from tests.kernels.acceptance import Canaries, assert_accepted, padded, uninitialised_is_nan
 from tests.kernels.sm90 import compiled_for_sm90
 from tests.kernels.test_routing import LAYOUTS, NoReading

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from pykern.kernels import levels
 from pykern.kernels.linear_cross_entropy import linear_cross_entropy
-from pykern.runtime.split import backward_to_inputs
+from pykern.runtime.autograd.split import backward_to_inputs
 from tests.kernels.acceptance import assert_accepted
 from tests.kernels.head_cases import IGNORED, Largest, case, cut_small, exactly
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import pykern
 from pykern.kernels.head_loss import LinearCrossEntropy
-from pykern.levels import Recompute
+from pykern.pipeline.choose_levels import Recompute
 from tests.models.cases import case
 from tests.runtime.reference import assert_same_state, plain_step, rows_of
 from tests.runtime.untied import Untied

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import pykern
-from pykern.parallel.first import of_first
-from pykern.parallel.groups import group_of
+from pykern.parallel.peers.first import of_first
+from pykern.parallel.peers.groups import group_of
 from pykern.plan import Kind
 from tests import peers
 from tests.parallel.reference import batch_of, layers

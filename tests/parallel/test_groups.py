@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from pykern.parallel.groups import control_group, group_of, lane_groups, timeout_of
+from pykern.parallel.peers.groups import control_group, group_of, lane_groups, timeout_of
 from tests import peers
 
 

@@ -12,7 +12,7 @@ from torch import nn
 import pykern
 from pykern import HostOptimizer
 from pykern.plan import Kind
-from pykern.runtime import host_link
+from pykern.runtime.gpu import host_link
 from tests.fake_cuda.fake import FakeCuda
 from tests.fake_cuda.host_gpus import HostGpus, host_gpus, unchecked_gpus
 from tests.loop.loops import assert_same, batch, mlp

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pykern.parallel.likeness import likeness
+from pykern.parallel.peers.likeness import likeness
 
 
 class Scaled(nn.Module):

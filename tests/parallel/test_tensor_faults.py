@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import pykern
-from pykern.parallel.errors import PeerError, SlicesLost
+from pykern.parallel.peers.errors import PeerError, SlicesLost
 from tests import peers
 from tests.diagonal import nightly
 from tests.parallel.sliced import (

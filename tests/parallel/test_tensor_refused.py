@@ -12,7 +12,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleOutp
 
 import pykern
 from pykern.models.gpt import gpt
-from pykern.parallel.slices import find_slices
+from pykern.parallel.tensor.slices import find_slices
 from pykern.trace import CutError
 from tests import peers
 from tests.parallel.sliced import STYLES, Block, layers, mesh_of, pipeline

@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 
 import pykern
-from pykern.level_costs import Held, Kept, Rebuilt, StageCosts
-from pykern.parallel import texts
-from pykern.parallel.agreement import require_alike
-from pykern.parallel.exchange import Message
-from pykern.parallel.first import of_first
-from pykern.parallel.typed_json import from_text, to_text
+from pykern.budget.level_costs import Held, Kept, Rebuilt, StageCosts
+from pykern.parallel.peers import texts
+from pykern.parallel.peers.agreement import require_alike
+from pykern.parallel.peers.exchange import Message
+from pykern.parallel.peers.first import of_first
+from pykern.parallel.peers.typed_json import from_text, to_text
 from pykern.partition import Partition
 from pykern.plan import Kind
 from tests import peers
@@ -105,8 +105,8 @@ def hears(rank: int, data: bytes) -> str:
 def of_first_in(world: Any) -> None:
     """With the group itself in place of one for what the host has to know."""
     with (
-        mock.patch("pykern.parallel.first.control_group", lambda group: group),
-        mock.patch("pykern.parallel.first.give_back"),
+        mock.patch("pykern.parallel.peers.first.control_group", lambda group: group),
+        mock.patch("pykern.parallel.peers.first.give_back"),
     ):
         of_first([world], lambda: 3, int)
 

@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 from pykern.models import gpt
-from pykern.partition import _balanced_ends, partition
+from pykern.partition.balance import _balanced_ends, partition
 
 
 class Sized(nn.Module):

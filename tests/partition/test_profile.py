@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import pykern
 from pykern.partition import partition
-from pykern.profile import layer_times_ns
+from pykern.partition.profile import layer_times_ns
 
 
 class Slow(nn.Module):

@@ -10,7 +10,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from pykern.kernels.handover import TwoParts, Weights
 from pykern.models.gpt import gpt
-from pykern.runtime.split import Work, backward_to_inputs
+from pykern.runtime.autograd.split import Work, backward_to_inputs
 from pykern.torch_private import NODES_LAST
 
 WIDTH = 8

@@ -10,8 +10,8 @@ import pykern
 from pykern.models.gpt import gpt, next_token_loss
 from pykern.plan import Action, Kind, Plan, with_updates
 from pykern.plan.parts import Parts
-from pykern.runtime.unflushed import Unflushed
-from pykern.runtime.versions import Versions
+from pykern.runtime.asynchronous.executor import Unflushed
+from pykern.runtime.asynchronous.versions import Versions
 from pykern.schedules import pipedream, pipedream_2bw, zb_h1
 from tests.diagonal import diagonal
 from tests.runtime import update_rules

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 import pykern
 from pykern.kernels.head_loss import LinearCrossEntropy
 from pykern.models.gpt import gpt
-from pykern.runtime.unflushed import Unflushed
+from pykern.runtime.asynchronous.executor import Unflushed
 from tests.runtime import update_rules
 from tests.runtime.skip_models import Dense, UNet
 from tests.runtime.update_rules import MakeOptimizer

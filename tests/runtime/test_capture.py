@@ -14,9 +14,9 @@ from torch import nn
 import pykern
 from pykern import schedules
 from pykern.plan import Action, Kind, Placement, Plan
-from pykern.runtime.capture import Recording
-from pykern.runtime.obstacles import CannotCapture, refuse_stage
-from pykern.runtime.stage import Stage
+from pykern.runtime.gpu.capture.recording import Recording
+from pykern.runtime.gpu.capture.refusals import CannotCapture, refuse_stage
+from pykern.runtime.stage.stage import Stage
 from tests.diagonal import diagonal, nightly
 from tests.fake_cuda.fake import FakeCuda
 from tests.runtime.models import CASES, Case

@@ -13,9 +13,9 @@ import pykern
 from pykern import schedules
 from pykern.kernels import seeds
 from pykern.kernels.dropout import dropout
-from pykern.runtime.obstacles import CannotCapture
-from pykern.runtime.random import OwnState, StepSeed, _Repeat
-from pykern.runtime.stage import Stage
+from pykern.runtime.gpu.capture.refusals import CannotCapture
+from pykern.runtime.random.eager import OwnState, StepSeed, _Repeat
+from pykern.runtime.stage.stage import Stage
 from tests.fake_cuda.fake import FakeCuda
 from tests.fake_cuda.host_gpus import unchecked_gpus
 from tests.runtime.models import Case

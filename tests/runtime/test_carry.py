@@ -188,7 +188,7 @@ def test_a_mode_that_cannot_be_entered_fails_the_step_cleanly(
     layers = [nn.Linear(4, 4), nn.Linear(4, 4)]
     with pykern.Pipeline(layers, devices="cpu:2", microbatches=2) as pipe:
         with monkeypatch.context() as patch:
-            patch.setattr("pykern.runtime.carry.CallerState.__call__", _refuse)
+            patch.setattr("pykern.runtime.caller_state.CallerState.__call__", _refuse)
             with pytest.raises(OSError, match="no entry"):
                 pipe(torch.randn(4, 4))
         assert pipe(torch.randn(4, 4)).shape == (4, 4)

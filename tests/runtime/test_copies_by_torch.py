@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import pykern
-from pykern.runtime import parcels, stage
 from pykern.runtime.microbatch import to_device
+from pykern.runtime.stage import skips as parcels
+from pykern.runtime.stage import stage
 from tests.fake_cuda.fake import FakeCuda
 from tests.fake_cuda.host_gpus import HostGpus
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from pykern.runtime import cuda
+from pykern.runtime.gpu import cuda
 
 POOL = (0, 7)
 calls: list[Any] = []

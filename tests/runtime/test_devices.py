@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from pykern.devices import Lane, parse_devices
+from pykern.runtime.devices import Lane, parse_devices
 
 CPU = torch.device("cpu")
 CUDA = [torch.device("cuda", index) for index in range(2)]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import pykern
 from pykern import schedules
 from pykern.plan import Action, Kind, Plan
-from pykern.runtime.stage import Stage
+from pykern.runtime.stage.stage import Stage
 from tests.diagonal import diagonal
 from tests.runtime.plans import recomputed, split_backward, split_some, two_replicas
 from tests.runtime.reference import assert_same_state, plain_step

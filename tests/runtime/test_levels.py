@@ -8,8 +8,8 @@ import torch
 import pykern
 from bench.live import counted_bytes
 from pykern import schedules
-from pykern.levels import choose_levels
 from pykern.models.gpt import gpt, next_token_loss
+from pykern.pipeline.choose_levels import choose_levels
 from pykern.plan import Memory, peak_bytes
 
 

@@ -1,7 +1,7 @@
 import torch
 from torch import nn
 
-from pykern.live_bytes import LiveBytes
+from pykern.budget.live_bytes import LiveBytes
 
 
 def test_bytes_are_counted_once_while_they_live() -> None:

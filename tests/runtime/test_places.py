@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pykern.layers import place_layers, refuse_foreign_devices
 from pykern.partition import partition
-from pykern.runtime.layer_copies import copy_layers
+from pykern.partition.layers import place_layers, refuse_foreign_devices
 from pykern.runtime.loss import Losses
-from pykern.runtime.replica import Replica
-from pykern.runtime.stage import Stage
+from pykern.runtime.stage.layer_copies import copy_layers
+from pykern.runtime.stage.replica import Replica
+from pykern.runtime.stage.stage import Stage
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 

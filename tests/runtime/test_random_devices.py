@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pykern.plan import Kind
-from pykern.runtime import random
-from pykern.runtime.random import Draws, OwnState, StepSeed, action_seed
+from pykern.runtime.random import eager as random
+from pykern.runtime.random.eager import Draws, OwnState, StepSeed, action_seed
 
 META = torch.device("meta")
 

@@ -68,7 +68,7 @@ import sys
 import torch
 from torch import nn
 import pykern
-from pykern.runtime import cuda
+from pykern.runtime.gpu import cuda
 from pykern.schedules import one_f_one_b
 from tests.fake_cuda.fake import FakeCuda
 from tests.fake_cuda.host_gpus import HostGpus

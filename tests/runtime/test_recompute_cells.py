@@ -14,9 +14,9 @@ from torch.utils.checkpoint import checkpoint
 
 from pykern import schedules
 from pykern.runtime.loss import Losses
-from pykern.runtime.random import StepSeed
-from pykern.runtime.recompute import Level
-from pykern.runtime.stage import Stage
+from pykern.runtime.random.eager import StepSeed
+from pykern.runtime.recompute.recompute import Level
+from pykern.runtime.stage.stage import Stage
 from tests.runtime.hard_layers import Unwraps, Wraps, linear
 from tests.runtime.models import Case
 from tests.runtime.plans import recomputed, split_backward, two_replicas

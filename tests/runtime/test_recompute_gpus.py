@@ -12,7 +12,7 @@ from torch import nn
 import pykern
 from pykern import schedules
 from pykern.plan import Action, Costs, Kind, Plan, with_recompute
-from pykern.runtime.pools import takes_turns
+from pykern.runtime.gpu.capture.pools import takes_turns
 from tests.fake_cuda.fake import FakeCuda
 from tests.fake_cuda.host_gpus import HostGpus
 from tests.runtime.models import CASES, Case

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import pykern
 from pykern import schedules
 from pykern.plan import Plan
-from pykern.runtime.crossing import Crossing
+from pykern.runtime.gpu.rings import Crossing
 from pykern.trace import Environment, Segment
 from tests.fake_cuda.fake import FakeCuda
 from tests.runtime.conftest import expect_nothing_broken

@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from pykern.runtime.split import Work, backward_to_inputs
+from pykern.runtime.autograd.split import Work, backward_to_inputs
 from tests.runtime.split_cases import (
     LAYERS,
     LINEAR,

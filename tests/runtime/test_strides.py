@@ -15,10 +15,10 @@ from torch import Tensor, nn
 import pykern
 from pykern import schedules
 from pykern.plan import Plan
-from pykern.runtime.landing import Landing, copy_of, span
+from pykern.runtime.autograd.landing import Landing, copy_of, span
 from pykern.runtime.loss import Losses
-from pykern.runtime.random import StepSeed
-from pykern.runtime.stage import Stage, connect
+from pykern.runtime.random.eager import StepSeed
+from pykern.runtime.stage.stage import Stage, connect
 from tests.fake_cuda.fake import FakeCuda
 from tests.runtime.plans import two_replicas
 from tests.runtime.reference import assert_same_state, by_microbatch, rows_of

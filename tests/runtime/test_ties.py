@@ -12,9 +12,9 @@ from torch import Tensor, nn
 import pykern
 from pykern import schedules
 from pykern.plan import Plan
-from pykern.runtime.random import StepSeed
-from pykern.runtime.stage import Stage
-from pykern.runtime.ties import Ties
+from pykern.runtime.random.eager import StepSeed
+from pykern.runtime.stage.stage import Stage
+from pykern.runtime.stage.ties import Ties
 from tests.fake_cuda.fake import FakeCuda
 from tests.runtime.models import Residual
 from tests.runtime.plans import split_backward, two_replicas
@@ -146,7 +146,7 @@ def test_what_does_not_train_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> N
     model = tied_ends()
     plain = copy.deepcopy(model)
     x, y = batch()
-    monkeypatch.setattr("pykern.runtime.ties.copy_layers", refuse)
+    monkeypatch.setattr("pykern.runtime.stage.ties.copy_layers", refuse)
     with pipeline(model) as pipe:
         assert torch.equal(pipe(x), torch.cat([plain(part) for part in x.split(2)]))
         model.get_parameter("0.weight").requires_grad_(False)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pykern.runtime.obstacles import CannotCapture
+from pykern.runtime.gpu.capture.refusals import CannotCapture
 from tests.fake_cuda.fake import FakeCuda
 from tests.runtime.tied_models import WIDTH, batch, pipeline, require_bits, tied_ends
 from tests.runtime.untied import Untied

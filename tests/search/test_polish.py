@@ -10,7 +10,7 @@ from pykern.search import auto
 
 pytest.importorskip("ortools")
 
-from pykern.polish import polish
+from pykern.search.polish import polish
 
 
 def test_a_small_plan_becomes_optimal():

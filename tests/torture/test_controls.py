@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import pykern
 from pykern.plan import PlanError
-from pykern.runtime.ties import Ties
+from pykern.runtime.stage.ties import Ties
 from tests.diagonal import nightly
 from tests.runtime.test_faults import Fuse
 from tests.zoo.case import Case

@@ -321,7 +321,7 @@ def test_deferred_statistics_are_those_of_the_whole_batch(momentum: Any) -> None
 
 
 def test_wrong_deferred_statistics_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pykern.runtime import batch_norm  # noqa: PLC0415 - what is broken
+    from pykern.runtime.features import batch_norm  # noqa: PLC0415 - what is broken
 
     layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH))
     real = batch_norm._updates

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from ...once import once
-from ...pipeline import Pipeline
+from ...pipeline.pipeline import Pipeline
 from ...plan import Plan
 from ...runtime.batch import Batch, Call
 from ...runtime.loss import Losses
-from ...runtime.stage import Ends
+from ...runtime.stage.stage import Ends
 from ...tensors.trees import map_tensors
 from .stage import Keywords, PipelineStage, StageCall
 

@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ... import _C
 from ...modes import as_before
-from ...split_points import counts_at
+from ...partition.split_points import counts_at
 from ...trace import Traced, Untouched
 from .recorded import FirstRecordedStage, RecordedStage
 from .stage import PipelineStage

@@ -1,0 +1,87 @@
+"""Recompute levels that fit a memory budget: measured on one microbatch, chosen by the planner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+from ..notes import add_note
+from ..plan import Kind, Plan
+from ..runtime.loss import Loss, Losses
+from ..runtime.microbatch import batch_size
+from ..runtime.recompute.recompute import INPUTS, Level
+from ..runtime.stage.stage import Stage
+from .fit import Fitted, fit
+from .level_costs import StageCosts
+from .measure import measure
+
+_KEEP_BITS: tuple[Level, ...] = ("none", "ops", *INPUTS)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What `Pipeline(recompute=...)` takes to choose a level for each stage and microbatch.
+
+    A microbatch is run a few times at each level, which shows how long its actions take and what
+    they hold; no gradient, buffer or random number of the model or the loss changes. Forward hooks
+    are called, as is the loss function. Then the levels with the shortest predicted step are chosen
+    among those that fit.
+
+    Attributes:
+        num_bytes: what each device may hold in activations and what its actions need meanwhile:
+            one number for all devices or one for each. Parameters, gradients and optimizer states
+            are not counted, nor is what an allocator keeps in reserve.
+        sample: an input of the first layer, as large as one microbatch.
+        target: the second argument of the loss for it; None if `step` gets no target.
+        stash: whether "ops+stash" may be chosen, which changes gradients.
+    """
+
+    num_bytes: float | Sequence[float]
+    sample: Any
+    target: Any = None
+    stash: bool = False
+
+    def measure(
+        self, plan: Plan, stages: Sequence[Stage], loss_fn: Loss | None
+    ) -> list[StageCosts]:
+        """What each level costs these stages.
+
+        Raises:
+            ValueError: there is no loss, the budgets are not one for each device, or the sample
+                cannot be a microbatch or has no rows.
+            BaseException: what the layers or the loss raise for the sample, with a note.
+        """
+        if loss_fn is None:
+            raise ValueError("a memory budget is for training: Pipeline(..., loss_fn=...)")
+        self._of_devices(plan.num_devices)
+        # Nothing would run for a sample of no rows, and nothing would seem to be held.
+        batch_size((self.sample, self.target))
+        losses = Losses(loss_fn, None if self.target is None else [self.target], [1.0])
+        levels: tuple[Level, ...] = (*_KEEP_BITS, "ops+stash") if self.stash else _KEEP_BITS
+        try:
+            return measure(stages, (self.sample,), losses, levels, split=plan.has(Kind.I))
+        except BaseException as error:
+            add_note(error, "raised while the sample of a Budget ran")
+            raise
+
+    def fit(self, plan: Plan, costs: Sequence[StageCosts]) -> Fitted:
+        """The levels for a plan over stages of these costs.
+
+        Raises:
+            ValueError: the budgets are not one for each device, or one is too small at every level.
+        """
+        return fit(plan, costs, self._of_devices(plan.num_devices))
+
+    def _of_devices(self, num_devices: int) -> list[float]:
+        each = isinstance(self.num_bytes, Sequence) and not isinstance(self.num_bytes, str)
+        budgets: list[Any] = list(self.num_bytes) if each else [self.num_bytes] * num_devices  # type: ignore[arg-type]
+        if len(budgets) != num_devices:
+            raise ValueError(f"there are {len(budgets)} budgets for {num_devices} devices")
+        for device, budget in enumerate(budgets):
+            if not (isinstance(budget, Real) and float(budget) > 0):
+                raise ValueError(
+                    f"the budget of device {device} is {budget!r}; it must be a number above 0"
+                )
+        return [float(budget) for budget in budgets]

@@ -1,0 +1,124 @@
+"""The peak memory of devices while a plan runs at given levels, over all timings of actions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from itertools import accumulate
+
+from ..plan import Action, Kind, Plan
+from .level_costs import Held, StageCosts, StageLevel
+
+_BACKWARD = (Kind.B, Kind.I)
+_Key = tuple[Kind, int, int]
+
+
+def most_held(
+    plan: Plan, stages: Sequence[StageCosts], levels: Sequence[StageLevel]
+) -> list[float]:
+    """The peak bytes by device, over all orders of actions that the plan allows.
+
+    Bytes that another device frees count until an action of that device must have run.
+
+    Args:
+        plan: with the R of every cell that is recomputed.
+        stages: the costs of each level of each stage.
+        levels: one level for each stage.
+    """
+    again = {(a.stage, a.microbatch) for row in plan.rows for a in row if a.kind is Kind.R}
+    split = plan.has(Kind.W)
+    clocks = _clocks(plan)
+    held = {
+        (stage, microbatch): _held(
+            stages[stage], levels[stage], stage, (stage, microbatch) in again, split=split
+        )
+        for stage in range(plan.num_stages)
+        for microbatch in range(plan.num_microbatches)
+    }
+    return [_most(plan, device, held, clocks) for device in range(plan.num_devices)]
+
+
+def _held(costs: StageCosts, level: StageLevel, stage: int, again: bool, *, split: bool) -> Held:
+    """The bytes of one cell: measured, or from the sizes of its level."""
+    kept, rebuilt = costs.kept[level.kept], costs.rebuilt.get(level.rebuilt or "")
+    measured = rebuilt.held if again and rebuilt is not None else kept.held
+    if measured is not None:
+        return measured
+    whole = first = kept.activation_bytes
+    if again and rebuilt is not None:
+        first, whole = rebuilt.boundary_bytes, rebuilt.activation_bytes
+    later = kept.weights_bytes if split else 0.0
+    gradient = costs.gradient_bytes if stage > 0 else 0.0
+    own = {Kind.F: first, Kind.R: whole - first, Kind.W: -later}
+    own |= dict.fromkeys(_BACKWARD, later - whole + gradient)
+    others = {(kind, stage - 1): -gradient for kind in _BACKWARD if gradient}
+    return Held(own, dict.fromkeys(Kind, costs.workspace_bytes), others)
+
+
+def _most(
+    plan: Plan,
+    device: int,
+    held: Mapping[tuple[int, int], Held],
+    clocks: Mapping[_Key, Sequence[int]],
+) -> float:
+    row = plan.rows[device]
+    mine = {(action.stage, action.microbatch) for action in row}
+    stages = sorted({stage for stage, _ in mine})
+    # By other device and how many of its actions have run: what these have let go of.
+    let_go = [[0.0, *accumulate(_by_others(a, stages, mine, held) for a in r)] for r in plan.rows]
+    most = own = 0.0
+    for position, action in enumerate(row):
+        clock = clocks[_key(action)]
+        gone = sum(let_go[d][n] for d, n in enumerate(clock) if d != device)
+        before = own + gone + let_go[device][position]
+        of_cell = held[action.stage, action.microbatch]
+        own += of_cell.own.get(action.kind, 0.0)
+        after = own + gone + let_go[device][position + 1]
+        most = max(most, max(before, after) + of_cell.beside.get(action.kind, 0.0))
+    return most
+
+
+def _by_others(
+    action: Action,
+    stages: Sequence[int],
+    mine: Set[tuple[int, int]],
+    held: Mapping[tuple[int, int], Held],
+) -> float:
+    """The bytes that an action of another cell adds to a device's cells of these stages."""
+    cells = [(s, action.microbatch) for s in stages if s != action.stage]
+    key = action.kind, action.stage
+    return sum(held[cell].others.get(key, 0.0) for cell in cells if cell in mine)
+
+
+def _clocks(plan: Plan) -> dict[_Key, list[int]]:
+    """For each action: how many of each device's have run when it begins, itself included."""
+    clocks: dict[_Key, list[int]] = {}
+    backward = {
+        (a.stage, a.microbatch): _key(a) for row in plan.rows for a in row if a.kind in _BACKWARD
+    }
+    done = [0] * plan.num_devices
+    now = [[0] * plan.num_devices for _ in plan.rows]
+    while any(done[d] < len(row) for d, row in enumerate(plan.rows)):
+        for device, row in enumerate(plan.rows):
+            while done[device] < len(row):
+                action = row[done[device]]
+                needed = _needs(action, backward)
+                if any(key not in clocks for key in needed):
+                    break
+                seen = [now[device], *(clocks[key] for key in needed)]
+                clock = [max(each) for each in zip(*seen, strict=True)]
+                done[device] += 1
+                clock[device] = done[device]
+                clocks[_key(action)] = now[device] = clock
+    return clocks
+
+
+def _needs(action: Action, backward: Mapping[tuple[int, int], _Key]) -> list[_Key]:
+    """The actions of other stages that the action depends on."""
+    if action.kind is Kind.F and action.stage > 0:
+        return [(Kind.F, action.stage - 1, action.microbatch)]
+    later = backward.get((action.stage + 1, action.microbatch))
+    return [later] if action.kind in _BACKWARD and later is not None else []
+
+
+def _key(action: Action) -> _Key:
+    return action.kind, action.stage, action.microbatch

@@ -1,0 +1,252 @@
+"""Measures what each recompute level costs each stage, by running one microbatch through them.
+
+What runs are stages like those of the pipeline, with copies of their layers: the same parameters,
+gradients of their own. Buffers, the states of random number generators and the gradients of what
+the loss trains are put back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..plan import Kind
+from ..runtime.microbatch import to_device
+from ..runtime.random.eager import StepSeed
+from ..runtime.recompute.recompute import INPUTS, Level
+from ..runtime.stage.layer_copies import copy_layers
+from ..runtime.stage.stage import Finish, Stage, connect
+from ..runtime.stage.transport import Passage
+from ..tensors.trees import map_tensors
+from .level_costs import Held, Kept, Rebuilt, StageCosts
+from .live_bytes import LiveBytes
+from .trial import Trial
+
+_REPEATS = 3
+
+
+@dataclass
+class _Cost:
+    """Of one action: how long it takes, what it leaves behind, and what it needs meanwhile."""
+
+    times_ns: list[int] = field(default_factory=list)
+    held_bytes: int = 0
+    workspace_bytes: int = 0
+    # By stage, how much more others hold behind it.
+    others: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def time_ns(self) -> float:
+        return min(self.times_ns)
+
+
+# By kind and stage.
+_Costs = dict[tuple[Kind, int], _Cost]
+# Gets which action it is, and what it does.
+_Around = Callable[[tuple[Kind, int], Callable[[], None]], None]
+
+
+def measure(
+    stages: Sequence[Stage],
+    arguments: tuple[Any, ...],
+    finish: Finish,
+    levels: Sequence[Level],
+    *,
+    split: bool,
+) -> list[StageCosts]:
+    """What stages cost at each level: the best of three runs, after two that warm up.
+
+    Args:
+        stages: all of one replica, on their devices.
+        arguments: of the first layer, for one microbatch.
+        finish: as of a step; called with microbatch 0.
+        levels: which to measure, one of those of kernels at least.
+        split: whether backwards are I and W.
+    """
+    trial = Trial(finish)
+    with torch.inference_mode(False), torch.enable_grad(), trial.without_trace(stages):
+        copies = [
+            Stage(stage.index, copy_layers(stage.layers, stage.device)[0], stage.device)
+            for stage in stages
+        ]
+        connect(copies)
+        for stage in copies:
+            stage.passage = _Move([stage.device for stage in copies])
+        chain = _Chain(copies, arguments, split=split)
+        with trial.noting():
+            chain.run(levels[0], trial.first)
+        costs = {level: chain.at(level, finish) for level in levels}
+    return [_of_stage(costs, stage, split=split) for stage in range(len(stages))]
+
+
+def _of_stage(costs: dict[Level, _Costs], stage: int, *, split: bool) -> StageCosts:
+    kept: dict[str, Kept] = {}
+    rebuilt: dict[str, Rebuilt] = {}
+    backwards = [(kind, stage) for kind in (Kind.B, Kind.I, Kind.W)]
+    # Levels of kernels come first.
+    for level, of_level in costs.items():
+        forward = of_level[Kind.F, stage]
+        if level in INPUTS:
+            again = of_level[Kind.R, stage]
+            held = forward.held_bytes
+            # Only kernels' own level matters to what R makes: it is the default one.
+            usual = kept.get("ops", next(iter(kept.values()))).backward_ns
+            whole = sum(cost.time_ns for key, cost in of_level.items() if key in backwards)
+            longer = max(whole - usual, 0.0)
+            rebuilt[level] = Rebuilt(
+                again.time_ns, held, held + again.held_bytes, longer, _held(of_level, stage)
+            )
+        elif split:
+            inputs, weights = of_level[Kind.I, stage], of_level[Kind.W, stage]
+            both = inputs.time_ns + weights.time_ns
+            kept[level] = Kept(
+                forward.time_ns,
+                both,
+                forward.held_bytes,
+                max(forward.held_bytes + inputs.held_bytes, 0),
+                inputs.time_ns / both if both else 0.5,
+                _held(of_level, stage),
+            )
+        else:
+            backward = of_level[Kind.B, stage]
+            kept[level] = Kept(
+                forward.time_ns,
+                backward.time_ns,
+                forward.held_bytes,
+                held=_held(of_level, stage),
+            )
+    of_stage = [
+        {kind: cost for (kind, of), cost in of_level.items() if of == stage}
+        for of_level in costs.values()
+    ]
+    return StageCosts(
+        kept,
+        rebuilt,
+        max(cost.workspace_bytes for actions in of_stage for cost in actions.values()),
+        max(sum(cost.held_bytes for cost in actions.values()) for actions in of_stage),
+    )
+
+
+def _held(costs: _Costs, stage: int) -> Held:
+    """The bytes that a microbatch of the stage holds at the level of these costs."""
+    mine = {kind: cost for (kind, of), cost in costs.items() if of == stage}
+    changes = {key: cost.others.get(stage, 0) for key, cost in costs.items()}
+    return Held(
+        {kind: cost.held_bytes for kind, cost in mine.items()},
+        {kind: cost.workspace_bytes for kind, cost in mine.items()},
+        {key: change for key, change in changes.items() if change},
+    )
+
+
+class _Chain:
+    """Stages with one microbatch, one action after another."""
+
+    def __init__(self, stages: Sequence[Stage], arguments: tuple[Any, ...], *, split: bool) -> None:
+        self._stages = stages
+        self._arguments = to_device(arguments, stages[0].device)
+        self._backward = (Kind.I, Kind.W) if split else (Kind.B,)
+
+    def at(self, level: Level, finish: Finish) -> _Costs:
+        """What each action of each stage costs at this level."""
+        costs: _Costs = {}
+        for _ in range(2):
+            self.run(level, finish)
+        lives = [LiveBytes() for _ in self._stages]
+
+        def weigh(key: tuple[Kind, int], action: Callable[[], None]) -> None:
+            before = [live.now for live in lives]
+            costs[key] = _weigh(lives[key[1]], action)
+            changes = [live.now - was for live, was in zip(lives, before, strict=True)]
+            costs[key].others = {s: change for s, change in enumerate(changes) if s != key[1]}
+
+        self.run(level, finish, weigh)
+        for _ in range(_REPEATS):
+            self.run(level, finish, lambda key, action: self._time(costs[key], key[1], action))
+        return costs
+
+    def run(
+        self, level: Level, finish: Finish, around: _Around = lambda _, action: action()
+    ) -> None:
+        """Runs all actions of a step at this level, `around` each."""
+        seed = StepSeed()
+        for stage in self._stages:
+            stage.begin(1, seed, finish, [level])
+        # A layer may write into what it is given.
+        self._stages[0].enter([map_tensors(_leaf, self._arguments)])
+        try:
+            for stage in self._stages:
+                around((Kind.F, stage.index), partial(stage.forward, 0))
+            for stage in reversed(self._stages):
+                if level in INPUTS:
+                    around((Kind.R, stage.index), partial(stage.recompute, 0))
+                kind = self._backward[0]
+                around((kind, stage.index), partial(_backward, stage, kind))
+            # The last W of what two stages hold together is the later one's, as in a step.
+            for kind in self._backward[1:]:
+                for stage in self._stages:
+                    around((kind, stage.index), partial(_backward, stage, kind))
+        finally:
+            for stage in self._stages:
+                stage.end()
+
+    def _time(self, cost: _Cost, stage: int, action: Callable[[], None]) -> None:
+        device = self._stages[stage].device
+        _wait_for(device)
+        start = time.perf_counter_ns()
+        action()
+        _wait_for(device)
+        cost.times_ns.append(time.perf_counter_ns() - start)
+
+
+class _Move(Passage):
+    """Takes what passes to the device of the stage that it is for."""
+
+    def __init__(self, devices: Sequence[torch.device]) -> None:
+        self._devices = devices
+
+    def there(self, microbatch: int, reader: int, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The outputs on the later stage's device."""
+        del microbatch
+        return to_device(tuple(outputs), self._devices[reader])  # type: ignore[no-any-return]
+
+    def back(
+        self, microbatch: int, maker: int, gradients: Sequence[Tensor | None]
+    ) -> Sequence[Tensor | None]:
+        """The gradients on the earlier stage's device."""
+        del microbatch
+        return to_device(tuple(gradients), self._devices[maker])  # type: ignore[no-any-return]
+
+
+def _backward(stage: Stage, kind: Kind) -> None:
+    if kind is Kind.B:
+        stage.backward(0)
+    elif kind is Kind.I:
+        stage.input_gradients(0)
+    else:
+        stage.weight_gradients(0)
+
+
+def _weigh(live: LiveBytes, action: Callable[[], None]) -> _Cost:
+    before = live.now
+    live.reset_peak()
+    with live:
+        action()
+    return _Cost(
+        held_bytes=live.now - before,
+        workspace_bytes=max(live.peak - max(before, live.now), 0),
+    )
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,62 @@
+"""A trial run of stages that leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _C
+from ..modes import random_states, set_states
+from ..runtime.autograd.graph import leaves_of
+from ..runtime.random.eager import NoteOwn
+from ..runtime.recompute.buffers import modules_in
+from ..runtime.stage.stage import Ends, Finish, Stage
+
+
+class Trial:
+    """Notes in a first run what else would change than the stages' own gradients.
+
+    Args:
+        finish: as of a step.
+    """
+
+    def __init__(self, finish: Finish) -> None:
+        self._finish = finish
+        # What the loss is computed from has gradients of its own, put aside meanwhile.
+        self._gradients: list[tuple[Tensor, Tensor | None]] = []
+        self._generators = NoteOwn()
+
+    def first(self, microbatch: int, output: Any, once: bool) -> Ends:
+        """The `finish` of the first run."""
+        ends = self._finish(microbatch, output, once)
+        for leaf in leaves_of(ends[0]):
+            self._gradients.append((leaf, leaf.grad))
+            leaf.grad = None
+        return ends
+
+    def noting(self) -> NoteOwn:
+        """The mode of the first run."""
+        return self._generators
+
+    def without_trace(self, stages: Sequence[Stage]) -> AbstractContextManager[object]:
+        """A context that restores its notes, buffers and random numbers at its end."""
+        layers = [layer for stage in stages for layer in stage.layers]
+        modules = modules_in([*layers, getattr(self._finish, "function", None)])
+        buffers = [buffer for module in modules for buffer in module._buffers.values()]
+        saved = [(buffer, buffer.clone()) for buffer in buffers if buffer is not None]
+        numbers = random_states({stage.device for stage in stages})
+        return _C.Undo(self._put_back, saved, numbers)
+
+    def _put_back(
+        self, buffers: Sequence[tuple[Tensor, Tensor]], numbers: Mapping[torch.Generator, Tensor]
+    ) -> None:
+        set_states(numbers)
+        set_states(self._generators.begins)
+        for leaf, gradient in self._gradients:
+            leaf.grad = gradient
+        for buffer, value in buffers:
+            buffer.detach().copy_(value)

@@ -1,0 +1,92 @@
+"""Clipping by the norm of all gradients, summed in an order that does not depend on devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from ..tensors.dtensor import local, whole
+
+# Parameters whose gradients are in one of several processes each, with anything.
+shared_out = WeakTensorKeyDictionary()
+
+
+@torch.no_grad()
+def clip_grad_norm_(
+    parameters: Tensor | Iterable[Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+) -> Tensor:
+    """Scales gradients down, in place, where their norm is above `max_norm`.
+
+    `torch.nn.utils.clip_grad_norm_` groups gradients by device and type first, and adds up by
+    group. Here the norm of each gradient, in float32 or a wider type, is taken on its device; these
+    are combined in the order of the parameters, on the device of the first. So the bits are the
+    same for every number of stages and devices of a kind.
+
+    Args:
+        parameters: those whose `.grad`, dense and of any shape, is clipped; None is passed over.
+            DTensors count as a whole; their processes call this together.
+        max_norm: what the norm is at most afterwards, up to rounding.
+        norm_type: p of the p-norm; may be `inf`.
+        error_if_nonfinite: whether a norm that is infinite or NaN is an error.
+
+    Returns:
+        The norm before: [], on the device of the first gradient; 0 where there are none.
+
+    Raises:
+        ValueError: `max_norm` is negative or NaN.
+        RuntimeError: the norm is not finite, and is to be; gradients are as before. Or gradients
+            are shared out to processes, by a `ZeroOptimizer`, which has a `clip_grad_norm_`.
+    """
+    require_norm(max_norm)
+    parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    if any(each in shared_out for each in parameters):
+        raise RuntimeError(
+            "this process has the gradients of some parameters only, and cannot tell the norm of "
+            "all: call clip_grad_norm_ of the ZeroOptimizer, in every process"
+        )
+    gradients = [one.grad for one in parameters if one.grad is not None]
+    if not gradients:
+        return torch.zeros(())
+    norms = [norm_of(gradient, norm_type).to(gradients[0].device) for gradient in gradients]
+    return clip_by(gradients, norms, max_norm, norm_type, error_if_nonfinite)
+
+
+def clip_by(
+    gradients: Sequence[Tensor],
+    norms: Sequence[Tensor],
+    max_norm: float,
+    norm_type: float,
+    error_if_nonfinite: bool,
+) -> Tensor:
+    """As `clip_grad_norm_`, of this process's gradients, where the norms of all are known."""
+    total: Tensor = torch.linalg.vector_norm(torch.stack(list(norms)), norm_type)
+    if error_if_nonfinite and not total.isfinite():
+        raise RuntimeError(
+            f"the norm of order {norm_type} of the gradients is {total.item()}, so they cannot be "
+            "clipped by it; error_if_nonfinite=False scales them by it anyway"
+        )
+    # A part is scaled as the whole is; torch has no product for DTensors of several meshes.
+    parts: Any = [SimpleNamespace(grad=local(gradient)) for gradient in gradients]
+    torch.nn.utils.clip_grads_with_norm_(parts, max_norm, total)
+    return total
+
+
+def require_norm(max_norm: float) -> None:
+    """Raises ValueError where the largest norm is negative or NaN."""
+    if not max_norm >= 0:
+        raise ValueError(f"max_norm is a number of at least 0, got {max_norm}")
+
+
+def norm_of(gradient: Tensor, norm_type: float) -> Tensor:
+    """The norm of one gradient, in float32 or a wider type: []."""
+    dtype = torch.promote_types(gradient.dtype, torch.float32)
+    norm: Tensor = torch.linalg.vector_norm(gradient, norm_type, dtype=dtype)
+    return whole(norm)

@@ -1,0 +1,1 @@
+"""Sums of gradients over processes that train with batches of their own."""

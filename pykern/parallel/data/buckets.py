@@ -1,0 +1,155 @@
+"""Gradients of some parameters, summed over the processes of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from ...tensors.dtensor import local
+from ..peers.waiting import Pending
+
+# Small gradients go together, because each collective takes time of its own; but not all of a
+# stage's, so that one bucket is made while another is under way.
+BUCKET_BYTES = 25 * 2**20
+
+
+class GradientSum:
+    """The sum over processes of the gradients of parameters, which are on one device.
+
+    A parameter that has a gradient in no process has none afterwards. One that has in some gets
+    their sum in all. All processes have to give equal lists of parameters.
+
+    Args:
+        parameters: that train, each once.
+        group: of processes and the device.
+
+    Attributes:
+        pending: the collectives so far.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], group: ProcessGroup) -> None:
+        self._parameters = parameters
+        self._group = group
+        self._device = parameters[0].device if parameters else torch.device("cpu")
+        self._buckets = list(_buckets(parameters))
+        self._flats: list[Tensor] = []
+        self.pending: list[Pending] = []
+
+    def launch(self) -> None:
+        """Starts the sum of what has been collected in `.grad`, behind the current stream.
+
+        Raises:
+            TypeError: a gradient is sparse.
+        """
+        self._refuse_sparse()
+        self._send(self._found())
+        for bucket in self._buckets:
+            self._send(flat_gradients(bucket))
+
+    def _refuse_sparse(self) -> None:
+        for parameter in self._parameters:
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                raise TypeError(
+                    f"a parameter of shape {tuple(parameter.shape)} has a sparse gradient, and "
+                    "sums over processes are of dense ones: make the layer with sparse=False"
+                )
+
+    def _found(self) -> Tensor:
+        """One for each parameter with a gradient, without a copy that the host would wait for."""
+        found = torch.ones(len(self._parameters), device=self._device)
+        for number, parameter in enumerate(self._parameters):
+            if parameter.grad is None:
+                found[number].zero_()
+        return found
+
+    def complete(self) -> None:
+        """Takes part, with zeros, in what has not been started: this process has nothing to give.
+
+        Peers wait for as many collectives of these sizes.
+        """
+        sizes = [len(self._parameters), *(sum(map(size_of, bucket)) for bucket in self._buckets)]
+        dtypes = [torch.float32, *(bucket[0].dtype for bucket in self._buckets)]
+        for size, dtype in list(zip(sizes, dtypes, strict=True))[len(self._flats) :]:
+            self._send(torch.zeros(size, dtype=dtype, device=self._device))
+
+    def _send(self, flat: Tensor) -> None:
+        if not self._parameters:
+            return
+        self._flats.append(flat)
+        work = dist.all_reduce(flat, group=self._group, async_op=True)
+        self.pending.append(Pending(work, on_host=self._device.type == "cpu"))
+
+    def wait(self) -> None:
+        """Waits for what has been started; on a GPU torch's current stream does.
+
+        Raises:
+            RuntimeError: a peer is gone, or has not come in time.
+        """
+        for pending in self.pending:
+            pending.wait()
+
+    def finish(self) -> None:
+        """Puts the sums, which have been waited for, into `.grad`."""
+        if not self._flats:
+            return
+        with torch.no_grad():
+            found, *flats = self._flats
+            # To look is to wait for a GPU, and most have gradients of their own.
+            is_missing = any(parameter.grad is None for parameter in self._parameters)
+            counts = found.tolist() if is_missing else [1.0] * len(self._parameters)
+            has = dict(zip(map(id, self._parameters), counts, strict=True))
+            for bucket, flat in zip(self._buckets, flats, strict=True):
+                if flat.is_cuda:
+                    # It belongs to the stream of the lane, and is read on this one.
+                    flat.record_stream(torch.cuda.current_stream(flat.device))
+                parts = flat.split([size_of(parameter) for parameter in bucket])
+                for parameter, part in zip(bucket, parts, strict=True):
+                    if has[id(parameter)] > 0:
+                        set_gradient(parameter, part)
+        # As large as all gradients, and these may be dropped before the next step.
+        self._flats.clear()
+
+
+def size_of(parameter: Tensor) -> int:
+    """How many values of it this process has."""
+    return local(parameter).numel()
+
+
+def _buckets(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Parameters in their order, neighbours of one type together as far as a bucket goes."""
+    for _, alike in groupby(parameters, key=lambda parameter: parameter.dtype):
+        bucket: list[Tensor] = []
+        held = 0
+        for parameter in alike:
+            num_bytes = size_of(parameter) * parameter.element_size()
+            if bucket and held + num_bytes > BUCKET_BYTES:
+                yield bucket
+                bucket, held = [], 0
+            bucket.append(parameter)
+            held += num_bytes
+        yield bucket
+
+
+def flat_gradients(bucket: Sequence[Tensor]) -> Tensor:
+    """The gradients of a bucket behind one another: one that is alone, as it is."""
+    parts = [
+        torch.zeros_like(local(parameter)) if parameter.grad is None else local(parameter.grad)
+        for parameter in bucket
+    ]
+    if len(parts) == 1 and parts[0].is_contiguous():
+        return parts[0].detach().view(-1)
+    return torch.cat([part.detach().reshape(-1) for part in parts])
+
+
+def set_gradient(parameter: Tensor, part: Tensor) -> None:
+    """Puts values, behind one another, into the parameter's gradient."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    into = local(parameter.grad)
+    if into.data_ptr() != part.data_ptr():
+        into.copy_(part.view_as(into))

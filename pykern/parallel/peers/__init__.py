@@ -1,0 +1,1 @@
+"""How the processes of a pipeline find, tell and check each other."""

@@ -1,0 +1,109 @@
+"""Whether processes that are to work together have been given the same."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import zlib
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from ...partition.balance import Partition
+from ...plan import Plan
+from ...plan.files.json_form import to_json
+from ...tensors.dtensor import local
+from .errors import PeerError
+from .groups import control_group, give_back
+from .texts import texts_of_all
+from .typed_json import from_text, to_text
+
+
+def require_alike(group: ProcessGroup, told: Mapping[str, str]) -> None:
+    """Has all processes of a gloo group compare what they have been given.
+
+    Args:
+        group: of tensors on the CPU.
+        told: by what it is, which texts have to be equal.
+
+    Raises:
+        PeerError: they are not, or one sent something else. Every process of the group raises it.
+        RuntimeError: a process is gone, or has not come in time.
+    """
+    texts = texts_of_all(to_text(told), group)
+    everybodys = [_read(text, rank) for rank, text in enumerate(texts)]
+    first = everybodys[0]
+    for rank, other in enumerate(everybodys):
+        different = [what for what in first | other if first.get(what) != other.get(what)]
+        if different:
+            what = different[0]
+            raise PeerError(
+                f"processes 0 and {rank} of the group have pipelines that differ in "
+                f"{', '.join(different)}: {what} is {first.get(what)} in process 0 and "
+                f"{other.get(what)} in process {rank}"
+            )
+
+
+def _read(text: str, rank: int) -> dict[str, str]:
+    try:
+        return from_text(dict[str, str], text)
+    except ValueError as error:
+        raise PeerError(
+            f"process {rank} of the group sent a message that is not understood here: {error}. Use "
+            "one version of pykern in all processes"
+        ) from error
+
+
+def agreed_group(group: ProcessGroup, told: Mapping[str, str]) -> ProcessGroup:
+    """A control group of the same processes, which have found that they agree.
+
+    Raises:
+        PeerError, RuntimeError: as `require_alike`; then there is no such group.
+    """
+    control = control_group(group)
+    try:
+        require_alike(control, told)
+    except BaseException:
+        give_back([control])
+        raise
+    return control
+
+
+def alike(plan: Plan, cut: Partition, model: nn.Module) -> dict[str, str]:
+    """What pipelines need to have alike to train one model, each on its own process."""
+    kinds = [f"{name} {tuple(p.shape)} {p.dtype}" for name, p in model.named_parameters()]
+    return {
+        "torch": torch.__version__,
+        "the plan": f"{plan.num_microbatches} microbatches on {plan.num_devices} devices, "
+        f"{digest_of([to_json(plan)])}",
+        "the stages": str([(span.start, span.stop) for span in cut.stages]),
+        "the parameters": f"{len(kinds)}, {digest_of(kinds)}",
+    }
+
+
+def digest_of(texts: Iterable[str]) -> str:
+    """A short text that is equal where all of these are."""
+    together = hashlib.blake2b(digest_size=8)
+    for text in texts:
+        together.update(text.encode() + b"\0")
+    return together.hexdigest()
+
+
+def values_digest(named: Iterable[tuple[str, Tensor]]) -> int:
+    """63 bits that are equal where names and tensors are, bit for bit.
+
+    Reads all of them on the host: a GB takes about a second.
+    """
+    together = hashlib.blake2b(digest_size=8)
+    for name, tensor in named:
+        together.update(f"{name} {_checksum(local(tensor))}".encode())
+    return int.from_bytes(together.digest(), "little") >> 1
+
+
+def _checksum(values: Tensor) -> int:
+    there = values.cpu().contiguous().flatten().view(torch.uint8)
+    if not len(there):
+        return 0
+    return zlib.crc32((ctypes.c_char * len(there)).from_address(there.data_ptr()))

@@ -1,0 +1,1 @@
+"""Shards of a stage's parameters in several processes."""

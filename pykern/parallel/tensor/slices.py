@@ -1,0 +1,179 @@
+"""Which modules of a model are sliced, said as torch's `parallelize_module` takes it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from torch import Tensor, nn
+
+from ...tensors.dtensor import is_dtensor
+from ...trace import CutError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor.parallel import ParallelStyle
+
+# By name of a module, in which each part between dots may have wildcards.
+Styles: TypeAlias = "Mapping[str, ParallelStyle]"
+
+# Where modules hold parameters that they do not call, but have fused operations read.
+_FUSED = "pykern.models."
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A module that is sliced.
+
+    Attributes:
+        name: in the user's model.
+        module: itself.
+        style: how.
+        stage: the only one that runs it.
+    """
+
+    name: str
+    module: nn.Module
+    style: Any
+    stage: int
+
+
+def find_slices(
+    model: nn.Module, stages: Sequence[Sequence[nn.Module]], styles: Styles
+) -> list[Slice]:
+    """The modules that the styles are for, in the order of these, then of the model.
+
+    Args:
+        model: with the user's names.
+        stages: the layers of each.
+        styles: by pattern.
+
+    Raises:
+        TypeError: styles are none, or not for such modules.
+        ValueError: a pattern matches nothing, or a parameter is used in several places.
+        CutError: the stages are cut within a module that has a style.
+    """
+    _require_styles(styles)
+    stages_of: dict[nn.Module, set[int]] = {}
+    for number, layers in enumerate(stages):
+        for module in {module for layer in layers for module in layer.modules()}:
+            stages_of.setdefault(module, set()).add(number)
+    uses: Counter[Tensor] = Counter(
+        parameter
+        for module in model.modules()
+        for parameter in module._parameters.values()
+        if parameter is not None
+    )
+    found = []
+    for pattern, style in styles.items():
+        matched: dict[nn.Module, str] = {}
+        for name, module in _matching(model, pattern.split(".")):
+            matched.setdefault(module, name)
+        if not matched:
+            raise ValueError(
+                f"tensor_parallel has a style for {pattern!r}, but no module has such a name; "
+                f"there are {_some_names(model)}"
+            )
+        for module, name in matched.items():
+            (stage,) = _require_one_stage(name, stages_of.get(module, set()))
+            _require_sliceable(model, name, style)
+            _require_untied(name, module, uses)
+            found.append(Slice(name, module, style, stage))
+    return found
+
+
+def refuse_distributed(model: nn.Module) -> None:
+    """Raises TypeError where a parameter is distributed already.
+
+    What devices do at the same time would reach one process group in no common order.
+    """
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_dtensor(tensor):
+            raise TypeError(
+                f"{name} is a DTensor already, whose process group two devices could reach in "
+                "another order than in other processes: give the plain model, and say "
+                "tensor_parallel=(mesh['tp'], styles)"
+            )
+
+
+def _require_styles(styles: object) -> None:
+    from torch.distributed.tensor.parallel import ParallelStyle  # noqa: PLC0415 - see above
+
+    if not isinstance(styles, Mapping) or not styles:
+        raise TypeError(
+            "tensor_parallel is (mesh, styles), with styles a dict from names of modules to "
+            f"ParallelStyle, as parallelize_module takes it; got {styles!r}"
+        )
+    for name, style in styles.items():
+        if not isinstance(name, str) or not isinstance(style, ParallelStyle):
+            raise TypeError(f"tensor_parallel has {style!r} for {name!r}, not a ParallelStyle")
+        if not name:
+            raise ValueError("tensor_parallel has a style for the model itself, which is cut")
+
+
+def _matching(
+    module: nn.Module, tokens: Sequence[str], prefix: str = ""
+) -> Iterator[tuple[str, nn.Module]]:
+    token, *others = tokens
+    for child_name, child in module._modules.items():
+        if child is not None and fnmatch(child_name, token):
+            name = f"{prefix}{child_name}"
+            if others:
+                yield from _matching(child, others, f"{name}.")
+            else:
+                yield name, child
+
+
+def _some_names(model: nn.Module) -> str:
+    names = [name for name, module in model.named_modules() if name and module._parameters]
+    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+
+
+def _require_one_stage(name: str, stages: set[int]) -> set[int]:
+    if not stages:
+        raise CutError(
+            f"tensor_parallel has a style for {name}, but the model is cut within it: have stages "
+            "begin elsewhere (split_at=[...]), or give styles to the modules in it"
+        )
+    if len(stages) > 1:
+        raise ValueError(
+            f"{name} has a style of tensor_parallel and is used in stages "
+            f"{', '.join(map(str, sorted(stages)))}, whose devices have groups of their own: cut "
+            "so that they share a stage (balance=[...])"
+        )
+    return stages
+
+
+def _require_sliceable(model: nn.Module, name: str, style: Any) -> None:
+    from torch.distributed.tensor.parallel import (  # noqa: PLC0415 - see above
+        ColwiseParallel,
+        RowwiseParallel,
+    )
+
+    module = model.get_submodule(name)
+    linear = isinstance(module, nn.Linear | nn.Embedding)
+    if type(style) in (ColwiseParallel, RowwiseParallel) and not linear:
+        raise TypeError(
+            f"{type(style).__name__} is for nn.Linear and nn.Embedding, and {name} is a "
+            f"{type(module).__name__}"
+        )
+    parts = name.split(".")
+    around = [model.get_submodule(".".join(parts[:length])) for length in range(1, len(parts) + 1)]
+    for outer in around:
+        if type(outer).__module__.startswith(_FUSED):
+            raise TypeError(
+                f"{name} cannot be sliced: a {type(outer).__name__} of pykern.models has fused "
+                "operations read its parameters, and these take whole tensors; use modules that "
+                "call torch's"
+            )
+
+
+def _require_untied(name: str, module: nn.Module, uses: Counter[Tensor]) -> None:
+    for inner, parameter in module.named_parameters():
+        if uses[parameter] > 1:
+            raise ValueError(
+                f"{name}.{inner} is used in {uses[parameter]} places, of which slicing would make "
+                "parameters of their own: untie them, or leave the module whole"
+            )

@@ -1,0 +1,231 @@
+"""A model as a chain of layers, whichever form it comes in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeGuard
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+
+from ..notes import add_note
+from ..runtime.batch import Call
+from ..runtime.stage.keywords import keywords_of
+from ..trace import Traced
+from ..trace.opened import whole_by_names
+from ..trace.origins import Origins
+from ..trace.routes import Direct
+from .balance import Balance, Partition, partition
+from .layers import named_layers, refuse_hooks
+from .profile import as_in_training
+from .split_points import SplitAt, counts_at, names_of, whole_names
+
+
+class Chain:
+    """Layers that are called one after another.
+
+    The first may take several arguments, every other takes what the one before has returned. Those
+    whose forward names a keyword argument of the model get it as well.
+
+    Attributes:
+        layers: by name.
+        root: the module that they belong to; None where they were given as a list.
+        origins: records the tensors that layers make, while origins are tracked.
+    """
+
+    def __init__(self, model: nn.Sequential | Sequence[nn.Module]) -> None:
+        self.origins = Origins()
+        self.layers = named_layers(model)
+        self.root = model if isinstance(model, nn.Module) else None
+        self._taken = {name for layer in self.layers.values() for name in keywords_of(layer)}
+
+    def first_input(self, sample: Any) -> Any:
+        """What the first layer is given for a sample."""
+        return sample
+
+    def cut(self, spans: Iterable[range], devices: Sequence[torch.device], direct: Direct) -> None:
+        """Is told which layers are in which stage, where that is, and what reaches what."""
+
+    def before_recording(self, settle: Callable[[], None]) -> None:
+        """Is told what to call before a forward runs to be recorded."""
+
+    def forget(self) -> None:
+        """Is told that modules compute in another way by now."""
+
+    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """What the first layer is given, and what all layers are offered.
+
+        Raises:
+            TypeError: no layer names a keyword argument.
+        """
+        for name in kwargs:
+            if name not in self._taken:
+                known = ", ".join(sorted(self._taken)) or "none"
+                raise TypeError(
+                    f"no layer takes a keyword argument {name!r}; those that any names: {known}"
+                )
+        return args, kwargs
+
+    def require_unchanged(self, modules: Mapping[str, nn.Module | None]) -> None:
+        """Raises RuntimeError if a layer was replaced, added or removed, or the model has hooks."""
+        now = {name: layer for name, layer in modules.items() if layer is not None}
+        for name in () if now == self.layers else {**self.layers, **now}:
+            if now.get(name) is not self.layers.get(name):
+                raise RuntimeError(
+                    f"layer {name!r} was replaced, added or removed, but the stages hold the "
+                    "original layers. Make a new Pipeline"
+                )
+        if self.root is not None:
+            refuse_hooks(self.root)
+
+
+class RecordedChain:
+    """A model with a forward of its own, as a chain of segments. See `pykern.trace.Traced`.
+
+    Attributes:
+        layers: the segments by name.
+        root: the model.
+        origins: as of a `Chain`, and of what forwards have made while they were recorded.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        sample: Any,
+        num_stages: int,
+        split_at: Sequence[str] = (),
+        whole: Sequence[str] = (),
+    ) -> None:
+        if sample is None:
+            raise TypeError(
+                f"{type(model).__name__} has a forward of its own, which is recorded to cut it: "
+                "give a microbatch as sample=: a tensor, a tuple of arguments, or a dict of "
+                "keyword arguments"
+            )
+        self.root: nn.Module | None = model
+        try:
+            self._traced = Traced(model, call_of(sample), num_stages, split_at, whole)
+        except Exception as error:
+            add_note(
+                error, f"raised while the forward of {type(model).__name__} was recorded on sample="
+            )
+            raise
+        self.layers: dict[str, nn.Module] = dict(self._traced.segments)
+        self.origins = self._traced.origins
+
+    def first_input(self, sample: Any) -> Any:
+        """What the first segment is given for a sample."""
+        return self._traced.enter(*call_of(sample))
+
+    def cut(self, spans: Iterable[range], devices: Sequence[torch.device], direct: Direct) -> None:
+        """Is told which segments are in which stage, where that is, and what reaches what."""
+        self._traced.cut(spans, devices, direct)
+
+    def before_recording(self, settle: Callable[[], None]) -> None:
+        """Is told what to call before a forward runs to be recorded."""
+        self._traced.before_recording = settle
+
+    def forget(self) -> None:
+        """Is told that modules compute in another way by now: forwards are recorded again."""
+        self._traced.forget()
+
+    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """What the first segment is given.
+
+        Raises:
+            CutError: these inputs lead another way through the model than the sample.
+        """
+        return (self._traced.enter(args, kwargs),), {}
+
+    def require_unchanged(self, modules: Mapping[str, nn.Module | None]) -> None:
+        """Raises RuntimeError where a module is another by now."""
+        del modules
+        self._traced.refresh()
+
+
+def open_model(
+    model: nn.Module | Sequence[nn.Module] | ExportedProgram,
+    sample: Any,
+    num_stages: int,
+    split_at: SplitAt | None,
+    whole: Sequence[str] = (),
+) -> Chain | RecordedChain:
+    """The model as a chain: of its layers where it does nothing else, otherwise recorded.
+
+    Raises:
+        TypeError: it is not a model, or names are not names.
+        CutError: it cannot be cut like this.
+    """
+    names = whole_names(whole)
+    if isinstance(model, ExportedProgram):
+        model = model.module()
+    if is_chain(model):
+        chain = Chain(model)
+        # Every layer of a chain stays whole.
+        whole_by_names(_all_modules(chain.layers), names)
+        return chain
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"cannot cut a {type(model).__name__}: give an nn.Module or a list of them")
+    return RecordedChain(model, sample, num_stages, names_of(split_at), names)
+
+
+def share_out(
+    chain: Chain | RecordedChain,
+    num_stages: int,
+    balance: Balance | None,
+    sample: Any,
+    split_at: SplitAt | None,
+) -> Partition:
+    """Which layers of the chain form each stage.
+
+    Raises:
+        TypeError, ValueError: as `partition`, or both `balance` and `split_at` are given.
+        CutError: the stages cannot begin there.
+    """
+    if split_at is not None:
+        if balance is not None:
+            raise ValueError(f"split_at says where stages begin; balance={balance!r} does as well")
+        balance = counts_at(list(chain.layers), split_at, num_stages)
+    balance = "parameters" if balance is None else balance
+    if balance in ("time", "memory"):
+        # In the modes in which it is measured, which lead the way through a forward.
+        root = list(chain.layers.values()) if chain.root is None else [chain.root]
+        with as_in_training(root):
+            given = None if sample is None else chain.first_input(sample)
+            return partition(chain.layers, num_stages, balance=balance, sample=given)
+    given = sample if isinstance(chain, Chain) else None
+    return partition(chain.layers, num_stages, balance=balance, sample=given)
+
+
+def max_stages(model: nn.Module | Sequence[nn.Module] | ExportedProgram) -> int:
+    """How many stages a model can be cut into at most: by its layers, or modules that train."""
+    if isinstance(model, ExportedProgram):
+        return len(list(model.parameters()))
+    if is_chain(model):
+        return len(model)
+    assert isinstance(model, nn.Module)
+    return sum(bool(module._parameters) for module in model.modules())
+
+
+def is_chain(model: object) -> TypeGuard[nn.Sequential | Sequence[nn.Module]]:
+    """Whether the model is layers called one after another, and nothing else."""
+    if isinstance(model, nn.Sequential):
+        return type(model).forward is nn.Sequential.forward and "forward" not in vars(model)
+    return isinstance(model, Sequence | nn.ModuleList)
+
+
+def _all_modules(layers: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """The layers and the modules in them, by name."""
+    return {
+        name: module
+        for prefix, layer in layers.items()
+        for name, module in layer.named_modules(prefix=prefix)
+    }
+
+
+def call_of(sample: Any) -> Call:
+    """A sample as arguments: a dict of keyword arguments, a tuple of positional ones, or one."""
+    if isinstance(sample, dict):
+        return (), sample
+    return (sample if isinstance(sample, tuple) else (sample,)), {}

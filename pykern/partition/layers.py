@@ -1,0 +1,188 @@
+"""The layers of a model by name, and which of them a pipeline cannot run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ..runtime.stage.layer_copies import refuse_to_copy
+from ..runtime.stage.stage import Stage
+from ..torch_private import HOOKS
+from .balance import Partition
+
+
+def named_layers(model: nn.Sequential | Sequence[nn.Module]) -> dict[str, nn.Module]:
+    """The layers under the names that the model gives them, or numbered.
+
+    Raises:
+        TypeError: the model is no chain of modules, or cutting would lose what it does itself.
+    """
+    if isinstance(model, nn.Sequential):
+        if type(model).forward is not nn.Sequential.forward:
+            raise TypeError(
+                f"{type(model).__name__} has a forward of its own, which cutting would lose; give "
+                "its layers as an nn.Sequential or a list"
+            )
+        refuse_hooks(model)
+        # Not named_children, which leaves out a layer that occurs twice.
+        return {name: layer for name, layer in model._modules.items() if layer is not None}
+    if not isinstance(model, Sequence | nn.ModuleList):
+        raise TypeError(
+            f"cannot cut a {type(model).__name__}: give an nn.Sequential or a list of modules"
+        )
+    layers = {str(index): layer for index, layer in enumerate(model)}
+    for name, layer in layers.items():
+        if not isinstance(layer, nn.Module):
+            raise TypeError(f"layer {name} is a {type(layer).__name__}, not an nn.Module")
+    return layers
+
+
+def refuse_hooks(model: nn.Module) -> None:
+    """Raises TypeError if a model that is cut into its layers has hooks, which would not run."""
+    if any(getattr(model, hooks) for hooks in HOOKS):
+        raise TypeError(
+            f"the {type(model).__name__} has hooks of its own, which would not run once the model "
+            "is cut. Put the hooks on its layers"
+        )
+
+
+def refuse_inside(model: object, kind: type[nn.Module]) -> None:
+    """Raises TypeError where the model, or the list of layers, has a module of the kind in it."""
+    for layer in model if isinstance(model, Sequence) else [model]:
+        inside = layer.named_modules() if isinstance(layer, nn.Module) else ()
+        for name, module in inside:
+            if isinstance(module, kind):
+                raise TypeError(
+                    f"{name or 'the model'} is a {kind.__name__}, whose forward has no backward: "
+                    "give the model that it was made of"
+                )
+
+
+def refuse_foreign_devices(layers: Mapping[str, nn.Module], device_type: str) -> None:
+    """Raises ValueError where the pipeline's devices cannot have a parameter or buffer.
+
+    Args:
+        layers: the layers by name.
+        device_type: of the pipeline's devices. CPU workers take what is on the CPU; to a GPU
+            ("cuda") it can be moved from there and from other GPUs.
+    """
+    for name, layer in layers.items():
+        for tensor_name, tensor in (*layer.named_parameters(), *layer.named_buffers()):
+            if tensor.device.type not in ("cpu", device_type):
+                whose = "CPU workers" if device_type == "cpu" else "GPUs"
+                raise ValueError(
+                    f"{name}.{tensor_name} is on {tensor.device}, but the pipeline's devices "
+                    f"are {whose}; move the model to the CPU first"
+                )
+
+
+def place_layers(
+    layers: Mapping[str, nn.Module], cut: Partition, devices: Sequence[torch.device]
+) -> None:
+    """Moves the layers, in place, to the devices of their stages; parameters stay the same objects.
+
+    What several stages use goes where the first of them is.
+
+    Args:
+        layers: the layers by name, which `refuse_foreign_devices` has let pass.
+        cut: which of them form each stage.
+        devices: one per stage.
+
+    Raises:
+        ValueError: torch is set to make new parameters where it moves a module. No layer has been
+            moved.
+    """
+    names = list(layers)
+    placed = [
+        (f"layer {name!r}", layers[name], device)
+        for span, device in zip(cut.stages, devices, strict=True)
+        for name in names[span.start : span.stop]
+    ]
+    moving = [item for item in placed if any(t.device != item[2] for t in _tensors(item[1]))]
+    if moving and torch.__future__.get_overwrite_module_params_on_conversion():
+        raise ValueError(
+            "torch.__future__.set_overwrite_module_params_on_conversion(True) makes new parameters "
+            f"of those that are moved, which an optimizer would not know: {moving[0][0]} has to be "
+            f"moved to {moving[0][2]}; set it to False, or move the layer first"
+        )
+    there: set[int] = set()
+    for _, layer, device in placed:
+        _move(layer, device, there)
+
+
+def make_stages(
+    layers: Sequence[nn.Module], cut: Partition, devices: Sequence[torch.device]
+) -> list[Stage]:
+    """The stages of layers, which are where their stages are."""
+    return [
+        Stage(index, layers[span.start : span.stop], device)
+        for index, (span, device) in enumerate(zip(cut.stages, devices, strict=True))
+    ]
+
+
+def _tensors(module: nn.Module) -> Iterator[Tensor]:
+    yield from module.parameters()
+    yield from module.buffers()
+
+
+def _move(layer: nn.Module, device: torch.device, there: set[int]) -> None:
+    """Moves what is not in its place yet: the ids of these modules and parameters are `there`."""
+    held = {id(item) for item in (*layer.modules(), *layer.parameters())}
+    if any(tensor.device != device for tensor in _tensors(layer)):
+        if held.isdisjoint(there):
+            layer.to(device)
+        else:
+            for module in layer.modules():
+                if id(module) not in there:
+                    _move_alone(module, device, there)
+    there |= held
+
+
+def _move_alone(module: nn.Module, device: torch.device, there: set[int]) -> None:
+    kept = [p for p in module.parameters(recurse=False) if id(p) in there]
+    still = {id(tensor) for p in kept for tensor in (p, p.grad)}
+    module._apply(lambda t: t if id(t) in still else t.to(device), recurse=False)
+
+
+def refuse_shared(layers: Mapping[str, nn.Module], cut: Partition) -> None:
+    """Raises ValueError where stages have in common what they cannot: see `runtime.ties`.
+
+    That is running statistics, and parameters of layers that cannot have copies.
+    """
+    names = list(layers)
+    by_stage = [{name: layers[name] for name in names[s.start : s.stop]} for s in cut.stages]
+    _refuse_shared_statistics(by_stage)
+    owned: set[Tensor] = set()
+    for stage, of_stage in enumerate(by_stage):
+        used = {tensor for layer in of_stage.values() for tensor in layer.parameters()}
+        refuse_to_copy(
+            of_stage,
+            used & owned,
+            f"stage {stage} would need a copy of it, because an earlier stage has a parameter of "
+            "it too; cut so that they share a stage (balance=[...]), or untie them",
+        )
+        owned |= used
+
+
+def _refuse_shared_statistics(by_stage: Sequence[Mapping[str, nn.Module]]) -> None:
+    owner: dict[int, tuple[int, str]] = {}
+    for stage, layers in enumerate(by_stage):
+        for name, layer in layers.items():
+            for buffer_name, buffer in _running_statistics(layer):
+                here = f"{name}.{buffer_name}"
+                first, there = owner.setdefault(id(buffer), (stage, here))
+                if first != stage:
+                    raise ValueError(
+                        f"{there} (stage {first}) and {here} (stage {stage}) are one buffer, to "
+                        "which stages would write in no fixed order: cut so that they share a "
+                        "stage (balance=[...]), or give each its own"
+                    )
+
+
+def _running_statistics(layer: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """What a forward writes. Other buffers, such as masks, are taken to be constant."""
+    for name, module in layer.named_modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase):
+            yield from module.named_buffers(prefix=name, recurse=False)

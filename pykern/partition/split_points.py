@@ -1,0 +1,89 @@
+"""Where stages begin, said by the names of layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+from ..trace import CutError
+
+# Names of the layers that stages begin with; or of layers with a `SplitPoint` of
+# torch.distributed.pipelining, or "BEGINNING" or "END", each.
+SplitAt: TypeAlias = Sequence[str] | Mapping[str, Any]
+
+
+def names_of(split_at: SplitAt | None) -> list[str]:
+    """The names in it.
+
+    Raises:
+        TypeError: it is something else than `SplitAt`.
+    """
+    if split_at is None:
+        return []
+    if isinstance(split_at, str) or not isinstance(split_at, Sequence | Mapping):
+        raise TypeError(f"split_at is a list of names of layers, got {split_at!r}")
+    for name in split_at:
+        if not isinstance(name, str):
+            raise TypeError(f"split_at holds names of layers, got {name!r}")
+    return list(split_at)
+
+
+def whole_names(whole: Sequence[str]) -> list[str]:
+    """The names of modules that stay whole.
+
+    Raises:
+        TypeError: it is something else than a list of names.
+    """
+    is_list = isinstance(whole, Sequence) and not isinstance(whole, str)
+    if not is_list or not all(isinstance(name, str) for name in whole):
+        raise TypeError(f"whole must be a list of names of modules, got {whole!r}")
+    return list(whole)
+
+
+def counts_at(layers: Sequence[str], split_at: SplitAt, num_stages: int) -> list[int]:
+    """How many layers each stage has.
+
+    Args:
+        layers: the names of all, in order.
+        split_at: where stages begin. A name may be that of a module around several layers.
+        num_stages: how many the plan has.
+
+    Raises:
+        CutError: there is no such layer, or stages would be empty or too many.
+    """
+    starts = [_position(layers, name, _is_end(split_at, name)) for name in names_of(split_at)]
+    bounds = [0, *starts, len(layers)]
+    for (start, end), name in zip(pairwise(bounds), [*names_of(split_at), "the end"], strict=True):
+        if start >= end:
+            raise CutError(
+                f"split_at={list(split_at)} leaves no layers in front of {name}: names go in the "
+                f"order of the layers, and the first stage needs some; they are {', '.join(layers)}"
+            )
+    if len(bounds) - 1 != num_stages:
+        raise CutError(
+            f"split_at names {len(starts)} places, which makes {len(starts) + 1} stages, but the "
+            f"plan has {num_stages}"
+        )
+    return [end - start for start, end in pairwise(bounds)]
+
+
+def _is_end(split_at: SplitAt, name: str) -> bool:
+    if not isinstance(split_at, Mapping):
+        return False
+    point = split_at[name]
+    where = getattr(point, "name", point)
+    if where not in ("BEGINNING", "END"):
+        raise CutError(f"split_at[{name!r}] is BEGINNING or END, got {point!r}")
+    return bool(where == "END")
+
+
+def _position(layers: Sequence[str], name: str, is_end: bool) -> int:
+    inside = [
+        number
+        for number, layer in enumerate(layers)
+        if layer == name or layer.startswith((f"{name}.", f"{name} ("))
+    ]
+    if not inside:
+        raise CutError(f"split_at names {name!r}, which is none of {', '.join(layers)}")
+    return inside[-1] + 1 if is_end else inside[0]

@@ -1,0 +1,116 @@
+"""From what a user says of recompute to a level for each microbatch of each stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..plan import Action, Costs, Kind, Memory, Plan, peak_bytes, with_recompute
+from ..runtime.recompute.recompute import INPUTS, LEVELS, Level
+
+# One level for all stages, or an entry for each: a level, or one for each microbatch.
+Recompute = Level | Sequence[Level | Sequence[Level | None] | None] | None
+
+# An R takes as long as an F, a B twice as long.
+_USUAL = Costs(1.0, 2.0)
+
+# By stage and microbatch.
+Levels = Sequence[Sequence[Level | None]]
+
+
+def choose_levels(plan: Plan, recompute: Recompute) -> tuple[Plan, Levels]:
+    """The plan with an R for each microbatch that is recomputed, and all levels.
+
+    A plan that has any R is run as it is: those microbatches are recomputed, and no others.
+
+    Args:
+        plan: of a schedule, or the user's.
+        recompute: what the user asks for.
+
+    Raises:
+        ValueError: there is no such level, or not one for each stage or microbatch, or the plan has
+            no backward.
+    """
+    if recompute == "auto":
+        raise ValueError(
+            "recompute='auto' has to be told what fits: recompute=pykern.Budget(num_bytes, sample)"
+        )
+    levels = _of_stages(plan, recompute)
+    cells = [
+        Action(Kind.R, stage, microbatch)
+        for stage, of_stage in enumerate(levels)
+        for microbatch, level in enumerate(of_stage)
+        if level in INPUTS
+    ]
+    if cells and not plan.has(Kind.R):
+        if not (plan.has(Kind.B) or plan.has(Kind.I)):
+            raise ValueError(
+                f"recompute={recompute!r}, but the plan has no backward to recompute anything for"
+            )
+        plan = _recomputed(plan, cells)
+    return plan, _as_planned(plan, levels)
+
+
+def _recomputed(plan: Plan, cells: Sequence[Action]) -> Plan:
+    """The plan with an R for each cell, by which every device that can holds fewer cells at once.
+
+    An R that fills a wait makes a cell whole before the one in front is done with: two at once,
+    which is all that a device with two cells in flight would hold anyway.
+    """
+    early = with_recompute(plan, cells, _USUAL)
+    whole = Memory(1.0, boundary_bytes=0.0)
+    pairs = list(zip(peak_bytes(plan, whole), peak_bytes(early, whole), strict=True))
+    recomputed = {cell.stage for cell in cells}
+    placement = plan.placement
+    devices_of = [
+        {placement.device_of(stage, replica) for replica in range(placement.num_replicas)}
+        for stage in range(plan.num_stages)
+    ]
+    having = set().union(*(devices_of[stage] for stage in recomputed))
+    if all(held < before or before <= 1 for d, (before, held) in enumerate(pairs) if d in having):
+        return early
+    most = [held if held < before else max(before - 1, 1) for before, held in pairs]
+    shares = [1 / min(most[device] for device in devices) for devices in devices_of]
+    cells_held = Memory(shares, boundary_bytes=[0.0] * plan.num_stages)
+    return with_recompute(plan, cells, _USUAL, cells_held, 1 + 1e-9)
+
+
+def _of_stages(plan: Plan, recompute: Recompute) -> list[list[Level | None]]:
+    if not isinstance(recompute, Sequence) or isinstance(recompute, str):
+        recompute = [recompute] * plan.num_stages
+    if len(recompute) != plan.num_stages:
+        raise ValueError(
+            f"recompute has {len(recompute)} entries, but the plan has {plan.num_stages} stages"
+        )
+    return [
+        _of_microbatches(plan.num_microbatches, stage, of_stage)
+        for stage, of_stage in enumerate(recompute)
+    ]
+
+
+def _of_microbatches(count: int, stage: int, wanted: Any) -> list[Level | None]:
+    each = isinstance(wanted, Sequence) and not isinstance(wanted, str)
+    levels: list[Level | None] = list(wanted) if each else [wanted] * count
+    if len(levels) != count:
+        raise ValueError(
+            f"recompute has {len(levels)} entries for stage {stage}, but the plan has {count} "
+            "microbatches"
+        )
+    for level in levels:
+        if level is not None and level not in LEVELS:
+            known = ", ".join(map(repr, LEVELS))
+            raise ValueError(f"recompute for stage {stage} is one of {known}, got {level!r}")
+    return levels
+
+
+def _as_planned(plan: Plan, levels: Sequence[Sequence[Level | None]]) -> Levels:
+    """Levels with inputs where the plan has an R, and there alone."""
+    planned: list[list[Level | None]] = [
+        [None if level in INPUTS else level for level in of_stage] for of_stage in levels
+    ]
+    for row in plan.rows:
+        for action in row:
+            if action.kind is Kind.R:
+                level = levels[action.stage][action.microbatch]
+                planned[action.stage][action.microbatch] = level if level in INPUTS else "stage"
+    return planned

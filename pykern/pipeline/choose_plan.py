@@ -1,0 +1,151 @@
+"""From what a user asks for to the plan that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from .. import schedules
+from ..notes import add_note
+from ..plan import Kind, Plan, with_reductions
+from ..plan.files.proved import MAX_ACTIONS
+from ..plan.parts import Parts
+from ..plan.shares import Shares
+from ..runtime.executor import KINDS
+from ..search import search
+
+Schedule = str | Plan | Callable[..., Plan]
+
+_NO_MICROBATCHES = "Pipeline needs microbatches=N: how many parts a batch is cut into"
+
+
+def choose_plan(
+    schedule: Schedule,
+    shares: Shares,
+    num_layers: int,
+    options: dict[str, Any],
+    over_peers: bool = False,
+) -> Plan:
+    """The plan of a schedule, with what its steps need beside what the schedule says.
+
+    Args:
+        schedule: a name or function of `pykern.schedules`, a plan, or "auto".
+        shares: how many devices and microbatches there are, and replicas, for one of which the
+            schedule is.
+        num_layers: how many the model has: "auto" makes no more stages of them.
+        options: for the schedule.
+        over_peers: whether other processes add to its gradients.
+
+    Raises:
+        TypeError, ValueError: the schedule is unknown, does not fit, or holds what cannot run here.
+        PlanError: the plan cannot run at all.
+    """
+    if schedule == "auto":
+        chunks = max(1, min(search.MAX_CHUNKS, num_layers // shares.devices_of_one))
+        options = {"max_chunks": chunks} | options
+    plan = _make_plan(schedule, shares, options)
+    require_runnable(plan)
+    return with_reductions(shares.side_by_side(plan), over_peers)
+
+
+def choose_parts(schedule: Schedule, shares: Shares, options: dict[str, Any]) -> Parts:
+    """The parts of a schedule that updates weights within a step.
+
+    Args:
+        schedule: a name or function of `pykern.schedules`.
+        shares: how many devices there are, and parts that a batch is cut into.
+        options: for the schedule.
+
+    Raises:
+        TypeError, ValueError: the schedule is unknown, updates nothing, or cannot go on for ever.
+        PlanError: its plan cannot run at all.
+    """
+    if isinstance(schedule, Plan) or schedule == "auto":
+        raise ValueError(
+            "optimizer= is for schedules that update weights within a step, given by name or as a "
+            "function: a Plan ends, and they go on"
+        )
+    if shares.num_microbatches is None:
+        raise TypeError(_NO_MICROBATCHES)
+
+    def make(num_microbatches: int) -> Plan:
+        return _make_plan(schedule, replace(shares, num_microbatches=num_microbatches), options)
+
+    if not make(shares.num_microbatches).has(Kind.U):
+        raise ValueError(
+            f"schedule {schedule!r} updates no weights: call optimizer.step() after its steps, and "
+            "leave out optimizer="
+        )
+    return Parts(make, shares.num_microbatches)
+
+
+def require_runnable(plan: Plan) -> None:
+    """Raises ValueError where the plan holds what stages do not run."""
+    if plan.num_slices > 1:
+        raise ValueError(
+            f"the plan cuts microbatches into {plan.num_slices} slices; stages run whole ones"
+        )
+    if plan.has(Kind.U):
+        raise ValueError(
+            "the plan holds U actions, which update weights within a step: Pipeline runs them when "
+            "given the name of the schedule and optimizer="
+        )
+    for kind in Kind:
+        if plan.has(kind) and kind not in KINDS:
+            known = ", ".join(known.name for known in KINDS)
+            raise ValueError(f"the plan holds {kind.name} actions; stages run {known}")
+
+
+def _make_plan(schedule: Schedule, shares: Shares, options: dict[str, Any]) -> Plan:
+    """The plan of one replica, of a size for which a step is prepared in seconds."""
+    microbatches = shares.num_microbatches
+    # One F and one B on each device of a replica, before anything of a schedule is made.
+    most = MAX_ACTIONS // (2 * shares.devices_of_one)
+    if isinstance(microbatches, int) and microbatches > most:
+        raise ValueError(
+            f"microbatches must be at most {most} on {shares.num_devices} devices{shares.whose}, "
+            f"got {microbatches}. Use fewer microbatches, or pass smaller batches to step"
+        )
+    plan = _made_plan(schedule, shares, options)
+    num_actions = plan.num_actions * shares.replicas
+    if num_actions > MAX_ACTIONS:
+        raise ValueError(
+            f"the actions of a step must be at most {MAX_ACTIONS}, got {num_actions} for "
+            f"{plan.num_microbatches} microbatches of {plan.num_stages} stages. Use fewer "
+            "microbatches or stages"
+        )
+    return plan
+
+
+def _made_plan(schedule: Schedule, shares: Shares, options: dict[str, Any]) -> Plan:
+    """The plan of one replica, of any size."""
+    num_devices, microbatches = shares.devices_of_one, shares.microbatches_of_one
+    if isinstance(schedule, Plan):
+        if options:
+            raise TypeError(f"a Plan takes no schedule options, got {', '.join(sorted(options))}")
+        if schedule.num_devices != num_devices:
+            raise ValueError(
+                f"the plan is for {schedule.num_devices} devices, but there are {num_devices}"
+                f"{shares.whose}"
+            )
+        if microbatches not in (None, schedule.num_microbatches):
+            raise ValueError(
+                f"microbatches={microbatches}{shares.whose}, but the plan is for "
+                f"{schedule.num_microbatches}"
+            )
+        return schedule
+    if microbatches is None:
+        raise TypeError(_NO_MICROBATCHES)
+    if schedule == "auto":
+        return search.auto(num_devices, microbatches, **options).plan
+    if isinstance(schedule, str):
+        if schedule not in schedules.by_name:
+            known = ", ".join(sorted(["auto", *schedules.by_name]))
+            raise ValueError(f"schedule {schedule!r} is unknown; there are {known}")
+        schedule = schedules.by_name[schedule]
+    try:
+        return schedule(num_devices, microbatches, **options)
+    except TypeError as error:
+        add_note(error, f"the schedule was given {', '.join(options) or 'no options'}")
+        raise

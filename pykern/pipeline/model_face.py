@@ -1,0 +1,83 @@
+"""The names and modes of a model, in the module that runs it."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from torch import nn
+
+from ..partition.chain import Chain, RecordedChain
+from ..runtime.loss import Loss
+
+# The attributes of a module that hold its contents and the hooks of its state.
+_SHARED = (
+    "_parameters",
+    "_buffers",
+    "_modules",
+    "_non_persistent_buffers_set",
+    "_state_dict_pre_hooks",
+    "_state_dict_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+
+
+class Adopted(nn.Module):
+    """The half of a pipeline that is the model that it was made of."""
+
+    _chain: Chain | RecordedChain
+    _loss_fn: Loss | None
+
+    def _adopt(self, chain: Chain | RecordedChain, loss_fn: Loss | None) -> None:
+        """Takes the names and modes of the model."""
+        root = nn.Module() if chain.root is None else chain.root
+        named = chain.layers if chain.root is None else {**vars(root)["_modules"]}
+        for name in (*named, *root._parameters, *root._buffers):
+            if hasattr(self, name):
+                raise ValueError(
+                    f"a layer cannot be named {name!r}: Pipeline uses that name itself"
+                )
+        if chain.root is None:
+            for name, layer in named.items():
+                self.add_module(name, layer)
+            self.training = any(layer.training for layer in named.values())
+        else:
+            # The same dictionaries, so that whatever is set in the model is set here.
+            for held in _SHARED:
+                vars(self)[held] = vars(root)[held]
+            self.training = root.training
+        self._chain = chain
+        # Not as an attribute is set: a loss that is a module would become one of the model's.
+        vars(self)["_loss_fn"] = loss_fn
+
+    def train(self, mode: bool = True) -> Self:
+        """Sets the mode of the model."""
+        if self._chain.root is not None:
+            self._chain.root.train(mode)
+        return super().train(mode)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The state of the model, with its versions, hooks and extra state."""
+        root = self._chain.root
+        if root is None:
+            return super().state_dict(*args, **kwargs)
+        return root.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Loads a state into the model with the model's own method."""
+        root = self._chain.root
+        if root is None:
+            return super().load_state_dict(*args, **kwargs)
+        return root.load_state_dict(*args, **kwargs)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        # torch calls this if the pipeline is a part of another module.
+        root = self._chain.root
+        load = super()._load_from_state_dict if root is None else root._load_from_state_dict
+        load(*args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a Pipeline cannot be copied or pickled, for it holds threads or streams; save its "
+            "state_dict, or copy the layers and make another Pipeline"
+        )

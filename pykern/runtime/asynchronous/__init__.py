@@ -1,0 +1,1 @@
+"""Schedules without a flush: weights change while microbatches are in flight."""

@@ -1,0 +1,313 @@
+"""Runs a plan that updates weights part by part: microbatches stay in flight between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import is_
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ... import _C
+from ...notes import add_note
+from ...plan import Action, Kind
+from ...plan.parts import Parts
+from ..autograd.cut import version_of
+from ..batch import Batch
+from ..cpu.workers import Workers
+from ..driver import Program
+from ..executor import Executor
+from ..loss import Losses
+from ..stage.settings import Settings
+from ..stage.stage import Ends, Stage
+from .optimizers import StageOptimizer, stepped
+from .seeds import BatchSeed, SlotSeeds
+from .versions import Call, Versions
+
+# What such a plan may hold.
+KINDS = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.U)
+
+
+class Unflushed(Executor):
+    """The stages of a model, with their versions of the weights, and what runs and updates them.
+
+    A step gives one batch and ends where the next would be given. A microbatch has a slot from then
+    until its update. What fails in a step ends everything in flight.
+
+    Args:
+        stages: of one replica, all on the CPU.
+        parts: of the plan.
+        driver: who runs the actions.
+        mean: whether losses count by their rows, or are added.
+
+    Attributes:
+        versions: of each stage.
+        group: microbatches of an update.
+    """
+
+    def __init__(
+        self, stages: Sequence[Stage], parts: Parts, driver: Workers, *, mean: bool = True
+    ) -> None:
+        super().__init__(stages, parts.plan, [stage.device for stage in stages], driver)
+        self.versions = [Versions(stage, parts.group) for stage in stages]
+        self.group = parts.group
+        self._mean = mean
+        self._parts = parts
+        self._size = parts.plan.num_microbatches
+        self._windows = [driver.part(part) for part in parts.windows]
+        self._rests = [driver.part(part) for part in parts.rests]
+        self._updaters: Sequence[StageOptimizer] = ()
+        # By stage, in the last step; each is replaced by another where its layers have changed.
+        self._checked: list[Settings | None] = []
+        # What nobody may change while microbatches are in flight, as it was after the last step.
+        self._modes: list[tuple[nn.Module, bool]] = []
+        self._written: list[tuple[nn.Parameter, int]] = []
+        self._forget()
+
+    def update_by(self, optimizer: Optimizer) -> None:
+        """Tells what changes the weights."""
+        self._optimizer = optimizer
+        self._updaters = [
+            StageOptimizer(optimizer, {p for layer in stage.originals for p in layer.parameters()})
+            for stage in self._stages
+        ]
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a step has left anything undone, which each does until `flush`."""
+        return self._num_batches > 0
+
+    def require_flushed(self, what: str) -> None:
+        """Raises RuntimeError where microbatches are in flight, beside which `what` cannot be."""
+        if self.in_flight:
+            raise RuntimeError(f"{what} with microbatches in flight: call flush() first")
+
+    def step(self, batch: Batch) -> tuple[Tensor, Program]:
+        """Gives a batch, and runs until the next could be given.
+
+        Args:
+            batch: whose `finish` are `Losses`, by which each update is of the mean of its group.
+
+        Returns:
+            The loss of the rows whose loss was computed, and what has run.
+
+        Raises:
+            RuntimeError: as for `run`, or layers have been changed under microbatches in flight.
+            BaseException: as for `run`. Then nothing is in flight any more.
+        """
+        super()._refuse_flow()
+        # What goes wrong here has changed nothing.
+        calls = batch.calls
+        with self._driver.claim:
+            self._require_untouched()
+            self._go_on()
+            with _C.Within(self._losses.clear, self._leave):
+                seed = BatchSeed()
+                number = self._num_batches
+                may_draw = any(stage.draws.possible for stage in self._stages)
+                if may_draw:
+                    seed.take()
+                for index, call in enumerate(calls):
+                    self._enter(number * self._size + index, call, (batch, seed, index))
+                self._num_batches += 1
+                position, shift = self._parts.alike(number)
+                program = self._windows[position]
+                self._run_part(program, shift)
+                if may_draw and not any(stage.draws.possible for stage in self._stages):
+                    seed.give_back()
+                loss = self._loss()
+                assert loss is not None
+                return loss, program
+
+    def flush(self) -> tuple[Tensor | None, Program | None]:
+        """Runs what is left, with its updates.
+
+        Returns:
+            As `step`, or None where no loss was left, or nothing to be run.
+
+        Raises:
+            RuntimeError, BaseException: as for `step`.
+        """
+        super()._refuse_flow()
+        if not self.in_flight:
+            return None, None
+        with self._driver.claim:
+            self._require_untouched()
+            self._go_on()
+            with _C.Undo(self._drop), _C.Within(self._losses.clear, self._leave):
+                position, shift = self._parts.alike(self._num_batches - 1)
+                program = self._rests[position]
+                self._run_part(program, shift)
+                return self._loss(), program
+
+    def close(self) -> None:
+        """Ends the workers; what is in flight is dropped."""
+        super().close()
+        self._drop()
+
+    def _refuse_flow(self) -> None:
+        super()._refuse_flow()
+        self.require_flushed("the pipeline cannot run a forward alone")
+
+    def _go_on(self) -> None:
+        """Has the stages see what has changed in their layers, and the optimizer's settings."""
+        seeds, keep = self._seeds, self._finish
+        for stage in self._stages:
+            if self._num_batches == 0:
+                stage.begin(self._parts.num_slots, seeds, keep)
+            else:
+                stage.go_on(seeds, keep)
+            stage.keywords = self._keywords
+        if self._num_batches == 0:
+            for versions in self.versions:
+                versions.begin()
+        self._refuse_shared()
+        for updater in self._updaters:
+            updater.begin()
+
+    def _refuse_shared(self) -> None:
+        """Raises RuntimeError where stages have come to share parameters or modules."""
+        settings = [stage.settings for stage in self._stages]
+        if len(settings) == len(self._checked) and all(map(is_, settings, self._checked)):
+            return
+        seen: set[int] = set()
+        for stage in self._stages:
+            assert stage.settings is not None
+            ids = stage.settings.ids()
+            if not seen.isdisjoint(ids):
+                raise RuntimeError(
+                    f"stage {stage.index} has a parameter or module of an earlier stage by now, "
+                    "whose versions would be two stages': untie them"
+                )
+            seen |= ids
+        self._checked = settings
+
+    def _enter(self, number: int, call: Any, cell: tuple[Batch, BatchSeed, int]) -> None:
+        """Gives a microbatch, numbered since the pipeline was empty."""
+        slot = number % self._parts.num_slots
+        batch, seed, index = cell
+        self._seeds.put(slot, seed, index)
+        if call is not None:
+            self._cells[slot] = batch, index
+            self._keywords[slot] = call[1]
+        self._stages[0].take(slot, None if call is None else call[0])
+
+    def _run_part(self, program: Program, shift: int) -> None:
+        nothing = Batch(((), {}), None, (), self._finish)
+        failures = self._driver.run(program, self._calls(shift), nothing, traced=False)
+        if failures:
+            raise self._first(failures, partial(self._located, shift))
+        stepped(self._optimizer)
+        self._note()
+
+    def _leave(self, error: BaseException | None) -> None:
+        """Ends a part, which has changed what is in flight; may be called twice."""
+        for stage in self._stages:
+            stage.layers = stage.originals
+        if error is not None:
+            self._drop()
+            add_note(
+                error,
+                "microbatches in flight are dropped, and stages may have made different numbers of "
+                "updates. Resume from the last checkpoint",
+                self._told,
+            )
+
+    def _calls(self, shift: int) -> dict[Kind, list[Call]]:
+        """What each action calls with its microbatch of the plan, whose slot is found here."""
+        num_slots = self._parts.num_slots
+
+        def on_slot(call: Call) -> Call:
+            return lambda microbatch: call((microbatch + shift) % num_slots)
+
+        def through(
+            kind: Kind, way: Callable[[Versions], Callable[[Call, int], None]]
+        ) -> list[Call]:
+            pairs = zip(self.versions, self._callbacks[kind], strict=True)
+            return [on_slot(partial(way(versions), call)) for versions, call in pairs]
+
+        updates = zip(self.versions, self._updaters, strict=True)
+        return {
+            Kind.F: through(Kind.F, lambda versions: versions.forward),
+            Kind.B: through(Kind.B, lambda versions: versions.backward),
+            # Its graph has the weights that it needs.
+            Kind.I: [on_slot(call) for call in self._callbacks[Kind.I]],
+            Kind.W: through(Kind.W, lambda versions: versions.backward),
+            Kind.U: [on_slot(partial(of.update, updater.step)) for of, updater in updates],
+        }
+
+    def _finish(self, slot: int, output: Any, once: bool) -> Ends:
+        """Has the loss of a microbatch computed; its batch is not needed any more."""
+        cell = self._cells[slot]
+        assert cell is not None
+        batch, index = cell
+        self._cells[slot] = None
+        self._keywords[slot] = {}
+        assert isinstance(batch.finish, Losses)
+        ends = batch.finish(index, output, once)
+        self._losses.append((batch.finish.of(index), batch.rows[index]))
+        return ends
+
+    def _loss(self) -> Tensor | None:
+        """That of the rows whose losses the last part has computed."""
+        if not self._losses:
+            return None
+        num_rows = sum(rows for _, rows in self._losses)
+        shares = [rows / num_rows if self._mean else 1.0 for _, rows in self._losses]
+        pairs = zip(self._losses, shares, strict=True)
+        first, *others = (loss * share for (loss, _), share in pairs)
+        return sum(others, first)
+
+    def _located(self, shift: int, action: Action) -> tuple[Action, str]:
+        """The action numbered within its batch, and the batch."""
+        number, index = divmod(action.microbatch + shift, self._size)
+        ago = self._num_batches - 1 - number
+        where = f"the batch of {ago} steps before" if ago > 0 else ""
+        return Action(action.kind, action.stage, index), where
+
+    def _note(self) -> None:
+        """Remembers what nobody may change while microbatches are in flight."""
+        modules = [
+            m for stage in self._stages for layer in stage.originals for m in layer.modules()
+        ]
+        self._modes = [(module, module.training) for module in modules]
+        self._written = [
+            (parameter, version_of(parameter))
+            for module in modules
+            for parameter in module._parameters.values()
+            if parameter is not None
+        ]
+
+    def _require_untouched(self) -> None:
+        if any(module.training != mode for module, mode in self._modes):
+            raise RuntimeError(
+                "train() or eval() was called with microbatches in flight, which would run in "
+                "another mode than their batch: set it back, and call flush() first"
+            )
+        if any(version_of(parameter) != version for parameter, version in self._written):
+            self._drop()
+            raise RuntimeError(
+                "a parameter was written with microbatches in flight, whose backwards need what it "
+                "was: call flush() before. They are dropped: go on from the last checkpoint"
+            )
+
+    def _drop(self) -> None:
+        """Lets go of everything in flight."""
+        for stage in self._stages:
+            stage.end()
+        for versions in self.versions:
+            versions.end()
+        self._forget()
+
+    def _forget(self) -> None:
+        num_slots = self._parts.num_slots
+        # Batches since the pipeline was empty.
+        self._num_batches = 0
+        self._seeds = SlotSeeds(num_slots)
+        self._cells: list[tuple[Batch, int] | None] = [None] * num_slots
+        self._keywords: list[dict[str, Any]] = [{}] * num_slots
+        # Computed in this part, with their rows.
+        self._losses: list[tuple[Tensor, int]] = []
+        self._modes, self._written = [], []

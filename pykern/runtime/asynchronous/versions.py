@@ -1,0 +1,153 @@
+"""The weights of a stage as its microbatches in flight have read them, and their updates.
+
+Microbatches run on copies of the layers, one set for each group of an update, with gradients of
+their own. A copy has the storage that the original has when the group begins. An update of weights
+that microbatches in flight have read first gives the originals other storage, so that a backward
+finds what its forward read; when the last one of a version is gone, so is its storage. Weights that
+nobody in flight has read are updated where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from ..autograd.cut import version_of
+from ..stage.layer_copies import Pairs, copy_layers, move_gradients
+from ..stage.stage import Stage
+
+Call = Callable[[int], None]
+# Changes the originals by the gradients in their `.grad`.
+Update = Callable[[], None]
+
+
+@dataclass
+class _InFlight:
+    """The copies of one group.
+
+    Attributes:
+        version: how many updates were made before.
+        layers: those that its microbatches run.
+        pairs: parameters of the stage, with the copies.
+        buffers: the modules among the copies that have any, with what they had.
+    """
+
+    version: int
+    layers: Sequence[nn.Module]
+    pairs: Pairs
+    buffers: Sequence[tuple[nn.Module, dict[str, object]]]
+
+    def require_whole(self, stage: int) -> None:
+        """Raises RuntimeError where a forward has done to a copy what others would not see."""
+        for _, copy in self.pairs:
+            if version_of(copy) != 0:
+                raise RuntimeError(
+                    f"a layer of stage {stage} wrote into its parameter of shape "
+                    f"{tuple(copy.shape)}, of which backwards in flight need what it was"
+                )
+        for module, before in self.buffers:
+            if any(module._buffers.get(name) is not value for name, value in before.items()):
+                raise RuntimeError(
+                    f"a {type(module).__name__} of stage {stage} put another tensor in the place "
+                    "of a buffer, which would be lost with the copy that ran: write into it"
+                )
+
+
+class Versions:
+    """What a stage holds beside its newest weights, which are the layers' own.
+
+    Args:
+        stage: whose actions run by way of this.
+        group: microbatches of an update; slots of a group follow each other.
+    """
+
+    def __init__(self, stage: Stage, group: int) -> None:
+        self.stage = stage
+        self._group = group
+        self._newest = 0
+        # By group, from its first forward to its last backward; how many backwards are left; and
+        # what these have collected, until the update.
+        self._in_flight: dict[int, _InFlight] = {}
+        self._num_left: dict[int, int] = {}
+        self._sums: dict[int, Pairs] = {}
+
+    @property
+    def num_held(self) -> int:
+        """How many versions of the weights there are."""
+        return len({self._newest, *(group.version for group in self._in_flight.values())})
+
+    def begin(self) -> None:
+        """Begins with nothing in flight, and no gradients."""
+        for layer in self.stage.originals:
+            layer.zero_grad()
+
+    def forward(self, call: Call, slot: int) -> None:
+        """F on copies of the weights as they are; `call` does what it does to tensors."""
+        if self.stage.arguments[slot] is None:
+            return
+        number = slot // self._group
+        if number not in self._in_flight:
+            self._in_flight[number] = self._copy()
+        in_flight = self._in_flight[number]
+        self.stage.layers = in_flight.layers
+        call(slot)
+        in_flight.require_whole(self.stage.index)
+
+    def backward(self, call: Call, slot: int) -> None:
+        """B or W, the last of a microbatch."""
+        call(slot)
+        number = slot // self._group
+        num_left = self._num_left.pop(number, self._group) - 1
+        if num_left > 0:
+            self._num_left[number] = num_left
+        elif number in self._in_flight:
+            self._sums[number] = self._in_flight.pop(number).pairs
+
+    def update(self, step: Update, slot: int) -> None:
+        """U: has `step` change the weights by what a group has collected.
+
+        A group without rows changes nothing.
+
+        Raises:
+            RuntimeError: parameters have gradients of something else.
+        """
+        pairs = self._sums.pop(slot // self._group, None)
+        if pairs is None:
+            return
+        self._refuse_others(pairs)
+        originals = [original for original, copy in pairs if copy.grad is not None]
+        if any(group.version == self._newest for group in self._in_flight.values()):
+            for original in originals:
+                original.data = original.data.clone()
+        try:
+            move_gradients(pairs)
+            step()
+            self._newest += 1
+        finally:
+            for original in originals:
+                original.grad = None
+
+    def _refuse_others(self, pairs: Pairs) -> None:
+        """Raises RuntimeError for a gradient that no microbatch of the stage has given."""
+        for original, _ in pairs:
+            if original.grad is not None:
+                raise RuntimeError(
+                    f"a parameter of stage {self.stage.index}, of shape {tuple(original.shape)}, "
+                    "got a gradient that is not its layer's, of which no update would be: a "
+                    "loss_fn that uses parameters, or a backward of yours with microbatches in "
+                    "flight; have a layer add it, or a hook of the parameter"
+                )
+
+    def end(self) -> None:
+        """Lets go of everything in flight."""
+        self._in_flight.clear()
+        self._num_left.clear()
+        self._sums.clear()
+
+    def _copy(self) -> _InFlight:
+        layers, pairs = copy_layers(self.stage.originals, None, counted_apart=True)
+        modules = [module for layer in layers for module in layer.modules() if module._buffers]
+        buffers = [(module, dict[str, object](module._buffers)) for module in modules]
+        return _InFlight(self._newest, layers, pairs, buffers)

@@ -1,0 +1,1 @@
+"""Where graphs are cut, and backwards in two parts."""

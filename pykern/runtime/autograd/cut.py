@@ -1,0 +1,103 @@
+"""Where the autograd graph of a microbatch is cut: between two stages, and within one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...tensors.trees import flatten, map_tensors, tensors_of, unflatten
+
+# In bytes: where allocators begin.
+_BORDER = 64
+
+
+@dataclass(slots=True)
+class Cut:
+    """A value with the graph before it and the leaves that the graph behind it begins at.
+
+    Attributes:
+        value: what goes on, its tensors detached.
+        outputs: the tensors before the cut that require grad.
+        leaves: for each of them, the one behind.
+    """
+
+    value: Any
+    outputs: Sequence[Tensor]
+    leaves: Sequence[Tensor]
+
+
+def cut(
+    value: Any, carry: Callable[[Sequence[Tensor]], Sequence[Tensor]] = lambda tensors: tensors
+) -> Cut:
+    """Cuts the graph behind a value.
+
+    Args:
+        value: any tree. A tensor that occurs twice stays one, or its gradients would add up in
+            another order and a layer that works in place would change only one of the two.
+        carry: takes the detached tensors to where they are used.
+    """
+    if isinstance(value, Tensor):
+        (leaf,) = carry((value.detach(),))
+        if not value.requires_grad:
+            return Cut(leaf, (), ())
+        return Cut(leaf, (value,), (leaf.requires_grad_(),))
+    values, spec = flatten(value)
+    unique = tensors_of(values)
+    landed = carry([tensor.detach() for tensor in unique])
+    pairs = list(zip(unique, landed, strict=True))
+    leaves = [leaf.requires_grad_() for tensor, leaf in pairs if tensor.requires_grad]
+    handed = {id(tensor): leaf for tensor, leaf in pairs}
+    values = [handed.get(id(value), value) for value in values]
+    outputs = [tensor for tensor in unique if tensor.requires_grad]
+    return Cut(unflatten(values, spec), outputs, leaves)
+
+
+def hidden_in(value: Any) -> list[object]:
+    """The objects in a tree that hold tensors of a graph and are no trees to torch."""
+    if isinstance(value, Tensor):
+        return []
+    return [leaf for leaf in flatten(value)[0] if _holds_a_graph(leaf)]
+
+
+def _holds_a_graph(leaf: object) -> bool:
+    held = getattr(leaf, "__dict__", {}).values()
+    return not isinstance(leaf, Tensor) and any(
+        isinstance(tensor, Tensor) and tensor.requires_grad for tensor in held
+    )
+
+
+def copies(value: Any) -> Any:
+    """The value with a copy of each tensor, one where it occurs twice."""
+    made: dict[int, Tensor] = {}
+
+    def copy(tensor: Tensor) -> Tensor:
+        if id(tensor) not in made:
+            made[id(tensor)] = copy_in_graph(tensor)
+        return made[id(tensor)]
+
+    return map_tensors(copy, value)
+
+
+def copy_in_graph(tensor: Tensor) -> Tensor:
+    """A copy that leads to the tensor in the graph, in the same strides if no elements coincide.
+
+    It begins as far behind a border in memory, by which kernels may choose how they add up.
+    """
+    copied = tensor.clone()
+    start = tensor.data_ptr() % _BORDER // tensor.element_size()
+    if 0 in tensor.stride() or tensor.numel() == 0:
+        return copied
+    if copied.stride() == tensor.stride() and start == 0:
+        return copied
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    room = torch.empty(start + last + 1, dtype=tensor.dtype, device=tensor.device)
+    return room.as_strided(tensor.shape, tensor.stride(), start).copy_(tensor)
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often the tensor has been written; tensors of inference mode do not count it."""
+    return 0 if tensor.is_inference() else tensor._version

@@ -1,0 +1,1 @@
+"""Stages on CPU workers."""

@@ -1,0 +1,282 @@
+"""The flow of batches through CPU workers."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from _thread import start_new_thread
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from contextvars import copy_context
+from typing import Any
+
+import torch
+
+from ... import _C
+from ...plan import Action, Plan
+from ..batch import Call, Outputs
+from ..caller_state import CallerState
+from ..stage.stage import Ends
+from ..stream import Flow, OpenBatch
+from .stalled import PipelineStalled
+
+# How often those who wait look for themselves.
+_TICK_S = 0.1
+
+
+class _UnderWay:
+    """A batch that has been fed."""
+
+    def __init__(self, number: int, num_parts: int, outputs: Outputs) -> None:
+        self.number = number
+        self.num_parts = num_parts
+        self.outputs = outputs
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.outputs.parts) == self.num_parts
+
+
+class _News:
+    """A signal between threads.
+
+    An Event would not do, because an interrupt may leave its lock locked.
+
+    Attributes:
+        ended: whether the thread has ended and released its objects.
+    """
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._free = threading.Lock()
+
+    def tell(self) -> None:
+        """Wakes a waiting thread."""
+        with suppress(RuntimeError):
+            self._free.release()
+
+    def wait(self) -> None:
+        """Waits for `tell`, or for a short time, because an interrupt may lose the signal."""
+        self._free.acquire(timeout=_TICK_S)
+
+
+def _live(flow: list[WorkerFlow], news: _News) -> None:
+    """The flow's thread."""
+    flow.pop()._live()
+    news.ended = True
+    news.tell()
+
+
+class WorkerFlow(Flow):
+    """A flow on the workers, which an endless program keeps in one step.
+
+    A thread of its own waits for the end of that step, so that batches go on while the caller does
+    something else. The caller feeds, and takes what is done.
+
+    Args:
+        plan, open_batch, first: as for `Flow`.
+        claim: the executor.
+        run: runs `program` for this flow until it is stopped or fails.
+
+    Attributes:
+        program: what takes slots through the stages.
+        takers: get a slot and what the model is called with for it; the first stages.
+        keywords: by slot, what layers get that name it in their forward; for every stage.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        open_batch: OpenBatch,
+        first: int,
+        claim: _C.Executor,
+        run: Callable[[WorkerFlow], None],
+    ) -> None:
+        super().__init__(plan, open_batch, first)
+        self.program = _C.Program.endless(plan.placement, self.num_slots)
+        self.takers: Sequence[Callable[[int, tuple[Any, ...]], None]] = ()
+        self.keywords: list[dict[str, Any]] = [{}] * self.num_slots
+        self._claim = claim
+        self._run = run
+        self._batches: deque[_UnderWay] = deque()
+        self._next_slot = 0
+        # By slot: the batch and which of its microbatches.
+        self._cells: list[tuple[_UnderWay, int] | None] = [None] * self.num_slots
+        self._caller = CallerState(plan.num_devices)
+        self._caller.grad = False
+        # Threads that run user code, which may drop the last reference to this flow.
+        self._inside: set[int] = set()
+        self._process = os.getpid()
+        self._failure: BaseException | None = None
+        # Whether the thread runs the program or never will; the first caller of setdefault decides.
+        self._fate: dict[str, bool] = {}
+        self._begun = False
+        self._news = _News()
+        self._context = copy_context()
+
+    def _live(self) -> None:
+        self._inside.add(threading.get_ident())
+        if not self._fate.setdefault("lives", True):
+            return
+        try:
+            # Of this thread: whether random numbers are watched for depends on it.
+            with torch.no_grad():
+                self._run(self)
+        except BaseException as error:
+            self._failure = error
+
+    def _open(self) -> None:
+        """Starts a thread that runs the program; after an interrupt here, `close` cleans up."""
+        try:
+            # `threading` would not do: an interrupt may leave its Python code half done.
+            start_new_thread(self._context.run, (_live, [self], self._news))
+        except RuntimeError as error:
+            raise RuntimeError(
+                "a stream needs one thread besides those of the devices, and the system refused "
+                "that thread. Close other pipelines, or raise the limit of threads (ulimit -u, "
+                "pids.max of the container) or of memory (ulimit -v)"
+            ) from error
+        while not (self._begun or self._news.ended):
+            self._news.wait()
+
+    def begun(self) -> None:
+        """To be called when the program can be fed."""
+        self._begun = True
+        self._news.tell()
+
+    def carry(self) -> Callable[[], None]:
+        """Applies the caller's state to the calling worker; returns the undoing."""
+        self._inside.add(threading.get_ident())
+        return self._caller()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the stages are its own."""
+        return self._fate.get("lives", False) and not self._news.ended
+
+    def feed(self, call: Call) -> None:
+        """Cuts a batch into microbatches, which run after those of earlier batches.
+
+        Raises:
+            RuntimeError: the system refuses a thread, or the flow is from before a fork.
+        """
+        self._refuse_fork()
+        if not self._fate:
+            self._open()
+        with _C.HoldForks(), torch.no_grad():
+            opened, outputs = self._open_batch(call)
+            parts = [part for part in opened.calls if part is not None]
+        batch = _UnderWay(self._num_fed, len(parts), outputs)
+        self._batches.append(batch)
+        self._num_fed += 1
+        self._num_used += len(parts)
+        try:
+            for index, part in enumerate(parts):
+                self._feed(batch, index, part)
+        except BaseException:
+            # The batch is incomplete, so no caller may wait for the batch.
+            self._batches.pop()
+            self._num_used -= len(parts)
+            raise
+
+    def _feed(self, batch: _UnderWay, index: int, part: Call) -> None:
+        """Gives a microbatch the next slot."""
+        slot = self._next_slot
+        self._next_slot = (slot + 1) % self.num_slots
+        self._cells[slot] = batch, index
+        arguments, self.keywords[slot] = part
+        for take in self.takers:
+            take(slot, arguments)
+        self._claim.feed(self.program, slot)
+
+    def keep(self, slot: int, output: Any, once: bool) -> Ends:
+        """Takes what the last stage returns for a slot."""
+        cell = self._cells[slot]
+        assert cell is not None
+        batch, index = cell
+        self._cells[slot] = None
+        self.keywords[slot] = {}
+        ends = batch.outputs(index, output, once)
+        if batch.is_done:
+            self._news.tell()
+        return ends
+
+    def take(self) -> Any:
+        """The output of the batch that was fed first among those here, once it is done.
+
+        Raises:
+            BaseException: the first that a stage has raised; nothing is under way any more.
+        """
+        self._refuse_fork()
+        batch = self._batches[0]
+        self._wait_for(batch)
+        if not batch.is_done:
+            self._raise_failure()
+        self._batches.popleft()
+        self._num_used -= batch.num_parts
+        with torch.no_grad():
+            return batch.outputs.merged()
+
+    def settle(self) -> None:
+        """Waits until nothing of what has been fed is under way."""
+        for batch in self._batches:
+            self._wait_for(batch)
+
+    def _wait_for(self, batch: _UnderWay) -> None:
+        """Until it is done, or will not be any more."""
+        while not (batch.is_done or self._news.ended):
+            self._news.wait()
+
+    def located(self, action: Action) -> tuple[Action, str]:
+        """The action numbered within its batch, and the batch."""
+        cell = self._cells[action.microbatch]
+        if cell is None:
+            return action, ""
+        batch, index = cell
+        return Action(action.kind, action.stage, index), f"batch {batch.number} of the stream"
+
+    def close(self, error: BaseException | None) -> None:
+        """Stops the actions in flight, and ends the thread. After an interrupt, call `close` again.
+
+        A stage that drops the last reference to the flow closes it without waiting for the end.
+        """
+        interrupt = error if isinstance(error, KeyboardInterrupt) else None
+        again: KeyboardInterrupt | None = None
+        lives = self._fate.setdefault("lives", False)
+        while lives and not (self._news.ended or self._is_alone()):
+            try:
+                if self._begun:
+                    self._claim.stop(self.program, interrupt)
+                    interrupt = None
+                if threading.get_ident() in self._inside:
+                    return
+                self._news.wait()
+            except KeyboardInterrupt as another:
+                interrupt = again = another
+        self._batches.clear()
+        self._caller.restore_threads()
+        failure, self._failure = self._failure, None
+        late = failure if isinstance(failure, PipelineStalled) else again or failure
+        if late is not None and (error is None or isinstance(late, PipelineStalled)):
+            raise late
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        try:
+            raise failure or RuntimeError("the stream has ended")
+        finally:
+            # Its traceback holds this frame.
+            del failure
+
+    def _is_alone(self) -> bool:
+        """Whether the thread vanished: in a forked child, or while Python shuts down."""
+        return os.getpid() != self._process or sys.is_finalizing()
+
+    def _refuse_fork(self) -> None:
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "this stream was begun in another process and does not survive a fork; make a new "
+                "pipeline in the child"
+            )

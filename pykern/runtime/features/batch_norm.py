@@ -1,0 +1,206 @@
+"""Running statistics of batch normalisation over the full batch, not one microbatch after another.
+
+Each microbatch is normalised by its own statistics, as always. `running_mean` and `running_var`
+move once in a step, towards the mean and the unbiased variance of all rows of the batch, as with
+the DeferredBatchNorm of torchgpipe (Kim et al., 2020, arXiv 2004.09910), whose variance is biased.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...plan import Kind
+from ..stage.stage import Stage
+
+# Of 1d, 2d and 3d alike.
+_BatchNorm = nn.modules.batchnorm._BatchNorm
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What a call has been given: how many values a channel, their mean, their biased variance."""
+
+    count: int
+    mean: Tensor
+    variance: Tensor
+
+
+class DeferredBatchNorm:
+    """Updates running statistics when a step has succeeded, and leaves them alone when it fails.
+
+    Only calls of a forward count, not those of an R. Where a module is called several times for a
+    microbatch, all calls count. Forwards alone, without gradients, update as
+    without this, if the module is in train mode: a stream of them may have no end.
+
+    Args:
+        stages: whose modules; they get hooks, until `close`.
+
+    Attributes:
+        is_needed: whether any module has running statistics to update.
+    """
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        # The microbatch of the F that each stage is in.
+        self._now: dict[int, int] = {}
+        # Modules that do not update by themselves now.
+        self._silent: list[_BatchNorm] = []
+        self._seen: dict[_BatchNorm, list[tuple[int, _Seen]]] = {}
+        self._modules = list(
+            {
+                module: stage.index
+                for stage in stages
+                for layer in stage.layers
+                for module in layer.modules()
+                if isinstance(module, _BatchNorm) and module.running_mean is not None
+            }.items()
+        )
+        self.is_needed = bool(self._modules)
+        self._handles = [
+            module.register_forward_pre_hook(partial(self._see, stage))
+            for module, stage in self._modules
+        ]
+
+    def close(self) -> None:
+        """Takes the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+
+    def around(
+        self, kind: Kind, stage: Stage, call: Callable[[int], None]
+    ) -> Callable[[int], None]:
+        """What to call for an action instead."""
+        if kind is not Kind.F or not self._modules:
+            return call
+        return partial(self._forward, stage.index, call)
+
+    def _forward(self, stage: int, call: Callable[[int], None], microbatch: int) -> None:
+        self._now[stage] = microbatch
+        try:
+            call(microbatch)
+        finally:
+            del self._now[stage]
+
+    def _see(self, stage: int, module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        if stage not in self._now or module not in self._seen:
+            return
+        values = arguments[0].detach()
+        values = values.to(torch.promote_types(values.dtype, torch.float32))
+        dimensions = [dimension for dimension in range(values.dim()) if dimension != 1]
+        variance, mean = torch.var_mean(values, dimensions, correction=0)
+        seen = _Seen(values.numel() // values.size(1), mean, variance)
+        self._seen[module].append((self._now[stage], seen))
+
+    def begin(self) -> None:
+        """Turns off the modules' own updates."""
+        self.end()
+        self._silent = [
+            module
+            for module, _ in self._modules
+            if module.training and module.track_running_stats and torch.is_grad_enabled()
+        ]
+        self._seen = {module: [] for module in self._silent}
+        for module in self._silent:
+            module.track_running_stats = False
+
+    def succeed(self) -> None:
+        """Updates the statistics of all modules."""
+        # `no_grad` is not needed: these tensors do not require grad.
+        updates = [
+            update for module, seen in self._seen.items() for update in _updates(module, seen)
+        ]
+        # One call, because an interrupt between several calls would leave partial updates.
+        if updates:
+            buffers, values = zip(*updates, strict=True)
+            torch._foreach_copy_(buffers, values)
+
+    def end(self) -> None:
+        """Turns the modules' own updates on again."""
+        for module in self._silent:
+            module.track_running_stats = True
+        self._silent, self._seen = [], {}
+        self._now.clear()
+
+
+class OrderOfUpdates:
+    """Refuses running statistics that would be updated in another order than in the plain model.
+
+    A layer within `torch.utils.checkpoint` runs again in its backward, and its batch norms update
+    once more. In the plain model this second update comes before the next forward. In a stage, the
+    second update may come after several forwards.
+    """
+
+    def __init__(self) -> None:
+        # By stage, the microbatch of the last F.
+        self._last: dict[int, int] = {}
+
+    def around(
+        self, kind: Kind, stage: Stage, call: Callable[[int], None]
+    ) -> Callable[[int], None]:
+        """The replacement for the call of an action; `call` itself without a batch norm."""
+        modules = [module for layer in stage.layers for module in layer.modules()]
+        norms = [module for module in modules if isinstance(module, _BatchNorm)]
+        if kind is Kind.F and norms:
+            return partial(self._forward, stage.index, call)
+        if kind in (Kind.B, Kind.I, Kind.W) and norms:
+            return partial(self._backward, stage.index, norms, call)
+        return call
+
+    def _forward(self, stage: int, call: Callable[[int], None], microbatch: int) -> None:
+        self._last[stage] = microbatch
+        call(microbatch)
+
+    def _backward(
+        self,
+        stage: int,
+        norms: Sequence[_BatchNorm],
+        call: Callable[[int], None],
+        microbatch: int,
+    ) -> None:
+        if self._last.get(stage) == microbatch:
+            call(microbatch)
+            return
+        counts = [norm.num_batches_tracked for norm in norms if norm.track_running_stats]
+        tracked = [count for count in counts if count is not None]
+        before = [count._version for count in tracked]
+        call(microbatch)
+        if [count._version for count in tracked] != before:
+            raise RuntimeError(
+                f"stage {stage} runs a batch norm again in a backward, as torch.utils.checkpoint "
+                "does, after the forwards of later microbatches. Its running statistics would "
+                "differ from those of the model run microbatch by microbatch. Use "
+                'recompute="layer" instead of the checkpoint, or deferred_batch_norm=True'
+            )
+
+
+def _updates(
+    module: _BatchNorm, seen: Sequence[tuple[int, _Seen]]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Buffers of a module and what they become."""
+    if not seen:
+        return
+    # In the order of microbatches, whatever the plan's.
+    calls = [one for _, one in sorted(seen, key=lambda pair: pair[0])]
+    counts = [one.count for one in calls]
+    total = sum(counts)
+    mean = sum(count / total * one.mean for count, one in zip(counts, calls, strict=True))
+    squares = sum(
+        count * (one.variance + (one.mean - mean).square())
+        for count, one in zip(counts, calls, strict=True)
+    )
+    factor = module.momentum
+    if module.num_batches_tracked is not None:
+        tracked = module.num_batches_tracked + 1
+        yield module.num_batches_tracked, tracked
+        factor = 1 / float(tracked) if factor is None else factor
+    for buffer, value in (
+        (module.running_mean, mean),
+        (module.running_var, squares / (total - 1)),
+    ):
+        assert buffer is not None
+        yield buffer, (1 - (factor or 0.0)) * buffer + (factor or 0.0) * value

@@ -1,0 +1,213 @@
+"""Finds state that stages share outside arguments and results, while the first step runs."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any, NamedTuple
+
+from torch import UntypedStorage
+
+from ...trace import CutError
+from ...trace.origins import Follow, FollowAgain, Origin, Origins, storages_of
+from ...trace.reach import Place, named, places_of, shared
+from ..recompute.buffers import modules_in
+from ..recompute.recompute import Calls
+from ..stage.stage import Stage
+
+
+class _Turn(NamedTuple):
+    """The owner of what a stage makes of a microbatch."""
+
+    stage: int
+    microbatch: int
+
+
+# A place, those of its stages, and what was in it.
+_Held = tuple[Place, list[int], dict[Any, Any]]
+
+
+class Beside:
+    """Looks at first forwards for what stages have left for each other, and refuses it.
+
+    Looked at are all forwards of the first step and one of each stage in the second. Refused is a
+    tensor that a stage reads, and that another has made and not handed over; a number in an object
+    of several stages that changes from forward to forward; and a thread-local or context variable
+    that one stage sets for another, whose thread would not see it. Checkpointing within a layer
+    calls its function again in a backward: refused is a tensor that this reads, and that another
+    microbatch has left in the stage since. Stages with compiled layers are not looked at.
+
+    Args:
+        stages: of the first replica.
+        loss_fn: which the last of them calls.
+        origins: where it is noted what stages make; or has been, while a forward was recorded.
+
+    Attributes:
+        origins: as given.
+    """
+
+    def __init__(self, stages: Sequence[Stage], loss_fn: object, origins: Origins) -> None:
+        self.origins = origins
+        # By identity of places that threads do not share, the stages that write there.
+        self.writers: dict[int, set[int]] = {}
+        # Whether anything has been, so that whoever goes on all the same is refused again.
+        self.has_refused = False
+        reached = [places_of(modules_in(stage.layers)) for stage in stages]
+        reached[-1] |= places_of(modules_in([loss_fn]), [loss_fn])
+        self._shared = list(shared(reached))
+        for stage in stages:
+            stage.when_changed = _Watch(self, stage).begin
+
+    def refuse(self, what: str) -> None:
+        """Raises CutError, with a remedy."""
+        self.has_refused = True
+        raise CutError(
+            f"{what}. Several microbatches are in the pipeline at the same time, so the value may "
+            "belong to another microbatch. Return the value from the layer and take it as an "
+            "argument, keep both layers in one stage, or give each layer its own value"
+        )
+
+    def held_by(self, stage: int) -> list[_Held]:
+        """The current state that a stage shares with others."""
+        return [
+            (place, who, dict(place.read()) if place.is_by_thread else place.values())
+            for place, who in self._shared
+            if stage in who
+        ]
+
+
+class _Watch:
+    """Checks the forwards of one stage."""
+
+    def __init__(self, beside: Beside, stage: Stage) -> None:
+        self._beside = beside
+        self._stage = stage
+        self._follow = Follow(beside.origins, self._refuse)
+        self._again = FollowAgain(beside.origins, self._refuse_again)
+        # By microbatch, the memory that its F has read of earlier ones, and whose that was.
+        self._read: dict[int, set[tuple[int, Hashable]]] = {}
+        # Others that look.
+        self._others = stage.look
+
+    def begin(self, compiled: bool) -> None:
+        """Has the stage's next actions looked at, unless torch compiles any of its layers."""
+        self._num_forwards = 0
+        # By what it is given for its outputs, the step of the last forward.
+        self._step: Callable[[], object] | None = None
+        self._stage.look = self._others if compiled else self._look
+        self._stage.look_back = None if compiled else self._look_back
+
+    def _look(self, microbatch: int, calls: Calls) -> Calls:
+        """The calls of a microbatch, to be looked at."""
+        if self._others is not None:
+            calls = self._others(microbatch, calls)
+        finish = self._stage.finish
+        if self._step is None:
+            self._step = weakref.ref(finish)
+        elif self._step() is not finish and not self._beside.has_refused:
+            self._stage.look, self._stage.look_back = self._others, None
+        self._follow.owner = _Turn(self._stage.index, microbatch)
+        self._follow.given = set()
+        self._read.setdefault(microbatch, set())
+        first, *rest, end = [partial(self._call, call) for call in calls]
+        held = self._beside.held_by(self._stage.index)
+        return [first, *rest, partial(self._last, end, held)]
+
+    def _call(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        given = list(storages_of((arguments, _keywords(call))))
+        self._follow.given |= {storage._cdata for storage in given}
+        for storage in given:
+            origin = self._beside.origins.of(storage)
+            if origin is not None:
+                self._has_read(storage, origin)
+        with self._follow:
+            return call(*arguments)
+
+    def _last(self, end: Callable[..., Any], held: list[_Held], *arguments: Any) -> Any:
+        found = end(*arguments)
+        self._num_forwards += 1
+        for place, stages, before in held:
+            if place.is_by_thread:
+                self._require_seen(place, before)
+            # The first forward may fill a cache that all others read.
+            elif self._num_forwards > 1:
+                self._require_same(place, stages, before)
+        return found
+
+    def _require_seen(self, place: Place, before: dict[Any, Any]) -> None:
+        now = place.read()
+        writers = self._beside.writers.setdefault(id(place.holder), set())
+        if now.keys() != before.keys() or any(now[key] is not before[key] for key in now):
+            writers.add(self._stage.index)
+        elif writers - {self._stage.index}:
+            self._beside.refuse(
+                f"stage {min(writers)} sets {place.name}, which layers of stage "
+                f"{self._stage.index} use without setting, in a thread that does not see the value"
+            )
+
+    def _require_same(self, place: Place, stages: list[int], before: dict[Any, Hashable]) -> None:
+        now = place.values()
+        changed = [key for key, value in before.items() if key in now and now[key] != value]
+        if changed:
+            who = ", ".join(map(str, stages))
+            self._beside.refuse(
+                f"{named(place, changed[0])}, which layers of stages {who} can read, changes from "
+                "forward to forward"
+            )
+
+    @contextmanager
+    def _look_back(self, microbatch: int) -> Iterator[None]:
+        """Around a backward, within which that of another microbatch may end."""
+        around = self._again.owner
+        self._again.owner = _Turn(self._stage.index, microbatch)
+        try:
+            with self._again if around is None else nullcontext():
+                yield
+        finally:
+            self._again.owner = around
+
+    def _has_read(self, storage: UntypedStorage, origin: Origin) -> None:
+        """Lets the backward of a microbatch read the tensors that its F has read."""
+        turn = self._follow.owner
+        assert isinstance(turn, _Turn)
+        self._read[turn.microbatch].add((storage._cdata, origin.owner))
+
+    def _refuse_again(self, storage: UntypedStorage, origin: Origin, _: str) -> None:
+        """Refuses a read of another microbatch's tensor that the F of this one has not read."""
+        turn, owner = self._again.owner, origin.owner
+        assert isinstance(turn, _Turn)
+        if not isinstance(owner, _Turn) or owner.stage != turn.stage:
+            return
+        if (storage._cdata, owner) in self._read.get(turn.microbatch, ()):
+            return
+        self._beside.has_refused = True
+        raise CutError(
+            f"the backward of microbatch {turn.microbatch} in stage {turn.stage} reads a tensor "
+            f"that microbatch {owner.microbatch} has left there by now ({origin.where}): a "
+            "function that is called again in a backward, as by torch.utils.checkpoint, must be "
+            "given what it reads as an argument"
+        )
+
+    def _refuse(self, storage: UntypedStorage, origin: Origin, where: str) -> None:
+        owner = origin.owner
+        if isinstance(owner, _Turn) and owner.stage == self._stage.index:
+            self._has_read(storage, origin)
+            return
+        what = f"stage {self._stage.index} reads a tensor ({where})"
+        if isinstance(owner, _Turn):
+            self._beside.refuse(
+                f"{what} that stage {owner.stage} has made ({origin.where}) and not handed over"
+            )
+        self._beside.refuse(
+            f"{what} that was made while the forward was recorded ({origin.where}); the tensor "
+            "keeps the sample's values, because it is not an argument"
+        )
+
+
+def _keywords(call: object) -> list[dict[str, Any]]:
+    """The keyword arguments of a call, also those of calls that it wraps."""
+    if not isinstance(call, partial):
+        return []
+    return [call.keywords, *(found for part in call.args for found in _keywords(part))]

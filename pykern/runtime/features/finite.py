@@ -1,0 +1,103 @@
+"""Looks for values that are NaN or infinite, and says where the first of them are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal, get_args
+
+from torch import Tensor
+
+from ...plan import Kind
+from ...tensors.finite import require_finite
+from ...tensors.trees import with_paths
+from ...trace import Segment
+from ..recompute.recompute import Calls
+from ..stage.stage import Stage
+
+# What is looked at: nothing, losses, also gradients, also what layers are given and return.
+CheckFinite = Literal["off", "loss", "grads", "activations"]
+
+
+class Checks:
+    """Looks at gradients, and at outputs of layers, as the actions of a step make them.
+
+    Args:
+        level: what is looked at.
+        names: of all layers.
+        spans: which of them each stage has.
+        captures: whether actions may become graphs.
+
+    Attributes:
+        of_losses: whether losses are to be looked at, which is left to who computes them.
+
+    Raises:
+        ValueError: there is no such level, or not beside captured graphs.
+    """
+
+    def __init__(
+        self, level: CheckFinite, names: Sequence[str], spans: Sequence[range], *, captures: bool
+    ) -> None:
+        if level not in get_args(CheckFinite):
+            known = ", ".join(map(repr, get_args(CheckFinite)))
+            raise ValueError(f"check_finite is one of {known}, got {level!r}")
+        if captures and level in ("grads", "activations"):
+            raise ValueError(
+                f"check_finite={level!r} looks at what actions make, and a captured graph calls no "
+                "Python that could: use check_finite='loss', or capture=False"
+            )
+        self.of_losses = level != "off"
+        self._level = level
+        self._names = [names[span.start : span.stop] for span in spans]
+
+    def around(
+        self, kind: Kind, stage: Stage, call: Callable[[int], None]
+    ) -> Callable[[int], None]:
+        """What to call for an action instead."""
+        if kind is Kind.F and self._level == "activations":
+            stage.look = partial(self._looking, stage)
+        if kind in (Kind.B, Kind.W) and self._level in ("grads", "activations"):
+            return partial(self._backward, stage, call)
+        return call
+
+    def _looking(self, stage: Stage, microbatch: int, calls: Calls) -> Calls:
+        """The calls of a stage, those of layers with a look at what they return."""
+        *layers, end = calls
+        names = self._names[stage.index]
+        where = f"stage {stage.index}, microbatch {microbatch}"
+        looking = [
+            partial(self._call, f"the output of layer {name!r}", where, call)
+            for name, call in zip(names, layers, strict=True)
+        ]
+        if stage.previous is None:
+            looking[0] = partial(self._first, where, looking[0])
+        return [*looking, end]
+
+    def _first(self, where: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        _require_finite_in(arguments, "the batch", where)
+        return call(*arguments)
+
+    def _call(self, name: str, where: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        value = call(*arguments)
+        _require_finite_in(value, name, where)
+        return value
+
+    def _backward(self, stage: Stage, call: Callable[[int], None], microbatch: int) -> None:
+        call(microbatch)
+        # A scaler looks itself, and leaves the step out.
+        if getattr(stage.finish, "scale", None) is not None:
+            return
+        where = f"stage {stage.index}, microbatch {microbatch}"
+        for name, layer in zip(self._names[stage.index], stage.layers, strict=True):
+            for key, parameter in layer.named_parameters():
+                if parameter.grad is not None:
+                    # In a segment of a recorded model they have names of the whole model.
+                    is_segment = isinstance(layer, Segment)
+                    full = key.replace("/", ".") if is_segment else f"{name}.{key}"
+                    require_finite(parameter.grad, f"the gradient of {full!r}", where)
+
+
+def _require_finite_in(value: Any, what: str, where: str) -> None:
+    for path, leaf in with_paths(value):
+        if isinstance(leaf, Tensor):
+            require_finite(leaf, what + path, where)

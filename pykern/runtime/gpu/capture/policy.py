@@ -1,0 +1,184 @@
+"""When a training step is captured, replayed, or run as usual."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from torch import Tensor
+
+from .... import _C
+from ....plan import Plan
+from ....user_code import warn
+from ...batch import Batch
+from ...loss import Losses
+from ...stage.stage import Stage
+from ..cuda import Gpus
+from .contents import Contents
+from .recording import Recording
+from .refusals import (
+    CannotCapture,
+    modules_of,
+    modules_of_loss,
+    refuse_batch,
+    refuse_loss,
+    refuse_plan,
+    refuse_stage,
+    shapes,
+    signature,
+)
+
+Capture = bool | Literal["auto", "step"]
+
+# This many steps in a row whose layers are set otherwise than in the one before are no accident.
+_TOO_MANY = 4
+
+
+class Recorder:
+    """Decides for each step whether it is replayed.
+
+    Args:
+        capture: what the user asks for, see `Pipeline`.
+        gpus: where the lanes are.
+        plan: the training plan.
+        stages: those of the first replica.
+        lane_of: the lane of each.
+
+    Raises:
+        CannotCapture: the plan cannot be captured, but has to be.
+    """
+
+    def __init__(
+        self,
+        capture: Capture,
+        gpus: Gpus,
+        plan: Plan,
+        stages: Sequence[Stage],
+        lane_of: Sequence[int],
+    ) -> None:
+        self._must = capture != "auto"
+        self._gpus = gpus
+        self._plan = plan
+        self._stages = stages
+        self._lane_of = lane_of
+        self.recording: Recording | None = None
+        self._recorded: Any = None
+        # Of the last step that ran as usual, what it trained, and what it drew from.
+        self._warm: Any = None
+        self._trained: list[Tensor] = []
+        # What its layers and loss held after it; of the recorded one, as long as there is one.
+        self._contents = Contents([])
+        # Before a step that runs as usual: each parameter's gradient, and how often it was written.
+        self._gradients: list[tuple[Tensor | None, int]] = []
+        self._generators: Any = None
+        self._drew = False
+        self._refused: Any = None
+        # How often layers have been set otherwise since the last capture.
+        self._changes = 0
+        self._has_warned = False
+        if self._must:
+            refuse_plan(plan)
+
+    def ready(self, program: _C.StreamProgram, batch: Batch) -> Recording | None:
+        """What to replay for this batch, captured now if it is time; None to run it as usual.
+
+        Raises:
+            CannotCapture: something cannot be captured, but has to be.
+        """
+        if not isinstance(batch.finish, Losses):
+            return None
+        self._generators = self._gpus.generators()
+        wanted = signature(batch, self._stages)
+        self._notice(wanted)
+        if self.recording is not None and wanted == self._recorded:
+            return self.recording
+        if self.recording is not None or wanted is None:
+            self._warn(f"{shapes(batch)}, or the modes of the caller, are not what was captured")
+        elif wanted == self._warm and wanted != self._refused:
+            self._record(program, batch, wanted)
+            if self.recording is not None:
+                return self.recording
+        self._gradients = [_written(parameter) for parameter in self._parameters()]
+        return None
+
+    def _notice(self, wanted: Any) -> None:
+        """Lets go of graphs whose layers, or loss, have changed."""
+        if self._contents.changed() is not None:
+            self._refused = None
+        elif wanted is None or self._warm is None or wanted[-1] == self._warm[-1]:
+            return
+        self._warm, self._contents = None, Contents([])
+        if self.recording is not None:
+            self._gpus.synchronize()
+            self.recording = self._recorded = None
+        self._changes += 1
+        if self._changes == _TOO_MANY:
+            self._give_up(CannotCapture("layers change in every step: a number they hold, say"))
+
+    def _record(self, program: _C.StreamProgram, batch: Batch, wanted: Any) -> None:
+        try:
+            refuse_plan(self._plan)
+            for stage in self._stages:
+                refuse_stage(stage)
+            refuse_loss(batch)
+            refuse_batch(batch)
+            if self._drew:
+                raise CannotCapture("a kernel of which torch knows nothing draws random numbers")
+            recording = Recording(
+                self._gpus, program, self._stages, self._lane_of, batch, self._trained
+            )
+            changed = self._contents.changed()
+            if changed is not None:
+                raise CannotCapture(
+                    f"{changed} changes what it holds when it is called, which a replay would not"
+                )
+        except CannotCapture as error:
+            # Where it must be captured, whoever has removed what was in the way tries again.
+            if not self._must:
+                self._refused, self._contents = wanted, Contents([])
+            self._give_up(error)
+        else:
+            self._changes = 0
+            self._recorded = wanted
+            self.recording = recording
+
+    def learn(self, batch: Batch) -> None:
+        """A step has run as usual, to its end."""
+        if isinstance(batch.finish, Losses):
+            self._warm = signature(batch, self._stages)
+            self._drew = self._gpus.generators() != self._generators
+            pairs = zip(self._parameters(), self._gradients, strict=True)
+            self._trained = [
+                parameter for parameter, before in pairs if _was_written(parameter, *before)
+            ]
+            if self.recording is None:
+                modules = [named for stage in self._stages for named in modules_of(stage)]
+                self._contents = Contents([*modules, *modules_of_loss(batch)])
+        self._gradients = []
+
+    def _parameters(self) -> list[Tensor]:
+        modules = (module for stage in self._stages for module in stage.layers)
+        found = (parameter for module in modules for parameter in module.parameters())
+        return list({id(parameter): parameter for parameter in found}.values())
+
+    def _give_up(self, error: CannotCapture) -> None:
+        if self._must:
+            raise error
+        self._warn(str(error))
+
+    def _warn(self, why: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            warn(f"steps run without CUDA graphs: {why}")
+
+
+def _written(parameter: Tensor) -> tuple[Tensor | None, int]:
+    """Its gradient, and how often that was written."""
+    gradient = parameter.grad
+    return gradient, 0 if gradient is None else gradient._version
+
+
+def _was_written(parameter: Tensor, gradient: Tensor | None, version: int) -> bool:
+    """Whether its gradient is another one, or written again."""
+    now = parameter.grad
+    return now is not None and (now is not gradient or now._version != version)

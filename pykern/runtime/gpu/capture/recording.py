@@ -1,0 +1,330 @@
+"""Graph mode: the actions of a training step as CUDA graphs, one for each stage, kind and slot.
+
+The first step of a kind runs as usual, which warms up what torch and its libraries make on first
+use. Before the second, every action is captured on the stream of its lane, from and to addresses
+that stay, with memory of its own for every slot: what a slot's F keeps for its B is in no other
+graph's way. From then on a step is a list of launches and copies, which C++ issues without Python.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .... import _C
+from ....kernels.head_loss import new_gradient
+from ....plan import Action, Kind, Plan
+from ....tensors.trees import all_tensors, map_tensors, tensors_of
+from ... import microbatch
+from ...batch import Batch
+from ...loss import Losses
+from ...random.eager import StepSeed
+from ...stage.stage import Stage
+from ..cuda import Gpus, Graph
+from ..rings import Ring, Transfer, num_bytes_of
+from .pools import Pools
+from .refusals import CannotCapture, named
+from .static_stage import Cell, Twin, distinct
+
+
+class Recording:
+    """The graphs of a training program, and the tensors that they read and write.
+
+    Args:
+        gpus: where the lanes are.
+        program: which plan; its launches and transfers are set.
+        stages: one replica.
+        lane_of: the lane of each stage.
+        batch: one of the kind that is captured.
+        trained: the parameters that a step gives gradients.
+    """
+
+    def __init__(
+        self,
+        gpus: Gpus,
+        program: _C.StreamProgram,
+        stages: Sequence[Stage],
+        lane_of: Sequence[int],
+        batch: Batch,
+        trained: Sequence[Tensor],
+    ) -> None:
+        self._gpus = gpus
+        self._program = program
+        self._stages = stages
+        self._lane_of = lane_of
+        self._rings = [Ring(gpus, lane) for lane in lane_of]
+        self._graphs: dict[tuple[Kind, int, int], Graph | None] = {}
+        self._gradients = [(parameter, _gradient_of(parameter)) for parameter in trained]
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient
+
+        # A copy of the batch, from which slots are filled.
+        first, last = gpus.device(lane_of[0]), gpus.device(lane_of[-1])
+        self._inputs = _copy_to(batch.inputs, first)
+        self._target = _copy_to(batch.target, last)
+        parts = microbatch.split(self._inputs, batch.rows)
+        # What the first stage is called with, by microbatch.
+        self._input_parts = [batch.enter(*part)[0] for part in parts]
+        self._target_parts = microbatch.split(self._target, batch.rows)
+        cells = [_cells(program, batch, stage.index) for stage in stages]
+        self._targets = [_copy_to(self._target_parts[0], last) for _ in distinct(cells[-1])]
+        assert isinstance(batch.finish, Losses)
+        self._scale = _copy_to(batch.finish.scale, last)
+        self._losses = batch.finish.among(
+            None if batch.target is None else self._targets, len(self._targets), self._scale
+        )
+        self._twins = [
+            Twin(stage, ring, of_stage, self._losses if stage.next is None else None)
+            for stage, ring, of_stage in zip(stages, self._rings, cells, strict=True)
+        ]
+        # What comes into the slots' seeds, by stage and microbatch.
+        self._seeds = [
+            ring.place(("seeds",), twin.seeds[0].new_empty(len(batch.rows), len(twin.seeds[0])))
+            for ring, twin in zip(self._rings, self._twins, strict=True)
+        ]
+        self._capture(program.plan)
+        loss = self._twins[-1].outputs[0][0]
+        like = loss.new_empty(len(batch.rows))
+        self._loss_of = self._rings[-1].place(("losses",), like)
+        for row in program.plan.rows:
+            for action in row:
+                self._set_launch(action)
+
+    def load(self, batch: Batch) -> None:
+        """Takes in a batch, and the gradients that parameters have, on the current streams."""
+        assert isinstance(batch.finish, Losses)
+        kept = (self._inputs, self._target, self._scale)
+        given = (batch.inputs, batch.target, batch.finish.scale)
+        for static, value in zip(all_tensors(kept), all_tensors(given), strict=True):
+            static.copy_(value, non_blocking=True)
+        self._load_seeds()
+        zeroed = []
+        for parameter, gradient in self._gradients:
+            if parameter.grad is None:
+                zeroed.append(gradient)
+            elif parameter.grad is not gradient:
+                gradient.copy_(parameter.grad)
+            parameter.grad = gradient
+        if zeroed:
+            torch._foreach_zero_(zeroed)
+
+    def _load_seeds(self) -> None:
+        """What the forwards would draw from the caller's generator."""
+        step = StepSeed()
+        for stage, seeds in zip(self._stages, self._seeds, strict=True):
+            rows, count = seeds.shape
+            if count > 0:
+                # As many as when it was captured, whatever other steps have drawn since.
+                drawn = [stage.draws.seeds_of(step, number, count) for number in range(rows)]
+                seeds.copy_(torch.stack(drawn), non_blocking=True)
+        step.use()
+
+    def collect(self, losses: Losses) -> None:
+        """Hands out the losses of the step that has been issued."""
+        losses.take(list(self._loss_of.unbind()))
+
+    def _capture(self, plan: Plan) -> None:
+        """All stages forward, then all backward, because each shows its neighbour what to expect.
+
+        Within a slot of a stage the order is that of every step.
+        """
+        with torch.enable_grad(), _nothing_cached(), _no_collection():
+            arguments = self._input_parts[0]
+            leaves: Sequence[Tensor] = ()
+            pools = [Pools(self._gpus, plan, stage.index) for stage in self._stages]
+            for stage, twin in enumerate(self._twins):
+                for slot in range(twin.num_slots):
+                    twin.take(slot, arguments, leaves)
+                    self._record(Kind.F, stage, slot, pools[stage].of(twin.ring_slot(slot)))
+                if stage + 1 < len(self._twins):
+                    arguments, leaves = twin.handed(0)
+            gradients: Sequence[Tensor | None] = ()
+            for stage, twin in reversed(list(enumerate(self._twins))):
+                for slot in range(twin.num_slots):
+                    if stage + 1 < len(self._twins):
+                        twin.expect(slot, gradients)
+                    self._capture_backward(plan, stage, slot, pools[stage])
+                gradients = twin.outgoing[0]
+
+    def _capture_backward(self, plan: Plan, stage: int, slot: int, pools: Pools) -> None:
+        twin = self._twins[stage]
+        pool = pools.of(twin.ring_slot(slot))
+        if twin.is_recomputed(slot):
+            pool = pools.of_recompute(twin.ring_slot(slot))
+            self._record(Kind.R, stage, slot, pool)
+        self._refuse_others(stage, slot)
+        for kind in _backward_kinds(plan, stage):
+            self._record(kind, stage, slot, pool)
+
+    def _refuse_others(self, stage: int, slot: int) -> None:
+        """A tensor without a gradient in the step before would get one in a graph's memory."""
+        known = {id(parameter) for parameter, _ in self._gradients}
+        if any(id(leaf) not in known for leaf in self._twins[stage].trains(slot)):
+            raise CannotCapture(
+                f"stage {stage}, or the loss, trains a tensor that is no parameter of its layers, "
+                "or that had no gradient after the step before"
+            )
+
+    def _record(self, kind: Kind, stage: int, slot: int, pool: Any) -> None:
+        twin = self._twins[stage]
+        graph = None
+        if twin.has(kind, slot):
+            try:
+                graph = self._gpus.capture(self._lane_of[stage], pool, lambda: twin.run(kind, slot))
+            except Exception as error:
+                where = named(error, self._stages[stage])
+                raise CannotCapture(
+                    f"{kind.name} of {where} cannot be captured: {error}"
+                ) from error
+        self._graphs[kind, stage, slot] = graph
+
+    def _set_launch(self, action: Action) -> None:
+        program, stage, number = self._program, action.stage, action.microbatch
+        slot = self._slot(stage, number)
+        graph = self._graphs[action.kind, stage, slot]
+        before: list[Transfer] = []
+        after: list[Transfer] = []
+        twin = self._twins[stage]
+        if action.kind is Kind.F:
+            before = self._fill_inputs(stage, slot, number)
+            if stage + 1 < len(self._twins):
+                self._send(Kind.COPY_F, stage, number, twin.outputs[slot])
+            else:
+                loss = self._twins[-1].outputs[slot][0]
+                after = [_transfer(self._loss_of[number], loss)]
+        elif action.kind in (Kind.B, Kind.I) and stage > 0:
+            after = self._give_gradients(stage, slot, number)
+            self._send(Kind.COPY_B, stage, number, twin.outgoing[slot])
+        handles = (graph.exec, graph.graph) if graph is not None else (0, 0)
+        program.set_launch(action, *handles, before, after)
+
+    def _fill_inputs(self, stage: int, slot: int, number: int) -> list[Transfer]:
+        """What comes to an F from its own lane: the batch's rows, or what the stage before made."""
+        transfers = []
+        if stage == 0:
+            transfers += _transfers(
+                self._twins[0].inputs[slot], tensors_of(self._input_parts[number])
+            )
+        elif self._lane_of[stage - 1] == self._lane_of[stage]:
+            made = self._twins[stage - 1].outputs[self._slot(stage - 1, number)]
+            transfers += _transfers(self._twins[stage].inputs[slot], made)
+        if stage + 1 == len(self._twins):
+            targets = all_tensors(self._target_parts[number])
+            transfers += _transfers(all_tensors(self._targets[slot]), targets)
+        seeds = self._twins[stage].seeds[slot]
+        return transfers + _transfers([seeds], [self._seeds[stage][number]])
+
+    def _give_gradients(self, stage: int, slot: int, number: int) -> list[Transfer]:
+        """What goes from a B or I to the stage before on the same lane.
+
+        At once, because the slot may have a new microbatch before the other B or I begins; that one
+        has held its own slot since its F.
+        """
+        if self._lane_of[stage - 1] != self._lane_of[stage]:
+            return []
+        places = self._twins[stage - 1].incoming[self._slot(stage - 1, number)]
+        return _transfers(places, self._twins[stage].outgoing[slot])
+
+    def _send(self, kind: Kind, stage: int, number: int, made: Sequence[Tensor | None]) -> None:
+        """Sets what the copy of a result moves, where its reader is on another lane."""
+        reader = stage + (1 if kind is Kind.COPY_F else -1)
+        if self._lane_of[reader] == self._lane_of[stage]:
+            return
+        twin, slot = self._twins[reader], self._slot(reader, number)
+        places = twin.inputs[slot] if kind is Kind.COPY_F else twin.incoming[slot]
+        transfers = _transfers(places, made)
+        if not self._gpus.lanes.reaches(self._lane_of[stage], self._lane_of[reader]):
+            ring = self._rings[reader]
+            transfers = [
+                (to, source, size, ring.host((kind, slot, index), size))
+                for index, (to, source, size, _) in enumerate(transfers)
+            ]
+        self._program.set_transfers(Action(kind, stage, number), transfers)
+
+    def _slot(self, stage: int, number: int) -> int:
+        return self._twins[stage].slot_of(number)
+
+
+def _cells(program: _C.StreamProgram, batch: Batch, stage: int) -> list[Cell]:
+    """The slot and the level of each microbatch at a stage."""
+    count = len(batch.rows)
+    levels = batch.levels[stage] if batch.levels else [None] * count
+    slots = [program.slot_of(Action(Kind.F, stage, number)) for number in range(count)]
+    return list(zip(slots, levels, strict=True))
+
+
+def _backward_kinds(plan: Plan, stage: int) -> Sequence[Kind]:
+    """What a backward of the stage consists of, in every microbatch alike."""
+    found = {
+        action.kind
+        for row in plan.rows
+        for action in row
+        if action.stage == stage and action.kind not in (Kind.F, Kind.R)
+    }
+    if found == {Kind.B}:
+        return [Kind.B]
+    if found == {Kind.I, Kind.W}:
+        return [Kind.I, Kind.W]
+    names = ", ".join(sorted(kind.name for kind in found))
+    raise CannotCapture(f"stage {stage} has {names}; captured are B alone, or I and W")
+
+
+@contextmanager
+def _nothing_cached() -> Iterator[None]:
+    """Autocast would hand weights that one graph has cast to all others."""
+    was_enabled = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(was_enabled)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Garbage may be graphs and events, whose end would break a capture."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _gradient_of(parameter: Tensor) -> Tensor:
+    """A tensor to collect its gradients in, with what there is of them."""
+    collected = new_gradient(parameter)
+    return collected if parameter.grad is None else collected.copy_(parameter.grad)
+
+
+def _copy_to(tree: Any, device: torch.device) -> Any:
+    """A copy of the tree's tensors on a device, in which each row is in one piece."""
+
+    def copy(tensor: Tensor) -> Tensor:
+        # In the order of dimensions that the tensor has in memory, if that begins with rows.
+        copied = torch.empty_like(tensor, device=device, requires_grad=False)
+        if copied.dim() > 0 and copied.stride(0) * copied.size(0) != copied.numel():
+            copied = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+        return copied.copy_(tensor.detach())
+
+    return map_tensors(copy, tree)
+
+
+def _transfers(places: Sequence[Tensor | None], made: Sequence[Tensor | None]) -> list[Transfer]:
+    return [
+        _transfer(place, tensor)
+        for place, tensor in zip(places, made, strict=True)
+        if place is not None and tensor is not None and tensor.numel() > 0
+    ]
+
+
+def _transfer(place: Tensor, source: Tensor) -> Transfer:
+    return place.data_ptr(), source.data_ptr(), num_bytes_of(source), 0

@@ -1,0 +1,41 @@
+"""Copies between the tensors of a stage on a GPU and memory of the host, beside its actions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..host_memory import Copied, Pairs
+from . import cuda
+
+
+class GpuLink:
+    """The link of a stage on a lane: a stream of its GPU for each direction."""
+
+    def __init__(self, gpus: cuda.Gpus, lane: int) -> None:
+        self._gpus = gpus
+        self._lane = lane
+
+    def buffer(self, like: Tensor, dtype: torch.dtype) -> Tensor:
+        """Pinned memory for as many values, in the same order."""
+        # The strides of a tensor whose elements do not overlap and leave nothing between them.
+        strides = torch.empty_like(like, device="meta").stride()
+        storage = self._gpus.pinned(like.numel() * dtype.itemsize).untyped_storage()
+        return torch.empty(0, dtype=dtype).set_(storage, 0, like.size(), strides)
+
+    def copy(self, pairs: Pairs, *, to_host: bool) -> Copied:
+        """Issues the copies to the stream of their direction."""
+        return _Issued(self._gpus.copy_beside(self._lane, pairs, to_host=to_host))
+
+    def join(self) -> None:
+        """Has torch's current streams wait for the copies of all lanes."""
+        self._gpus.join_beside()
+
+
+class _Issued:
+    def __init__(self, end: cuda.Event) -> None:
+        self._end = end
+
+    def wait(self) -> None:
+        """Waits on the host."""
+        self._end.synchronize()

@@ -1,0 +1,221 @@
+"""The CUDA driver: the calling thread issues a step to the streams of all GPUs."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import pairwise
+
+import torch
+
+from ... import _C
+from ...plan import Kind, Plan, Timeline
+from ...trace.routes import BATCH, Direct
+from ...user_code import warn
+from ..batch import Batch
+from ..devices import Lane
+from ..driver import Callbacks, Failure
+from ..loss import Losses
+from ..stage.stage import Stage
+from . import cuda
+from .capture.policy import Capture, Recorder
+from .capture.recording import Recording
+from .host_link import GpuLink
+from .rings import Crossing, Ring, Transfer, carrier_of
+
+StreamCallback = Callable[[int], Sequence[Transfer] | None]
+
+
+class Streams:
+    """Runs plans on the streams of lanes.
+
+    A step returns when it is issued; torch's current streams wait for it. Backward runs on the
+    calling thread, in the order of the plan, not on autograd's threads.
+    """
+
+    def __init__(self, lanes: Sequence[Lane], capture: Capture) -> None:
+        self.gpus = cuda.Gpus(lanes)
+        # The last step may be under way when nobody wants its rings and graphs any more. At exit
+        # nobody else gets their memory.
+        weakref.finalize(self, _wait, self.gpus).atexit = False
+        self._capture = capture
+        self._recorder: Recorder | None = None
+        self.claim = _C.StreamExecutor()
+        self._lane_of: list[int] = []
+        self._crossings: list[Crossing] = []
+
+    def device(self, lane: int) -> torch.device:
+        """Where a device of the plan has its tensors."""
+        return self.gpus.device(lane)
+
+    def direct(self, plan: Plan) -> Direct:
+        """Where a value can go from a stage to a later one past those between.
+
+        In forwards alone it cannot, because a slot has its next microbatch before a farther stage
+        has read what it got from there.
+        """
+        placement = plan.placement
+        homes = [
+            [placement.device_of(stage, number) for stage in range(plan.num_stages)]
+            for number in range(placement.num_replicas)
+        ]
+        reaches = self.gpus.lanes.reaches
+
+        def between(lanes: Sequence[int], low: int, high: int) -> bool:
+            if lanes[low] == lanes[high]:
+                return True
+            there, back = carrier_of(lanes, low, Kind.F), carrier_of(lanes, high, Kind.B)
+            ends = ((low, high), (there, there + 1), (back - 1, back))
+            return all(reaches(lanes[a], lanes[b]) and reaches(lanes[b], lanes[a]) for a, b in ends)
+
+        def direct(low: int, high: int, with_gradients: bool) -> bool:
+            if self._capture is not False:
+                return False
+            if low == BATCH:
+                return True
+            return with_gradients and all(between(lanes, low, high) for lanes in homes)
+
+        return direct
+
+    @property
+    def captures(self) -> bool:
+        """Whether steps may be replayed without Python."""
+        return self._capture is not False
+
+    def connect(self, replicas: Sequence[Sequence[Stage]], plan: Plan) -> None:
+        """Lets stages reach their neighbours on other GPUs."""
+        lanes = self.gpus.lanes
+        for number, stages in enumerate(replicas):
+            homes = [plan.placement.device_of(stage.index, number) for stage in stages]
+            rings = [Ring(self.gpus, lane) for lane in homes]
+            crossings: list[Crossing] = []
+            for stage in stages:
+                crossings.append(Crossing(stage.index, rings, crossings, lanes))
+                stage.passage = crossings[-1]
+            self._crossings += crossings
+            self._lane_of += homes
+        self._tell_of_detours(replicas, plan)
+        if self._capture is not False:
+            homes = self._lane_of[: plan.num_stages]
+            self._recorder = Recorder(self._capture, self.gpus, plan, replicas[0], homes)
+
+    def _tell_of_detours(self, replicas: Sequence[Sequence[Stage]], plan: Plan) -> None:
+        """Warns, once for all, of neighbours whose tensors go through the host."""
+        lanes = self.gpus.lanes
+        homes = [
+            [plan.placement.device_of(stage.index, number) for stage in stages]
+            for number, stages in enumerate(replicas)
+        ]
+        ends = {(low, high) for of_replica in homes for low, high in pairwise(of_replica)}
+        ends |= {(high, low) for low, high in ends}
+        detours = sorted((a, b) for a, b in ends if not lanes.reaches(a, b))
+        if detours:
+            names = ", ".join(f"{a} to {b}" for a, b in detours)
+            warn(
+                f"these devices of the plan do not reach each other's memory: {names}. "
+                "Copies go through pinned memory of the host, which is slow"
+            )
+
+    def host_link(self, device: int) -> GpuLink:
+        """How tensors of a device of the plan get to the host and back."""
+        return GpuLink(self.gpus, device)
+
+    def program(self, plan: Plan) -> _C.StreamProgram:
+        """The plan, ready to run."""
+        return _C.StreamProgram(plan, self.gpus.lanes)
+
+    def run(
+        self, program: _C.StreamProgram, callbacks: Callbacks, batch: Batch, *, traced: bool
+    ) -> list[Failure]:
+        """Issues a step for whoever has the claim; returns what failed.
+
+        Raises:
+            CudaError: the driver has failed; everything issued has ended.
+            CannotCapture: the step has to be captured and cannot be.
+        """
+        with torch.autograd.set_multithreading_enabled(False):
+            recording = None if self._recorder is None else self._recorder.ready(program, batch)
+            if recording is not None:
+                return self._replay(recording, program, batch, traced=traced)
+            for crossing in self._crossings:
+                crossing.begin(program)
+            on_lanes: Mapping[Kind, Sequence[StreamCallback]] = {
+                kind: [
+                    partial(self._run, kind, lane, crossing, call)
+                    for lane, crossing, call in zip(
+                        self._lane_of, self._crossings, calls, strict=True
+                    )
+                ]
+                for kind, calls in callbacks.items()
+            }
+            callers = self.gpus.callers()
+            try:
+                with self.gpus.step():
+                    failures = self.claim.run(
+                        program, on_lanes, callers, replay=False, traced=traced
+                    )
+            finally:
+                # What has been on its way to the host since a REDUCE is the caller's again.
+                self.gpus.join_beside()
+            if self._recorder is not None and not failures:
+                self._recorder.learn(batch)
+            return failures
+
+    def _replay(
+        self, recording: Recording, program: _C.StreamProgram, batch: Batch, *, traced: bool
+    ) -> list[Failure]:
+        recording.load(batch)
+        callers = self.gpus.callers()
+        with self.gpus.step():
+            # Nothing within one graph can be timed.
+            if self._capture == "step" and not traced:
+                self.claim.run_whole(program, callers)
+            else:
+                self.claim.run(program, {}, callers, replay=True, traced=traced)
+        assert isinstance(batch.finish, Losses)
+        recording.collect(batch.finish)
+        return []
+
+    def _run(
+        self,
+        kind: Kind,
+        lane: int,
+        crossing: Crossing,
+        call: Callable[[int], None],
+        microbatch: int,
+    ) -> list[Transfer]:
+        with self.gpus.active(lane):
+            crossing.start(kind, microbatch)
+            call(microbatch)
+        return crossing.take_transfers(kind, microbatch)
+
+    def end(self) -> None:
+        """Lets go of everything that belongs to the step."""
+        for crossing in self._crossings:
+            crossing.end()
+
+    def timeline(self, program: _C.StreamProgram, ago: int) -> Timeline:
+        """What ran when in the last traced step."""
+        if ago != 0:
+            raise IndexError(f"on GPUs the last traced step is kept, not the one {ago} before it")
+        return program.timeline()
+
+    def where(self, device: int) -> str:
+        """What a device is called in a message."""
+        return f"lane {device}"
+
+    def close(self) -> None:
+        """Waits for all work, then gives back the memory of rings and graphs."""
+        self.claim.close()
+        _wait(self.gpus)
+        self._recorder = None
+        for crossing in self._crossings:
+            crossing.close()
+
+
+def _wait(gpus: cuda.Gpus) -> None:
+    # After a fork, or when the context is lost, there is nothing to wait for.
+    with suppress(RuntimeError):
+        gpus.synchronize()

@@ -1,0 +1,55 @@
+"""Copies between the tensors of a stage and memory of the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+# Each a source and where it goes.
+Pairs = Sequence[tuple[Tensor, Tensor]]
+
+
+class Copied(Protocol):
+    """Copies that have been issued."""
+
+    def wait(self) -> None:
+        """Returns when they are done."""
+
+
+class HostLink(Protocol):
+    """How tensors of a stage get to the host and back."""
+
+    def buffer(self, like: Tensor, dtype: torch.dtype) -> Tensor:
+        """Memory of the host for as many values, in the same order."""
+
+    def copy(self, pairs: Pairs, *, to_host: bool) -> Copied:
+        """Copies, behind torch's current stream; nobody may write what is read before the end."""
+
+    def join(self) -> None:
+        """Has torch's current stream wait for all copies."""
+
+
+class OneMemory:
+    """The link of a stage whose tensors are on the host."""
+
+    def buffer(self, like: Tensor, dtype: torch.dtype) -> Tensor:
+        """Memory for as many values, in the same order."""
+        return torch.empty_like(like, dtype=dtype)
+
+    def copy(self, pairs: Pairs, *, to_host: bool) -> Copied:
+        """Copies at once."""
+        del to_host
+        for source, into in pairs:
+            into.copy_(source)
+        return _Done()
+
+    def join(self) -> None:
+        """Nothing is under way."""
+
+
+class _Done:
+    def wait(self) -> None:
+        """They are done."""

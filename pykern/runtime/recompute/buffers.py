@@ -1,0 +1,84 @@
+"""Buffers that a forward changes, such as running statistics: repeating it must not do so again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor, nn
+
+from ... import _C
+from ..autograd.cut import version_of
+
+# The number of a module among those of the layers, and the name of its buffer.
+Names = Sequence[tuple[int, str]]
+
+
+def modules_in(layers: Sequence[object]) -> list[nn.Module]:
+    """All modules in some layers, each once. Copies of the layers have theirs in the same order."""
+    found = (layer.modules() for layer in layers if isinstance(layer, nn.Module))
+    return list({id(module): module for modules in found for module in modules}.values())
+
+
+def names_in(modules: Sequence[nn.Module]) -> Names:
+    """All buffers of the modules."""
+    return [(number, name) for number, module in enumerate(modules) for name in module._buffers]
+
+
+class Buffers:
+    """What some buffers hold at one time.
+
+    Args:
+        modules: whose.
+        names: which.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], names: Names) -> None:
+        self._modules = modules
+        self._originals = {(number, name): modules[number]._buffers[name] for number, name in names}
+        unique = {id(one): one for one in self._originals.values() if one is not None}
+        self._versions = {key: version_of(one) for key, one in unique.items()}
+        self._copies = {key: one.detach().clone() for key, one in unique.items()}
+
+    def changed(self) -> Names:
+        """Those that are others by now, or hold other values."""
+        return [
+            (number, name)
+            for (number, name), then in self._originals.items()
+            if self._has_changed(self._modules[number]._buffers.get(name), then)
+        ]
+
+    def _has_changed(self, now: Tensor | None, then: Tensor | None) -> bool:
+        if now is not then:
+            return True
+        if now is None:
+            return False
+        # Batch normalisation writes its statistics without their version telling.
+        key = id(now)
+        return version_of(now) != self._versions[key] or not torch.equal(now, self._copies[key])
+
+    def keep_only(self, names: Names) -> None:
+        """Lets go of the others."""
+        self._originals = {name: self._originals[name] for name in names}
+        wanted = {id(one) for one in self._originals.values()}
+        self._copies = {key: one for key, one in self._copies.items() if key in wanted}
+
+    def lent(self) -> AbstractContextManager[object]:
+        """Gives modules copies of what was held; in the end they have again what they have now.
+
+        Graphs that are made within may save the copies, which nothing writes afterwards.
+        """
+        places = [(self._modules[number]._buffers, name) for number, name in self._originals]
+        now = [buffers.get(name) for buffers, name in places]
+
+        def lend() -> None:
+            for (buffers, name), then in zip(places, self._originals.values(), strict=True):
+                buffers[name] = None if then is None else self._copies[id(then)]
+
+        def put_back(_: BaseException | None) -> None:
+            for (buffers, name), buffer in zip(places, now, strict=True):
+                buffers[name] = buffer
+
+        # Not a generator: it would put a traceback on an exception of a layer, which some refuse.
+        return _C.Within(lend, put_back)

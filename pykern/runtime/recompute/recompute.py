@@ -1,0 +1,310 @@
+"""Recompute: F keeps the inputs of a stage's segments, and R makes their graphs again for B.
+
+Nothing else may tell. R draws the random numbers that F drew, finds the buffers that F found and
+leaves those that there are, and gradients add up in the order in which they would without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal, cast, get_args
+
+from torch import Tensor
+
+from ...kernels import levels as kernels
+from ...kernels import seeds
+from ...tensors.trees import tensors_of
+from ..autograd.cut import Cut, copies, cut
+from ..random.compiled import Whole
+from ..random.eager import Begins, OwnState, repeat
+from .buffers import Buffers, modules_in, names_in
+from .watch import Seen, Segment, Watch, without_saved_tensors_hooks
+
+# What F keeps where there is an R: the input of each layer, or of the stage.
+Inputs = Literal["layer", "stage"]
+INPUTS: tuple[Inputs, ...] = get_args(Inputs)
+# What F keeps, in ascending order of what is computed again; the first are those of kernels.
+Level = kernels.Level | Inputs
+LEVELS: tuple[Level, ...] = (*kernels.LEVELS, *INPUTS)
+
+_NOTHING = nullcontext()
+
+# The layers of a stage, then what ends its F and returns the tensors that backward starts from.
+# Each gets what the one before has returned.
+Calls = Sequence[Callable[..., Any]]
+
+
+def run(calls: Calls, arguments: tuple[Any, ...]) -> Any:
+    """What the last call returns, where the first gets these arguments."""
+    first, *others = calls
+    value = first(*arguments)
+    for call in others:
+        value = call(value)
+    return value
+
+
+class Recompute:
+    """The microbatches of a stage that are recomputed.
+
+    The first forward under some settings, of inputs of which the same need gradients, is watched:
+    it runs with its whole graph, which shows where it can be cut and what must not happen twice.
+    """
+
+    def __init__(self) -> None:
+        # By which of the inputs need gradients.
+        self._seen: dict[tuple[bool, ...], Seen] = {}
+        self._levels: Sequence[Level | None] = ()
+        self._compiled = False
+        self._cells: dict[int, Cell] = {}
+        # Whether any microbatch of the step has a level, and whether any is recomputed.
+        self.has_levels = False
+        self.in_use = False
+
+    def begin(
+        self, levels: Sequence[Level | None], *, changed: bool, compiled: bool = False
+    ) -> None:
+        """Starts a step.
+
+        Args:
+            levels: of each microbatch; empty: none is recomputed.
+            changed: whether the layers may do something else from now on.
+            compiled: whether any of them is compiled.
+        """
+        self._compiled = compiled
+        # Most steps have none, and their actions are to be spared the look.
+        self._levels = levels if any(level is not None for level in levels) else ()
+        self.has_levels = len(self._levels) > 0
+        self.in_use = any(level in INPUTS for level in self._levels)
+        if changed:
+            self._seen = {}
+
+    def end(self) -> None:
+        """Lets go of everything that belongs to the step."""
+        self._cells.clear()
+
+    def twin(self) -> Recompute:
+        """Another that knows what this one has seen."""
+        twin = Recompute()
+        twin._seen = self._seen
+        return twin
+
+    def has(self, microbatch: int) -> bool:
+        """Whether the microbatch is recomputed."""
+        return self._level(microbatch) in INPUTS
+
+    def keeping(self, microbatch: int) -> AbstractContextManager[object]:
+        """Within it, kernels keep what the level of a microbatch says, if one of theirs."""
+        level = self._level(microbatch)
+        if level is None or level in INPUTS:
+            return _NOTHING
+        return kernels.keeping(cast(kernels.Level, level))
+
+    def _level(self, microbatch: int) -> Level | None:
+        return self._levels[microbatch] if self._levels else None
+
+    def forward(
+        self,
+        microbatch: int,
+        calls: Calls,
+        arguments: tuple[Any, ...],
+        holders: Sequence[object],
+        state: OwnState | Whole | None,
+    ) -> None:
+        """F: runs the calls and keeps what R needs.
+
+        Args:
+            microbatch: which one.
+            calls: layers and end.
+            arguments: of the first call.
+            holders: those of whose modules F may change buffers.
+            state: that random operations draw from, None where there are none.
+        """
+        by_layer = self._level(microbatch) == "layer"
+        needs = tuple(tensor.requires_grad for tensor in tensors_of(arguments))
+        seen = self._seen.get(needs)
+        if seen is None:
+            watch = Watch(arguments, reads=not self._compiled)
+            cell, self._seen[needs] = _watched(
+                watch, calls, arguments, holders, state, by_layer=by_layer
+            )
+        else:
+            kept = copies(arguments) if seen.overwrites else arguments
+            changed = seen.changed
+            buffers = Buffers(modules_in(holders) if changed else (), changed)
+            segments = seen.segments(by_layer=by_layer)
+            cell = Cell(kept, segments, buffers, by_layer=by_layer)
+            cell.forward(calls, arguments, state)
+        self._cells[microbatch] = cell
+
+    def again(self, microbatch: int, calls: Calls) -> Sequence[Tensor]:
+        """R: returns the tensors that backward starts from."""
+        return self._cells[microbatch].again(calls) if microbatch in self._cells else ()
+
+    def take(self, microbatch: int) -> Cell | None:
+        """What there is of a microbatch for its backward."""
+        return self._cells.pop(microbatch, None)
+
+    @property
+    def trains(self) -> Sequence[Tensor]:
+        """What has been seen to collect gradients in a backward of the stage."""
+        found = [tensor() for seen in self._seen.values() for tensor in seen.trains]
+        return list({id(tensor): tensor for tensor in found if tensor is not None}.values())
+
+
+class Cell:
+    """A microbatch of a stage between its F and its backward.
+
+    Args:
+        arguments: of the first call, as R will need them.
+        segments: the calls.
+        buffers: those that F changes, as it finds them.
+        by_layer: whether R makes the last graph alone, and the backward each of the others when
+            the one behind it is gone.
+    """
+
+    def __init__(
+        self,
+        arguments: tuple[Any, ...],
+        segments: Sequence[Segment],
+        buffers: Buffers,
+        *,
+        by_layer: bool,
+    ) -> None:
+        self._arguments = arguments
+        self._segments = segments
+        self._buffers = buffers
+        self._by_layer = by_layer
+        # By segment: what its random operations begin with, and its kernels among the seeds that
+        # are provided; where its graph ends, and in what.
+        self._begins: list[Begins] = []
+        self._seeds: list[int] = []
+        self._cuts: list[Cut] = []
+        self._outputs: list[list[object]] = []
+
+    def forward(
+        self, calls: Calls, arguments: tuple[Any, ...], state: OwnState | Whole | None
+    ) -> None:
+        """F, whose graph goes piece by piece."""
+        for segment in self._segments:
+            begins = {} if state is None else state.note()
+            position = seeds.position()
+            *pieces, last = segment.pieces
+            # Hooks of the caller are for what is kept.
+            with _NOTHING if segment.keeps else without_saved_tensors_hooks():
+                for piece in pieces:
+                    arguments = (cut(_run(calls, piece, arguments)).value,)
+                value = _run(calls, last, arguments)
+            self.add(value, begins, position)
+            del value
+            arguments = (self._cuts[-1].value,)
+
+    def add(self, value: Any, begins: Begins, position: int = 0) -> None:
+        """The next segment has returned this in F."""
+        segment = self._segments[len(self._cuts)]
+        behind = self._end_of(segment, value)
+        self._outputs.append(_described(behind.outputs))
+        if not segment.keeps:
+            behind.outputs = ()
+        self._begins.append(begins)
+        self._seeds.append(position)
+        self._cuts.append(behind)
+
+    def again(self, calls: Calls) -> Sequence[Tensor]:
+        """R; returns the tensors that backward starts from."""
+        # A stage without gradients has no backward.
+        if not self._outputs[-1]:
+            return ()
+        if not self._by_layer:
+            for number in range(len(self._cuts) - 1):
+                self._make(number, calls)
+        return self.outputs(calls)
+
+    def outputs(self, calls: Calls) -> Sequence[Tensor]:
+        """Where the graph of the last segment ends, made now if it is not there."""
+        self._make(len(self._cuts) - 1, calls)
+        return self._cuts[-1].outputs
+
+    def front(self) -> Cut | None:
+        """Takes the last segment away; returns the cut in front of it, None before the first."""
+        self._cuts.pop()
+        return self._cuts[-1] if self._cuts else None
+
+    def _make(self, number: int, calls: Calls) -> None:
+        """The graph of a segment, unless F or an R has made it; its input is not kept further."""
+        segment, behind = self._segments[number], self._cuts[number]
+        if number == 0:
+            arguments, self._arguments = self._arguments, ()
+        else:
+            before = self._cuts[number - 1]
+            arguments, before.value = (before.value,), None
+        if segment.keeps or behind.outputs:
+            return
+        again = seeds.again_from(self._seeds[number])
+        with self._buffers.lent(), repeat(self._begins[number]), again:
+            value = _run(calls, segment.calls, arguments)
+        behind.outputs = self._end_of(segment, value).outputs
+        self._require_same(number)
+
+    def _end_of(self, segment: Segment, value: Any) -> Cut:
+        return Cut(None, value, ()) if segment is self._segments[-1] else cut(value)
+
+    def _require_same(self, number: int) -> None:
+        """Raises where a segment did not do again what it did in F."""
+        again, before = _described(self._cuts[number].outputs), self._outputs[number]
+        if again != before:
+            raise RuntimeError(
+                f"calls {self._segments[number].calls} of a stage returned {again} that require "
+                f"grad when they were recomputed, and {before} before: such layers cannot be "
+                "recomputed"
+            )
+
+
+def _watched(
+    watch: Watch,
+    calls: Calls,
+    arguments: tuple[Any, ...],
+    holders: Sequence[object],
+    state: OwnState | Whole | None,
+    *,
+    by_layer: bool,
+) -> tuple[Cell, Seen]:
+    """F of the first microbatch, in one graph, and what it shows."""
+    modules = modules_in(holders)
+    buffers = Buffers(modules, names_in(modules))
+    values: list[Any] = []
+    begins: list[Begins] = []
+    with without_saved_tensors_hooks(), watch.reads:
+        following = arguments
+        for call in calls:
+            begins.append({} if state is None else state.note())
+            values.append(call(*following))
+            watch.after(values[-1])
+            following = (values[-1],)
+    changed = buffers.changed()
+    buffers.keep_only(changed)
+    seen = watch.seen(changed, modules)
+    segments = seen.segments(by_layer=by_layer)
+    if seen.overwrites or any(seen.keeps):
+        # R would call a layer for the second time that B calls for the third, or has no input.
+        segments = [Segment((range(len(calls)),), keeps=True)]
+    cell = Cell(arguments, segments, buffers, by_layer=by_layer)
+    for segment in segments:
+        cell.add(values[segment.calls[-1]], _first_of([begins[call] for call in segment.calls]))
+    return cell, seen
+
+
+def _run(calls: Calls, which: range, arguments: tuple[Any, ...]) -> Any:
+    return run(calls[which.start : which.stop], arguments)
+
+
+def _first_of(begins: Sequence[Begins]) -> Begins:
+    """The first state of each generator in some calls, one after another."""
+    merged = type(begins[0])()
+    for one in reversed(begins):
+        merged.update(one)
+    return merged
+
+
+def _described(tensors: Sequence[Tensor]) -> list[object]:
+    return [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]

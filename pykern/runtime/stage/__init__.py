@@ -1,0 +1,1 @@
+"""A stage: the layers of one place, and what an action does with them."""

@@ -1,0 +1,57 @@
+"""Further replicas of a stage, which run with copies of its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from ...trace import Segment
+from ..random.eager import StepSeed
+from ..recompute.recompute import Level
+from .layer_copies import Pairs, add_gradients, copy_layers, refuse_to_copy, trains
+from .stage import Finish, Stage
+
+
+class Replica(Stage):
+    """The same stage once more, for other microbatches, on the same device or another."""
+
+    def __init__(self, original: Stage, device: torch.device) -> None:
+        super().__init__(original.index, original.layers, device)
+        self._original = original
+        self._pairs: Pairs = []
+        original.reductions.append(lambda: add_gradients(self._pairs))
+
+    def begin(
+        self,
+        num_microbatches: int,
+        seed: StepSeed,
+        finish: Finish,
+        levels: Sequence[Level | None] = (),
+    ) -> None:
+        """Makes room for a step, and copies of what the original runs with, which has begun."""
+        super().begin(num_microbatches, seed, finish, levels)
+        self.layers, self._pairs = copy_layers(self._original.layers, self.device)
+        for layer in self.layers:
+            if isinstance(layer, Segment) and layer.device is not None:
+                layer.device = self.device
+
+    def end(self) -> None:
+        """Lets go of everything that belongs to the step."""
+        super().end()
+        self._pairs = []
+
+
+def refuse_replicas(layers: Mapping[str, nn.Module]) -> None:
+    """Raises ValueError where layers cannot run in several replicas: see `refuse_to_copy`."""
+    refuse_to_copy(layers, None, "a plan with several replicas cannot run it")
+
+
+def refuse_trained_loss(loss_fn: object) -> None:
+    """Raises ValueError where the loss function trains: all replicas add to its `.grad`."""
+    if trains(loss_fn, set()):
+        raise ValueError(
+            "loss_fn has parameters that train, to which replicas would add in no fixed order: a "
+            "plan with several replicas cannot run it; give them to the last layer"
+        )

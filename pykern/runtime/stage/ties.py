@@ -1,0 +1,139 @@
+"""Parameters and modules that several stages use: one has the originals, the others copies.
+
+The owner is the first stage that uses them; its microbatches add to the originals' `.grad` as ever.
+Each other stage runs with copies that collect gradients of their own. When a step has ended, the
+complete sum of each of these stages is added to the originals', in ascending order of stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ...notes import add_note
+from ..autograd.cut import version_of
+from ..recompute.buffers import modules_in
+from .layer_copies import Pairs, add_gradients, copy_layers
+from .stage import Stage
+
+
+@dataclass(frozen=True)
+class _Buffer:
+    """A buffer of a module that runs in a stage, as a step finds it.
+
+    A module of several stages must not write it. A copied module of one may, but what it puts in
+    its place would go with the copy.
+    """
+
+    stage: int
+    module: nn.Module
+    name: str
+    value: Tensor
+    version: int
+    is_shared: bool
+
+    def is_spoilt(self) -> bool:
+        if self.module._buffers.get(self.name) is not self.value:
+            return True
+        return self.is_shared and version_of(self.value) != self.version
+
+
+class Ties:
+    """What the stages of a model share, found anew in each step.
+
+    Args:
+        stages: those of the first replica.
+    """
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        self._stages = stages
+        # By stage, in ascending order.
+        self._pairs: list[Pairs] = []
+        self._buffers: list[_Buffer] = []
+
+    def begin(self) -> None:
+        """Has each stage, which has begun a step, run with copies of what is an earlier one's.
+
+        Nothing is copied that is on the stage's device and does not train.
+        """
+        self.end()
+        owned: set[int] = set()
+        for stage in self._stages:
+            assert stage.settings is not None
+            used = stage.settings.ids()
+            if not used.isdisjoint(owned):
+                self._share(stage, {item for item in stage.settings.held() if id(item) in owned})
+            owned |= used
+
+    def _share(self, stage: Stage, shared: Collection[nn.Module | nn.Parameter]) -> None:
+        foreign = {tensor for item in shared for tensor in _foreign(item, stage.device)}
+        if foreign:
+            stage.layers, pairs = copy_layers(stage.originals, stage.device, foreign)
+            if torch.is_grad_enabled():
+                self._pairs.append(pairs)
+        self._buffers += _buffers_of(stage, shared)
+
+    def finish(self) -> None:
+        """Adds what the copies have collected to the originals, with the hooks of parameters.
+
+        Torch's current streams wait for the step by now.
+
+        Raises:
+            RuntimeError: the step has written a buffer that stages share.
+            BaseException: what a hook of a parameter raises, with a note.
+        """
+        for buffer in self._buffers:
+            if buffer.is_spoilt():
+                name = f"buffer {buffer.name!r} of a {type(buffer.module).__name__}"
+                raise RuntimeError(
+                    f"stage {buffer.stage} wrote the {name}, which is or has something that an "
+                    "earlier stage uses as well: what it wrote is lost or in no fixed order; cut "
+                    "so that they share a stage (balance=[...]), or untie them"
+                )
+        if not self._pairs:
+            return
+        try:
+            # On the calling thread, as in the step.
+            with torch.autograd.set_multithreading_enabled(False):
+                for pairs in self._pairs:
+                    _record(pairs)
+                    add_gradients(pairs)
+        except BaseException as error:
+            add_note(error, "raised while the gradients of several stages were added")
+            raise
+
+    def end(self) -> None:
+        """Lets go of everything that belongs to the step."""
+        self._pairs, self._buffers = [], []
+
+
+def _foreign(item: nn.Module | nn.Parameter, device: torch.device) -> Iterator[Tensor]:
+    """What of an earlier stage's a stage on the device needs copies of."""
+    if isinstance(item, nn.Module):
+        yield from (buffer for buffer in item.buffers(recurse=False) if buffer.device != device)
+    elif item.device != device or (item.requires_grad and torch.is_grad_enabled()):
+        yield item
+
+
+def _buffers_of(stage: Stage, shared: Collection[nn.Module | nn.Parameter]) -> Iterator[_Buffer]:
+    """The buffers of shared modules and of copies."""
+    for original, module in zip(modules_in(stage.originals), modules_in(stage.layers), strict=True):
+        is_shared = original in shared
+        if is_shared or module is not original:
+            for name, value in module._buffers.items():
+                if value is not None:
+                    version = version_of(value)
+                    yield _Buffer(stage.index, module, name, value, version, is_shared)
+
+
+def _record(pairs: Pairs) -> None:
+    """Keeps the memory of gradients, which belongs to lanes, until the current streams are done."""
+    for _, copy in pairs:
+        gradient = copy.grad
+        if gradient is not None and gradient.is_cuda:
+            parts = (gradient._indices(), gradient._values()) if gradient.is_sparse else (gradient,)
+            for part in parts:
+                part.record_stream(torch.cuda.current_stream(part.device))

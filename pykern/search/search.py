@@ -1,0 +1,285 @@
+"""The search: the best plan for given costs under a memory cap, over placements and schedules."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from .._C import WORK_PER_MS, Candidate
+from .._C import search as _search
+from ..plan import Costs, Kind, Memory, Placement, Plan, require_counts
+from ..schedules import by_name
+
+# Of the stages of one device: round and round, or down the devices and back up.
+LOOPS = (1, 2, 4)
+WAVES = (2, 3, 4, 6, 8)
+
+# Most stages on a device where the caller does not say.
+MAX_CHUNKS = 4
+# Stages times microbatches: the published schedules alone take seconds and a GB to try for these.
+MAX_SEARCHED = 1 << 19
+
+_SYNCHRONOUS = {Kind.F, Kind.B, Kind.I, Kind.W}
+
+# One device's share of the model, or what each of so many stages costs.
+CostsOf = Costs | Callable[[int], Costs]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found, and how good that is.
+
+    Attributes:
+        plan: The plan.
+        costs: Of the plan's stages.
+        memory: Of the plan's stages, in microbatch activations of one device's share.
+        makespan_ns: Of the plan, by the simulator.
+        bound_ns: No order on any of the placements takes less.
+        proven: The makespan is the bound: nothing is better.
+        peak: Most that each device holds, in microbatch activations of one device's share.
+        cap: Most that each device may hold, in the same unit.
+        seeds: Makespan in ns of each published schedule that keeps the cap, by name.
+        refused: Published schedules that break the cap.
+        work_ms: Work done, in milliseconds of one core as the search counts them.
+    """
+
+    plan: Plan
+    costs: Costs
+    memory: Memory
+    makespan_ns: float
+    bound_ns: float
+    proven: bool
+    peak: tuple[float, ...]
+    cap: tuple[float, ...]
+    seeds: Mapping[str, float]
+    refused: tuple[str, ...]
+    work_ms: float
+
+    @property
+    def gap(self) -> float:
+        """By which share of the bound the makespan is above it; 0 is optimal."""
+        return self.makespan_ns / self.bound_ns - 1
+
+    def __str__(self) -> str:
+        num_devices = self.plan.num_devices
+        quality = "proven optimal" if self.proven else f"at most {self.gap:.1%} above the optimum"
+        lines = [
+            f"{placement_name(self.plan.placement)}, {self.plan.num_stages} stages, "
+            f"{self.plan.num_microbatches} microbatches",
+            f"makespan {_ms(self.makespan_ns)}, lower bound {_ms(self.bound_ns)}: {quality}",
+            f"memory {max(self.peak) / num_devices:.3g}x of at most "
+            f"{max(self.cap) / num_devices:.3g}x, where 1x is 1F1B's",
+            f"searched for {self.work_ms:.0f} ms of one core, as counted",
+        ]
+        for name, makespan_ns in sorted(self.seeds.items(), key=lambda item: item[1]):
+            gain = 1 - self.makespan_ns / makespan_ns
+            said = f"{gain:6.1%} less time than" if gain > 5e-4 else "  the same time as"
+            lines.append(f"  {said} {name}")
+        if self.refused:
+            lines.append(f"  over the memory cap: {', '.join(self.refused)}")
+        return "\n".join(lines)
+
+
+def auto(  # noqa: PLR0913 - what a search is about, by keyword
+    num_devices: int,
+    num_microbatches: int,
+    *,
+    costs: CostsOf = Costs(1.0, 2.0),  # noqa: B008 - immutable
+    memory: float | Sequence[float] = 1.0,
+    kept: float = 1.0,
+    budget_ms: float = 100,
+    seed: int = 0,
+    max_chunks: int = MAX_CHUNKS,
+) -> Found:
+    """The best plan that a search finds, never worse than a published schedule at equal memory.
+
+    The same arguments give the same plan on every machine: the budget is counted work, not time.
+
+    Args:
+        num_devices: Devices.
+        num_microbatches: Microbatches of one step.
+        costs: Of one device's share of the model, shared evenly by its stages; or a function from
+            a number of stages to the costs of each of them.
+        memory: Most that a device may hold, for all or for each, in units of 1F1B's peak:
+            `num_devices` microbatch activations of one device's share.
+        kept: Share of an activation that is held on from the end of I to the end of W, 0 to 1.
+        budget_ms: Work, in milliseconds of one core. 100 is quick, 1000 to 10000 tunes.
+        seed: Of the random choices.
+        max_chunks: Most stages on one device.
+
+    Returns:
+        The plan with its makespan, a proven lower bound, its memory, and the schedules it beat.
+
+    Raises:
+        TypeError: A count is not an int, or the costs are a list.
+        ValueError: A number makes no sense, or no plan fits in the memory.
+    """
+    require_counts(
+        num_devices=num_devices, num_microbatches=num_microbatches, max_chunks=max_chunks
+    )
+    num_cells = num_devices * max_chunks * num_microbatches
+    if num_cells > MAX_SEARCHED:
+        raise ValueError(
+            f"num_devices * max_chunks * num_microbatches must be at most {MAX_SEARCHED}, got "
+            f"{num_cells}. Search with fewer microbatches: the order repeats for larger numbers"
+        )
+    if not 0 <= kept <= 1:
+        raise ValueError(f"kept must be 0 to 1, got {kept}")
+    cap = _cap(memory, num_devices)
+    candidates = {
+        placement: _candidate(placement, costs, kept)
+        for placement in placements(num_devices, max_chunks)
+    }
+    plans = published(num_devices, num_microbatches, max_chunks)
+    for plan in plans.values():
+        candidates.setdefault(plan.placement, _candidate(plan.placement, costs, kept))
+    index = {placement: i for i, placement in enumerate(candidates)}
+    result = _search(
+        list(candidates.values()),
+        num_microbatches,
+        cap,
+        [(index[plan.placement], plan) for plan in plans.values()],
+        budget_ms,
+        seed,
+    )
+    makespans = dict(zip(plans, result.seed_makespans_ns, strict=True))
+    return Found(
+        plan=result.plan,
+        costs=candidates[result.plan.placement].costs,
+        memory=candidates[result.plan.placement].memory,
+        makespan_ns=result.makespan_ns,
+        bound_ns=result.bound_ns,
+        proven=result.proven,
+        peak=result.peaks,
+        cap=cap,
+        seeds={name: ns for name, ns in makespans.items() if math.isfinite(ns)},
+        refused=tuple(name for name, ns in makespans.items() if not math.isfinite(ns)),
+        work_ms=result.work / WORK_PER_MS,
+    )
+
+
+def placements(num_devices: int, max_chunks: int) -> Iterator[Placement]:
+    """The placements worth a search, with at most so many stages on a device."""
+    for chunks in LOOPS:
+        if chunks <= max_chunks:
+            yield Placement.looped(num_devices, chunks)
+    for chunks in WAVES:
+        # On one device they are the loops.
+        if chunks <= max_chunks and num_devices > 1:
+            yield wave_of(num_devices, chunks)
+
+
+def wave_of(num_devices: int, num_chunks: int) -> Placement:
+    """Stages run down the devices and back up, `num_chunks` passes in all, also an odd number."""
+    down = list(range(num_devices))
+    passes = [down if chunk % 2 == 0 else down[::-1] for chunk in range(num_chunks)]
+    return Placement(num_devices, [device for stages in passes for device in stages])
+
+
+def placement_name(placement: Placement) -> str:
+    """What people call the placement of a plan with one replica."""
+    num_chunks = placement.num_stages // placement.num_devices
+    if placement == Placement.looped(placement.num_devices, num_chunks):
+        return "linear" if num_chunks == 1 else f"looped, {num_chunks} chunks a device"
+    if placement == wave_of(placement.num_devices, num_chunks):
+        return "V" if num_chunks == 2 else f"wave of {num_chunks} chunks a device"
+    return str(placement)
+
+
+def published(num_devices: int, num_microbatches: int, max_chunks: int) -> dict[str, Plan]:
+    """The plans of the catalogue that a search may start from, by name.
+
+    They are those of synchronous schedules with one replica and whole microbatches. Overlapped
+    pairs run one after the other, since the costs say nothing of what an overlap gains.
+    """
+    plans = {}
+    for name, rule in by_name.items():
+        for options in _options(rule, num_devices):
+            try:
+                plan = rule(num_devices, num_microbatches, **options)
+            except ValueError:
+                continue  # the schedule does not exist for these counts
+            words = [name, *(f"{option}={value}" for option, value in options.items() if value)]
+            if plan.num_stages <= max_chunks * num_devices and _can_start(plan):
+                plans[" ".join(words)] = Plan(plan.placement, num_microbatches, plan.rows)
+    return plans
+
+
+def _options(rule: Callable[..., Plan], num_devices: int) -> Iterator[dict[str, int | None]]:
+    """The options of a schedule that are worth a seed, in all combinations."""
+    worthwhile: dict[str, Sequence[int | None]] = {
+        "num_chunks": (2, 4, 8),
+        "waves": (1, 2, 4),
+        "group": (None, -(-num_devices // 2)),  # the smallest that gis takes, with least memory
+        "optimised": (False, True),
+    }
+    names = [name for name in inspect.signature(rule).parameters if name in worthwhile]
+    for values in itertools.product(*(worthwhile[name] for name in names)):
+        yield dict(zip(names, values, strict=True))
+
+
+def _can_start(plan: Plan) -> bool:
+    return (
+        plan.placement.num_replicas == 1
+        and plan.num_slices == 1
+        and plan.num_stages % plan.num_devices == 0
+        and not any(plan.has(kind) for kind in Kind if kind not in _SYNCHRONOUS)
+        and (plan.has(Kind.B) or plan.has(Kind.I))
+    )
+
+
+def _cap(memory: float | Sequence[float], num_devices: int) -> tuple[float, ...]:
+    """Of each device, in microbatch activations of one device's share."""
+    shares = [float(memory)] * num_devices if isinstance(memory, int | float) else list(memory)
+    if len(shares) != num_devices:
+        raise ValueError(
+            f"memory must be one number or one for each of {num_devices} devices, got {shares}"
+        )
+    for share in shares:
+        if not share > 0 or math.isinf(share):
+            raise ValueError(f"memory must be finite and above 0, got {share}")
+        if share * num_devices < 1 - 1e-9:
+            raise ValueError(
+                f"memory must be at least 1 / num_devices = {1 / num_devices:.3g}, which holds one "
+                f"microbatch, got {share}"
+            )
+    return tuple(share * num_devices for share in shares)
+
+
+def _candidate(placement: Placement, costs: CostsOf, kept: float) -> Candidate:
+    num_chunks = placement.num_stages / placement.num_devices
+    activation = 1 / num_chunks
+    held = Memory(activation, kept * activation)
+    if not isinstance(costs, Costs):
+        return Candidate(placement, costs(placement.num_stages), held)
+    return Candidate(placement, _share(costs, num_chunks), held)
+
+
+def _share(costs: Costs, num_chunks: float) -> Costs:
+    """Of one of a device's chunks."""
+    times = {
+        name: getattr(costs, name)
+        for name in ("forward_ns", "backward_ns", "recompute_ns", "input_ns", "weight_ns")
+    }
+    for name, time in times.items():
+        if isinstance(time, list):
+            raise TypeError(
+                "costs for a search must be those of one device's share, or a function from a "
+                f"number of stages to the costs of each; {name} is a list of {len(time)}"
+            )
+    return Costs(
+        **{name: time / num_chunks for name, time in times.items()},
+        transfer_ns=costs.transfer_ns,
+        overhead_ns=costs.overhead_ns,
+        message_bytes=costs.message_bytes,
+        bandwidth=costs.bandwidth,
+        shared_links=costs.shared_links,
+        device_speeds=costs.device_speeds,
+    )
+
+
+def _ms(time_ns: float) -> str:
+    return f"{time_ns / 1e6:.6g} ms"
