@@ -293,7 +293,7 @@ class Executor:
                 replica[0].arguments = self._replicas[0][0].arguments
             flow.takers = [replica[0].take for replica in self._replicas]
             for stage in self._stages:
-                stage.keywords = flow.keywords
+                stage.name(flow.keywords)
             failures = self._driver.run_flow(flow, self._callbacks)
             if failures:
                 raise self._first(failures, flow.located)

@@ -159,7 +159,7 @@ class Unflushed(Executor):
                 stage.begin(self._parts.num_slots, seeds, keep)
             else:
                 stage.go_on(seeds, keep)
-            stage.keywords = self._keywords
+            stage.name(self._keywords)
         if self._num_batches == 0:
             for versions in self.versions:
                 versions.begin()
