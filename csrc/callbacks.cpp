@@ -27,6 +27,18 @@ constexpr std::int64_t kGraceNs = 500'000'000;
     for (;;) pause();
 }
 
+// Calls into Python, out of which such a thread does not come back.
+// The exception of glibc's unwinding has no object, so that the sanitizer of undefined behaviour
+// takes the reference, which nothing reads, for one to null.
+template <class Call>
+__attribute__((no_sanitize("undefined"))) auto or_stay(const Call& call) {
+    try {
+        return call();
+    } catch (const abi::__forced_unwind&) {
+        stay_for_ever();
+    }
+}
+
 // Frees what `threading.local` has of this thread, as long as all of Python works in it.
 void clear_locals() {
     for (int round = 0; round < kRoundsOfGoodbyes; ++round) {
@@ -179,12 +191,10 @@ void Callbacks::detach(int worker) noexcept {
 
 void Callbacks::resume(int worker) noexcept {
     Worker& self = workers_[static_cast<std::size_t>(worker)];
-    try {
+    or_stay([&self] {
         PyEval_RestoreThread(self.state);
         self.presence->enter();
-    } catch (const abi::__forced_unwind&) {
-        stay_for_ever();
-    }
+    });
 }
 
 void Callbacks::suspend(int worker) noexcept {
@@ -231,13 +241,8 @@ bool Callbacks::run(int worker, Position position) noexcept {
     self.position.store(position, std::memory_order_relaxed);
     self.number.store(self.number.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     self.acting.store(true, std::memory_order_relaxed);
-    py::object result;
-    try {
-        result =
-            py::reinterpret_steal<py::object>(PyObject_CallOneArg(call.ptr(), microbatch.ptr()));
-    } catch (const abi::__forced_unwind&) {
-        stay_for_ever();
-    }
+    const auto result = py::reinterpret_steal<py::object>(
+        or_stay([&] { return PyObject_CallOneArg(call.ptr(), microbatch.ptr()); }));
     self.acting.store(false, std::memory_order_relaxed);
     if (abandoned_) {
         PyErr_Clear();
