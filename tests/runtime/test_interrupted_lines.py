@@ -103,6 +103,8 @@ def all_of(step: Callable[[], list[Tensor]], pipe: pykern.Pipeline) -> list[Tens
     return [*made, *gradients, *state, torch.get_rng_state()]
 
 
+# A step for each of some hundred lines: two minutes on a machine that is shared by ten others.
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("name", "stride"),
     [*((name, 41) for name in SETTINGS), *(nightly(name, 1) for name in SETTINGS)],
