@@ -165,7 +165,10 @@ class Losses:
         # Equal weights stand together. One product for each, because a call for every microbatch
         # would be most of what a step of tiny stages costs beyond its actions.
         for weight, group in groupby(ran, key=itemgetter(1)):
-            terms += (torch.stack([loss.to(home) for loss, _ in group]) * weight).unbind()
+            losses = [loss for loss, _ in group]
+            if home.type != "cpu":
+                losses = [loss.to(home) for loss in losses]
+            terms += (torch.stack(losses) * weight).unbind()
         first, *others = terms
         total = first.clone()
         for term in others:
