@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import _pop_mode as pop_dispatch_mode
 from torch.utils._python_dispatch import _push_mode as push_dispatch_mode
 
 __all__ = [
+    "HOOKS",
     "NODES_LAST",
     "WHOLE",
     "TorchDispatchMode",
@@ -48,6 +49,9 @@ __all__ = [
 ]
 
 Hooks = tuple[Callable[..., Any], Callable[..., Any]]
+
+# The attributes in which a module has its hooks.
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 # Whether the node of a custom function can be held without what leads to it.
 NODES_LAST = torch.__version__ >= "2.13"

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 from torch.distributed import ProcessGroup
 
+from .. import _C
 from ..parallel.data.data import refuse_foreign_loss
 from ..partition.layers import refuse_inside
 from ..plan import Plan
@@ -18,7 +19,12 @@ from ..runtime.stage.replica import refuse_replicas, refuse_trained_loss
 def refuse_others(
     model: Any, kind: type[nn.Module], reduction: object, deferred_batch_norm: object
 ) -> None:
-    """Raises TypeError or ValueError for wrong arguments; `model` must not be of that kind."""
+    """Raises TypeError or ValueError for wrong arguments; `model` must not be of that kind.
+
+    Raises RuntimeError in a child that was forked while a stage ran, before anything waits for a
+    lock of that stage.
+    """
+    _C.refuse_after_hasty_fork()
     refuse_inside(model, kind)
     if reduction not in ("mean", "sum"):
         raise ValueError(f"reduction is 'mean' or 'sum', got {reduction!r}")

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from .. import _C
+from ..notes import add_note, forget_notes, shown
 from ..plan import Action, Kind, Plan, Timeline
 from .batch import Batch, Call, Outputs
 from .cpu.stalled import refuse_timeout
@@ -25,7 +26,6 @@ from .gpu.streams import Streams
 from .host_memory import HostLink
 from .in_order import InOrder
 from .microbatch import to_device
-from .notes import add_note, forget_notes, shown
 from .observer import Observer
 from .random.eager import StepSeed
 from .stage.replica import Replica

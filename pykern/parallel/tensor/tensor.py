@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from ...notes import add_note
 from ...partition.balance import Partition
 from ...plan import Plan
 from ...runtime.executor import Executor
@@ -141,7 +142,7 @@ class TensorParallel(Whole):
             try:
                 parallelize_module(one.module, self.lanes.meshes[lane_of[one.stage]], one.style)
             except Exception as error:
-                error.add_note(f"pykern: raised while {one.name} was sliced, in {one.style}")
+                add_note(error, f"raised while {one.name} was sliced, in {one.style}")
                 raise
 
     def watch(self, executor: Executor, stages: Sequence[Stage]) -> None:
@@ -233,8 +234,7 @@ class TensorParallel(Whole):
             self._exchange(Message(failure=shown(error)))
         except BaseException as other:
             self._lose(other)
-            with suppress(Exception):
-                error.add_note(f"pykern: the peers could not be told: {other!r}")
+            add_note(error, f"the peers could not be told: {shown(other)}")
 
     def _lose(self, error: BaseException) -> SlicesLost:
         """There is nobody to go on with; who waits for this process sees it leave."""

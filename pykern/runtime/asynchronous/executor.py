@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ... import _C
+from ...notes import add_note
 from ...plan import Action, Kind
 from ...plan.parts import Parts
 from ..autograd.cut import version_of
@@ -19,7 +20,6 @@ from ..cpu.workers import Workers
 from ..driver import Program
 from ..executor import Executor
 from ..loss import Losses
-from ..notes import add_note
 from ..stage.settings import Settings
 from ..stage.stage import Ends, Stage
 from .optimizers import StageOptimizer, stepped

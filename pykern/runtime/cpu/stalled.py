@@ -63,6 +63,7 @@ def refuse_timeout(timeout: object, device_type: str) -> None:
         )
     if device_type != "cpu":
         raise ValueError(
-            f"timeout must be None on GPUs, got {timeout}: stages run on the calling thread there. "
-            "Use Ctrl-C, which interrupts the stages"
+            f"timeout must be None on GPUs, got {timeout}: stages run on the calling thread there, "
+            "which cannot leave a stage that hangs. Omit timeout. Ctrl-C ends Python code of a "
+            "stage, but not a kernel that hangs"
         )
