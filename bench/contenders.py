@@ -20,6 +20,7 @@ from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
 from torch.distributed.pipelining.stage import _PipelineStageBase
 
 from pykern.partition import partition
+from pykern.plan import Action, Kind, Placement, Plan
 
 from .harness import Contender, in_this_process
 
@@ -145,3 +146,15 @@ def _older(name: str, module: str, made_by: str, task: Task, num_stages: int) ->
 def _stages(model: nn.Sequential, counts: list[int]) -> list[nn.Module]:
     starts = [sum(counts[:stage]) for stage in range(len(counts))]
     return [model[start : start + count] for start, count in zip(starts, counts, strict=True)]
+
+
+def loop_order(num_stages: int, num_microbatches: int) -> Plan:
+    """One worker takes a microbatch through all stages and back before the next."""
+    stages = range(num_stages)
+    row = [
+        Action(kind, stage, microbatch)
+        for microbatch in range(num_microbatches)
+        for kind, order in ((Kind.F, stages), (Kind.B, reversed(stages)))
+        for stage in order
+    ]
+    return Plan(Placement(1, [0] * num_stages), num_microbatches, [row])

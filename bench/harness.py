@@ -130,7 +130,11 @@ def _answer(contender: Contender) -> tuple[float, dict[str, Tensor]]:
 
 
 def interleave(
-    benchmark: Rounds, contenders: Sequence[Contender], rounds: int, settle_s: float = 0.0
+    benchmark: Rounds,
+    contenders: Sequence[Contender],
+    rounds: int,
+    settle_s: float = 0.0,
+    clock: Callable[[], int] = time.perf_counter_ns,
 ) -> dict[str, list[float]]:
     """Times the contenders in turn, A B C A B C, so that drift of the machine hits all alike.
 
@@ -139,9 +143,10 @@ def interleave(
         contenders: Run in this order in every round.
         rounds: Samples per contender, after some rounds that do not count.
         settle_s: Pause before each step, for threads of the one before that still spin.
+        clock: Nanoseconds, of the wall or, by `time.process_time_ns`, of this process's threads.
 
     Returns:
-        Wall milliseconds of each round, by contender.
+        Milliseconds of each round, by contender.
     """
     samples: dict[str, list[float]] = {contender.name: [] for contender in contenders}
 
@@ -149,9 +154,9 @@ def interleave(
         for contender in contenders:
             contender.prepare()
             time.sleep(settle_s)
-            start = time.perf_counter_ns()
+            start = clock()
             contender.step()
-            samples[contender.name].append((time.perf_counter_ns() - start) / 1e6)
+            samples[contender.name].append((clock() - start) / 1e6)
 
     benchmark.pedantic(one_round, rounds=rounds, warmup_rounds=_WARMUP_ROUNDS)
     return {name: times[-rounds:] for name, times in samples.items()}

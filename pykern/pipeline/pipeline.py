@@ -281,7 +281,14 @@ class Pipeline(Updating):
         self._tensor.begin(sum(rows), (call, target))
         total = sum(rows) if self._data is None else self._data.begin(sum(rows))
         weights = [w for of in self._groups(rows, total) for w in self._weights(*of)]
-        losses = Losses(self._loss_fn, targets, weights, scale, must_be_finite=checked)
+        losses = Losses(
+            self._loss_fn,
+            targets,
+            weights,
+            scale,
+            must_be_finite=checked,
+            in_one_memory=self._executor.in_one_memory,
+        )
         batch = Batch(call, target, rows, losses, self._levels, self._chain.enter)
         if self.optimizer is not None:
             return self._give(batch, scale)

@@ -149,6 +149,11 @@ class Executor:
         return self._replicas[0]
 
     @property
+    def in_one_memory(self) -> bool:
+        """Whether what one action has written all others may read: not so on streams of GPUs."""
+        return not isinstance(self._driver, Streams)
+
+    @property
     def captures(self) -> bool:
         """Whether steps may be replayed without Python."""
         return isinstance(self._driver, Streams) and self._driver.captures

@@ -41,6 +41,7 @@ class Losses:
         weights: share of each microbatch in the loss of the batch.
         scale: by which all gradients are multiplied: float32 []; None for 1.
         must_be_finite: whether a loss that is not is an error.
+        in_one_memory: whether what one action has written all others may read, as on CPU workers.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Losses:
         scale: Tensor | None = None,
         *,
         must_be_finite: bool = False,
+        in_one_memory: bool = False,
     ) -> None:
         self.function = loss_fn
         self.scale = scale
@@ -60,6 +62,7 @@ class Losses:
         self._losses: list[Tensor | None] = [None] * len(weights)
         # Asked once: it takes as long as a small action.
         self._is_in_one_pass = isinstance(loss_fn, InOnePass)
+        self._in_one_memory = in_one_memory
         # Where losses on the CPU start, by microbatch, and of which type: made with the first.
         self._starts: list[Tensor] = []
         self._type: torch.dtype | None = None
@@ -119,13 +122,13 @@ class Losses:
         """The gradient of a loss.
 
         One for each: two stages that end on one GPU could not share it without waiting, and a hook
-        may write into it. On the CPU all are made with the first, which takes a tenth of the time.
+        may write into it. On CPU workers all are made with the first, which is faster.
         """
         weight = self._weights[microbatch]
         if self.scale is not None:
             # Rounded in the order of the backward of (loss * weight) * scale.
             return self.scale.to(loss.device, loss.dtype) * weight
-        if type(loss) is not Tensor or not loss.is_cpu:
+        if not self._in_one_memory or type(loss) is not Tensor or not loss.is_cpu:
             return torch.full_like(loss, weight, requires_grad=False)
         starts: list[Tensor] = []
         for alike, group in groupby(self._weights):
@@ -165,7 +168,10 @@ class Losses:
         # Equal weights stand together. One product for each, because a call for every microbatch
         # would be most of what a step of tiny stages costs beyond its actions.
         for weight, group in groupby(ran, key=itemgetter(1)):
-            terms += (torch.stack([loss.to(home) for loss, _ in group]) * weight).unbind()
+            losses = [loss for loss, _ in group]
+            if home.type != "cpu":
+                losses = [loss.to(home) for loss in losses]
+            terms += (torch.stack(losses) * weight).unbind()
         first, *others = terms
         total = first.clone()
         for term in others:

@@ -18,6 +18,9 @@ from .values import Build, Held, Here, builder, held_in, key_of, refs_in
 # Whether gradients are on, and autocast: the device type, and its type or None where it is off.
 Modes = tuple[bool, tuple[tuple[str, torch.dtype | None], ...]]
 
+# Arguments by name, of a call that has none.
+_NONE: dict[str, Any] = {}
+
 
 @dataclass(eq=False)
 class Instruction:
@@ -84,14 +87,19 @@ class Instruction:
             modules: those that stay whole, by key.
         """
         function = modules[self._key] if isinstance(self.target, str) else self.target
+        assert function is not None
         args = self._args(here)
-        kwargs = self._kwargs(here) if self._kwargs is not None else {}
+        kwargs = _NONE if self._kwargs is None else self._kwargs(here)
         if self.modes is None:
-            returned = function(*args, **kwargs)  # type: ignore[misc]
+            returned = function(*args, **kwargs)
         else:
             with _under(self.modes):
-                returned = function(*args, **kwargs)  # type: ignore[misc]
-        self._take(returned, here.values)
+                returned = function(*args, **kwargs)
+        is_one = isinstance(returned, Tensor) and len(self.results) == 1 and self.rest is None
+        if is_one and not (self.written or self.shapes):
+            here.values[self.results[0]] = returned
+        else:
+            self._take(returned, here.values)
 
     def _take(self, returned: Any, values: dict[int, Any]) -> None:
         if self.rest is None and isinstance(returned, Tensor) and len(self.results) == 1:

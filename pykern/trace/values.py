@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,11 +85,22 @@ def builder(tree: Any) -> Build:
         return lambda here: here.device or home
     if not any(isinstance(leaf, Ref | Held | Home) for leaf in leaves_of(tree)):
         # Made anew where it can be written: a callee may keep or change what it is given.
-        return lambda _: map_tree(_same, tree)
+        is_plain = isinstance(tree, PLAIN)
+        return (lambda _: tree) if is_plain else (lambda _: map_tree(_same, tree))
     return _tree_builder(tree)
 
 
+def _values_builder(numbers: Sequence[int]) -> Build:
+    """A function that gives some values, the arguments of most calls."""
+    if len(numbers) == 1:
+        (number,) = numbers
+        return lambda here: (here.values[number],)
+    return lambda here: tuple([here.values[number] for number in numbers])
+
+
 def _tree_builder(tree: Any) -> Build:
+    if type(tree) is tuple and all(isinstance(part, Ref) for part in tree):
+        return _values_builder([part.number for part in tree])
     if is_sequence(tree):
         parts = [builder(part) for part in tree]
         return lambda here: like(tree, [part(here) for part in parts])

@@ -1,6 +1,7 @@
 """Each private thing of torch does what pykern takes it for, so that another torch fails here."""
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -200,3 +201,46 @@ def test_a_hook_of_a_leaf_comes_before_its_gradient_is_kept():
     (leaf * 2).sum().backward()
     assert [gradient.tolist() for gradient in came] == [[2.0, 2.0]]
     assert leaf.grad is None
+
+
+def gradients_of(run: Callable[..., object]) -> list[Tensor]:
+    """Those of two leaves, from two outputs, with the gradients given."""
+    torch.manual_seed(0)
+    leaves = [torch.randn(3, 4, requires_grad=True) for _ in range(2)]
+    outputs = (leaves[0] * leaves[1], leaves[0].exp())
+    run(outputs, (torch.full((3, 4), 0.3), torch.full((3, 4), 0.7)), *torch_private.WHOLE)
+    return [leaf.grad for leaf in leaves if leaf.grad is not None]
+
+
+def test_the_engine_is_called_as_backward_calls_it() -> None:
+    assert torch_private.run_backward is not torch_private.checked_backward
+    ours, torchs = map(gradients_of, (torch_private.run_backward, torch_private.checked_backward))
+    assert len(ours) == len(torchs) == 2
+    assert all(map(torch.equal, ours, torchs))
+
+
+def test_the_engine_adds_to_grad_frees_the_graph_and_makes_none() -> None:
+    leaf = torch.ones(2, requires_grad=True)
+    squares = [leaf * leaf for _ in range(2)]
+    for square in squares:
+        torch_private.run_backward((square,), (torch.ones(2),), *torch_private.WHOLE)
+    assert leaf.grad is not None
+    assert leaf.grad.tolist() == [4.0, 4.0]
+    assert not leaf.grad.requires_grad
+    with pytest.raises(RuntimeError, match="second time"):
+        torch_private.run_backward((squares[0],), (torch.ones(2),), *torch_private.WHOLE)
+
+
+def test_a_torch_without_the_engines_entry_gets_its_own_backward(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(torch.autograd.Variable, "_execution_engine")
+    assert torch_private._engine() is torch_private.checked_backward
+
+
+def test_the_engine_refuses_a_gradient_of_another_shape() -> None:
+    """Torch's own checks in Python say it in other words."""
+    output = torch.ones(2, requires_grad=True) * 2
+    for run in (torch_private.run_backward, torch_private.checked_backward):
+        with pytest.raises(RuntimeError, match=r"shape|invalid gradient"):
+            run((output,), (torch.ones(3),), *torch_private.WHOLE)

@@ -30,24 +30,26 @@ class Cut:
     leaves: Sequence[Tensor]
 
 
-def cut(
-    value: Any, carry: Callable[[Sequence[Tensor]], Sequence[Tensor]] = lambda tensors: tensors
-) -> Cut:
+def cut(value: Any, carry: Callable[[Sequence[Tensor]], Sequence[Tensor]] | None = None) -> Cut:
     """Cuts the graph behind a value.
 
     Args:
         value: any tree. A tensor that occurs twice stays one, or its gradients would add up in
             another order and a layer that works in place would change only one of the two.
-        carry: takes the detached tensors to where they are used.
+        carry: takes the detached tensors to where they are used; None where that is here.
     """
     if isinstance(value, Tensor):
-        (leaf,) = carry((value.detach(),))
+        leaf = value.detach()
+        if carry is not None:
+            (leaf,) = carry((leaf,))
         if not value.requires_grad:
             return Cut(leaf, (), ())
         return Cut(leaf, (value,), (leaf.requires_grad_(),))
     values, spec = flatten(value)
     unique = tensors_of(values)
-    landed = carry([tensor.detach() for tensor in unique])
+    landed: Sequence[Tensor] = [tensor.detach() for tensor in unique]
+    if carry is not None:
+        landed = carry(landed)
     pairs = list(zip(unique, landed, strict=True))
     leaves = [leaf.requires_grad_() for tensor, leaf in pairs if tensor.requires_grad]
     handed = {id(tensor): leaf for tensor, leaf in pairs}

@@ -14,7 +14,7 @@ import os
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -222,6 +222,7 @@ def _generator_of(args: Any, kwargs: Any) -> torch.Generator:
     return default_generator(kwargs.get("device") or next(of_tensors, _CPU))
 
 
+@cache
 def _is_random(func: Any) -> bool:
     """Whether the operation may draw. Attention on a GPU also has the tag without dropout."""
     return torch.Tag.nondeterministic_seeded in func.tags

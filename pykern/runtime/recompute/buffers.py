@@ -41,6 +41,11 @@ class Buffers:
         self._versions = {key: version_of(one) for key, one in unique.items()}
         self._copies = {key: one.detach().clone() for key, one in unique.items()}
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to put back."""
+        return not self._originals
+
     def changed(self) -> Names:
         """Those that are others by now, or hold other values."""
         return [

@@ -15,6 +15,7 @@ from torch import Tensor
 from ...kernels import levels as kernels
 from ...kernels import seeds
 from ...tensors.trees import tensors_of
+from ...torch_private import top_hooks
 from ..autograd.cut import Cut, copies, cut
 from ..random.compiled import Whole
 from ..random.eager import Begins, OwnState, repeat
@@ -29,6 +30,7 @@ Level = kernels.Level | Inputs
 LEVELS: tuple[Level, ...] = (*kernels.LEVELS, *INPUTS)
 
 _NOTHING = nullcontext()
+_NO_BUFFERS = Buffers((), ())
 
 # The layers of a stage, then what ends its F and returns the tensors that backward starts from.
 # Each gets what the one before has returned.
@@ -91,17 +93,17 @@ class Recompute:
 
     def has(self, microbatch: int) -> bool:
         """Whether the microbatch is recomputed."""
-        return self._level(microbatch) in INPUTS
+        return bool(self._levels) and self._levels[microbatch] in INPUTS
 
     def keeping(self, microbatch: int) -> AbstractContextManager[object]:
         """Within it, kernels keep what the level of a microbatch says, if one of theirs."""
-        level = self._level(microbatch)
-        if level is None or level in INPUTS:
+        if not self.keeps(microbatch):
             return _NOTHING
-        return kernels.keeping(cast(kernels.Level, level))
+        return kernels.keeping(cast(kernels.Level, self._levels[microbatch]))
 
-    def _level(self, microbatch: int) -> Level | None:
-        return self._levels[microbatch] if self._levels else None
+    def keeps(self, microbatch: int) -> bool:
+        """Whether the level of a microbatch is one of kernels."""
+        return bool(self._levels) and self._levels[microbatch] in kernels.LEVELS
 
     def forward(
         self,
@@ -120,8 +122,11 @@ class Recompute:
             holders: those of whose modules F may change buffers.
             state: that random operations draw from, None where there are none.
         """
-        by_layer = self._level(microbatch) == "layer"
-        needs = tuple(tensor.requires_grad for tensor in tensors_of(arguments))
+        by_layer = self._levels[microbatch] == "layer"
+        if len(arguments) == 1 and type(arguments[0]) is Tensor:
+            needs: tuple[bool, ...] = (arguments[0].requires_grad,)
+        else:
+            needs = tuple(tensor.requires_grad for tensor in tensors_of(arguments))
         seen = self._seen.get(needs)
         if seen is None:
             watch = Watch(arguments, reads=not self._compiled)
@@ -131,8 +136,8 @@ class Recompute:
         else:
             kept = copies(arguments) if seen.overwrites else arguments
             changed = seen.changed
-            buffers = Buffers(modules_in(holders) if changed else (), changed)
-            segments = seen.segments(by_layer=by_layer)
+            buffers = Buffers(modules_in(holders), changed) if changed else _NO_BUFFERS
+            segments = seen.by_layer if by_layer else seen.by_stage
             cell = Cell(kept, segments, buffers, by_layer=by_layer)
             cell.forward(calls, arguments, state)
         self._cells[microbatch] = cell
@@ -140,6 +145,15 @@ class Recompute:
     def again(self, microbatch: int, calls: Calls) -> Sequence[Tensor]:
         """R: returns the tensors that backward starts from."""
         return self._cells[microbatch].again(calls) if microbatch in self._cells else ()
+
+    def take_whole(self, microbatch: int) -> bool:
+        """Whether a backward is that of one graph, with nothing around it; takes what there is."""
+        cell = self._cells.get(microbatch)
+        if cell is None:
+            return not self.keeps(microbatch)
+        if cell.is_whole:
+            del self._cells[microbatch]
+        return cell.is_whole
 
     def take(self, microbatch: int) -> Cell | None:
         """What there is of a microbatch for its backward."""
@@ -161,6 +175,9 @@ class Cell:
         buffers: those that F changes, as it finds them.
         by_layer: whether R makes the last graph alone, and the backward each of the others when
             the one behind it is gone.
+
+    Attributes:
+        is_whole: whether the graph is in one piece, which F has kept or R has made.
     """
 
     def __init__(
@@ -175,6 +192,7 @@ class Cell:
         self._segments = segments
         self._buffers = buffers
         self._by_layer = by_layer
+        self.is_whole = len(segments) == 1
         # By segment: what its random operations begin with, and its kernels among the seeds that
         # are provided; where its graph ends, and in what.
         self._begins: list[Begins] = []
@@ -186,15 +204,14 @@ class Cell:
         self, calls: Calls, arguments: tuple[Any, ...], state: OwnState | Whole | None
     ) -> None:
         """F, whose graph goes piece by piece."""
+        # Hooks of the caller are for what is kept.
+        is_hooked = top_hooks() is not None
         for segment in self._segments:
             begins = {} if state is None else state.note()
             position = seeds.position()
-            *pieces, last = segment.pieces
-            # Hooks of the caller are for what is kept.
-            with _NOTHING if segment.keeps else without_saved_tensors_hooks():
-                for piece in pieces:
-                    arguments = (cut(_run(calls, piece, arguments)).value,)
-                value = _run(calls, last, arguments)
+            hooked = is_hooked and not segment.keeps
+            with without_saved_tensors_hooks() if hooked else _NOTHING:
+                value = _run_pieces(calls, segment, arguments)
             self.add(value, begins, position)
             del value
             arguments = (self._cuts[-1].value,)
@@ -202,7 +219,9 @@ class Cell:
     def add(self, value: Any, begins: Begins, position: int = 0) -> None:
         """The next segment has returned this in F."""
         segment = self._segments[len(self._cuts)]
-        behind = self._end_of(segment, value)
+        # What the end returns is where backward starts, not a value.
+        is_last = len(self._cuts) == len(self._segments) - 1
+        behind = Cut(None, value, ()) if is_last else cut(value)
         self._outputs.append(_described(behind.outputs))
         if not segment.keeps:
             behind.outputs = ()
@@ -240,14 +259,15 @@ class Cell:
             arguments, before.value = (before.value,), None
         if segment.keeps or behind.outputs:
             return
-        again = seeds.again_from(self._seeds[number])
-        with self._buffers.lent(), repeat(self._begins[number]), again:
+        if self._buffers.is_empty and not (self._begins[number] or seeds.are_provided()):
             value = _run(calls, segment.calls, arguments)
-        behind.outputs = self._end_of(segment, value).outputs
+        else:
+            again = seeds.again_from(self._seeds[number])
+            with self._buffers.lent(), repeat(self._begins[number]), again:
+                value = _run(calls, segment.calls, arguments)
+        is_last = number == len(self._segments) - 1
+        behind.outputs = value if is_last else cut(value).outputs
         self._require_same(number)
-
-    def _end_of(self, segment: Segment, value: Any) -> Cut:
-        return Cut(None, value, ()) if segment is self._segments[-1] else cut(value)
 
     def _require_same(self, number: int) -> None:
         """Raises where a segment did not do again what it did in F."""
@@ -284,7 +304,7 @@ def _watched(
     changed = buffers.changed()
     buffers.keep_only(changed)
     seen = watch.seen(changed, modules)
-    segments = seen.segments(by_layer=by_layer)
+    segments = seen.by_layer if by_layer else seen.by_stage
     if seen.overwrites or any(seen.keeps):
         # R would call a layer for the second time that B calls for the third, or has no input.
         segments = [Segment((range(len(calls)),), keeps=True)]
@@ -292,6 +312,14 @@ def _watched(
     for segment in segments:
         cell.add(values[segment.calls[-1]], _first_of([begins[call] for call in segment.calls]))
     return cell, seen
+
+
+def _run_pieces(calls: Calls, segment: Segment, arguments: tuple[Any, ...]) -> Any:
+    """What a segment returns, whose graph is let go of behind every piece but the last."""
+    *pieces, last = segment.pieces
+    for piece in pieces:
+        arguments = (cut(_run(calls, piece, arguments)).value,)
+    return _run(calls, last, arguments)
 
 
 def _run(calls: Calls, which: range, arguments: tuple[Any, ...]) -> Any:

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor, nn
@@ -59,8 +60,17 @@ class Seen:
     overwrites: bool
     trains: Sequence[weakref.ref[Tensor]]
 
-    def segments(self, *, by_layer: bool) -> list[Segment]:
-        """The calls in segments: as long as they can be, or one for each layer where it can be."""
+    @cached_property
+    def by_stage(self) -> list[Segment]:
+        """The calls in segments, as long as they can be."""
+        return self._segments(by_layer=False)
+
+    @cached_property
+    def by_layer(self) -> list[Segment]:
+        """The calls in segments, one for each layer where it can be."""
+        return self._segments(by_layer=True)
+
+    def _segments(self, *, by_layer: bool) -> list[Segment]:
         found: list[Segment] = []
         for piece in self._pieces():
             keeps = any(self.keeps[call] for call in piece)

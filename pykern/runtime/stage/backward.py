@@ -24,34 +24,61 @@ Through = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]], None]
 
 
 def straight(stage: Stage, microbatch: int) -> None:
-    """B of a stage without parts and parcels, if what it has handed over is one tensor."""
+    """B of one graph, all of whose outputs have a gradient, where nothing skips the stage."""
     outputs, gradients = stage.outputs[microbatch], stage.gradients[microbatch]
-    leaves = stage.leaves[microbatch]
-    if len(outputs) != 1 or len(leaves) > 1 or gradients[0] is None:
-        graph_by_graph(stage, microbatch)
-        return
+    for gradient in gradients:
+        if gradient is None:
+            graph_by_graph(stage, microbatch)
+            return
     stage.outputs[microbatch] = stage.gradients[microbatch] = ()
-    found: tuple[Tensor | None, ...] = ()
-    if leaves:
+    leaves = stage.leaves[microbatch]
+    found: Sequence[Tensor | None] = ()
+    if not outputs:
+        found = (None,) * len(leaves)
+    elif len(leaves) == 1:
         landing = Landing(leaves[0])
         try:
             stage.run_backward(outputs, gradients, *WHOLE)
         finally:
             found = (take(landing),)
     else:
-        stage.run_backward(outputs, gradients, *WHOLE)
+        landings = [Landing(leaf) for leaf in leaves]
+        try:
+            stage.run_backward(outputs, gradients, *WHOLE)
+        finally:
+            found = tuple([take(landing) for landing in landings])
     if stage.previous is not None:
         stage.leaves[microbatch] = ()
         stage.previous.gradients[microbatch] = found
 
 
-def watched(stage: Stage, microbatch: int) -> None:
-    """The same where it is not known yet that it draws nothing, or where the forward draws."""
-    form = 0, len(stage.leaves[microbatch])
-    if stage.draws.is_safe(Kind.B, form):
+def without_parcels(stage: Stage, microbatch: int) -> None:
+    """B where values may skip stages, straight if none has."""
+    if stage.parcels.sent or stage.parcels.opened:
+        graph_by_graph(stage, microbatch)
+    else:
+        straight(stage, microbatch)
+
+
+def in_one_segment(stage: Stage, microbatch: int) -> None:
+    """B where microbatches have levels, straight if R has made the whole graph again."""
+    skips = stage.parcels.sent or stage.parcels.opened
+    if not skips and stage.recomputed.take_whole(microbatch):
         straight(stage, microbatch)
     else:
         graph_by_graph(stage, microbatch)
+
+
+def watched(run: Callable[[Stage, int], None]) -> Callable[[Stage, int], None]:
+    """Has B looked at while it is not known to draw nothing."""
+
+    def looking(stage: Stage, microbatch: int) -> None:
+        if stage.draws.is_safe(Kind.B, (0, len(stage.leaves[microbatch]))):
+            run(stage, microbatch)
+        else:
+            graph_by_graph(stage, microbatch)
+
+    return looking
 
 
 def graph_by_graph(stage: Stage, microbatch: int) -> None:
@@ -105,7 +132,7 @@ def _around(
     mode = stage.draws.backward(kind, microbatch, (number, len(stage.leaves[microbatch])))
     if stage.look_back is not None:
         mode = both(stage.look_back(microbatch), mode)
-    if not stage.recomputed.has_levels:
+    if not stage.recomputed.keeps(microbatch):
         return mode
     return both(mode, stage.recomputed.keeping(microbatch))
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from ...trace import Environment
 from ..autograd.cut import cut, hidden_in
 from .skips import apart, ends_of
 
@@ -34,6 +35,36 @@ def to_next(stage: Stage, microbatch: int, output: Any) -> Sequence[Tensor]:
         return ()
     following.leaves[microbatch] = (leaf.requires_grad_(),)
     return (output,)
+
+
+def values_to_next(stage: Stage, microbatch: int, output: Any) -> Sequence[Tensor]:
+    """The same for the values that a recorded forward hands over, if all of them are tensors."""
+    if not isinstance(output, Environment):
+        return to_next(stage, microbatch, output)
+    near, farther = output.apart(stage.index)
+    for value in near.values.values():
+        if not isinstance(value, Tensor):
+            return by_passage(stage, microbatch, output)
+    # One that stands there twice stays one.
+    handed: dict[int, Tensor] = {}
+    outputs: list[Tensor] = []
+    leaves: list[Tensor] = []
+    for value in near.values.values():
+        if id(value) in handed:
+            continue
+        handed[id(value)] = leaf = value.detach()
+        if value.requires_grad:
+            outputs.append(value)
+            leaves.append(leaf.requires_grad_())
+    following = stage.next
+    assert following is not None
+    landed = {number: handed[id(value)] for number, value in near.values.items()}
+    following.arguments[microbatch] = (Environment(near.program, landed),)
+    following.leaves[microbatch] = leaves
+    if farther:
+        stage.parcels.send(microbatch, farther, stage.passage)
+        outputs += ends_of(farther)
+    return tuple(outputs)
 
 
 def by_passage(stage: Stage, microbatch: int, output: Any) -> Sequence[Tensor]:
@@ -71,14 +102,20 @@ def to_the_end(stage: Stage, microbatch: int, output: Any) -> Sequence[Tensor]:
     assert stage.finish is not None
     # Were it for this microbatch alone, gradients would add up in another order.
     once = not stage.recomputed.in_use
-    outputs, gradients = stage.finish(microbatch, stage.passage.keep(output), once)
-    stage.gradients[microbatch] = gradients
+    outputs, stage.gradients[microbatch] = stage.finish(microbatch, output, once)
     return outputs
+
+
+def out_by_passage(stage: Stage, microbatch: int, output: Any) -> Sequence[Tensor]:
+    """The same where the output has to be moved before its caller may keep it."""
+    return to_the_end(stage, microbatch, stage.passage.keep(output))
 
 
 def again(stage: Stage, microbatch: int, output: Any) -> Sequence[Tensor]:
     """As the end of F, for an R, after which the next stage has everything."""
     if stage.next is None:
-        return to_the_end(stage, microbatch, output)
+        return stage.hand_over(stage, microbatch, output)
+    if isinstance(output, Tensor):
+        return (output,) if output.requires_grad else ()
     near, farther = apart(output, stage.index)
     return (*cut(near).outputs, *ends_of(farther))

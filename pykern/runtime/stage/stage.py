@@ -109,12 +109,10 @@ class Stage:
 
     def choose(self) -> None:
         """Puts together what the actions do: what is in force now, and nothing else."""
-        self.run_backward: Callable[..., object] = run_backward
-        self.hand_over: hand_over.HandOver = hand_over.to_the_end
         is_plain = type(self.passage) is Passage
-        if self.next is not None:
-            self.hand_over = hand_over.to_next if is_plain else hand_over.by_passage
-        elif not getattr(self.finish, "knows_gradients", False):
+        self.run_backward: Callable[..., object] = run_backward
+        self.hand_over: hand_over.HandOver = self._way_out(is_plain=is_plain)
+        if self.next is None and not getattr(self.finish, "knows_gradients", False):
             self.run_backward = checked_backward
         named = len(self.keywords) > 0 and any(self.keywords_of)
         self._compute: forward.Compute = forward.straight
@@ -126,9 +124,26 @@ class Stage:
             self._compute = forward.drawing(self._compute)
         if self._is_recorded:
             self._compute = forward.with_parcels(self._compute)
-        self._backward = backward.graph_by_graph
-        if is_plain and not (self._is_recorded or self.recomputed.has_levels or self.look_back):
-            self._backward = backward.watched if self.draws.possible else backward.straight
+        self._backward = self._way_back(is_plain=is_plain)
+
+    def _way_out(self, *, is_plain: bool) -> hand_over.HandOver:
+        """How F ends. `is_plain`: whether what leaves the stage stays in its memory."""
+        if self.next is None:
+            return hand_over.to_the_end if is_plain else hand_over.out_by_passage
+        if not is_plain:
+            return hand_over.by_passage
+        return hand_over.values_to_next if self._is_recorded else hand_over.to_next
+
+    def _way_back(self, *, is_plain: bool) -> Callable[[Stage, int], None]:
+        """What B is."""
+        if self.look_back is not None or not is_plain:
+            return backward.graph_by_graph
+        run = backward.straight
+        if self._is_recorded:
+            run = backward.without_parcels
+        if self.recomputed.has_levels:
+            run = backward.in_one_segment
+        return backward.watched(run) if self.draws.possible else run
 
     def twin(self) -> Stage:
         """A stage of the same layers, which knows what this one has seen them do."""
