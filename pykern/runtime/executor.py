@@ -14,7 +14,6 @@ import torch
 from .. import _C
 from ..plan import Action, Kind, Plan, Timeline
 from .batch import Batch, Call, Outputs
-from .cpu.stalled import refuse_timeout
 from .cpu.stream import WorkerFlow
 from .cpu.workers import Workers
 from .devices import Lane
@@ -48,17 +47,10 @@ def open_driver(lanes: Sequence[Lane], capture: Capture, timeout: float | None =
         timeout: seconds that an action may take; None for no limit.
 
     Raises:
-        ValueError: `capture` is invalid, or these devices do not support it; or `timeout` is
-            invalid, or set for GPUs.
         RuntimeError: the GPUs cannot be used.
     """
-    if capture not in (False, True, "auto", "step"):
-        raise ValueError(f"capture is True, False, 'auto' or 'step', got {capture!r}")
-    refuse_timeout(timeout, lanes[0].device.type)
     if lanes[0].device.type != "cpu":
         return Streams(lanes, capture)
-    if capture in (True, "step"):
-        raise ValueError(f"capture={capture!r} needs GPUs; CPU workers call every action")
     return Workers(len(lanes), timeout)
 
 
@@ -221,7 +213,7 @@ class Executor:
             # process if a thread came back from one of torch's functions after it has gone.
             found = result()
             for observer in self._observers:
-                observer.succeed()
+                observer.succeed_run()
             return found
 
     def alone(self) -> AbstractContextManager[object]:
@@ -308,7 +300,7 @@ class Executor:
 
     def _begin(self, batch: Batch) -> None:
         for observer in self._observers:
-            observer.begin()
+            observer.begin_run()
         seed = StepSeed()
         for number, replica in enumerate(self._replicas):
             for stage in replica:
@@ -338,7 +330,7 @@ class Executor:
         self._ties.end()
         self._driver.end()
         for observer in self._observers:
-            observer.end()
+            observer.end_run()
 
     def close(self) -> None:
         """Ends what runs the actions, after a step in progress in another thread."""
