@@ -10,6 +10,8 @@ VENV := .venv
 CONSTRAINTS := constraints/cpu.txt
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python environment/install.py --constraint $(CONSTRAINTS)
+# Changes with the names of modules: what is installed has a table of them.
+NAMES := $(VENV)/.names-$(firstword $(shell find pykern schedules -name '*.py' | LC_ALL=C sort | cksum))
 SOURCES := CMakeLists.txt cmake/nvtx.cmake pyproject.toml $(shell find csrc -name '*.cpp' -o -name '*.hpp')
 
 .PHONY: setup demo test torture matrix clean
@@ -41,9 +43,13 @@ $(VENV)/.build-tools: $(CONSTRAINTS)
 	@touch $@
 
 # Editable: Python sources are used where they lie; a change in csrc compiles what it touches.
-$(VENV)/.extension: $(VENV)/.build-tools $(SOURCES)
+$(VENV)/.extension: $(VENV)/.build-tools $(SOURCES) $(NAMES)
 	@echo "Installing packages and compiling the extension: minutes."
 	@$(INSTALL) --no-build-isolation --editable ".[dev]"
+	@touch $@
+
+$(NAMES): $(VENV)/.build-tools
+	@rm -f $(VENV)/.names-*
 	@touch $@
 
 clean:

@@ -16,7 +16,9 @@ void bind_costs(pybind11::module_& module);
 void bind_timeline(pybind11::module_& module);
 void bind_search(pybind11::module_& module);
 void bind_undo(pybind11::module_& module);
+void bind_landing(pybind11::module_& module);
 void bind_exec(pybind11::module_& module);
+void bind_forks(pybind11::module_& module);
 void bind_cuda(pybind11::module_& module);
 void bind_streams(pybind11::module_& module);
 

@@ -1,6 +1,7 @@
 // Python's side of the executor: the interpreter lock, callables, exceptions and contexts.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -8,6 +9,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -15,8 +17,11 @@
 #include "callbacks.hpp"
 #include "calls.hpp"
 #include "ending.hpp"
+#include "exec/kept_lock.hpp"
 #include "exec/ranges.hpp"
+#include "exec/watchdog.hpp"
 #include "exec/workers.hpp"
+#include "forks.hpp"
 
 namespace py = pybind11;
 
@@ -33,7 +38,8 @@ class Executor final : public Closable {
                                         std::to_string(num_workers));
         }
         const auto timeout_ns = static_cast<std::int64_t>(std::min(timeout_s, kLongestS) * 1e9);
-        callbacks_ = std::make_unique<Callbacks>(num_workers, timeout_ns);
+        if (timeout_ns > 0) watch(timeout_ns);
+        callbacks_ = std::make_unique<Callbacks>(num_workers, timeout_ns, watchdog_.get());
         const py::gil_scoped_release no_gil;
         workers_ = std::make_unique<Workers>(num_workers, *callbacks_);
     }
@@ -41,17 +47,19 @@ class Executor final : public Closable {
     Executor(const Executor&) = delete;
     Executor& operator=(const Executor&) = delete;
 
-    // Giving the lock back throws only where pybind11 was never set up.
+    // To give the lock back throws only where pybind11 was never set up.
     // NOLINTNEXTLINE(bugprone-exception-escape)
     ~Executor() override {
         if (claim_.is_fork() || gave_up_ || abandoned_) {
             // The threads stayed in the parent, and their locks may be held; or they hang.
             [[maybe_unused]] const Workers* workers = workers_.release();
             [[maybe_unused]] const Callbacks* callbacks = callbacks_.release();
+            [[maybe_unused]] const Watchdog* watchdog = watchdog_.release();
             return;
         }
         const py::gil_scoped_release no_gil;
         workers_.reset();
+        watchdog_.reset();
     }
 
     void claim() { claim_.take(); }
@@ -64,8 +72,9 @@ class Executor final : public Closable {
         const bool wanted = !begun.is_none();
         const bool may_give_up = !stalled.is_none();
         {
+            const Absence absence;
             const py::gil_scoped_release no_gil;
-            // Steps that nobody wants to be told of do not take the lock from the workers.
+            // Without a function to call, the lock stays with the workers.
             const auto call_begun = [&begun, wanted] {
                 if (!wanted) return;
                 const py::gil_scoped_acquire gil;
@@ -77,6 +86,8 @@ class Executor final : public Closable {
                     call_begun);
             } catch (const Stalled&) {
                 abandoned_ = true;
+                // No thread waits for the lock on behalf of a step any more.
+                watchdog_.reset();
             }
         }
         if (abandoned_) return give_up(job, stalled);
@@ -99,7 +110,7 @@ class Executor final : public Closable {
     }
 
     void stop(const Job& job, py::object exception) {
-        // Whoever holds the locks has stayed in the parent.
+        // The threads that hold the locks stayed in the parent.
         if (claim_.is_fork()) return;
         if (!exception.is_none() && callbacks_->runs(job.program)) {
             callbacks_->interrupt(std::move(exception));
@@ -138,7 +149,32 @@ class Executor final : public Closable {
     // The longest wait that fits into nanoseconds with room to spare.
     static constexpr double kLongestS = 1e9;
 
-    // Leaves the workers, whose actions do not end, to themselves; returns what there is to say.
+    // Has a watchdog look at waits for the interpreter lock.
+    void watch(std::int64_t timeout_ns) {
+        const auto tell = [this](std::int64_t ns) {
+            const std::vector<UnderWay> under_way = callbacks_->under_way();
+            return tell_kept_lock(workers_->program(), ns, under_way, waiting(under_way));
+        };
+        try {
+            watchdog_ = std::make_unique<Watchdog>(std::chrono::nanoseconds(timeout_ns),
+                                                   STDERR_FILENO, tell);
+        } catch (const std::system_error& error) {
+            throw std::runtime_error(
+                "timeout needs a thread, and the system refused that thread: " +
+                error.code().message() +
+                ". Omit timeout, or raise the limit of threads (ulimit -u, "
+                "pids.max of the container) or of memory (ulimit -v)");
+        }
+    }
+
+    // The next action of each row that waits, besides the actions that are under way.
+    std::vector<Workers::Waiting> waiting(const std::vector<UnderWay>& under_way) const {
+        std::vector<Position> positions;
+        for (const UnderWay& one : under_way) positions.push_back(one.position);
+        return workers_->waiting(positions);
+    }
+
+    // Leaves the workers, whose actions do not end, to themselves. Returns the failure to raise.
     std::vector<Failure> give_up(Job& job, const py::object& stalled) {
         const std::vector<UnderWay> under_way = callbacks_->under_way();
         const Program& program = job.program;
@@ -146,14 +182,12 @@ class Executor final : public Closable {
             return py::make_tuple(program.action(position), program.device_of(position));
         };
         py::list acting;
-        std::vector<Position> positions;
         for (const UnderWay& one : under_way) {
-            positions.push_back(one.position);
             const double seconds = static_cast<double>(one.ns) * 1e-9;
             acting.append(py::make_tuple(told(one.position), seconds, one.thread_id));
         }
         py::list rows;
-        for (const auto& [next, lacking] : workers_->waiting(positions)) {
+        for (const auto& [next, lacking] : waiting(under_way)) {
             py::list inputs;
             for (const Position input : lacking) inputs.append(told(input));
             rows.append(py::make_tuple(told(next), inputs));
@@ -167,10 +201,10 @@ class Executor final : public Closable {
         }
         claim_.close(
             ": a stage has not come back from an action (PipelineStalled); make a new one");
-        // Stacks have been looked at; from now on workers may come back.
+        // The error has the stacks. From now on workers may come back.
         callbacks_->abandon();
         workers_->abandon();
-        // Its actions are looked up by workers, whenever they come back.
+        // Workers look up its actions when they come back.
         py::cast(&job).release();
         const std::vector<Failure> failures = callbacks_->end();
         if (!failures.empty()) {
@@ -183,7 +217,7 @@ class Executor final : public Closable {
     }
 
     // An interrupt reaches workers between any two instructions, also while torch enters or leaves
-    // a mode. What that left behind goes with the threads.
+    // a mode. The remains of such a mode go with the threads.
     void renew_after(std::vector<Failure>& failures) {
         const auto is_interrupt = [](const Failure& failure) { return std::get<1>(failure) < 0; };
         if (std::ranges::none_of(failures, is_interrupt)) return;
@@ -215,10 +249,11 @@ class Executor final : public Closable {
 
     int num_workers_;
     Claim claim_;
-    bool gave_up_ = false;    // closing, while a step goes on
-    bool abandoned_ = false;  // by the step that ran last
-    std::unique_ptr<Callbacks> callbacks_;
-    std::unique_ptr<Workers> workers_;  // after callbacks_, which its threads use
+    bool gave_up_ = false;                  // closing, while a step goes on
+    bool abandoned_ = false;                // by the step that ran last
+    std::unique_ptr<Watchdog> watchdog_;    // with a timeout
+    std::unique_ptr<Callbacks> callbacks_;  // after watchdog_, which it uses
+    std::unique_ptr<Workers> workers_;      // after callbacks_, which its threads use
 };
 
 void bind_program(py::module_& module) {
@@ -232,8 +267,8 @@ void bind_program(py::module_& module) {
                 return std::make_unique<Job>(Program::part(plan, begins, ends));
             },
             py::arg("plan"), py::arg("begins"), py::arg("ends"),
-            "What stands between two positions of each row. What stands before counts as done; "
-            "raises ValueError where an action needs one that stands behind.")
+            "The actions between two positions of each row. Actions before those count as done. "
+            "Raises ValueError if an action needs one behind the part.")
         .def_static(
             "endless",
             [](const Placement& placement, int num_slots) {
@@ -249,7 +284,7 @@ void bind_program(py::module_& module) {
 
 void bind_executor(py::module_& module) {
     py::class_<Executor, std::shared_ptr<Executor>>(
-        module, "Executor", "Worker threads that run programs, one device each.")
+        module, "Executor", "Worker threads that run programs, one thread for each device.")
         .def(py::init([](int num_workers, double timeout_s) {
                  stay_at_end();
                  auto made = std::make_shared<Executor>(num_workers, timeout_s);
@@ -258,30 +293,34 @@ void bind_executor(py::module_& module) {
              }),
              py::arg("num_workers"), py::arg("timeout_s") = 0.0,
              "Raises RuntimeError when the system refuses a thread. A step whose action takes "
-             "longer than the timeout has stalled; 0: no time is too long.")
+             "longer than the timeout has stalled. 0: no time is too long. Where a call in C keeps "
+             "the interpreter lock for so long, a message on stderr says so.")
         .def("__enter__", &Executor::claim,
              "Takes the executor for one step; raises RuntimeError when it cannot run one.")
         .def("__exit__", [](Executor& self, const py::args&) { self.release(); })
-        .def("run", &Executor::run, py::arg("program"), py::arg("callbacks"), py::arg("carry"),
-             py::arg("begun") = py::none(), py::arg("stalled") = py::none(),
-             "Runs a step: calls callbacks[kind][replica * num_stages + stage](microbatch) as the "
-             "program says, and carry() on each worker before its first call; what that returns is "
-             "called after the last. Returns what failed, first things first, as (action, device, "
-             "exception); empty when everything ran. That of an endless program lasts until it "
-             "is stopped; begun() is called once it can be fed. Where an action takes too long, or "
-             "goes on behind a second interrupt, the workers are given up, no step runs any more, "
-             "and the exception is that of stalled(acting, rows): what does not end, as ((action, "
-             "device), seconds, thread), the longest first, and the next action of each row that "
-             "waits, with the inputs it lacks.")
+        .def(
+            "run", &Executor::run, py::arg("program"), py::arg("callbacks"), py::arg("carry"),
+            py::arg("begun") = py::none(), py::arg("stalled") = py::none(),
+            "Runs a step: calls callbacks[kind][replica * num_stages + stage](microbatch) as the "
+            "program says. Each worker calls carry() before its first call, and what carry() "
+            "returned after its last call. Returns the failures in the order of their times, as "
+            "(action, device, exception); an empty list if everything ran. The step of an endless "
+            "program lasts until stop(); the executor calls begun() once feed() may be called. If "
+            "an action takes too long, or goes on behind a second interrupt, the executor abandons "
+            "the workers and runs no further step. The exception is then that of stalled(acting, "
+            "rows). acting: the actions that do not end, as ((action, device), seconds, thread), "
+            "the longest first. rows: the next action of each row that waits, and the inputs that "
+            "have not run.")
         .def("feed", &Executor::feed, py::arg("program"), py::arg("slot"),
-             "Lets the next slot of an endless program go through the stages; its last round is "
-             "through. Without effect when the program does not run any more.")
+             "Lets the next slot of an endless program go through the stages. The last round of "
+             "the slot must be through. Without effect if the program no longer runs.")
         .def("stop", &Executor::stop, py::arg("program"), py::arg("exception") = py::none(),
-             "Lets no further action of an endless program start. An exception interrupts those "
-             "under way, and is what its run returns. Without effect when it does not run.")
+             "Lets no further action of an endless program start. An exception interrupts the "
+             "actions under way, and run() returns that exception. Without effect if the program "
+             "does not run.")
         .def("close", &Executor::close,
              "Stops a step that runs in another thread, waits for its end, and ends the workers. "
-             "Happens by itself before the interpreter ends.");
+             "The interpreter does the same before it ends.");
 }
 
 }  // namespace

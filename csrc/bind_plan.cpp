@@ -144,13 +144,6 @@ void bind_placement(py::module_& module) {
             }));
 }
 
-py::object to_torch(const py::object& plan, const py::object& stages,
-                    const py::object& num_microbatches, const py::object& loss_fn,
-                    const py::kwargs& options) {
-    const py::module_ runtime = py::module_::import("pykern.interop.torch_runtime");
-    return runtime.attr("to_torch")(plan, stages, num_microbatches, loss_fn, **options);
-}
-
 void bind_plan_class(py::module_& module) {
     py::class_<Plan>(module, "Plan", "One row of actions per device, in the order they run.")
         .def(py::init<Placement, int, std::vector<Row>, int, std::vector<Overlaps>>(),
@@ -170,10 +163,6 @@ void bind_plan_class(py::module_& module) {
         .def("device_of", &device_of, "action"_a, "The device of the action's stage and replica.")
         .def("has", &Plan::has, "kind"_a, "Whether any row holds an action of this kind.")
         .def("forward_only", &Plan::forward_only, "The same plan with its forward actions only.")
-        .def("to_torch", &to_torch, "stages"_a, "n_microbatches"_a = py::none(),
-             "loss_fn"_a = py::none(),
-             "A schedule of torch.distributed.pipelining that runs the plan: see\n"
-             "pykern.interop.torch_runtime.to_torch. Called first, it imports torch.")
         .def(py::self == py::self)
         .def("__hash__", &hash_of)
         .def("__str__", &table)

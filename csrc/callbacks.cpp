@@ -51,9 +51,10 @@ void clear_locals() {
 
 }  // namespace
 
-Callbacks::Callbacks(int num_workers, std::int64_t timeout_ns)
+Callbacks::Callbacks(int num_workers, std::int64_t timeout_ns, Watchdog* watchdog)
     : num_forks_(num_forks()),
       timeout_ns_(timeout_ns),
+      watchdog_(watchdog),
       nothing_(py::eval("lambda: None", py::dict())),
       workers_(static_cast<std::size_t>(num_workers)) {}
 
@@ -78,7 +79,10 @@ std::vector<Failure> Callbacks::end() {
 }
 
 bool Callbacks::check_signals(bool may_give_up) {
+    if (watchdog_ != nullptr) look();
+    std::optional<Watchdog::Wait> wait(std::in_place, watchdog_);
     const py::gil_scoped_acquire gil;
+    wait.reset();
     if (PyErr_CheckSignals() != 0) interrupt(fetch_exception());
     if (num_forks() != num_forks_) {
         throw std::runtime_error(
@@ -89,18 +93,27 @@ bool Callbacks::check_signals(bool may_give_up) {
     return interrupted_;
 }
 
+// By the thread that runs the step. Needs no interpreter lock.
+void Callbacks::look() {
+    const std::int64_t now = now_ns();
+    for (Worker& worker : workers_) {
+        if (!worker.acting.load(std::memory_order_relaxed)) continue;
+        const std::uint64_t number = worker.number.load(std::memory_order_relaxed);
+        if (worker.seen == number) continue;
+        worker.seen = number;
+        worker.since_ns = now;
+    }
+}
+
 bool Callbacks::is_hopeless() {
     if (timeout_ns_ == 0 && num_interrupts_ == 0) return false;
+    look();
     const std::int64_t now = now_ns();
     bool acts = false;
     bool late = false;
-    for (Worker& worker : workers_) {
-        if (!worker.acting) continue;
+    for (const Worker& worker : workers_) {
+        if (!worker.acting.load(std::memory_order_relaxed)) continue;
         acts = true;
-        if (worker.seen != worker.number) {
-            worker.seen = worker.number;
-            worker.since_ns = now;
-        }
         late = late || (timeout_ns_ > 0 && now - worker.since_ns > timeout_ns_);
     }
     return late || (acts && num_interrupts_ > 1 && now - last_interrupt_ns_ > kGraceNs);
@@ -110,9 +123,10 @@ std::vector<UnderWay> Callbacks::under_way() const {
     const std::int64_t now = now_ns();
     std::vector<UnderWay> found;
     for (const Worker& worker : workers_) {
-        if (!worker.acting) continue;
-        const std::int64_t ns = worker.seen == worker.number ? now - worker.since_ns : 0;
-        found.push_back({worker.position, ns, worker.thread_id});
+        if (!worker.acting.load(std::memory_order_relaxed)) continue;
+        const bool is_seen = worker.seen == worker.number.load(std::memory_order_relaxed);
+        const std::int64_t ns = is_seen ? now - worker.since_ns : 0;
+        found.push_back({worker.position.load(std::memory_order_relaxed), ns, worker.thread_id});
     }
     std::ranges::stable_sort(found, std::ranges::greater(), &UnderWay::ns);
     return found;
@@ -120,8 +134,16 @@ std::vector<UnderWay> Callbacks::under_way() const {
 
 void Callbacks::abandon() {
     abandoned_ = true;
+    interrupt_actions();
     for (const Worker& worker : workers_) {
-        if (worker.acting) PyThreadState_SetAsyncExc(worker.thread_id, PyExc_KeyboardInterrupt);
+        if (worker.acting.load(std::memory_order_relaxed)) worker.presence->give_up();
+    }
+}
+
+void Callbacks::interrupt_actions() {
+    for (const Worker& worker : workers_) {
+        if (!worker.acting.load(std::memory_order_relaxed)) continue;
+        PyThreadState_SetAsyncExc(worker.thread_id, PyExc_KeyboardInterrupt);
     }
 }
 
@@ -130,9 +152,7 @@ void Callbacks::interrupt(py::object exception) {
     interrupted_ = true;
     ++num_interrupts_;
     last_interrupt_ns_ = now_ns();
-    for (const Worker& worker : workers_) {
-        if (worker.acting) PyThreadState_SetAsyncExc(worker.thread_id, PyExc_KeyboardInterrupt);
-    }
+    interrupt_actions();
 }
 
 void Callbacks::attach(int worker) noexcept {
@@ -143,11 +163,13 @@ void Callbacks::attach(int worker) noexcept {
     self.state = PyThreadState_New(PyInterpreterState_Main());
     if (self.state == nullptr) Py_FatalError("no memory for the thread state of a worker");
     self.thread_id = PyThread_get_thread_ident();
+    self.presence = &Presence::of_this_thread();
 }
 
 void Callbacks::detach(int worker) noexcept {
     resume(worker);
     clear_locals();
+    Presence::of_this_thread().leave();
     // Not by PyGILState_Release, which clears the state with the count at 0: where what goes then
     // takes the lock, as torch does to free a tensor, giving it back would delete the state that
     // is being cleared.
@@ -156,15 +178,19 @@ void Callbacks::detach(int worker) noexcept {
 }
 
 void Callbacks::resume(int worker) noexcept {
+    Worker& self = workers_[static_cast<std::size_t>(worker)];
     try {
-        PyEval_RestoreThread(workers_[static_cast<std::size_t>(worker)].state);
+        PyEval_RestoreThread(self.state);
+        self.presence->enter();
     } catch (const abi::__forced_unwind&) {
         stay_for_ever();
     }
 }
 
 void Callbacks::suspend(int worker) noexcept {
-    workers_[static_cast<std::size_t>(worker)].state = PyEval_SaveThread();
+    Worker& self = workers_[static_cast<std::size_t>(worker)];
+    self.presence->leave();
+    self.state = PyEval_SaveThread();
 }
 
 bool Callbacks::enter(int worker) noexcept {
@@ -202,9 +228,9 @@ bool Callbacks::run(int worker, Position position) noexcept {
         calls_[static_cast<std::size_t>(action.kind)][program_->stage_of_replica(position)];
     const auto microbatch =
         py::reinterpret_steal<py::object>(PyLong_FromUnsignedLong(action.microbatch));
-    self.position = position;
-    ++self.number;
-    self.acting = true;
+    self.position.store(position, std::memory_order_relaxed);
+    self.number.store(self.number.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    self.acting.store(true, std::memory_order_relaxed);
     py::object result;
     try {
         result =
@@ -212,7 +238,7 @@ bool Callbacks::run(int worker, Position position) noexcept {
     } catch (const abi::__forced_unwind&) {
         stay_for_ever();
     }
-    self.acting = false;
+    self.acting.store(false, std::memory_order_relaxed);
     if (abandoned_) {
         PyErr_Clear();
         take_interrupt();

@@ -11,7 +11,9 @@ PYBIND11_MODULE(core, module) {
     pykern::bind_timeline(module);
     pykern::bind_search(module);
     pykern::bind_undo(module);
+    pykern::bind_landing(module);
     pykern::bind_exec(module);
+    pykern::bind_forks(module);
     pykern::bind_cuda(module);
     pykern::bind_streams(module);
 }

@@ -7,6 +7,8 @@ used.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from . import _C
+
 if TYPE_CHECKING:
     from .budget import Budget
     from .optimizers.clipping import clip_grad_norm_
@@ -59,6 +61,18 @@ _HOME = {
     "clip_grad_norm_": ".optimizers.clipping",
     "explain_cut": ".partition.report",
 }
+
+
+def _to_torch(plan: _C.Plan, *args: Any, **options: Any) -> Any:
+    """A schedule of torch.distributed.pipelining that runs the plan.
+
+    See `pykern.interop.torch_runtime.to_torch`, which imports torch.
+    """
+    return import_module(".interop.torch_runtime", __name__).to_torch(plan, *args, **options)
+
+
+# A method of plans that is above all that plans know: only the package itself sees both.
+_C.Plan.to_torch = _to_torch  # type: ignore[method-assign, assignment]
 
 
 def __getattr__(name: str) -> Any:

@@ -22,8 +22,11 @@ from torch.utils._python_dispatch import _pop_mode as pop_dispatch_mode
 from torch.utils._python_dispatch import _push_mode as push_dispatch_mode
 
 __all__ = [
+    "HOOKS",
     "NODES_LAST",
+    "WHOLE",
     "TorchDispatchMode",
+    "checked_backward",
     "checkpoints_ended",
     "dispatch_modes",
     "function_modes",
@@ -38,6 +41,7 @@ __all__ = [
     "push_function_mode",
     "push_hooks",
     "release_pool",
+    "run_backward",
     "sequence_number",
     "set_grad",
     "set_multithreading",
@@ -46,8 +50,34 @@ __all__ = [
 
 Hooks = tuple[Callable[..., Any], Callable[..., Any]]
 
+# The attributes in which a module has its hooks.
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
 # Whether the node of a custom function can be held without what leads to it.
 NODES_LAST = torch.__version__ >= "2.13"
+
+# What `run_backward` gets besides outputs and gradients: the graph is not kept, nor is one made of
+# the backward; no inputs, so all leaves; outputs may reach none; gradients are added to `.grad`.
+WHOLE = (False, False, (), True, True)
+
+
+def checked_backward(
+    outputs: tuple[Tensor, ...], gradients: tuple[Tensor, ...], *whole: object
+) -> None:
+    """As `run_backward`, with the checks that torch makes of gradients in Python."""
+    del whole
+    torch.autograd.backward(outputs, gradients)
+
+
+def _engine() -> Callable[..., object]:
+    engine = getattr(torch.autograd.Variable, "_execution_engine", None)
+    run: Callable[..., object] = getattr(engine, "run_backward", checked_backward)
+    return run
+
+
+# `torch.autograd.backward` for gradients of the shapes and types of their outputs, where it would
+# look at nothing but that: `run_backward(outputs, gradients, *WHOLE)`, both of them tuples.
+run_backward = _engine()
 
 
 def sequence_number() -> int:

@@ -136,6 +136,7 @@ def at_every_line(
                 held = error
         if not interrupt.where:
             return times
+        assert held is not None, f"the interrupt was lost: {interrupt.where}"
         assert modes() == before, interrupt.where
         check(interrupt.where)
         del held

@@ -88,17 +88,20 @@ class Workers {
     // No further action starts.
     void stop(const Job& job);
 
-    // The next action of a row, and those of its inputs that have not run; where there are none, it
-    // waits for a worker that is in another action.
+    // The program of the step in progress. By the threads that may call `waiting`.
+    const Program& program() const { return job_->program; }
+    // The next action of a row, and those of its inputs that have not run. Without such inputs the
+    // action waits for a worker that is in another action.
     struct Waiting {
         Position position;
         std::vector<Position> inputs;
     };
-    // Of each row that is not through, beside the actions that are under way; nothing of an endless
-    // program, which has no rows. By the thread that runs the step, or has.
+    // For each row that is not through, without the actions that are under way. Empty for an
+    // endless program, which has no rows. By the thread that runs the step or has run it last, or
+    // by another one while that thread is held up in `interrupted`.
     std::vector<Waiting> waiting(const std::vector<Position>& under_way) const;
-    // Leaves the threads to themselves, behind a run that has thrown: each ends when it comes back.
-    // What they use has to live as long as the process.
+    // Leaves the threads to themselves, behind a run that has thrown. Each thread ends when it
+    // comes back. The client and the job must live as long as the process, as must this object.
     void abandon();
 
     // Ends the threads and begins new ones, between steps. Throws as the constructor does, and is

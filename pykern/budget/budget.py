@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
+from ..notes import add_note
 from ..plan import Kind, Plan
 from ..runtime.loss import Loss, Losses
 from ..runtime.microbatch import batch_size
@@ -63,8 +63,7 @@ class Budget:
         try:
             return measure(stages, (self.sample,), losses, levels, split=plan.has(Kind.I))
         except BaseException as error:
-            with suppress(Exception):
-                error.add_note("pykern: raised while the sample of a Budget ran")
+            add_note(error, "raised while the sample of a Budget ran")
             raise
 
     def fit(self, plan: Plan, costs: Sequence[StageCosts]) -> Fitted:

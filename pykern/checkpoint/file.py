@@ -27,10 +27,11 @@ except ImportError as error:
         "checkpoints are safetensors files: pip install 'pykern-runtime[checkpoint]'"
     ) from error
 
+from ..notes import add_note
 from ..plan.files.json_form import checksum, require_equal, require_keys
 from ..plan.files.strict_json import MAX_VALUES, read_json, require_plausible, shown
+from ..replacing import replacing
 from ..tensors.dtensor import is_dtensor, whole
-from . import disk
 from .errors import CheckpointError
 from .form import described
 
@@ -118,7 +119,7 @@ def write(path: Path, parts: dict[str, Any], tensors: Tensors) -> None:
     except ValueError as error:
         raise CheckpointError(f"{path} could not be read again: {error}") from None
     metadata = METADATA | {INDEX: text}
-    with disk.replacing(path) as file:
+    with replacing(path) as file:
         try:
             save_file(tensors.by_key, file, metadata)
         except SafetensorError as error:
@@ -189,7 +190,7 @@ def reading(path: Path) -> Iterator[Saved]:
             ) as file:
                 yield Saved(file)
     except CheckpointError as error:
-        error.add_note(f"checkpoint: {path}")
+        add_note(error, f"checkpoint: {path}")
         raise
     except SafetensorError as error:
         raise _not_one(path, error) from error

@@ -7,13 +7,13 @@ import typer
 
 from .errors import bad_input
 from .schedule_options import Given, with_schedule_options
-from .sources import CATALOGUE, scheduled
+from .sources import TRAINED, scheduled
 from .values import number_option
 
 
 @with_schedule_options
 def demo(
-    schedule: Annotated[str, typer.Option(help=CATALOGUE)] = "hanayo",
+    schedule: Annotated[str, typer.Option(help=f"One of {', '.join(TRAINED)}.")] = "hanayo",
     devices: Annotated[
         str, typer.Option(help='"cpu:4": four workers; "cuda": all GPUs.')
     ] = "cpu:4",

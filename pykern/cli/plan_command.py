@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..plan import save_plan, simulate
-from ..plan.replacing import replacing
+from ..replacing import replacing
 from .errors import bad_input
 from .memory import peaks_in_words
 from .recompute import recomputed, without_in_words

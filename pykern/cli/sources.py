@@ -15,6 +15,9 @@ NUM_DEVICES = 4
 NUM_MICROBATCHES = 8
 
 CATALOGUE = f"One of {', '.join(by_name)}."
+# What no stage runs, or has no backward, or updates weights by an optimizer of its own.
+_NOT_TRAINED = {"seq1f1b", "forward_only", "pipedream", "pipedream_2bw"}
+TRAINED = [name for name in by_name if name not in _NOT_TRAINED]
 
 
 class Counts(NamedTuple):

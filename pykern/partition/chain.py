@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, TypeGuard
 
 import torch
 from torch import nn
 from torch.export import ExportedProgram
 
+from ..notes import add_note
 from ..runtime.batch import Call
 from ..runtime.stage.keywords import keywords_of
 from ..trace import Traced
@@ -107,12 +107,9 @@ class RecordedChain:
         try:
             self._traced = Traced(model, call_of(sample), num_stages, split_at, whole)
         except Exception as error:
-            # Some take no notes.
-            with suppress(Exception):
-                name = type(model).__name__
-                error.add_note(
-                    f"pykern: raised while the forward of {name} was recorded on sample="
-                )
+            add_note(
+                error, f"raised while the forward of {type(model).__name__} was recorded on sample="
+            )
             raise
         self.layers: dict[str, nn.Module] = dict(self._traced.segments)
         self.origins = self._traced.origins

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from ..runtime.stage.layer_copies import refuse_to_copy
 from ..runtime.stage.stage import Stage
+from ..torch_private import HOOKS
 from .balance import Partition
-
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 def named_layers(model: nn.Sequential | Sequence[nn.Module]) -> dict[str, nn.Module]:
@@ -42,7 +41,7 @@ def named_layers(model: nn.Sequential | Sequence[nn.Module]) -> dict[str, nn.Mod
 
 def refuse_hooks(model: nn.Module) -> None:
     """Raises TypeError if a model that is cut into its layers has hooks, which would not run."""
-    if any(getattr(model, hooks) for hooks in _HOOKS):
+    if any(getattr(model, hooks) for hooks in HOOKS):
         raise TypeError(
             f"the {type(model).__name__} has hooks of its own, which would not run once the model "
             "is cut. Put the hooks on its layers"

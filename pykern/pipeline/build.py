@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
+from .. import _C
 from ..budget.budget import Budget
 from ..budget.fit import Fitted
 from ..budget.level_costs import StageCosts
@@ -137,7 +138,9 @@ def design(asked: Request) -> Design:
 
     Raises:
         TypeError, ValueError, CutError, PlanError: it cannot be; see `Pipeline`.
+        RuntimeError: this child was forked while a stage ran, whose locks nobody will give back.
     """
+    _C.refuse_after_hasty_fork()
     refuse_inside(asked.model, Adopted)
     refuse_combinations(asked)
     peers = asked.process_group

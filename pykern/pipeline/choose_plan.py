@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from .. import schedules
+from ..notes import add_note
 from ..plan import Kind, Plan, with_reductions
 from ..plan.files.proved import MAX_ACTIONS
 from ..plan.parts import Parts
@@ -146,5 +147,5 @@ def _made_plan(schedule: Schedule, shares: Shares, options: Mapping[str, Any]) -
     try:
         return schedule(num_devices, microbatches, **options)
     except TypeError as error:
-        error.add_note(f"pykern: the schedule was given {', '.join(options) or 'no options'}")
+        add_note(error, f"the schedule was given {', '.join(options) or 'no options'}")
         raise

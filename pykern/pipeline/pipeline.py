@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .. import _C
 from ..budget.budget import Budget
 from ..budget.fit import Fitted
 from ..modes import as_before
@@ -98,7 +99,8 @@ class Pipeline(Measured):
             `Verify` sets tolerances too. See docs/verify.md.
         timeout: seconds that an action of a CPU worker may take; None for no limit. After that
             time the step or stream raises `PipelineStalled`, and the pipeline is closed. The limit
-            is checked every 20 ms, outside of actions.
+            is checked every 20 ms, outside of actions. Where a call in C keeps the interpreter lock
+            for that long, a message on stderr says so.
         **options: for the schedule, e.g. `waves=2`; for "auto" e.g. `memory=0.5`.
 
     Raises:
@@ -215,7 +217,7 @@ class Pipeline(Measured):
             BaseException: the first exception of a stage, the same object, with a note of where.
                 The gradients of that step are then undefined; the next step is not affected.
         """
-        with as_before():
+        with _C.HoldForks(), as_before():
             step = partial(self._step, inputs, named, target, scaler)
             return self._features.within(scaler, step)
 
@@ -263,7 +265,7 @@ class Pipeline(Measured):
             What the last layer returns, its tensors joined along dimension 0. One without
             dimensions, such as a loss that the model computes, counts as `reduction` says.
         """
-        with as_before():
+        with _C.HoldForks(), as_before():
             self._chain.require_unchanged(self._modules)
             merged = self._steps.predict(self._predict_program, *self._open_batch((inputs, named)))
             self._last_program = self._predict_program

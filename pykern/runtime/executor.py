@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from .. import _C
+from ..notes import add_note, forget_notes, shown
 from ..plan import Action, Kind, Plan, Timeline
 from .batch import Batch, Call, Outputs
 from .cpu.stream import WorkerFlow
@@ -24,7 +25,6 @@ from .gpu.streams import Streams
 from .host_memory import HostLink
 from .in_order import InOrder
 from .microbatch import to_device
-from .notes import add_note, forget_notes, shown
 from .observer import Observer
 from .random.eager import StepSeed
 from .stage.replica import Replica
@@ -285,7 +285,7 @@ class Executor:
                 replica[0].arguments = self._replicas[0][0].arguments
             flow.takers = [replica[0].take for replica in self._replicas]
             for stage in self._stages:
-                stage.keywords = flow.keywords
+                stage.name(flow.keywords)
             failures = self._driver.run_flow(flow, self._callbacks)
             if failures:
                 raise self._first(failures, flow.located)

@@ -60,6 +60,14 @@ class Losses:
         self._losses: list[Tensor | None] = [None] * len(weights)
         # Asked once: it takes as long as a small action.
         self._is_in_one_pass = isinstance(loss_fn, InOnePass)
+        # Where losses on the CPU start, by microbatch, and of which type: made with the first.
+        self._starts: list[Tensor] = []
+        self._type: torch.dtype | None = None
+
+    @property
+    def knows_gradients(self) -> bool:
+        """Whether gradients are made here, of the shape and type of their outputs."""
+        return not self._is_in_one_pass
 
     def __call__(
         self, microbatch: int, output: Any, once: bool
@@ -74,7 +82,9 @@ class Losses:
         if self._targets is None:
             loss = self.function(output)
         else:
-            target = to_device(self._targets[microbatch], _device_of(output))
+            target = self._targets[microbatch]
+            if not (type(target) is type(output) is Tensor and target.is_cpu and output.is_cpu):
+                target = to_device(target, _device_of(output))
             # What adds to gradients must not happen twice.
             if once and self._is_in_one_pass:
                 function = cast(InOnePass, self.function)
@@ -85,36 +95,46 @@ class Losses:
                     self._keep(microbatch, ended.loss)
                     return ended.outputs, ended.gradients
             loss = self.function(output, target)
-        if not isinstance(loss, Tensor) or loss.dim() != 0:
-            found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-            raise ValueError(
-                f"loss_fn must return a tensor without dimensions for each microbatch, got {found}"
-            )
-        if loss.is_complex():
-            raise ValueError(
-                f"loss_fn must return a real tensor for each microbatch, got {loss.dtype}. Return "
-                "the abs() or the real part of the loss"
-            )
-        if not loss.requires_grad:
-            raise RuntimeError(
-                f"the loss of microbatch {microbatch} does not require grad: it depends on nothing "
-                "that trains"
-            )
-        self._keep(microbatch, loss.detach())
-        return (loss,), (self._gradient(microbatch, loss),)
+        is_like_the_last = type(loss) is Tensor and loss.dtype is self._type and loss.is_cpu
+        if is_like_the_last and loss.dim() == 0 and loss.requires_grad:
+            start = self._starts[microbatch]
+        else:
+            _require_scalar(loss, microbatch)
+            start = self._start(microbatch, loss)
+        kept = loss.detach()
+        if self._must_be_finite:
+            self._require_finite(microbatch, kept)
+        self._losses[microbatch] = kept
+        return (loss,), (start,)
 
     def _keep(self, microbatch: int, loss: Tensor) -> None:
         if self._must_be_finite:
-            require_finite(loss, "the loss", f"the last stage, microbatch {microbatch}")
+            self._require_finite(microbatch, loss)
         self._losses[microbatch] = loss
 
-    def _gradient(self, microbatch: int, loss: Tensor) -> Tensor:
-        """One for each: two stages that end on one GPU could not share it without waiting."""
+    def _require_finite(self, microbatch: int, loss: Tensor) -> None:
+        require_finite(loss, "the loss", f"the last stage, microbatch {microbatch}")
+
+    def _start(self, microbatch: int, loss: Tensor) -> Tensor:
+        """The gradient of a loss.
+
+        One for each: two stages that end on one GPU could not share it without waiting, and a hook
+        may write into it. On the CPU all are made with the first, which takes a tenth of the time.
+        """
         weight = self._weights[microbatch]
-        if self.scale is None:
+        if self.scale is not None:
+            # Rounded in the order of the backward of (loss * weight) * scale.
+            return self.scale.to(loss.device, loss.dtype) * weight
+        if type(loss) is not Tensor or not loss.is_cpu:
             return torch.full_like(loss, weight, requires_grad=False)
-        # Rounded in the order of the backward of (loss * weight) * scale.
-        return self.scale.to(loss.device, loss.dtype) * weight
+        starts: list[Tensor] = []
+        for alike, group in groupby(self._weights):
+            starts += torch.full(
+                (len(list(group)),), alike, dtype=loss.dtype, device="cpu"
+            ).unbind()
+        # The type last: from then on another thread may look here.
+        self._starts, self._type = starts, loss.dtype
+        return starts[microbatch]
 
     def of(self, microbatch: int) -> Tensor:
         """The loss of a microbatch that has ended."""
@@ -147,7 +167,34 @@ class Losses:
         for weight, group in groupby(ran, key=itemgetter(1)):
             terms += (torch.stack([loss.to(home) for loss, _ in group]) * weight).unbind()
         first, *others = terms
-        return sum(others, first)
+        total = first.clone()
+        for term in others:
+            total += term
+        return total
+
+
+def _require_scalar(loss: object, microbatch: int) -> None:
+    """Raises where there is no backward from a loss.
+
+    Raises:
+        ValueError: it is not a real tensor without dimensions.
+        RuntimeError: it does not require grad.
+    """
+    if not isinstance(loss, Tensor) or loss.dim() != 0:
+        found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+        raise ValueError(
+            f"loss_fn must return a tensor without dimensions for each microbatch, got {found}"
+        )
+    if loss.is_complex():
+        raise ValueError(
+            f"loss_fn must return a real tensor for each microbatch, got {loss.dtype}. Return "
+            "the abs() or the real part of the loss"
+        )
+    if not loss.requires_grad:
+        raise RuntimeError(
+            f"the loss of microbatch {microbatch} does not require grad: it depends on nothing "
+            "that trains"
+        )
 
 
 def _device_of(output: Any) -> torch.device:

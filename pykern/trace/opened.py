@@ -8,9 +8,8 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
+from ..torch_private import HOOKS
 from .errors import CutError
-
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 def whole_by_names(modules: Mapping[str, nn.Module], names: Iterable[str]) -> set[nn.Module]:
@@ -126,7 +125,7 @@ def why_whole(module: nn.Module) -> str | None:
     """What would be lost if the module were cut; None where nothing is."""
     if is_list(module):
         return None
-    if any(_is_strange(hook) for hooks in _HOOKS for hook in getattr(module, hooks).values()):
+    if any(_is_strange(hook) for hooks in HOOKS for hook in getattr(module, hooks).values()):
         return "has hooks, which would not be called"
     if getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod"):
         return "is compiled as a whole; compile its layers instead"

@@ -19,7 +19,7 @@ from torch import nn
 
 from pykern import checkpoint
 from pykern.checkpoint import CheckpointError
-from pykern.checkpoint.disk import folder_name, replacing
+from pykern.replacing import folder_name, replacing
 
 
 @pytest.fixture

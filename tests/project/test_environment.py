@@ -2,6 +2,7 @@
 
 import runpy
 import shutil
+import subprocess
 import sys
 import sysconfig
 from types import SimpleNamespace
@@ -97,3 +98,22 @@ def test_a_failed_installation_ends_in_one_clear_line(python, options, line):
     done = python("environment/install.py", *options, "--retries", "0", "no-such-package-at-all")
     assert done.returncode == 1
     assert line in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_a_new_module_is_installed(root, tmp_path):
+    """What is installed has a table of modules, and would look for one that has moved."""
+    shutil.copy(root / "Makefile", tmp_path)
+    for name in ("CMakeLists.txt", "cmake/nvtx.cmake", "pyproject.toml", "constraints/cpu.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    for name in ("csrc", "pykern", "schedules", ".venv"):
+        (tmp_path / name).mkdir()
+
+    def make(option):
+        return subprocess.run(["make", option, "setup"], cwd=tmp_path, check=False).returncode
+
+    assert make("--touch") == 0
+    assert make("--question") == 0
+    (tmp_path / "pykern/new.py").touch()
+    assert make("--question") == 1

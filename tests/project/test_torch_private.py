@@ -34,6 +34,16 @@ def test_whether_nodes_of_functions_last_is_as_it_is_told():
             _ = node.next_functions
 
 
+def test_a_module_keeps_its_hooks_where_they_are_looked_for():
+    module = torch.nn.Linear(2, 2)
+    assert not any(getattr(module, hooks) for hooks in torch_private.HOOKS)
+    module.register_forward_pre_hook(print)
+    module.register_forward_hook(print)
+    module.register_full_backward_pre_hook(print)
+    module.register_full_backward_hook(print)
+    assert all(getattr(module, hooks) for hooks in torch_private.HOOKS)
+
+
 def test_sequence_numbers_count_nodes():
     x = torch.ones(2, requires_grad=True)
     before = torch_private.sequence_number()

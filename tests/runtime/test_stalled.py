@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import textwrap
 import threading
 import time
@@ -239,3 +241,84 @@ def test_a_stage_that_comes_back_ends_quietly() -> None:
     """
     result = run_python(END.format(hang="time.sleep(0.3)", then=textwrap.dedent(then)))
     assert (result.returncode, result.stdout, result.stderr) == (7, "stalled\n", "")
+
+
+KEEPS = """
+import ctypes, resource, sys, threading
+import torch
+from torch import nn
+import pykern
+
+class Keeps(nn.Module):
+    hangs = False
+
+    def forward(self, x):
+        if self.hangs:
+            # With the interpreter lock.
+            ctypes.PyDLL(None).usleep({microseconds})
+            lock = threading.Lock()
+            lock.acquire()
+            lock.acquire()
+        return x
+
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+x = torch.ones(4, 2)
+keeps = Keeps()
+layers = [nn.Linear(2, 2), keeps, nn.Linear(2, 2)]
+options = dict(devices="cpu:3", microbatches=2, loss_fn=nn.functional.mse_loss, timeout=0.2)
+pipe = pykern.Pipeline(layers, **options)
+pipe(x)
+keeps.hangs = True
+try:
+    {call}
+except pykern.PipelineStalled as error:
+    print(str(error).splitlines()[0])
+"""
+KEPT = "pykern: a call in C has kept the interpreter lock for "
+
+
+@pytest.mark.parametrize(
+    ("call", "where", "waits"),
+    [
+        (
+            "pipe.step(x, target=x)",
+            "stage 1, microbatch 0, action 1F0",
+            "device 2 waits for 1F0 of device 1, to go on with 2F0",
+        ),
+        (
+            "list(pipe.stream([x] * 3))",
+            "stage 1, slot 0 of the stream, action 1F0",
+            "Ctrl-\\ (SIGQUIT) ends the process",
+        ),
+    ],
+)
+def test_a_call_that_keeps_the_lock_is_told_while_it_hangs(
+    call: str, where: str, waits: str
+) -> None:
+    """Neither this process nor its Ctrl-C could say so: all of that is Python code."""
+    code = KEEPS.format(microseconds=600_000_000, call=call)
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stderr is not None
+            lines = []
+            while not (lines and lines[-1].startswith("Ctrl-")):
+                line = process.stderr.readline()
+                assert line, lines
+                lines.append(line.rstrip())
+            process.send_signal(signal.SIGQUIT)
+            assert process.wait(30) == -signal.SIGQUIT
+        finally:
+            process.kill()
+    assert lines[0].startswith(KEPT)
+    assert lines[1].startswith(f"device 1 is in {where} for ")
+    assert waits in lines
+
+
+def test_a_step_stalls_when_the_lock_comes_back() -> None:
+    call = "pipe.step(x, target=x)"
+    result = run_python(KEEPS.format(microseconds=600_000, call=call))
+    assert result.returncode == 0
+    assert result.stdout.startswith("stage 1, microbatch 0, action 1F0, device 1 has not ended for")
+    assert result.stderr.count(KEPT) == 1

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import pykern
 from pykern import schedules
 from pykern.plan import Plan
-from pykern.runtime.autograd.landing import Landing, copy_of, span
+from pykern.runtime.autograd.landing import Landing, copy_of, span, take
 from pykern.runtime.loss import Losses
 from pykern.runtime.random.eager import StepSeed
 from pykern.runtime.stage.stage import Stage, connect
@@ -199,7 +199,7 @@ def test_a_gradient_in_memory_of_its_own_is_not_copied() -> None:
         leaf.register_hook(lambda gradient, to=addresses: to.append(gradient.data_ptr()))
         landing = Landing(leaf)
         function(leaf).sum().backward()
-        gradient = landing.take()
+        gradient = take(landing)
         assert gradient is not None
         assert [gradient.data_ptr()] == addresses
         assert leaf.grad is None

@@ -1,5 +1,7 @@
 """The program that is interrupted: see `sigints`."""
 
+from __future__ import annotations
+
 import faulthandler
 import gc
 import random
@@ -9,6 +11,8 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -19,8 +23,13 @@ from pykern import checkpoint
 
 from .sigints import SIGNALS, say
 
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
+
 WIDTH, ROWS = 4, 6
 _PATIENCE_S = 40.0
+# So many callers say where an interrupt came.
+_DEPTH = 6
 
 
 class Net(nn.Module):
@@ -179,21 +188,52 @@ def tasks() -> int:
     return len(list(Path("/proc/self/task").iterdir()))
 
 
-def until_interrupted(act: Callable[[], object]) -> str:
+class Arrival:
+    """The handler of SIGINT. It raises KeyboardInterrupt as Python's own does, and keeps where."""
+
+    def __init__(self) -> None:
+        self.places: list[str] = []
+        self.ignored = ""
+
+    def __call__(self, number: int, frame: FrameType | None) -> NoReturn:
+        while frame is not None and len(self.places) < _DEPTH:
+            code = frame.f_code
+            self.places.append(f"{Path(code.co_filename).name}:{frame.f_lineno} {code.co_name}")
+            frame = frame.f_back
+        raise KeyboardInterrupt
+
+    def ignore(self, unraisable: UnraisableHookArgs) -> None:
+        """Python tells of an exception in a finalizer, which it raises to nobody."""
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            kind = type(unraisable.object).__name__
+            self.ignored = f"{kind} {getattr(unraisable.object, '__qualname__', '')}".rstrip()
+
+    def lost(self) -> str:
+        """Says why an interrupt that has arrived was not raised."""
+        if self.ignored:
+            return f"swallowed by Python in a finalizer: {self.ignored}"
+        return f"it was lost at {' < '.join(self.places)}"
+
+
+def until_interrupted(act: Callable[[], object], arrival: Arrival) -> str:
     """Does it again and again."""
     begin = time.monotonic()
     while time.monotonic() - begin < _PATIENCE_S:
         act()
-    return "swallowed"
+        if arrival.places:
+            return arrival.lost()
+    return "it did not arrive"
 
 
 def interrupted(name: str, act: Callable[[], object]) -> str:
     """The outcome of an interrupted activity; a late interrupt afterwards is ignored."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    arrival = Arrival()
+    sys.unraisablehook = arrival.ignore
+    signal.signal(signal.SIGINT, arrival)
     try:
         try:
             say(f"begin {name}")
-            outcome = until_interrupted(act)
+            outcome = until_interrupted(act, arrival)
         finally:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
     except KeyboardInterrupt:

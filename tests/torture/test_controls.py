@@ -1,5 +1,9 @@
 """Each campaign sees what is broken: a campaign that nothing fails shows nothing."""
 
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -15,7 +19,7 @@ from tests.zoo.case import Case
 from tests.zoo.many import check as many
 from tests.zoo.many.loss import mean_of_squares
 
-from . import exits, faults, files, limits, lines, models, plans, runs, sigints
+from . import exits, faults, files, limits, lines, models, plans, runs, sigint_child, sigints
 from .campaign import Campaign, run
 
 
@@ -100,6 +104,40 @@ def test_what_a_signal_may_lead_to_is_seen(
     monkeypatch.setattr(sigints, "_PATIENCE_S", 20.0 if number < 3 else 4.0)
     with pytest.raises(AssertionError, match=message):
         list(sigints.cases(1, number, "tests.torture.broken_children"))
+
+
+@pytest.fixture
+def signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The program that is interrupted changes these for good."""
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    handler = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, handler)
+
+
+class InterruptedAsItGoes:
+    """An interrupt arrives within its finalizer."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+def catch_interrupt() -> None:
+    with suppress(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize(
+    ("act", "outcome"),
+    [
+        (lambda: signal.raise_signal(signal.SIGINT), "right"),
+        (InterruptedAsItGoes, "swallowed by Python in a finalizer: function InterruptedAsItGoes"),
+        (catch_interrupt, "it was lost at test_controls.py:"),
+    ],
+)
+def test_an_interrupt_that_is_not_raised_is_seen(act: Callable[[], object], outcome: str) -> None:
+    assert sigint_child.interrupted("something", act).startswith(outcome)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...torch_private import HOOKS
 from ...trace import Environment, Segment, Traced
-
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 class Run(nn.Module):
@@ -71,7 +70,7 @@ class RecordedStage(nn.Module):
     def __init__(self, segments: Sequence[Segment], traced: Traced | None = None) -> None:
         super().__init__()
         run = Run(segments, traced)
-        for hooks in _HOOKS:
+        for hooks in HOOKS:
             setattr(run, hooks, getattr(self, hooks))
         # Not as a submodule, for segments have other names for parameters.
         vars(self)["segment_run"] = run

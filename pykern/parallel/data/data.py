@@ -6,7 +6,7 @@ import threading
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from enum import Enum, auto
 from functools import partial
 
@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from ...notes import add_note
 from ...plan import Kind, Span, Timeline
 from ...runtime.features.feature import Feature, Made, Step
 from ...runtime.stage.layer_copies import trains
@@ -305,8 +306,7 @@ class DataParallel(Feature):
             # An interrupt, perhaps, of who does not want to wait for peers that hang.
             if not self._lost:
                 self._lose(other)
-            with suppress(Exception):
-                error.add_note(f"pykern: the peers could not be told: {other!r}")
+            add_note(error, f"the peers could not be told: {shown(other)}")
 
     def _complete(self) -> None:
         for row in self._plan.rows:

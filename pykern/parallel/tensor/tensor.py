@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from ...notes import add_note
 from ...plan import Plan
 from ...runtime.features.feature import Feature, Made, Step, Told
 from ...runtime.stage.stage import Stage
@@ -101,7 +102,7 @@ class TensorParallel(Feature):
             try:
                 parallelize_module(one.module, self.lanes.meshes[lane_of[one.stage]], one.style)
             except Exception as error:
-                error.add_note(f"pykern: raised while {one.name} was sliced, in {one.style}")
+                add_note(error, f"raised while {one.name} was sliced, in {one.style}")
                 raise
 
     def attach(self, made: Made) -> None:
@@ -185,8 +186,7 @@ class TensorParallel(Feature):
             self._exchange(Message(failure=shown(error)))
         except BaseException as other:
             self._lose(other)
-            with suppress(Exception):
-                error.add_note(f"pykern: the peers could not be told: {other!r}")
+            add_note(error, f"the peers could not be told: {shown(other)}")
 
     def _lose(self, error: BaseException) -> SlicesLost:
         """There is nobody to go on with; who waits for this process sees it leave."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from pykern._C import Timeline
 from pykern.plan.drawing.words import require_timelines, row_names
-from pykern.plan.replacing import replacing
+from pykern.replacing import replacing
 
 
 def save_chrome_trace(timelines: Mapping[str, Timeline], path: str | os.PathLike[str]) -> None:

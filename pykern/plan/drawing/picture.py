@@ -28,7 +28,7 @@ from pykern.plan.drawing.words import (
     row_names,
     time_unit,
 )
-from pykern.plan.replacing import replacing
+from pykern.replacing import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,7 +11,7 @@ from pykern._C import Costs, Plan
 from pykern.plan.files.json_form import from_json, to_json
 from pykern.plan.files.proved import MAX_ACTIONS, require_count
 from pykern.plan.files.torch_csv import from_torch_csv, to_torch_csv
-from pykern.plan.replacing import replacing
+from pykern.replacing import replacing
 
 __all__ = ["SUFFIXES", "load_plan", "load_plan_and_costs", "save_plan"]
 

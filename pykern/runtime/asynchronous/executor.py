@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ... import _C
+from ...notes import add_note
 from ...plan import Action, Kind
 from ...plan.parts import Parts
 from ..autograd.cut import version_of
@@ -19,7 +20,6 @@ from ..cpu.workers import Workers
 from ..driver import Program
 from ..executor import Executor
 from ..loss import Losses
-from ..notes import add_note
 from ..stage.settings import Settings
 from ..stage.stage import Ends, Stage
 from .optimizers import StageOptimizer, stepped
@@ -159,7 +159,7 @@ class Unflushed(Executor):
                 stage.begin(self._parts.num_slots, seeds, keep)
             else:
                 stage.go_on(seeds, keep)
-            stage.keywords = self._keywords
+            stage.name(self._keywords)
         if self._num_batches == 0:
             for versions in self.versions:
                 versions.begin()

@@ -52,7 +52,7 @@ def cut(
     leaves = [leaf.requires_grad_() for tensor, leaf in pairs if tensor.requires_grad]
     handed = {id(tensor): leaf for tensor, leaf in pairs}
     values = [handed.get(id(value), value) for value in values]
-    outputs = [tensor for tensor in unique if tensor.requires_grad]
+    outputs = tuple([tensor for tensor in unique if tensor.requires_grad])
     return Cut(unflatten(values, spec), outputs, leaves)
 
 

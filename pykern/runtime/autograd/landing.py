@@ -9,49 +9,25 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..._C import Landing
 from ...torch_private import num_holders
 
-# The key among the hooks of a leaf; hooks that layers register have numbers from 0 on.
-_KEY = -1
+__all__ = ["Landing", "copy_of", "memory_of", "span", "take"]
 
 
-class Landing:
-    """Collects the gradient of one leaf in place of `.grad`; made before each backward.
+def take(landing: Landing) -> Tensor | None:
+    """The gradient that has come, in memory that nothing else writes; restores the leaf.
 
-    Attributes:
-        gradient: the gradient; None before it arrives.
+    torch makes a gradient the `.grad` of a parameter if the tensor has one holder, although other
+    tensors may be views of the gradient. The next microbatch writes into that memory.
     """
-
-    __slots__ = ("_leaf", "gradient")
-
-    def __init__(self, leaf: Tensor) -> None:
-        self._leaf = leaf
-        self.gradient: Tensor | None = None
-        hooks = leaf._backward_hooks
-        if hooks is None:
-            leaf._backward_hooks = {_KEY: self}
-        else:
-            # After the hooks of layers, which may change the gradient.
-            hooks[_KEY] = self
-
-    def __call__(self, gradient: Tensor) -> Tensor | None:
-        """Called by autograd when the gradient is complete."""
-        # AccumulateGrad runs next, and ignores a tensor that does not require grad.
-        self._leaf.requires_grad_(False)
-        self.gradient = gradient
-        return None
-
-    def take(self) -> Tensor | None:
-        """The gradient in memory that nothing else writes; restores the leaf."""
-        leaf, gradient = self._leaf, self.gradient
-        leaf.requires_grad_()
-        hooks = leaf._backward_hooks
-        assert hooks is not None
-        if len(hooks) == 1:
-            leaf._backward_hooks = None
-        else:
-            del hooks[_KEY]
-        return copy_of(gradient) if gradient is not None and _is_shared(gradient) else gradient
+    gradient = landing.take()
+    if type(gradient) is not Tensor or gradient.layout is not torch.strided:
+        return gradient
+    # A view holds its base tensor.
+    if num_holders(gradient) > _ALONE + gradient._is_view():
+        return copy_of(gradient)
+    return gradient
 
 
 def copy_of(tensor: Tensor) -> Tensor:
@@ -74,18 +50,6 @@ def span(tensor: Tensor) -> int:
     return 1 + sum(
         (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )
-
-
-def _is_shared(gradient: Tensor) -> bool:
-    """Whether the memory belongs to another tensor too, such as the `.grad` of a parameter.
-
-    torch makes a gradient the `.grad` of a parameter if the tensor has one holder, although other
-    tensors may be views of the gradient. The next microbatch writes into that memory.
-    """
-    if type(gradient) is not Tensor or gradient.layout is not torch.strided:
-        return False
-    # A view holds its base tensor.
-    return num_holders(gradient) > _ALONE + gradient._is_view()
 
 
 _ALONE = num_holders(torch.empty(1))

@@ -165,7 +165,7 @@ class WorkerFlow(Flow):
         self._refuse_fork()
         if not self._fate:
             self._open()
-        with torch.no_grad():
+        with _C.HoldForks(), torch.no_grad():
             opened, outputs = self._open_batch(call)
             parts = [part for part in opened.calls if part is not None]
         batch = _UnderWay(self._num_fed, len(parts), outputs)
@@ -241,6 +241,14 @@ class WorkerFlow(Flow):
         """Stops the actions in flight, and ends the thread. After an interrupt, call `close` again.
 
         A stage that drops the last reference to the flow closes it without waiting for the end.
+
+        Args:
+            error: the exception that ends the stream; None if the stream has come to its end.
+
+        Raises:
+            KeyboardInterrupt: arrived meanwhile, whatever `error` is.
+            PipelineStalled: an action did not end, whatever `error` is.
+            BaseException: of a stage, if `error` is None.
         """
         interrupt = error if isinstance(error, KeyboardInterrupt) else None
         again: KeyboardInterrupt | None = None
@@ -258,9 +266,12 @@ class WorkerFlow(Flow):
         self._batches.clear()
         self._caller.restore_threads()
         failure, self._failure = self._failure, None
-        late = failure if isinstance(failure, PipelineStalled) else again or failure
-        if late is not None and (error is None or isinstance(late, PipelineStalled)):
-            raise late
+        if isinstance(failure, PipelineStalled):
+            raise failure
+        if again is not None:
+            raise again
+        if failure is not None and error is None:
+            raise failure
 
     def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None

@@ -113,6 +113,7 @@ class _Watch:
             self._step = weakref.ref(finish)
         elif self._step() is not finish and not self._beside.has_refused:
             self._stage.look, self._stage.look_back = self._others, None
+            self._stage.choose()
         self._follow.owner = _Turn(self._stage.index, microbatch)
         self._follow.given = set()
         self._read.setdefault(microbatch, set())

@@ -97,12 +97,14 @@ class Draws:
         possible: whether a forward may draw.
         num_seeds: the most seeds of kernels that a forward has drawn.
         only_seeds: whether no forward has drawn anything else.
+        state: what the forward that is under way draws from, None where nothing is watched.
     """
 
     def __init__(self, stage: int) -> None:
         self.possible = True
         self.num_seeds = 0
         self.only_seeds = True
+        self.state: OwnState | Whole | None = None
         self._stage = stage
         self._drew = False
         # Of a stage with compiled layers, the generators that they draw from; else empty.
@@ -164,12 +166,16 @@ class Draws:
         One of another form is another: of another part of the stage, or one that leads to more
         inputs, because an earlier stage has come to train.
         """
-        if not self.possible or seeds.are_provided() or (kind, form) in self._safe:
+        if self.is_safe(kind, form) or seeds.are_provided():
             return _NO_MODE
         action = Action(kind, self._stage, microbatch)
         if self._whole:
             return self._whole_backward(action, form)
         return _RefuseInBackward(self._safe, action, form)
+
+    def is_safe(self, kind: Kind, form: object) -> bool:
+        """Whether such a backward action is known to draw nothing."""
+        return not self.possible or (kind, form) in self._safe
 
     def _whole_forward(self, seed: StepSeed, index: int) -> AbstractContextManager[Whole]:
         number = action_seed(seed.value(), self._stage, index)

@@ -73,7 +73,7 @@ class Recompute:
         """
         self._compiled = compiled
         # Most steps have none, and their actions are to be spared the look.
-        self._levels = levels if any(level is not None for level in levels) else ()
+        self._levels = levels if levels.count(None) < len(levels) else ()
         self.has_levels = len(self._levels) > 0
         self.in_use = any(level in INPUTS for level in self._levels)
         if changed:

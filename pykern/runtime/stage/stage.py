@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ...modes import both
-from ...plan import Kind
-from ...trace import Environment
+from ...torch_private import checked_backward, run_backward
+from ...trace import Environment, Segment
 from ...trace.routes import BATCH
-from ..autograd.cut import copies, cut, hidden_in
-from ..autograd.landing import Landing
-from ..autograd.split import Work, backward_to_inputs
+from ..autograd.split import Work
 from ..microbatch import to_device
 from ..random.eager import Draws, StepSeed
-from ..recompute.recompute import Calls, Level, Recompute, run
+from ..recompute.recompute import Calls, Level, Recompute
+from . import backward, forward, hand_over
 from .keywords import keywords_of
 from .settings import Settings
-from .skips import Parcels, apart, ends_of
+from .skips import Parcels
 from .transport import Passage
 
 _CPU = torch.device("cpu")
@@ -32,9 +29,6 @@ _CPU = torch.device("cpu")
 Ends = tuple[Sequence[Tensor], Sequence[Tensor]]
 # Gets (microbatch, output of the last stage, whether no R will give it again).
 Finish = Callable[[int, Any, bool], Ends]
-
-# What a backward runs through: outputs, their gradients, and the leaves in front.
-Graph = tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]
 
 
 class Stage:
@@ -55,7 +49,7 @@ class Stage:
         # In a step some may be copies of the originals.
         self.originals = self.layers = layers
         self.device = device
-        self._finish: Finish | None = None
+        self.finish: Finish | None = None
         self.next: Stage | None = None
         self.previous: Stage | None = None
         # Each adds what another replica of this stage has collected.
@@ -71,12 +65,14 @@ class Stage:
         # with whether torch compiles any.
         self.when_changed: Callable[[bool], None] = lambda _: None
         # By layer, which arguments it can be given by name.
-        self._keywords_of = [keywords_of(layer) for layer in layers]
+        self.keywords_of = [keywords_of(layer) for layer in layers]
+        # Whether they are parts of a forward that was recorded, whose values may skip stages.
+        self._is_recorded = any(isinstance(layer, Segment) for layer in layers)
         self._settings: Settings | None = None
         # Whether torch compiles any of the layers.
         self._compiled = False
-        self._draws = Draws(index)
-        self._recompute = Recompute()
+        self.draws = Draws(index)
+        self.recomputed = Recompute()
         self.passage = Passage()
         self.parcels = Parcels(index, device)
         self._make_room(0)
@@ -95,7 +91,7 @@ class Stage:
 
     def go_on(self, seed: StepSeed, finish: Finish, levels: Sequence[Level | None] = ()) -> None:
         """As `begin`, with the room that there is and what is in it."""
-        self._finish = finish
+        self.finish = finish
         settings = self._settings
         changed = settings is None or settings.have_changed()
         if settings is None or changed:
@@ -103,18 +99,42 @@ class Stage:
             self._compiled = settings.compiled
             self.copies_input = any(getattr(one, "inplace", False) for one in settings.modules)
             self.when_changed(self._compiled)
-        self._recompute.begin(levels, changed=changed, compiled=self._compiled)
+        self.recomputed.begin(levels, changed=changed, compiled=self._compiled)
         # Without gradients a step has no loss, which may draw as well.
         compiled_for = self.device if self._compiled else None
-        self._draws.begin(seed, (settings, torch.is_grad_enabled()), compiled_for)
+        self.draws.begin(seed, (settings, torch.is_grad_enabled()), compiled_for)
         # Last, so that after an interrupt all of this is looked at again.
         self._settings = settings
+        self.choose()
+
+    def choose(self) -> None:
+        """Puts together what the actions do: what is in force now, and nothing else."""
+        self.run_backward: Callable[..., object] = run_backward
+        self.hand_over: hand_over.HandOver = hand_over.to_the_end
+        is_plain = type(self.passage) is Passage
+        if self.next is not None:
+            self.hand_over = hand_over.to_next if is_plain else hand_over.by_passage
+        elif not getattr(self.finish, "knows_gradients", False):
+            self.run_backward = checked_backward
+        named = len(self.keywords) > 0 and any(self.keywords_of)
+        self._compute: forward.Compute = forward.straight
+        if named or self.copies_input or self.look is not None:
+            self._compute = forward.by_calls
+        if self.recomputed.has_levels:
+            self._compute = forward.at_levels(self._compute)
+        if self.draws.possible:
+            self._compute = forward.drawing(self._compute)
+        if self._is_recorded:
+            self._compute = forward.with_parcels(self._compute)
+        self._backward = backward.graph_by_graph
+        if is_plain and not (self._is_recorded or self.recomputed.has_levels or self.look_back):
+            self._backward = backward.watched if self.draws.possible else backward.straight
 
     def twin(self) -> Stage:
         """A stage of the same layers, which knows what this one has seen them do."""
         twin = Stage(self.index, self.layers, self.device)
-        twin._settings, twin._draws = self._settings, self._draws
-        twin._recompute = self._recompute.twin()
+        twin._settings, twin.draws = self._settings, self.draws
+        twin.recomputed = self.recomputed.twin()
         twin.copies_input = self.copies_input
         return twin
 
@@ -123,24 +143,14 @@ class Stage:
         """Of the layers, in the last step; another object where any has changed."""
         return self._settings
 
-    @property
-    def finish(self) -> Finish | None:
-        """What the step has been given for its outputs."""
-        return self._finish
-
-    @property
-    def draws(self) -> Draws:
-        """What has been seen of the random numbers of forwards."""
-        return self._draws
-
     def end(self) -> None:
         """Lets go of everything that belongs to the step."""
         self._clear(0)
 
     def _clear(self, num_microbatches: int) -> None:
-        self._finish = None
+        self.finish = None
         self.layers = self.originals
-        self._recompute.end()
+        self.recomputed.end()
         self._make_room(num_microbatches)
 
     def _make_room(self, num_microbatches: int) -> None:
@@ -161,6 +171,9 @@ class Stage:
 
     def enter(self, arguments: Sequence[tuple[Any, ...] | None]) -> None:
         """Takes what the model is called with, by microbatch, for this stage and later ones."""
+        if self.device.type == "cpu" and not self._is_recorded:
+            self.arguments = list(arguments)
+            return
         for microbatch, given in enumerate(arguments):
             self.take(microbatch, given)
 
@@ -169,9 +182,14 @@ class Stage:
 
         Before any action: a copy between GPUs within one would have both of their lanes wait.
         """
-        wanted = frozenset[str]().union(*self._keywords_of)
+        wanted = frozenset[str]().union(*self.keywords_of)
         mine = [{name: of[name] for name in of if name in wanted} for of in keywords]
-        self.keywords = [to_device(of, self.device) for of in mine]
+        self.name([to_device(of, self.device) for of in mine])
+
+    def name(self, keywords: Sequence[dict[str, Any]]) -> None:
+        """Takes the same, by microbatch, from a list that may be filled later."""
+        self.keywords = keywords
+        self.choose()
 
     def take(self, microbatch: int, arguments: tuple[Any, ...] | None) -> None:
         """Takes what the model is called with for one microbatch, to where the stage is.
@@ -193,105 +211,22 @@ class Stage:
     def forward(self, microbatch: int) -> None:
         """F: computes the layers and hands the output over to the next stage."""
         arguments = self.arguments[microbatch]
-        if arguments is None:
-            return
-        self.arguments[microbatch] = None
-        if self.parcels.come:
-            arguments = self._with_parcels(microbatch, *arguments)
-        calls = self._calls(microbatch, self._end)
-        with self._draws.forward(microbatch) as state:
-            if self._recompute.has(microbatch):
-                holders = [*self.layers, getattr(self._finish, "function", None)]
-                self._recompute.forward(microbatch, calls, arguments, holders, state)
-            else:
-                with self._recompute.keeping(microbatch):
-                    self.outputs[microbatch] = run(calls, arguments)
-
-    def _with_parcels(self, microbatch: int, near: Environment) -> tuple[Environment]:
-        """What the previous stage has given together with what has come from farther ones."""
-        values, leaves = self.parcels.open(microbatch, self.passage)
-        self.leaves[microbatch] = [*self.leaves[microbatch], *leaves]
-        return (Environment(near.program, {**near.values, **values}),)
+        if arguments is not None:
+            self.arguments[microbatch] = None
+            self._compute(self, microbatch, arguments)
 
     def recompute(self, microbatch: int) -> None:
         """R: computes once more what F has not kept."""
-        calls = self._calls(microbatch, self._end_again)
-        self.outputs[microbatch] = self._recompute.again(microbatch, calls)
-
-    def _calls(self, microbatch: int, end: Callable[[int, Any], Sequence[Tensor]]) -> Calls:
-        calls: Calls = [self._begin, *self.layers[1:], partial(end, microbatch)]
-        if self.keywords and (keywords := self.keywords[microbatch]):
-            calls = self._calls_by_name(keywords, partial(end, microbatch))
-        return calls if self.look is None else self.look(microbatch, calls)
-
-    def _calls_by_name(self, keywords: dict[str, Any], end: Callable[[Any], Any]) -> Calls:
-        first, *others = (
-            {name: value for name, value in keywords.items() if name in names}
-            for names in self._keywords_of
-        )
-        layers = zip(self.layers[1:], others, strict=True)
-        return [
-            partial(self._begin, **first),
-            *(partial(layer, **named) for layer, named in layers),
-            end,
-        ]
-
-    def _begin(self, *arguments: Any, **named: Any) -> Any:
-        """What the first layer returns."""
-        if self.copies_input:
-            arguments = copies(arguments)
-        return self.layers[0](*arguments, **named)
-
-    def _end(self, microbatch: int, output: Any) -> Sequence[Tensor]:
-        """Hands the output over; returns the tensors that backward starts from."""
-        if self.next is None:
-            return self._end_again(microbatch, output)
-        if self._recompute.has(microbatch):
-            self._require_cuttable(output)
-        near, farther = apart(output, self.index)
-        handed = cut(near, partial(self.passage.there, microbatch, self.index + 1))
-        self.next.arguments[microbatch] = (handed.value,)
-        self.next.leaves[microbatch] = handed.leaves
-        if not farther:
-            return handed.outputs
-        self.parcels.send(microbatch, farther, self.passage)
-        return [*handed.outputs, *ends_of(farther)]
-
-    def _require_cuttable(self, output: Any) -> None:
-        names = {type(hidden).__name__ for hidden in hidden_in(output)}
-        if names:
-            raise TypeError(
-                f"stage {self.index} is recomputed and hands over {', '.join(sorted(names))}, "
-                "which holds tensors that require grad: a graph can be cut in tuples, lists, dicts "
-                "and what else torch.utils._pytree knows, and in nothing else"
-            )
-
-    def _end_again(self, microbatch: int, output: Any) -> Sequence[Tensor]:
-        """Returns the tensors that backward starts from."""
-        if self.next is not None:
-            near, farther = apart(output, self.index)
-            return [*cut(near).outputs, *ends_of(farther)]
-        assert self._finish is not None
-        # Were it for this microbatch alone, gradients would add up in another order.
-        once = not self._recompute.in_use
-        ends = self._finish(microbatch, self.passage.keep(output), once)
-        outputs, self.gradients[microbatch] = ends
-        return outputs
+        calls = forward.calls_of(self, microbatch, hand_over.again)
+        self.outputs[microbatch] = self.recomputed.again(microbatch, calls)
 
     def backward(self, microbatch: int) -> None:
         """B: adds to the parameters' `.grad` and hands input gradients to the previous stage."""
-        for number, (outputs, gradients, _) in enumerate(self._graphs(microbatch)):
-            with self._watched(Kind.B, microbatch, number):
-                torch.autograd.backward(outputs, gradients)
+        self._backward(self, microbatch)
 
     def input_gradients(self, microbatch: int) -> None:
         """I: hands input gradients to the previous stage."""
-        works: list[Work] = []
-        for number, (outputs, gradients, leaves) in enumerate(self._graphs(microbatch)):
-            with self._watched(Kind.I, microbatch, number):
-                work = backward_to_inputs(outputs, gradients, leaves, self._finish_weights)
-            if work is not None:
-                works.append(work)
+        works = backward.to_inputs(self, microbatch, self._finish_weights)
         if works:
             self._weights[microbatch] = works
 
@@ -299,28 +234,12 @@ class Stage:
         """W: adds to the parameters' `.grad` what I has left."""
         works = self._weights.pop(microbatch, [])
         if works:
-            with self._watched(Kind.W, microbatch):
-                while works:
-                    works.pop(0)()
-
-    def _watched(
-        self, kind: Kind, microbatch: int, number: int = 0
-    ) -> AbstractContextManager[object]:
-        """For one graph of a backward, where nothing may be drawn: see `Draws.backward`.
-
-        A layer's own checkpointing makes again in it what F kept.
-        """
-        mode = self._draws.backward(kind, microbatch, (number, len(self.leaves[microbatch])))
-        if self.look_back is not None:
-            mode = both(self.look_back(microbatch), mode)
-        if not self._recompute.has_levels:
-            return mode
-        return both(mode, self._recompute.keeping(microbatch))
+            backward.weights(self, microbatch, works)
 
     @property
     def trains(self) -> Sequence[Tensor]:
         """What an R, or the backward after it, has been seen to collect gradients for."""
-        return self._recompute.trains
+        return self.recomputed.trains
 
     def has_weights(self, microbatch: int) -> bool:
         """Whether I has left anything for W to do."""
@@ -335,49 +254,6 @@ class Stage:
         for add in self.reductions:
             add()
 
-    def _graphs(self, microbatch: int) -> Iterator[Graph]:
-        """What a backward consists of: one graph, or those of the stage's segments, last first.
-
-        Each has outputs, their gradients and leaves, and is gone when the next is asked for. At
-        level `layer` the next is made then. In the end the previous stage has its gradients.
-        """
-        given = self.gradients[microbatch]
-        if self.parcels.sent:
-            given = [*given, *self.parcels.answers(microbatch)]
-        outputs, gradients = _used(self.outputs[microbatch], given)
-        self.outputs[microbatch] = self.gradients[microbatch] = ()
-        gradients = self.passage.take_in(gradients)
-        cell = self._recompute.take(microbatch)
-        front = None if cell is None else cell.front()
-        while cell is not None and front is not None and outputs:
-            landings = list(map(Landing, front.leaves))
-            try:
-                yield outputs, gradients, front.leaves
-            finally:
-                found = list(map(Landing.take, landings))
-            outputs = ()
-            if any(gradient is not None for gradient in found):
-                again = cell.outputs(self._calls(microbatch, self._end_again))
-                outputs, gradients = _used(again, found)
-                del again
-            front = cell.front()
-        leaves = self.leaves[microbatch]
-        landings = list(map(Landing, leaves))
-        try:
-            if outputs:
-                yield outputs, gradients, leaves
-        finally:
-            found = list(map(Landing.take, landings))
-        self._hand_back(microbatch, found)
-
-    def _hand_back(self, microbatch: int, gradients: Sequence[Tensor | None]) -> None:
-        if self.previous is not None:
-            self.leaves[microbatch] = ()
-            if self.parcels.opened:
-                gradients = self.parcels.answer(microbatch, gradients, self.passage)
-            given = self.passage.back(microbatch, self.index - 1, gradients)
-            self.previous.gradients[microbatch] = given
-
 
 def connect(stages: Sequence[Stage]) -> None:
     """Lets the stages of one replica reach each other."""
@@ -385,14 +261,3 @@ def connect(stages: Sequence[Stage]) -> None:
         stage.next, following.previous = following, stage
     for stage in stages:
         stage.parcels.of_stages = [other.parcels for other in stages]
-
-
-def _used(
-    outputs: Sequence[Tensor], gradients: Sequence[Tensor | None]
-) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """The outputs that have gradients, and these."""
-    used = [gradient for gradient in gradients if gradient is not None]
-    if len(used) < len(gradients):
-        pairs = zip(outputs, gradients, strict=True)
-        outputs = [output for output, gradient in pairs if gradient is not None]
-    return outputs, used

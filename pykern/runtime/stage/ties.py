@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ...notes import add_note
 from ..autograd.cut import version_of
-from ..notes import add_note
 from ..recompute.buffers import modules_in
 from .layer_copies import Pairs, add_gradients, copy_layers
 from .stage import Stage

@@ -11,12 +11,12 @@ from torch.nn.modules import module as global_hooks
 
 from ....plan import Kind, Plan
 from ....tensors.trees import all_tensors, flatten
+from ....torch_private import HOOKS
 from ...batch import Batch
 from ...caller_state import CallerState
 from ...loss import Losses
 from ...stage.stage import Stage
 
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _GLOBAL_HOOKS = (
     "_global_forward_pre_hooks",
     "_global_forward_hooks",
@@ -111,7 +111,7 @@ def _are_hooked_globally() -> bool:
 
 
 def _refuse_hooks(name: str, module: nn.Module) -> None:
-    if any(getattr(module, hooks) for hooks in _HOOKS):
+    if any(getattr(module, hooks) for hooks in HOOKS):
         raise CannotCapture(f"{name} has hooks, which a replay would not call")
     for parameter_name, parameter in module.named_parameters(recurse=False):
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):

@@ -1,0 +1,169 @@
+"""B and I: straight for one graph from a tensor to a leaf, and graph by graph for all others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from ...modes import both
+from ...plan import Kind
+from ...torch_private import WHOLE
+from ..autograd.landing import Landing, take
+from ..autograd.split import Work, backward_to_inputs
+from .forward import calls_of
+from .hand_over import again
+
+if TYPE_CHECKING:
+    from .stage import Stage
+
+# What a backward runs through: outputs, their gradients, and the leaves in front.
+Through = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]], None]
+
+
+def straight(stage: Stage, microbatch: int) -> None:
+    """B of a stage without parts and parcels, if what it has handed over is one tensor."""
+    outputs, gradients = stage.outputs[microbatch], stage.gradients[microbatch]
+    leaves = stage.leaves[microbatch]
+    if len(outputs) != 1 or len(leaves) > 1 or gradients[0] is None:
+        graph_by_graph(stage, microbatch)
+        return
+    stage.outputs[microbatch] = stage.gradients[microbatch] = ()
+    found: tuple[Tensor | None, ...] = ()
+    if leaves:
+        landing = Landing(leaves[0])
+        try:
+            stage.run_backward(outputs, gradients, *WHOLE)
+        finally:
+            found = (take(landing),)
+    else:
+        stage.run_backward(outputs, gradients, *WHOLE)
+    if stage.previous is not None:
+        stage.leaves[microbatch] = ()
+        stage.previous.gradients[microbatch] = found
+
+
+def watched(stage: Stage, microbatch: int) -> None:
+    """The same where it is not known yet that it draws nothing, or where the forward draws."""
+    form = 0, len(stage.leaves[microbatch])
+    if stage.draws.is_safe(Kind.B, form):
+        straight(stage, microbatch)
+    else:
+        graph_by_graph(stage, microbatch)
+
+
+def graph_by_graph(stage: Stage, microbatch: int) -> None:
+    """B of a stage whose graph may be in parts, or have any outputs and leaves."""
+    number = 0
+
+    def through(
+        outputs: Sequence[Tensor], gradients: Sequence[Tensor], _: Sequence[Tensor]
+    ) -> None:
+        nonlocal number
+        with _around(stage, Kind.B, microbatch, number):
+            stage.run_backward(tuple(outputs), tuple(gradients), *WHOLE)
+        number += 1
+
+    _run(stage, microbatch, through)
+
+
+def to_inputs(stage: Stage, microbatch: int, finish_earlier: Work) -> list[Work]:
+    """I; returns what is left for W."""
+    works: list[Work] = []
+    number = 0
+
+    def through(
+        outputs: Sequence[Tensor], gradients: Sequence[Tensor], leaves: Sequence[Tensor]
+    ) -> None:
+        nonlocal number
+        with _around(stage, Kind.I, microbatch, number):
+            work = backward_to_inputs(outputs, gradients, leaves, finish_earlier)
+        number += 1
+        if work is not None:
+            works.append(work)
+
+    _run(stage, microbatch, through)
+    return works
+
+
+def weights(stage: Stage, microbatch: int, works: list[Work]) -> None:
+    """W: does what I has left, and lets go of each part when it is done."""
+    with _around(stage, Kind.W, microbatch, 0):
+        while works:
+            works.pop(0)()
+
+
+def _around(
+    stage: Stage, kind: Kind, microbatch: int, number: int
+) -> AbstractContextManager[object]:
+    """For one graph of a backward, where nothing may be drawn: see `Draws.backward`.
+
+    A layer's own checkpointing makes again in it what F kept.
+    """
+    mode = stage.draws.backward(kind, microbatch, (number, len(stage.leaves[microbatch])))
+    if stage.look_back is not None:
+        mode = both(stage.look_back(microbatch), mode)
+    if not stage.recomputed.has_levels:
+        return mode
+    return both(mode, stage.recomputed.keeping(microbatch))
+
+
+def _run(stage: Stage, microbatch: int, through: Through) -> None:
+    """Runs what a backward consists of: one graph, or those of the stage's segments, last first.
+
+    Each is gone when the next begins; at level `layer` the next is made then. In the end the
+    previous stage has its gradients.
+    """
+    given = stage.gradients[microbatch]
+    if stage.parcels.sent:
+        given = (*given, *stage.parcels.answers(microbatch))
+    outputs, gradients = _used(stage.outputs[microbatch], given)
+    stage.outputs[microbatch] = stage.gradients[microbatch] = ()
+    gradients = stage.passage.take_in(gradients)
+    cell = stage.recomputed.take(microbatch)
+    front = None if cell is None else cell.front()
+    while cell is not None and front is not None and outputs:
+        found = _landed(front.leaves, through, outputs, gradients)
+        outputs = ()
+        if any(gradient is not None for gradient in found):
+            made = cell.outputs(calls_of(stage, microbatch, again))
+            outputs, gradients = _used(made, found)
+            del made
+        front = cell.front()
+    found = _landed(stage.leaves[microbatch], through, outputs, gradients)
+    if stage.previous is not None:
+        stage.leaves[microbatch] = ()
+        if stage.parcels.opened:
+            found = stage.parcels.answer(microbatch, found, stage.passage)
+        given = stage.passage.back(microbatch, stage.index - 1, found)
+        stage.previous.gradients[microbatch] = given
+
+
+def _landed(
+    leaves: Sequence[Tensor],
+    through: Through,
+    outputs: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+) -> Sequence[Tensor | None]:
+    """The gradients of the leaves, after a backward from the outputs, if there are any."""
+    if not outputs:
+        return (None,) * len(leaves)
+    landings = [Landing(leaf) for leaf in leaves]
+    try:
+        through(outputs, gradients, leaves)
+    finally:
+        found = tuple([take(landing) for landing in landings])
+    return found
+
+
+def _used(
+    outputs: Sequence[Tensor], gradients: Sequence[Tensor | None]
+) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """The outputs that have gradients, and these."""
+    used = [gradient for gradient in gradients if gradient is not None]
+    if len(used) < len(gradients):
+        pairs = zip(outputs, gradients, strict=True)
+        outputs = [output for output, gradient in pairs if gradient is not None]
+    return outputs, used
