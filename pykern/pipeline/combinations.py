@@ -96,9 +96,9 @@ REFUSED: Mapping[tuple[str, str], str] = {
         "DTensors, or are over several groups; train in bfloat16, or in float32"
     ),
     ("timeout", "GPUs"): (
-        "timeout must be None on GPUs, got {asked.timeout}: stages run on the calling thread there, "
-        "which cannot leave a stage that hangs. Omit timeout. Ctrl-C ends Python code of a stage, "
-        "but not a kernel that hangs"
+        "timeout must be None on GPUs, got {asked.timeout}: stages run on the calling thread "
+        "there, which cannot leave a stage that hangs. Omit timeout. Ctrl-C ends Python code of a "
+        "stage, but not a kernel that hangs"
     ),
 }
 

@@ -110,8 +110,8 @@ class Pipeline(Measured):
     """
 
     # What a `Budget` has led to, and what updates the weights of an `AsyncPipeline`.
-    fitted: Fitted | None
-    optimizer: Optimizer | None
+    fitted: Fitted | None = None
+    optimizer: Optimizer | None = None
 
     def __init__(  # noqa: PLR0913 - all that a pipeline is made of, by keyword
         self,
@@ -166,8 +166,8 @@ class Pipeline(Measured):
         """Makes all that this is made of."""
         super().__init__()
         chosen = design(asked)
+        self.plan, self.partition, self._reduction = chosen.plan, chosen.partition, asked.reduction
         self._adopt(chosen.chain, asked.loss_fn)
-        self.partition, self._reduction = chosen.partition, asked.reduction
         built = build(chosen, self)
         self.plan, self._levels, self.fitted = built.plan, built.levels, built.fitted
         self._executor, self._steps, self._features = built.executor, built.runner, built.features

@@ -103,4 +103,6 @@ class Request:
 
 def _require_one_of(name: str, value: object, known: Sequence[object]) -> None:
     if value not in known:
-        raise ValueError(f"{name} must be {' or '.join(map(repr, known))}, got {value!r}")
+        names = list(map(repr, known))
+        rule = " or ".join(names) if len(names) == 2 else f"one of {', '.join(names)}"
+        raise ValueError(f"{name} must be {rule}, got {value!r}")
