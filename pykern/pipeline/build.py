@@ -32,7 +32,8 @@ from ..plan.parts import Parts
 from ..runtime.asynchronous.executor import Unflushed
 from ..runtime.asynchronous.optimizers import make_optimizer
 from ..runtime.cpu.workers import Workers
-from ..runtime.executor import Driver, Executor, open_driver
+from ..runtime.driver import Driver
+from ..runtime.executor import Executor, open_driver
 from ..runtime.features.batch_norm import DeferredBatchNorm, OrderOfUpdates
 from ..runtime.features.beside import Beside
 from ..runtime.features.feature import Feature, Features, Made

@@ -18,7 +18,7 @@ from .batch import Batch, Call, Outputs
 from .cpu.stream import WorkerFlow
 from .cpu.workers import Workers
 from .devices import Lane
-from .driver import Failure, Located, Program
+from .driver import Driver, Failure, Located, Program
 from .gpu.capture.policy import Capture
 from .gpu.stream import GpuFlow
 from .gpu.streams import Streams
@@ -32,7 +32,6 @@ from .stage.stage import Stage, connect
 from .stage.ties import Ties
 from .stream import Flow, OpenBatch
 
-Driver = Workers | Streams
 # Gets an action's kind, its stage, and what would be called; returns what to call.
 Run = Callable[[int], None]
 Around = Callable[[Kind, Stage, Run], Run]
@@ -109,7 +108,7 @@ class Executor:
             Kind.REDUCE: [stage.reduce for stage in self._stages],
         }
         self._ties = Ties(stages)
-        self._driver: Any = driver
+        self._driver = driver
         self._observers: list[Observer] = []
         # Marks the notes that this executor adds.
         self._told = object()
@@ -143,16 +142,16 @@ class Executor:
     @property
     def captures(self) -> bool:
         """Whether steps may be replayed without Python."""
-        return isinstance(self._driver, Streams) and self._driver.captures
+        return self._driver.captures
 
     def host_link(self, stage: Stage) -> HostLink:
         """How parameters of a stage, and their gradients, get to the host and back."""
         device = self._plan.placement.device_of(stage.index)
-        return self._driver.host_link(device)  # type: ignore[no-any-return]
+        return self._driver.host_link(device)
 
     def program(self, plan: Plan) -> Program:
         """A plan over these stages, ready to run."""
-        return self._driver.program(plan)  # type: ignore[no-any-return]
+        return self._driver.program(plan)
 
     def place(self, inputs: Call, target: Any) -> tuple[Call, Any]:
         """A batch where it is used; with replicas, each takes its microbatches of it."""
@@ -178,7 +177,7 @@ class Executor:
 
     def timeline(self, program: Program, ago: int) -> Timeline:
         """What ran when in a step of the program, `ago` steps before the last one."""
-        return self._driver.timeline(program, ago)  # type: ignore[no-any-return]
+        return self._driver.timeline(program, ago)
 
     def copies(self, program: Program) -> Timeline:
         """When the program's copies ran in its last traced step; none where nothing is copied."""
@@ -219,7 +218,7 @@ class Executor:
     def alone(self) -> AbstractContextManager[object]:
         """A context without other runs of the stages; raises RuntimeError as `run` does."""
         self._refuse_flow()
-        return self._driver.claim  # type: ignore[no-any-return]
+        return self._driver.claim
 
     def predict(
         self, program: Program, batch: Batch, outputs: Outputs, located: Located | None = None
@@ -273,12 +272,14 @@ class Executor:
 
             flow = GpuFlow(plan, open_batch, first, driver.gpus, issue)
         else:
-            flow = WorkerFlow(plan, open_batch, first, driver.claim, self._run_flow)
+            assert isinstance(driver, Workers)
+            run = partial(self._run_flow, driver)
+            flow = WorkerFlow(plan, open_batch, first, driver.claim, run)
         self._flow = weakref.ref(flow)
         return flow
 
-    def _run_flow(self, flow: WorkerFlow) -> None:
-        with self._driver.claim, _C.Undo(self._end):
+    def _run_flow(self, driver: Workers, flow: WorkerFlow) -> None:
+        with driver.claim, _C.Undo(self._end):
             self._begin(Batch(((), {}), None, [0] * flow.num_slots, flow.keep))
             # One list, so that whichever replica takes arguments lets go of them for all.
             for replica in self._replicas:
@@ -286,7 +287,7 @@ class Executor:
             flow.takers = [replica[0].take for replica in self._replicas]
             for stage in self._stages:
                 stage.name(flow.keywords)
-            failures = self._driver.run_flow(flow, self._callbacks)
+            failures = driver.run_flow(flow, self._callbacks)
             if failures:
                 raise self._first(failures, flow.located)
             self._ties.finish()
