@@ -90,7 +90,8 @@ def message(pair: tuple[str, str], options: dict[str, Any]) -> str | None:
     found = next((text for names, text in REFUSED.items() if there >= set(names)), None)
     if found is None:
         return None
-    asked = Request(**({"model": nn.Identity(), "devices": "cpu:2", "schedule": "gpipe"} | options))
+    given: dict[str, Any] = {"devices": "cpu:2", "schedule": "gpipe"} | options
+    asked = Request(model=nn.Identity(), **given)
     # Up to what a plan, which is not chosen here, would fill in.
     return found.partition("{plan")[0].format(asked=asked)
 
@@ -116,9 +117,8 @@ def test_two_options_work_or_are_refused(
 
 def test_what_gpus_cannot_have(gpus: FakeCuda) -> None:
     for name in ("optimizer", "timeout"):
-        asked = Request(
-            model=nn.Identity(), devices=["cuda:0"], **({"schedule": "gpipe"} | GIVEN[name])
-        )
+        given: dict[str, Any] = {"schedule": "gpipe"} | GIVEN[name]
+        asked = Request(model=nn.Identity(), devices=["cuda:0"], **given)
         with pytest.raises(ValueError, match=re.escape(REFUSED[name, "GPUs"].partition("{")[0])):
             refuse_combinations(asked)
     refuse_combinations(
