@@ -75,10 +75,16 @@ class Executor final : public Closable {
             const Absence absence;
             const py::gil_scoped_release no_gil;
             // Without a function to call, the lock stays with the workers.
-            const auto call_begun = [&begun, wanted] {
+            const auto call_begun = [this, &job, &begun, wanted] {
                 if (!wanted) return;
                 const py::gil_scoped_acquire gil;
-                begun();
+                try {
+                    begun();
+                } catch (const py::error_already_set& error) {
+                    // Workers are in the step by now: it ends as after any interrupt.
+                    callbacks_->interrupt(error.value());
+                    workers_->stop(job);
+                }
             };
             try {
                 workers_->run(
@@ -127,7 +133,7 @@ class Executor final : public Closable {
         claim_.close();
         workers_->begin_to_close();
         gave_up_ = true;
-        // Until the step's caller has come back for the lock and left, since at exit the
+        // Waits until the step's caller has come back for the lock and has left, since at exit the
         // interpreter goes down next.
         const py::object raised =
             claim_.wait([this](const py::object& exception) { callbacks_->interrupt(exception); });
@@ -170,6 +176,7 @@ class Executor final : public Closable {
     // The next action of each row that waits, besides the actions that are under way.
     std::vector<Workers::Waiting> waiting(const std::vector<UnderWay>& under_way) const {
         std::vector<Position> positions;
+        positions.reserve(under_way.size());
         for (const UnderWay& one : under_way) positions.push_back(one.position);
         return workers_->waiting(positions);
     }
@@ -275,11 +282,12 @@ void bind_program(py::module_& module) {
                 return std::make_unique<Job>(Program::endless(placement, num_slots));
             },
             py::arg("placement"), py::arg("num_slots"),
-            "Forwards of microbatches that are fed one after another, each to the next slot.")
+            "Forwards of microbatches, of which feed() lets one after another into the next slot.")
         .def(
             "timeline",
             [](const Job& job, std::size_t ago) { return job.trace.timeline(job.program, ago); },
-            py::arg("ago") = 0, "What ran when, in the step `ago` steps before the last one.");
+            py::arg("ago") = 0,
+            "When each action ran, in the step `ago` steps before the last one.");
 }
 
 void bind_executor(py::module_& module) {

@@ -1,4 +1,4 @@
-// Undo: what a block has to put back, put back although interrupts come in between.
+// Undo: a block puts back what it has changed, although interrupts come in between.
 #include <pybind11/pybind11.h>
 
 #include <stdexcept>
@@ -13,16 +13,17 @@ namespace pykern {
 
 namespace {
 
-// Python raises what a signal handler raises between any two of its calls: within a `finally`,
-// within the __enter__ or __exit__ of a class. It does not between an __enter__ or __exit__ in C
-// and the block, nor on the way there. So these begin with the block and end with it, and what they
-// call in the end is called again where an exception came in between.
+// A signal handler may raise between any two calls of Python code: within a `finally`, or within
+// the
+// __enter__ or __exit__ of a class. It cannot raise between an __enter__ or __exit__ in C and the
+// block. So the contexts here begin with the block and end with it. At the end they call a
+// function, and call it again where an exception came in between.
 
-// More interrupts than anybody sends while something short is called; an exception of the call's
-// own comes each time.
+// Nobody sends so many interrupts during a short call. An exception of the call itself comes at
+// each attempt.
 constexpr int kAttempts = 16;
 
-// Calls until nothing is raised; returns what was raised first.
+// Calls until a call does not raise. Returns the first exception, if any.
 template <class Call>
 py::object insist(const Call& call) {
     py::object raised;
@@ -38,7 +39,9 @@ py::object insist(const Call& call) {
 class Undo {
    public:
     explicit Undo(const py::args& call) {
-        if (call.empty()) throw py::type_error("Undo needs something to call");
+        if (call.empty()) {
+            throw py::type_error("Undo must get a function to call, got no arguments");
+        }
         function_ = call[0];
         arguments_ = call[py::slice(1, static_cast<py::ssize_t>(call.size()), 1)];
     }
@@ -46,7 +49,7 @@ class Undo {
     void leave() {
         const py::object raised =
             insist([this] { return PyObject_CallObject(function_.ptr(), arguments_.ptr()); });
-        // A traceback may hold the block for as long as it likes, what was put back is let go of.
+        // A traceback may keep this object alive, but not the function and its arguments.
         function_ = py::none();
         arguments_ = py::tuple();
         if (raised) raise_exception(raised);
@@ -91,19 +94,19 @@ class Within {
 }  // namespace
 
 void bind_undo(py::module_& module) {
-    py::class_<Undo>(module, "Undo",
-                     "A context that calls something in the end, whatever has been raised within "
-                     "it. Where an interrupt hits the call, it is called again, and the interrupt "
-                     "goes on afterwards: so it must be able to be called twice.")
+    py::class_<Undo>(
+        module, "Undo",
+        "A context that calls a function at its end, also after an exception. If an "
+        "interrupt hits the call, the context calls the function again, and raises the "
+        "interrupt afterwards. So a second call must be harmless.")
         .def(py::init<const py::args&>())
         .def("__enter__", [](const py::object& self) { return self; })
         .def("__exit__", [](Undo& self, const py::args&) { self.leave(); });
 
     py::class_<Within>(
         module, "Within",
-        "A context that calls begin(), gives what that returns, and in the end calls "
-        "end(what was raised, or None) as Undo does, also where begin() raised "
-        "something. A lock is held meanwhile.")
+        "A context that calls begin() and gives its result. At its end, or if begin() raises, "
+        "the context calls end(exception or None) as Undo does. It holds the lock meanwhile.")
         .def(py::init<py::object, py::object, py::object>(), py::arg("begin"), py::arg("end"),
              py::arg("lock") = py::none())
         .def("__enter__", &Within::enter)

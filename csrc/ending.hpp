@@ -1,10 +1,10 @@
 // Ending: executors end before the interpreter does.
 //
-// A thread that asks for the interpreter lock while Python goes down is ended there and then, and
-// with it the process where the thread is in C++. So when everything registered with atexit has
-// run, and before Python goes down, executors are closed, and threads that come from a step stay
-// here. A handler may make a pipeline and run it: what closes all of them is not a handler of its
-// own but the end of one, which atexit lets go of when it has called the last.
+// Python ends a thread that asks for the interpreter lock while Python goes down. If the thread is
+// in C++, the process ends with it. So executors close before Python goes down, after all atexit
+// handlers have run, and threads that come from a step stay here. An atexit handler may make a
+// pipeline and run it. So executors are not closed by a handler, but by the destructor of a
+// handler, which atexit frees after it has called the last one.
 #pragma once
 
 #include <sys/types.h>
@@ -15,7 +15,7 @@
 
 namespace pykern {
 
-// What has to be closed before the interpreter ends.
+// An object that must close before the interpreter ends.
 class Closable {
    public:
     Closable() = default;
@@ -23,25 +23,26 @@ class Closable {
     Closable& operator=(const Closable&) = delete;
     virtual ~Closable() = default;
 
-    // Stops what runs and waits for its end. With the interpreter lock; leaves no exception.
+    // Stops the step that runs and waits for its end. With the interpreter lock. Leaves no Python
+    // exception set.
     virtual void close_at_end() noexcept = 0;
-    // The threads that have run something, by their numbers in the system.
+    // The threads that have run a step, by their numbers in the system.
     virtual std::vector<pid_t> callers() = 0;
 };
 
-// Calls what closes something at the end, and tells of an interrupt where Python tells of those
-// that it cannot raise.
+// Calls a function that closes an object at the end. Python prints an interrupt of the call as an
+// exception that it cannot raise.
 void close_silently(const std::function<void()>& close) noexcept;
 
-// From now on it is closed before the interpreter ends. With the interpreter lock. Throws
-// std::runtime_error when that has ended.
+// The object will be closed before the interpreter ends. With the interpreter lock. Throws
+// std::runtime_error when the interpreter has ended.
 void close_before_end(const std::weak_ptr<Closable>& closable);
 
-// For a thread that begins or feeds something, with the interpreter lock. While Python goes down it
-// does not come back, except to the thread that takes Python down.
+// For a thread that begins or feeds a step, with the interpreter lock. While Python goes down, the
+// call returns only to the thread that takes Python down.
 void stay_at_end();
 
-// The same for a thread that comes from a step, which first may have some time to leave.
+// The same for a thread that comes from a step, which has some time to leave first.
 void stay_after_end();
 
 }  // namespace pykern

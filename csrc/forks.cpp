@@ -64,10 +64,11 @@ Presence& Presence::of_this_thread() {
 }
 
 void Presence::enter() {
-    if (depth_ == 0)
+    if (depth_ == 0) {
         come_back(1);
-    else
+    } else {
         ++depth_;
+    }
 }
 
 void Presence::leave() {

@@ -19,10 +19,10 @@
 
 namespace pykern {
 
-// What the workers do for whom. Called on the worker's own thread, in the order
+// Performs the actions that workers run. Each worker calls these on its own thread, in the order
 //   attach  ( enter  ( resume run suspend )*  leave )*  detach
-// where leave is surrounded by resume and suspend as well, and enter follows the first resume of a
-// step.
+// The worker also calls resume before leave, and suspend after it. It calls enter after the first
+// resume of a step.
 class Client {
    public:
     Client() = default;
@@ -32,7 +32,7 @@ class Client {
 
     virtual void attach(int worker) noexcept = 0;
     virtual void detach(int worker) noexcept = 0;
-    // Takes and gives back what actions must hold while they run: the interpreter lock.
+    // Takes the lock that actions need, and gives it back: the interpreter lock.
     virtual void resume(int worker) noexcept = 0;
     virtual void suspend(int worker) noexcept = 0;
     // Before the first and after the last action of a step on this worker. False from enter fails
@@ -43,7 +43,7 @@ class Client {
     virtual bool run(int worker, Position position) noexcept = 0;
 };
 
-// A program with what is remembered of its steps.
+// A program with the trace and the pace of its steps.
 struct Job {
     explicit Job(const Plan& plan) : Job(Program(plan)) {}
     explicit Job(Program made)
@@ -54,36 +54,40 @@ struct Job {
     Pace pace;
 };
 
-// A step is a wave of ready actions. Each has a join counter of inputs that are not done; whoever
-// takes the last one away makes the action run: on its own thread when the device is its own, or
-// when the action is too short to be worth waking the device's thread; else by posting it to that
+// A step is a wave of ready actions. Each action has a join counter of inputs that have not run.
+// The worker that takes the last input away has the action run: on its own thread if the device is
+// its own, or if the action is too short to wake the device's thread for, else by a post to that
 // thread. A row is a chain, so a device has at most one ready action.
 //
-// The step of an endless program goes on until it is stopped. Counters are set again as they reach
-// zero, for the next round. What its device has ready, of several stages, is done first come, first
-// served.
+// The step of an endless program goes on until `stop`. A counter that reaches zero is set again for
+// the next round. A device runs its ready actions, of several stages, in the order of their posts.
 //
-// Threads: run, feed, stop and close by any thread, run by one at a time; everything else by the
-// workers.
+//     Job job(plan);
+//     Workers workers(plan.num_devices(), client);
+//     workers.run(job, [] { return false; });
+//
+// Threads: any thread may call run, feed, stop and close, but only one at a time may call run. The
+// workers call everything else.
 class Workers {
    public:
-    // Throws std::runtime_error when the system refuses a thread; none is left then. The caller
-    // must not hold what `resume` takes.
+    // Throws std::runtime_error when the system refuses a thread, after the end of those that it
+    // did not refuse. The caller must not hold the lock that `resume` takes.
     Workers(int num_workers, Client& client);
     Workers(const Workers&) = delete;
     Workers& operator=(const Workers&) = delete;
     ~Workers() { close(); }
 
-    // Runs every action of the job, or until one fails or `interrupted` (asked every 20 ms) says
-    // true. On return no worker is inside the client. The caller must not hold what `resume` takes.
-    // `begun` is called once feed and stop may be. What `interrupted` throws comes out at once, and
-    // these workers are of no use any more.
+    // Runs every action of the job, or until an action fails or `interrupted` returns true, which
+    // the caller's thread asks every 20 ms. On return no worker is inside the client. The caller
+    // must not hold the lock that `resume` takes. Calls `begun`, which must not throw, once feed
+    // and stop have an effect. An exception of `interrupted` comes out at once. After it only
+    // `waiting` and `abandon` may be called.
     void run(
         Job& job, const std::function<bool()>& interrupted,
         const std::function<void()>& begun = [] {});
 
-    // For the step of an endless program; without effect when it is over. A slot is fed when its
-    // last round is through.
+    // For the step of an endless program. Without effect when the step is over. The last round of
+    // the slot must be through.
     void feed(const Job& job, int slot);
     // No further action starts.
     void stop(const Job& job);
@@ -104,13 +108,13 @@ class Workers {
     // comes back. The client and the job must live as long as the process, as must this object.
     void abandon();
 
-    // Ends the threads and begins new ones, between steps. Throws as the constructor does, and is
-    // closed then.
+    // Ends the threads and begins new ones, between steps. Throws as the constructor does. The
+    // workers are closed then.
     void renew();
 
-    // No further action starts, and run does nothing from then on.
+    // No further action starts, and later runs do nothing.
     void begin_to_close();
-    // The same, and joins the threads, which ends a running step. Not from a worker.
+    // The same, and joins the threads, so that a running step ends. Not from a worker.
     void close();
     bool closed() const { return closing_.load(std::memory_order_relaxed); }
 

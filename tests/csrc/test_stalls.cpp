@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <exception>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -23,7 +24,7 @@ using namespace std::chrono_literals;
 namespace {
 
 // What `interrupted` throws to give a step up.
-struct GivenUp {};
+class GivenUp : public std::exception {};
 
 // One action does not end before it is let go.
 class Hanging final : public Client {

@@ -112,3 +112,18 @@ def test_a_large_program_runs() -> None:
     (log,) = run(executor, Plan(Placement.linear(num_devices), num_microbatches, rows), int)
     executor.close()
     assert len(log) == num_devices * num_microbatches
+
+
+def test_what_begun_raises_ends_the_step(executor: _C.Executor) -> None:
+    """The caller left, while workers went on with what belonged to it."""
+    raised = ValueError("begun")
+
+    def begun() -> None:
+        raise raised
+
+    stages: dict[Kind, list[Callable[[int], None]]] = {Kind.F: [lambda _: None] * 2}
+    program = _C.Program.endless(Placement(2, [0, 1]), 2)
+    with executor:
+        failures = executor.run(program, stages, lambda: int, begun)
+    assert failures == [(None, -1, raised)]
+    run(executor, two_replicas(2, 4), lambda: None)
