@@ -103,6 +103,5 @@ class Request:
 
 def _require_one_of(name: str, value: object, known: Sequence[object]) -> None:
     if value not in known:
-        names = list(map(repr, known))
-        rule = " or ".join(names) if len(names) == 2 else f"one of {', '.join(names)}"
-        raise ValueError(f"{name} must be {rule}, got {value!r}")
+        *others, last = map(repr, known)
+        raise ValueError(f"{name} must be one of {', '.join(others)} or {last}, got {value!r}")
