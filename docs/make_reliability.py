@@ -33,6 +33,10 @@ The models of timm, torchvision and torch_geometric are tried where these are in
 urllib3 charset_normalizer certifi`. `pytest -m nightly tests/zoo/test_many.py` runs the models
 one by one.
 
+The tests of the runtime also run under sanitizers:
+`tests/sanitize.sh thread tests/runtime --timeout 300`, or `address`, which looks for undefined
+behaviour as well. The command fails if a sanitizer reports anything.
+
 | campaign | cases | failures | seconds | when | commit |
 |---|--:|--:|--:|---|---|
 """

@@ -42,6 +42,8 @@ class Child:
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, self._folder.name, str(seed), str(number)],
             cwd=ROOT,
+            # `select` does not see a line that a buffer of this process has.
+            bufsize=0,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"},

@@ -106,6 +106,12 @@ def test_what_a_signal_may_lead_to_is_seen(
         list(sigints.cases(1, number, "tests.torture.broken_children"))
 
 
+def test_lines_that_arrive_together_are_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sigints, "_PATIENCE_S", 20.0)
+    found = list(sigints.cases(1, 4, "tests.torture.broken_children"))
+    assert found.count("signals") == sigints.SIGNALS
+
+
 @pytest.fixture
 def signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The program that is interrupted changes these for good."""
