@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel
 
@@ -61,7 +62,7 @@ IMPLIED = {
 @pytest.fixture(scope="module")
 def groups() -> Iterator[dict[str, dict[str, Any]]]:
     """Groups of this process alone."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
     yield {
         "process_group": {"process_group": dist.group.WORLD},
@@ -77,7 +78,8 @@ def step(options: dict[str, Any], scaler: Any = None) -> None:
     # Replicas have no running statistics, whose updates would have no order.
     norm = nn.BatchNorm1d(4) if options.keys() == {"deferred_batch_norm"} else nn.LayerNorm(4)
     layers = nn.Sequential(nn.Linear(4, 4), norm, nn.Linear(4, 4), nn.Tanh())
-    arguments = {"devices": "cpu:2", "microbatches": 4, "loss_fn": _loss} | options
+    arguments: dict[str, Any] = {"devices": "cpu:2", "microbatches": 4, "loss_fn": _loss}
+    arguments |= options
     kind = pykern.AsyncPipeline if "optimizer" in options else pykern.Pipeline
     with kind(layers, **arguments) as pipe:
         loss = pipe.step(torch.randn(8, 4), target=torch.randn(8, 4), scaler=scaler)
