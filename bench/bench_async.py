@@ -130,7 +130,8 @@ def _samples(task: Task, benchmark: BenchmarkFixture, *, smoke: bool) -> dict[st
 
 
 def _pipeline(task: Task, schedule: str, **more: Any) -> pykern.Pipeline:
-    return pykern.Pipeline(
+    kind = pykern.AsyncPipeline if "optimizer" in more else pykern.Pipeline
+    return kind(
         copy.deepcopy(task.stages),
         devices=f"cpu:{len(task.stages)}",
         schedule=schedule,

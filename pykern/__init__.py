@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .parallel.peers.errors import PeerError
     from .partition.report import explain_cut
     from .pipeline import Pipeline
+    from .pipeline.asynchronous import AsyncPipeline
     from .plan import Plan, PlanError
     from .runtime.cpu.stalled import PipelineStalled
     from .runtime.microbatch import SplitError
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsyncPipeline",
     "Budget",
     "CutError",
     "HostOptimizer",
@@ -43,6 +45,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "AsyncPipeline": ".pipeline.asynchronous",
     "Budget": ".budget",
     "CutError": ".trace",
     "HostOptimizer": ".optimizers.host",

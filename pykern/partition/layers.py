@@ -55,8 +55,8 @@ def refuse_inside(model: object, kind: type[nn.Module]) -> None:
         for name, module in inside:
             if isinstance(module, kind):
                 raise TypeError(
-                    f"{name or 'the model'} is a {kind.__name__}, whose forward has no backward: "
-                    "give the model that it was made of"
+                    f"{name or 'the model'} is a {type(module).__name__}, whose forward has no "
+                    "backward: give the model that it was made of"
                 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,7 @@ def choose_plan(
     schedule: Schedule,
     shares: Shares,
     num_layers: int,
-    options: dict[str, Any],
+    options: Mapping[str, Any],
     over_peers: bool = False,
 ) -> Plan:
     """The plan of a schedule, with what its steps need beside what the schedule says.
@@ -43,13 +43,13 @@ def choose_plan(
     """
     if schedule == "auto":
         chunks = max(1, min(search.MAX_CHUNKS, num_layers // shares.devices_of_one))
-        options = {"max_chunks": chunks} | options
+        options = {"max_chunks": chunks, **options}
     plan = _make_plan(schedule, shares, options)
     require_runnable(plan)
     return with_reductions(shares.side_by_side(plan), over_peers)
 
 
-def choose_parts(schedule: Schedule, shares: Shares, options: dict[str, Any]) -> Parts:
+def choose_parts(schedule: Schedule, shares: Shares, options: Mapping[str, Any]) -> Parts:
     """The parts of a schedule that updates weights within a step.
 
     Args:
@@ -63,8 +63,8 @@ def choose_parts(schedule: Schedule, shares: Shares, options: dict[str, Any]) ->
     """
     if isinstance(schedule, Plan) or schedule == "auto":
         raise ValueError(
-            "optimizer= is for schedules that update weights within a step, given by name or as a "
-            "function: a Plan ends, and they go on"
+            "AsyncPipeline is for schedules that update weights within a step, given by name or as "
+            "a function: a Plan ends, and they go on"
         )
     if shares.num_microbatches is None:
         raise TypeError(_NO_MICROBATCHES)
@@ -74,8 +74,8 @@ def choose_parts(schedule: Schedule, shares: Shares, options: dict[str, Any]) ->
 
     if not make(shares.num_microbatches).has(Kind.U):
         raise ValueError(
-            f"schedule {schedule!r} updates no weights: call optimizer.step() after its steps, and "
-            "leave out optimizer="
+            f"schedule {schedule!r} updates no weights: make a pykern.Pipeline, and call "
+            "optimizer.step() after its steps"
         )
     return Parts(make, shares.num_microbatches)
 
@@ -88,8 +88,8 @@ def require_runnable(plan: Plan) -> None:
         )
     if plan.has(Kind.U):
         raise ValueError(
-            "the plan holds U actions, which update weights within a step: Pipeline runs them when "
-            "given the name of the schedule and optimizer="
+            "the plan holds U actions, which update weights within a step: pykern.AsyncPipeline "
+            "runs them, given the name of the schedule and optimizer="
         )
     for kind in Kind:
         if plan.has(kind) and kind not in KINDS:
@@ -97,7 +97,7 @@ def require_runnable(plan: Plan) -> None:
             raise ValueError(f"the plan holds {kind.name} actions; stages run {known}")
 
 
-def _make_plan(schedule: Schedule, shares: Shares, options: dict[str, Any]) -> Plan:
+def _make_plan(schedule: Schedule, shares: Shares, options: Mapping[str, Any]) -> Plan:
     """The plan of one replica, of a size for which a step is prepared in seconds."""
     microbatches = shares.num_microbatches
     # One F and one B on each device of a replica, before anything of a schedule is made.
@@ -118,7 +118,7 @@ def _make_plan(schedule: Schedule, shares: Shares, options: dict[str, Any]) -> P
     return plan
 
 
-def _made_plan(schedule: Schedule, shares: Shares, options: dict[str, Any]) -> Plan:
+def _made_plan(schedule: Schedule, shares: Shares, options: Mapping[str, Any]) -> Plan:
     """The plan of one replica, of any size."""
     num_devices, microbatches = shares.devices_of_one, shares.microbatches_of_one
     if isinstance(schedule, Plan):

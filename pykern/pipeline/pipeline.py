@@ -3,53 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
+from torch.optim import Optimizer
 
 from .. import _C
 from ..budget.budget import Budget
 from ..budget.fit import Fitted
-from ..budget.level_costs import StageCosts
 from ..modes import as_before
-from ..parallel.data.data import DataParallel, data_group
-from ..parallel.peers.agreement import alike
-from ..parallel.peers.first import of_first
+from ..parallel.data.data import DataParallel
 from ..parallel.peers.groups import Peers
-from ..parallel.peers.likeness import likeness
-from ..parallel.tensor.tensor import TensorParallelism, open_tensor
-from ..partition.balance import Balance, Partition
-from ..partition.chain import call_of, max_stages, open_model, share_out
-from ..partition.layers import make_stages, place_layers, refuse_foreign_devices
+from ..parallel.tensor.tensor import TensorParallelism
+from ..partition.balance import Balance
+from ..partition.chain import call_of
 from ..partition.split_points import SplitAt
 from ..plan import Kind
-from ..plan.shares import Shares
 from ..runtime import microbatch
-from ..runtime.asynchronous.optimizers import MakeOptimizer
 from ..runtime.batch import Batch, Call, Outputs
-from ..runtime.devices import Devices, parse_devices
+from ..runtime.devices import Devices
 from ..runtime.driver import Program
-from ..runtime.executor import Driver, open_driver
-from ..runtime.features.batch_norm import DeferredBatchNorm, OrderOfUpdates
-from ..runtime.features.beside import Beside
-from ..runtime.features.finite import CheckFinite, Checks
+from ..runtime.features.feature import Step
+from ..runtime.features.finite import CheckFinite
 from ..runtime.gpu.capture.policy import Capture
 from ..runtime.in_order import InOrder
-from ..runtime.loss import Loss, Losses, scale_of
-from ..runtime.stage.stage import Stage
-from ..verify import Verify, open_verify, parse_verify
-from .asynchronous import Updates, Updating, choose_updates, refuse_layers
-from .choose_levels import Levels, Recompute, choose_levels
-from .choose_plan import Schedule, choose_plan
-from .refusals import refuse_others, refuse_unsummed
+from ..runtime.loss import Loss, Losses
+from ..verify import Verify
+from .build import build, design
+from .choose_levels import Recompute
+from .choose_plan import Schedule
+from .measured import Measured
+from .request import Request
 
 
-class Pipeline(Updating):
+class Pipeline(Measured):
     """A model that trains and predicts on several devices at once.
 
     It is an `nn.Module` with the parameters, buffers, `state_dict` names and modes of the model it
@@ -102,9 +91,6 @@ class Pipeline(Updating):
         process_group: of processes that each have such a pipeline and train one model with batches
             of their own; or a mesh of one dimension. Losses and gradients are those of all
             processes' rows. A stage's gradients are on their way as soon as they are complete.
-        optimizer: for schedules that update weights within a step ("pipedream", "pipedream_2bw"),
-            and only for them: makes an optimizer of a list of parameters. Steps then leave
-            microbatches in flight, see `flush` and docs/asynchronous.md.
         tensor_parallel: (mesh, styles): the processes of a mesh of one dimension each run their
             slices of every stage, for the same batches. Styles are by name of a module, as torch's
             `parallelize_module` takes them; parameters of these become DTensors, new objects.
@@ -123,8 +109,9 @@ class Pipeline(Updating):
         PlanError: the plan cannot run.
     """
 
-    # What a `Budget` has led to.
+    # What a `Budget` has led to, and what updates the weights of an `AsyncPipeline`.
     fitted: Fitted | None = None
+    optimizer: Optimizer | None = None
 
     def __init__(  # noqa: PLR0913 - all that a pipeline is made of, by keyword
         self,
@@ -145,72 +132,48 @@ class Pipeline(Updating):
         check_finite: CheckFinite = "off",
         deferred_batch_norm: bool = False,
         process_group: Peers | None = None,
-        optimizer: MakeOptimizer | None = None,
         tensor_parallel: TensorParallelism | None = None,
         verify: bool | int | Verify = False,
         timeout: float | None = None,
         **options: Any,
     ) -> None:
-        super().__init__()
-        verified = parse_verify(verify, process_group, tensor_parallel)
-        refuse_others(model, Pipeline, reduction, deferred_batch_norm)
-        lanes = parse_devices(devices)
-        shares = Shares(len(lanes), microbatches, replicas)
-        updates = choose_updates(schedule, shares, lanes, options, locals())
-        group = None if process_group is None else data_group(process_group, capture)
-        joined = process_group is not None or tensor_parallel is not None
-        plan = updates.parts.plan if updates is not None else None
-        if plan is None:
-            plan = choose_plan(schedule, shares, max_stages(model), options, joined)
-        asked = None if isinstance(recompute, Budget) else recompute
-        plan, self._levels = choose_levels(plan, asked)
-        self._tensor = open_tensor(tensor_parallel, plan, capture, recompute)
-        peers = [each for each in (group, self._tensor.group) if each is not None]
-        chain = open_model(model, sample, plan.num_stages, split_at, whole)
-        layers, self._reduction = chain.layers, reduction
-        refuse_foreign_devices(layers, lanes[0].device.type)
-        share = partial(share_out, chain, plan.num_stages, balance, sample, split_at)
-        cut = of_first(peers, share, Partition) if balance == "time" else share()
-        refuse_layers(updates, layers, cut)
-        self._checks = Checks(check_finite, list(layers), cut.stages, captures=capture is not False)
-        refuse_unsummed(plan, layers, loss_fn, group)
-        self.plan, self.partition, self._reduction = plan, cut, reduction
-        self._adopt(chain, loss_fn)
-        self._tensor.find(self, list(layers.values()), cut)
-        with ExitStack() as undo:
-            driver = open_driver(lanes, capture, timeout)
-            undo.callback(driver.close)
-            stages = self._make_stages(driver, recompute, updates, peers)
-            undo.callback(self._tensor.close)
-            self._watch(stages, verified, deferred_batch_norm)
-            self._data = None if group is None else self._connect(stages, group)
-            undo.pop_all()
+        self._open(
+            Request(
+                model=model,
+                devices=devices,
+                schedule=schedule,
+                microbatches=microbatches,
+                replicas=replicas,
+                loss_fn=loss_fn,
+                reduction=reduction,
+                balance=balance,
+                sample=sample,
+                split_at=split_at,
+                whole=whole,
+                capture=capture,
+                recompute=recompute,
+                check_finite=check_finite,
+                deferred_batch_norm=deferred_batch_norm,
+                process_group=process_group,
+                tensor_parallel=tensor_parallel,
+                verify=verify,
+                timeout=timeout,
+                options=options,
+            )
+        )
 
-    def _make_stages(
-        self,
-        driver: Driver,
-        recompute: Recompute | Budget,
-        updates: Updates | None,
-        peers: Sequence[ProcessGroup],
-    ) -> list[Stage]:
-        """Places the layers and has a driver run them."""
-        chain, cut, plan = self._chain, self.partition, self.plan
-        devices_of = [driver.device(lane) for lane in range(plan.num_devices)]
-        homes = [devices_of[plan.placement.device_of(s)] for s in range(plan.num_stages)]
-        place_layers(chain.layers, cut, homes)
-        chain.cut(cut.stages, homes, driver.direct(plan))
-        self._tensor.slice(self, homes[0].type, self._told())
-        chain.forget()
-        stages = make_stages(list(chain.layers.values()), cut, homes)
-        if isinstance(recompute, Budget):
-            budget = replace(recompute, sample=chain.first_input(recompute.sample))
-            measure = partial(budget.measure, plan, stages, self._loss_fn)
-            self.fitted = budget.fit(plan, of_first(peers, measure, list[StageCosts]))
-            self.plan, self._levels = self.fitted.plan, cast("Levels", self.fitted.by_microbatch())
-        self._open_executor(stages, devices_of, driver, updates)
+    def _open(self, asked: Request) -> None:
+        """Makes all that this is made of."""
+        super().__init__()
+        chosen = design(asked)
+        self.plan, self.partition, self._reduction = chosen.plan, chosen.partition, asked.reduction
+        self._adopt(chosen.chain, asked.loss_fn)
+        built = build(chosen, self)
+        self.plan, self._levels, self.fitted = built.plan, built.levels, built.fitted
+        self._executor, self._steps, self._features = built.executor, built.runner, built.features
+        self.optimizer, self._data = built.optimizer, built.features.find(DataParallel)
         self._train_program = self._executor.program(self.plan)
         self._predict_program = self._executor.program(self.plan.forward_only())
-        return stages
 
     def step(
         self,
@@ -254,12 +217,9 @@ class Pipeline(Updating):
             BaseException: the first exception of a stage, the same object, with a note of where.
                 The gradients of that step are then undefined; the next step is not affected.
         """
-        with _C.HoldForks(), as_before(), self._tensor.step(scaler):
-            if self._data is None:
-                return self._step(inputs, named, target, scaler)
-            with self._data.step():
-                self._data.owners.require_scaler(scaler)
-                return self._step(inputs, named, target, scaler)
+        with _C.HoldForks(), as_before():
+            step = partial(self._step, inputs, named, target, scaler)
+            return self._features.within(scaler, step)
 
     def _step(
         self, inputs: tuple[Any, ...], named: dict[str, Any], target: Any, scaler: Any
@@ -277,25 +237,29 @@ class Pipeline(Updating):
         call, target = self._executor.place((inputs, named), target)
         parts = None if target is None else microbatch.split(target, rows)
         targets = None if parts is None else self._executor.place_targets(parts)
-        scale, checked = scale_of(scaler, self._executor.end), self._checks.of_losses
-        self._tensor.begin(sum(rows), (call, target))
-        total = sum(rows) if self._data is None else self._data.begin(sum(rows))
-        weights = [w for of in self._groups(rows, total) for w in self._weights(*of)]
+        step = Step((call, target), rows, scaler, sum(rows))
+        self._features.begin(step)
+        weights = self._loss_weights(rows, step.total)
         losses = Losses(
             self._loss_fn,
             targets,
             weights,
-            scale,
-            must_be_finite=checked,
+            step.scale,
+            must_be_finite=step.checked,
             in_one_memory=self._executor.in_one_memory,
         )
         batch = Batch(call, target, rows, losses, self._levels, self._chain.enter)
-        if self.optimizer is not None:
-            return self._give(batch, scale)
-        # Still in the step: what peers say may make it one that fails.
-        data = self._data
-        result = losses.total if data is None else lambda: data.finish(losses.total())
+        return self._train(batch, losses)
+
+    def _train(self, batch: Batch, losses: Losses) -> Tensor:
+        # Still in the step: what features say of its end may make it one that fails.
+        result = partial(self._features.finish, losses.total)
         return self._run(self._train_program, batch, result)  # type: ignore[no-any-return]
+
+    def _run(self, program: Program, batch: Batch, result: Callable[[], Any] = lambda: None) -> Any:
+        found = self._steps.run(program, batch, result)
+        self._last_program = program
+        return found
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Forward only, without gradients: the model's output for the whole batch.
@@ -340,11 +304,15 @@ class Pipeline(Updating):
         return self._executor.stream(self._predict_program, calls, self._open_batch)
 
     def _open_batch(self, call: Call) -> tuple[Batch, Outputs]:
-        self._tensor.require_peers()
+        self._features.ready()
         rows = self._rows(call)
         call, _ = self._executor.place(call, None)
         outputs = Outputs(self._weights(rows, sum(rows)))
         return Batch(call, None, rows, outputs, (), self._chain.enter), outputs
+
+    def flush(self) -> Tensor | None:
+        """Runs what steps have left in flight: nothing, but for an `AsyncPipeline`."""
+        return None
 
     def close(self) -> None:
         """Ends the worker threads, or gives back GPU memory; the layers stay usable.
@@ -352,39 +320,13 @@ class Pipeline(Updating):
         Happens by itself at exit.
         """
         self._executor.close()
-        self._deferred.close()
-        self._tensor.close()
-        if self._data is not None:
-            self._data.close()
+        self._features.close()
 
-    def __enter__(self) -> Pipeline:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    def _watch(self, stages: Sequence[Stage], verified: Verify | None, deferred: bool) -> None:
-        """Has what looks at steps look at them."""
-        self._deferred = DeferredBatchNorm(stages if deferred else ())
-        self._executor.watch(self._checks.around)
-        self._chain.before_recording(self._executor.settle)
-        self._executor.watch(OrderOfUpdates().around)
-        self._executor.watch(self._deferred.around)
-        if self._deferred.is_needed:
-            self._executor.observe(self._deferred)
-        self._tensor.watch(self._executor, stages)
-        Beside(stages, self._loss_fn, self._chain.origins)
-        run = self.partition, self.plan, self._reduction, deferred
-        self._steps = open_verify(verified, self._executor, self._chain, run)
-
-    def _told(self) -> dict[str, str]:
-        """What the pipelines of other processes have to have alike."""
-        told = {"reduction": self._reduction, "the loss function": likeness(self._loss_fn)}
-        return told | alike(self.plan, self.partition, self)
-
-    def _connect(self, stages: Sequence[Stage], group: ProcessGroup) -> DataParallel:
-        """Joins the pipelines of other processes."""
-        return DataParallel(stages, self.plan, group, self, self._told())
 
     def _rows(self, batch: Any) -> list[int]:
         return microbatch.sizes(microbatch.batch_size(batch), self.plan.num_microbatches)
@@ -392,7 +334,6 @@ class Pipeline(Updating):
     def _weights(self, rows: Sequence[int], total: int) -> list[float]:
         return [1.0 if self._reduction == "sum" else n / total for n in rows]
 
-    def _run(self, program: Program, batch: Batch, result: Callable[[], Any] = lambda: None) -> Any:
-        found = self._steps.run(program, batch, result)
-        self._last_program = program
-        return found
+    def _loss_weights(self, rows: Sequence[int], total: int) -> list[float]:
+        """By which the losses of microbatches of a step count."""
+        return self._weights(rows, total)

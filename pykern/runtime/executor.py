@@ -15,11 +15,10 @@ from .. import _C
 from ..notes import add_note, forget_notes, shown
 from ..plan import Action, Kind, Plan, Timeline
 from .batch import Batch, Call, Outputs
-from .cpu.stalled import refuse_timeout
 from .cpu.stream import WorkerFlow
 from .cpu.workers import Workers
 from .devices import Lane
-from .driver import Failure, Located, Program
+from .driver import Driver, Failure, Located, Program
 from .gpu.capture.policy import Capture
 from .gpu.stream import GpuFlow
 from .gpu.streams import Streams
@@ -33,7 +32,6 @@ from .stage.stage import Stage, connect
 from .stage.ties import Ties
 from .stream import Flow, OpenBatch
 
-Driver = Workers | Streams
 # Gets an action's kind, its stage, and what would be called; returns what to call.
 Run = Callable[[int], None]
 Around = Callable[[Kind, Stage, Run], Run]
@@ -48,17 +46,10 @@ def open_driver(lanes: Sequence[Lane], capture: Capture, timeout: float | None =
         timeout: seconds that an action may take; None for no limit.
 
     Raises:
-        ValueError: `capture` is invalid, or these devices do not support it; or `timeout` is
-            invalid, or set for GPUs.
         RuntimeError: the GPUs cannot be used.
     """
-    if capture not in (False, True, "auto", "step"):
-        raise ValueError(f"capture is True, False, 'auto' or 'step', got {capture!r}")
-    refuse_timeout(timeout, lanes[0].device.type)
     if lanes[0].device.type != "cpu":
         return Streams(lanes, capture)
-    if capture in (True, "step"):
-        raise ValueError(f"capture={capture!r} needs GPUs; CPU workers call every action")
     return Workers(len(lanes), timeout)
 
 
@@ -117,7 +108,7 @@ class Executor:
             Kind.REDUCE: [stage.reduce for stage in self._stages],
         }
         self._ties = Ties(stages)
-        self._driver: Any = driver
+        self._driver = driver
         self._observers: list[Observer] = []
         # Marks the notes that this executor adds.
         self._told = object()
@@ -156,16 +147,16 @@ class Executor:
     @property
     def captures(self) -> bool:
         """Whether steps may be replayed without Python."""
-        return isinstance(self._driver, Streams) and self._driver.captures
+        return self._driver.captures
 
     def host_link(self, stage: Stage) -> HostLink:
         """How parameters of a stage, and their gradients, get to the host and back."""
         device = self._plan.placement.device_of(stage.index)
-        return self._driver.host_link(device)  # type: ignore[no-any-return]
+        return self._driver.host_link(device)
 
     def program(self, plan: Plan) -> Program:
         """A plan over these stages, ready to run."""
-        return self._driver.program(plan)  # type: ignore[no-any-return]
+        return self._driver.program(plan)
 
     def place(self, inputs: Call, target: Any) -> tuple[Call, Any]:
         """A batch where it is used; with replicas, each takes its microbatches of it."""
@@ -191,7 +182,7 @@ class Executor:
 
     def timeline(self, program: Program, ago: int) -> Timeline:
         """What ran when in a step of the program, `ago` steps before the last one."""
-        return self._driver.timeline(program, ago)  # type: ignore[no-any-return]
+        return self._driver.timeline(program, ago)
 
     def copies(self, program: Program) -> Timeline:
         """When the program's copies ran in its last traced step; none where nothing is copied."""
@@ -226,13 +217,13 @@ class Executor:
             # process if a thread came back from one of torch's functions after it has gone.
             found = result()
             for observer in self._observers:
-                observer.succeed()
+                observer.succeed_run()
             return found
 
     def alone(self) -> AbstractContextManager[object]:
         """A context without other runs of the stages; raises RuntimeError as `run` does."""
         self._refuse_flow()
-        return self._driver.claim  # type: ignore[no-any-return]
+        return self._driver.claim
 
     def predict(
         self, program: Program, batch: Batch, outputs: Outputs, located: Located | None = None
@@ -286,12 +277,14 @@ class Executor:
 
             flow = GpuFlow(plan, open_batch, first, driver.gpus, issue)
         else:
-            flow = WorkerFlow(plan, open_batch, first, driver.claim, self._run_flow)
+            assert isinstance(driver, Workers)
+            run = partial(self._run_flow, driver)
+            flow = WorkerFlow(plan, open_batch, first, driver.claim, run)
         self._flow = weakref.ref(flow)
         return flow
 
-    def _run_flow(self, flow: WorkerFlow) -> None:
-        with self._driver.claim, _C.Undo(self._end):
+    def _run_flow(self, driver: Workers, flow: WorkerFlow) -> None:
+        with driver.claim, _C.Undo(self._end):
             self._begin(Batch(((), {}), None, [0] * flow.num_slots, flow.keep))
             # One list, so that whichever replica takes arguments lets go of them for all.
             for replica in self._replicas:
@@ -299,7 +292,7 @@ class Executor:
             flow.takers = [replica[0].take for replica in self._replicas]
             for stage in self._stages:
                 stage.name(flow.keywords)
-            failures = self._driver.run_flow(flow, self._callbacks)
+            failures = driver.run_flow(flow, self._callbacks)
             if failures:
                 raise self._first(failures, flow.located)
             self._ties.finish()
@@ -313,7 +306,7 @@ class Executor:
 
     def _begin(self, batch: Batch) -> None:
         for observer in self._observers:
-            observer.begin()
+            observer.begin_run()
         seed = StepSeed()
         for number, replica in enumerate(self._replicas):
             for stage in replica:
@@ -343,7 +336,7 @@ class Executor:
         self._ties.end()
         self._driver.end()
         for observer in self._observers:
-            observer.end()
+            observer.end_run()
 
     def close(self) -> None:
         """Ends what runs the actions, after a step in progress in another thread."""

@@ -203,22 +203,6 @@ def _require_scalar(loss: object, microbatch: int) -> None:
         )
 
 
-def scale_of(scaler: object, device: torch.device) -> Tensor | None:
-    """What a scaler multiplies losses by; None where nothing.
-
-    Raises:
-        TypeError: it is no scaler.
-    """
-    if scaler is None:
-        return None
-    if not isinstance(scaler, torch.amp.GradScaler):
-        raise TypeError(f"scaler is a torch.amp.GradScaler, got a {type(scaler).__name__}")
-    if not scaler.is_enabled():
-        return None
-    # The number itself is private.
-    return scaler.scale(torch.ones((), device=device))
-
-
 def _device_of(output: Any) -> torch.device:
     """Where the first tensor of an output is."""
     if isinstance(output, Tensor):

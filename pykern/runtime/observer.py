@@ -8,11 +8,11 @@ from typing import Protocol
 class Observer(Protocol):
     """An observer of every step from its begin to its end."""
 
-    def begin(self) -> None:
+    def begin_run(self) -> None:
         """A step begins."""
 
-    def succeed(self) -> None:
+    def succeed_run(self) -> None:
         """The step has succeeded, and is about to end."""
 
-    def end(self) -> None:
+    def end_run(self) -> None:
         """The step has ended or failed, perhaps before its begin. May be called twice."""

@@ -2,6 +2,7 @@
 
 from .errors import VerifyError
 from .options import Verify, parse_verify
-from .verifier import open_verify
+from .subject import Subject
+from .verifier import Verifier
 
-__all__ = ["Verify", "VerifyError", "open_verify", "parse_verify"]
+__all__ = ["Subject", "Verifier", "Verify", "VerifyError", "parse_verify"]

@@ -49,28 +49,20 @@ class Verify:
         return number == 0 if self.every is None else number % self.every == 0
 
 
-def parse_verify(
-    verify: bool | int | Verify, process_group: object, tensor_parallel: object
-) -> Verify | None:
+def parse_verify(verify: bool | int | Verify) -> Verify | None:
     """The user's argument as a `Verify`; None if verification is off.
 
     Raises:
-        TypeError, ValueError: the argument is wrong, or cannot be combined with the others.
+        TypeError, ValueError: the argument is wrong.
     """
     if verify is False:
         return None
-    if not isinstance(verify, Verify):
-        if verify is not True:
-            _require_count("verify", verify)
-        verify = Verify() if verify is True else Verify(every=verify)
-    for name, given in (("process_group", process_group), ("tensor_parallel", tensor_parallel)):
-        if given is not None:
-            raise ValueError(
-                f"verify must be False beside {name}, got {verify!r}. The plain model of one "
-                "process does not know the gradients of other processes. Verify the same model and "
-                f"schedule without {name}"
-            )
-    return verify
+    if isinstance(verify, Verify):
+        return verify
+    if verify is True:
+        return Verify()
+    _require_count("verify", verify)
+    return Verify(every=verify)
 
 
 def _require_count(name: str, value: object) -> None:

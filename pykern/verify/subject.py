@@ -45,19 +45,19 @@ class Subject:
 
     Attributes:
         chain: the model as layers.
-        stages: of the first replica.
         cut: the layers of each stage.
-        plan: the plan that runs.
         reduction: how the losses of microbatches are combined.
         deferred: whether running statistics move once in a step.
+        stages: of the first replica.
+        plan: the plan that runs.
     """
 
     chain: Chain | RecordedChain
-    stages: Sequence[Stage]
     cut: Partition
-    plan: Plan
     reduction: str
     deferred: bool
+    stages: Sequence[Stage]
+    plan: Plan
 
     def modules(self, loss_fn: object = None) -> list[nn.Module]:
         """All modules that run, each once."""

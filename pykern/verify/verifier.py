@@ -10,13 +10,12 @@ from typing import Any
 import torch
 
 from .. import _C
-from ..partition.balance import Partition
-from ..partition.chain import Chain, RecordedChain
 from ..plan import Plan
 from ..runtime.batch import Batch, Outputs
 from ..runtime.driver import Program
-from ..runtime.executor import Executor
+from ..runtime.features.feature import Feature, Made
 from ..runtime.loss import Losses
+from ..runtime.stage.stage import Stage
 from .boundaries import Boundaries, Seen, first_difference
 from .compare import Difference, compare_named, compare_trees
 from .deferred import BOUNDS as DEFERRED
@@ -28,20 +27,7 @@ from .snapshot import Gradients, Snapshot
 from .subject import Result, Subject, loss_of
 
 
-def open_verify(
-    verify: Verify | None,
-    executor: Executor,
-    chain: Chain | RecordedChain,
-    run: tuple[Partition, Plan, str, bool],
-) -> Executor | Verifier:
-    """The runner of a pipeline's steps: the executor itself if `verify` is None."""
-    if verify is None:
-        return executor
-    subject = Subject(chain, executor.stages, *run)
-    return Verifier(verify, executor, subject)
-
-
-class Verifier:
+class Verifier(Feature):
     """Takes the place of an executor.
 
     The plain model runs before the step, and its state is then restored, so that verification does
@@ -50,19 +36,23 @@ class Verifier:
 
     Args:
         verify: which steps.
-        executor: runs them.
-        subject: the model.
+        subject: makes the model that is compared with, of the stages and the plan.
     """
 
-    def __init__(self, verify: Verify, executor: Executor, subject: Subject) -> None:
+    def __init__(self, verify: Verify, subject: Callable[[Sequence[Stage], Plan], Subject]) -> None:
         self._verify = verify
-        self._executor = executor
-        self._subject = subject
+        self._make_subject = subject
         self._boundaries = Boundaries()
         # How many steps there were, and forwards.
         self._counts = {True: 0, False: 0}
-        if not executor.captures:
-            executor.watch(self._boundaries.around)
+
+    def attach(self, made: Made) -> None:
+        """Takes the place of the executor."""
+        self._executor = made.executor
+        self._subject = self._make_subject(made.executor.stages, made.plan)
+        if not made.executor.captures:
+            made.executor.watch(self._boundaries.around)
+        made.runner = self
 
     def run(self, program: Program, batch: Batch, result: Any) -> Any:
         """As `Executor.run`.

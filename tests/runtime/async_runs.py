@@ -24,9 +24,9 @@ Schedule = str | Callable[..., Plan]
 
 def pipeline(
     layers: nn.Sequential, schedule: Schedule, microbatches: int, make: MakeOptimizer, **more: Any
-) -> pykern.Pipeline:
+) -> pykern.AsyncPipeline:
     arguments: dict[str, Any] = {"loss_fn": F.mse_loss, "balance": "layers", **more}
-    return pykern.Pipeline(
+    return pykern.AsyncPipeline(
         layers,
         devices=f"cpu:{len(layers)}",
         schedule=schedule,
@@ -43,7 +43,7 @@ def rules_for(layers: nn.Sequential, name: str, group: int, make: MakeOptimizer)
     return rules
 
 
-def assert_same(pipe: pykern.Pipeline, rules: Rules) -> None:
+def assert_same(pipe: pykern.AsyncPipeline, rules: Rules) -> None:
     plain = nn.Sequential(*rules.stages).state_dict()
     for key, value in pipe.state_dict().items():
         assert value.isfinite().all()
@@ -66,6 +66,6 @@ def batch(rows: int = 8) -> tuple[Tensor, Tensor]:
     return torch.randn(rows, 4), torch.randn(rows, 4)
 
 
-def four(layers: nn.Sequential | None = None, **more: Any) -> pykern.Pipeline:
+def four(layers: nn.Sequential | None = None, **more: Any) -> pykern.AsyncPipeline:
     layers = layers_of() if layers is None else layers
     return pipeline(layers, "pipedream", 4, OPTIMIZERS["SGD"], **more)

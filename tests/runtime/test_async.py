@@ -243,7 +243,7 @@ def test_a_small_gpt_converges(name: str | None) -> None:
                 optimizer.step()
                 optimizer.zero_grad()
     else:
-        with pykern.Pipeline(
+        with pykern.AsyncPipeline(
             layers, devices="cpu:4", schedule=name, optimizer=make, **arguments
         ) as pipe:
             losses = [pipe.step(x, target=y) for _ in range(40)]

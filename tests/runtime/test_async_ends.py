@@ -89,7 +89,7 @@ def test_a_run_saved_at_a_flush_goes_on_to_the_bit(name: str, tmp_path: Path) ->
             run(other, batches[3:], rate)
             for key, value in pipe.state_dict().items():
                 assert torch.equal(value, other.state_dict()[key])
-            mine, theirs = (each.optimizer.state_dict() for each in (pipe, other))  # type: ignore[union-attr]
+            mine, theirs = (each.optimizer.state_dict() for each in (pipe, other))
             assert mine["param_groups"] == theirs["param_groups"]
             for number, values in mine["state"].items():
                 for part, value in values.items():

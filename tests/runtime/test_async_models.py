@@ -79,7 +79,7 @@ def run(
 ) -> None:
     """Five steps, each with a batch of its own, then the flush."""
     plain = copy.deepcopy(model)
-    pipe = pykern.Pipeline(
+    pipe = pykern.AsyncPipeline(
         model,
         devices=f"cpu:{NUM_STAGES}",
         schedule="pipedream",
@@ -174,7 +174,7 @@ def test_a_gpt_whose_loss_does_its_backward_in_the_forward() -> None:
 
     layers = gpt(vocab=11, layers=1, width=8, heads=2, context=5, fused_loss=True)
     plain = copy.deepcopy(layers)
-    with pykern.Pipeline(
+    with pykern.AsyncPipeline(
         layers,
         devices=f"cpu:{NUM_STAGES}",
         schedule="pipedream",
@@ -239,7 +239,7 @@ def test_losses_may_be_added() -> None:
     layers = nn.Sequential(*(nn.Linear(6, 6) for _ in range(3)))
     sample = {"x": torch.randn(2, 6)}
     run(Named(layers), floats("x"), total, sample=sample, reduction="sum")
-    with pykern.Pipeline(
+    with pykern.AsyncPipeline(
         nn.Sequential(nn.Linear(6, 6)),
         devices="cpu:1",
         schedule="pipedream",

@@ -157,7 +157,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
         "begins with another order when it has fewer microbatches",
     ),
     (
-        lambda: pykern.Pipeline(
+        lambda: pykern.AsyncPipeline(
             layers_of(),
             devices="cpu:4",
             schedule=pipedream(4, 4),
@@ -167,7 +167,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     ),
     (
         lambda: pykern.Pipeline(layers_of(), devices="cpu:4", schedule="pipedream", microbatches=4),
-        "the plan holds U actions, which update weights within a step",
+        "the plan holds U actions, which update weights within a step: pykern.AsyncPipeline runs",
     ),
     (
         lambda: pipeline(layers_of(), "pipedream", 4, torch.optim.LBFGS),
@@ -190,6 +190,12 @@ def test_what_cannot_be_is_refused_before_anything_starts(
         make()
 
 
+def test_a_pipeline_takes_no_optimizer() -> None:
+    options: dict[str, Any] = {"optimizer": OPTIMIZERS["SGD"], "microbatches": 4}
+    with pytest.raises(TypeError, match=r"optimizer must be left out .* pykern.AsyncPipeline"):
+        pykern.Pipeline(layers_of(), devices="cpu:4", **options)
+
+
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD([torch.ones(1)], lr=0.1), 3])
 def test_an_optimizer_is_a_function(optimizer: Any) -> None:
     with pytest.raises(TypeError, match="optimizer is a function of a list of parameters"):
@@ -200,7 +206,7 @@ def test_an_optimizer_is_a_function(optimizer: Any) -> None:
 
 def test_gpus_are_refused(gpus: FakeCuda) -> None:
     with pytest.raises(ValueError, match="run on CPU workers only"):
-        pykern.Pipeline(
+        pykern.AsyncPipeline(
             layers_of(2),
             devices=["cuda:0", "cuda:1"],
             schedule="pipedream",

@@ -38,7 +38,8 @@ class Setting:
 
     def open(self) -> pykern.Pipeline:
         torch.manual_seed(0)
-        return pykern.Pipeline(
+        kind = pykern.AsyncPipeline if "optimizer" in self.options else pykern.Pipeline
+        return kind(
             self.model(),
             devices=f"cpu:{getattr(self.schedule, 'num_devices', 2)}",
             schedule=self.schedule,

@@ -80,7 +80,8 @@ def hanging(how: str, timeout: float | None, **options: Any) -> Iterator[tuple[A
         "loss_fn": F.mse_loss,
         "devices": "cpu:3",
     } | options
-    pipe = pykern.Pipeline([nn.Linear(2, 2), layer, nn.Linear(2, 2)], timeout=timeout, **arguments)
+    kind = pykern.AsyncPipeline if "optimizer" in options else pykern.Pipeline
+    pipe = kind([nn.Linear(2, 2), layer, nn.Linear(2, 2)], timeout=timeout, **arguments)
     try:
         yield pipe, layer
     finally:

@@ -58,7 +58,8 @@ def model() -> nn.Sequential:
 def pipeline(layers: Any, **options: Any) -> pykern.Pipeline:
     settings: dict[str, Any] = {"devices": "cpu:2", "microbatches": 3, "verify": 1}
     settings["loss_fn"] = F.mse_loss
-    return pykern.Pipeline(layers, **(settings | options))
+    kind = pykern.AsyncPipeline if "optimizer" in options else pykern.Pipeline
+    return kind(layers, **(settings | options))
 
 
 def everything(layers: nn.Sequential, verify: bool) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from enum import Enum, auto
 from functools import partial
@@ -16,34 +16,17 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from ...notes import add_note
-from ...plan import Kind, Plan, Span, Timeline
-from ...runtime.gpu.capture.policy import Capture
+from ...plan import Kind, Span, Timeline
+from ...runtime.features.feature import Feature, Made, Step
 from ...runtime.stage.layer_copies import trains
 from ...runtime.stage.stage import Stage
 from ..peers.agreement import agreed_group, values_digest
 from ..peers.errors import Around, PeerError, is_of_peers, shown
 from ..peers.exchange import Message, exchange
-from ..peers.groups import Peers, give_back, group_of, lane_groups, meeting, timeout_of
+from ..peers.groups import give_back, lane_groups, meeting, timeout_of
 from ..peers.waiting import Pending
-from ..refused import refuse_main_grads
 from .buckets import GradientSum
 from .shares import Owners
-
-
-def data_group(peers: Peers, capture: Capture) -> ProcessGroup:
-    """The group that a user's argument stands for.
-
-    Raises:
-        TypeError: it is none.
-        ValueError: this process is not in it, or actions are captured.
-    """
-    group = group_of(peers, "process_group")
-    if capture is not False:
-        raise ValueError(
-            f"capture={capture!r} with process_group: a captured step replays without Python, and "
-            "the sums over processes are started by it; use capture=False"
-        )
-    return group
 
 
 def refuse_foreign_loss(loss_fn: object, layers: Iterable[nn.Module]) -> None:
@@ -59,6 +42,15 @@ def refuse_foreign_loss(loss_fn: object, layers: Iterable[nn.Module]) -> None:
         )
 
 
+def _refuse_main_grads(model: nn.Module) -> None:
+    """Raises ValueError where a parameter collects gradients in another place than `.grad`."""
+    for name, parameter in model.named_parameters():
+        if getattr(parameter, "main_grad", None) is not None:
+            raise ValueError(
+                f"{name} has a main_grad, and sums over process_group are of .grad: leave it out"
+            )
+
+
 class _Phase(Enum):
     """Where a step is, as peers see it."""
 
@@ -68,7 +60,7 @@ class _Phase(Enum):
     OVER = auto()  # they have heard all
 
 
-class DataParallel:
+class DataParallel(Feature):
     """The sums over processes of a pipeline's gradients and losses.
 
     A stage's gradients are on their way when its REDUCE has run; they are waited for when the step
@@ -80,36 +72,20 @@ class DataParallel:
     own, and all keep it.
 
     Args:
-        stages: those of the first replica.
-        plan: it has a REDUCE for each stage.
-        group: of processes that each have such a pipeline.
+        given: of processes that each have such a pipeline.
         model: what trains, by the user's names.
-        told: by what it is, what all processes have to have alike.
 
     Attributes:
         owners: whose gradient is whose.
-
-    Raises:
-        PeerError: a process has something else, or has not come.
     """
 
-    def __init__(
-        self,
-        stages: Sequence[Stage],
-        plan: Plan,
-        group: ProcessGroup,
-        model: nn.Module,
-        told: Mapping[str, str],
-    ) -> None:
-        self._stages = stages
-        self._plan = plan
+    def __init__(self, given: ProcessGroup, model: nn.Module) -> None:
+        self._given = given
         self._model = model
-        self._timeout = timeout_of(group)
-        with meeting(group):
-            self._control = agreed_group(group, told)
-            self._groups = lane_groups(group, plan.num_devices)
-        self.owners = Owners(group.rank())
-        self._lane_of = [plan.placement.device_of(stage.index) for stage in stages]
+        self._timeout = timeout_of(given)
+        # What is made here, to be given back.
+        self._own: list[ProcessGroup] = []
+        self.owners = Owners(given.rank())
         self._turn = threading.Lock()
         self._lost = ""
         # Whether the last gradients, if there are any, are the same in all processes.
@@ -121,7 +97,22 @@ class DataParallel:
         self._sums: dict[int, GradientSum] = {}
         self._late: list[GradientSum] = []
         self._loss: Pending | None = None
-        for stage in stages:
+
+    def attach(self, made: Made) -> None:
+        """Meets the other processes; the plan has a REDUCE for each stage.
+
+        Raises:
+            PeerError: a process has something else, or has not come.
+        """
+        self._stages, self._plan = made.executor.stages, made.plan
+        with meeting(self._given):
+            self._control = agreed_group(self._given, made.told())
+            self._own.append(self._control)
+            self._groups = lane_groups(self._given, made.plan.num_devices)
+            self._own += self._groups
+        placement = made.plan.placement
+        self._lane_of = [placement.device_of(stage.index) for stage in self._stages]
+        for stage in self._stages:
             stage.reductions.append(partial(self._launch, stage))
 
     @contextmanager
@@ -143,13 +134,14 @@ class DataParallel:
         """For what the host alone has to know; of the calling thread, between steps."""
         return self._control
 
-    def step(self) -> AbstractContextManager[None]:
+    def step(self, scaler: object) -> AbstractContextManager[None]:
         """Around all of a step; what is raised within it is told to the peers.
 
         Raises:
             PeerError: peers were lost before.
             RuntimeError: another thread is within it.
         """
+        del scaler
         self._require_peers()
         return Around(self._leave, self._enter)
 
@@ -186,21 +178,16 @@ class DataParallel:
         finally:
             self._turn.release()
 
-    def begin(self, rows: int) -> int:
-        """Begins a step together with the peers.
-
-        Args:
-            rows: of this process's batch.
-
-        Returns:
-            The rows of all processes' batches.
+    def begin(self, step: Step) -> None:
+        """Begins a step together with the peers, by the rows of all of whom losses count.
 
         Raises:
             ValueError: a parameter collects gradients where they are not summed.
             PeerError: a peer has failed, does something else, is gone, or has not come in time.
         """
-        refuse_main_grads(self._model)
-        message = Message(rows, self._digest(), self._local)
+        self.owners.require_scaler(step.scaler)
+        _refuse_main_grads(self._model)
+        message = Message(sum(step.rows), self._digest(), self._local)
         said = self._exchange(message, _Phase.OVER)
         _refuse_failures(said, "before its step", "none has changed anything")
         for rank, other in enumerate(said):
@@ -219,7 +206,7 @@ class DataParallel:
             self.owners.keep_once(self._model.parameters())
         self._make_sums()
         self._phase = _Phase.WITHIN
-        return sum(other.rows for other in said)
+        step.total = sum(other.rows for other in said)
 
     def _digest(self) -> int:
         """Of which parameters train, and in the first step, of what all of them hold."""
@@ -367,9 +354,8 @@ class DataParallel:
 
     def close(self) -> None:
         """Gives the groups back."""
-        groups, self._groups = self._groups, ()
         self._lost = self._lost or "it was closed"
-        give_back((*groups, self._control))
+        give_back(self._own)
 
 
 def _refuse_failures(said: Sequence[Message], when: str, consequence: str) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -13,10 +13,8 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from ...notes import add_note
-from ...partition.balance import Partition
 from ...plan import Plan
-from ...runtime.executor import Executor
-from ...runtime.gpu.capture.policy import Capture
+from ...runtime.features.feature import Feature, Made, Step, Told
 from ...runtime.stage.stage import Stage
 from ...tensors.dtensor import settle_gradient
 from ...tensors.trees import leaves_of
@@ -24,50 +22,27 @@ from ..peers.agreement import agreed_group, digest_of, values_digest
 from ..peers.errors import Around, PeerError, SlicesLost, is_of_peers, shown
 from ..peers.exchange import Message, exchange
 from ..peers.groups import Peers, give_back, group_of, meeting
-from ..refused import refuse_budget
 from .meshes import Lanes
-from .slices import Slice, Styles, find_slices, refuse_distributed
+from .slices import Styles, find_slices
 
 # The processes, and what is sliced in which way.
 TensorParallelism: TypeAlias = tuple[Peers, Styles]
 
 
-class Whole:
-    """Of a pipeline that has all of its stages in its process.
+def parse_tensor(given: TensorParallelism | None) -> ProcessGroup | None:
+    """The processes of a user's argument; None for none.
 
-    Attributes:
-        group: of the processes with slices of these; None for no others.
+    Raises:
+        TypeError, ValueError: the argument is wrong.
     """
-
-    group: ProcessGroup | None = None
-
-    def find(self, model: nn.Module, layers: Sequence[nn.Module], cut: Partition) -> None:
-        """Finds the modules that are to be sliced: none, so none may be distributed."""
-        del layers, cut
-        refuse_distributed(model)
-
-    def slice(self, model: nn.Module, device_type: str, told: Mapping[str, str]) -> None:
-        """Slices them."""
-
-    def watch(self, executor: Executor, stages: Sequence[Stage]) -> None:
-        """Is told of what runs."""
-
-    def step(self, scaler: object) -> AbstractContextManager[None]:
-        """Around all of a step."""
-        del scaler
-        return nullcontext()
-
-    def require_peers(self) -> None:
-        """Raises SlicesLost where other processes cannot take part."""
-
-    def begin(self, rows: int, batch: Any) -> None:
-        """Begins a step together with other processes."""
-
-    def close(self) -> None:
-        """Gives back what steps need."""
+    if given is None:
+        return None
+    if not isinstance(given, tuple) or len(given) != 2:
+        raise TypeError(f"tensor_parallel is (mesh['tp'], styles), got {given!r}")
+    return group_of(given[0], "tensor_parallel")
 
 
-class TensorParallel(Whole):
+class TensorParallel(Feature):
     """The slices of a pipeline's stages that its process runs.
 
     Each device has a mesh with a process group of its own, since devices call collectives in no
@@ -75,61 +50,46 @@ class TensorParallel(Whole):
     place in the row of the plan.
 
     Args:
-        given: the user's argument.
+        group: the processes.
+        styles: by name of a module.
         plan: of the pipeline.
+        model: with the user's names.
+        stages: the layers of each.
 
     Raises:
-        TypeError, ValueError: the argument is wrong, or cannot be had with something else.
+        TypeError, ValueError: as `find_slices`.
     """
 
-    def __init__(self, given: TensorParallelism, plan: Plan) -> None:
-        if not isinstance(given, tuple) or len(given) != 2:
-            raise TypeError(f"tensor_parallel is (mesh['tp'], styles), got {given!r}")
-        if plan.placement.num_replicas > 1:
-            raise ValueError(
-                f"the plan has {plan.placement.num_replicas} replicas, whose copies would be sliced"
-                " over the groups of other devices: tensor_parallel takes plans with one"
-            )
-        peers, self._styles = given
-        self.group: ProcessGroup = group_of(peers, "tensor_parallel")
+    def __init__(
+        self,
+        group: ProcessGroup,
+        styles: Styles,
+        plan: Plan,
+        model: nn.Module,
+        stages: Sequence[Sequence[nn.Module]],
+    ) -> None:
+        self.group = group
         self._plan = plan
-        self._found: Sequence[Slice] = ()
+        self._found = find_slices(model, stages, styles)
         self._first = True
         # Whether the peers of a step may have heard from this process, and whether they have.
         self._telling = self._begun = False
-        self._stages: Sequence[Stage] = ()
+        # What is made here, to be given back.
+        self._own: list[ProcessGroup] = []
 
-    def find(self, model: nn.Module, layers: Sequence[nn.Module], cut: Partition) -> None:
-        """Finds the modules that are to be sliced, which `slice` does.
-
-        Raises:
-            TypeError, ValueError: as `find_slices`.
-        """
-        refuse_distributed(model)
-        stages = [layers[span.start : span.stop] for span in cut.stages]
-        self._found = find_slices(model, stages, self._styles)
-
-    def slice(self, model: nn.Module, device_type: str, told: Mapping[str, str]) -> None:
-        """Slices them, together with the other processes; the first one's values are taken.
-
-        Args:
-            model: with the user's names, where its devices are.
-            device_type: of these.
-            told: by what it is, what all processes have to have alike.
+    def place(self, model: nn.Module, device_type: str, told: Told) -> None:
+        """Slices the modules, together with the other processes; the first one's values are taken.
 
         Raises:
-            PeerError: they have not, or one has not come.
+            PeerError: they have other models, or one has not come.
         """
         values = values_digest((*model.named_parameters(), *model.named_buffers()))
         styles = [f"{one.name} {one.style}" for one in self._found]
-        told = {**told, "the styles": digest_of(styles), "the parameters' values": f"{values:x}"}
+        alike = {"the styles": digest_of(styles), "the parameters' values": f"{values:x}"}
         with meeting(self.group):
-            self._control = agreed_group(self.group, told)
-        try:
-            self._slice(device_type)
-        except BaseException:
-            self.close()
-            raise
+            self._control = agreed_group(self.group, {**told(), **alike})
+            self._own.append(self._control)
+        self._slice(device_type)
 
     def _slice(self, device_type: str) -> None:
         from torch.distributed.tensor.parallel import parallelize_module  # noqa: PLC0415 - long
@@ -145,24 +105,16 @@ class TensorParallel(Whole):
                 add_note(error, f"raised while {one.name} was sliced, in {one.style}")
                 raise
 
-    def watch(self, executor: Executor, stages: Sequence[Stage]) -> None:
+    def attach(self, made: Made) -> None:
         """Is told of what runs; the stages say whether they draw random numbers."""
-        executor.watch(self.lanes.around)
-        self._stages = stages
-        for stage in stages:
+        made.executor.watch(self.lanes.around)
+        self._stages = made.executor.stages
+        for stage in self._stages:
             stage.reductions.append(partial(_settle, stage))
 
     def step(self, scaler: object) -> AbstractContextManager[None]:
-        """Around all of a step; peers that wait for it to begin are told what is raised in it.
-
-        Raises:
-            ValueError: there is a scaler.
-        """
-        if scaler is not None:
-            raise ValueError(
-                "scaler with tensor_parallel: torch's GradScaler takes no gradients of which some "
-                "are DTensors, or are over several groups; train in bfloat16, or in float32"
-            )
+        """Around all of a step; peers that wait for it to begin are told what is raised in it."""
+        del scaler
         self._begun = False
         return Around(self._leave)
 
@@ -177,20 +129,20 @@ class TensorParallel(Whole):
             # Of a forward that was recorded: those of devices are looked at there.
             raise self._lose(error) from error
 
-    def require_peers(self) -> None:
+    def ready(self) -> None:
         """Raises SlicesLost where other processes cannot take part."""
         if self.lanes.lost:
             raise SlicesLost(self.lanes.message)
 
-    def begin(self, rows: int, batch: Any) -> None:
+    def begin(self, step: Step) -> None:
         """Begins a step together with the other processes, which have the same batch.
 
         Raises:
             SlicesLost: one was lost before, is gone, or has not come in time.
             PeerError: one has failed, or does something else.
         """
-        self.require_peers()
-        said = self._exchange(Message(rows, self._digest(batch)))
+        self.ready()
+        said = self._exchange(Message(sum(step.rows), self._digest(step.batch)))
         self._begun = True
         for rank, other in enumerate(said):
             who = f"process {rank} of the tensor-parallel group"
@@ -244,29 +196,10 @@ class TensorParallel(Whole):
 
     def close(self) -> None:
         """Gives back what steps need; the parameters keep their groups, to be gathered."""
-        give_back([self._control])
+        give_back(self._own)
 
 
 def _settle(stage: Stage) -> None:
     for layer in stage.originals:
         for parameter in layer.parameters():
             settle_gradient(parameter)
-
-
-def open_tensor(
-    given: TensorParallelism | None, plan: Plan, capture: Capture, recompute: object
-) -> Whole:
-    """What a user's argument stands for.
-
-    Raises:
-        TypeError, ValueError: it is wrong, or cannot stand beside the others.
-    """
-    if given is None:
-        return Whole()
-    if capture is not False:
-        raise ValueError(
-            f"capture={capture!r} with tensor_parallel: torch computes with DTensors in Python, "
-            "which a captured step replays without; use capture=False"
-        )
-    refuse_budget(recompute)
-    return TensorParallel(given, plan)

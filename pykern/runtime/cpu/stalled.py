@@ -51,8 +51,8 @@ def stalled(
     return PipelineStalled("\n".join(lines))
 
 
-def refuse_timeout(timeout: object, device_type: str) -> None:
-    """Raises TypeError or ValueError if `timeout` is invalid or set for GPUs."""
+def refuse_timeout(timeout: object) -> None:
+    """Raises TypeError or ValueError if `timeout` is invalid."""
     if timeout is None:
         return
     if isinstance(timeout, bool) or not isinstance(timeout, int | float):
@@ -60,10 +60,4 @@ def refuse_timeout(timeout: object, device_type: str) -> None:
     if not 0 < timeout < math.inf:
         raise ValueError(
             f"timeout must be a number of seconds above 0, got {timeout}. Omit timeout for no limit"
-        )
-    if device_type != "cpu":
-        raise ValueError(
-            f"timeout must be None on GPUs, got {timeout}: stages run on the calling thread there, "
-            "which cannot leave a stage that hangs. Omit timeout. Ctrl-C ends Python code of a "
-            "stage, but not a kernel that hangs"
         )

@@ -13,7 +13,7 @@ from ...plan.parts import Part
 from ...trace.routes import Direct, everywhere
 from ..batch import Batch
 from ..caller_state import CallerState
-from ..driver import Callbacks, Failure, Located
+from ..driver import Callbacks, Failure, Located, Program
 from ..host_memory import OneMemory
 from ..stage.stage import Stage
 from .stalled import stalled
@@ -31,6 +31,8 @@ class Workers:
         num_devices: how many there are.
         claim: who runs them.
     """
+
+    captures = False
 
     def __init__(self, num_devices: int, timeout: float | None = None) -> None:
         self.num_devices = num_devices
@@ -60,13 +62,14 @@ class Workers:
         return torch.device("cpu")
 
     def run(
-        self, program: _C.Program, callbacks: Callbacks, batch: Batch, *, traced: bool
+        self, program: Program, callbacks: Callbacks, batch: Batch, *, traced: bool
     ) -> list[Failure]:
         """Runs a step for whoever has the claim; returns what failed, first things first.
 
         It is traced anyway, and the stages have the batch.
         """
         del batch, traced
+        assert isinstance(program, _C.Program)
         caller = CallerState(self.num_devices)
         with _C.Undo(caller.restore_threads):
             return self.claim.run(program, callbacks, caller, None, _stalled)
@@ -79,8 +82,9 @@ class Workers:
     def end(self) -> None:
         """Lets go of everything that belongs to the step."""
 
-    def timeline(self, program: _C.Program, ago: int) -> Timeline:
+    def timeline(self, program: Program, ago: int) -> Timeline:
         """What ran when, `ago` steps before the last one."""
+        assert isinstance(program, _C.Program)
         return program.timeline(ago)
 
     def where(self, device: int) -> str:

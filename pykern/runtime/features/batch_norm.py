@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from ...plan import Kind
 from ..stage.stage import Stage
+from .feature import Feature, Made
 
 # Of 1d, 2d and 3d alike.
 _BatchNorm = nn.modules.batchnorm._BatchNorm
@@ -31,40 +33,43 @@ class _Seen:
     variance: Tensor
 
 
-class DeferredBatchNorm:
+class DeferredBatchNorm(Feature):
     """Updates running statistics when a step has succeeded, and leaves them alone when it fails.
 
     Only calls of a forward count, not those of an R. Where a module is called several times for a
     microbatch, all calls count. Forwards alone, without gradients, update as
     without this, if the module is in train mode: a stream of them may have no end.
 
-    Args:
-        stages: whose modules; they get hooks, until `close`.
-
-    Attributes:
-        is_needed: whether any module has running statistics to update.
+    The modules get hooks, until `close`.
     """
 
-    def __init__(self, stages: Sequence[Stage]) -> None:
+    def __init__(self) -> None:
         # The microbatch of the F that each stage is in.
         self._now: dict[int, int] = {}
         # Modules that do not update by themselves now.
         self._silent: list[_BatchNorm] = []
         self._seen: dict[_BatchNorm, list[tuple[int, _Seen]]] = {}
+        self._modules: list[tuple[_BatchNorm, int]] = []
+        self._handles: list[RemovableHandle] = []
+
+    def attach(self, made: Made) -> None:
+        """Finds the modules that have running statistics, and observes steps if any has."""
         self._modules = list(
             {
                 module: stage.index
-                for stage in stages
+                for stage in made.executor.stages
                 for layer in stage.layers
                 for module in layer.modules()
                 if isinstance(module, _BatchNorm) and module.running_mean is not None
             }.items()
         )
-        self.is_needed = bool(self._modules)
         self._handles = [
             module.register_forward_pre_hook(partial(self._see, stage))
             for module, stage in self._modules
         ]
+        if self._modules:
+            made.executor.watch(self.around)
+            made.executor.observe(self)
 
     def close(self) -> None:
         """Takes the hooks away."""
@@ -75,7 +80,7 @@ class DeferredBatchNorm:
         self, kind: Kind, stage: Stage, call: Callable[[int], None]
     ) -> Callable[[int], None]:
         """What to call for an action instead."""
-        if kind is not Kind.F or not self._modules:
+        if kind is not Kind.F:
             return call
         return partial(self._forward, stage.index, call)
 
@@ -96,9 +101,9 @@ class DeferredBatchNorm:
         seen = _Seen(values.numel() // values.size(1), mean, variance)
         self._seen[module].append((self._now[stage], seen))
 
-    def begin(self) -> None:
+    def begin_run(self) -> None:
         """Turns off the modules' own updates."""
-        self.end()
+        self.end_run()
         self._silent = [
             module
             for module, _ in self._modules
@@ -108,7 +113,7 @@ class DeferredBatchNorm:
         for module in self._silent:
             module.track_running_stats = False
 
-    def succeed(self) -> None:
+    def succeed_run(self) -> None:
         """Updates the statistics of all modules."""
         # `no_grad` is not needed: these tensors do not require grad.
         updates = [
@@ -119,7 +124,7 @@ class DeferredBatchNorm:
             buffers, values = zip(*updates, strict=True)
             torch._foreach_copy_(buffers, values)
 
-    def end(self) -> None:
+    def end_run(self) -> None:
         """Turns the modules' own updates on again."""
         for module in self._silent:
             module.track_running_stats = True
@@ -127,7 +132,7 @@ class DeferredBatchNorm:
         self._now.clear()
 
 
-class OrderOfUpdates:
+class OrderOfUpdates(Feature):
     """Refuses running statistics that would be updated in another order than in the plain model.
 
     A layer within `torch.utils.checkpoint` runs again in its backward, and its batch norms update

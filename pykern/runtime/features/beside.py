@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from ...trace.reach import Place, named, places_of, shared
 from ..recompute.buffers import modules_in
 from ..recompute.recompute import Calls
 from ..stage.stage import Stage
+from .feature import Feature, Made
 
 
 class _Turn(NamedTuple):
@@ -29,7 +30,7 @@ class _Turn(NamedTuple):
 _Held = tuple[Place, list[int], dict[Any, Any]]
 
 
-class Beside:
+class Beside(Feature):
     """Looks at first forwards for what stages have left for each other, and refuses it.
 
     Looked at are all forwards of the first step and one of each stage in the second. Refused is a
@@ -40,20 +41,24 @@ class Beside:
     microbatch has left in the stage since. Stages with compiled layers are not looked at.
 
     Args:
-        stages: of the first replica.
-        loss_fn: which the last of them calls.
+        loss_fn: which the last stage calls.
         origins: where it is noted what stages make; or has been, while a forward was recorded.
 
     Attributes:
         origins: as given.
     """
 
-    def __init__(self, stages: Sequence[Stage], loss_fn: object, origins: Origins) -> None:
+    def __init__(self, loss_fn: object, origins: Origins) -> None:
         self.origins = origins
         # By identity of places that threads do not share, the stages that write there.
         self.writers: dict[int, set[int]] = {}
         # Whether anything has been, so that whoever goes on all the same is refused again.
         self.has_refused = False
+        self._loss_fn = loss_fn
+
+    def attach(self, made: Made) -> None:
+        """Has the first forwards of all stages looked at."""
+        stages, loss_fn = made.executor.stages, self._loss_fn
         reached = [places_of(modules_in(stage.layers)) for stage in stages]
         reached[-1] |= places_of(modules_in([loss_fn]), [loss_fn])
         self._shared = list(shared(reached))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -14,39 +14,22 @@ from ...tensors.trees import with_paths
 from ...trace import Segment
 from ..recompute.recompute import Calls
 from ..stage.stage import Stage
+from .feature import Feature, Step
 
 # What is looked at: nothing, losses, also gradients, also what layers are given and return.
 CheckFinite = Literal["off", "loss", "grads", "activations"]
 
 
-class Checks:
+class Checks(Feature):
     """Looks at gradients, and at outputs of layers, as the actions of a step make them.
 
     Args:
         level: what is looked at.
         names: of all layers.
         spans: which of them each stage has.
-        captures: whether actions may become graphs.
-
-    Attributes:
-        of_losses: whether losses are to be looked at, which is left to who computes them.
-
-    Raises:
-        ValueError: there is no such level, or not beside captured graphs.
     """
 
-    def __init__(
-        self, level: CheckFinite, names: Sequence[str], spans: Sequence[range], *, captures: bool
-    ) -> None:
-        if level not in get_args(CheckFinite):
-            known = ", ".join(map(repr, get_args(CheckFinite)))
-            raise ValueError(f"check_finite is one of {known}, got {level!r}")
-        if captures and level in ("grads", "activations"):
-            raise ValueError(
-                f"check_finite={level!r} looks at what actions make, and a captured graph calls no "
-                "Python that could: use check_finite='loss', or capture=False"
-            )
-        self.of_losses = level != "off"
+    def __init__(self, level: CheckFinite, names: Sequence[str], spans: Sequence[range]) -> None:
         self._level = level
         self._names = [names[span.start : span.stop] for span in spans]
 
@@ -59,6 +42,10 @@ class Checks:
         if kind in (Kind.B, Kind.W) and self._level in ("grads", "activations"):
             return partial(self._backward, stage, call)
         return call
+
+    def begin(self, step: Step) -> None:
+        """Has losses looked at, which is left to who computes them."""
+        step.checked = True
 
     def _looking(self, stage: Stage, microbatch: int, calls: Calls) -> Calls:
         """The calls of a stage, those of layers with a look at what they return."""

@@ -16,7 +16,7 @@ from ...trace.routes import BATCH, Direct
 from ...user_code import warn
 from ..batch import Batch
 from ..devices import Lane
-from ..driver import Callbacks, Failure
+from ..driver import Callbacks, Failure, Program
 from ..loss import Losses
 from ..stage.stage import Stage
 from . import cuda
@@ -127,7 +127,7 @@ class Streams:
         return _C.StreamProgram(plan, self.gpus.lanes)
 
     def run(
-        self, program: _C.StreamProgram, callbacks: Callbacks, batch: Batch, *, traced: bool
+        self, program: Program, callbacks: Callbacks, batch: Batch, *, traced: bool
     ) -> list[Failure]:
         """Issues a step for whoever has the claim; returns what failed.
 
@@ -135,6 +135,7 @@ class Streams:
             CudaError: the driver has failed; everything issued has ended.
             CannotCapture: the step has to be captured and cannot be.
         """
+        assert isinstance(program, _C.StreamProgram)
         with torch.autograd.set_multithreading_enabled(False):
             recording = None if self._recorder is None else self._recorder.ready(program, batch)
             if recording is not None:
@@ -196,8 +197,9 @@ class Streams:
         for crossing in self._crossings:
             crossing.end()
 
-    def timeline(self, program: _C.StreamProgram, ago: int) -> Timeline:
+    def timeline(self, program: Program, ago: int) -> Timeline:
         """What ran when in the last traced step."""
+        assert isinstance(program, _C.StreamProgram)
         if ago != 0:
             raise IndexError(f"on GPUs the last traced step is kept, not the one {ago} before it")
         return program.timeline()

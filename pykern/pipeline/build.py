@@ -1,0 +1,243 @@
+"""From a request to the parts of a pipeline: what is chosen first, then what is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import cast
+
+import torch
+from torch import nn
+from torch.distributed import ProcessGroup
+from torch.optim import Optimizer
+
+from .. import _C
+from ..budget.budget import Budget
+from ..budget.fit import Fitted
+from ..budget.level_costs import StageCosts
+from ..parallel.data.data import DataParallel
+from ..parallel.peers.agreement import alike
+from ..parallel.peers.first import of_first
+from ..parallel.peers.groups import group_of
+from ..parallel.peers.likeness import likeness
+from ..parallel.tensor.slices import refuse_distributed
+from ..parallel.tensor.tensor import TensorParallel, parse_tensor
+from ..partition.balance import Partition
+from ..partition.chain import Chain, RecordedChain, max_stages, open_model, share_out
+from ..partition.layers import make_stages, place_layers, refuse_foreign_devices, refuse_inside
+from ..plan import Plan
+from ..plan.parts import Parts
+from ..runtime.asynchronous.executor import Unflushed
+from ..runtime.asynchronous.optimizers import make_optimizer
+from ..runtime.cpu.workers import Workers
+from ..runtime.driver import Driver
+from ..runtime.executor import Executor, open_driver
+from ..runtime.features.batch_norm import DeferredBatchNorm, OrderOfUpdates
+from ..runtime.features.beside import Beside
+from ..runtime.features.feature import Feature, Features, Made
+from ..runtime.features.finite import Checks
+from ..runtime.features.scaler import Scaler
+from ..runtime.stage.stage import Stage
+from ..verify import Subject, Verifier
+from .choose_levels import Levels, choose_levels
+from .choose_plan import choose_parts, choose_plan
+from .combinations import refuse_combinations, refuse_layers, refused_scaler
+from .model_face import Adopted
+from .request import Request
+
+
+@dataclass(frozen=True)
+class Design:
+    """What is chosen for a request before anything is started or changed.
+
+    Attributes:
+        asked: the request.
+        plan: of training steps.
+        levels: what each forward keeps for its backward.
+        parts: of a plan that goes on without an end; None of one that ends.
+        chain: the model.
+        partition: the layers of each stage.
+        data_group: the processes with batches of their own; None for none.
+        tensor_group: the processes with shards of the same stages; None for none.
+    """
+
+    asked: Request
+    plan: Plan
+    levels: Levels
+    parts: Parts | None
+    chain: Chain | RecordedChain
+    partition: Partition
+    data_group: ProcessGroup | None
+    tensor_group: ProcessGroup | None
+
+    @property
+    def peers(self) -> list[ProcessGroup]:
+        """All groups of other processes."""
+        return [group for group in (self.data_group, self.tensor_group) if group is not None]
+
+    def stages(self) -> list[list[nn.Module]]:
+        """The layers of each stage."""
+        layers = list(self.chain.layers.values())
+        return [layers[span.start : span.stop] for span in self.partition.stages]
+
+
+@dataclass
+class Built(Made):
+    """What a pipeline is made of.
+
+    Attributes:
+        levels: what each forward keeps for its backward.
+        fitted: what a `Budget` has led to; None without one.
+        optimizer: that the steps call; None where the caller does.
+        features: what steps do beside their actions.
+    """
+
+    levels: Levels
+    fitted: Fitted | None
+    optimizer: Optimizer | None
+    features: Features
+
+
+def _checks(of: Design, _: nn.Module) -> Feature | None:
+    level = of.asked.check_finite
+    return None if level == "off" else Checks(level, list(of.chain.layers), of.partition.stages)
+
+
+def _tensor(of: Design, model: nn.Module) -> Feature | None:
+    if of.asked.tensor_parallel is None or of.tensor_group is None:
+        return None
+    styles = of.asked.tensor_parallel[1]
+    return TensorParallel(of.tensor_group, styles, of.plan, model, of.stages())
+
+
+def _verifier(of: Design, _: nn.Module) -> Feature | None:
+    asked = of.asked
+    subject = partial(Subject, of.chain, of.partition, asked.reduction, asked.deferred_batch_norm)
+    return None if asked.verified is None else Verifier(asked.verified, subject)
+
+
+# One line for each feature: it, or None where it is not in force. In this order they wrap actions,
+# the last outermost, enter steps, the first outermost, and begin; they finish and close in reverse.
+# Peers of shards are met before those of data, whose sums are over whole gradients; what looks at
+# arguments is told after what changes layers; and what repeats whole steps is last.
+FEATURES: Sequence[Callable[[Design, nn.Module], Feature | None]] = (
+    lambda of, _: Scaler(refused_scaler(of.asked)),
+    _checks,
+    lambda *_: OrderOfUpdates(),
+    lambda of, _: DeferredBatchNorm() if of.asked.deferred_batch_norm else None,
+    _tensor,
+    lambda of, model: None if of.data_group is None else DataParallel(of.data_group, model),
+    lambda of, _: Beside(of.asked.loss_fn, of.chain.origins),
+    _verifier,
+)
+
+
+def design(asked: Request) -> Design:
+    """Chooses the plan of a request and cuts its model.
+
+    Raises:
+        TypeError, ValueError, CutError, PlanError: it cannot be; see `Pipeline`.
+        RuntimeError: this child was forked while a stage ran, whose locks nobody will give back.
+    """
+    _C.refuse_after_hasty_fork()
+    refuse_inside(asked.model, Adopted)
+    refuse_combinations(asked)
+    peers = asked.process_group
+    data_group = None if peers is None else group_of(peers, "process_group")
+    parts, plan = None, None
+    if asked.optimizer is not None:
+        parts = choose_parts(asked.schedule, asked.shares, asked.options)
+        plan = parts.plan
+    if plan is None:
+        joined = peers is not None or asked.tensor_parallel is not None
+        num_layers = max_stages(asked.model)
+        plan = choose_plan(asked.schedule, asked.shares, num_layers, asked.options, joined)
+    levels = None if isinstance(asked.recompute, Budget) else asked.recompute
+    plan, chosen = choose_levels(plan, levels)
+    refuse_combinations(asked, plan)
+    tensor_group = parse_tensor(asked.tensor_parallel)
+    chain = open_model(asked.model, asked.sample, plan.num_stages, asked.split_at, asked.whole)
+    refuse_foreign_devices(chain.layers, asked.lanes[0].device.type)
+    of = partial(Design, asked, plan, chosen, parts, chain)
+    share = partial(share_out, chain, plan.num_stages, asked.balance, asked.sample, asked.split_at)
+    groups = [group for group in (data_group, tensor_group) if group is not None]
+    cut = of_first(groups, share, Partition) if asked.balance == "time" else share()
+    refuse_layers(asked, plan, chain.layers, cut)
+    return of(cut, data_group, tensor_group)
+
+
+def build(of: Design, model: nn.Module) -> Built:
+    """Places the layers of a design, and makes what runs them.
+
+    Args:
+        of: the design.
+        model: with the user's names.
+
+    Raises:
+        BaseException: nothing that was started is left.
+    """
+    refuse_distributed(model)
+    features = Features([made for make in FEATURES if (made := make(of, model)) is not None])
+    asked, plan, levels, fitted = of.asked, of.plan, of.levels, None
+    with ExitStack() as undo:
+        driver = open_driver(asked.lanes, asked.capture, asked.timeout)
+        undo.callback(driver.close)
+        undo.callback(features.close)
+        devices = [driver.device(lane) for lane in range(plan.num_devices)]
+        stages = _place(of, model, driver, devices, features)
+        if isinstance(asked.recompute, Budget):
+            fitted = _fit(of, asked.recompute, stages)
+            plan, levels = fitted.plan, cast("Levels", fitted.by_microbatch())
+        executor = _open_executor(of, plan, stages, devices, driver)
+        optimizer = None
+        if asked.optimizer is not None and isinstance(executor, Unflushed):
+            optimizer = make_optimizer(asked.optimizer, model.parameters())
+            executor.update_by(optimizer)
+        of.chain.before_recording(executor.settle)
+        told = partial(_told, of, plan, model)
+        built = Built(executor, plan, told, executor, levels, fitted, optimizer, features)
+        features.attach(built)
+        undo.pop_all()
+    return built
+
+
+def _place(
+    of: Design,
+    model: nn.Module,
+    driver: Driver,
+    devices: Sequence[torch.device],
+    features: Features,
+) -> list[Stage]:
+    """Moves the layers to their devices, and makes stages of them."""
+    chain, plan, cut = of.chain, of.plan, of.partition
+    homes = [devices[plan.placement.device_of(stage)] for stage in range(plan.num_stages)]
+    place_layers(chain.layers, cut, homes)
+    chain.cut(cut.stages, homes, driver.direct(plan))
+    features.place(model, homes[0].type, partial(_told, of, plan, model))
+    chain.forget()
+    return make_stages(list(chain.layers.values()), cut, homes)
+
+
+def _fit(of: Design, asked: Budget, stages: Sequence[Stage]) -> Fitted:
+    """What fits into a budget, as the first process has measured it."""
+    budget = replace(asked, sample=of.chain.first_input(asked.sample))
+    measure = partial(budget.measure, of.plan, stages, of.asked.loss_fn)
+    return budget.fit(of.plan, of_first(of.peers, measure, list[StageCosts]))
+
+
+def _open_executor(
+    of: Design, plan: Plan, stages: Sequence[Stage], devices: Sequence[torch.device], driver: Driver
+) -> Executor:
+    """What runs the plan, or the parts of one without an end."""
+    if of.parts is None:
+        return Executor(stages, plan, devices, driver)
+    assert isinstance(driver, Workers)
+    return Unflushed(stages, of.parts, driver, mean=of.asked.reduction == "mean")
+
+
+def _told(of: Design, plan: Plan, model: nn.Module) -> Mapping[str, str]:
+    """What the pipelines of other processes have to have alike."""
+    told = {"reduction": of.asked.reduction, "the loss function": likeness(of.asked.loss_fn)}
+    return told | alike(plan, of.partition, model)

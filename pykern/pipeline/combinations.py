@@ -1,0 +1,135 @@
+"""The one table of what a pipeline cannot be given together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import nn
+
+from ..budget.budget import Budget
+from ..parallel.data.data import refuse_foreign_loss
+from ..partition.balance import Partition
+from ..partition.layers import refuse_shared
+from ..plan import Plan
+from ..runtime.asynchronous.refusals import WHY, refuse_unversioned
+from ..runtime.stage.replica import refuse_replicas, refuse_trained_loss
+from .request import Request
+
+# Whether a request, with the plan that was chosen if it was, has an option in force.
+OPTIONS: Mapping[str, Callable[[Request, Plan | None], bool]] = {
+    "GPUs": lambda asked, _: asked.on_gpus,
+    "CPU workers": lambda asked, _: not asked.on_gpus,
+    "replicas": lambda asked, _: asked.replicas != 1,
+    "a plan of replicas": lambda _, plan: plan is not None and plan.placement.num_replicas > 1,
+    "capture": lambda asked, _: asked.capture is not False,
+    "capture that has to be": lambda asked, _: asked.capture in (True, "step"),
+    "recompute": lambda asked, _: asked.recompute is not None,
+    "a budget": lambda asked, _: isinstance(asked.recompute, Budget),
+    "check_finite": lambda asked, _: asked.check_finite in ("grads", "activations"),
+    "deferred_batch_norm": lambda asked, _: asked.deferred_batch_norm,
+    "process_group": lambda asked, _: asked.process_group is not None,
+    "optimizer": lambda asked, _: asked.optimizer is not None,
+    "tensor_parallel": lambda asked, _: asked.tensor_parallel is not None,
+    "verify": lambda asked, _: asked.verified is not None,
+    "timeout": lambda asked, _: asked.timeout is not None,
+    # An argument of `step`: see `refused_scaler`.
+    "scaler": lambda *_: False,
+}
+
+_BESIDE_PEERS = (
+    "verify must be False beside {name}, got {{asked.verify!r}}. The plain model of one process "
+    "does not know the gradients of other processes. Verify the same model and schedule without "
+    "{name}"
+)
+_BESIDE_UPDATES = "{name} must be {known} here, got {{asked.{name}!r}}: " + WHY
+
+# By two options, the message, with `asked` and `plan` to be filled in.
+REFUSED: Mapping[tuple[str, str], str] = {
+    **{
+        ("optimizer", name): _BESIDE_UPDATES.format(name=name, known=known)
+        for name, known in (
+            ("capture", "False"),
+            ("recompute", "None"),
+            ("check_finite", "'off' or 'loss'"),
+            ("deferred_batch_norm", "False"),
+            ("process_group", "None"),
+            ("replicas", "1"),
+            ("tensor_parallel", "None"),
+            ("verify", "False"),
+        )
+    },
+    ("optimizer", "GPUs"): (
+        "schedules that update weights within a step run on CPU workers only, got GPUs"
+    ),
+    ("optimizer", "scaler"): (
+        "scaler goes with an optimizer.step() of yours, not with AsyncPipeline(optimizer=...)"
+    ),
+    **{
+        ("verify", name): _BESIDE_PEERS.format(name=name)
+        for name in ("process_group", "tensor_parallel")
+    },
+    ("capture", "process_group"): (
+        "capture={asked.capture!r} with process_group: a captured step replays without Python, and "
+        "the sums over processes are started by it; use capture=False"
+    ),
+    ("capture", "tensor_parallel"): (
+        "capture={asked.capture!r} with tensor_parallel: torch computes with DTensors in Python, "
+        "which a captured step replays without; use capture=False"
+    ),
+    ("capture", "check_finite"): (
+        "check_finite={asked.check_finite!r} looks at what actions make, and a captured graph "
+        "calls no Python that could: use check_finite='loss', or capture=False"
+    ),
+    ("capture that has to be", "CPU workers"): (
+        "capture={asked.capture!r} needs GPUs; CPU workers call every action"
+    ),
+    ("a budget", "tensor_parallel"): (
+        "recompute=Budget(...) with tensor_parallel: slices cannot be measured by one process "
+        "alone; give levels, such as the `fitted` of a pipeline without slices"
+    ),
+    ("a plan of replicas", "tensor_parallel"): (
+        "the plan has {plan.placement.num_replicas} replicas, whose copies would be sliced over "
+        "the groups of other devices: tensor_parallel takes plans with one"
+    ),
+    ("tensor_parallel", "scaler"): (
+        "scaler with tensor_parallel: torch's GradScaler takes no gradients of which some are "
+        "DTensors, or are over several groups; train in bfloat16, or in float32"
+    ),
+    ("timeout", "GPUs"): (
+        "timeout must be None on GPUs, got {asked.timeout}: stages run on the calling thread "
+        "there, which cannot leave a stage that hangs. Omit timeout. Ctrl-C ends Python code of a "
+        "stage, but not a kernel that hangs"
+    ),
+}
+
+
+def refuse_combinations(asked: Request, plan: Plan | None = None) -> None:
+    """Raises ValueError for the first two options of a request that cannot be together.
+
+    Args:
+        asked: the request.
+        plan: the plan that was chosen for it, where there is one by now.
+    """
+    for pair, message in REFUSED.items():
+        if all(OPTIONS[option](asked, plan) for option in pair):
+            raise ValueError(message.format(asked=asked, plan=plan))
+
+
+def refused_scaler(asked: Request) -> str | None:
+    """The message for a step of such a pipeline that is given a scaler; None where it can be."""
+    found = (REFUSED.get((name, "scaler")) for name, has in OPTIONS.items() if has(asked, None))
+    return next(filter(None, found), None)
+
+
+def refuse_layers(
+    asked: Request, plan: Plan, layers: Mapping[str, nn.Module], cut: Partition
+) -> None:
+    """Raises ValueError for layers, or a loss, that a request's options or its plan cannot have."""
+    refuse_shared(layers, cut)
+    if asked.optimizer is not None:
+        refuse_unversioned(layers, cut.stages, asked.loss_fn)
+    if plan.placement.num_replicas > 1:
+        refuse_replicas(layers)
+        refuse_trained_loss(asked.loss_fn)
+    if asked.process_group is not None:
+        refuse_foreign_loss(asked.loss_fn, layers.values())

@@ -1,0 +1,107 @@
+"""All that a user asks of a pipeline, checked argument by argument."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+from torch import nn
+from torch.export import ExportedProgram
+
+from ..budget.budget import Budget
+from ..parallel.peers.groups import Peers
+from ..parallel.tensor.tensor import TensorParallelism
+from ..partition.balance import Balance
+from ..partition.split_points import SplitAt
+from ..plan.shares import Shares
+from ..runtime.asynchronous.optimizers import MakeOptimizer
+from ..runtime.cpu.stalled import refuse_timeout
+from ..runtime.devices import Devices, Lane, parse_devices
+from ..runtime.features.finite import CheckFinite
+from ..runtime.gpu.capture.policy import Capture
+from ..runtime.loss import Loss
+from ..verify import Verify, parse_verify
+from .choose_levels import Recompute
+from .choose_plan import Schedule
+
+Reduction = Literal["mean", "sum"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The arguments of `Pipeline` and of `AsyncPipeline`, whose docstrings describe them.
+
+    Attributes:
+        optimizer: of an `AsyncPipeline`; None for a `Pipeline`.
+        options: for the schedule.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong by itself.
+    """
+
+    model: nn.Module | Sequence[nn.Module] | ExportedProgram
+    devices: Devices
+    schedule: Schedule
+    microbatches: int | None = None
+    replicas: int = 1
+    loss_fn: Loss | None = None
+    reduction: Reduction = "mean"
+    balance: Balance | None = None
+    sample: Any = None
+    split_at: SplitAt | None = None
+    whole: Sequence[str] = ()
+    capture: Capture = False
+    recompute: Recompute | Budget = None
+    check_finite: CheckFinite = "off"
+    deferred_batch_norm: bool = False
+    process_group: Peers | None = None
+    optimizer: MakeOptimizer | None = None
+    tensor_parallel: TensorParallelism | None = None
+    verify: bool | int | Verify = False
+    timeout: float | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if "optimizer" in self.options:
+            raise TypeError(
+                "optimizer must be left out of Pipeline: call optimizer.step() after its steps. A "
+                "pykern.AsyncPipeline takes an optimizer, which its steps call"
+            )
+        _require_one_of("reduction", self.reduction, get_args(Reduction))
+        if not isinstance(self.deferred_batch_norm, bool):
+            raise TypeError(
+                f"deferred_batch_norm is True or False, got {self.deferred_batch_norm!r}"
+            )
+        _require_one_of("check_finite", self.check_finite, get_args(CheckFinite))
+        _require_one_of("capture", self.capture, (False, True, "auto", "step"))
+        refuse_timeout(self.timeout)
+        # Made now, so that what is wrong with them is told now.
+        _ = self.verified, self.shares
+
+    @cached_property
+    def verified(self) -> Verify | None:
+        """Which steps are verified, and how; None for none."""
+        return parse_verify(self.verify)
+
+    @cached_property
+    def lanes(self) -> Sequence[Lane]:
+        """The devices."""
+        return parse_devices(self.devices)
+
+    @cached_property
+    def shares(self) -> Shares:
+        """The devices and microbatches of each replica."""
+        return Shares(len(self.lanes), self.microbatches, self.replicas)
+
+    @property
+    def on_gpus(self) -> bool:
+        """Whether the devices are GPUs."""
+        return self.lanes[0].device.type != "cpu"
+
+
+def _require_one_of(name: str, value: object, known: Sequence[object]) -> None:
+    if value not in known:
+        *others, last = map(repr, known)
+        raise ValueError(f"{name} must be one of {', '.join(others)} or {last}, got {value!r}")

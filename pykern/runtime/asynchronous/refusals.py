@@ -1,0 +1,56 @@
+"""Layers and losses whose weights cannot have versions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import nn
+
+from ..stage.layer_copies import refuse_to_copy, trains
+
+WHY = "a schedule that updates weights within a step cannot run it"
+
+
+def refuse_unversioned(
+    layers: Mapping[str, nn.Module], spans: Sequence[range], loss_fn: object
+) -> None:
+    """Raises ValueError where stages have in common what they cannot, or weights no versions.
+
+    The latter is so where the loss trains, stages share parameters, parameters share memory, or a
+    copy of a layer could not take its place.
+
+    Args:
+        layers: by name.
+        spans: which of them each stage has.
+        loss_fn: of the last stage.
+    """
+    if trains(loss_fn, set()):
+        raise ValueError(f"loss_fn has parameters that train: {WHY}; give them to the last layer")
+    refuse_to_copy(layers, None, WHY, in_order=True)
+    names = list(layers)
+    owner: dict[object, tuple[int, str]] = {}
+    for stage, span in enumerate(spans):
+        for name in names[span.start : span.stop]:
+            for key, parameter in layers[name].named_parameters():
+                _refuse_parameter(f"{name}.{key}", parameter, stage, owner)
+
+
+def _refuse_parameter(
+    name: str, parameter: nn.Parameter, stage: int, owner: dict[object, tuple[int, str]]
+) -> None:
+    if hasattr(parameter, "main_grad"):
+        raise ValueError(f"{name} has a main_grad, which an update would not take: {WHY}")
+    if parameter.numel() == 0:
+        return
+    first, other = owner.setdefault(id(parameter), (stage, name))
+    if first != stage:
+        raise ValueError(
+            f"{other} (stage {first}) and {name} (stage {stage}) are one parameter, whose versions "
+            "would be two stages': cut so that they share a stage (balance=[...]), or untie them"
+        )
+    place = parameter.untyped_storage().data_ptr()
+    same, other = owner.setdefault(("storage", place), (id(parameter), name))
+    if same != id(parameter):
+        raise ValueError(
+            f"{other} and {name} share memory, but each has versions of its own: clone() one"
+        )
