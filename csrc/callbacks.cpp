@@ -50,15 +50,40 @@ void clear_locals() {
 
 // In a child that has been forked within an action, whose thread is the only one. Nobody is there
 // to end the step: what the action raised ends the process, as at the end of a program.
+// The exit code of what a child has raised, which is printed where Python would print it.
+int exit_code(py::error_already_set error) {
+    if (error.matches(PyExc_SystemExit)) {
+        const py::object code = error.value().attr("code");
+        if (code.is_none()) return 0;
+        if (py::isinstance<py::int_>(code)) return code.cast<int>();
+        py::print(code, py::arg("file") = py::module_::import("sys").attr("stderr"));
+        return 1;
+    }
+    error.restore();
+    PyErr_Print();
+    return 1;
+}
+
+// As multiprocessing ends its children: the interpreter cannot be finalized by a thread that Python
+// has not made, and Python 3.13 crashes there.
 [[noreturn]] void end_child(bool has_returned) {
     if (has_returned) {
         PyErr_SetString(PyExc_RuntimeError,
                         "a stage has forked this process and returned in it, where there is no "
                         "step to go on with: end the child within the stage, by os._exit");
     }
-    // Ends the process itself where it is SystemExit.
-    PyErr_Print();
-    Py_Exit(1);
+    int code = 1;
+    try {
+        code = exit_code(py::error_already_set());
+        py::module_::import("threading").attr("_shutdown")();
+        py::module_::import("atexit").attr("_run_exitfuncs")();
+        py::module_::import("sys").attr("stdout").attr("flush")();
+        py::module_::import("sys").attr("stderr").attr("flush")();
+    } catch (const py::error_already_set&) {
+        // A stream or a handler that fails: nobody is left to be told.
+        code = code == 0 ? 120 : code;
+    }
+    _exit(code);
 }
 
 }  // namespace

@@ -27,9 +27,10 @@ def pytest_configure() -> None:
     # An import of pykern in a fresh interpreter, of which many start here, takes four times as long
     # where it finds nothing compiled.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    # A shell makes what it starts in the background ignore interrupts, and that is inherited:
-    # without this, neither this process nor the programs that tests start would notice one.
+    # A shell makes what it starts in the background ignore both, and that is inherited:
+    # without this, neither this process nor the programs that tests start would notice them.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 @pytest.hookimpl(wrapper=True)

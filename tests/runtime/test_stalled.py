@@ -302,7 +302,7 @@ def test_a_call_that_keeps_the_lock_is_told_while_it_hangs(
     ) as process:
         try:
             assert process.stderr is not None
-            lines = []
+            lines: list[str] = []
             while not (lines and lines[-1].startswith("Ctrl-")):
                 line = process.stderr.readline()
                 assert line, lines
