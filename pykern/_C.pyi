@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from math import inf
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, final
 
 from torch import Tensor
 from torch.distributed.pipelining.stage import _PipelineStageBase
@@ -403,8 +403,9 @@ class HoldForks:
 
 def refuse_after_hasty_fork() -> None: ...
 
+@final
 class Landing:
-    def __init__(self, leaf: Tensor) -> None: ...
+    def __new__(cls, leaf: Tensor) -> Landing: ...
     def __call__(self, gradient: Tensor) -> None: ...
     def take(self) -> Tensor | None: ...
 

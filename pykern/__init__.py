@@ -63,16 +63,16 @@ _HOME = {
 }
 
 
-def _to_torch(plan: _C.Plan, *args: Any, **options: Any) -> Any:
+def _to_torch(self: _C.Plan, *args: Any, **options: Any) -> Any:
     """A schedule of torch.distributed.pipelining that runs the plan.
 
     See `pykern.interop.torch_runtime.to_torch`, which imports torch.
     """
-    return import_module(".interop.torch_runtime", __name__).to_torch(plan, *args, **options)
+    return import_module(".interop.torch_runtime", __name__).to_torch(self, *args, **options)
 
 
 # A method of plans that is above all that plans know: only the package itself sees both.
-_C.Plan.to_torch = _to_torch  # type: ignore[method-assign, assignment]
+_C.Plan.to_torch = _to_torch  # type: ignore[method-assign]
 
 
 def __getattr__(name: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
 
@@ -16,6 +16,10 @@ from ..runtime.stage.stage import Stage
 from .fit import Fitted, fit
 from .level_costs import StageCosts
 from .measure import measure
+
+# In bytes: a loss is a number, and so is the gradient that its backward starts from. On CPU workers
+# those of all microbatches are made with the first.
+_LARGEST_NUMBER = 8
 
 _KEEP_BITS: tuple[Level, ...] = ("none", "ops", *INPUTS)
 
@@ -61,10 +65,12 @@ class Budget:
         losses = Losses(loss_fn, None if self.target is None else [self.target], [1.0])
         levels: tuple[Level, ...] = (*_KEEP_BITS, "ops+stash") if self.stash else _KEEP_BITS
         try:
-            return measure(stages, (self.sample,), losses, levels, split=plan.has(Kind.I))
+            costs = measure(stages, (self.sample,), losses, levels, split=plan.has(Kind.I))
         except BaseException as error:
             add_note(error, "raised while the sample of a Budget ran")
             raise
+        starts = float(_LARGEST_NUMBER * plan.num_microbatches)
+        return [*costs[:-1], replace(costs[-1], step_bytes=starts)]
 
     def fit(self, plan: Plan, costs: Sequence[StageCosts]) -> Fitted:
         """The levels for a plan over stages of these costs.

@@ -34,7 +34,11 @@ def most_held(
         for stage in range(plan.num_stages)
         for microbatch in range(plan.num_microbatches)
     }
-    return [_most(plan, device, held, clocks) for device in range(plan.num_devices)]
+    most = [_most(plan, device, held, clocks) for device in range(plan.num_devices)]
+    for stage, costs in enumerate(stages):
+        for replica in range(plan.placement.num_replicas):
+            most[plan.placement.device_of(stage, replica)] += costs.step_bytes
+    return most
 
 
 def _held(costs: StageCosts, level: StageLevel, stage: int, again: bool, *, split: bool) -> Held:

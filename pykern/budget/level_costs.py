@@ -92,12 +92,14 @@ class StageCosts:
         rebuilt: by `layer` and `stage`; empty for a stage that cannot be recomputed.
         workspace_bytes: the most that an action needs beyond what is held before or after it.
         gradient_bytes: of its input; held from B or I to the end of the previous stage's.
+        step_bytes: held for all of a step, whatever its levels.
     """
 
     kept: Mapping[str, Kept]
     rebuilt: Mapping[str, Rebuilt]
     workspace_bytes: float = 0.0
     gradient_bytes: float = 0.0
+    step_bytes: float = 0.0
 
 
 def costs_of(
