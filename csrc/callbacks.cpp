@@ -66,7 +66,7 @@ int exit_code(py::error_already_set error) {
 
 // As multiprocessing ends its children: the interpreter cannot be finalized by a thread that Python
 // has not made, and Python 3.13 crashes there.
-[[noreturn]] void end_child(bool has_returned) {
+[[noreturn]] void end_child(bool has_returned) noexcept {
     if (has_returned) {
         PyErr_SetString(PyExc_RuntimeError,
                         "a stage has forked this process and returned in it, where there is no "
@@ -79,7 +79,7 @@ int exit_code(py::error_already_set error) {
         py::module_::import("atexit").attr("_run_exitfuncs")();
         py::module_::import("sys").attr("stdout").attr("flush")();
         py::module_::import("sys").attr("stderr").attr("flush")();
-    } catch (const py::error_already_set&) {
+    } catch (...) {
         // A stream or a handler that fails: nobody is left to be told.
         code = code == 0 ? 120 : code;
     }
