@@ -312,7 +312,8 @@ def test_a_call_that_keeps_the_lock_is_told_while_it_hangs(
         finally:
             process.kill()
     assert lines[0].startswith(KEPT)
-    assert lines[1].startswith(f"device 1 is in {where} for ")
+    # Another device may have begun an action meanwhile, for which it needs the lock.
+    assert any(line.startswith(f"device 1 is in {where} for ") for line in lines)
     assert waits in lines
 
 
