@@ -83,7 +83,7 @@ class DataParallel(Feature):
         self._given = given
         self._model = model
         self._timeout = timeout_of(given)
-        # What is made here, to be given back.
+        # Process groups made here; closing destroys them.
         self._own: list[ProcessGroup] = []
         self.owners = Owners(given.rank())
         self._turn = threading.Lock()

@@ -74,7 +74,7 @@ class TensorParallel(Feature):
         self._first = True
         # Whether the peers of a step may have heard from this process, and whether they have.
         self._telling = self._begun = False
-        # What is made here, to be given back.
+        # Process groups made here; closing destroys them.
         self._own: list[ProcessGroup] = []
 
     def place(self, model: nn.Module, device_type: str, told: Told) -> None:
