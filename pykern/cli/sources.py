@@ -15,8 +15,8 @@ NUM_DEVICES = 4
 NUM_MICROBATCHES = 8
 
 CATALOGUE = f"One of {', '.join(by_name)}."
-# Schedules that the demo refuses: stages cannot run the first, the second has no backward, and steps
-# of the others update the weights.
+# Schedules that the demo refuses: stages cannot run the first, the second has no backward, and
+# steps of the others update the weights.
 _NOT_TRAINED = {"seq1f1b", "forward_only", "pipedream", "pipedream_2bw"}
 TRAINED = [name for name in by_name if name not in _NOT_TRAINED]
 
