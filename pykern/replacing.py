@@ -47,7 +47,7 @@ def replacing(path: Path) -> Iterator[Path]:
 @contextmanager
 def _own_folder(path: Path) -> Iterator[Path]:
     """A folder beside `path` under a lock, which goes when the block ends."""
-    lock = None
+    lock, folder = None, path
     try:
         while lock is None:
             folder = path.with_name(folder_name(path, secrets.token_hex(8)))

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from traceback import walk_tb
 from typing import Any
@@ -62,11 +62,17 @@ WHOLE = (False, False, (), True, True)
 
 
 def checked_backward(
-    outputs: tuple[Tensor, ...], gradients: tuple[Tensor, ...], *whole: object
+    outputs: Any,  # tensors, or edges of the graph
+    gradients: Sequence[Tensor],
+    keep_graph: bool,
+    create_graph: bool,
+    inputs: tuple[Tensor, ...],
+    *_: bool,
 ) -> None:
     """As `run_backward`, with the checks that torch makes of gradients in Python."""
-    del whole
-    torch.autograd.backward(outputs, gradients)
+    torch.autograd.backward(
+        outputs, gradients, keep_graph, create_graph, inputs=inputs if inputs else None
+    )
 
 
 def _engine() -> Callable[..., object]:

@@ -18,7 +18,7 @@ from .batch import Batch, Call, Outputs
 from .cpu.stream import WorkerFlow
 from .cpu.workers import Workers
 from .devices import Lane
-from .driver import Driver, Failure, Located, Program
+from .driver import Callbacks, Driver, Failure, Located, Program
 from .gpu.capture.policy import Capture
 from .gpu.stream import GpuFlow
 from .gpu.streams import Streams
@@ -209,7 +209,7 @@ class Executor:
     ) -> Any:
         with self._driver.claim, _C.Undo(self._end):
             self._begin(batch)
-            failures = self._driver.run(program, self._callbacks, batch, traced=self.traced)
+            failures = self._driver.run(program, self._actions(), batch, traced=self.traced)
             if failures:
                 raise self._first(failures, located)
             self._ties.finish()
@@ -292,7 +292,7 @@ class Executor:
             flow.takers = [replica[0].take for replica in self._replicas]
             for stage in self._stages:
                 stage.name(flow.keywords)
-            failures = driver.run_flow(flow, self._callbacks)
+            failures = driver.run_flow(flow, self._actions())
             if failures:
                 raise self._first(failures, flow.located)
             self._ties.finish()
@@ -321,6 +321,19 @@ class Executor:
             if any(keywords):
                 for stage in replica:
                     stage.enter_by_name(keywords)
+
+    def _actions(self) -> Callbacks:
+        """What runs each action: F and B as the stages have put them together for this step.
+
+        Where something is around them, it calls the stage, which calls these.
+        """
+        forwards = zip(self._stages, self._callbacks[Kind.F], strict=True)
+        backwards = zip(self._stages, self._callbacks[Kind.B], strict=True)
+        return {
+            **self._callbacks,
+            Kind.F: [of.bare_forward if call == of.forward else call for of, call in forwards],
+            Kind.B: [of.bare_backward if call == of.backward else call for of, call in backwards],
+        }
 
     def _calls_of(self, number: int, batch: Batch) -> Sequence[Call | None]:
         """The calls of a batch that are for this replica; None for every other microbatch."""

@@ -63,6 +63,9 @@ class Losses:
         # Asked once: it takes as long as a small action.
         self._is_in_one_pass = isinstance(loss_fn, InOnePass)
         self._in_one_memory = in_one_memory
+        # All targets are parts of one tree.
+        first = targets[0] if targets else None
+        self._on_cpu = type(first) is Tensor and first.is_cpu
         # Where losses on the CPU start, by microbatch, and of which type: made with the first.
         self._starts: list[Tensor] = []
         self._type: torch.dtype | None = None
@@ -86,7 +89,7 @@ class Losses:
             loss = self.function(output)
         else:
             target = self._targets[microbatch]
-            if not (type(target) is type(output) is Tensor and target.is_cpu and output.is_cpu):
+            if not (self._on_cpu and type(output) is Tensor and output.is_cpu):
                 target = to_device(target, _device_of(output))
             # What adds to gradients must not happen twice.
             if once and self._is_in_one_pass:
@@ -98,8 +101,13 @@ class Losses:
                     self._keep(microbatch, ended.loss)
                     return ended.outputs, ended.gradients
             loss = self.function(output, target)
-        is_like_the_last = type(loss) is Tensor and loss.dtype is self._type and loss.is_cpu
-        if is_like_the_last and loss.dim() == 0 and loss.requires_grad:
+        if (
+            type(loss) is Tensor
+            and loss.dtype is self._type
+            and loss.is_cpu
+            and loss.requires_grad
+            and loss.dim() == 0
+        ):
             start = self._starts[microbatch]
         else:
             _require_scalar(loss, microbatch)

@@ -183,7 +183,7 @@ LATE = {
     "a pipeline": "own(x)",
     "a pipeline in a cycle": "own(x); own.myself = [own]; del globals()['own']",
     "a stream": "own(x); stream = own.stream(iter(lambda: x, None)); next(stream); own.it = stream",
-    "a thread": "import _thread; _thread.start_new_thread(forever, ()); time.sleep(0.1)",
+    "a thread": "begin.set(); time.sleep(0.1)",
 }
 
 
@@ -191,10 +191,14 @@ LATE = {
 def test_a_pipeline_may_be_made_when_all_others_are_closed(name: str) -> None:
     result = run_python(
         f"""
+        begin = threading.Event()
         def forever():
+            begin.wait()
             while True:
                 try: own(x)
                 except RuntimeError: pass
+        # Python 3.12 starts no thread in a handler of atexit.
+        threading.Thread(target=forever, daemon=True).start()
 
         def late():
             global own
@@ -218,12 +222,16 @@ def test_an_interrupt_of_the_end_does_not_abort_it(times: int) -> None:
         threading.Thread(target=forever, daemon=True).start()
         time.sleep(0.1)
 
+        end = threading.Event()
         def interrupt():
+            end.wait()
             for _ in range({times}):
                 time.sleep(0.05)
                 os.kill(os.getpid(), signal.SIGINT)
+        # Python 3.12 starts no thread in a handler of atexit.
+        threading.Thread(target=interrupt, daemon=True).start()
         import atexit
-        atexit.register(threading.Thread(target=interrupt, daemon=True).start)
+        atexit.register(end.set)
         """
     )
     assert result.returncode == 0

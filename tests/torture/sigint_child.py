@@ -81,6 +81,8 @@ class Subject:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.x, self.y = torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH)
+        # Made here: an interrupt of torch's own initialisation of a layer may leave gradients off.
+        self.chain, self.net = chain(), Net()
         self.pipes = {
             "steps": self.open(chain(), schedule="one_f_one_b"),
             "steps with split backwards": self.open(chain(), schedule="zb_h1"),
@@ -114,8 +116,8 @@ class Subject:
             **steps,
             "a stream": self.stream,
             "a stream that is left": self.leave_stream,
-            "recording": lambda: self.open_recorded(Net()).close(),
-            "construction": lambda: self.open(chain()).close(),
+            "recording": lambda: self.open_recorded(self.net).close(),
+            "construction": lambda: self.open(self.chain).close(),
             "saving": lambda: checkpoint.save(
                 self.folder / "run.ckpt", self.pipes["steps"], self.optimizer
             ),
@@ -225,9 +227,8 @@ def until_interrupted(act: Callable[[], object], arrival: Arrival) -> str:
     return "it did not arrive"
 
 
-def interrupted(name: str, act: Callable[[], object]) -> str:
+def interrupted(name: str, act: Callable[[], object], arrival: Arrival) -> str:
     """The outcome of an interrupted activity; a late interrupt afterwards is ignored."""
-    arrival = Arrival()
     sys.unraisablehook = arrival.ignore
     signal.signal(signal.SIGINT, arrival)
     try:
@@ -253,12 +254,14 @@ def main(folder: str, seed: str, number: str) -> None:
     activities = subject.activities()
     for _ in range(SIGNALS):
         name = rng.choice(list(activities))
-        outcome = interrupted(name, activities[name])
+        arrival = Arrival()
+        outcome = interrupted(name, activities[name], arrival)
         try:
             wrong = subject.wrong()
         except BaseException as error:
             wrong = repr(error)
-        say(f"wrong after {name}: {wrong}" if wrong else outcome)
+        where = " < ".join(arrival.places)
+        say(f"wrong after {name}: {wrong}; interrupted at {where}" if wrong else outcome)
     say("end")
 
 

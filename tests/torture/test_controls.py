@@ -143,7 +143,7 @@ def catch_interrupt() -> None:
     ],
 )
 def test_an_interrupt_that_is_not_raised_is_seen(act: Callable[[], object], outcome: str) -> None:
-    assert sigint_child.interrupted("something", act).startswith(outcome)
+    assert sigint_child.interrupted("something", act, sigint_child.Arrival()).startswith(outcome)
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,12 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from ...kernels.handover import Weights, edges_of_weights, taking
-from ...torch_private import NODES_LAST
+from ...torch_private import NODES_LAST, WHOLE, run_backward
 from .graph import Graph, saved_by
 from .landing import copy_of
 
-Work = Callable[[], None]
+Work = Callable[[], object]
+RunBackward = Callable[..., object]
 # In the order in which I ran the forks, a fork's number, and the gradients that came into it or
 # what it has handed over.
 Kept = list[tuple[int, tuple[Tensor | None, ...] | Weights]]
@@ -35,6 +36,7 @@ def backward_to_inputs(
     gradients: Sequence[Tensor],
     inputs: Sequence[Tensor],
     finish_earlier: Work,
+    run: RunBackward = run_backward,
 ) -> Work | None:
     """Runs backward from the outputs of a stage as far as the `.grad` of its inputs.
 
@@ -47,27 +49,31 @@ def backward_to_inputs(
         inputs: leaves of the graph.
         finish_earlier: does what earlier calls have left; called before a backward as a whole, so
             that gradients still add up in order.
+        run: runs a backward from the outputs: `run_backward`, or as it where gradients are not
+            known to fit.
 
     Returns:
         What remains to be done for the parameters, to be called once; None if nothing.
     """
     if not outputs:
         return None
+    outputs, gradients = tuple(outputs), tuple(gradients)
     graph = Graph(outputs, inputs)
     if not graph.reaches_inputs:
-        return partial(torch.autograd.backward, outputs, gradients)
+        return partial(run, outputs, gradients, *WHOLE)
     forks = list(graph.forks)
     kept: Kept = []
     if not (forks or graph.outputs_aside):
-        torch.autograd.backward(outputs, gradients)
+        run(outputs, gradients, *WHOLE)
         return None
     if not _can_split(graph) or not _keep(forks, kept):
         finish_earlier()
-        torch.autograd.backward(outputs, gradients)
+        run(outputs, gradients, *WHOLE)
         return None
     number_of = {fork: number for number, fork in enumerate(forks)}
     with taking(lambda node, weights: kept.append((number_of[node], weights))):
-        torch.autograd.backward(outputs, gradients, inputs=list(inputs), retain_graph=True)
+        # As WHOLE says, but the graph is kept, and these leaves alone get gradients.
+        run(outputs, gradients, True, False, tuple(inputs), True, True)
     for node in graph.on_the_way():
         _release(node)
     for node in forks:
@@ -195,7 +201,7 @@ class _Weights:
         edges, gradients = self._edges, self._gradients
         self._edges, self._gradients = [], []
         if edges:
-            torch.autograd.backward(edges, gradients)
+            run_backward(tuple(edges), tuple(gradients), *WHOLE)
 
 
 def _wanted(node: Node, aside: dict[int, GradientEdge]) -> Iterable[GradientEdge]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -17,68 +18,84 @@ from .forward import calls_of
 from .hand_over import again
 
 if TYPE_CHECKING:
-    from .stage import Stage
+    from .stage import Action, Stage
 
 # What a backward runs through: outputs, their gradients, and the leaves in front.
 Through = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]], None]
 
 
-def straight(stage: Stage, microbatch: int) -> None:
+def straight(stage: Stage) -> Action:
     """B of one graph, all of whose outputs have a gradient, where nothing skips the stage."""
-    outputs, gradients = stage.outputs[microbatch], stage.gradients[microbatch]
-    for gradient in gradients:
-        if gradient is None:
-            graph_by_graph(stage, microbatch)
-            return
-    stage.outputs[microbatch] = stage.gradients[microbatch] = ()
-    leaves = stage.leaves[microbatch]
-    found: Sequence[Tensor | None] = ()
-    if not outputs:
-        found = (None,) * len(leaves)
-    elif len(leaves) == 1:
-        landing = Landing(leaves[0])
-        try:
-            stage.run_backward(outputs, gradients, *WHOLE)
-        finally:
-            found = (take(landing),)
-    else:
-        landings = [Landing(leaf) for leaf in leaves]
-        try:
-            stage.run_backward(outputs, gradients, *WHOLE)
-        finally:
-            found = tuple([take(landing) for landing in landings])
-    if stage.previous is not None:
-        stage.leaves[microbatch] = ()
-        stage.previous.gradients[microbatch] = found
+    outputs_of, gradients_of, leaves_of = stage.outputs, stage.gradients, stage.leaves
+    run_backward, previous = stage.run_backward, stage.previous
+
+    def backward(microbatch: int) -> None:
+        outputs, gradients = outputs_of[microbatch], gradients_of[microbatch]
+        for gradient in gradients:
+            if gradient is None:
+                graph_by_graph(stage, microbatch)
+                return
+        outputs_of[microbatch] = gradients_of[microbatch] = ()
+        leaves = leaves_of[microbatch]
+        if not outputs:
+            found: Sequence[Tensor | None] = (None,) * len(leaves)
+        elif not leaves:
+            run_backward(outputs, gradients, *WHOLE)
+            found = ()
+        elif len(leaves) == 1:
+            landing = Landing(leaves[0])
+            try:
+                run_backward(outputs, gradients, *WHOLE)
+            finally:
+                found = (take(landing),)
+        else:
+            landings = [Landing(leaf) for leaf in leaves]
+            try:
+                run_backward(outputs, gradients, *WHOLE)
+            finally:
+                found = tuple([take(landing) for landing in landings])
+        if previous is not None:
+            leaves_of[microbatch] = ()
+            previous.gradients[microbatch] = found
+
+    return backward
 
 
-def without_parcels(stage: Stage, microbatch: int) -> None:
+def without_parcels(stage: Stage, run: Action) -> Action:
     """B where values may skip stages, straight if none has."""
-    if stage.parcels.sent or stage.parcels.opened:
-        graph_by_graph(stage, microbatch)
-    else:
-        straight(stage, microbatch)
+
+    def backward(microbatch: int) -> None:
+        if stage.parcels.sent or stage.parcels.opened:
+            graph_by_graph(stage, microbatch)
+        else:
+            run(microbatch)
+
+    return backward
 
 
-def in_one_segment(stage: Stage, microbatch: int) -> None:
+def in_one_segment(stage: Stage, run: Action) -> Action:
     """B where microbatches have levels, straight if R has made the whole graph again."""
-    skips = stage.parcels.sent or stage.parcels.opened
-    if not skips and stage.recomputed.take_whole(microbatch):
-        straight(stage, microbatch)
-    else:
-        graph_by_graph(stage, microbatch)
 
-
-def watched(run: Callable[[Stage, int], None]) -> Callable[[Stage, int], None]:
-    """Has B looked at while it is not known to draw nothing."""
-
-    def looking(stage: Stage, microbatch: int) -> None:
-        if stage.draws.is_safe(Kind.B, (0, len(stage.leaves[microbatch]))):
-            run(stage, microbatch)
+    def backward(microbatch: int) -> None:
+        skips = stage.parcels.sent or stage.parcels.opened
+        if not skips and stage.recomputed.take_whole(microbatch):
+            run(microbatch)
         else:
             graph_by_graph(stage, microbatch)
 
-    return looking
+    return backward
+
+
+def watched(stage: Stage, run: Action) -> Action:
+    """Has B looked at while it is not known to draw nothing."""
+
+    def backward(microbatch: int) -> None:
+        if stage.draws.is_safe(Kind.B, (0, len(stage.leaves[microbatch]))):
+            run(microbatch)
+        else:
+            graph_by_graph(stage, microbatch)
+
+    return backward
 
 
 def graph_by_graph(stage: Stage, microbatch: int) -> None:
@@ -106,7 +123,9 @@ def to_inputs(stage: Stage, microbatch: int, finish_earlier: Work) -> list[Work]
     ) -> None:
         nonlocal number
         with _around(stage, Kind.I, microbatch, number):
-            work = backward_to_inputs(outputs, gradients, leaves, finish_earlier)
+            work = backward_to_inputs(
+                outputs, gradients, leaves, finish_earlier, stage.run_backward
+            )
         number += 1
         if work is not None:
             works.append(work)
@@ -155,7 +174,7 @@ def _run(stage: Stage, microbatch: int, through: Through) -> None:
         found = _landed(front.leaves, through, outputs, gradients)
         outputs = ()
         if any(gradient is not None for gradient in found):
-            made = cell.outputs(calls_of(stage, microbatch, again))
+            made = cell.outputs(calls_of(stage, microbatch, partial(again, stage)))
             outputs, gradients = _used(made, found)
             del made
         front = cell.front()

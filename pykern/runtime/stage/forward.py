@@ -1,6 +1,8 @@
 """F: straight where nothing but the layers is in force, and what it is where something else is.
 
-A stage chooses among these when it begins a step, and where what is in force changes meanwhile.
+A stage puts its F together from these when it begins a step, and where what is in force changes
+meanwhile. Each gives a function of a microbatch, which takes what the first layer is called with
+from `stage.arguments`; None stands there for a microbatch without rows, which is not run.
 """
 
 from __future__ import annotations
@@ -14,34 +16,54 @@ from ..autograd.cut import copies
 from ..recompute.recompute import Calls, run
 
 if TYPE_CHECKING:
-    from .stage import Stage
-
-# Gets a stage, a microbatch, and what the first layer is called with.
-Compute = Callable[["Stage", int, tuple[Any, ...]], None]
+    from .stage import Action, Stage
 
 
-def straight(stage: Stage, microbatch: int, arguments: tuple[Any, ...]) -> None:
+def straight(stage: Stage) -> Action:
     """Calls layer after layer, and hands over what the last one returns."""
-    first, *others = stage.layers
-    value = first(*arguments)
-    for layer in others:
-        value = layer(value)
-    stage.outputs[microbatch] = stage.hand_over(stage, microbatch, value)
+    arguments, outputs, hand_over = stage.arguments, stage.outputs, stage.hand_over
+    # Taken apart here: it would take as long as a call.
+    layers = stage.layers
+    first, *others = layers
+    otherwise = by_calls(stage)
+
+    def forward(microbatch: int) -> None:
+        # Copies of tied layers, and versions of an asynchronous schedule, come later.
+        if stage.layers is not layers:
+            otherwise(microbatch)
+            return
+        given = arguments[microbatch]
+        if given is None:
+            return
+        arguments[microbatch] = None
+        value = first(*given)
+        del given
+        for layer in others:
+            value = layer(value)
+        outputs[microbatch] = hand_over(microbatch, value)
+
+    return forward
 
 
-def by_calls(stage: Stage, microbatch: int, arguments: tuple[Any, ...]) -> None:
+def by_calls(stage: Stage) -> Action:
     """The same where something has to be done at single calls."""
-    calls = calls_of(stage, microbatch, stage.hand_over)
-    stage.outputs[microbatch] = run(calls, arguments)
+
+    def forward(microbatch: int) -> None:
+        given = stage.arguments[microbatch]
+        if given is not None:
+            stage.arguments[microbatch] = None
+            stage.outputs[microbatch] = run(calls_of(stage, microbatch, stage.hand_over), given)
+
+    return forward
 
 
-def calls_of(stage: Stage, microbatch: int, end: Callable[[Stage, int, Any], Any]) -> Calls:
+def calls_of(stage: Stage, microbatch: int, end: Callable[[int, Any], Any]) -> Calls:
     """What F calls, one after another: the layers, then `end` with what the last returns."""
     keywords = stage.keywords[microbatch] if stage.keywords else None
     first, *others = _by_name(stage, keywords) if keywords else stage.layers
     if stage.copies_input:
         first = partial(_on_copies, first)
-    calls = [first, *others, partial(end, stage, microbatch)]
+    calls = [first, *others, partial(end, microbatch)]
     return calls if stage.look is None else stage.look(microbatch, calls)
 
 
@@ -58,48 +80,57 @@ def _on_copies(layer: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     return layer(*copies(arguments), **named)
 
 
-def with_parcels(compute: Compute) -> Compute:
+def with_parcels(stage: Stage, compute: Action) -> Action:
     """Adds what has come from farther stages to what the previous stage has given."""
 
-    def opening(stage: Stage, microbatch: int, arguments: tuple[Any, ...]) -> None:
-        if stage.parcels.come:
+    def forward(microbatch: int) -> None:
+        given = stage.arguments[microbatch]
+        if stage.parcels.come and given is not None:
             values, leaves = stage.parcels.open(microbatch, stage.passage)
             stage.leaves[microbatch] = (*stage.leaves[microbatch], *leaves)
-            near: Environment = arguments[0]
-            arguments = (Environment(near.program, {**near.values, **values}),)
-        compute(stage, microbatch, arguments)
+            near: Environment = given[0]
+            both = Environment(near.program, {**near.values, **values})
+            stage.arguments[microbatch] = (both,)
+            del near, both
+        del given
+        compute(microbatch)
 
-    return opening
+    return forward
 
 
-def at_levels(compute: Compute) -> Compute:
+def at_levels(stage: Stage, compute: Action) -> Action:
     """Keeps of each microbatch what its level says."""
 
-    def keeping(stage: Stage, microbatch: int, arguments: tuple[Any, ...]) -> None:
+    def forward(microbatch: int) -> None:
         recomputed = stage.recomputed
-        if recomputed.has(microbatch):
+        if not recomputed.has(microbatch):
+            with recomputed.keeping(microbatch):
+                compute(microbatch)
+            return
+        given = stage.arguments[microbatch]
+        if given is not None:
+            stage.arguments[microbatch] = None
             calls = calls_of(stage, microbatch, stage.hand_over)
             holders = [*stage.layers, getattr(stage.finish, "function", None)]
-            recomputed.forward(microbatch, calls, arguments, holders, stage.draws.state)
-        else:
-            with recomputed.keeping(microbatch):
-                compute(stage, microbatch, arguments)
+            recomputed.forward(microbatch, calls, given, holders, stage.draws.state)
 
-    return keeping
+    return forward
 
 
-def drawing(compute: Compute) -> Compute:
+def drawing(stage: Stage, compute: Action) -> Action:
     """Draws random numbers from a state of the action's own, until nothing is seen to draw."""
+    draws = stage.draws
 
-    def in_own_state(stage: Stage, microbatch: int, arguments: tuple[Any, ...]) -> None:
-        draws = stage.draws
+    def forward(microbatch: int) -> None:
+        if stage.arguments[microbatch] is None:
+            return
         with draws.forward(microbatch) as state:
             draws.state = state
             try:
-                compute(stage, microbatch, arguments)
+                compute(microbatch)
             finally:
                 draws.state = None
         if not draws.possible:
             stage.choose()
 
-    return in_own_state
+    return forward

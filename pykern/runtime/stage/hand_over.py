@@ -1,6 +1,7 @@
 """The end of F: what a stage returns goes to the next one, or becomes a loss.
 
-Each function returns the tensors that backward starts from.
+Each way gets a microbatch and what the last layer has returned, and returns the tensors that
+backward starts from. The ways of plain steps are put together for a stage that begins one.
 """
 
 from __future__ import annotations
@@ -18,29 +19,33 @@ from .skips import apart, ends_of
 if TYPE_CHECKING:
     from .stage import Stage
 
-# Gets a stage, a microbatch, and what the last layer has returned.
-HandOver = Callable[["Stage", int, Any], Sequence[Tensor]]
+# Gets a microbatch, and what the last layer has returned.
+HandOver = Callable[[int, Any], Sequence[Tensor]]
 
 
-def to_next(stage: Stage, microbatch: int, output: Any) -> Sequence[Tensor]:
+def to_next(stage: Stage) -> HandOver:
     """Gives the next stage a tensor in the same memory; anything else goes by `by_passage`."""
-    if not isinstance(output, Tensor):
-        return by_passage(stage, microbatch, output)
     following = stage.next
     assert following is not None
-    leaf = output.detach()
-    following.arguments[microbatch] = (leaf,)
-    if not output.requires_grad:
-        following.leaves[microbatch] = ()
-        return ()
-    following.leaves[microbatch] = (leaf.requires_grad_(),)
-    return (output,)
+
+    def hand_over(microbatch: int, output: Any) -> Sequence[Tensor]:
+        if not isinstance(output, Tensor):
+            return by_passage(stage, microbatch, output)
+        leaf = output.detach()
+        following.arguments[microbatch] = (leaf,)
+        if not output.requires_grad:
+            following.leaves[microbatch] = ()
+            return ()
+        following.leaves[microbatch] = (leaf.requires_grad_(),)
+        return (output,)
+
+    return hand_over
 
 
 def values_to_next(stage: Stage, microbatch: int, output: Any) -> Sequence[Tensor]:
     """The same for the values that a recorded forward hands over, if all of them are tensors."""
     if not isinstance(output, Environment):
-        return to_next(stage, microbatch, output)
+        return by_passage(stage, microbatch, output)
     near, farther = output.apart(stage.index)
     for value in near.values.values():
         if not isinstance(value, Tensor):
@@ -97,24 +102,30 @@ def _require_cuttable(stage: Stage, output: Any) -> None:
         )
 
 
-def to_the_end(stage: Stage, microbatch: int, output: Any) -> Sequence[Tensor]:
+def to_the_end(stage: Stage) -> HandOver:
     """Gives the output of the last stage to whoever has begun the step."""
-    assert stage.finish is not None
+    gradients, finish = stage.gradients, stage.finish
+    assert finish is not None
     # Were it for this microbatch alone, gradients would add up in another order.
     once = not stage.recomputed.in_use
-    outputs, stage.gradients[microbatch] = stage.finish(microbatch, output, once)
-    return outputs
+
+    def hand_over(microbatch: int, output: Any) -> Sequence[Tensor]:
+        outputs, gradients[microbatch] = finish(microbatch, output, once)
+        return outputs
+
+    return hand_over
 
 
-def out_by_passage(stage: Stage, microbatch: int, output: Any) -> Sequence[Tensor]:
+def out_by_passage(stage: Stage) -> HandOver:
     """The same where the output has to be moved before its caller may keep it."""
-    return to_the_end(stage, microbatch, stage.passage.keep(output))
+    end = to_the_end(stage)
+    return lambda microbatch, output: end(microbatch, stage.passage.keep(output))
 
 
 def again(stage: Stage, microbatch: int, output: Any) -> Sequence[Tensor]:
     """As the end of F, for an R, after which the next stage has everything."""
     if stage.next is None:
-        return stage.hand_over(stage, microbatch, output)
+        return stage.hand_over(microbatch, output)
     if isinstance(output, Tensor):
         return (output,) if output.requires_grad else ()
     near, farther = apart(output, stage.index)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -29,6 +30,8 @@ _CPU = torch.device("cpu")
 Ends = tuple[Sequence[Tensor], Sequence[Tensor]]
 # Gets (microbatch, output of the last stage, whether no R will give it again).
 Finish = Callable[[int, Any, bool], Ends]
+# Gets a microbatch.
+Action = Callable[[int], None]
 
 
 class Stage:
@@ -111,39 +114,43 @@ class Stage:
         """Puts together what the actions do: what is in force now, and nothing else."""
         is_plain = type(self.passage) is Passage
         self.run_backward: Callable[..., object] = run_backward
-        self.hand_over: hand_over.HandOver = self._way_out(is_plain=is_plain)
         if self.next is None and not getattr(self.finish, "knows_gradients", False):
             self.run_backward = checked_backward
+        self.hand_over: hand_over.HandOver = self._way_out(is_plain=is_plain)
         named = len(self.keywords) > 0 and any(self.keywords_of)
-        self._compute: forward.Compute = forward.straight
-        if named or self.copies_input or self.look is not None:
-            self._compute = forward.by_calls
+        by_calls = named or self.copies_input or self.look is not None
+        # A neighbour that only holds what is handed over has no layers.
+        by_calls = by_calls or not self.layers
+        compute = forward.by_calls(self) if by_calls else forward.straight(self)
         if self.recomputed.has_levels:
-            self._compute = forward.at_levels(self._compute)
+            compute = forward.at_levels(self, compute)
         if self.draws.possible:
-            self._compute = forward.drawing(self._compute)
+            compute = forward.drawing(self, compute)
         if self._is_recorded:
-            self._compute = forward.with_parcels(self._compute)
-        self._backward = self._way_back(is_plain=is_plain)
+            compute = forward.with_parcels(self, compute)
+        self.bare_forward = compute
+        self.bare_backward = self._way_back(is_plain=is_plain)
 
     def _way_out(self, *, is_plain: bool) -> hand_over.HandOver:
         """How F ends. `is_plain`: whether what leaves the stage stays in its memory."""
         if self.next is None:
-            return hand_over.to_the_end if is_plain else hand_over.out_by_passage
+            return hand_over.to_the_end(self) if is_plain else hand_over.out_by_passage(self)
         if not is_plain:
-            return hand_over.by_passage
-        return hand_over.values_to_next if self._is_recorded else hand_over.to_next
+            return partial(hand_over.by_passage, self)
+        if self._is_recorded:
+            return partial(hand_over.values_to_next, self)
+        return hand_over.to_next(self)
 
-    def _way_back(self, *, is_plain: bool) -> Callable[[Stage, int], None]:
+    def _way_back(self, *, is_plain: bool) -> Action:
         """What B is."""
         if self.look_back is not None or not is_plain:
-            return backward.graph_by_graph
-        run = backward.straight
+            return partial(backward.graph_by_graph, self)
+        run = backward.straight(self)
         if self._is_recorded:
-            run = backward.without_parcels
+            run = backward.without_parcels(self, run)
         if self.recomputed.has_levels:
-            run = backward.in_one_segment
-        return backward.watched(run) if self.draws.possible else run
+            run = backward.in_one_segment(self, run)
+        return backward.watched(self, run) if self.draws.possible else run
 
     def twin(self) -> Stage:
         """A stage of the same layers, which knows what this one has seen them do."""
@@ -165,6 +172,8 @@ class Stage:
     def _clear(self, num_microbatches: int) -> None:
         self.finish = None
         self.layers = self.originals
+        # F and B as this step has put them together, and with them what they hold.
+        self.hand_over = self.bare_forward = self.bare_backward = _outside_a_step
         self.recomputed.end()
         self._make_room(num_microbatches)
 
@@ -187,7 +196,7 @@ class Stage:
     def enter(self, arguments: Sequence[tuple[Any, ...] | None]) -> None:
         """Takes what the model is called with, by microbatch, for this stage and later ones."""
         if self.device.type == "cpu" and not self._is_recorded:
-            self.arguments = list(arguments)
+            self.arguments[:] = arguments
             return
         for microbatch, given in enumerate(arguments):
             self.take(microbatch, given)
@@ -225,19 +234,16 @@ class Stage:
 
     def forward(self, microbatch: int) -> None:
         """F: computes the layers and hands the output over to the next stage."""
-        arguments = self.arguments[microbatch]
-        if arguments is not None:
-            self.arguments[microbatch] = None
-            self._compute(self, microbatch, arguments)
+        self.bare_forward(microbatch)
 
     def recompute(self, microbatch: int) -> None:
         """R: computes once more what F has not kept."""
-        calls = forward.calls_of(self, microbatch, hand_over.again)
+        calls = forward.calls_of(self, microbatch, partial(hand_over.again, self))
         self.outputs[microbatch] = self.recomputed.again(microbatch, calls)
 
     def backward(self, microbatch: int) -> None:
         """B: adds to the parameters' `.grad` and hands input gradients to the previous stage."""
-        self._backward(self, microbatch)
+        self.bare_backward(microbatch)
 
     def input_gradients(self, microbatch: int) -> None:
         """I: hands input gradients to the previous stage."""
@@ -268,6 +274,10 @@ class Stage:
         """REDUCE: adds to the parameters' `.grad` what other replicas have collected, in turn."""
         for add in self.reductions:
             add()
+
+
+def _outside_a_step(microbatch: int, *_: object) -> Any:
+    raise AssertionError(f"microbatch {microbatch} of a stage that has not begun a step")
 
 
 def connect(stages: Sequence[Stage]) -> None:
