@@ -96,11 +96,7 @@ class _Fit:
         self._plan = plan
         self._stages = stages
         self._budgets = tuple(budget_bytes)
-        placement = plan.placement
-        self._devices_of = [
-            sorted({placement.device_of(stage, r) for r in range(placement.num_replicas)})
-            for stage in range(plan.num_stages)
-        ]
+        self._devices_of = [sorted(set(of)) for of in zip(*plan.placement.replicas, strict=True)]
         self._caps = list(self._budgets)
 
     def best(self) -> Fitted:

@@ -34,9 +34,9 @@ def most_held(
         for microbatch in range(plan.num_microbatches)
     }
     most = [_most(plan, device, held, clocks) for device in range(plan.num_devices)]
-    for stage, costs in enumerate(stages):
-        for replica in range(plan.placement.num_replicas):
-            most[plan.placement.device_of(stage, replica)] += costs.step_bytes
+    for homes in plan.placement.replicas:
+        for device, costs in zip(homes, stages, strict=True):
+            most[device] += costs.step_bytes
     return most
 
 

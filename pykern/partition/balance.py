@@ -112,7 +112,7 @@ def partition(
         ValueError: If there are fewer layers than stages, the balance is unknown or does not fit
             the model, a parameter has no shape yet, or `sample` is missing or superfluous.
     """
-    named = _as_chain(layers)
+    named = as_chain(layers)
     # A reader knows a layer by its own name, or by its type where that is a number.
     chain = [(type(each).__name__ if name.isdigit() else name, each) for name, each in named]
     _check_num_stages(num_stages, len(chain))
@@ -140,10 +140,14 @@ def partition(
     )
 
 
-def _as_chain(
+def as_chain(
     layers: nn.Sequential | Sequence[nn.Module] | Mapping[str, nn.Module],
 ) -> list[tuple[str, nn.Module]]:
-    """Each layer with its name, or number."""
+    """Each layer with its name, or number.
+
+    Raises:
+        TypeError: they are not modules in a row.
+    """
     if isinstance(layers, Mapping):
         named = list(layers.items())
     elif isinstance(layers, nn.Sequential):

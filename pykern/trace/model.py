@@ -21,14 +21,16 @@ from .opened import (
 )
 from .origins import Origins
 from .program import Environment, Program
-from .programs import Form, Programs
 from .recorder import Call, Recorder
 from .routes import Direct, everywhere
 from .segment import Segment
-from .state import described, state_of
+from .state import Form, described, state_of
 from .tape import Tape, modes_now
 from .untouched import Untouched
 from .values import held_in
+
+# So many programs are kept, such as for different lengths of a sequence.
+MAX_PROGRAMS = 128
 
 
 class Traced:
@@ -86,7 +88,8 @@ class Traced:
         self._stage_of = [0] * len(self.segments)
         self._direct: Direct = everywhere
         self._state = state_of(model, self._opened)
-        self._programs = Programs()
+        # The key used last is the last.
+        self._programs: dict[Any, list[Program]] = {}
         self._program(tape, self._key(*flatten(sample)))
 
     def cut(self, spans: Iterable[range], devices: Sequence[torch.device], direct: Direct) -> None:
@@ -103,9 +106,10 @@ class Traced:
                 self._stage_of[number] = stage
                 segments[number].device = None if device.type == "cpu" else device
         self._direct = direct
-        self._programs.replace(
-            lambda known: Program(known.tape, known.ends, self._stage_of, direct)
-        )
+        self._programs = {
+            key: [Program(known.tape, known.ends, self._stage_of, direct) for known in programs]
+            for key, programs in self._programs.items()
+        }
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Environment:
         """What the first segment is given for a call of the model.
@@ -118,8 +122,10 @@ class Traced:
         inputs = _unique(leaf for leaf in leaves if isinstance(leaf, Tensor))
         values = dict(enumerate(inputs))
         key = self._key(leaves, spec)
-        known = self._programs.of(key)
-        program = next((one for one in known if self._holds(one, values)), None)
+        known = self._programs.pop(key, None)
+        if known is not None:
+            self._programs[key] = known
+        program = next((one for one in known or () if self._holds(one, values)), None)
         if program is None:
             self.before_recording()
             program = self._program(self._record_settled((args, kwargs)), self._key(leaves, spec))
@@ -247,8 +253,16 @@ class Traced:
         self._fill(tape, starts)
         ends = [*starts[1:], len(tape.instructions)]
         program = Program(tape, ends, self._stage_of, self._direct)
-        self._programs.add(key, program)
+        self._programs.setdefault(key, []).append(program)
+        self._forget()
         return program
+
+    def _forget(self) -> None:
+        """Keeps the memory of programs bounded; one that comes again is recorded again."""
+        for programs in self._programs.values():
+            del programs[:-MAX_PROGRAMS]
+        while sum(map(len, self._programs.values())) > MAX_PROGRAMS:
+            del self._programs[next(iter(self._programs))]
 
     def _trains(self, anchor: str) -> bool:
         module = dict(self._model.named_modules()).get(anchor)

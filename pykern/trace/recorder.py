@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from .. import _C
 from ..modes import as_before, set_function_modes
-from ..tensors.trees import flatten, leaves_of, map_tree
+from ..tensors.trees import flatten, leaves_of, map_tree, tensors_in
 from ..torch_private import checkpoints_ended, function_modes, top_hooks
 from ..user_code import user_line
 from .calls import told, told_to
@@ -28,7 +28,7 @@ from .functions import METADATA, SHAPES, name_of, refuse_autograd
 from .generators import Generators
 from .made import Made
 from .origins import Origins
-from .tape import Instruction, Read, Tape, modes_now, tensors_in
+from .tape import Instruction, Read, Tape, modes_now
 from .values import Held, Home, Ref
 
 _T = TypeVar("_T")

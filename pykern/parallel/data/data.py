@@ -86,9 +86,7 @@ class DataParallel(Feature):
             self._own.append(self._control)
             self._groups = lane_groups(self._given, made.plan.num_devices)
             self._own += self._groups
-        placement = made.plan.placement
-        lane_of = [placement.device_of(stage.index) for stage in self._stages]
-        self._stage_groups = [self._groups[lane] for lane in lane_of]
+        self._stage_groups = [self._groups[lane] for lane in made.plan.placement.replicas[0]]
         for stage in self._stages:
             stage.reductions.append(partial(self._launch, stage))
 
