@@ -20,9 +20,6 @@ from ..runtime.stage.stage import Ends, Finish, Stage
 class Trial:
     """Notes in a first run what else would change than the stages' own gradients.
 
-    Args:
-        finish: as of a step.
-
     Attributes:
         noting: the mode of the first run.
     """
