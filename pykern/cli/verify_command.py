@@ -94,7 +94,7 @@ def verify(
 
 
 def _verdict(name: str, plan: "Plan", make: Make, settings: dict[str, Any], steps: int) -> Verdict:
-    from ..partition.chain import is_chain
+    from ..partition.chain import call_of, is_chain
     from ..pipeline.pipeline import Pipeline
     from ..plan import Kind
     from ..runtime import microbatch
@@ -102,7 +102,7 @@ def _verdict(name: str, plan: "Plan", make: Make, settings: dict[str, Any], step
 
     with bad_input():
         subject = make(plan.num_stages)
-    args, kwargs = subject.call()
+    args, kwargs = call_of(subject.inputs)
     rows = microbatch.sizes(microbatch.batch_size((args, kwargs)), plan.num_microbatches)
     if not is_chain(subject.model):
         settings = settings | {"sample": microbatch.split(subject.inputs, rows)[0]}

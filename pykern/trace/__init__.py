@@ -3,7 +3,8 @@
 from .errors import CutError, ReplayError
 from .model import Traced
 from .opened import why_whole
-from .program import Environment, Segment
+from .program import Environment
+from .segment import Segment
 from .untouched import Untouched
 
 __all__ = [

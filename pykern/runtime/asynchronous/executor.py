@@ -7,7 +7,7 @@ from functools import partial
 from operator import is_
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from ... import _C
@@ -23,6 +23,7 @@ from ..loss import Losses
 from ..stage.settings import Settings
 from ..stage.stage import Ends, Stage
 from .optimizers import StageOptimizer, stepped
+from .refusals import refuse_shared
 from .seeds import BatchSeed, SlotSeeds
 from .versions import Call, Versions
 
@@ -61,9 +62,6 @@ class Unflushed(Executor):
         self._updaters: Sequence[StageOptimizer] = ()
         # By stage, in the last step; each is replaced by another where its layers have changed.
         self._checked: list[Settings | None] = []
-        # What nobody may change while microbatches are in flight, as it was after the last step.
-        self._modes: list[tuple[nn.Module, bool]] = []
-        self._written: list[tuple[nn.Parameter, int]] = []
         self._forget()
 
     def update_by(self, optimizer: Optimizer) -> None:
@@ -163,26 +161,12 @@ class Unflushed(Executor):
         if self._num_batches == 0:
             for versions in self.versions:
                 versions.begin()
-        self._refuse_shared()
+        settings = [stage.settings for stage in self._stages]
+        if len(settings) != len(self._checked) or not all(map(is_, settings, self._checked)):
+            refuse_shared(settings)
+            self._checked = settings
         for updater in self._updaters:
             updater.begin()
-
-    def _refuse_shared(self) -> None:
-        """Raises RuntimeError where stages have come to share parameters or modules."""
-        settings = [stage.settings for stage in self._stages]
-        if len(settings) == len(self._checked) and all(map(is_, settings, self._checked)):
-            return
-        seen: set[int] = set()
-        for stage in self._stages:
-            assert stage.settings is not None
-            ids = stage.settings.ids()
-            if not seen.isdisjoint(ids):
-                raise RuntimeError(
-                    f"stage {stage.index} has a parameter or module of an earlier stage by now, "
-                    "whose versions would be two stages': untie them"
-                )
-            seen |= ids
-        self._checked = settings
 
     def _enter(self, number: int, call: Any, cell: tuple[Batch, BatchSeed, int]) -> None:
         """Gives a microbatch, numbered since the pipeline was empty."""

@@ -8,9 +8,7 @@ graph's way. From then on a step is a list of launches and copies, which C++ iss
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,8 +24,9 @@ from ...loss import Losses
 from ...random.eager import StepSeed
 from ...stage.stage import Stage
 from ..cuda import Gpus, Graph
-from ..rings import Ring, Transfer, num_bytes_of
+from ..rings import Ring, Transfer, transfer_to, transfers_between
 from .pools import Pools
+from .quiet import no_collection, nothing_cached
 from .refusals import CannotCapture, named
 from .static_stage import Cell, Twin, distinct
 
@@ -133,7 +132,7 @@ class Recording:
 
         Within a slot of a stage the order is that of every step.
         """
-        with torch.enable_grad(), _nothing_cached(), _no_collection():
+        with torch.enable_grad(), nothing_cached(), no_collection():
             arguments = self._input_parts[0]
             leaves: Sequence[Tensor] = ()
             pools = [Pools(self._gpus, plan, stage.index) for stage in self._stages]
@@ -196,7 +195,7 @@ class Recording:
                 self._send(Kind.COPY_F, stage, number, twin.outputs[slot])
             else:
                 loss = self._twins[-1].outputs[slot][0]
-                after = [_transfer(self._loss_of[number], loss)]
+                after = [transfer_to(self._loss_of[number], loss)]
         elif action.kind in (Kind.B, Kind.I) and stage > 0:
             after = self._give_gradients(stage, slot, number)
             self._send(Kind.COPY_B, stage, number, twin.outgoing[slot])
@@ -207,17 +206,17 @@ class Recording:
         """What comes to an F from its own lane: the batch's rows, or what the stage before made."""
         transfers = []
         if stage == 0:
-            transfers += _transfers(
+            transfers += transfers_between(
                 self._twins[0].inputs[slot], tensors_of(self._input_parts[number])
             )
         elif self._lane_of[stage - 1] == self._lane_of[stage]:
             made = self._twins[stage - 1].outputs[self._slot(stage - 1, number)]
-            transfers += _transfers(self._twins[stage].inputs[slot], made)
+            transfers += transfers_between(self._twins[stage].inputs[slot], made)
         if stage + 1 == len(self._twins):
             targets = all_tensors(self._target_parts[number])
-            transfers += _transfers(all_tensors(self._targets[slot]), targets)
+            transfers += transfers_between(all_tensors(self._targets[slot]), targets)
         seeds = self._twins[stage].seeds[slot]
-        return transfers + _transfers([seeds], [self._seeds[stage][number]])
+        return transfers + transfers_between([seeds], [self._seeds[stage][number]])
 
     def _give_gradients(self, stage: int, slot: int, number: int) -> list[Transfer]:
         """What goes from a B or I to the stage before on the same lane.
@@ -228,7 +227,7 @@ class Recording:
         if self._lane_of[stage - 1] != self._lane_of[stage]:
             return []
         places = self._twins[stage - 1].incoming[self._slot(stage - 1, number)]
-        return _transfers(places, self._twins[stage].outgoing[slot])
+        return transfers_between(places, self._twins[stage].outgoing[slot])
 
     def _send(self, kind: Kind, stage: int, number: int, made: Sequence[Tensor | None]) -> None:
         """Sets what the copy of a result moves, where its reader is on another lane."""
@@ -237,7 +236,7 @@ class Recording:
             return
         twin, slot = self._twins[reader], self._slot(reader, number)
         places = twin.inputs[slot] if kind is Kind.COPY_F else twin.incoming[slot]
-        transfers = _transfers(places, made)
+        transfers = transfers_between(places, made)
         if not self._gpus.lanes.reaches(self._lane_of[stage], self._lane_of[reader]):
             ring = self._rings[reader]
             transfers = [
@@ -274,31 +273,6 @@ def _backward_kinds(plan: Plan, stage: int) -> Sequence[Kind]:
     raise CannotCapture(f"stage {stage} has {names}; captured are B alone, or I and W")
 
 
-@contextmanager
-def _nothing_cached() -> Iterator[None]:
-    """Autocast would hand weights that one graph has cast to all others."""
-    was_enabled = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    torch.clear_autocast_cache()
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(was_enabled)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Garbage may be graphs and events, whose end would break a capture."""
-    was_enabled = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 def _gradient_of(parameter: Tensor) -> Tensor:
     """A tensor to collect its gradients in, with what there is of them."""
     collected = new_gradient(parameter)
@@ -316,15 +290,3 @@ def _copy_to(tree: Any, device: torch.device) -> Any:
         return copied.copy_(tensor.detach())
 
     return map_tensors(copy, tree)
-
-
-def _transfers(places: Sequence[Tensor | None], made: Sequence[Tensor | None]) -> list[Transfer]:
-    return [
-        _transfer(place, tensor)
-        for place, tensor in zip(places, made, strict=True)
-        if place is not None and tensor is not None and tensor.numel() > 0
-    ]
-
-
-def _transfer(place: Tensor, source: Tensor) -> Transfer:
-    return place.data_ptr(), source.data_ptr(), num_bytes_of(source), 0
