@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import pykern
 from pykern.plan import Plan
-from pykern.runtime.random.eager import action_seed
+from pykern.runtime.random.seed import action_seed
 from pykern.torch_private import WHOLE, run_backward
 
 from .contenders import loop_order

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..plan import Kind
 from ..runtime.microbatch import to_device
-from ..runtime.random.eager import StepSeed
+from ..runtime.random.seed import StepSeed
 from ..runtime.recompute.recompute import INPUTS, Level
 from ..runtime.stage.layer_copies import copy_layers
 from ..runtime.stage.stage import Finish, Stage, connect

@@ -26,7 +26,7 @@ from .host_memory import HostLink
 from .in_order import InOrder
 from .microbatch import to_device
 from .observer import Observer
-from .random.eager import StepSeed
+from .random.seed import StepSeed
 from .stage.replica import Replica
 from .stage.stage import Stage, connect
 from .stage.ties import Ties

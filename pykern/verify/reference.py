@@ -15,7 +15,7 @@ from ..runtime import microbatch
 from ..runtime.batch import Batch
 from ..runtime.loss import InOnePass, Losses
 from ..runtime.microbatch import to_device
-from ..runtime.random.eager import action_seed
+from ..runtime.random.seed import action_seed
 from ..runtime.recompute.recompute import INPUTS
 from ..tensors.trees import tensors_of
 from .deferred import WholeBatch

@@ -14,7 +14,7 @@ from ..partition.chain import Chain, RecordedChain
 from ..plan import Plan
 from ..runtime.batch import Batch
 from ..runtime.loss import Losses
-from ..runtime.random.eager import default_generator
+from ..runtime.random.seed import default_generator
 from ..runtime.recompute.buffers import modules_in
 from ..runtime.stage.stage import Stage
 from ..tensors.trees import tensors_of

@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pykern.runtime.random.eager import Draws, StepSeed, action_seed
+from pykern.runtime.random.draws import Draws
+from pykern.runtime.random.seed import StepSeed, action_seed
 
 pytestmark = pytest.mark.gpu
 

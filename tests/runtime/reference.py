@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from pykern.runtime.random.eager import action_seed
+from pykern.runtime.random.seed import action_seed
 
 # Sets torch's random numbers to those of a stage.
 Seed = Callable[[int], object]

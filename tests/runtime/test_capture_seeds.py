@@ -14,7 +14,8 @@ from pykern import schedules
 from pykern.kernels import seeds
 from pykern.kernels.dropout import dropout
 from pykern.runtime.gpu.capture.refusals import CannotCapture
-from pykern.runtime.random.eager import OwnState, StepSeed, _Repeat
+from pykern.runtime.random.eager import OwnState, Repeat
+from pykern.runtime.random.seed import StepSeed
 from pykern.runtime.stage.stage import Stage
 from tests.fake_cuda.fake import FakeCuda
 from tests.fake_cuda.host_gpus import unchecked_gpus
@@ -59,7 +60,7 @@ def test_no_generator_is_asked_in_a_capture() -> None:
             stage.forward(0)
             stage.recompute(0)
     # The first is watched as well.
-    assert [type(mode) for mode in modes[2:4]] == [OwnState, _Repeat]
+    assert [type(mode) for mode in modes[2:4]] == [OwnState, Repeat]
     assert modes[4:] == [None, None]
 
 

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import pykern
 from pykern import schedules
-from pykern.runtime.random.eager import action_seed
+from pykern.runtime.random.seed import action_seed
 from tests.runtime.plans import split_backward
 
 

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from pykern.plan import Kind
 from pykern.runtime.random import eager as random
-from pykern.runtime.random.eager import Draws, OwnState, StepSeed, action_seed
+from pykern.runtime.random.draws import Draws
+from pykern.runtime.random.eager import OwnState
+from pykern.runtime.random.seed import StepSeed, action_seed
 
 META = torch.device("meta")
 

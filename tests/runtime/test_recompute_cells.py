@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pykern import schedules
 from pykern.runtime.loss import Losses
-from pykern.runtime.random.eager import StepSeed
+from pykern.runtime.random.seed import StepSeed
 from pykern.runtime.recompute.recompute import Level
 from pykern.runtime.stage.stage import Stage
 from tests.runtime.hard_layers import Unwraps, Wraps, linear

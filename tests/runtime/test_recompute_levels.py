@@ -13,7 +13,7 @@ from pykern import schedules
 from pykern.kernels import levels as kernels
 from pykern.kernels.activation_linear import gated_linear
 from pykern.plan import Kind
-from pykern.runtime.random.eager import StepSeed
+from pykern.runtime.random.seed import StepSeed
 from pykern.runtime.stage.stage import Stage
 from tests.runtime.hard_layers import linear
 from tests.runtime.models import CASES, Case

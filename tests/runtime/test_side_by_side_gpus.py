@@ -17,7 +17,7 @@ from pykern import schedules
 from pykern.plan import Action, Kind, Plan, Timeline, with_replicas
 from pykern.runtime.batch import Batch
 from pykern.runtime.executor import Executor
-from pykern.runtime.random.eager import StepSeed
+from pykern.runtime.random.seed import StepSeed
 from pykern.runtime.stage.replica import Replica
 from pykern.runtime.stage.stage import Stage
 from pykern.trace import Segment

@@ -17,7 +17,7 @@ from pykern import schedules
 from pykern.plan import Plan
 from pykern.runtime.autograd.landing import Landing, copy_of, span, take
 from pykern.runtime.loss import Losses
-from pykern.runtime.random.eager import StepSeed
+from pykern.runtime.random.seed import StepSeed
 from pykern.runtime.stage.stage import Stage, connect
 from tests.fake_cuda.fake import FakeCuda
 from tests.runtime.plans import two_replicas

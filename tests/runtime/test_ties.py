@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import pykern
 from pykern import schedules
 from pykern.plan import Plan
-from pykern.runtime.random.eager import StepSeed
+from pykern.runtime.random.seed import StepSeed
 from pykern.runtime.stage.stage import Stage
 from pykern.runtime.stage.ties import Ties
 from tests.fake_cuda.fake import FakeCuda

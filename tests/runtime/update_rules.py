@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pykern.runtime.random.eager import action_seed
+from pykern.runtime.random.seed import action_seed
 
 LossFn = Callable[[Tensor, Tensor], Tensor]
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pykern
-from pykern.runtime.random.eager import action_seed
+from pykern.runtime.random.seed import action_seed
 from tests.runtime.reference import rows_of
 
 from .campaign import Campaign

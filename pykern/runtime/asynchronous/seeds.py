@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..random.eager import StepSeed
+from ..random.seed import StepSeed
 
 
 class BatchSeed(StepSeed):

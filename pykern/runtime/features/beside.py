@@ -14,7 +14,7 @@ from ...trace import CutError
 from ...trace.origins import Follow, FollowAgain, Origin, Origins, storages_of
 from ...trace.reach import Place, named, places_of, shared
 from ..recompute.buffers import modules_in
-from ..recompute.recompute import Calls
+from ..recompute.cell import Calls
 from ..stage.stage import Stage
 from .feature import Feature, Made
 

@@ -13,7 +13,7 @@ from ...tensors.finite import require_finite
 from ...tensors.trees import with_paths
 from ...trace import Segment
 from ..executor import Run
-from ..recompute.recompute import Calls
+from ..recompute.cell import Calls
 from ..stage.stage import Stage
 from .feature import Feature, Step
 

@@ -70,4 +70,4 @@ class Whole:
 
 
 class WholeStates(States):
-    """States for a whole action, as a type of its own: see `pykern.runtime.random.eager.repeat`."""
+    """States for a whole action, as a type of its own: see `pykern.runtime.random.draws.repeat`."""

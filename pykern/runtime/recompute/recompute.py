@@ -6,20 +6,19 @@ leaves those that there are, and gradients add up in the order in which they wou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, cast, get_args
 
 from torch import Tensor
 
 from ...kernels import levels as kernels
-from ...kernels import seeds
 from ...tensors.trees import tensors_of
-from ...torch_private import top_hooks
-from ..autograd.cut import Cut, copies, cut
+from ..autograd.cut import copies
 from ..random.compiled import Whole
-from ..random.eager import Begins, OwnState, repeat
+from ..random.eager import Begins, OwnState
 from .buffers import Buffers, modules_in, names_in
+from .cell import Calls, Cell
 from .watch import Seen, Segment, Watch, without_saved_tensors_hooks
 
 # What F keeps where there is an R: the input of each layer, or of the stage.
@@ -31,19 +30,6 @@ LEVELS: tuple[Level, ...] = (*kernels.LEVELS, *INPUTS)
 
 _NOTHING = nullcontext()
 _NO_BUFFERS = Buffers((), ())
-
-# The layers of a stage, then what ends its F and returns the tensors that backward starts from.
-# Each gets what the one before has returned.
-Calls = Sequence[Callable[..., Any]]
-
-
-def run(calls: Calls, arguments: tuple[Any, ...]) -> Any:
-    """What the last call returns, where the first gets these arguments."""
-    first, *others = calls
-    value = first(*arguments)
-    for call in others:
-        value = call(value)
-    return value
 
 
 class Recompute:
@@ -166,120 +152,6 @@ class Recompute:
         return list({id(tensor): tensor for tensor in found if tensor is not None}.values())
 
 
-class Cell:
-    """A microbatch of a stage between its F and its backward.
-
-    Args:
-        arguments: of the first call, as R will need them.
-        segments: the calls.
-        buffers: those that F changes, as it finds them.
-        by_layer: whether R makes the last graph alone, and the backward each of the others when
-            the one behind it is gone.
-
-    Attributes:
-        is_whole: whether the graph is in one piece, which F has kept or R has made.
-    """
-
-    def __init__(
-        self,
-        arguments: tuple[Any, ...],
-        segments: Sequence[Segment],
-        buffers: Buffers,
-        *,
-        by_layer: bool,
-    ) -> None:
-        self._arguments = arguments
-        self._segments = segments
-        self._buffers = buffers
-        self._by_layer = by_layer
-        self.is_whole = len(segments) == 1
-        # By segment: what its random operations begin with, and its kernels among the seeds that
-        # are provided; where its graph ends, and in what.
-        self._begins: list[Begins] = []
-        self._seeds: list[int] = []
-        self._cuts: list[Cut] = []
-        self._outputs: list[list[object]] = []
-
-    def forward(
-        self, calls: Calls, arguments: tuple[Any, ...], state: OwnState | Whole | None
-    ) -> None:
-        """F, whose graph goes piece by piece."""
-        # Hooks of the caller are for what is kept.
-        is_hooked = top_hooks() is not None
-        for segment in self._segments:
-            begins = {} if state is None else state.note()
-            position = seeds.position()
-            hooked = is_hooked and not segment.keeps
-            with without_saved_tensors_hooks() if hooked else _NOTHING:
-                value = _run_pieces(calls, segment, arguments)
-            self.add(value, begins, position)
-            del value
-            arguments = (self._cuts[-1].value,)
-
-    def add(self, value: Any, begins: Begins, position: int = 0) -> None:
-        """The next segment has returned this in F."""
-        segment = self._segments[len(self._cuts)]
-        # What the end returns is where backward starts, not a value.
-        is_last = len(self._cuts) == len(self._segments) - 1
-        behind = Cut(None, value, ()) if is_last else cut(value)
-        self._outputs.append(_described(behind.outputs))
-        if not segment.keeps:
-            behind.outputs = ()
-        self._begins.append(begins)
-        self._seeds.append(position)
-        self._cuts.append(behind)
-
-    def again(self, calls: Calls) -> Sequence[Tensor]:
-        """R; returns the tensors that backward starts from."""
-        # A stage without gradients has no backward.
-        if not self._outputs[-1]:
-            return ()
-        if not self._by_layer:
-            for number in range(len(self._cuts) - 1):
-                self._make(number, calls)
-        return self.outputs(calls)
-
-    def outputs(self, calls: Calls) -> Sequence[Tensor]:
-        """Where the graph of the last segment ends, made now if it is not there."""
-        self._make(len(self._cuts) - 1, calls)
-        return self._cuts[-1].outputs
-
-    def front(self) -> Cut | None:
-        """Takes the last segment away; returns the cut in front of it, None before the first."""
-        self._cuts.pop()
-        return self._cuts[-1] if self._cuts else None
-
-    def _make(self, number: int, calls: Calls) -> None:
-        """The graph of a segment, unless F or an R has made it; its input is not kept further."""
-        segment, behind = self._segments[number], self._cuts[number]
-        if number == 0:
-            arguments, self._arguments = self._arguments, ()
-        else:
-            before = self._cuts[number - 1]
-            arguments, before.value = (before.value,), None
-        if segment.keeps or behind.outputs:
-            return
-        if self._buffers.is_empty and not (self._begins[number] or seeds.are_provided()):
-            value = _run(calls, segment.calls, arguments)
-        else:
-            again = seeds.again_from(self._seeds[number])
-            with self._buffers.lent(), repeat(self._begins[number]), again:
-                value = _run(calls, segment.calls, arguments)
-        is_last = number == len(self._segments) - 1
-        behind.outputs = value if is_last else cut(value).outputs
-        self._require_same(number)
-
-    def _require_same(self, number: int) -> None:
-        """Raises where a segment did not do again what it did in F."""
-        again, before = _described(self._cuts[number].outputs), self._outputs[number]
-        if again != before:
-            raise RuntimeError(
-                f"calls {self._segments[number].calls} of a stage returned {again} that require "
-                f"grad when they were recomputed, and {before} before: such layers cannot be "
-                "recomputed"
-            )
-
-
 def _watched(
     watch: Watch,
     calls: Calls,
@@ -314,25 +186,9 @@ def _watched(
     return cell, seen
 
 
-def _run_pieces(calls: Calls, segment: Segment, arguments: tuple[Any, ...]) -> Any:
-    """What a segment returns, whose graph is let go of behind every piece but the last."""
-    *pieces, last = segment.pieces
-    for piece in pieces:
-        arguments = (cut(_run(calls, piece, arguments)).value,)
-    return _run(calls, last, arguments)
-
-
-def _run(calls: Calls, which: range, arguments: tuple[Any, ...]) -> Any:
-    return run(calls[which.start : which.stop], arguments)
-
-
 def _first_of(begins: Sequence[Begins]) -> Begins:
     """The first state of each generator in some calls, one after another."""
     merged = type(begins[0])()
     for one in reversed(begins):
         merged.update(one)
     return merged
-
-
-def _described(tensors: Sequence[Tensor]) -> list[object]:
-    return [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]

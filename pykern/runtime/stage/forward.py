@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...trace import Environment
 from ..autograd.cut import copies
-from ..recompute.recompute import Calls, run
+from ..recompute.cell import Calls, run
 
 if TYPE_CHECKING:
     from .stage import Action, Stage

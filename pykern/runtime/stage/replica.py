@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ...trace import Segment
-from ..random.eager import StepSeed
+from ..random.seed import StepSeed
 from ..recompute.recompute import Level
 from .layer_copies import Pairs, add_gradients, copy_layers, refuse_to_copy, trains
 from .stage import Finish, Stage

@@ -16,8 +16,10 @@ from ...trace import Environment, Segment
 from ...trace.routes import BATCH
 from ..autograd.split import Work
 from ..microbatch import to_device
-from ..random.eager import Draws, StepSeed
-from ..recompute.recompute import Calls, Level, Recompute
+from ..random.draws import Draws
+from ..random.seed import StepSeed
+from ..recompute.cell import Calls
+from ..recompute.recompute import Level, Recompute
 from . import backward, forward, hand_over
 from .keywords import keywords_of
 from .settings import Settings

@@ -21,7 +21,7 @@ from ....tensors.trees import all_tensors, map_tensors, tensors_of
 from ... import microbatch
 from ...batch import Batch
 from ...loss import Losses
-from ...random.eager import StepSeed
+from ...random.seed import StepSeed
 from ...stage.stage import Stage
 from ..cuda import Gpus, Graph
 from ..rings import Ring, Transfer, transfer_to, transfers_between

@@ -13,7 +13,7 @@ from ....plan import Kind
 from ....tensors.trees import map_tensors
 from ...autograd.graph import leaves_of
 from ...loss import Losses
-from ...random.eager import StepSeed
+from ...random.seed import StepSeed
 from ...recompute.recompute import INPUTS, Level
 from ...stage.stage import Stage
 from ...stage.transport import Passage

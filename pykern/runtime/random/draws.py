@@ -1,0 +1,142 @@
+"""What stages draw: whether their actions draw random numbers, and the modes for those that do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ...kernels import seeds
+from ...modes import set_states
+from ...plan import Action, Kind
+from .compiled import Whole, WholeStates
+from .eager import Begins, OwnState, RefuseInBackward, Repeat, refusal
+from .seed import StepSeed, action_seed, default_generator, generators_lent
+
+_NO_MODE = nullcontext()
+_CPU = torch.device("cpu")
+
+
+class Draws:
+    """Whether the forward actions of a stage draw random numbers, and which.
+
+    `possible` is true until an action has been watched and drew nothing, so that a stage without
+    dropout pays for watching once; each kind of backward action is watched in the same way.
+    Changing the stage, as between train and eval mode or in what it trains, asks again.
+
+    Attributes:
+        possible: whether a forward may draw.
+        num_seeds: the most seeds of kernels that a forward has drawn.
+        only_seeds: whether no forward has drawn anything else.
+        state: what the forward that is under way draws from, None where nothing is watched.
+    """
+
+    def __init__(self, stage: int) -> None:
+        self.possible = True
+        self.num_seeds = 0
+        self.only_seeds = True
+        self.state: OwnState | Whole | None = None
+        self._stage = stage
+        self._drew = False
+        # Of a stage with compiled layers, the generators that they draw from; else empty.
+        self._whole: Sequence[torch.Generator] = ()
+        self._mode: object = None
+        self._safe: set[tuple[Kind, object]] = set()
+
+    def begin(self, seed: StepSeed, mode: object, compiled_for: torch.device | None = None) -> None:
+        """Starts a step.
+
+        Args:
+            seed: of the step.
+            mode: any value that changes when other layers may draw.
+            compiled_for: where the stage is, if it has compiled layers.
+        """
+        self._seed = seed
+        if compiled_for is None:
+            self._whole = ()
+        else:
+            devices = {_CPU, compiled_for}
+            self._whole = [default_generator(device) for device in devices]
+        if mode != self._mode:
+            self.possible = True
+            self._drew = False
+            self.num_seeds, self.only_seeds = 0, True
+            self._safe.clear()
+            # Last, so that an interrupt has it begin again.
+            self._mode = mode
+
+    def watched(self, *, drew: bool, num_seeds: int, only_seeds: bool) -> None:
+        """A forward action has ended. What drew once may draw again, if not every time."""
+        self._drew = self._drew or drew
+        self.possible = self._drew
+        self.num_seeds = max(self.num_seeds, num_seeds)
+        self.only_seeds = self.only_seeds and only_seeds
+
+    def seeds_of(self, seed: StepSeed, microbatch: int, count: int) -> Tensor:
+        """The first that a forward draws if it draws nothing but seeds: int64 [count]."""
+        own = torch.Generator().manual_seed(action_seed(seed.value(), self._stage, microbatch))
+        return torch.empty(count, dtype=torch.int64, device="cpu").random_(generator=own)
+
+    def forward(self, microbatch: int) -> AbstractContextManager[OwnState | Whole | None]:
+        """The mode to run a forward action in: none where it draws nothing.
+
+        Nor where seeds are provided, in a capture: a GPU's generator refuses to tell its state.
+        """
+        if not self.possible or seeds.are_provided():
+            return _NO_MODE
+        seed, index = self._seed.of(microbatch)
+        if self._whole:
+            return self._whole_forward(seed, index)
+        return OwnState(self.watched, seed, self._stage, index)
+
+    def backward(
+        self, kind: Kind, microbatch: int, form: object = None
+    ) -> AbstractContextManager[object]:
+        """The mode to run a backward action in: none, once one has been seen to draw nothing.
+
+        One of another form is another: of another part of the stage, or one that leads to more
+        inputs, because an earlier stage has come to train.
+        """
+        if self.is_safe(kind, form) or seeds.are_provided():
+            return _NO_MODE
+        action = Action(kind, self._stage, microbatch)
+        if self._whole:
+            return self._whole_backward(action, form)
+        return RefuseInBackward(self._safe, action, form)
+
+    def is_safe(self, kind: Kind, form: object) -> bool:
+        """Whether such a backward action is known to draw nothing."""
+        return not self.possible or (kind, form) in self._safe
+
+    def _whole_forward(self, seed: StepSeed, index: int) -> AbstractContextManager[Whole]:
+        number = action_seed(seed.value(), self._stage, index)
+
+        def begin() -> None:
+            for generator in self._whole:
+                generator.manual_seed(number)
+
+        def drew(any_drawn: bool) -> None:
+            if any_drawn:
+                seed.use()
+            self.watched(drew=any_drawn, num_seeds=0, only_seeds=not any_drawn)
+
+        return Whole(self._whole, begin, drew).held(generators_lent)
+
+    def _whole_backward(self, action: Action, form: object) -> AbstractContextManager[Whole]:
+        def drew(any_drawn: bool) -> None:
+            if any_drawn:
+                raise refusal("a compiled layer", action)
+            self._safe.add((action.kind, form))
+
+        return Whole(self._whole, lambda: None, drew).held(generators_lent)
+
+
+def repeat(begins: Begins) -> AbstractContextManager[object]:
+    """The mode in which random operations draw what they drew from these states on."""
+    if isinstance(begins, WholeStates):
+        start = partial(set_states, begins)
+        return Whole(list(begins), start, lambda _: None).held(generators_lent)
+    return Repeat(begins) if begins else _NO_MODE

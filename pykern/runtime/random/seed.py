@@ -1,0 +1,79 @@
+"""Random numbers of concurrent stages, reproducible whatever the threads do.
+
+torch has one default generator for the CPU and one for each GPU, and stages that run at the same
+time would draw from it in the order in which they happen to arrive. So every forward action draws
+from states of its own, keyed by (step, stage, microbatch); the key of the step is one number drawn
+from the caller's default generator on the CPU by the first action that needs it. The plain model
+draws the same numbers when `torch.manual_seed(action_seed(step_seed, stage, microbatch))`, which
+seeds the generators of all devices, precedes each stage of each microbatch.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import torch
+from torch import Tensor
+
+from ... import _C
+
+# Held while a default generator lends its place to an action's state.
+generators_lent = threading.RLock()
+# Another thread may hold it where this process is forked.
+os.register_at_fork(after_in_child=generators_lent._at_fork_reinit)  # type: ignore[attr-defined]
+
+_MASK = (1 << 64) - 1
+
+
+def action_seed(step_seed: int, stage: int, microbatch: int) -> int:
+    """Seed of a forward action: 64 bits, mixed by SplitMix64 (Steele, Lea, Flood, OOPSLA 2014)."""
+    mixed = step_seed & _MASK
+    for value in (stage, microbatch):
+        mixed = (mixed + 0x9E3779B97F4A7C15 * (value + 1)) & _MASK
+        mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+        mixed ^= mixed >> 31
+    return mixed
+
+
+class StepSeed:
+    """The next random number of torch's default generator, from which it is taken when used.
+
+    A model that draws nothing thus leaves the caller's generator alone.
+    """
+
+    def __init__(self) -> None:
+        self._value: int | None = None
+        # The caller's generator behind the number, until the number is used.
+        self._behind: Tensor | None = None
+
+    def of(self, microbatch: int) -> tuple[StepSeed, int]:
+        """The seed of a microbatch's step, and which of its microbatches it is."""
+        return self, microbatch
+
+    def value(self) -> int:
+        """The number; the same for all who ask in one step."""
+        with generators_lent:
+            if self._value is None:
+                generator = torch.default_generator
+                with _C.Undo(generator.set_state, generator.get_state()):
+                    draw = torch.empty((), dtype=torch.int64, device="cpu").random_()
+                    self._behind = generator.get_state()
+                    self._value = int(draw.item())
+            return self._value
+
+    def use(self) -> None:
+        """Takes the number from the caller's generator, once however many use it."""
+        with generators_lent:
+            if self._behind is not None:
+                torch.default_generator.set_state(self._behind)
+                self._behind = None
+
+
+def default_generator(device: torch.device) -> torch.Generator:
+    """The generator from which random operations on a device draw."""
+    if device.type != "cuda":
+        return torch.default_generator
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return torch.cuda.default_generators[index]
