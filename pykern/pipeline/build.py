@@ -33,12 +33,13 @@ from ..runtime.asynchronous.executor import Unflushed
 from ..runtime.asynchronous.optimizers import make_optimizer
 from ..runtime.cpu.workers import Workers
 from ..runtime.driver import Driver
-from ..runtime.executor import Executor, open_driver
+from ..runtime.executor import Executor
 from ..runtime.features.batch_norm import DeferredBatchNorm, OrderOfUpdates
 from ..runtime.features.beside import Beside
 from ..runtime.features.feature import Feature, Features, Made
 from ..runtime.features.finite import Checks
 from ..runtime.features.scaler import Scaler
+from ..runtime.gpu.streams import Streams
 from ..runtime.stage.stage import Stage
 from ..verify import Subject, Verifier
 from .choose_levels import Levels, choose_levels
@@ -178,7 +179,7 @@ def build(of: Design, model: nn.Module) -> Built:
     features = Features([made for make in FEATURES if (made := make(of, model)) is not None])
     asked, plan, levels, fitted = of.asked, of.plan, of.levels, None
     with ExitStack() as undo:
-        driver = open_driver(asked.lanes, asked.capture, asked.timeout)
+        driver = _open_driver(asked)
         undo.callback(driver.close)
         undo.callback(features.close)
         devices = [driver.device(lane) for lane in range(plan.num_devices)]
@@ -198,6 +199,13 @@ def build(of: Design, model: nn.Module) -> Built:
             feature.attach(built)
         undo.pop_all()
     return built
+
+
+def _open_driver(asked: Request) -> Driver:
+    """What runs plans on the devices; raises RuntimeError where GPUs cannot be used."""
+    if asked.lanes[0].device.type != "cpu":
+        return Streams(asked.lanes, asked.capture)
+    return Workers(len(asked.lanes), asked.timeout)
 
 
 def _place(

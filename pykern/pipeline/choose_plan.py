@@ -12,7 +12,7 @@ from ..plan import Kind, Plan, with_reductions
 from ..plan.files.proved import MAX_ACTIONS
 from ..plan.parts import Parts
 from ..plan.shares import Shares
-from ..runtime.executor import KINDS
+from ..runtime.replicas import KINDS
 from ..search import search
 
 Schedule = str | Plan | Callable[..., Plan]

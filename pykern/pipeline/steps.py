@@ -90,9 +90,9 @@ class Steps(Measured):
         self._chain.require_unchanged(self._modules)
         rows = self._rows((inputs, named, target))
         microbatch.refuse_graphs((inputs, named, target))
-        call, target = self._executor.place((inputs, named), target)
+        call, target = self._executor.replicas.place((inputs, named), target)
         parts = None if target is None else microbatch.split(target, rows)
-        targets = None if parts is None else self._executor.place_targets(parts)
+        targets = None if parts is None else self._executor.replicas.place_targets(parts)
         step = Step((call, target), rows, scaler, sum(rows))
         self._features.begin(step)
         weights = self._loss_weights(rows, step.total)
@@ -162,7 +162,7 @@ class Steps(Measured):
     def _open_batch(self, call: Call) -> tuple[Batch, Outputs]:
         self._features.ready()
         rows = self._rows(call)
-        call, _ = self._executor.place(call, None)
+        call, _ = self._executor.replicas.place(call, None)
         outputs = Outputs(self._weights(rows, sum(rows)))
         return Batch(call, None, rows, outputs, (), self._chain.enter), outputs
 

@@ -12,45 +12,26 @@ from typing import Any
 import torch
 
 from .. import _C
-from ..notes import add_note, forget_notes, shown
-from ..plan import Action, Kind, Plan, Timeline
+from ..plan import Kind, Plan, Timeline
 from .batch import Batch, Call, Outputs
 from .cpu.stream import WorkerFlow
 from .cpu.workers import Workers
-from .devices import Lane
-from .driver import Callbacks, Driver, Failure, Located, Program
-from .gpu.capture.policy import Capture
+from .driver import Driver, Located, Program
+from .failures import Failures
 from .gpu.stream import GpuFlow
 from .gpu.streams import Streams
 from .host_memory import HostLink
 from .in_order import InOrder
-from .microbatch import to_device
 from .observer import Observer
 from .random.seed import StepSeed
-from .stage.replica import Replica
-from .stage.stage import Stage, connect
+from .replicas import Replicas
+from .stage.stage import Stage
 from .stage.ties import Ties
 from .stream import Flow, OpenBatch
 
 # Gets an action's kind, its stage, and what would be called; returns what to call.
 Run = Callable[[int], None]
 Around = Callable[[Kind, Stage, Run], Run]
-
-
-def open_driver(lanes: Sequence[Lane], capture: Capture, timeout: float | None = None) -> Driver:
-    """Who runs plans on these lanes.
-
-    Args:
-        lanes: the plan's devices.
-        capture: as of a pipeline.
-        timeout: seconds that an action may take; None for no limit.
-
-    Raises:
-        RuntimeError: the GPUs cannot be used.
-    """
-    if lanes[0].device.type != "cpu":
-        return Streams(lanes, capture)
-    return Workers(len(lanes), timeout)
 
 
 # What comes of a step that has ended.
@@ -62,10 +43,6 @@ def _nothing() -> None:
 
 
 _open: weakref.WeakSet[Executor] = weakref.WeakSet()
-
-
-# What stages can run.
-KINDS = (Kind.F, Kind.R, Kind.B, Kind.I, Kind.W, Kind.REDUCE)
 
 
 class Executor:
@@ -80,6 +57,9 @@ class Executor:
         plan: what the stages are for.
         devices: where each device of the plan has its tensors.
         driver: who runs the actions.
+
+    Attributes:
+        replicas: the stages of all replicas.
     """
 
     def __init__(
@@ -89,35 +69,19 @@ class Executor:
         devices: Sequence[torch.device],
         driver: Driver,
     ) -> None:
-        placement = plan.placement
-        self._replicas: list[Sequence[Stage]] = [stages]
-        for number in range(1, placement.num_replicas):
-            homes = [devices[placement.device_of(stage.index, number)] for stage in stages]
-            self._replicas.append(
-                [Replica(stage, home) for stage, home in zip(stages, homes, strict=True)]
-            )
-        for replica in self._replicas:
-            connect(replica)
-        self._stages = [stage for replica in self._replicas for stage in replica]
-        self._callbacks: dict[Kind, list[Callable[[int], None]]] = {
-            Kind.F: [stage.forward for stage in self._stages],
-            Kind.R: [stage.recompute for stage in self._stages],
-            Kind.B: [stage.backward for stage in self._stages],
-            Kind.I: [stage.input_gradients for stage in self._stages],
-            Kind.W: [stage.weight_gradients for stage in self._stages],
-            Kind.REDUCE: [stage.reduce for stage in self._stages],
-        }
+        self.replicas = Replicas(stages, plan, devices)
+        self._stages = self.replicas.stages
+        self._callbacks = self.replicas.actions()
         self._ties = Ties(stages)
         self._driver = driver
         self._observers: list[Observer] = []
-        # Marks the notes that this executor adds.
-        self._told = object()
+        self._failures = Failures(driver.where)
         self._plan = plan
         # The last one that there was.
         self._flow: Callable[[], Flow | None] = lambda: None
         # Whether steps are timed where that is not free.
         self.traced = False
-        driver.connect(self._replicas, plan)
+        driver.connect(self.replicas.each, plan)
         _open.add(self)
 
     def observe(self, observer: Observer) -> None:
@@ -137,7 +101,7 @@ class Executor:
     @property
     def stages(self) -> Sequence[Stage]:
         """Those of the first replica, which have the parameters."""
-        return self._replicas[0]
+        return self.replicas.each[0]
 
     @property
     def in_one_memory(self) -> bool:
@@ -157,28 +121,6 @@ class Executor:
     def program(self, plan: Plan) -> Program:
         """A plan over these stages, ready to run."""
         return self._driver.program(plan)
-
-    def place(self, inputs: Call, target: Any) -> tuple[Call, Any]:
-        """A batch where it is used; with replicas, each takes its microbatches of it."""
-        first, last = self._replicas[0][0].device, self._replicas[0][-1].device
-        if first.type == "cpu" or len(self._replicas) > 1:
-            return inputs, target
-        return to_device(inputs, first), to_device(target, last)
-
-    def place_targets(self, targets: Sequence[Any]) -> Sequence[Any]:
-        """Those of all microbatches, where their losses are computed.
-
-        Before any action: a copy between GPUs within one would have both of their lanes wait.
-        """
-        ends = [replica[-1].device for replica in self._replicas]
-        if ends[0].type == "cpu" or len(ends) == 1:
-            return targets
-        return [to_device(each, ends[m % len(ends)]) for m, each in enumerate(targets)]
-
-    @property
-    def end(self) -> torch.device:
-        """Where the last stage has its tensors; with replicas, that of the first."""
-        return self._replicas[0][-1].device
 
     def timeline(self, program: Program, ago: int) -> Timeline:
         """What ran when in a step of the program, `ago` steps before the last one."""
@@ -209,9 +151,11 @@ class Executor:
     ) -> Any:
         with self._driver.claim, _C.Undo(self._end):
             self._begin(batch)
-            failures = self._driver.run(program, self._actions(), batch, traced=self.traced)
+            failures = self._driver.run(
+                program, self.replicas.put_together(self._callbacks), batch, traced=self.traced
+            )
             if failures:
-                raise self._first(failures, located)
+                raise self._failures.first(failures, located)
             self._ties.finish()
             # Still in the step, for which closing waits: at exit the interpreter would end the
             # process if a thread came back from one of torch's functions after it has gone.
@@ -287,14 +231,15 @@ class Executor:
         with driver.claim, _C.Undo(self._end):
             self._begin(Batch(((), {}), None, [0] * flow.num_slots, flow.keep))
             # One list, so that whichever replica takes arguments lets go of them for all.
-            for replica in self._replicas:
-                replica[0].arguments = self._replicas[0][0].arguments
-            flow.takers = [replica[0].take for replica in self._replicas]
+            firsts = [replica[0] for replica in self.replicas.each]
+            for first in firsts:
+                first.arguments = firsts[0].arguments
+            flow.takers = [first.take for first in firsts]
             for stage in self._stages:
                 stage.name(flow.keywords)
-            failures = driver.run_flow(flow, self._actions())
+            failures = driver.run_flow(flow, self.replicas.put_together(self._callbacks))
             if failures:
-                raise self._first(failures, flow.located)
+                raise self._failures.first(failures, flow.located)
             self._ties.finish()
 
     def _refuse_flow(self) -> None:
@@ -308,39 +253,19 @@ class Executor:
         for observer in self._observers:
             observer.begin_run()
         seed = StepSeed()
-        for number, replica in enumerate(self._replicas):
+        for number, replica in enumerate(self.replicas.each):
             for stage in replica:
                 levels = batch.levels[stage.index] if batch.levels else ()
                 stage.begin(len(batch.rows), seed, batch.finish, levels)
             # Further replicas are of what the stages of the first run with.
             if number == 0:
                 self._ties.begin()
-            calls = self._calls_of(number, batch)
+            calls = self.replicas.share_of(number, batch.calls)
             replica[0].enter([None if call is None else call[0] for call in calls])
             keywords = [{} if call is None else call[1] for call in calls]
             if any(keywords):
                 for stage in replica:
                     stage.enter_by_name(keywords)
-
-    def _actions(self) -> Callbacks:
-        """What runs each action: F and B as the stages have put them together for this step.
-
-        Where something is around them, it calls the stage, which calls these.
-        """
-        forwards = zip(self._stages, self._callbacks[Kind.F], strict=True)
-        backwards = zip(self._stages, self._callbacks[Kind.B], strict=True)
-        return {
-            **self._callbacks,
-            Kind.F: [of.bare_forward if call == of.forward else call for of, call in forwards],
-            Kind.B: [of.bare_backward if call == of.backward else call for of, call in backwards],
-        }
-
-    def _calls_of(self, number: int, batch: Batch) -> Sequence[Call | None]:
-        """The calls of a batch that are for this replica; None for every other microbatch."""
-        if len(self._replicas) == 1:
-            return batch.calls
-        turns = enumerate(batch.calls)
-        return [call if m % len(self._replicas) == number else None for m, call in turns]
 
     def _end(self) -> None:
         """Releases the step's objects. May be called twice; the next step does not depend on it."""
@@ -354,40 +279,6 @@ class Executor:
     def close(self) -> None:
         """Ends what runs the actions, after a step in progress in another thread."""
         self._driver.close()
-
-    def _first(self, failures: Sequence[Failure], located: Located | None = None) -> BaseException:
-        """The exception that happened first, with notes of where and of what happened after it.
-
-        Args:
-            failures: as the driver gives them.
-            located: see `Located`.
-        """
-        first = failures[0][2]
-        for _, _, error in failures:
-            forget_notes(error, self._told)
-        for number, (action, device, error) in enumerate(failures):
-            batch = ""
-            if action is not None and located is not None:
-                place, batch = located(action)
-                where = self._where(place, device)
-            else:
-                where = self._where(action, device)
-            if number > 0:
-                add_note(first, f"{where} failed as well: {shown(error)}", self._told)
-                continue
-            if batch:
-                add_note(first, f"raised in {batch}", self._told)
-            if action is not None:
-                add_note(first, f"raised in {where}", self._told)
-        return first
-
-    def _where(self, action: Action | None, device: int) -> str:
-        if device < 0:
-            return "a signal handler"
-        if action is None:
-            return f"{self._driver.where(device)}, outside its actions"
-        cell = f"stage {action.stage}, microbatch {action.microbatch}"
-        return f"{cell}, action {action}, device {device}"
 
 
 def _in_batch(number: int) -> Located:

@@ -145,6 +145,9 @@ class Looks:
             self.keywords.append([named and named["bias"].device for named in replica[1].keywords])
         return []
 
+    def where(self, device: int) -> str:
+        return f"device {device}"
+
     def end(self) -> None:
         return
 
@@ -165,11 +168,11 @@ def test_a_replica_gets_its_microbatches_and_no_others_before_any_action() -> No
     driver = Looks()
     executor = Executor(stages, plan, [META] * 4, driver)  # type: ignore[arg-type]
     call: Any = ((torch.ones(3, 2),), {"bias": torch.ones(3, 2)})
-    assert executor.place(call, None)[0] is call
+    assert executor.replicas.place(call, None)[0] is call
     executor.run(None, Batch(call, None, [1, 1, 1], lambda *_: ((), ())))  # type: ignore[arg-type]
     assert driver.arguments == [[META, None, META], [None, META, None]]
     assert driver.keywords == [[META, {}, META], [{}, META, {}]]
-    targets = executor.place_targets(torch.ones(3, 2).split(1))
+    targets = executor.replicas.place_targets(torch.ones(3, 2).split(1))
     assert [target.device for target in targets] == [META] * 3
 
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ... import _C
-from ...notes import add_note
 from ...plan import Action, Kind
 from ...plan.parts import Parts
 from ..autograd.cut import version_of
@@ -182,7 +181,7 @@ class Unflushed(Executor):
         nothing = Batch(((), {}), None, (), self._finish)
         failures = self._driver.run(program, self._calls(shift), nothing, traced=False)
         if failures:
-            raise self._first(failures, partial(self._located, shift))
+            raise self._failures.first(failures, partial(self._located, shift))
         stepped(self._optimizer)
         self._note()
 
@@ -192,11 +191,10 @@ class Unflushed(Executor):
             stage.layers = stage.originals
         if error is not None:
             self._drop()
-            add_note(
+            self._failures.note(
                 error,
                 "microbatches in flight are dropped, and stages may have made different numbers of "
                 "updates. Resume from the last checkpoint",
-                self._told,
             )
 
     def _calls(self, shift: int) -> dict[Kind, list[Call]]:

@@ -34,7 +34,7 @@ class Scaler(Feature):
     def begin(self, step: Step) -> None:
         """Sets the scale of the step."""
         if step.scaler is not None:
-            step.scale = _scale_of(step.scaler, self._executor.end)
+            step.scale = _scale_of(step.scaler, self._executor.replicas.end)
 
 
 def _scale_of(scaler: object, device: torch.device) -> Tensor | None:

@@ -1,0 +1,60 @@
+"""The exception that a step raises: the first that happened, with notes of where and what else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..notes import add_note, forget_notes, shown
+from ..plan import Action
+from .driver import Failure, Located
+
+
+class Failures:
+    """Says where the actions of an executor have failed.
+
+    Args:
+        where: what a device is called in a message.
+    """
+
+    def __init__(self, where: Callable[[int], str]) -> None:
+        self._device = where
+        # Marks the notes of this executor, which go where an exception is raised once more.
+        self._mark = object()
+
+    def note(self, error: BaseException, text: str) -> None:
+        """Adds a note that goes when the exception comes again."""
+        add_note(error, text, self._mark)
+
+    def first(self, failures: Sequence[Failure], located: Located | None = None) -> BaseException:
+        """The exception that happened first, with notes of where and of what happened after it.
+
+        Args:
+            failures: as the driver gives them.
+            located: see `Located`.
+        """
+        first = failures[0][2]
+        for _, _, error in failures:
+            forget_notes(error, self._mark)
+        for number, (action, device, error) in enumerate(failures):
+            batch = ""
+            if action is not None and located is not None:
+                place, batch = located(action)
+                where = self._where(place, device)
+            else:
+                where = self._where(action, device)
+            if number > 0:
+                self.note(first, f"{where} failed as well: {shown(error)}")
+                continue
+            if batch:
+                self.note(first, f"raised in {batch}")
+            if action is not None:
+                self.note(first, f"raised in {where}")
+        return first
+
+    def _where(self, action: Action | None, device: int) -> str:
+        if device < 0:
+            return "a signal handler"
+        if action is None:
+            return f"{self._device(device)}, outside its actions"
+        cell = f"stage {action.stage}, microbatch {action.microbatch}"
+        return f"{cell}, action {action}, device {device}"

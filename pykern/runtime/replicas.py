@@ -1,0 +1,100 @@
+"""The stages of all replicas of a plan, and what each replica gets of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..plan import Kind, Plan
+from .batch import Call
+from .driver import Callbacks
+from .microbatch import to_device
+from .stage.replica import Replica
+from .stage.stage import Action, Stage, connect
+
+# What stages can run.
+KINDS = (Kind.F, Kind.R, Kind.B, Kind.I, Kind.W, Kind.REDUCE)
+
+
+class Replicas:
+    """The stages of a plan, once for each replica, which take turns with the microbatches.
+
+    Args:
+        stages: those of the first replica.
+        plan: what the stages are for.
+        devices: where each device of the plan has its tensors.
+
+    Attributes:
+        each: by replica, its stages.
+        stages: those of the first replica, then those of the second.
+    """
+
+    def __init__(
+        self, stages: Sequence[Stage], plan: Plan, devices: Sequence[torch.device]
+    ) -> None:
+        placement = plan.placement
+        self.each: list[Sequence[Stage]] = [stages]
+        for number in range(1, placement.num_replicas):
+            homes = [devices[placement.device_of(stage.index, number)] for stage in stages]
+            self.each.append(
+                [Replica(stage, home) for stage, home in zip(stages, homes, strict=True)]
+            )
+        for replica in self.each:
+            connect(replica)
+        self.stages = [stage for replica in self.each for stage in replica]
+
+    def actions(self) -> dict[Kind, list[Action]]:
+        """What runs an action, by kind and stage."""
+        stages = self.stages
+        return {
+            Kind.F: [stage.forward for stage in stages],
+            Kind.R: [stage.recompute for stage in stages],
+            Kind.B: [stage.backward for stage in stages],
+            Kind.I: [stage.input_gradients for stage in stages],
+            Kind.W: [stage.weight_gradients for stage in stages],
+            Kind.REDUCE: [stage.reduce for stage in stages],
+        }
+
+    def put_together(self, actions: dict[Kind, list[Action]]) -> Callbacks:
+        """The same with F and B as the stages have put them together for this step.
+
+        Where something is around an action, it calls the stage, which calls these.
+        """
+        forwards = zip(self.stages, actions[Kind.F], strict=True)
+        backwards = zip(self.stages, actions[Kind.B], strict=True)
+        return {
+            **actions,
+            Kind.F: [of.bare_forward if run == of.forward else run for of, run in forwards],
+            Kind.B: [of.bare_backward if run == of.backward else run for of, run in backwards],
+        }
+
+    @property
+    def end(self) -> torch.device:
+        """Where the last stage of the first replica has its tensors."""
+        return self.each[0][-1].device
+
+    def place(self, inputs: Call, target: Any) -> tuple[Call, Any]:
+        """A batch where it is used; several replicas each take their microbatches of it."""
+        first = self.each[0][0].device
+        if first.type == "cpu" or len(self.each) > 1:
+            return inputs, target
+        return to_device(inputs, first), to_device(target, self.end)
+
+    def place_targets(self, targets: Sequence[Any]) -> Sequence[Any]:
+        """Those of all microbatches, where their losses are computed.
+
+        Before any action: a copy between GPUs within one would have both of their lanes wait.
+        """
+        ends = [replica[-1].device for replica in self.each]
+        if ends[0].type == "cpu" or len(ends) == 1:
+            return targets
+        return [to_device(each, ends[m % len(ends)]) for m, each in enumerate(targets)]
+
+    def share_of(self, number: int, calls: Sequence[Call | None]) -> Sequence[Call | None]:
+        """The calls of a batch that are for this replica; None for every other microbatch."""
+        if len(self.each) == 1:
+            return calls
+        turns = enumerate(calls)
+        return [call if m % len(self.each) == number else None for m, call in turns]
