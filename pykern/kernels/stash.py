@@ -118,12 +118,12 @@ def restore(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     return _restore(codes, scales, dtype)  # type: ignore[no-any-return]
 
 
-def level() -> levels.Level:
+def level() -> levels.KernelLevel:
     """The level of the operation called now; nothing is quantised where no backward follows."""
     return levels.level() if torch.is_grad_enabled() else "ops"
 
 
-def packed(x: Tensor, level: levels.Level) -> tuple[Tensor, ...]:
+def packed(x: Tensor, level: levels.KernelLevel) -> tuple[Tensor, ...]:
     """What is saved of the input of an activation."""
     return quantise(x) if level == "ops+stash" else (x,)
 
