@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..checkpoint import CheckpointError
-from ..checkpoint.optimizer_state import Kept
+from ..checkpoint.optimizer_state import OptimizerState
 from ..parallel.data.data import DataParallel
 from ..parallel.peers.errors import shown
 from ..parallel.peers.texts import text_of
@@ -239,18 +239,18 @@ class ZeroOptimizer(Optimizer):
         with self._data.talking():
             return from_text(str, text_of(to_text(outcome), self._data.control, 0))
 
-    def whole(self) -> Kept:
+    def whole(self) -> OptimizerState:
         """The state of all processes, within `saving` where that says so."""
         indexed = self._zero.state_dict()["state"]
         in_order = [each for group in self.param_groups for each in group["params"]]
         state = {in_order[i]: _parts_of_whole(in_order[i], of) for i, of in indexed.items()}
-        return Kept(self._kind, self.param_groups, state)
+        return OptimizerState(self._kind, self.param_groups, state)
 
-    def own(self) -> Kept:
+    def own(self) -> OptimizerState:
         """Where to load what this process keeps."""
         self._tell_settings()
         owned = {id(parameter) for parameter in self._owned}
-        return Kept(
+        return OptimizerState(
             self._kind,
             self._zero.param_groups,
             self._zero.optim.state,

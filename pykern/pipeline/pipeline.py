@@ -22,17 +22,18 @@ from ..partition.chain import call_of
 from ..partition.split_points import SplitAt
 from ..plan import Kind
 from ..runtime import microbatch
-from ..runtime.batch import Batch, Call, Outputs
+from ..runtime.batch import Batch, Outputs
 from ..runtime.devices import Devices
 from ..runtime.driver import Program
-from ..runtime.features.feature import Step
+from ..runtime.features.feature import TrainingStep
 from ..runtime.features.finite import CheckFinite
 from ..runtime.gpu.capture.policy import Capture
 from ..runtime.in_order import InOrder
 from ..runtime.loss import Loss, Losses
+from ..tensors.trees import Call
 from ..verify import Verify
 from .build import build, design
-from .choose_levels import Recompute
+from .choose_levels import RecomputeArgument
 from .choose_plan import Schedule
 from .measured import Measured
 from .request import Request
@@ -128,7 +129,7 @@ class Pipeline(Measured):
         split_at: SplitAt | None = None,
         whole: Sequence[str] = (),
         capture: Capture = False,
-        recompute: Recompute | Budget = None,
+        recompute: RecomputeArgument | Budget = None,
         check_finite: CheckFinite = "off",
         deferred_batch_norm: bool = False,
         process_group: Peers | None = None,
@@ -237,7 +238,7 @@ class Pipeline(Measured):
         call, target = self._executor.place((inputs, named), target)
         parts = None if target is None else microbatch.split(target, rows)
         targets = None if parts is None else self._executor.place_targets(parts)
-        step = Step((call, target), rows, scaler, sum(rows))
+        step = TrainingStep((call, target), rows, scaler, sum(rows))
         self._features.begin(step)
         weights = self._loss_weights(rows, step.total)
         losses = Losses(

@@ -14,10 +14,11 @@ import torch
 from .. import _C
 from ..notes import add_note, forget_notes, shown
 from ..plan import Action, Kind, Plan, Timeline
-from .batch import Batch, Call, Outputs
+from ..tensors.trees import Call
+from .batch import Batch, Outputs
 from .cpu.stream import WorkerFlow
 from .cpu.workers import Workers
-from .devices import Lane
+from .devices import DeviceLane
 from .driver import Driver, Failure, Located, Program
 from .gpu.capture.policy import Capture
 from .gpu.stream import GpuFlow
@@ -37,7 +38,9 @@ Run = Callable[[int], None]
 Around = Callable[[Kind, Stage, Run], Run]
 
 
-def open_driver(lanes: Sequence[Lane], capture: Capture, timeout: float | None = None) -> Driver:
+def open_driver(
+    lanes: Sequence[DeviceLane], capture: Capture, timeout: float | None = None
+) -> Driver:
     """Who runs plans on these lanes.
 
     Args:
@@ -186,7 +189,7 @@ class Executor:
 
     def copies(self, program: Program) -> Timeline:
         """When the program's copies ran in its last traced step; none where nothing is copied."""
-        return Timeline([]) if isinstance(program, _C.Program) else program.copies()
+        return Timeline([]) if isinstance(program, _C.WorkerProgram) else program.copies()
 
     def run(
         self,

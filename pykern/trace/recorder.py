@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from .. import _C
 from ..modes import as_before, set_function_modes
-from ..tensors.trees import flatten, leaves_of, map_tree
+from ..tensors.trees import Call, flatten, leaves_of, map_tree
 from ..torch_private import checkpoints_ended, function_modes, top_hooks
 from ..user_code import user_line
 from .calls import told, told_to
@@ -30,8 +30,6 @@ from .tape import Instruction, Read, Tape, modes_now, tensors_in
 from .values import PLAIN, Held, Home, Ref
 
 _T = TypeVar("_T")
-# Positional and keyword arguments.
-Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Recorder(TorchFunctionMode):

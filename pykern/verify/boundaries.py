@@ -16,10 +16,10 @@ from ..trace.routes import BATCH
 from .compare import Bounds, compare
 
 # By the stage that values enter, or gradients leave, and the microbatch.
-Crossings = dict[tuple[int, int], Sequence[Tensor | None]]
+BoundaryTensors = dict[tuple[int, int], Sequence[Tensor | None]]
 
 
-class Seen:
+class RunTensors:
     """The tensors that cross boundaries in one run: activations as they enter, and gradients.
 
     Attributes:
@@ -28,8 +28,8 @@ class Seen:
     """
 
     def __init__(self) -> None:
-        self.forward: Crossings = {}
-        self.backward: Crossings = {}
+        self.forward: BoundaryTensors = {}
+        self.backward: BoundaryTensors = {}
 
     def entering(self, stage: int, number: int, trees: list[Any]) -> list[Any]:
         """Notes the tensors that enter a stage in the plain model, and their gradients."""
@@ -50,7 +50,7 @@ class Boundaries:
     """
 
     def __init__(self) -> None:
-        self.seen: Seen | None = None
+        self.seen: RunTensors | None = None
 
     def stop(self) -> None:
         """Looks no more."""
@@ -84,7 +84,7 @@ class Boundaries:
 
 
 def first_difference(
-    ours: Seen, plain: Seen, num_stages: int, bounds: Bounds
+    ours: RunTensors, plain: RunTensors, num_stages: int, bounds: Bounds
 ) -> tuple[tuple[int, int], int, str] | None:
     """The first boundary behind which something differs, in the order of the computation.
 

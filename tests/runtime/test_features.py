@@ -13,7 +13,7 @@ import pykern
 from pykern.pipeline import build
 from pykern.plan import Kind
 from pykern.runtime.executor import Run
-from pykern.runtime.features.feature import Feature, Step
+from pykern.runtime.features.feature import Feature, TrainingStep
 from pykern.runtime.stage.stage import Stage
 
 LOG: list[str] = []
@@ -42,7 +42,7 @@ class Noting(Feature):
             raise
         LOG.append(f"{self.name} leaves")
 
-    def begin(self, step: Step) -> None:
+    def begin(self, step: TrainingStep) -> None:
         LOG.append(f"{self.name} begins {sum(step.rows)}")
 
     def finish(self, loss: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import pykern
 from pykern import schedules
 from pykern.plan import Plan
-from pykern.runtime.gpu.rings import Crossing
+from pykern.runtime.gpu.rings import RingTransport
 from pykern.trace import Environment, Segment
 from tests.fake_cuda.fake import FakeCuda
 from tests.runtime.conftest import expect_nothing_broken
@@ -139,13 +139,13 @@ def test_copies_go_from_the_maker_to_the_reader(
     gpus: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: Counter[tuple[int, int, int]] = Counter()
-    send = Crossing._send
+    send = RingTransport._send
 
     def noted(self: Any, way: Any, microbatch: int, tensor: Tensor, ring: Any, place: Any) -> Any:
         sent[self._stage, ring.lane, tensor.size(-1)] += 1
         return send(self, way, microbatch, tensor, ring, place)
 
-    monkeypatch.setattr(Crossing, "_send", noted)
+    monkeypatch.setattr(RingTransport, "_send", noted)
     plan = schedules.one_f_one_b(4, 4)
     case = wide(4)
     with pipeline(case, plan, gpus_of(plan), WIDE_CUT) as pipe:

@@ -17,12 +17,12 @@ from torch.distributed import ProcessGroup
 
 from ...notes import add_note
 from ...plan import Kind, Span, Timeline
-from ...runtime.features.feature import Feature, Made, Step
+from ...runtime.features.feature import Feature, Made, TrainingStep
 from ...runtime.stage.layer_copies import trains
 from ...runtime.stage.stage import Stage
 from ..peers.agreement import agreed_group, values_digest
-from ..peers.errors import Around, PeerError, is_of_peers, shown
-from ..peers.exchange import Message, exchange
+from ..peers.errors import ErrorContext, PeerError, is_of_peers, shown
+from ..peers.exchange import PeerMessage, exchange
 from ..peers.groups import give_back, lane_groups, meeting, timeout_of
 from ..peers.waiting import Pending
 from .buckets import GradientSum
@@ -143,7 +143,7 @@ class DataParallel(Feature):
         """
         del scaler
         self._require_peers()
-        return Around(self._leave, self._enter)
+        return ErrorContext(self._leave, self._enter)
 
     def talking(self) -> AbstractContextManager[None]:
         """Around collectives of the calling thread between steps, on `group` or `control`.
@@ -153,7 +153,7 @@ class DataParallel(Feature):
                 come in time.
         """
         self._require_peers()
-        return Around(self._hear)
+        return ErrorContext(self._hear)
 
     def _hear(self, error: BaseException | None) -> None:
         if error is not None and is_of_peers(error):
@@ -178,7 +178,7 @@ class DataParallel(Feature):
         finally:
             self._turn.release()
 
-    def begin(self, step: Step) -> None:
+    def begin(self, step: TrainingStep) -> None:
         """Begins a step together with the peers, by the rows of all of whom losses count.
 
         Raises:
@@ -187,7 +187,7 @@ class DataParallel(Feature):
         """
         self.owners.require_scaler(step.scaler)
         _refuse_main_grads(self._model)
-        message = Message(sum(step.rows), self._digest(), self._local)
+        message = PeerMessage(sum(step.rows), self._digest(), self._local)
         said = self._exchange(message, _Phase.OVER)
         _refuse_failures(said, "before its step", "none has changed anything")
         for rank, other in enumerate(said):
@@ -259,7 +259,7 @@ class DataParallel(Feature):
         for gradients in self._late:
             gradients.launch()
         total = self._end(loss)
-        said = self._exchange(Message(), _Phase.OVER)
+        said = self._exchange(PeerMessage(), _Phase.OVER)
         _refuse_failures(said, "in this step", "its gradients are undefined in all processes")
         for gradients in (*self._sums.values(), *self._late):
             gradients.finish()
@@ -281,7 +281,7 @@ class DataParallel(Feature):
             raise self._lose(error) from error
         return total
 
-    def _exchange(self, message: Message, then: _Phase) -> list[Message]:
+    def _exchange(self, message: PeerMessage, then: _Phase) -> list[PeerMessage]:
         # What is interrupted from here on, peers may have heard or not.
         self._phase = _Phase.TELLING
         try:
@@ -301,7 +301,7 @@ class DataParallel(Feature):
         try:
             if self._phase is _Phase.WITHIN:
                 self._complete()
-            self._exchange(Message(failure=shown(error)), _Phase.OVER)
+            self._exchange(PeerMessage(failure=shown(error)), _Phase.OVER)
         except BaseException as other:
             # An interrupt, perhaps, of who does not want to wait for peers that hang.
             if not self._lost:
@@ -358,7 +358,7 @@ class DataParallel(Feature):
         give_back(self._own)
 
 
-def _refuse_failures(said: Sequence[Message], when: str, consequence: str) -> None:
+def _refuse_failures(said: Sequence[PeerMessage], when: str, consequence: str) -> None:
     for rank, message in enumerate(said):
         if message.failure:
             raise PeerError(

@@ -34,7 +34,7 @@ def shown(error: BaseException) -> str:
         return type(error).__name__
 
 
-class Around:
+class ErrorContext:
     """A context that leaves exceptions as they are: contextlib's assigns to what may be frozen.
 
     Args:

@@ -26,7 +26,7 @@ from ..peers.errors import SlicesLost, is_of_peers, shown
 from ..peers.groups import give_back, lane_groups, timeout_of
 
 
-class Lanes:
+class DeviceMeshes:
     """A mesh for each device of a pipeline.
 
     Args:

@@ -14,15 +14,15 @@ from torch.distributed import ProcessGroup
 
 from ...notes import add_note
 from ...plan import Plan
-from ...runtime.features.feature import Feature, Made, Step, Told
+from ...runtime.features.feature import Feature, Made, Told, TrainingStep
 from ...runtime.stage.stage import Stage
 from ...tensors.dtensor import settle_gradient
 from ...tensors.trees import leaves_of
 from ..peers.agreement import agreed_group, digest_of, values_digest
-from ..peers.errors import Around, PeerError, SlicesLost, is_of_peers, shown
-from ..peers.exchange import Message, exchange
+from ..peers.errors import ErrorContext, PeerError, SlicesLost, is_of_peers, shown
+from ..peers.exchange import PeerMessage, exchange
 from ..peers.groups import Peers, give_back, group_of, meeting
-from .meshes import Lanes
+from .meshes import DeviceMeshes
 from .slices import Styles, find_slices
 
 # The processes, and what is sliced in which way.
@@ -97,7 +97,7 @@ class TensorParallel(Feature):
         placement = self._plan.placement
         lane_of = [placement.device_of(stage) for stage in range(self._plan.num_stages)]
         with meeting(self.group):
-            self.lanes = Lanes(self.group, device_type, lane_of)
+            self.lanes = DeviceMeshes(self.group, device_type, lane_of)
         for one in self._found:
             try:
                 parallelize_module(one.module, self.lanes.meshes[lane_of[one.stage]], one.style)
@@ -116,7 +116,7 @@ class TensorParallel(Feature):
         """Around all of a step; peers that wait for it to begin are told what is raised in it."""
         del scaler
         self._begun = False
-        return Around(self._leave)
+        return ErrorContext(self._leave)
 
     def _leave(self, error: BaseException | None) -> None:
         if error is None:
@@ -134,7 +134,7 @@ class TensorParallel(Feature):
         if self.lanes.lost:
             raise SlicesLost(self.lanes.message)
 
-    def begin(self, step: Step) -> None:
+    def begin(self, step: TrainingStep) -> None:
         """Begins a step together with the other processes, which have the same batch.
 
         Raises:
@@ -142,7 +142,7 @@ class TensorParallel(Feature):
             PeerError: one has failed, or does something else.
         """
         self.ready()
-        said = self._exchange(Message(sum(step.rows), self._digest(step.batch)))
+        said = self._exchange(PeerMessage(sum(step.rows), self._digest(step.batch)))
         self._begun = True
         for rank, other in enumerate(said):
             who = f"process {rank} of the tensor-parallel group"
@@ -171,7 +171,7 @@ class TensorParallel(Feature):
             return 0
         return zlib.crc32(torch.default_generator.get_state().numpy().tobytes())
 
-    def _exchange(self, message: Message) -> list[Message]:
+    def _exchange(self, message: PeerMessage) -> list[PeerMessage]:
         # What is interrupted from here on, peers may have heard or not.
         self._telling = True
         try:
@@ -183,7 +183,7 @@ class TensorParallel(Feature):
 
     def _tell(self, error: BaseException) -> None:
         try:
-            self._exchange(Message(failure=shown(error)))
+            self._exchange(PeerMessage(failure=shown(error)))
         except BaseException as other:
             self._lose(other)
             add_note(error, f"the peers could not be told: {shown(other)}")

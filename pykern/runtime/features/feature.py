@@ -11,7 +11,8 @@ from typing import Any, Protocol, TypeVar
 from torch import Tensor, nn
 
 from ...plan import Kind, Plan
-from ..batch import Batch, Call, Outputs
+from ...tensors.trees import Call
+from ..batch import Batch, Outputs
 from ..driver import Program
 from ..executor import Executor, Run
 from ..stage.stage import Stage
@@ -49,7 +50,7 @@ class Made:
 
 
 @dataclass
-class Step:
+class TrainingStep:
     """A training step that is about to run, for features to change.
 
     Attributes:
@@ -97,7 +98,7 @@ class Feature:
         del scaler
         return nullcontext()
 
-    def begin(self, step: Step) -> None:
+    def begin(self, step: TrainingStep) -> None:
         """The step has been checked and is about to run."""
 
     def finish(self, loss: Tensor) -> Tensor:
@@ -143,7 +144,7 @@ class Features:
             call = partial(_within, part, scaler, call)
         return call()
 
-    def begin(self, step: Step) -> None:
+    def begin(self, step: TrainingStep) -> None:
         """See `Feature`."""
         for part in self._begin:
             part.begin(step)

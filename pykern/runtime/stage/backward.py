@@ -148,7 +148,7 @@ def _run(stage: Stage, microbatch: int, through: Through) -> None:
         given = (*given, *stage.parcels.answers(microbatch))
     outputs, gradients = _used(stage.outputs[microbatch], given)
     stage.outputs[microbatch] = stage.gradients[microbatch] = ()
-    gradients = stage.passage.take_in(gradients)
+    gradients = stage.transport.take_in(gradients)
     cell = stage.recomputed.take(microbatch)
     front = None if cell is None else cell.front()
     while cell is not None and front is not None and outputs:
@@ -163,8 +163,8 @@ def _run(stage: Stage, microbatch: int, through: Through) -> None:
     if stage.previous is not None:
         stage.leaves[microbatch] = ()
         if stage.parcels.opened:
-            found = stage.parcels.answer(microbatch, found, stage.passage)
-        given = stage.passage.back(microbatch, stage.index - 1, found)
+            found = stage.parcels.answer(microbatch, found, stage.transport)
+        given = stage.transport.back(microbatch, stage.index - 1, found)
         stage.previous.gradients[microbatch] = given
 
 

@@ -63,10 +63,10 @@ def with_parcels(compute: Compute) -> Compute:
 
     def opening(stage: Stage, microbatch: int, arguments: tuple[Any, ...]) -> None:
         if stage.parcels.come:
-            values, leaves = stage.parcels.open(microbatch, stage.passage)
+            values, leaves = stage.parcels.open(microbatch, stage.transport)
             stage.leaves[microbatch] = (*stage.leaves[microbatch], *leaves)
             near: Environment = arguments[0]
-            arguments = (Environment(near.program, {**near.values, **values}),)
+            arguments = (Environment(near.cut_tape, {**near.values, **values}),)
         compute(stage, microbatch, arguments)
 
     return opening

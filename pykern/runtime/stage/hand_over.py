@@ -23,9 +23,9 @@ HandOver = Callable[["Stage", int, Any], Sequence[Tensor]]
 
 
 def to_next(stage: Stage, microbatch: int, output: Any) -> Sequence[Tensor]:
-    """Gives the next stage a tensor in the same memory; anything else goes by `by_passage`."""
+    """Gives the next stage a tensor in the same memory; anything else goes by `by_transport`."""
     if not isinstance(output, Tensor):
-        return by_passage(stage, microbatch, output)
+        return by_transport(stage, microbatch, output)
     following = stage.next
     assert following is not None
     leaf = output.detach()
@@ -44,7 +44,7 @@ def values_to_next(stage: Stage, microbatch: int, output: Any) -> Sequence[Tenso
     near, farther = output.apart(stage.index)
     for value in near.values.values():
         if not isinstance(value, Tensor):
-            return by_passage(stage, microbatch, output)
+            return by_transport(stage, microbatch, output)
     # One that stands there twice stays one.
     handed: dict[int, Tensor] = {}
     outputs: list[Tensor] = []
@@ -59,15 +59,15 @@ def values_to_next(stage: Stage, microbatch: int, output: Any) -> Sequence[Tenso
     following = stage.next
     assert following is not None
     landed = {number: handed[id(value)] for number, value in near.values.items()}
-    following.arguments[microbatch] = (Environment(near.program, landed),)
+    following.arguments[microbatch] = (Environment(near.cut_tape, landed),)
     following.leaves[microbatch] = leaves
     if farther:
-        stage.parcels.send(microbatch, farther, stage.passage)
+        stage.parcels.send(microbatch, farther, stage.transport)
         outputs += ends_of(farther)
     return tuple(outputs)
 
 
-def by_passage(stage: Stage, microbatch: int, output: Any) -> Sequence[Tensor]:
+def by_transport(stage: Stage, microbatch: int, output: Any) -> Sequence[Tensor]:
     """Gives the next stage, and farther ones, any tree, by the stage's way out.
 
     Raises:
@@ -78,12 +78,12 @@ def by_passage(stage: Stage, microbatch: int, output: Any) -> Sequence[Tensor]:
     if stage.recomputed.has(microbatch):
         _require_cuttable(stage, output)
     near, farther = apart(output, stage.index)
-    handed = cut(near, partial(stage.passage.there, microbatch, stage.index + 1))
+    handed = cut(near, partial(stage.transport.there, microbatch, stage.index + 1))
     following.arguments[microbatch] = (handed.value,)
     following.leaves[microbatch] = handed.leaves
     if not farther:
         return handed.outputs
-    stage.parcels.send(microbatch, farther, stage.passage)
+    stage.parcels.send(microbatch, farther, stage.transport)
     return (*handed.outputs, *ends_of(farther))
 
 
@@ -106,9 +106,9 @@ def to_the_end(stage: Stage, microbatch: int, output: Any) -> Sequence[Tensor]:
     return outputs
 
 
-def out_by_passage(stage: Stage, microbatch: int, output: Any) -> Sequence[Tensor]:
+def out_by_transport(stage: Stage, microbatch: int, output: Any) -> Sequence[Tensor]:
     """The same where the output has to be moved before its caller may keep it."""
-    return to_the_end(stage, microbatch, stage.passage.keep(output))
+    return to_the_end(stage, microbatch, stage.transport.keep(output))
 
 
 def again(stage: Stage, microbatch: int, output: Any) -> Sequence[Tensor]:

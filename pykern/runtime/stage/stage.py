@@ -21,7 +21,7 @@ from . import backward, forward, hand_over
 from .keywords import keywords_of
 from .settings import Settings
 from .skips import Parcels
-from .transport import Passage
+from .transport import Transport
 
 _CPU = torch.device("cpu")
 
@@ -73,7 +73,7 @@ class Stage:
         self._compiled = False
         self.draws = Draws(index)
         self.recomputed = Recompute()
-        self.passage = Passage()
+        self.transport = Transport()
         self.parcels = Parcels(index, device)
         self._make_room(0)
 
@@ -109,7 +109,7 @@ class Stage:
 
     def choose(self) -> None:
         """Puts together what the actions do: what is in force now, and nothing else."""
-        is_plain = type(self.passage) is Passage
+        is_plain = type(self.transport) is Transport
         self.run_backward: Callable[..., object] = run_backward
         self.hand_over: hand_over.HandOver = self._way_out(is_plain=is_plain)
         if self.next is None and not getattr(self.finish, "knows_gradients", False):
@@ -129,9 +129,9 @@ class Stage:
     def _way_out(self, *, is_plain: bool) -> hand_over.HandOver:
         """How F ends. `is_plain`: whether what leaves the stage stays in its memory."""
         if self.next is None:
-            return hand_over.to_the_end if is_plain else hand_over.out_by_passage
+            return hand_over.to_the_end if is_plain else hand_over.out_by_transport
         if not is_plain:
-            return hand_over.by_passage
+            return hand_over.by_transport
         return hand_over.values_to_next if self._is_recorded else hand_over.to_next
 
     def _way_back(self, *, is_plain: bool) -> Callable[[Stage, int], None]:

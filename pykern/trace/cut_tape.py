@@ -23,40 +23,40 @@ Farther = Sequence[tuple[int, Values]]
 
 
 class Environment:
-    """The values that the pieces of a program still need, on their way from one to the next.
+    """The values that the pieces of a cut tape still need, on their way from one to the next.
 
     It is a tree to torch, whose leaves are the tensors.
 
     Attributes:
-        program: whose values they are.
+        cut_tape: whose values they are.
         values: by number.
     """
 
-    __slots__ = ("program", "values")
+    __slots__ = ("cut_tape", "values")
 
-    def __init__(self, program: Program, values: Values) -> None:
-        self.program = program
+    def __init__(self, cut_tape: CutTape, values: Values) -> None:
+        self.cut_tape = cut_tape
         self.values = values
 
     def apart(self, stage: int) -> tuple[Environment, Farther]:
         """What goes from a stage, or `BATCH`, to the next one, and what goes to farther ones."""
-        near, farther = self.program.ways[stage + 1]
+        near, farther = self.cut_tape.ways[stage + 1]
         if not farther:
             return self, ()
         values = self.values
-        return Environment(self.program, {number: values[number] for number in near}), [
+        return Environment(self.cut_tape, {number: values[number] for number in near}), [
             (reader, {number: values[number] for number in numbers}) for reader, numbers in farther
         ]
 
 
 pytree.register_pytree_node(
     Environment,
-    lambda env: (list(env.values.values()), (env.program, tuple(env.values))),
+    lambda env: (list(env.values.values()), (env.cut_tape, tuple(env.values))),
     lambda tensors, of: Environment(of[0], dict(zip(of[1], tensors, strict=True))),
     serialized_type_name="pykern.trace.Environment",
     flatten_with_keys_fn=lambda env: (
         [(pytree.MappingKey(number), value) for number, value in env.values.items()],
-        (env.program, tuple(env.values)),
+        (env.cut_tape, tuple(env.values)),
     ),
 )
 
@@ -103,10 +103,10 @@ class Piece:
                 here.values.pop(number, None)
         if self._output is not None:
             return self._output(here)
-        return Environment(env.program, {number: here.values[number] for number in self._needed})
+        return Environment(env.cut_tape, {number: here.values[number] for number in self._needed})
 
 
-class Program:
+class CutTape:
     """A tape in pieces, one for each segment of the chain.
 
     Args:
@@ -241,7 +241,7 @@ def _is_same(then: tuple[Tensor, int] | None, now: tuple[Tensor, int]) -> bool:
 
 
 class Segment(nn.Module):
-    """What a piece of every program calls and reads. Forward runs the piece.
+    """What a piece of every cut tape calls and reads. Forward runs the piece.
 
     Modules and parameters are those of the model, under their names with "/" for ".", because names
     of torch's modules have no dots.
@@ -311,5 +311,5 @@ class Segment(nn.Module):
         return self._buffers[key]
 
     def forward(self, env: Environment) -> Any:
-        """Runs the segment's piece of the program that the values belong to."""
-        return env.program.pieces[self.index].run(env, self)
+        """Runs the segment's piece of the cut tape that the values belong to."""
+        return env.cut_tape.pieces[self.index].run(env, self)
