@@ -65,7 +65,7 @@ class WorkerExecutor final : public Closable {
     void claim() { claim_.take(); }
     void release() { claim_.release(); }
 
-    std::vector<Failure> run(Job& job, CallsOfKinds calls, py::object carry,
+    std::vector<Failure> run(WorkerProgram& job, CallsOfKinds calls, py::object carry,
                              const py::object& begun, const py::object& stalled) {
         refuse_misfit(job.program, calls);
         callbacks_->begin(job.program, std::move(calls), std::move(carry));
@@ -106,7 +106,7 @@ class WorkerExecutor final : public Closable {
         return failures;
     }
 
-    void feed(const Job& job, int slot) {
+    void feed(const WorkerProgram& job, int slot) {
         stay_at_end();
         if (slot < 0 || slot >= job.program.num_slots()) {
             throw std::out_of_range("the program has " + std::to_string(job.program.num_slots()) +
@@ -115,7 +115,7 @@ class WorkerExecutor final : public Closable {
         workers_->feed(job, slot);
     }
 
-    void stop(const Job& job, py::object exception) {
+    void stop(const WorkerProgram& job, py::object exception) {
         // The threads that hold the locks stayed in the parent.
         if (claim_.is_fork()) return;
         if (!exception.is_none() && callbacks_->runs(job.program)) {
@@ -182,7 +182,7 @@ class WorkerExecutor final : public Closable {
     }
 
     // Leaves the workers, whose actions do not end, to themselves. Returns the failure to raise.
-    std::vector<Failure> give_up(Job& job, const py::object& stalled) {
+    std::vector<Failure> give_up(WorkerProgram& job, const py::object& stalled) {
         const std::vector<UnderWay> under_way = callbacks_->under_way();
         const Program& program = job.program;
         const auto told = [&program](Position position) {
@@ -264,14 +264,14 @@ class WorkerExecutor final : public Closable {
 };
 
 void bind_program(py::module_& module) {
-    py::class_<Job>(module, "WorkerProgram",
-                    "A checked plan, ready to run, with the trace of its last steps.")
+    py::class_<WorkerProgram>(module, "WorkerProgram",
+                              "A checked plan, ready to run, with the trace of its last steps.")
         .def(py::init<const Plan&>(), py::arg("plan"))
         .def_static(
             "part",
             [](const Plan& plan, const std::vector<std::size_t>& begins,
                const std::vector<std::size_t>& ends) {
-                return std::make_unique<Job>(Program::part(plan, begins, ends));
+                return std::make_unique<WorkerProgram>(Program::part(plan, begins, ends));
             },
             py::arg("plan"), py::arg("begins"), py::arg("ends"),
             "The actions between two positions of each row. Actions before those count as done. "
@@ -279,13 +279,15 @@ void bind_program(py::module_& module) {
         .def_static(
             "endless",
             [](const Placement& placement, int num_slots) {
-                return std::make_unique<Job>(Program::endless(placement, num_slots));
+                return std::make_unique<WorkerProgram>(Program::endless(placement, num_slots));
             },
             py::arg("placement"), py::arg("num_slots"),
             "Forwards of microbatches, of which feed() lets one after another into the next slot.")
         .def(
             "timeline",
-            [](const Job& job, std::size_t ago) { return job.trace.timeline(job.program, ago); },
+            [](const WorkerProgram& job, std::size_t ago) {
+                return job.trace.timeline(job.program, ago);
+            },
             py::arg("ago") = 0,
             "When each action ran, in the step `ago` steps before the last one.");
 }
