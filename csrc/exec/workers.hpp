@@ -43,7 +43,8 @@ class Client {
     virtual bool run(int worker, Position position) noexcept = 0;
 };
 
-// A program with the trace and the pace of its steps.
+// A program with the trace of its last steps, which tells when each action began and ended, and
+// their pace, which tells how long an action takes and so whether it is short.
 struct WorkerProgram {
     explicit WorkerProgram(const Plan& plan) : WorkerProgram(Program(plan)) {}
     explicit WorkerProgram(Program made)

@@ -33,8 +33,9 @@ from .stage.stage import Stage, connect
 from .stage.ties import Ties
 from .stream import Flow, OpenBatch
 
-# Gets an action's kind, its stage, and what would be called; returns what to call.
+# Performs an action of one kind and stage for the microbatch of a number.
 Run = Callable[[int], None]
+# Gets an action's kind, its stage, and what would be called; returns what to call.
 Around = Callable[[Kind, Stage, Run], Run]
 
 
@@ -210,8 +211,10 @@ class Executor:
     def _run(
         self, program: Program, batch: Batch, result: Result, located: Located | None = None
     ) -> Any:
+        # The end is called whatever happens here, also where an interrupt hits the end itself.
         with self._driver.claim, _C.Undo(self._end):
             self._begin(batch)
+            # On CPUs `Workers` of C++ call these in the order of the plan's dependencies.
             failures = self._driver.run(program, self._callbacks, batch, traced=self.traced)
             if failures:
                 raise self._first(failures, located)

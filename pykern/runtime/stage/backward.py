@@ -24,7 +24,11 @@ Through = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]], None]
 
 
 def straight(stage: Stage, microbatch: int) -> None:
-    """B of one graph, all of whose outputs have a gradient, where nothing skips the stage."""
+    """B of one graph, all of whose outputs have a gradient, where nothing skips the stage.
+
+    A `Landing` is where the gradient of a leaf comes, in place of `.grad`; `take` gets it there.
+    `WHOLE` tells torch's engine to go through the whole graph and to let go of it.
+    """
     outputs, gradients = stage.outputs[microbatch], stage.gradients[microbatch]
     for gradient in gradients:
         if gradient is None:

@@ -71,9 +71,13 @@ class Stage:
         self._settings: Settings | None = None
         # Whether torch compiles any of the layers.
         self._compiled = False
+        # From which states its actions draw random numbers, and whether any does.
         self.draws = Draws(index)
+        # What is known of the microbatches whose F keeps inputs only, for an R to go on from.
         self.recomputed = Recompute()
+        # How tensors get to the stages beside this one; a GPU's stage has another one.
         self.transport = Transport()
+        # Values of skip connections, which go past the stages between.
         self.parcels = Parcels(index, device)
         self._make_room(0)
 
@@ -112,6 +116,7 @@ class Stage:
         is_plain = type(self.transport) is Transport
         self.run_backward: Callable[..., object] = run_backward
         self.hand_over: hand_over.HandOver = self._way_out(is_plain=is_plain)
+        # What a loss gives that does its part of the backward at once has to be checked.
         if self.next is None and not getattr(self.finish, "knows_gradients", False):
             self.run_backward = checked_backward
         named = len(self.keywords) > 0 and any(self.keywords_of)
