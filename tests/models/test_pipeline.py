@@ -10,8 +10,9 @@ import pykern
 from pykern.kernels.head_loss import LinearCrossEntropy
 from pykern.pipeline.choose_levels import RecomputeArgument
 from tests.models.cases import case
-from tests.runtime.reference import assert_same_state, plain_step, rows_of
 from tests.runtime.untied import Untied
+from tests.support.comparison import assert_same_state
+from tests.support.plain_step import plain_step, rows_of
 
 SCHEDULES = ["one_f_one_b", "zb_h1"]
 

@@ -1,11 +1,10 @@
 """What the first process measures is what all take."""
 
 import time
-from typing import Any
+from functools import partial
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -14,9 +13,12 @@ from pykern.parallel.peers.first import of_first
 from pykern.parallel.peers.groups import group_of
 from pykern.plan import Kind
 from tests import peers
+from tests.parallel import data_runs
 from tests.parallel.reference import batch_of, layers
 from tests.parallel.sliced import STYLES
 from tests.parallel.sliced import layers as blocks
+
+pipeline = partial(data_runs.pipeline, microbatches=2)
 
 
 class Slow(nn.Module):
@@ -30,12 +32,6 @@ class Slow(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         time.sleep(self.seconds)
         return self.inner(x)
-
-
-def pipeline(chain: list[nn.Module], **options: Any) -> pykern.Pipeline:
-    settings = {"devices": "cpu:2", "microbatches": 2, "loss_fn": nn.functional.mse_loss}
-    group = dist.group.WORLD
-    return pykern.Pipeline(chain, **{**settings, "process_group": group, **options})
 
 
 def slow(place: int) -> list[nn.Module]:

@@ -25,7 +25,6 @@ from tests.diagonal import nightly
 from tests.parallel.reference import Reference
 from tests.parallel.sliced import (
     assert_near,
-    assert_same,
     batch_of,
     layers,
     mesh_of,
@@ -34,6 +33,7 @@ from tests.parallel.sliced import (
     train,
     whole_parameters,
 )
+from tests.support.comparison import assert_same_tensors, assert_same_training
 
 Found = tuple[list[Tensor], dict[str, Tensor]]
 
@@ -81,7 +81,7 @@ def in_one_stage(size: int, optimizer: Callable[..., Optimizer], dtype: torch.dt
     options = {"devices": "cpu:1", "schedule": "gpipe"}
     first, *others = peers.run(size, ten_steps, size, optimizer, dtype, options)
     for other in others:
-        assert_alike(other, first)
+        assert_same_training(other, first)
     return first
 
 
@@ -94,15 +94,10 @@ def plain(optimizer: Callable[..., Optimizer], dtype: torch.dtype) -> Found:
     return losses, whole_parameters(model)
 
 
-def assert_alike(one: Found, other: Found) -> None:
-    assert all(map(torch.equal, one[0], other[0]))
-    assert_same(one[1], other[1])
-
-
 @pytest.mark.parametrize("options", SCHEDULES)
 def test_schedules_have_the_bits_of_one_stage(options: dict[str, Any]) -> None:
     for found in peers.run(2, ten_steps, 2, ADAM, torch.float32, options):
-        assert_alike(found, in_one_stage(2, ADAM, torch.float32))
+        assert_same_training(found, in_one_stage(2, ADAM, torch.float32))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -117,7 +112,7 @@ def test_four_slices() -> None:
     options = {"devices": "cpu:2", "schedule": "one_f_one_b"}
     first, *others = peers.run(4, ten_steps, 4, SGD, torch.float64, options)
     for other in others:
-        assert_alike(other, first)
+        assert_same_training(other, first)
     assert_near(first[1], plain(SGD, torch.float64)[1], bound_of(torch.float64))
 
 
@@ -170,7 +165,7 @@ def test_where_sums_are_exact_bits_are_the_plain_models(schedule: str) -> None:
     gradients = {name: p.grad for name, p in model.named_parameters()}
     for loss, found in peers.run(2, exact_step, schedule):
         assert torch.equal(loss, wanted)
-        assert_same(found, gradients)  # type: ignore[arg-type]
+        assert_same_tensors(found, gradients)  # type: ignore[arg-type]
 
 
 def a_loop(_: int, devices: str) -> tuple[list[Tensor], dict[str, Tensor], Tensor, list[Tensor]]:
@@ -194,14 +189,14 @@ def a_loop(_: int, devices: str) -> tuple[list[Tensor], dict[str, Tensor], Tenso
         x, _y = batch_of(9, rows=5)
         output = pipe.eval()(x)
         assert torch.equal(next(pipe.stream([x])), output)
-        assert_same(whole_parameters(frozen), before)
+        assert_same_tensors(whole_parameters(frozen), before)
         return norms, whole_parameters(pipe), output, list(pipe(x))
 
 
 def test_a_loop_with_all_that_is_usual() -> None:
     wanted = peers.run(2, a_loop, "cpu:1")[0]
     for found in peers.run(2, a_loop, "cpu:2"):
-        assert_alike(found[:2], wanted[:2])
+        assert_same_training(found[:2], wanted[:2])
         assert torch.equal(found[2], wanted[2])
         assert all(map(torch.equal, found[3], wanted[3]))
 
@@ -294,7 +289,7 @@ def with_dropout(_: int) -> Found:
 
 def test_masks_are_the_same_in_all_processes() -> None:
     first, second = peers.run(2, with_dropout)
-    assert_alike(first, second)
+    assert_same_training(first, second)
 
 
 def cube(rank: int, schedule: str) -> Found:
@@ -325,7 +320,7 @@ def test_data_tensor_and_pipeline_parallel(schedule: str) -> None:
     losses = train(step, SGD(model.parameters()))
     first, *others = peers.run(4, cube, schedule)
     for other in others:
-        assert_alike(other, first)
+        assert_same_training(other, first)
     # Two processes' sums have one order.
     for loss, wanted in zip(first[0], losses, strict=True):
         assert abs(loss - wanted) <= bound_of(torch.float64)

@@ -14,13 +14,13 @@ from pykern.tensors.dtensor import whole
 from tests import peers
 from tests.parallel.sliced import (
     assert_near,
-    assert_same,
     batch_of,
     layers,
     mesh_of,
     pipeline,
     whole_parameters,
 )
+from tests.support.comparison import assert_same_tensors
 
 pytestmark = pytest.mark.slow
 
@@ -67,9 +67,9 @@ def resumed(_: int, path: Path, size: int) -> dict[str, Tensor]:
 def test_a_run_goes_on_with_any_number_of_slices(tmp_path: Path) -> None:
     path = tmp_path / "run.ckpt"
     (then, wanted), other = peers.run(2, saved, path)
-    assert_same(then, other[0])
+    assert_same_tensors(then, other[0])
     for found in peers.run(2, resumed, path, 2):
-        assert_same(found, wanted)
+        assert_same_tensors(found, wanted)
     for found in peers.run(4, resumed, path, 4):
         assert_near(found, wanted, NEAR)
     # One process, and no tensor parallel.
@@ -79,7 +79,7 @@ def test_a_run_goes_on_with_any_number_of_slices(tmp_path: Path) -> None:
     ) as pipe:
         optimizer = made(pipe)
         checkpoint.load(path, pipe, optimizer)
-        assert_same(dict(pipe.named_parameters()), then)
+        assert_same_tensors(dict(pipe.named_parameters()), then)
         steps(pipe, optimizer, 4, 7)
         assert_near(whole_parameters(pipe), wanted, NEAR)
 
@@ -108,7 +108,7 @@ def test_a_whole_run_can_be_sliced(tmp_path: Path) -> None:
         named = list(pipe.named_parameters())
         moments = {f"{name} moment": optimizer.state[p]["exp_avg"] for name, p in named}
     for found in peers.run(2, from_a_whole_run, path):
-        assert_same(found, {**dict(named), **moments})
+        assert_same_tensors(found, {**dict(named), **moments})
 
 
 def cannot_write(_: int, folder: Path) -> list[str]:

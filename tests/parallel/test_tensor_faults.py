@@ -19,7 +19,6 @@ from tests import peers
 from tests.diagonal import nightly
 from tests.parallel.sliced import (
     Block,
-    assert_same,
     batch_of,
     layers,
     mesh_of,
@@ -28,6 +27,7 @@ from tests.parallel.sliced import (
     whole_parameters,
 )
 from tests.parallel.test_faults import raise_mute
+from tests.support.comparison import assert_same_tensors
 
 GROUP_TIMEOUT_S = 4.0
 # Long before the group's timeout.
@@ -70,7 +70,7 @@ def test_whoever_is_late_no_device_waits_for_another(schedule: str, num_steps: i
     """With one group for all devices, or meshes that torch takes for one, this ends in an abort."""
     wanted = peers.run(2, steps, schedule, num_steps, False)[0]
     for found in peers.run(2, steps, schedule, num_steps, True):
-        assert_same(found, wanted)
+        assert_same_tensors(found, wanted)
 
 
 class Faulty(Block):

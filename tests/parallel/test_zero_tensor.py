@@ -13,12 +13,12 @@ from pykern import ZeroOptimizer, checkpoint
 from tests import peers
 from tests.parallel.sliced import (
     assert_near,
-    assert_same,
     batch_of,
     layers,
     pipeline,
     whole_parameters,
 )
+from tests.support.comparison import assert_same_tensors
 
 pytestmark = pytest.mark.slow
 DTYPE = torch.float64
@@ -72,11 +72,11 @@ def test_slices_whose_state_is_shared_out(tmp_path: Path) -> None:
     found = peers.run(4, cube, True, path)
     wanted = peers.run(4, cube, False, path)
     for (parameters, _), (others, _) in zip(found, wanted, strict=True):
-        assert_same(parameters, others)
+        assert_same_tensors(parameters, others)
     for first, second in ((0, 2), (1, 3)):
         assert found[first][1] + found[second][1] == wanted[first][1]
     for parameters in peers.run(4, resumed, path):
-        assert_same(parameters, found[0][0])
+        assert_same_tensors(parameters, found[0][0])
     # One process and the plain model go on as well.
     model = nn.Sequential(*layers(DTYPE))
     optimizer = torch.optim.AdamW(model.parameters(), lr=5.0)

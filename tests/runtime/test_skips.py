@@ -18,7 +18,6 @@ from pykern.trace import Environment, Segment
 from tests.fake_cuda.fake import FakeCuda
 from tests.runtime.conftest import expect_nothing_broken
 from tests.runtime.plans import late_weights, recomputed, split_some, two_replicas
-from tests.runtime.reference import assert_same_state
 from tests.runtime.skip_models import (
     MODELS,
     Skips,
@@ -30,6 +29,7 @@ from tests.runtime.skip_models import (
     unet,
     wide,
 )
+from tests.support.comparison import assert_same_state
 
 PLANS: dict[str, Plan] = {
     "gpipe": schedules.gpipe(4, 4),
