@@ -10,9 +10,8 @@ import hashlib
 import os
 import re
 import secrets
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -48,17 +47,31 @@ def replacing(path: Path) -> Iterator[Path]:
 @contextmanager
 def _own_folder(path: Path) -> Iterator[Path]:
     """A folder beside `path` under a lock, which goes when the block ends."""
-    while True:
-        folder = path.with_name(folder_name(path, secrets.token_hex(8)))
-        folder.mkdir(mode=0o700)
-        lock = _locked(folder)
-        if lock is not None:
-            break
+    lock = None
     try:
+        while lock is None:
+            folder = path.with_name(folder_name(path, secrets.token_hex(8)))
+            folder.mkdir(mode=0o700)
+            lock = _locked(folder)
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
+        if lock is not None:
+            try:
+                _remove(folder, lock)
+            finally:
+                os.close(lock)
+
+
+def _remove(folder: Path, lock: int) -> None:
+    """Removes a folder and its files, as far as possible; `lock` is a descriptor of the folder.
+
+    `shutil.rmtree` may close a descriptor twice if an interrupt arrives. The second time, the
+    number may already be that of another thread's file.
+    """
+    with suppress(OSError):
+        for name in os.listdir(lock):
+            os.unlink(name, dir_fd=lock)
+        folder.rmdir()
 
 
 def _locked(folder: Path) -> int | None:
@@ -99,22 +112,22 @@ def _sync(path: Path) -> None:
 
 
 def _remove_leftovers(path: Path) -> None:
-    name = re.compile(re.escape(folder_name(path, "*")).replace(r"\*", "[0-9a-f]{16}"))
-    for entry in os.scandir(path.parent):
-        if name.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
-            _remove_if_abandoned(entry.path)
+    pattern = re.compile(re.escape(folder_name(path, "*")).replace(r"\*", "[0-9a-f]{16}"))
+    for entry in path.parent.iterdir():
+        if pattern.fullmatch(entry.name):
+            _remove_if_abandoned(entry)
 
 
-def _remove_if_abandoned(folder: str) -> None:
+def _remove_if_abandoned(folder: Path) -> None:
     try:
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
-        return  # It is gone, or another user's.
+        return  # It is gone, another user's, or not a folder.
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return  # Its writer lives.
     else:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder, lock)
     finally:
         os.close(lock)

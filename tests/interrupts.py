@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ _TORCH = Path(torch.__file__).parent
 _TRACED = (
     str(Path(pykern.__file__).parent),
     contextlib.__file__,
+    shutil.__file__,
     *(
         str(_TORCH / name)
         for name in (

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import importlib
+import itertools
 import json
 import os
 import resource
@@ -20,6 +21,7 @@ from torch import nn
 from pykern import checkpoint
 from pykern.checkpoint import CheckpointError
 from pykern.replacing import folder_name, replacing
+from tests.interrupts import Interrupt
 
 
 @pytest.fixture
@@ -47,6 +49,32 @@ def test_the_new_file_is_there_when_the_block_ends(file):
         assert file.read_text() == "old"
     assert file.read_text() == "new"
     assert names(file) == ["run.ckpt"]
+
+
+def test_an_interrupt_at_any_line_comes_as_it_is(tmp_path, monkeypatch):
+    """As it is: no descriptor is closed twice, the second time maybe another thread's file."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # slow, and not what is looked at
+
+    def save(file: Path) -> None:
+        with replacing(file) as new:
+            new.write_text("new")
+
+    for line in itertools.count():
+        file = tmp_path / str(line) / "run.ckpt"
+        file.parent.mkdir()
+        file.write_text("old")
+        with Interrupt(line) as interrupt:
+            try:  # noqa: SIM105 - lines of `suppress` are interrupted as well
+                save(file)
+            except KeyboardInterrupt:
+                pass
+        if not interrupt.where:
+            break
+        assert file.read_text() in ("old", "new"), interrupt.where
+        file.write_text("old")
+        save(file)
+        assert file.read_text() == "new", interrupt.where
+    assert line > 20
 
 
 def test_a_block_that_fails_leaves_the_old_one(file):
