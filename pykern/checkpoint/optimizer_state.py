@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..plan.files.strict_json import shown
-from ..tensors.dtensor import sliced_like
+from ..tensors.dtensor import shard_like
 from .errors import CheckpointError
 from .form import described, require_form, require_names
 from .model_state import Commit, parameters_of
@@ -244,7 +244,7 @@ def _placed(
         if isinstance(value, Tensor) and value.shape == parameter.shape and value.dim() > 0:
             # Laid out like the parameter, as when the optimizer makes it.
             there = torch.empty_like(parameter, dtype=value.dtype, device=on)
-            return there.copy_(sliced_like(parameter, value))
+            return there.copy_(shard_like(parameter, value))
         if isinstance(value, list):
             return [placed(item, on) for item in value]
         return value.to(on, copy=True) if isinstance(value, Tensor) else value

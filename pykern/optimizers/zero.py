@@ -314,7 +314,7 @@ def _parts_of_whole(parameter: Tensor, entries: dict[str, Any]) -> dict[str, Any
 
     like: Any = parameter
 
-    def sliced(value: Any) -> Any:
+    def sharded(value: Any) -> Any:
         if not isinstance(value, Tensor) or value.shape != local(parameter).shape:
             return value
         there = value.to(parameter.device)
@@ -322,7 +322,7 @@ def _parts_of_whole(parameter: Tensor, entries: dict[str, Any]) -> dict[str, Any
             there, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
         )
 
-    return {key: sliced(value) for key, value in entries.items()}
+    return {key: sharded(value) for key, value in entries.items()}
 
 
 def _part(value: Any) -> Any:

@@ -22,7 +22,7 @@ from ..parallel.peers.agreement import alike
 from ..parallel.peers.first import of_first
 from ..parallel.peers.groups import group_of
 from ..parallel.peers.likeness import likeness
-from ..parallel.tensor.slices import refuse_distributed
+from ..parallel.tensor.shards import refuse_distributed
 from ..parallel.tensor.tensor import TensorParallel, parse_tensor
 from ..partition.balance import Partition
 from ..partition.chain import Chain, RecordedChain, max_stages, open_model, share_out

@@ -93,7 +93,7 @@ class Pipeline(Measured):
             of their own; or a mesh of one dimension. Losses and gradients are those of all
             processes' rows. A stage's gradients are on their way as soon as they are complete.
         tensor_parallel: (mesh, styles): the processes of a mesh of one dimension each run their
-            slices of every stage, for the same batches. Styles are by name of a module, as torch's
+            shards of every stage, for the same batches. Styles are by name of a module, as torch's
             `parallelize_module` takes them; parameters of these become DTensors, new objects.
         verify: whether the first step also runs the plain model and compares loss, gradients and
             buffers. True verifies the first step, a number n also every n-th step after it. A

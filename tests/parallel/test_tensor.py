@@ -1,4 +1,4 @@
-"""Tensor parallel inside stages: the plain model's numbers, and the bits of slices in one stage."""
+"""Tensor parallel inside stages: the plain model's numbers, and the bits of shards in one stage."""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -23,7 +23,7 @@ from pykern.tensors.dtensor import is_dtensor, whole
 from tests import peers
 from tests.diagonal import nightly
 from tests.parallel.reference import Reference
-from tests.parallel.sliced import (
+from tests.parallel.sharded import (
     assert_near,
     batch_of,
     layers,
@@ -77,7 +77,7 @@ def ten_steps(
 
 @cache
 def in_one_stage(size: int, optimizer: Callable[..., Optimizer], dtype: torch.dtype) -> Found:
-    """The same slices on one device, where collectives come in one order anyway."""
+    """The same shards on one device, where collectives come in one order anyway."""
     options = {"devices": "cpu:1", "schedule": "gpipe"}
     first, *others = peers.run(size, ten_steps, size, optimizer, dtype, options)
     for other in others:
@@ -101,14 +101,14 @@ def test_schedules_have_the_bits_of_one_stage(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_slices_train_as_the_plain_model_does(dtype: torch.dtype) -> None:
+def test_shards_train_as_the_plain_model_does(dtype: torch.dtype) -> None:
     found, wanted = in_one_stage(2, SGD, dtype), plain(SGD, dtype)
     for loss, other in zip(found[0], wanted[0], strict=True):
         assert abs(loss - other) <= bound_of(dtype)
     assert_near(found[1], wanted[1], bound_of(dtype))
 
 
-def test_four_slices() -> None:
+def test_four_shards() -> None:
     options = {"devices": "cpu:2", "schedule": "one_f_one_b"}
     first, *others = peers.run(4, ten_steps, 4, SGD, torch.float64, options)
     for other in others:
@@ -201,7 +201,7 @@ def test_a_loop_with_all_that_is_usual() -> None:
         assert all(map(torch.equal, found[3], wanted[3]))
 
 
-def test_the_norm_of_slices_is_that_of_the_whole() -> None:
+def test_the_norm_of_shards_is_that_of_the_whole() -> None:
     first, second = peers.run(2, norms_of)
     model = nn.Sequential(*layers(torch.float64))
     plain_step(model, *batch_of(0, dtype=torch.float64))
@@ -262,7 +262,7 @@ def some_words() -> Tensor:
     return torch.randint(12, (8, 6), generator=torch.Generator().manual_seed(4))
 
 
-def test_sequences_and_losses_in_slices() -> None:
+def test_sequences_and_losses_in_shards() -> None:
     model = nn.Sequential(*words())
     wanted = of_words(model(some_words()), some_words())
     wanted.backward()
@@ -336,7 +336,7 @@ def names_of(_: int) -> tuple[list[str], list[str], list[bool]]:
 
 def test_names_and_shapes_are_the_models() -> None:
     state = nn.Sequential(*layers()).state_dict()
-    for names, shapes, sliced in peers.run(2, names_of):
+    for names, shapes, sharded in peers.run(2, names_of):
         assert names == list(state)
         assert shapes == [str(value.shape) for value in state.values()]
-        assert sliced == [".up." in name or ".down." in name for name in names]
+        assert sharded == [".up." in name or ".down." in name for name in names]

@@ -1,4 +1,4 @@
-"""What goes wrong with one slice ends in an error in all processes, at once where it can."""
+"""What goes wrong with one shard ends in an error in all processes, at once where it can."""
 
 import os
 import random
@@ -17,7 +17,7 @@ import pykern
 from pykern.parallel.peers.errors import PeerError, SlicesLost
 from tests import peers
 from tests.diagonal import nightly
-from tests.parallel.sliced import (
+from tests.parallel.sharded import (
     Block,
     batch_of,
     layers,
@@ -148,7 +148,7 @@ def test_an_exception_that_cannot_be_shown_ends_the_step_of_all_as_well() -> Non
     first, second = peers.run(2, one_is_mute)
     assert first[0] == "SlicesLost"
     assert second[0] == "Mute"
-    assert "has lost the processes with its other slices: Mute;" in second[1]
+    assert "has lost the processes with its other shards: Mute;" in second[1]
 
 
 def die() -> None:
@@ -284,7 +284,7 @@ def test_who_makes_no_pipeline_is_not_waited_for_for_ever() -> None:
     assert "a process of the group has not come to make its pipeline within 4 s" in str(error)
 
 
-def nan_in_one_slice(rank: int) -> str:
+def nan_in_one_shard(rank: int) -> str:
     model = layers()
     with torch.no_grad():
         model[6].up.bias[-1] = float("nan")  # type: ignore[union-attr,operator]
@@ -296,5 +296,5 @@ def nan_in_one_slice(rank: int) -> str:
 
 
 def test_what_is_not_finite_is_named() -> None:
-    for message in peers.run(2, nan_in_one_slice):
+    for message in peers.run(2, nan_in_one_shard):
         assert message.startswith("FloatingPointError: the output of layer '6' has")

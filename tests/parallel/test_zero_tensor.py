@@ -1,4 +1,4 @@
-"""State shared out where every process has slices: 2 x 2 processes of two devices each."""
+"""State shared out where every process has shards: 2 x 2 processes of two devices each."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import pykern
 from pykern import ZeroOptimizer, checkpoint
 from tests import peers
-from tests.parallel.sliced import (
+from tests.parallel.sharded import (
     assert_near,
     batch_of,
     layers,
@@ -67,7 +67,7 @@ def resumed(rank: int, path: Path) -> dict[str, Tensor]:
         return whole_parameters(pipe)
 
 
-def test_slices_whose_state_is_shared_out(tmp_path: Path) -> None:
+def test_shards_whose_state_is_shared_out(tmp_path: Path) -> None:
     path = tmp_path / "run"
     found = peers.run(4, cube, True, path)
     wanted = peers.run(4, cube, False, path)

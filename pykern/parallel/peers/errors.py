@@ -12,7 +12,7 @@ class PeerError(RuntimeError):
 
 
 class SlicesLost(PeerError):
-    """A process with other slices of the same stages has failed or is gone: this one cannot go on.
+    """A process with other shards of the same stages has failed or is gone: this one cannot go on.
 
     Its peers in other groups do not know of that.
     """

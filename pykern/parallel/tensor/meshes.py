@@ -86,7 +86,7 @@ class DeviceMeshes:
     def message(self) -> str:
         """What to say to who wants to go on."""
         return (
-            f"this pipeline has lost the processes with its other slices: {self.lost}; make the "
+            f"this pipeline has lost the processes with its other shards: {self.lost}; make the "
             "pipeline again, of a plain model, in every process"
         )
 
@@ -97,7 +97,7 @@ class DeviceMeshes:
             self._give_back(self._groups.keys() - self._busy)
         seconds = self._timeout.total_seconds()
         return SlicesLost(
-            "a process with other slices of these stages has failed, is gone, or has not come "
+            "a process with other shards of these stages has failed, is gone, or has not come "
             f"within {seconds:g} s: {shown(error)}"
         )
 

@@ -1,4 +1,4 @@
-"""Tensor parallel: processes that each run their slice of every stage, by torch's DTensor."""
+"""Tensor parallel: processes that each run their shard of every stage, by torch's DTensor."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from ..peers.errors import ErrorContext, PeerError, SlicesLost, is_of_peers, sho
 from ..peers.exchange import PeerMessage, exchange
 from ..peers.groups import Peers, give_back, group_of, meeting
 from .meshes import DeviceMeshes
-from .slices import Styles, find_slices
+from .shards import Styles, find_shards
 
-# The processes, and what is sliced in which way.
+# The processes, and what is sharded in which way.
 TensorParallelism: TypeAlias = tuple[Peers, Styles]
 
 
@@ -43,7 +43,7 @@ def parse_tensor(given: TensorParallelism | None) -> ProcessGroup | None:
 
 
 class TensorParallel(Feature):
-    """The slices of a pipeline's stages that its process runs.
+    """The shards of a pipeline's stages that its process runs.
 
     Each device has a mesh with a process group of its own, since devices call collectives in no
     common order. Of a device's stages each action, which is the same in all processes, has its
@@ -57,7 +57,7 @@ class TensorParallel(Feature):
         stages: the layers of each.
 
     Raises:
-        TypeError, ValueError: as `find_slices`.
+        TypeError, ValueError: as `find_shards`.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class TensorParallel(Feature):
     ) -> None:
         self.group = group
         self._plan = plan
-        self._found = find_slices(model, stages, styles)
+        self._found = find_shards(model, stages, styles)
         self._first = True
         # Whether the peers of a step may have heard from this process, and whether they have.
         self._telling = self._begun = False
@@ -78,7 +78,7 @@ class TensorParallel(Feature):
         self._own: list[ProcessGroup] = []
 
     def place(self, model: nn.Module, device_type: str, told: Told) -> None:
-        """Slices the modules, together with the other processes; the first one's values are taken.
+        """Shards the modules, together with the other processes; the first one's values are taken.
 
         Raises:
             PeerError: they have other models, or one has not come.
@@ -102,7 +102,7 @@ class TensorParallel(Feature):
             try:
                 parallelize_module(one.module, self.lanes.meshes[lane_of[one.stage]], one.style)
             except Exception as error:
-                add_note(error, f"raised while {one.name} was sliced, in {one.style}")
+                add_note(error, f"raised while {one.name} was sharded, in {one.style}")
                 raise
 
     def attach(self, made: Made) -> None:

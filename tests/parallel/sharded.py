@@ -1,4 +1,4 @@
-"""A small model whose blocks are sliced over processes, and how it is trained."""
+"""A small model whose blocks are sharded over processes, and how it is trained."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STYLES: Mapping[str, Any] = {"*.up": ColwiseParallel(), "*.down": RowwiseParalle
 
 
 class Block(nn.Module):
-    """x + down(tanh(up(norm(x)))), whose `up` is sliced by columns and `down` by rows."""
+    """x + down(tanh(up(norm(x)))), whose `up` is sharded by columns and `down` by rows."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def pipeline(
 
 
 def whole_parameters(model: nn.Module) -> dict[str, Tensor]:
-    """All of them, by name, gathered from the processes that have slices."""
+    """All of them, by name, gathered from the processes that have shards."""
     return {name: whole(parameter).clone() for name, parameter in model.named_parameters()}
 
 
