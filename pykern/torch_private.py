@@ -42,7 +42,6 @@ __all__ = [
     "push_hooks",
     "release_pool",
     "run_backward",
-    "sequence_number",
     "set_grad",
     "set_multithreading",
     "top_hooks",
@@ -78,11 +77,6 @@ def _engine() -> Callable[..., object]:
 # `torch.autograd.backward` for gradients of the shapes and types of their outputs, where it would
 # look at nothing but that: `run_backward(outputs, gradients, *WHOLE)`, both of them tuples.
 run_backward = _engine()
-
-
-def sequence_number() -> int:
-    """The number that the next node of this thread's autograd graph gets."""
-    return torch._C._autograd._get_sequence_nr()
 
 
 def top_hooks() -> Hooks | None:

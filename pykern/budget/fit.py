@@ -12,11 +12,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ..plan import Action, Costs, Kind, Memory, Plan, Timeline, simulate, with_recompute
+from ..plan import Action, Costs, Kind, Plan, Timeline, simulate, with_recompute
 from .fit_memory import most_held
-from .level_costs import StageCosts, StageLevel, costs_of, memory_of
-
-_BACKWARD = (Kind.B, Kind.I)
+from .level_costs import BACKWARD, StageCosts, StageLevel, costs_of, memory_of
+from .sweep import Sweep
 
 
 @dataclass(frozen=True)
@@ -48,8 +47,13 @@ class Fitted:
             zip(self.peak_bytes, self.budget_bytes, strict=True)
         ):
             lines.append(f"device {device}: {peak:,.0f} of {budget:,.0f} bytes of activations")
-        lines.append(f"step: {self.timeline.makespan_ns / 1e6:.3f} ms predicted")
+        lines.append(f"step: {self.time_ns / 1e6:.3f} ms predicted")
         return "\n".join(lines)
+
+    @property
+    def time_ns(self) -> float:
+        """The predicted time of a step."""
+        return self.timeline.makespan_ns
 
     def by_microbatch(self) -> list[list[str]]:
         """The level of every microbatch of every stage."""
@@ -74,7 +78,7 @@ def fit(plan: Plan, stages: Sequence[StageCosts], budget_bytes: Sequence[float])
         ValueError: the plan holds R or no backward, a number does not fit the plan, or a device's
             budget is too small for any levels; the message says what it needs at least.
     """
-    if plan.has(Kind.R) or not any(plan.has(kind) for kind in _BACKWARD):
+    if plan.has(Kind.R) or not any(plan.has(kind) for kind in BACKWARD):
         raise ValueError("levels are chosen for plans with a backward and without R")
     if len(stages) != plan.num_stages:
         raise ValueError(f"there are costs of {len(stages)} stages, and {plan.num_stages} stages")
@@ -92,11 +96,7 @@ class _Fit:
         self._plan = plan
         self._stages = stages
         self._budgets = tuple(budget_bytes)
-        placement = plan.placement
-        self._devices_of = [
-            sorted({placement.device_of(stage, r) for r in range(placement.num_replicas)})
-            for stage in range(plan.num_stages)
-        ]
+        self._devices_of = [sorted(set(of)) for of in zip(*plan.placement.replicas, strict=True)]
         self._caps = list(self._budgets)
 
     def best(self) -> Fitted:
@@ -113,7 +113,7 @@ class _Fit:
                 break
         if not fitting:
             raise ValueError(self._refusal())
-        return min(fitting, key=lambda fitted: fitted.timeline.makespan_ns)
+        return min(fitting, key=lambda fitted: fitted.time_ns)
 
     def _least_beside(self, device: int) -> float:
         """The bytes that each of the device's stages needs at some level beyond those of cells."""
@@ -145,7 +145,7 @@ class _Fit:
                 if action.stage == stage and action.kind is Kind.F:
                     now += 1
                     most = max(most, now)
-                elif action.stage == stage and action.kind in _BACKWARD:
+                elif action.stage == stage and action.kind in BACKWARD:
                     now -= 1
         return most
 
@@ -176,18 +176,20 @@ class _Fit:
         options = [self._options(device) for device in range(self._plan.num_devices)]
         if not all(options):
             return None
-        chosen: list[StageLevel] = [StageLevel("")] * len(self._stages)
+        chosen: dict[int, StageLevel] = {}
         for device_options in options:
-            _assign(chosen, device_options[0])
-        best = self._try(chosen)
+            chosen |= device_options[0]
+        best = self._try(self._in_order(chosen))
         for device_options in options:
             for option in device_options[1:]:
-                changed = list(chosen)
-                _assign(changed, option)
-                candidate = self._try(changed)
-                if candidate is not None and (best is None or _faster(candidate, best)):
+                changed = chosen | option
+                candidate = self._try(self._in_order(changed))
+                if candidate is not None and (best is None or candidate.time_ns < best.time_ns):
                     best, chosen = candidate, changed
         return best
+
+    def _in_order(self, levels: dict[int, StageLevel]) -> list[StageLevel]:
+        return [levels[stage] for stage in range(len(self._stages))]
 
     def _options(self, device: int) -> list[dict[int, StageLevel]]:
         """Levels of a device's stages that fit, those first that keep it busy for less time."""
@@ -200,11 +202,7 @@ class _Fit:
                     continue
                 price, cells = priced
                 levels = {
-                    stage: StageLevel(
-                        kept,
-                        rebuilt,
-                        frozenset(m for s, m in cells if s == stage),
-                    )
+                    stage: StageLevel(kept, rebuilt, frozenset(m for s, m in cells if s == stage))
                     for stage in stages
                 }
                 found.append((price, len(found), levels))
@@ -215,7 +213,7 @@ class _Fit:
     ) -> tuple[float, set[tuple[int, int]]] | None:
         """The cells a device has to recompute and how long it is busy then; None if no set fits."""
         row = self._plan.rows[device]
-        sweep = _Sweep(row, self._stages, kept, rebuilt, self._gaps(device, kept))
+        sweep = Sweep(row, self._stages, kept, rebuilt, self._gaps(device, kept))
         for position in range(len(row)):
             if not sweep.take(position, self._caps[device]):
                 return None
@@ -234,7 +232,7 @@ class _Fit:
         gaps: dict[tuple[int, int], float] = {}
         free = 0.0
         for span in timeline.rows[device]:
-            if span.action.kind in _BACKWARD:
+            if span.action.kind in BACKWARD:
                 gaps[span.action.stage, span.action.microbatch] = max(span.start_ns - free, 0.0)
             free = max(free, span.end_ns)
         return gaps
@@ -245,13 +243,12 @@ class _Fit:
         """The plan at these levels; None where it does not fit."""
         cells = _cells(levels)
         costs = self._costs_of(levels)
-        memory = memory_of(self._stages, levels)
         plan = self._plan
         if cells:
             # One cap for all devices: what a stage holds is told in shares of what its device may.
             caps = [max(cap, 1.0) for cap in self._caps]
             shares = [1 / min(caps[d] for d in devices) for devices in self._devices_of]
-            plan = with_recompute(plan, cells, costs, _scaled(memory, shares), 1.0)
+            plan = with_recompute(plan, cells, costs, memory_of(self._stages, levels, shares), 1.0)
         peaks = tuple(most_held(plan, self._stages, levels))
         if any(peak > budget for peak, budget in zip(peaks, self._budgets, strict=True)):
             return None
@@ -273,85 +270,11 @@ class _Fit:
         """What the device holds at most, at each level that keeps as little as it can."""
         for levels in self._uniform():
             cells = _cells(levels)
-            memory = memory_of(self._stages, levels)
             plan = self._plan
             if cells:
+                memory = memory_of(self._stages, levels)
                 plan = with_recompute(plan, cells, self._costs_of(levels), memory, 0.0)
             yield most_held(plan, self._stages, levels)[device]
-
-
-class _Sweep:
-    """Goes along a device's row and gives up keeping a cell whenever too much is held."""
-
-    def __init__(
-        self,
-        row: Sequence[Action],
-        stages: Sequence[StageCosts],
-        kept: str,
-        rebuilt: str | None,
-        gaps: dict[tuple[int, int], float],
-    ) -> None:
-        self.recomputed: set[tuple[int, int]] = set()
-        self._row = row
-        on_row = {action.stage for action in row}
-        self._kept = {s: stages[s].kept[kept] for s in on_row}
-        self._rebuilt = {s: stages[s].rebuilt[rebuilt] for s in on_row} if rebuilt else {}
-        self._gaps = gaps
-        self._ends = {
-            (action.stage, action.microbatch): position
-            for position, action in enumerate(row)
-            if action.kind in _BACKWARD
-        }
-        # Of what is kept whole now.
-        self._alive: set[tuple[int, int]] = set()
-        self._held = 0.0
-
-    def price(self, cell: tuple[int, int]) -> float:
-        """How much longer the device is busy if it recomputes the cell."""
-        rebuilt = self._rebuilt[cell[0]]
-        return max(rebuilt.recompute_ns - self._gaps[cell], 0.0) + rebuilt.backward_ns
-
-    def take(self, position: int, cap: float) -> bool:
-        """Runs the action there; False if it cannot be within the cap."""
-        action = self._row[position]
-        cell = action.stage, action.microbatch
-        cost = self._kept[action.stage]
-        if action.kind is Kind.F:
-            self._held += cost.activation_bytes
-            self._alive.add(cell)
-        elif action.kind in _BACKWARD:
-            graph = cost.activation_bytes
-            if cell in self.recomputed:
-                graph = self._rebuilt[action.stage].activation_bytes
-                self._held += graph - self._rebuilt[action.stage].boundary_bytes
-            self._alive.discard(cell)
-            fits = self._give_up(position, cap)
-            self._held += (cost.weights_bytes if action.kind is Kind.I else 0.0) - graph
-            return fits
-        elif action.kind is Kind.W:
-            self._held -= cost.weights_bytes
-        return self._give_up(position, cap)
-
-    def _give_up(self, position: int, cap: float) -> bool:
-        while self._held > cap:
-            # One whose backward is next would be there again at once.
-            candidates = [
-                cell
-                for cell in self._alive
-                if cell[0] in self._rebuilt
-                and self._ends[cell] > position + 1
-                and self._saving(cell) > 0
-            ]
-            if not candidates:
-                return False
-            chosen = min(candidates, key=lambda cell: (self.price(cell), -self._ends[cell]))
-            self._alive.remove(chosen)
-            self.recomputed.add(chosen)
-            self._held -= self._saving(chosen)
-        return True
-
-    def _saving(self, cell: tuple[int, int]) -> float:
-        return self._kept[cell[0]].activation_bytes - self._rebuilt[cell[0]].boundary_bytes
 
 
 def _cells(levels: Sequence[StageLevel]) -> list[Action]:
@@ -362,25 +285,3 @@ def _cells(levels: Sequence[StageLevel]) -> list[Action]:
         if level.rebuilt is not None
         for microbatch in sorted(level.microbatches)
     ]
-
-
-def _scaled(memory: Memory, factors: Sequence[float]) -> Memory:
-    def scaled(values: float | Sequence[float]) -> list[float]:
-        of_stages = [values] * len(factors) if isinstance(values, float) else values
-        return [value * factor for value, factor in zip(of_stages, factors, strict=True)]
-
-    return Memory(
-        scaled(memory.activation_bytes),
-        scaled(memory.kept_bytes),
-        scaled(memory.boundary_bytes),
-        scaled(memory.rebuilt_bytes),
-    )
-
-
-def _assign(levels: list[StageLevel], chosen: dict[int, StageLevel]) -> None:
-    for stage, level in chosen.items():
-        levels[stage] = level
-
-
-def _faster(one: Fitted, other: Fitted) -> bool:
-    return one.timeline.makespan_ns < other.timeline.makespan_ns

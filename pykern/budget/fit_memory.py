@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence, Set
 from itertools import accumulate
 
 from ..plan import Action, Kind, Plan
-from .level_costs import HeldBytes, StageCosts, StageLevel
+from .level_costs import BACKWARD, HeldBytes, StageCosts, StageLevel
 
-_BACKWARD = (Kind.B, Kind.I)
 _Key = tuple[Kind, int, int]
 
 
@@ -35,9 +34,9 @@ def most_held(
         for microbatch in range(plan.num_microbatches)
     }
     most = [_most(plan, device, held, clocks) for device in range(plan.num_devices)]
-    for stage, costs in enumerate(stages):
-        for replica in range(plan.placement.num_replicas):
-            most[plan.placement.device_of(stage, replica)] += costs.step_bytes
+    for homes in plan.placement.replicas:
+        for device, costs in zip(homes, stages, strict=True):
+            most[device] += costs.step_bytes
     return most
 
 
@@ -55,8 +54,8 @@ def _held(
     later = kept.weights_bytes if split else 0.0
     gradient = costs.gradient_bytes if stage > 0 else 0.0
     own = {Kind.F: first, Kind.R: whole - first, Kind.W: -later}
-    own |= dict.fromkeys(_BACKWARD, later - whole + gradient)
-    others = {(kind, stage - 1): -gradient for kind in _BACKWARD if gradient}
+    own |= dict.fromkeys(BACKWARD, later - whole + gradient)
+    others = {(kind, stage - 1): -gradient for kind in BACKWARD if gradient}
     return HeldBytes(own, dict.fromkeys(Kind, costs.workspace_bytes), others)
 
 
@@ -99,7 +98,7 @@ def _clocks(plan: Plan) -> dict[_Key, list[int]]:
     """For each action: how many of each device's have run when it begins, itself included."""
     clocks: dict[_Key, list[int]] = {}
     backward = {
-        (a.stage, a.microbatch): _key(a) for row in plan.rows for a in row if a.kind in _BACKWARD
+        (a.stage, a.microbatch): _key(a) for row in plan.rows for a in row if a.kind in BACKWARD
     }
     done = [0] * plan.num_devices
     now = [[0] * plan.num_devices for _ in plan.rows]
@@ -123,7 +122,7 @@ def _needs(action: Action, backward: Mapping[tuple[int, int], _Key]) -> list[_Ke
     if action.kind is Kind.F and action.stage > 0:
         return [(Kind.F, action.stage - 1, action.microbatch)]
     later = backward.get((action.stage + 1, action.microbatch))
-    return [later] if action.kind in _BACKWARD and later is not None else []
+    return [later] if action.kind in BACKWARD and later is not None else []
 
 
 def _key(action: Action) -> _Key:

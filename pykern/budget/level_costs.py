@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 from ..plan import Costs, Kind, Memory
 
+# What lets go of what F and R have made.
+BACKWARD = (Kind.B, Kind.I)
+
 
 @dataclass(frozen=True)
 class HeldBytes:
@@ -121,13 +124,18 @@ def costs_of(
     return Costs(forward, whole, recompute_ns=recompute, input_ns=inputs, weight_ns=weights)
 
 
-def memory_of(stages: Sequence[StageCosts], levels: Sequence[StageLevel]) -> Memory:
-    """What the stages hold at these levels."""
+def memory_of(
+    stages: Sequence[StageCosts],
+    levels: Sequence[StageLevel],
+    shares: Sequence[float] | None = None,
+) -> Memory:
+    """What the stages hold at these levels, in bytes; or each stage's bytes times its share."""
     activation, weights, boundary, rebuilt_bytes = [], [], [], []
-    for stage, level in zip(stages, levels, strict=True):
+    for stage, level, share in zip(stages, levels, shares or [1.0] * len(stages), strict=True):
         kept, rebuilt = stage.kept[level.kept], stage.rebuilt.get(level.rebuilt or "")
-        activation.append(kept.activation_bytes)
-        weights.append(kept.weights_bytes)
-        boundary.append(rebuilt.boundary_bytes if rebuilt else 0.0)
-        rebuilt_bytes.append(rebuilt.activation_bytes if rebuilt else kept.activation_bytes)
+        activation.append(share * kept.activation_bytes)
+        weights.append(share * kept.weights_bytes)
+        boundary.append(share * (rebuilt.boundary_bytes if rebuilt else 0.0))
+        whole = rebuilt.activation_bytes if rebuilt else kept.activation_bytes
+        rebuilt_bytes.append(share * whole)
     return Memory(activation, weights, boundary, rebuilt_bytes)

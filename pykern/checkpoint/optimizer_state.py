@@ -101,7 +101,7 @@ def named_state(optimizer: Optimizer, model: nn.Module) -> Named:
                     f"parameter {position} of the optimizer's group {index} is not in the model: "
                     f"{described(parameter)}"
                 )
-        groups.append(_settings(group) | {"params": [names[each] for each in group["params"]]})
+        groups.append(settings_of(group) | {"params": [names[each] for each in group["params"]]})
     if strange := [key for key in kept.state if key not in names]:
         raise CheckpointError(
             f"the optimizer keeps state for {shown(strange[0])}, no parameter of it"
@@ -168,7 +168,8 @@ def _names(parameters: dict[str, nn.Parameter]) -> dict[object, str]:
     return names
 
 
-def _settings(group: dict[str, Any]) -> dict[str, Any]:
+def settings_of(group: dict[str, Any]) -> dict[str, Any]:
+    """All of an optimizer's group but its parameters."""
     return {key: value for key, value in group.items() if key not in ("params", "param_names")}
 
 
@@ -197,7 +198,7 @@ def _require_members(
 def _fit_settings(group: dict[str, Any], saved: dict[str, Any], where: str) -> dict[str, Any]:
     """The settings that a group takes from the file; also those that only the file has."""
     settings = {}
-    for key, value in _settings(saved).items():
+    for key, value in settings_of(saved).items():
         if key in group and key in _WAYS:
             continue
         require_form(group.get(key), value, f"{where}: {key}")

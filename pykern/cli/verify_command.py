@@ -96,7 +96,7 @@ def verify(
 def _verdict(
     name: str, plan: "Plan", make: MakeWorkload, settings: dict[str, Any], steps: int
 ) -> Verdict:
-    from ..partition.chain import is_chain
+    from ..partition.chain import call_of, is_chain
     from ..pipeline.pipeline import Pipeline
     from ..plan import Kind
     from ..runtime import microbatch
@@ -104,7 +104,7 @@ def _verdict(
 
     with bad_input():
         workload = make(plan.num_stages)
-    args, kwargs = workload.call()
+    args, kwargs = call_of(workload.inputs)
     rows = microbatch.sizes(microbatch.batch_size((args, kwargs)), plan.num_microbatches)
     if not is_chain(workload.model):
         settings = settings | {"sample": microbatch.split(workload.inputs, rows)[0]}

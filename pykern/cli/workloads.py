@@ -29,12 +29,6 @@ class Workload(NamedTuple):
     target: Any
     loss_fn: Callable[..., Any]
 
-    def call(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The inputs as arguments."""
-        if isinstance(self.inputs, dict):
-            return (), self.inputs
-        return (self.inputs if isinstance(self.inputs, tuple) else (self.inputs,)), {}
-
 
 # Makes one for a number of stages, the same each time.
 MakeWorkload = Callable[[int], Workload]

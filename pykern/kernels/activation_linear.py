@@ -24,6 +24,7 @@ from .activation import (
     gelu_kind,
 )
 from .handover import TwoParts, Weights
+from .operation import multiplied_type
 
 
 class _ActivationLinear(TwoParts):
@@ -38,7 +39,7 @@ class _ActivationLinear(TwoParts):
         product = activate(x, input_bias, kind)
         kept = product if level == "none" and ctx.needs_input_grad[2] else None
         ctx.save_for_backward(input_bias, weight, bias, kept, *stash.packed(x, level))
-        operands = _multiplied_type(x)
+        operands = multiplied_type(x)
         return F.linear(
             product.to(operands),
             weight.to(operands),
@@ -154,11 +155,3 @@ def _activation_linear(
             raise TypeError(f"a parameter is {parameter.dtype} and the tensor {x.dtype}")
     arguments = x, input_bias, weight, bias, kind, stash.level()
     return _ActivationLinear.apply(*arguments)  # type: ignore[no-any-return,no-untyped-call]
-
-
-def _multiplied_type(x: Tensor) -> torch.dtype:
-    """The type of the operands of a matrix product: what autocast wants, as nn.Linear asks it."""
-    kind = x.device.type
-    if torch.is_autocast_enabled(kind) and x.dtype is not torch.float64:
-        return torch.get_autocast_dtype(kind)
-    return x.dtype

@@ -15,6 +15,7 @@ from torch import Tensor
 from . import stash
 from .grouped import outer, times
 from .handover import TwoParts, Weights
+from .operation import multiplied_type
 from .routing import Routing
 from .row_sums import row_sums
 from .weighted_swiglu import weighted_swiglu, weighted_swiglu_gradient
@@ -29,7 +30,7 @@ class _Experts(TwoParts):
     def compute(ctx: Any, *arguments: Any) -> Tensor:
         x, gate_up, down, weights, order, places, ends, level = arguments
         ctx.dtypes = (x.dtype, gate_up.dtype, down.dtype)
-        kind = _kind(x)
+        kind = multiplied_type(x)
         x = x.to(kind)
         with torch.autocast(x.device.type, enabled=False):
             rows = _rows(x, weights, order)
@@ -78,14 +79,6 @@ class _Experts(TwoParts):
 def _rows(x: Tensor, weights: Tensor, order: Tensor) -> Tensor:
     """For every row its token: [T * num_chosen, width]."""
     return x.index_select(0, order // weights.shape[1])
-
-
-def _kind(x: Tensor) -> torch.dtype:
-    """The type of a matrix product, as nn.Linear's."""
-    device = x.device.type
-    if torch.is_autocast_enabled(device) and x.dtype is not torch.float64:
-        return torch.get_autocast_dtype(device)
-    return x.dtype
 
 
 def experts(x: Tensor, routing: Routing, gate_up: Tensor, down: Tensor) -> Tensor:
@@ -145,7 +138,7 @@ def _check(x: Tensor, routing: Routing, gate_up: Tensor, down: Tensor) -> None:
             "x, gate_up, down and the routing are on one device, got "
             f"{', '.join(str(tensor.device) for tensor in tensors)}"
         )
-    kind = _kind(x)
+    kind = multiplied_type(x)
     same = torch.is_autocast_enabled(x.device.type) or {gate_up.dtype, down.dtype} == {kind}
     if not (x.is_floating_point() and same):
         raise ValueError(

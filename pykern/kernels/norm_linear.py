@@ -14,7 +14,8 @@ from torch import Tensor
 
 from .handover import TwoParts, Weights
 from .levels import level
-from .norm import NormKind, NormOptions, backward_op, checked, drawn, forward_op, of_delta
+from .norm import NormKind, NormOptions, checked, drawn, of_delta
+from .norm_operation import backward_op, forward_op
 
 
 class _NormLinear(TwoParts):

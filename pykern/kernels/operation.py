@@ -39,6 +39,14 @@ def wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def multiplied_type(x: Tensor) -> torch.dtype:
+    """The type of the operands of a matrix product: what autocast wants, as nn.Linear asks it."""
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind) and x.dtype is not torch.float64:
+        return torch.get_autocast_dtype(kind)
+    return x.dtype
+
+
 class _Launcher:
     """Imports a launcher when it is first called. What is float64 goes to the twin.
 

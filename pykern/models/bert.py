@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..modes import same_numbers
-from .blocks import First, Head, OnFirst, check_heads, check_rate, check_sizes, initialise
+from .blocks import First, Head, OnFirst, OnPair, check_heads, check_rate, check_sizes, initialise
 from .gpt import MLP, Attention, Embedding
 
 
@@ -29,13 +29,8 @@ class MaskedEmbedding(nn.Module):
         return self.layer(ids), ids != self.padding
 
 
-class MaskedAttention(nn.Module):
+class MaskedAttention(OnPair):
     """The first half of a block: (x, mask) in, the same out."""
-
-    def __init__(self, layer: Attention) -> None:
-        """Take the layer."""
-        super().__init__()
-        self.layer = layer
 
     def forward(self, masked: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Let every position look at all that are no padding."""

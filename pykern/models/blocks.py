@@ -68,13 +68,16 @@ class Head(nn.Module):
         return normed_linear(self.norm, self.logits, x)[1]
 
 
-class OnFirst(nn.Module):
-    """A layer on the first of a pair, whose other part passes by."""
+class OnPair(nn.Module):
+    """Holds a layer that is for the first of a pair."""
 
     def __init__(self, layer: nn.Module) -> None:
-        """Take the layer."""
         super().__init__()
         self.layer = layer
+
+
+class OnFirst(OnPair):
+    """A layer on the first of a pair, whose other part passes by."""
 
     def forward(self, pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Apply the layer to the first."""
@@ -82,13 +85,8 @@ class OnFirst(nn.Module):
         return self.layer(x), other
 
 
-class First(nn.Module):
+class First(OnPair):
     """A layer on the first of a pair, whose other part ends here."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        """Take the layer."""
-        super().__init__()
-        self.layer = layer
 
     def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor | LazyLogits:
         """Apply the layer to the first."""

@@ -15,7 +15,7 @@ from ..kernels.experts import experts
 from ..kernels.head_loss import LazyLogits
 from ..kernels.routing import balance_loss, route
 from ..modes import same_numbers
-from .blocks import Head, OnFirst, check_sizes, initialise, normed
+from .blocks import Head, OnFirst, OnPair, check_sizes, initialise, normed
 from .llama import EPS, RotaryAttention, check_attention
 
 # What passes between layers: x [batch, seq, width], and the sum of balance losses so far, a scalar.
@@ -26,7 +26,6 @@ class BalancedEmbedding(nn.Module):
     """Token embedding: [batch, seq] int64 -> ([batch, seq, width], a sum of 0)."""
 
     def __init__(self, vocab: int, width: int) -> None:
-        """Make the table."""
         super().__init__()
         self.tokens = nn.Embedding(vocab, width)
 
@@ -57,13 +56,8 @@ class Experts(nn.Module):
         return x + experts(y, routing, self.gate_up, self.project), total
 
 
-class BalancedHead(nn.Module):
+class BalancedHead(OnPair):
     """Final norm and output layer: (x, sum) -> logits, in training with the sum beside them."""
-
-    def __init__(self, layer: Head) -> None:
-        """Take the layer."""
-        super().__init__()
-        self.layer = layer
 
     def forward(self, balanced: Balanced) -> Tensor | tuple[Tensor | LazyLogits, Tensor]:
         """Score every token of the vocabulary at every position."""

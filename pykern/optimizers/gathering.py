@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup
 from ..checkpoint import CheckpointError
 from ..checkpoint.file import DTYPES, require_storable
 from ..checkpoint.tree import decode, encode
-from ..parallel.peers.errors import PeerError
+from ..parallel.peers.errors import understanding
 from ..parallel.peers.texts import text_of
 from ..parallel.peers.typed_json import from_text, to_text
 from ..plan.files.strict_json import read_json
@@ -84,16 +84,11 @@ def _unpacked(
     text: str, rank: int, group: ProcessGroup, own: list[Tensor]
 ) -> tuple[dict[str, Any], str]:
     """The state of a process, and its failure if it has one."""
-    try:
+    with understanding(f"process {rank}"):
         told = from_text(_Told, text)
         there = own if rank == 0 else list(_received(told.tensors, rank, group))
         named = {str(number): tensor for number, tensor in enumerate(there)}
         return decode(read_json(told.form), named.__getitem__), told.failure
-    except (ValueError, KeyError) as error:
-        raise PeerError(
-            f"process {rank} of the group sent a message that is not understood here: {error}. Use "
-            "one version of pykern in all processes"
-        ) from error
 
 
 def _received(

@@ -14,8 +14,8 @@ from ..checkpoint.optimizer_state import OptimizerState
 from ..pipeline.pipeline import Pipeline
 from ..runtime.stage.stage import Stage
 from ..tensors.dtensor import is_dtensor
+from .inner import copy_settings, groups_of, loss_of, show_state, with_settings
 from .mirror import Mirror, StageMirrors
-from .settings import settings_of
 
 # The state's name for the values of a parameter of half precision.
 _MASTER = "master"
@@ -63,18 +63,11 @@ class HostOptimizer(Optimizer):
     ) -> None:
         if optimizer_class is torch.optim.LBFGS:
             raise TypeError("LBFGS looks at all parameters at once; the host steps them by stages")
-        if params is None:
-            params = [parameter for parameter in pipe.parameters() if parameter.requires_grad]
         self._part_of, self._parts = _parts(pipe)
         self._mirrors: dict[Tensor, Mirror] = {}
-        # It knows all forms in which parameters can be given.
-        groups = Optimizer(params, {}).param_groups
+        groups = groups_of(pipe, params)
         self._inner = optimizer_class([self._mirrored(group) for group in groups], **defaults)
-        settings = [settings_of(group) for group in self._inner.param_groups]
-        super().__init__(
-            [of | {"params": group["params"]} for of, group in zip(settings, groups, strict=True)],
-            self._inner.defaults,
-        )
+        super().__init__(with_settings(groups, self._inner.param_groups), self._inner.defaults)
         self._link_state()
         if pipe._can_stream_gradients():
             pipe._at_reduce(_weakly(self._stream))
@@ -121,13 +114,10 @@ class HostOptimizer(Optimizer):
         Raises:
             TypeError: a gradient is not dense. Nothing has been stepped.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         for part in self._parts:
             part.require_dense()
-        self._tell_settings()
+        copy_settings(self.param_groups, to=self._inner.param_groups)
         try:
             # In the order in which backwards end.
             for part in reversed(self._parts):
@@ -147,17 +137,10 @@ class HostOptimizer(Optimizer):
             finally:
                 part.give_back()
 
-    def _tell_settings(self) -> None:
-        for ours, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
-            inner.update(settings_of(ours))
-
     def _link_state(self) -> None:
         """Has `state` show what is kept, by the pipeline's parameters."""
-        kept = self._inner.state
-        self.state.clear()
-        for parameter, mirror in self._mirrors.items():
-            if mirror.master in kept:
-                self.state[parameter] = kept[mirror.master]
+        stepped = ((parameter, mirror.master) for parameter, mirror in self._mirrors.items())
+        show_state(self, self._inner.state, stepped)
 
     def state_dict(self) -> dict[str, Any]:
         """As of any optimizer; with the `master` of each parameter of half precision."""
@@ -182,8 +165,8 @@ class HostOptimizer(Optimizer):
 
     def own(self) -> OptimizerState:
         """Where to load the state."""
-        self._tell_settings()
         inner = self._inner
+        copy_settings(self.param_groups, to=inner.param_groups)
         return OptimizerState(type(inner), inner.param_groups, inner.state, self._stepped)
 
     def _entries(self, mirror: Mirror) -> dict[str, Any]:
@@ -202,8 +185,7 @@ class HostOptimizer(Optimizer):
             entries = self._inner.state.get(mirror.master, {})
             if _MASTER in entries:
                 mirror.master.copy_(entries.pop(_MASTER))
-        for ours, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
-            ours.update(settings_of(inner))
+        copy_settings(self._inner.param_groups, to=self.param_groups)
         self._link_state()
 
     def __reduce__(self) -> NoReturn:

@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 
 from ..checkpoint import CheckpointError
 from ..checkpoint.optimizer_state import OptimizerState
-from ..parallel.data.data import DataParallel
 from ..parallel.peers.errors import shown
 from ..parallel.peers.texts import text_of
 from ..parallel.peers.typed_json import from_text, to_text
@@ -22,14 +21,8 @@ from ..pipeline.pipeline import Pipeline
 from ..tensors.dtensor import is_dtensor, local
 from .clipping import clip_by, norm_of, require_norm, shared_out
 from .gathering import states_of_all
-from .settings import settings_of
-
-_REASONS = {
-    2: "gradients add up over the microbatches of a step, so each process needs all of its own "
-    "until a stage's last backward; from then on stage 1 keeps the shared-out sums alone",
-    3: "every forward and backward of every microbatch would gather the stage's parameters again, "
-    "with all other processes waiting for it; cut the model into more stages instead",
-}
+from .inner import copy_settings, groups_of, loss_of, show_state, with_settings
+from .zero_refusals import data_of, require_steppable
 
 
 class ZeroOptimizer(Optimizer):
@@ -67,26 +60,19 @@ class ZeroOptimizer(Optimizer):
         stage: int = 1,
         **defaults: Any,
     ) -> None:
-        self._data = _data_of(pipe, stage)
-        if params is None:
-            params = [parameter for parameter in pipe.parameters() if parameter.requires_grad]
-        # It knows all forms in which parameters can be given.
-        groups = Optimizer(params, {}).param_groups
+        self._data = data_of(pipe, stage)
+        groups = groups_of(pipe, params)
         self._rank = self._data.group.rank()
         # What is stepped for each: for a DTensor, the part that this process has.
         self._local_of: dict[Tensor, nn.Parameter] = {}
         locals_ = [self._locally(group) for group in groups]
-        _require_steppable(optimizer_class, list(self._local_of.values()))
+        require_steppable(optimizer_class, list(self._local_of.values()))
         # Which process has what is private to it.
         self._zero: Any = _sharded()(
             locals_, optimizer_class, process_group=self._data.group, **defaults
         )
         inner = self._zero.optim
-        settings = [settings_of(group) for group in inner.param_groups]
-        super().__init__(
-            [of | {"params": group["params"]} for of, group in zip(settings, groups, strict=True)],
-            inner.defaults,
-        )
+        super().__init__(with_settings(groups, inner.param_groups), inner.defaults)
         self._share_out()
 
     def _locally(self, group: dict[str, Any]) -> dict[str, Any]:
@@ -136,11 +122,8 @@ class ZeroOptimizer(Optimizer):
         Raises:
             PeerError: a process is gone, or has not come in time.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self._tell_settings()
+        loss = loss_of(closure)
+        copy_settings(self.param_groups, to=self._zero.param_groups)
         for parameter in self._owned:
             if parameter is not self._local_of[parameter]:
                 gradient = parameter.grad
@@ -190,17 +173,10 @@ class ZeroOptimizer(Optimizer):
         mine = [each.grad for each in self._owned if each.grad is not None]
         return clip_by(mine, list(found), max_norm, norm_type, error_if_nonfinite)
 
-    def _tell_settings(self) -> None:
-        for ours, theirs in zip(self.param_groups, self._zero.param_groups, strict=True):
-            theirs.update(settings_of(ours))
-
     def _link_state(self) -> None:
         """Has `state` show what this process keeps, by the pipeline's parameters."""
-        kept = self._zero.optim.state
-        self.state.clear()
-        for parameter in self._owned:
-            if self._local_of[parameter] in kept:
-                self.state[parameter] = kept[self._local_of[parameter]]
+        stepped = ((parameter, self._local_of[parameter]) for parameter in self._owned)
+        show_state(self, self._zero.optim.state, stepped)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes what `state_dict` gave, which is this process's share, or a plain optimizer's."""
@@ -215,7 +191,7 @@ class ZeroOptimizer(Optimizer):
             CheckpointError: another process is to write it, and cannot.
             PeerError: a process is gone, or has not come in time.
         """
-        self._tell_settings()
+        copy_settings(self.param_groups, to=self._zero.param_groups)
         with self._data.talking():
             states, failure = states_of_all(self._zero.optim.state_dict(), self._data.control)
         outcome = ""
@@ -248,7 +224,7 @@ class ZeroOptimizer(Optimizer):
 
     def own(self) -> OptimizerState:
         """Where to load what this process keeps."""
-        self._tell_settings()
+        copy_settings(self.param_groups, to=self._zero.param_groups)
         owned = {id(parameter) for parameter in self._owned}
         return OptimizerState(
             self._kind,
@@ -263,8 +239,7 @@ class ZeroOptimizer(Optimizer):
         kept = self._zero.optim.state
         for stepped, entries in kept.items():
             kept[stepped] = {key: _part(value) for key, value in entries.items()}
-        for ours, theirs in zip(self.param_groups, self._zero.param_groups, strict=True):
-            ours.update(settings_of(theirs))
+        copy_settings(self._zero.param_groups, to=self.param_groups)
         self._link_state()
 
     @property
@@ -286,18 +261,6 @@ def _sharded() -> Any:
         warnings.simplefilter("ignore", DeprecationWarning)
         from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: PLC0415 - see above
     return ZeroRedundancyOptimizer
-
-
-def _data_of(pipe: Pipeline, stage: int) -> DataParallel:
-    if stage != 1:
-        reason = _REASONS.get(stage, "ZeRO has stages 1, 2 and 3")
-        raise ValueError(f"stage is 1, got {stage!r}: {reason}")
-    if pipe._data is None:
-        raise ValueError(
-            "a ZeroOptimizer shares its state out to the processes of the pipeline's process_group,"
-            " and this pipeline has none: Pipeline(..., process_group=...)"
-        )
-    return pipe._data
 
 
 def _local(parameter: nn.Parameter) -> nn.Parameter:
@@ -327,20 +290,3 @@ def _parts_of_whole(parameter: Tensor, entries: dict[str, Any]) -> dict[str, Any
 
 def _part(value: Any) -> Any:
     return local(value) if isinstance(value, Tensor) else value
-
-
-def _require_steppable(optimizer_class: type[Optimizer], parameters: list[nn.Parameter]) -> None:
-    if optimizer_class is torch.optim.LBFGS:
-        raise TypeError("LBFGS looks at all parameters at once; processes step them separately")
-    dtypes = sorted({str(parameter.dtype) for parameter in parameters})
-    if len(dtypes) > 1:
-        raise TypeError(
-            f"the parameters are of {', '.join(dtypes)}, and torch's ZeroRedundancyOptimizer takes "
-            "one type"
-        )
-    for parameter in parameters:
-        if not parameter.is_contiguous():
-            raise ValueError(
-                f"a parameter of shape {tuple(parameter.shape)} and strides {parameter.stride()} "
-                "is not contiguous, and processes send parameters as they lie in memory"
-            )

@@ -5,7 +5,6 @@ It decides where to cut and nothing else: it does not copy, move or wrap a layer
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from .bottleneck import balanced_ends
 from .profile import layer_bytes, layer_times_ns
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def partition(
         ValueError: If there are fewer layers than stages, the balance is unknown or does not fit
             the model, a parameter has no shape yet, or `sample` is missing or superfluous.
     """
-    named = _as_chain(layers)
+    named = as_chain(layers)
     # A reader knows a layer by its own name, or by its type where that is a number.
     chain = [(type(each).__name__ if name.isdigit() else name, each) for name, each in named]
     _check_num_stages(num_stages, len(chain))
@@ -121,12 +121,12 @@ def partition(
         _check_sample(balance, sample)
         layers_of = [layer for _, layer in chain]
         costs = _costs(balance, layers_of, parameters, sample, num_stages)
-        ends = _balanced_ends(costs, num_stages)
+        ends = balanced_ends(costs, num_stages)
     elif isinstance(balance, Mapping):
         costs = [
             _price(balance, name, kind) for (name, _), (kind, _) in zip(named, chain, strict=True)
         ]
-        ends = _balanced_ends(costs, num_stages)
+        ends = balanced_ends(costs, num_stages)
     else:
         costs = parameters
         ends = _given_ends(balance, num_stages, len(chain))
@@ -140,10 +140,14 @@ def partition(
     )
 
 
-def _as_chain(
+def as_chain(
     layers: nn.Sequential | Sequence[nn.Module] | Mapping[str, nn.Module],
 ) -> list[tuple[str, nn.Module]]:
-    """Each layer with its name, or number."""
+    """Each layer with its name, or number.
+
+    Raises:
+        TypeError: they are not modules in a row.
+    """
     if isinstance(layers, Mapping):
         named = list(layers.items())
     elif isinstance(layers, nn.Sequential):
@@ -248,105 +252,3 @@ def _given_ends(counts: Sequence[int], num_stages: int, num_layers: int) -> list
             f"stage, that sum to {num_layers}, the number of layers"
         )
     return list(accumulate(counts))
-
-
-def _balanced_ends(costs: Sequence[int], num_stages: int) -> list[int]:
-    """The end of every stage, by the rule that `partition` documents.
-
-    For n layers in S stages it takes S n log n steps at most, and few where stages can only end
-    near their share of the cost.
-    """
-    total = [0, *accumulate(costs)]
-    limit = _least_bottleneck(costs, num_stages)
-    bands = _bands(total, num_stages, limit)
-    best = _Ends({0: 0}, {0: 0}, {})
-    starts = []
-    for before, band in pairwise(bands):
-        best = _longer(total, best, before, band, limit)
-        starts.append(best.start)
-    ends = [len(costs)]
-    for start in reversed(starts):
-        ends.append(start[ends[-1]])
-    return ends[-2::-1]
-
-
-@dataclass(frozen=True)
-class _Ends:
-    """The best cuts of layers[:end] into as many stages as rounds passed, by end.
-
-    Attributes:
-        badness: squares of costs, then of counts, in one number.
-        rank: where the cut stands among those of other ends, by the ends of the first stages.
-        start: of the last stage.
-    """
-
-    badness: dict[int, int]
-    rank: dict[int, int]
-    start: dict[int, int]
-
-
-def _bands(total: Sequence[int], num_stages: int, limit: int) -> list[range]:
-    """The range of ends of each stage, after the start of all, if every cost is within the limit.
-
-    These are whole ranges: a stage that can end at two layers can end between them.
-    """
-    num_layers = len(total) - 1
-    last = [0]
-    for _ in range(num_stages):
-        last.append(bisect_right(total, total[last[-1]] + limit) - 1)
-    first = [num_layers]
-    for _ in range(num_stages):
-        first.append(bisect_left(total, total[first[-1]] - limit))
-    return [
-        range(max(low, stage), min(high, num_layers - num_stages + stage) + 1)
-        for stage, (low, high) in enumerate(zip(reversed(first), last, strict=True))
-    ]
-
-
-def _longer(total: Sequence[int], best: _Ends, before: range, band: range, limit: int) -> _Ends:
-    """The best cuts with one stage more, whose ends are in the band.
-
-    A later end never has an earlier best start, since squares of sums are convex. So the middle end
-    is looked at first, and says where the starts of those on either side of it are.
-    """
-    # More than squares of counts add up to, so that costs come first.
-    scale = len(total) ** 2
-    badness: dict[int, int] = {}
-    starts: dict[int, int] = {}
-    left = [(band.start, band.stop, before.start, before.stop)]
-    while left:
-        low, high, first, last = left.pop()
-        if low >= high:
-            continue
-        end = (low + high) // 2
-        candidates = (
-            (
-                best.badness[start] + (total[end] - total[start]) ** 2 * scale + (end - start) ** 2,
-                best.rank[start],
-                start,
-            )
-            for start in range(max(first, bisect_left(total, total[end] - limit)), min(last, end))
-        )
-        badness[end], _, start = min(candidates)
-        starts[end] = start
-        left += [(low, end, first, start + 1), (end + 1, high, start, last)]
-    order = sorted(band, key=lambda end: (best.rank[starts[end]], end))
-    return _Ends(badness, {end: place for place, end in enumerate(order)}, starts)
-
-
-def _least_bottleneck(costs: Sequence[int], num_stages: int) -> int:
-    """The smallest limit under which greedy filling needs at most `num_stages` stages.
-
-    Fewer stages than asked for are enough: splitting one further never makes a stage costlier.
-    """
-
-    def fits(limit: int) -> bool:
-        stages, filled = 1, 0
-        for cost in costs:
-            if filled + cost > limit:
-                stages, filled = stages + 1, 0
-            filled += cost
-        return stages <= num_stages
-
-    low, high = max(costs), sum(costs)
-    return low + bisect_left(range(low, high), True, key=fits)

@@ -16,8 +16,8 @@ from ..trace import Traced
 from ..trace.opened import whole_by_names
 from ..trace.origins import Origins
 from ..trace.routes import Direct
-from .balance import Balance, Partition, partition
-from .layers import named_layers, refuse_hooks
+from .balance import Balance, Partition, as_chain, partition
+from .layers import refuse_hooks
 from .profile import as_in_training
 from .split_points import SplitAt, counts_at, names_of, whole_names
 
@@ -36,8 +36,10 @@ class Chain:
 
     def __init__(self, model: nn.Sequential | Sequence[nn.Module]) -> None:
         self.origins = Origins()
-        self.layers = named_layers(model)
+        self.layers = dict(as_chain(model))
         self.root = model if isinstance(model, nn.Module) else None
+        if isinstance(model, nn.Sequential):
+            refuse_hooks(model)
         self._taken = {name for layer in self.layers.values() for name in keywords_of(layer)}
 
     def first_input(self, sample: Any) -> Any:

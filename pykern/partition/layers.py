@@ -1,4 +1,4 @@
-"""The layers of a model by name, and which of them a pipeline cannot run."""
+"""Layers on the devices of their stages, and which of them a pipeline cannot run."""
 
 from __future__ import annotations
 
@@ -11,32 +11,6 @@ from ..runtime.stage.layer_copies import refuse_to_copy
 from ..runtime.stage.stage import Stage
 from ..torch_private import HOOKS
 from .balance import Partition
-
-
-def named_layers(model: nn.Sequential | Sequence[nn.Module]) -> dict[str, nn.Module]:
-    """The layers under the names that the model gives them, or numbered.
-
-    Raises:
-        TypeError: the model is no chain of modules, or cutting would lose what it does itself.
-    """
-    if isinstance(model, nn.Sequential):
-        if type(model).forward is not nn.Sequential.forward:
-            raise TypeError(
-                f"{type(model).__name__} has a forward of its own, which cutting would lose; give "
-                "its layers as an nn.Sequential or a list"
-            )
-        refuse_hooks(model)
-        # Not named_children, which leaves out a layer that occurs twice.
-        return {name: layer for name, layer in model._modules.items() if layer is not None}
-    if not isinstance(model, Sequence | nn.ModuleList):
-        raise TypeError(
-            f"cannot cut a {type(model).__name__}: give an nn.Sequential or a list of modules"
-        )
-    layers = {str(index): layer for index, layer in enumerate(model)}
-    for name, layer in layers.items():
-        if not isinstance(layer, nn.Module):
-            raise TypeError(f"layer {name} is a {type(layer).__name__}, not an nn.Module")
-    return layers
 
 
 def refuse_hooks(model: nn.Module) -> None:

@@ -198,7 +198,8 @@ def build(of: Design, model: nn.Module) -> Built:
         of.chain.before_recording(executor.settle)
         told = partial(_told, of, plan, model)
         built = Built(executor, plan, told, executor, levels, fitted, optimizer, features)
-        features.attach(built)
+        for feature in features:
+            feature.attach(built)
         undo.pop_all()
     return built
 
@@ -212,10 +213,11 @@ def _place(
 ) -> list[Stage]:
     """Moves the layers to their devices, and makes stages of them."""
     chain, plan, cut = of.chain, of.plan, of.partition
-    homes = [devices[plan.placement.device_of(stage)] for stage in range(plan.num_stages)]
+    homes = [devices[device] for device in plan.placement.replicas[0]]
     place_layers(chain.layers, cut, homes)
     chain.cut(cut.stages, homes, driver.direct(plan))
-    features.place(model, homes[0].type, partial(_told, of, plan, model))
+    for feature in features:
+        feature.place(model, homes[0].type, partial(_told, of, plan, model))
     chain.forget()
     return make_stages(list(chain.layers.values()), cut, homes)
 

@@ -61,11 +61,7 @@ def _recomputed(plan: Plan, cells: Sequence[Action]) -> Plan:
     whole = Memory(1.0, boundary_bytes=0.0)
     pairs = list(zip(peak_bytes(plan, whole), peak_bytes(early, whole), strict=True))
     recomputed = {cell.stage for cell in cells}
-    placement = plan.placement
-    devices_of = [
-        {placement.device_of(stage, replica) for replica in range(placement.num_replicas)}
-        for stage in range(plan.num_stages)
-    ]
+    devices_of = [set(devices) for devices in zip(*plan.placement.replicas, strict=True)]
     having = set().union(*(devices_of[stage] for stage in recomputed))
     if all(held < before or before <= 1 for d, (before, held) in enumerate(pairs) if d in having):
         return early

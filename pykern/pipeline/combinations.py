@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from torch import nn
 
 from ..budget.budget import Budget
-from ..parallel.data.data import refuse_foreign_loss
+from ..parallel.data.refusals import refuse_foreign_loss
 from ..partition.balance import Partition
 from ..partition.layers import refuse_shared
 from ..plan import Plan

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from statistics import fmean
 
 from ..parallel.data.data import DataParallel
-from ..plan import Costs, Plan, Timeline, simulate, with_reductions
+from ..plan import Costs, Kind, Plan, Span, Timeline, simulate, with_reductions
 from ..runtime.driver import Program
 from ..runtime.executor import Executor
 from ..runtime.stage.stage import Stage
 from .model_face import Adopted
-from .step_costs import mean_costs
 
 
 class Measured(Adopted):
@@ -106,9 +106,49 @@ class Measured(Adopted):
         On GPUs also of the copies between each two stages. Plans can be compared, and searched
         (`pykern.search.auto`), with them.
         """
-        return mean_costs(self.timeline(), self.copies(), self.plan.num_stages)
+        return _mean_costs(self.timeline(), self.copies(), self.plan.num_stages)
 
     def prediction(self) -> Timeline:
         """The simulator's timeline for the last step, from its `costs`."""
         forward_only = self._last_program is self._predict_program
         return simulate(self.plan.forward_only() if forward_only else self.plan, self.costs())
+
+
+def _mean_costs(timeline: Timeline, copies: Timeline, num_stages: int) -> Costs:
+    """The mean time of each stage by kind, and of copies; 0 where there are none.
+
+    Args:
+        timeline: of a step.
+        copies: of the same.
+        num_stages: of its plan.
+    """
+    kinds = (Kind.F, Kind.R, Kind.B, Kind.I, Kind.W)
+    times: dict[Kind, list[list[float]]] = {kind: [[] for _ in range(num_stages)] for kind in kinds}
+    for span in _spans(timeline):
+        if span.action.kind in times:
+            of_stage = times[span.action.kind][span.action.stage]
+            of_stage.append(span.end_ns - span.start_ns)
+    crossings: list[list[float]] = [[] for _ in range(num_stages)]
+    for span in _spans(copies):
+        # The boundary behind a stage, which a gradient crosses from the other side.
+        back = span.action.kind == Kind.COPY_B
+        crossings[span.action.stage - back].append(span.end_ns - span.start_ns)
+    forward, recompute, backward, inputs, weights = (_means(times[kind]) for kind in kinds)
+    # As many bytes as nanoseconds, because a cost has one bandwidth for all boundaries.
+    return Costs(
+        forward,
+        backward,
+        recompute_ns=recompute,
+        input_ns=inputs,
+        weight_ns=weights,
+        message_bytes=_means(crossings),
+        bandwidth=1.0,
+    )
+
+
+def _spans(timeline: Timeline) -> Iterator[Span]:
+    return (span for row in timeline.rows for span in row)
+
+
+def _means(times: Sequence[Sequence[float]]) -> list[float]:
+    return [fmean(of_stage) if of_stage else 0.0 for of_stage in times]

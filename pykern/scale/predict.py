@@ -239,7 +239,7 @@ def _work_ns(job: Job, mesh: Mesh, parts: list[Part]) -> list[tuple[float, float
 def _message_ns(job: Job, mesh: Mesh, plan: Plan) -> list[float]:
     """What leaves each stage, or comes back to it, takes on its way."""
     num_bytes = job.microbatch_tokens * job.model.width * BFLOAT16_BYTES
-    devices = [plan.placement.device_of(stage) for stage in range(plan.num_stages)]
+    devices = plan.placement.replicas[0]
     times_ns = []
     for device, other in zip(devices, [*devices[1:], devices[-1]], strict=True):
         link = mesh.link(device, other)

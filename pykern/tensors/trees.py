@@ -81,6 +81,11 @@ def leaves_of(tree: Any) -> list[Any]:
     return found
 
 
+def tensors_in(tree: Any) -> list[Tensor]:
+    """The tensors in a tree in order, also those that are ends of slices."""
+    return [leaf for leaf in leaves_of(tree) if isinstance(leaf, Tensor)]
+
+
 def is_sequence(tree: Any) -> bool:
     """Whether the tree is a tuple, a list or a named tuple."""
     return type(tree) in (tuple, list) or (isinstance(tree, tuple) and hasattr(tree, "_fields"))

@@ -1,20 +1,19 @@
-"""A tape cut into pieces, and the modules that run them: a chain, as the runtime takes it."""
+"""A tape cut into pieces, and the values that go from one piece to the next."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from .errors import CutError
 from .routes import BATCH, Direct, Routes, everywhere
 from .tape import Instruction, Tape
-from .values import Build, Held, Here, builder, key_of, refs_in
+from .values import Build, Here, builder, refs_in
 
 # By number.
 Values = dict[int, Any]
@@ -92,18 +91,17 @@ class Piece:
             alive |= set(instruction.reads)
         self._steps.reverse()
 
-    def run(self, env: Environment, segment: Segment) -> Any:
+    def run(self, cut_tape: CutTape, here: Here, modules: Mapping[str, nn.Module | None]) -> Any:
         """Runs the instructions; returns an environment, or what the model returns."""
-        here = Here(dict(env.values), segment._parameters, segment._buffers, segment.device)
         for number in self._copied:
             here.values[number] = here.values[number].clone()
         for instruction, dead in self._steps:
-            instruction.run(here, segment._modules)
+            instruction.run(here, modules)
             for number in dead:
                 here.values.pop(number, None)
         if self._output is not None:
             return self._output(here)
-        return Environment(env.cut_tape, {number: here.values[number] for number in self._needed})
+        return Environment(cut_tape, {number: here.values[number] for number in self._needed})
 
 
 class CutTape:
@@ -234,82 +232,3 @@ class CutTape:
                 f"{instruction.where} writes into {whose} of which a view is used as well: cut "
                 "elsewhere, or write into a copy"
             )
-
-
-def _is_same(then: tuple[Tensor, int] | None, now: tuple[Tensor, int]) -> bool:
-    return then is not None and then[0] is now[0] and then[1] == now[1]
-
-
-class Segment(nn.Module):
-    """What a piece of every cut tape calls and reads. Forward runs the piece.
-
-    Modules and parameters are those of the model, under their names with "/" for ".", because names
-    of torch's modules have no dots.
-
-    Attributes:
-        index: the number of its piece.
-        device: of its stage, None where that is where everything is.
-    """
-
-    def __init__(self, index: int) -> None:
-        super().__init__()
-        self.index = index
-        self.device: torch.device | None = None
-        # Where parameters and buffers are at home: key, whether a parameter, module, name there.
-        self._homes: list[tuple[str, bool, nn.Module, str]] = []
-        # Where modules are: in which, under which name there, and in the model.
-        self._places: list[tuple[nn.Module, str, str]] = []
-        # By key of a buffer that is at home on another device: which it is, and how often it had
-        # been written when the segment's copy was made.
-        self._copied: dict[str, tuple[Tensor, int]] = {}
-
-    def hold(self, instruction: Instruction, model: nn.Module) -> None:
-        """Makes what an instruction calls and reads part of the segment."""
-        target = instruction.target
-        if isinstance(target, str) and key_of(target) not in self._modules:
-            parent, _, name = target.rpartition(".")
-            self._places.append((model.get_submodule(parent), name, target))
-            self.add_module(key_of(target), model.get_submodule(target))
-        self.hold_tensors(instruction.held, model)
-
-    def hold_tensors(self, tensors: Iterable[Held], model: nn.Module) -> None:
-        """Makes parameters and buffers of the model part of the segment."""
-        for held in tensors:
-            if held.key in self._parameters or held.key in self._buffers:
-                continue
-            owner_name, _, name = held.name.rpartition(".")
-            owner = model.get_submodule(owner_name)
-            self._homes.append((held.key, held.is_parameter, owner, name))
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Holds the parameters and buffers that are there now, whichever there were.
-
-        Raises:
-            RuntimeError: a module is another by now.
-        """
-        for parent, name, full_name in self._places:
-            if parent._modules.get(name) is not self._modules[key_of(full_name)]:
-                raise RuntimeError(
-                    f"{full_name} was replaced or removed, but the stages hold the module that the "
-                    "pipeline was made of; make a new Pipeline"
-                )
-        for key, is_parameter, owner, name in self._homes:
-            if is_parameter:
-                self._parameters[key] = owner._parameters[name]
-            else:
-                self._buffers[key] = self._here(key, owner._buffers[name])
-
-    def _here(self, key: str, buffer: Tensor | None) -> Tensor | None:
-        """A buffer where the segment is; the copy of before if it is still like that."""
-        if buffer is None or self.device is None or buffer.device == self.device:
-            return buffer
-        now = buffer, buffer._version
-        if not _is_same(self._copied.get(key), now) or self._buffers.get(key) is None:
-            self._copied[key] = now
-            return buffer.to(self.device)
-        return self._buffers[key]
-
-    def forward(self, env: Environment) -> Any:
-        """Runs the segment's piece of the cut tape that the values belong to."""
-        return env.cut_tape.pieces[self.index].run(env, self)

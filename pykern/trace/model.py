@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..tensors.trees import Call, Spec, flatten, map_tree
-from .cut_tape import CutTape, Environment, Segment
+from .cut_tape import CutTape, Environment
 from .errors import CutError, UnseenTensor, Unsettled
 from .opened import (
     alike,
@@ -23,7 +23,8 @@ from .opened import (
 from .origins import Origins
 from .recorder import Recorder
 from .routes import Direct, everywhere
-from .state import described, state_of
+from .segment import Segment
+from .state import Form, described, state_of
 from .tape import Tape, modes_now
 from .untouched import Untouched
 from .values import held_in
@@ -209,7 +210,7 @@ class Traced:
         )
         training = tuple(module.training for module in self._modes)
         modes = modes_now(), torch.is_inference_mode_enabled()
-        return _Form(spec), given, modes, training, self._state
+        return Form(spec), given, modes, training, self._state
 
     def _holds(self, cut_tape: CutTape, values: dict[int, Any]) -> bool:
         reads = cut_tape.tape.reads
@@ -289,21 +290,6 @@ def _numbered(names: Sequence[str]) -> list[str]:
         seen[name] = seen.get(name, 0) + 1
         found.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
     return found
-
-
-class _Form:
-    """How leaves are arranged, as a key: torch's descriptions of that cannot be hashed."""
-
-    __slots__ = ("spec",)
-
-    def __init__(self, spec: Spec) -> None:
-        self.spec = spec
-
-    def __hash__(self) -> int:
-        return self.spec.num_leaves
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Form) and self.spec == other.spec
 
 
 def _unique(tensors: Iterable[Tensor]) -> Collection[Tensor]:

@@ -7,7 +7,7 @@ good, so what it reads of values is noted, to be read again for each microbatch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
@@ -17,17 +17,19 @@ from torch.overrides import TorchFunctionMode
 
 from .. import _C
 from ..modes import as_before, set_function_modes
-from ..tensors.trees import Call, flatten, leaves_of, map_tree
+from ..tensors.trees import Call, flatten, leaves_of, map_tree, tensors_in
 from ..torch_private import checkpoints_ended, function_modes, top_hooks
 from ..user_code import user_line
 from .calls import told, told_to
 from .crossings import Crossings
 from .errors import CutError, UnseenTensor
-from .functions import METADATA, RANDOM, SHAPES, name_of, refuse_autograd
+from .foreign import foreign_in, refuse_filled
+from .functions import METADATA, SHAPES, name_of, refuse_autograd
 from .generators import Generators
-from .origins import Origins, storages_of
-from .tape import Instruction, Read, Tape, modes_now, tensors_in
-from .values import PLAIN, Held, Home, Ref
+from .numbered_tensors import NumberedTensors
+from .origins import Origins
+from .tape import Instruction, Read, Tape, modes_now
+from .values import Held, Home, Ref
 
 _T = TypeVar("_T")
 
@@ -62,13 +64,7 @@ class Recorder(TorchFunctionMode):
         self._reads: list[Read] = []
         # Names of the buffers that the forward writes.
         self._written: set[str] = set()
-        self._aliases: dict[int, set[int]] = {}
-        # By the identity of a tensor: its number. All are kept, so that none takes another's.
-        self._numbers: dict[int, int] = {}
-        self._kept: dict[int, Tensor] = {}
-        # Which instruction has made a value, and which values depend on inputs alone.
-        self._maker: dict[int, Instruction] = {}
-        self._early: set[int] = set()
+        self._made = NumberedTensors()
         self._modes = modes_now()
         self._hooks = top_hooks()
 
@@ -85,7 +81,7 @@ class Recorder(TorchFunctionMode):
         """
         args, kwargs = call
         for tensor in inputs:
-            self._early.add(self._number(tensor))
+            self._made.give(tensor)
         trained = frozenset(number for number, x in enumerate(inputs) if x.requires_grad)
         self._crossings = Crossings(model, self._opened, inputs, self._origins)
         restored = _C.Undo(self._crossings.restore, settling)
@@ -100,29 +96,15 @@ class Recorder(TorchFunctionMode):
             self._instructions,
             map_tree(self._output, output),
             self._reads,
-            self._aliases,
+            self._made.aliases,
             trained,
             self._crossings.found,
-            self._in_buffers(model),
+            self._made.within(self._written_buffers(model)),
             with_gradients=torch.is_grad_enabled(),
         )
 
-    def _in_buffers(self, model: nn.Module) -> dict[int, str]:
-        """The values in the memory of buffers that the forward writes, with their names."""
-        written = {
-            storage._cdata: name
-            for name, buffer in model.named_buffers()
-            if name in self._written
-            for storage in storages_of(buffer)
-        }
-        if not written:
-            return {}
-        return {
-            number: written[storage._cdata]
-            for number, tensor in self._kept.items()
-            for storage in storages_of(tensor)
-            if storage._cdata in written
-        }
+    def _written_buffers(self, model: nn.Module) -> dict[str, Tensor]:
+        return {name: one for name, one in model.named_buffers() if name in self._written}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -131,14 +113,13 @@ class Recorder(TorchFunctionMode):
             return func(*args, **kwargs)
         refuse_autograd(func, name)
         given = tensors_in((args, kwargs))
-        versions = [_version(tensor) for tensor in given]
+        writes = _Writes(given)
         returned = func(*args, **kwargs)
-        pairs = zip(given, versions, strict=True)
-        written = [tensor for tensor, version in pairs if _version(tensor) != version]
+        written = writes.found()
         if written or tensors_in(returned):
             if name == "requires_grad_" and not written:
                 return returned
-            self._record(func, args, kwargs, returned, _once(written))
+            self._record(func, args, kwargs, returned, written)
         elif name in METADATA or getattr(func, "__name__", "") == "__get__":
             self._looked_at(given, name, returned)
         else:
@@ -151,24 +132,15 @@ class Recorder(TorchFunctionMode):
         if name is None or module in self._opened or isinstance(module, nn.ModuleList):
             return call(module, *args, **kwargs)
         self._refuse_checkpoint(name)
-        given = tensors_in((args, kwargs))
-        versions = [_version(tensor) for tensor in given]
-        foreign = self._foreign(args, kwargs)
+        writes = _Writes(tensors_in((args, kwargs)))
+        foreign = foreign_in((args, kwargs))
         number = len(self._instructions)
         self._crossings.before(module)
         with self._away(), self._crossings.during(module, (args, kwargs), number):
             returned = call(module, *self._at(module, args), **self._at(module, kwargs))
         self._crossings.after(module, number, returned)
-        for thing in foreign:
-            if _holds_tensors(thing):
-                raise CutError(
-                    f"{name} is given a {type(thing).__name__} ({user_line()}), in which it leaves "
-                    "tensors: what passes between modules must be tensors, or tuples, lists, dicts "
-                    "and dataclasses of them (for a cache of Hugging Face: use_cache=False)"
-                )
-        pairs = zip(given, versions, strict=True)
-        written = [tensor for tensor, version in pairs if _version(tensor) != version]
-        self._record(name, args, kwargs, returned, _once(written))
+        refuse_filled(foreign, name)
+        self._record(name, args, kwargs, returned, writes.found())
         return returned
 
     def _record(
@@ -176,7 +148,7 @@ class Recorder(TorchFunctionMode):
     ) -> None:
         self._generators.require_same()
         arguments = map_tree(self._argument, args), map_tree(self._argument, kwargs)
-        before = [self._numbers.get(id(tensor)) for tensor in written]
+        before = [self._made.find(tensor) for tensor in written]
         self._written |= {
             held.name for tensor in written if (held := self._held.get(id(tensor))) is not None
         }
@@ -189,9 +161,9 @@ class Recorder(TorchFunctionMode):
             rest = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         for number, tensor in zip(before, written, strict=True):
             if number is not None:
-                self._aliases[number] = self._sharing(tensor)
+                self._made.overwrite(number, tensor)
         after = [
-            (number, self._number(tensor, new=True))
+            (number, self._made.number(tensor, new=True))
             for number, tensor in zip(before, written, strict=True)
             if number is not None and not any(tensor is leaf for leaf in tensors_in(returned))
         ]
@@ -207,54 +179,11 @@ class Recorder(TorchFunctionMode):
             [number for number in before if number is not None],
         )
         self._instructions.append(instruction)
-        self._note_early(instruction)
-        for number in instruction.makes:
-            self._maker.setdefault(number, instruction)
-
-    def _note_early(self, instruction: Instruction) -> None:
-        """Notes whether what is made depends on inputs alone, and what does not any more."""
-        random = torch.Tag.nondeterministic_seeded in getattr(instruction.target, "tags", ())
-        drawing = name_of(instruction.target) in RANDOM or random
-        early = instruction.anchor is None and not drawing
-        memory = {
-            other
-            for number in instruction.overwritten
-            for other in (number, *self._aliases[number])
-        }
-        # What is read again is computed again of the inputs, which that must not write.
-        if memory - self._maker.keys():
-            early = False
-        if early and all(number in self._early for number in instruction.reads):
-            self._early.update(instruction.makes)
-        else:
-            self._early.difference_update(instruction.makes)
-        # Other names of the memory do not say that it was written.
-        self._early -= memory - set(instruction.overwritten)
+        self._made.note(instruction)
 
     def _result(self, tensor: Tensor, written: list[Tensor]) -> int:
         is_new = any(tensor is one for one in written)
-        return self._number(tensor, new=is_new)
-
-    def _number(self, tensor: Tensor, *, new: bool = False) -> int:
-        """The tensor's number; a new one for one that has been written."""
-        number = self._numbers.get(id(tensor))
-        if number is None or new:
-            number = len(self._kept)
-            self._numbers[id(tensor)] = number
-            self._kept[number] = tensor
-        return number
-
-    def _sharing(self, tensor: Tensor) -> set[int]:
-        if tensor.layout is not torch.strided:
-            return set()
-        storage = tensor.untyped_storage().data_ptr()
-        return {
-            number
-            for number, other in self._kept.items()
-            if other is not tensor
-            and other.layout is torch.strided
-            and other.untyped_storage().data_ptr() == storage
-        }
+        return self._made.number(tensor, new=is_new)
 
     def _argument(self, leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
@@ -265,8 +194,9 @@ class Recorder(TorchFunctionMode):
         return self._stand_in(leaf) if isinstance(leaf, Tensor) else leaf
 
     def _stand_in(self, tensor: Tensor) -> Any:
-        if id(tensor) in self._numbers:
-            return Ref(self._numbers[id(tensor)])
+        number = self._made.find(tensor)
+        if number is not None:
+            return Ref(number)
         if id(tensor) in self._held:
             return self._held[id(tensor)]
         origin, maker = self._crossings.maker_of(tensor)
@@ -284,45 +214,22 @@ class Recorder(TorchFunctionMode):
         if name not in SHAPES and not isinstance(returned, torch.Size):
             return
         for tensor in given:
-            number = self._numbers.get(id(tensor))
-            if number is not None and number in self._maker:
-                self._maker[number].shapes[number] = tensor.shape
+            self._made.look_at_shape(tensor)
 
     def _read(self, func: Any, args: Any, kwargs: Any, returned: Any, given: list[Tensor]) -> None:
         if not given:
             return
         arguments = map_tree(self._argument, args), map_tree(self._argument, kwargs)
-        wanted = [self._numbers[id(tensor)] for tensor in given if id(tensor) in self._numbers]
-        late = [number for number in wanted if number not in self._early]
-        if late:
+        wanted = [number for tensor in given if (number := self._made.find(tensor)) is not None]
+        if not self._made.are_early(wanted):
             raise CutError(
                 f"{user_line()} reads the values of a tensor ({name_of(func)}) that the model has "
                 "computed, to go on in Python: do it within a module that stays whole, or with "
                 "torch's functions"
             )
-        steps = self._steps_to(wanted)
+        makers = self._made.makers_of(wanted)
+        steps = [instruction for instruction in self._instructions if instruction in makers]
         self._reads.append(Read(func, arguments, returned, steps, user_line()))
-
-    def _steps_to(self, wanted: list[int]) -> list[Instruction]:
-        needed: set[Instruction] = set()
-        open_ = list(wanted)
-        while open_:
-            maker = self._maker.get(open_.pop())
-            if maker is not None and maker not in needed:
-                needed.add(maker)
-                open_ += maker.reads
-        return [instruction for instruction in self._instructions if instruction in needed]
-
-    def _foreign(self, args: Any, kwargs: Any) -> list[Any]:
-        """Arguments of which nothing is known, such as caches."""
-        found: list[Any] = []
-
-        def look(leaf: Any) -> None:
-            if not isinstance(leaf, Tensor | nn.Module | type) and not isinstance(leaf, PLAIN):
-                found.append(leaf)
-
-        map_tree(look, (args, kwargs))
-        return found
 
     def _refuse_checkpoint(self, name: str) -> None:
         if top_hooks() != self._hooks:
@@ -376,22 +283,15 @@ def _held(model: nn.Module) -> dict[int, Held]:
     return found | {id(tensor): Held(name, False) for name, tensor in model.named_buffers()}
 
 
+class _Writes:
+    """Which of some tensors are written from now on."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self._tensors = {id(tensor): (tensor, _version(tensor)) for tensor in tensors}
+
+    def found(self) -> list[Tensor]:
+        return [tensor for tensor, version in self._tensors.values() if _version(tensor) != version]
+
+
 def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
-
-
-def _once(tensors: list[Tensor]) -> list[Tensor]:
-    return list({id(tensor): tensor for tensor in tensors}.values())
-
-
-def _holds_tensors(thing: Any, depth: int = 3) -> bool:
-    if isinstance(thing, Tensor):
-        return True
-    if depth == 0 or isinstance(thing, type | nn.Module) or callable(thing):
-        return False
-    inner = list(getattr(thing, "__dict__", {}).values())
-    if isinstance(thing, list | tuple | set):
-        inner += thing
-    if isinstance(thing, Mapping):
-        inner += thing.values()
-    return any(_holds_tensors(part, depth - 1) for part in inner)

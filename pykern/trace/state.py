@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..tensors.trees import Spec
 from .values import PLAIN
 
 # What torch keeps in a module, which is looked at elsewhere or does nothing.
@@ -73,3 +74,18 @@ def state_of(model: nn.Module, opened: Iterable[nn.Module]) -> Hashable:
         if module in opened
     )
     return held, parts
+
+
+class Form:
+    """How leaves are arranged, as a key: torch's descriptions of that cannot be hashed."""
+
+    __slots__ = ("spec",)
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+
+    def __hash__(self) -> int:
+        return self.spec.num_leaves
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Form) and self.spec == other.spec

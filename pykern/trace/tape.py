@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..once import once
-from ..tensors.trees import flatten, leaves_of
+from ..tensors.trees import flatten
 from .errors import CutError, ReplayError
 from .values import Build, Held, Here, builder, held_in, key_of, refs_in
 
@@ -256,8 +256,3 @@ def _equal(one: Any, other: Any) -> bool:
         return bool(one == other)
     # Objects of which nothing is known are taken to be what they were.
     return not hasattr(one, "__array__") or bool((one == other).all())
-
-
-def tensors_in(tree: Any) -> list[Tensor]:
-    """The tensors of a tree, in order."""
-    return [leaf for leaf in leaves_of(tree) if isinstance(leaf, Tensor)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..plan import Kind
+from ..runtime.executor import Run
 from ..runtime.stage.stage import Stage
 from ..tensors.trees import map_tree, tensors_of
 from ..trace.routes import BATCH
@@ -56,9 +57,7 @@ class Boundaries:
         """Looks no more."""
         self.seen = None
 
-    def around(
-        self, kind: Kind, stage: Stage, call: Callable[[int], None]
-    ) -> Callable[[int], None]:
+    def around(self, kind: Kind, stage: Stage, call: Run) -> Run:
         """The replacement for the call of an action."""
         if stage.previous is None:
             return call
@@ -68,7 +67,7 @@ class Boundaries:
             return partial(self._backward, stage, call)
         return call
 
-    def _forward(self, stage: Stage, call: Callable[[int], None], microbatch: int) -> None:
+    def _forward(self, stage: Stage, call: Run, microbatch: int) -> None:
         arguments = stage.arguments[microbatch]
         if self.seen is not None and arguments is not None:
             trees = [arguments, *_parcels(stage, microbatch)]
@@ -76,7 +75,7 @@ class Boundaries:
             self.seen.forward[stage.index, microbatch] = _copies(tensors)
         call(microbatch)
 
-    def _backward(self, stage: Stage, call: Callable[[int], None], microbatch: int) -> None:
+    def _backward(self, stage: Stage, call: Run, microbatch: int) -> None:
         if self.seen is not None:
             gradients = _gradients_of(stage.leaves[microbatch])
             self.seen.backward[stage.index, microbatch] = gradients

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pykern.kernels import norm as twin
+from pykern.kernels import norm_operation as twin
 from pykern.kernels.gpu import norm as gpu
 from pykern.kernels.norm import add_norm, layer_norm, rms_norm
 from tests.kernels.acceptance import Canaries, assert_accepted, uninitialised_is_nan

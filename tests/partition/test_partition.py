@@ -10,7 +10,8 @@ import pytest
 from torch import nn
 
 from pykern.models import gpt
-from pykern.partition.balance import _balanced_ends, partition
+from pykern.partition.balance import partition
+from pykern.partition.bottleneck import balanced_ends
 
 
 class Sized(nn.Module):
@@ -199,7 +200,7 @@ def test_the_cut_is_that_of_trying_every_end() -> None:
         if rng.random() < 0.4:
             costs[rng.randrange(num_layers)] = rng.choice([0, 5, 50, 10**9])
         num_stages = rng.randint(1, num_layers)
-        assert _balanced_ends(costs, num_stages) == ends_one_by_one(costs, num_stages)
+        assert balanced_ends(costs, num_stages) == ends_one_by_one(costs, num_stages)
 
 
 @pytest.mark.parametrize("largest", [1, 10**7])
@@ -207,7 +208,7 @@ def test_thousands_of_layers_are_cut(largest: int) -> None:
     """Each end of which used to be tried with each other: a hundred million pairs."""
     costs = [1 + layer % 7 for layer in range(8000)]
     costs[3000] = largest
-    ends = _balanced_ends(costs, 4)
+    ends = balanced_ends(costs, 4)
     assert len(ends) == 4
     stages = [sum(costs[start:end]) for start, end in pairwise([0, *ends])]
     rest = sum(costs) - largest

@@ -1,7 +1,8 @@
 """Sizes: a file is read in one sitting, a function on one screen.
 
-Taste is 100 to 300 lines a file and 35 a function; these are the hard limits. clang-tidy keeps the
-one for C++ functions. Run with -s to see the largest of each even while all is well.
+A file of the package has at most 300 lines, any other 400. Taste is 35 a function; 60 is the hard
+limit. clang-tidy keeps the one for C++ functions. Run with -s to see the largest of each even while
+all is well.
 """
 
 import ast
@@ -11,6 +12,13 @@ from pathlib import Path
 import pytest
 
 MAX_FILE_LINES = 400
+MAX_PACKAGE_FILE_LINES = 300
+# These are longer still.
+LONGER = {
+    "pykern/runtime/executor.py",
+    "pykern/runtime/random/eager.py",
+    "pykern/runtime/recompute/recompute.py",
+}
 MAX_FUNCTION_LINES = 60
 FOLDERS = ("pykern", "schedules", "csrc", "tests", "bench")
 
@@ -49,8 +57,19 @@ def file_sizes(root: Path) -> Sizes:
     ]
 
 
+def package_file_sizes(root: Path) -> Sizes:
+    found = [(lines, place) for lines, place in file_sizes(root) if place.startswith("pykern/")]
+    assert {place for _, place in found} >= LONGER
+    return [(lines, place) for lines, place in found if place not in LONGER]
+
+
 @pytest.mark.parametrize(
-    ("measure", "limit"), [(file_sizes, MAX_FILE_LINES), (functions, MAX_FUNCTION_LINES)]
+    ("measure", "limit"),
+    [
+        (file_sizes, MAX_FILE_LINES),
+        (package_file_sizes, MAX_PACKAGE_FILE_LINES),
+        (functions, MAX_FUNCTION_LINES),
+    ],
 )
 def test_sizes_stay_within_budget(root, measure, limit):
     sizes = sorted(measure(root), reverse=True)

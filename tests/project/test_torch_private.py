@@ -45,13 +45,6 @@ def test_a_module_keeps_its_hooks_where_they_are_looked_for():
     assert all(getattr(module, hooks) for hooks in torch_private.HOOKS)
 
 
-def test_sequence_numbers_count_nodes():
-    x = torch.ones(2, requires_grad=True)
-    before = torch_private.sequence_number()
-    _ = x * 2 + 1
-    assert torch_private.sequence_number() == before + 2
-
-
 def test_saved_tensors_hooks_are_seen_taken_and_put_back():
     def pack(tensor):
         return tensor

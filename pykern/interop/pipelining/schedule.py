@@ -238,11 +238,8 @@ class PipelineSchedule:
                 f"and {plan.num_devices} devices, but there are {self._num_stages} stages, "
                 f"{self._n_microbatches} microbatches and {size} ranks"
             )
-        wanted = [
-            stage
-            for stage in range(plan.num_stages)
-            if size == 1 or plan.placement.device_of(stage) == rank
-        ]
+        homes = enumerate(plan.placement.replicas[0])
+        wanted = [stage for stage, device in homes if size == 1 or device == rank]
         given = sorted(stage.stage_index for stage in self._stages)
         if given != wanted:
             raise ValueError(

@@ -57,15 +57,11 @@ class PipelineScheduleSingle(PipelineSchedule):
 class PipelineScheduleMulti(PipelineSchedule):
     """Schedules of several stages per device; itself one of a plan that is read from a file.
 
+    What is not named here is as for `PipelineScheduleSingle`.
+
     Args:
         stages: this rank's; all stages where there is one rank.
-        n_microbatches: see `PipelineScheduleSingle`, as for all up to scale_grads.
-        loss_fn: see there.
-        args_chunk_spec: see there.
-        kwargs_chunk_spec: see there.
-        output_merge_spec: see there.
         use_full_backward: not used, as in torch.
-        scale_grads: see there.
         backward_requires_autograd: must be True: every backward is autograd's.
 
     Raises:
@@ -166,14 +162,8 @@ class Schedule1F1B(PipelineScheduleSingle):
 class ScheduleLoopedBFS(PipelineScheduleMulti):
     """All microbatches through a stage before the next: `pykern.schedules.breadth_first`.
 
-    Args:
-        stages: see `PipelineScheduleMulti`, as for all up to backward_requires_autograd.
-        n_microbatches: see there.
-        loss_fn: see there.
-        output_merge_spec: see there.
-        scale_grads: see there.
-        backward_requires_autograd: see there.
-        defer_pp_recv: not used: nothing is received.
+    Arguments are those of `PipelineScheduleMulti`; `defer_pp_recv` is not used, because nothing is
+    received.
     """
 
     _order = staticmethod(schedules.breadth_first)

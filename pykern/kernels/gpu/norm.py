@@ -36,7 +36,7 @@ def add_and_normalise(
     seed: int,
     place: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """See `pykern.kernels.norm.add_and_normalise`."""
+    """See `pykern.kernels.norm_operation.add_and_normalise`."""
     added = _empty(x.shape if delta is not None else (0,), x.dtype, x)
     normed = _empty(x.shape, dtype, x)
     rstd = _empty((*x.shape[:-1], 1), torch.float32, x)
@@ -93,7 +93,7 @@ def gradients(
     centred: bool,
     again: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `pykern.kernels.norm.gradients`."""
+    """See `pykern.kernels.norm_operation.gradients`."""
     del eps
     of_total = _empty(total.shape, total.dtype, total)
     normed = _empty(total.shape if again else (0,), gradient.dtype, total)

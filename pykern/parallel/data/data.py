@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from enum import Enum, auto
 from functools import partial
@@ -16,39 +15,17 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from ...notes import add_note
-from ...plan import Kind, Span, Timeline
+from ...plan import Kind, Timeline
 from ...runtime.features.feature import Feature, Made, TrainingStep
-from ...runtime.stage.layer_copies import trains
 from ...runtime.stage.stage import Stage
 from ..peers.agreement import agreed_group, values_digest
 from ..peers.errors import ErrorContext, PeerError, is_of_peers, shown
 from ..peers.exchange import PeerMessage, exchange
 from ..peers.groups import give_back, lane_groups, meeting, timeout_of
 from ..peers.waiting import Pending
-from .buckets import GradientSum
+from .refusals import refuse_failures, refuse_main_grads, refuse_others
 from .shares import Owners
-
-
-def refuse_foreign_loss(loss_fn: object, layers: Iterable[nn.Module]) -> None:
-    """Refuses a loss with parameters of its own, whose gradients nobody would sum.
-
-    Raises:
-        ValueError: it trains what no layer has.
-    """
-    if trains(loss_fn, {parameter for layer in layers for parameter in layer.parameters()}):
-        raise ValueError(
-            "loss_fn trains parameters that the model does not have, and processes sum gradients "
-            "of the model's alone: give them to the last layer"
-        )
-
-
-def _refuse_main_grads(model: nn.Module) -> None:
-    """Raises ValueError where a parameter collects gradients in another place than `.grad`."""
-    for name, parameter in model.named_parameters():
-        if getattr(parameter, "main_grad", None) is not None:
-            raise ValueError(
-                f"{name} has a main_grad, and sums over process_group are of .grad: leave it out"
-            )
+from .sums import StepSums, sums_of
 
 
 class _Phase(Enum):
@@ -93,9 +70,8 @@ class DataParallel(Feature):
         self._local = False
         self._checked = False
         self._phase = _Phase.BEFORE
-        # Of the last step: by stage, then of what stages share.
-        self._sums: dict[int, GradientSum] = {}
-        self._late: list[GradientSum] = []
+        # Of the last step.
+        self._sums = StepSums({}, [])
         self._loss: Pending | None = None
 
     def attach(self, made: Made) -> None:
@@ -110,8 +86,7 @@ class DataParallel(Feature):
             self._own.append(self._control)
             self._groups = lane_groups(self._given, made.plan.num_devices)
             self._own += self._groups
-        placement = made.plan.placement
-        self._lane_of = [placement.device_of(stage.index) for stage in self._stages]
+        self._stage_groups = [self._groups[lane] for lane in made.plan.placement.replicas[0]]
         for stage in self._stages:
             stage.reductions.append(partial(self._launch, stage))
 
@@ -186,25 +161,17 @@ class DataParallel(Feature):
             PeerError: a peer has failed, does something else, is gone, or has not come in time.
         """
         self.owners.require_scaler(step.scaler)
-        _refuse_main_grads(self._model)
+        refuse_main_grads(self._model)
         message = PeerMessage(sum(step.rows), self._digest(), self._local)
         said = self._exchange(message, _Phase.OVER)
-        _refuse_failures(said, "before its step", "none has changed anything")
-        for rank, other in enumerate(said):
-            if other.is_local != self._local:
-                ours, its = ("in", "out of") if self._local else ("out of", "in")
-                raise PeerError(
-                    f"this step is {ours} no_sync here and {its} it in process {rank} of the group"
-                )
-            if other.digest != message.digest:
-                raise PeerError(
-                    f"process {rank} of the group has other parameters or buffers than this one, "
-                    "or trains others: load the same state, or seed all processes alike"
-                )
+        refuse_failures(said, "before its step", "none has changed anything")
+        refuse_others(said, message)
         self._checked = True
         if self._summed:
             self.owners.keep_once(self._model.parameters())
-        self._make_sums()
+        # What stages share is the last that the first device's group gets.
+        shared_by = None if self._local else self._groups[0]
+        self._sums = sums_of(self._stages, self._stage_groups, shared_by, self.owners)
         self._phase = _Phase.WITHIN
         step.total = sum(other.rows for other in said)
 
@@ -217,32 +184,9 @@ class DataParallel(Feature):
             digest ^= values_digest((*model.named_parameters(), *model.named_buffers()))
         return digest
 
-    def _make_sums(self) -> None:
-        trained = [
-            dict.fromkeys(p for layer in s.originals for p in layer.parameters() if p.requires_grad)
-            for s in self._stages
-        ]
-        # What several stages use has its sum when the step has ended; it is the last that the
-        # first device's group gets.
-        uses = Counter(parameter for of_stage in trained for parameter in of_stage)
-        self._sums = {
-            stage.index: self.owners.sum_of(
-                [parameter for parameter in of_stage if uses[parameter] == 1],
-                self._groups[self._lane_of[stage.index]],
-            )
-            for stage, of_stage in zip(self._stages, trained, strict=True)
-        }
-        shared: dict[torch.device, list[Tensor]] = {}
-        for parameter, count in uses.items():
-            if count > 1 and not self._local:
-                shared.setdefault(parameter.device, []).append(parameter)
-        self._late = [
-            self.owners.sum_of(of_device, self._groups[0]) for of_device in shared.values()
-        ]
-
     def _launch(self, stage: Stage) -> None:
         if not self._local:
-            self._sums[stage.index].launch()
+            self._sums.of_stage[stage.index].launch()
 
     def finish(self, loss: Tensor) -> Tensor:
         """Waits for the sums of a step that has succeeded.
@@ -256,12 +200,12 @@ class DataParallel(Feature):
         Raises:
             PeerError: a peer has failed, is gone, or has not come in time.
         """
-        for gradients in self._late:
+        for gradients in self._sums.shared:
             gradients.launch()
         total = self._end(loss)
         said = self._exchange(PeerMessage(), _Phase.OVER)
-        _refuse_failures(said, "in this step", "its gradients are undefined in all processes")
-        for gradients in (*self._sums.values(), *self._late):
+        refuse_failures(said, "in this step", "its gradients are undefined in all processes")
+        for gradients in self._sums:
             gradients.finish()
         self._summed = not self._local
         return total
@@ -271,10 +215,9 @@ class DataParallel(Feature):
         total = loss.clone()
         try:
             if self._loss is None:
-                group = self._groups[self._lane_of[-1]]
-                work = dist.all_reduce(total, group=group, async_op=True)
+                work = dist.all_reduce(total, group=self._stage_groups[-1], async_op=True)
                 self._loss = Pending(work, on_host=total.device.type == "cpu")
-            for gradients in (*self._sums.values(), *self._late):
+            for gradients in self._sums:
                 gradients.wait()
             self._loss.wait()
         except RuntimeError as error:
@@ -312,8 +255,8 @@ class DataParallel(Feature):
         for row in self._plan.rows:
             for action in row:
                 if action.kind is Kind.REDUCE and not self._local:
-                    self._sums[action.stage].complete()
-        for gradients in self._late:
+                    self._sums.of_stage[action.stage].complete()
+        for gradients in self._sums.shared:
             gradients.complete()
         self._summed = True
         self._end(torch.zeros((), device=self._stages[-1].device))
@@ -337,30 +280,9 @@ class DataParallel(Feature):
             A row for each device, in the time of the timeline; no rows after a step within
             `no_sync`, or on GPUs, where the host does not know.
         """
-        rows = [
-            [
-                self._span(span)
-                for span in row
-                if span.action.kind is Kind.REDUCE and self._sums[span.action.stage].pending
-            ]
-            for row in timeline.rows
-        ]
-        return Timeline(rows if any(rows) else [])
-
-    def _span(self, launch: Span) -> Span:
-        pending = self._sums[launch.action.stage].pending
-        took = max(one.end_ns for one in pending) - pending[0].start_ns
-        return Span(launch.action, launch.start_ns, launch.start_ns + took)
+        return self._sums.timeline(timeline)
 
     def close(self) -> None:
         """Gives the groups back."""
         self._lost = self._lost or "it was closed"
         give_back(self._own)
-
-
-def _refuse_failures(said: Sequence[PeerMessage], when: str, consequence: str) -> None:
-    for rank, message in enumerate(said):
-        if message.failure:
-            raise PeerError(
-                f"process {rank} of the group has failed {when}: {message.failure}; {consequence}"
-            )

@@ -15,7 +15,7 @@ from ...partition.balance import Partition
 from ...plan import Plan
 from ...plan.files.json_form import to_json
 from ...tensors.dtensor import local
-from .errors import PeerError
+from .errors import PeerError, understanding
 from .groups import control_group, give_back
 from .texts import texts_of_all
 from .typed_json import from_text, to_text
@@ -47,13 +47,8 @@ def require_alike(group: ProcessGroup, told: Mapping[str, str]) -> None:
 
 
 def _read(text: str, rank: int) -> dict[str, str]:
-    try:
+    with understanding(f"process {rank}"):
         return from_text(dict[str, str], text)
-    except ValueError as error:
-        raise PeerError(
-            f"process {rank} of the group sent a message that is not understood here: {error}. Use "
-            "one version of pykern in all processes"
-        ) from error
 
 
 def agreed_group(group: ProcessGroup, told: Mapping[str, str]) -> ProcessGroup:

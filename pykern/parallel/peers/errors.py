@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch.distributed as dist
 
@@ -32,6 +33,22 @@ def shown(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"
     except Exception:
         return type(error).__name__
+
+
+@contextmanager
+def understanding(sender: str) -> Iterator[None]:
+    """Around reading a message of a process of a group.
+
+    Raises:
+        PeerError: the message is something else.
+    """
+    try:
+        yield
+    except (ValueError, KeyError) as error:
+        raise PeerError(
+            f"{sender} of the group sent a message that is not understood here: {error}. Use one "
+            "version of pykern in all processes"
+        ) from error
 
 
 class ErrorContext:

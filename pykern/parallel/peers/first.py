@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from torch.distributed import ProcessGroup
 
-from .errors import PeerError, shown
+from .errors import PeerError, shown, understanding
 from .groups import control_group, give_back, meeting
 from .texts import text_of
 from .typed_json import from_text, to_text
@@ -56,7 +56,8 @@ def of_first(
         raise error
     if outcome.failure:
         raise PeerError(f"the first process has failed before its first step: {outcome.failure}")
-    return _understood(kind, outcome.found)
+    with understanding("the first process"):
+        return from_text(kind, outcome.found)
 
 
 def _told(outcome: _Outcome, group: ProcessGroup) -> _Outcome:
@@ -67,14 +68,5 @@ def _told(outcome: _Outcome, group: ProcessGroup) -> _Outcome:
             text = text_of(to_text(outcome), control, 0)
         finally:
             give_back([control])
-    return _understood(_Outcome, text)
-
-
-def _understood(kind: type[_Answer], text: str) -> _Answer:
-    try:
-        return from_text(kind, text)
-    except ValueError as error:
-        raise PeerError(
-            f"the first process of the group sent a message that is not understood here: {error}. "
-            "Use one version of pykern in all processes"
-        ) from error
+    with understanding("the first process"):
+        return from_text(_Outcome, text)

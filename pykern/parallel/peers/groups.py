@@ -24,21 +24,18 @@ def group_of(peers: object, argument: str) -> ProcessGroup:
         TypeError: it is no group, and no mesh of one dimension.
         ValueError: this process is not in it.
     """
-    if isinstance(peers, DeviceMesh):
-        if peers.ndim != 1:
-            raise TypeError(
-                f"{argument} is a process group or a mesh of one dimension, as mesh['dp'] is; got "
-                f"a mesh of {peers.ndim}: {peers.mesh_dim_names}"
-            )
+    if isinstance(peers, DeviceMesh) and peers.ndim == 1:
         return peers.get_group()
     if peers is dist.GroupMember.NON_GROUP_MEMBER:
         raise ValueError(f"{argument} is a group that this process is not in")
-    if not isinstance(peers, ProcessGroup):
-        raise TypeError(
-            f"{argument} is a process group or a mesh of one dimension, as mesh['dp'] is; got a "
-            f"{type(peers).__name__}"
-        )
-    return peers
+    if isinstance(peers, ProcessGroup):
+        return peers
+    what = type(peers).__name__
+    if isinstance(peers, DeviceMesh):
+        what = f"mesh of {peers.ndim}: {peers.mesh_dim_names}"
+    raise TypeError(
+        f"{argument} is a process group or a mesh of one dimension, as mesh['dp'] is; got a {what}"
+    )
 
 
 def lane_groups(group: ProcessGroup, num_lanes: int) -> Sequence[ProcessGroup]:

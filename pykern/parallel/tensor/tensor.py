@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed import ProcessGroup
 
 from ...notes import add_note
@@ -17,7 +17,7 @@ from ...plan import Plan
 from ...runtime.features.feature import Feature, Made, Told, TrainingStep
 from ...runtime.stage.stage import Stage
 from ...tensors.dtensor import settle_gradient
-from ...tensors.trees import leaves_of
+from ...tensors.trees import tensors_in
 from ..peers.agreement import agreed_group, digest_of, values_digest
 from ..peers.errors import ErrorContext, PeerError, SlicesLost, is_of_peers, shown
 from ..peers.exchange import PeerMessage, exchange
@@ -94,8 +94,7 @@ class TensorParallel(Feature):
     def _slice(self, device_type: str) -> None:
         from torch.distributed.tensor.parallel import parallelize_module  # noqa: PLC0415 - long
 
-        placement = self._plan.placement
-        lane_of = [placement.device_of(stage) for stage in range(self._plan.num_stages)]
+        lane_of = self._plan.placement.replicas[0]
         with meeting(self.group):
             self.lanes = DeviceMeshes(self.group, device_type, lane_of)
         for one in self._found:
@@ -165,8 +164,7 @@ class TensorParallel(Feature):
     def _digest(self, batch: Any) -> int:
         """Of the first batch; later, where layers draw, of the generator."""
         if self._first:
-            tensors = [leaf for leaf in leaves_of(batch) if isinstance(leaf, Tensor)]
-            return values_digest(("", tensor) for tensor in tensors)
+            return values_digest(("", tensor) for tensor in tensors_in(batch))
         if not any(stage.draws.possible for stage in self._stages):
             return 0
         return zlib.crc32(torch.default_generator.get_state().numpy().tobytes())

@@ -7,14 +7,13 @@ from functools import partial
 from operator import is_
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from ... import _C
 from ...notes import add_note
 from ...plan import Action, Kind
 from ...plan.parts import Parts
-from ..autograd.cut import version_of
 from ..batch import Batch
 from ..cpu.workers import Workers
 from ..driver import Program
@@ -22,6 +21,7 @@ from ..executor import Executor, Run
 from ..loss import Losses
 from ..stage.settings import Settings
 from ..stage.stage import Ends, Stage
+from .in_flight_guard import InFlightGuard
 from .optimizers import StageOptimizer, stepped
 from .seeds import BatchSeed, SlotSeeds
 from .versions import Versions
@@ -61,9 +61,7 @@ class AsyncExecutor(Executor):
         self._updaters: Sequence[StageOptimizer] = ()
         # By stage, in the last step; each is replaced by another where its layers have changed.
         self._checked: list[Settings | None] = []
-        # What nobody may change while microbatches are in flight, as it was after the last step.
-        self._modes: list[tuple[nn.Module, bool]] = []
-        self._written: list[tuple[nn.Parameter, int]] = []
+        self._guard = InFlightGuard(stages)
         self._forget()
 
     def update_by(self, optimizer: Optimizer) -> None:
@@ -101,7 +99,8 @@ class AsyncExecutor(Executor):
         # What goes wrong here has changed nothing.
         calls = batch.calls
         with self._driver.claim:
-            self._require_untouched()
+            self._guard.require_modes()
+            self._require_weights()
             self._go_on()
             with _C.Within(self._losses.clear, self._leave):
                 seed = BatchSeed()
@@ -134,7 +133,8 @@ class AsyncExecutor(Executor):
         if not self.in_flight:
             return None, None
         with self._driver.claim:
-            self._require_untouched()
+            self._guard.require_modes()
+            self._require_weights()
             self._go_on()
             with _C.Undo(self._drop), _C.Within(self._losses.clear, self._leave):
                 position, shift = self._parts.alike(self._num_batches - 1)
@@ -200,7 +200,7 @@ class AsyncExecutor(Executor):
         if failures:
             raise self._first(failures, partial(self._located, shift))
         stepped(self._optimizer)
-        self._note()
+        self._guard.note()
 
     def _leave(self, error: BaseException | None) -> None:
         """Ends a part, which has changed what is in flight; may be called twice."""
@@ -265,26 +265,8 @@ class AsyncExecutor(Executor):
         where = f"the batch of {ago} steps before" if ago > 0 else ""
         return Action(action.kind, action.stage, index), where
 
-    def _note(self) -> None:
-        """Remembers what nobody may change while microbatches are in flight."""
-        modules = [
-            m for stage in self._stages for layer in stage.originals for m in layer.modules()
-        ]
-        self._modes = [(module, module.training) for module in modules]
-        self._written = [
-            (parameter, version_of(parameter))
-            for module in modules
-            for parameter in module._parameters.values()
-            if parameter is not None
-        ]
-
-    def _require_untouched(self) -> None:
-        if any(module.training != mode for module, mode in self._modes):
-            raise RuntimeError(
-                "train() or eval() was called with microbatches in flight, which would run in "
-                "another mode than their batch: set it back, and call flush() first"
-            )
-        if any(version_of(parameter) != version for parameter, version in self._written):
+    def _require_weights(self) -> None:
+        if self._guard.is_written():
             self._drop()
             raise RuntimeError(
                 "a parameter was written with microbatches in flight, whose backwards need what it "
@@ -308,4 +290,4 @@ class AsyncExecutor(Executor):
         self._keywords: list[dict[str, Any]] = [{}] * num_slots
         # Computed in this part, with their rows.
         self._losses: list[tuple[Tensor, int]] = []
-        self._modes, self._written = [], []
+        self._guard.forget()

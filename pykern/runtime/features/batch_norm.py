@@ -7,7 +7,7 @@ the DeferredBatchNorm of torchgpipe (Kim et al., 2020, arXiv 2004.09910), whose 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ...plan import Kind
+from ..executor import Run
 from ..stage.stage import Stage
 from .feature import Feature, Made
 
@@ -76,15 +77,13 @@ class DeferredBatchNorm(Feature):
         for handle in self._handles:
             handle.remove()
 
-    def around(
-        self, kind: Kind, stage: Stage, call: Callable[[int], None]
-    ) -> Callable[[int], None]:
+    def around(self, kind: Kind, stage: Stage, call: Run) -> Run:
         """What to call for an action instead."""
         if kind is not Kind.F:
             return call
         return partial(self._forward, stage.index, call)
 
-    def _forward(self, stage: int, call: Callable[[int], None], microbatch: int) -> None:
+    def _forward(self, stage: int, call: Run, microbatch: int) -> None:
         self._now[stage] = microbatch
         try:
             call(microbatch)
@@ -144,9 +143,7 @@ class OrderOfUpdates(Feature):
         # By stage, the microbatch of the last F.
         self._last: dict[int, int] = {}
 
-    def around(
-        self, kind: Kind, stage: Stage, call: Callable[[int], None]
-    ) -> Callable[[int], None]:
+    def around(self, kind: Kind, stage: Stage, call: Run) -> Run:
         """The replacement for the call of an action; `call` itself without a batch norm."""
         modules = [module for layer in stage.layers for module in layer.modules()]
         norms = [module for module in modules if isinstance(module, BatchNorm)]
@@ -156,7 +153,7 @@ class OrderOfUpdates(Feature):
             return partial(self._backward, stage.index, norms, call)
         return call
 
-    def _forward(self, stage: int, call: Callable[[int], None], microbatch: int) -> None:
+    def _forward(self, stage: int, call: Run, microbatch: int) -> None:
         self._last[stage] = microbatch
         call(microbatch)
 
@@ -164,7 +161,7 @@ class OrderOfUpdates(Feature):
         self,
         stage: int,
         norms: Sequence[BatchNorm],
-        call: Callable[[int], None],
+        call: Run,
         microbatch: int,
     ) -> None:
         if self._last.get(stage) == microbatch:

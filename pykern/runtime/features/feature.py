@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -123,15 +123,8 @@ class Features:
         """The feature of this type; None where that is not in force."""
         return next((part for part in self._parts if isinstance(part, kind)), None)
 
-    def place(self, model: nn.Module, device_type: str, told: Told) -> None:
-        """See `Feature`."""
-        for part in self._parts:
-            part.place(model, device_type, told)
-
-    def attach(self, made: Made) -> None:
-        """See `Feature`."""
-        for part in self._parts:
-            part.attach(made)
+    def __iter__(self) -> Iterator[Feature]:
+        return iter(self._parts)
 
     def ready(self) -> None:
         """See `Feature`."""

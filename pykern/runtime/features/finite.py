@@ -12,6 +12,7 @@ from ...plan import Kind
 from ...tensors.finite import require_finite
 from ...tensors.trees import with_paths
 from ...trace import Segment
+from ..executor import Run
 from ..recompute.recompute import Calls
 from ..stage.stage import Stage
 from .feature import Feature, TrainingStep
@@ -33,9 +34,7 @@ class Checks(Feature):
         self._level = level
         self._names = [names[span.start : span.stop] for span in spans]
 
-    def around(
-        self, kind: Kind, stage: Stage, call: Callable[[int], None]
-    ) -> Callable[[int], None]:
+    def around(self, kind: Kind, stage: Stage, call: Run) -> Run:
         """What to call for an action instead."""
         if kind is Kind.F and self._level == "activations":
             stage.look = partial(self._looking, stage)
@@ -69,7 +68,7 @@ class Checks(Feature):
         _require_finite_in(value, name, where)
         return value
 
-    def _backward(self, stage: Stage, call: Callable[[int], None], microbatch: int) -> None:
+    def _backward(self, stage: Stage, call: Run, microbatch: int) -> None:
         call(microbatch)
         # A scaler looks itself, and leaves the step out.
         if getattr(stage.finish, "scale", None) is not None:

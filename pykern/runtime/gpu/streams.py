@@ -56,11 +56,6 @@ class Streams:
         In forwards alone it cannot, because a slot has its next microbatch before a farther stage
         has read what it got from there.
         """
-        placement = plan.placement
-        homes = [
-            [placement.device_of(stage, number) for stage in range(plan.num_stages)]
-            for number in range(placement.num_replicas)
-        ]
         reaches = self.gpus.lanes.reaches
 
         def between(lanes: Sequence[int], low: int, high: int) -> bool:
@@ -75,7 +70,7 @@ class Streams:
                 return False
             if low == BATCH:
                 return True
-            return with_gradients and all(between(lanes, low, high) for lanes in homes)
+            return with_gradients and all(between(of, low, high) for of in plan.placement.replicas)
 
         return direct
 
@@ -87,8 +82,7 @@ class Streams:
     def connect(self, replicas: Sequence[Sequence[Stage]], plan: Plan) -> None:
         """Lets stages reach their neighbours on other GPUs."""
         lanes = self.gpus.lanes
-        for number, stages in enumerate(replicas):
-            homes = [plan.placement.device_of(stage.index, number) for stage in stages]
+        for stages, homes in zip(replicas, plan.placement.replicas, strict=True):
             rings = [RingBuffers(self.gpus, lane) for lane in homes]
             transports: list[RingTransport] = []
             for stage in stages:
@@ -96,19 +90,15 @@ class Streams:
                 stage.transport = transports[-1]
             self._transports += transports
             self._lane_of += homes
-        self._tell_of_detours(replicas, plan)
+        self._tell_of_detours(plan)
         if self._capture is not False:
-            homes = self._lane_of[: plan.num_stages]
+            homes = plan.placement.replicas[0]
             self._policy = CapturePolicy(self._capture, self.gpus, plan, replicas[0], homes)
 
-    def _tell_of_detours(self, replicas: Sequence[Sequence[Stage]], plan: Plan) -> None:
+    def _tell_of_detours(self, plan: Plan) -> None:
         """Warns, once for all, of neighbours whose tensors go through the host."""
         lanes = self.gpus.lanes
-        homes = [
-            [plan.placement.device_of(stage.index, number) for stage in stages]
-            for number, stages in enumerate(replicas)
-        ]
-        ends = {(low, high) for of_replica in homes for low, high in pairwise(of_replica)}
+        ends = {ends for homes in plan.placement.replicas for ends in pairwise(homes)}
         ends |= {(high, low) for low, high in ends}
         detours = sorted((a, b) for a, b in ends if not lanes.reaches(a, b))
         if detours:

@@ -19,14 +19,15 @@ from torch import Tensor
 from .... import _C
 from ....kernels.head_loss import new_gradient
 from ....plan import Action, Kind, Plan
-from ....tensors.trees import all_tensors, map_tensors, tensors_of
+from ....tensors.trees import all_tensors, map_tensors
 from ... import microbatch
 from ...batch import Batch
 from ...loss import Losses
 from ...random.eager import StepSeed
 from ...stage.stage import Stage
-from ..cuda import CapturedGraph, Gpus
-from ..rings import P2PTransfer, RingBuffers, num_bytes_of
+from ..cuda import Gpus
+from ..rings import RingBuffers
+from .launches import Graphs, Launches
 from .pools import Pools
 from .refusals import CannotCapture, named
 from .static_stage import CellKey, StaticStage, distinct
@@ -54,11 +55,10 @@ class Recording:
         trained: Sequence[Tensor],
     ) -> None:
         self._gpus = gpus
-        self._program = program
         self._stages = stages
         self._lane_of = lane_of
         self._rings = [RingBuffers(gpus, lane) for lane in lane_of]
-        self._graphs: dict[tuple[Kind, int, int], CapturedGraph | None] = {}
+        self._graphs: Graphs = {}
         self._gradients = [(parameter, _gradient_of(parameter)) for parameter in trained]
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
@@ -91,9 +91,20 @@ class Recording:
         loss = self._static[-1].outputs[0][0]
         like = loss.new_empty(len(batch.rows))
         self._loss_of = self._rings[-1].place(("losses",), like)
+        launches = Launches(
+            program=program,
+            lanes=gpus.lanes,
+            lane_of=lane_of,
+            rings=self._rings,
+            static=self._static,
+            inputs=self._input_parts,
+            targets=(self._target_parts, self._targets),
+            seeds=self._seeds,
+            losses=self._loss_of,
+        )
         for row in program.plan.rows:
             for action in row:
-                self._set_launch(action)
+                launches.set(action, self._graphs)
 
     def load(self, batch: Batch) -> None:
         """Takes in a batch, and the gradients that parameters have, on the current streams."""
@@ -185,72 +196,6 @@ class Recording:
                 ) from error
         self._graphs[kind, stage, slot] = graph
 
-    def _set_launch(self, action: Action) -> None:
-        program, stage, number = self._program, action.stage, action.microbatch
-        slot = self._slot(stage, number)
-        graph = self._graphs[action.kind, stage, slot]
-        before: list[P2PTransfer] = []
-        after: list[P2PTransfer] = []
-        static = self._static[stage]
-        if action.kind is Kind.F:
-            before = self._fill_inputs(stage, slot, number)
-            if stage + 1 < len(self._static):
-                self._send(Kind.COPY_F, stage, number, static.outputs[slot])
-            else:
-                loss = self._static[-1].outputs[slot][0]
-                after = [_transfer(self._loss_of[number], loss)]
-        elif action.kind in (Kind.B, Kind.I) and stage > 0:
-            after = self._give_gradients(stage, slot, number)
-            self._send(Kind.COPY_B, stage, number, static.outgoing[slot])
-        handles = (graph.exec, graph.graph) if graph is not None else (0, 0)
-        program.set_launch(action, *handles, before, after)
-
-    def _fill_inputs(self, stage: int, slot: int, number: int) -> list[P2PTransfer]:
-        """What comes to an F from its own lane: the batch's rows, or what the stage before made."""
-        transfers = []
-        if stage == 0:
-            transfers += _transfers(
-                self._static[0].inputs[slot], tensors_of(self._input_parts[number])
-            )
-        elif self._lane_of[stage - 1] == self._lane_of[stage]:
-            made = self._static[stage - 1].outputs[self._slot(stage - 1, number)]
-            transfers += _transfers(self._static[stage].inputs[slot], made)
-        if stage + 1 == len(self._static):
-            targets = all_tensors(self._target_parts[number])
-            transfers += _transfers(all_tensors(self._targets[slot]), targets)
-        seeds = self._static[stage].seeds[slot]
-        return transfers + _transfers([seeds], [self._seeds[stage][number]])
-
-    def _give_gradients(self, stage: int, slot: int, number: int) -> list[P2PTransfer]:
-        """What goes from a B or I to the stage before on the same lane.
-
-        At once, because the slot may have a new microbatch before the other B or I begins; that one
-        has held its own slot since its F.
-        """
-        if self._lane_of[stage - 1] != self._lane_of[stage]:
-            return []
-        places = self._static[stage - 1].incoming[self._slot(stage - 1, number)]
-        return _transfers(places, self._static[stage].outgoing[slot])
-
-    def _send(self, kind: Kind, stage: int, number: int, made: Sequence[Tensor | None]) -> None:
-        """Sets what the copy of a result moves, where its reader is on another lane."""
-        reader = stage + (1 if kind is Kind.COPY_F else -1)
-        if self._lane_of[reader] == self._lane_of[stage]:
-            return
-        static, slot = self._static[reader], self._slot(reader, number)
-        places = static.inputs[slot] if kind is Kind.COPY_F else static.incoming[slot]
-        transfers = _transfers(places, made)
-        if not self._gpus.lanes.reaches(self._lane_of[stage], self._lane_of[reader]):
-            ring = self._rings[reader]
-            transfers = [
-                (to, source, size, ring.host((kind, slot, index), size))
-                for index, (to, source, size, _) in enumerate(transfers)
-            ]
-        self._program.set_transfers(Action(kind, stage, number), transfers)
-
-    def _slot(self, stage: int, number: int) -> int:
-        return self._static[stage].slot_of(number)
-
 
 def _cells(program: _C.StreamProgram, batch: Batch, stage: int) -> list[CellKey]:
     """The slot and the level of each microbatch at a stage."""
@@ -318,15 +263,3 @@ def _copy_to(tree: Any, device: torch.device) -> Any:
         return copied.copy_(tensor.detach())
 
     return map_tensors(copy, tree)
-
-
-def _transfers(places: Sequence[Tensor | None], made: Sequence[Tensor | None]) -> list[P2PTransfer]:
-    return [
-        _transfer(place, tensor)
-        for place, tensor in zip(places, made, strict=True)
-        if place is not None and tensor is not None and tensor.numel() > 0
-    ]
-
-
-def _transfer(place: Tensor, source: Tensor) -> P2PTransfer:
-    return place.data_ptr(), source.data_ptr(), num_bytes_of(source), 0

@@ -1,0 +1,59 @@
+"""What passes between an optimizer of a pipeline and the one within it, which does the work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..checkpoint.optimizer_state import settings_of
+from ..pipeline.pipeline import Pipeline
+
+Group = dict[str, Any]
+
+
+def groups_of(pipe: Pipeline, params: Iterable[Any] | None) -> list[Group]:
+    """The groups of parameters that a user gives; None for all that train."""
+    if params is None:
+        params = [parameter for parameter in pipe.parameters() if parameter.requires_grad]
+    # It knows all forms in which parameters can be given.
+    return Optimizer(params, {}).param_groups
+
+
+def with_settings(groups: Iterable[Group], inner: Iterable[Group]) -> list[Group]:
+    """The parameters of groups, with the settings of the inner optimizer's."""
+    pairs = zip(groups, inner, strict=True)
+    return [settings_of(of) | {"params": group["params"]} for group, of in pairs]
+
+
+def copy_settings(given: Iterable[Group], to: Iterable[Group]) -> None:
+    """Gives groups the settings of others."""
+    for one, other in zip(given, to, strict=True):
+        other.update(settings_of(one))
+
+
+def show_state(
+    optimizer: Optimizer, kept: Mapping[Tensor, Any], stepped: Iterable[tuple[Tensor, Tensor]]
+) -> None:
+    """Has an optimizer's `state` show what the inner one keeps.
+
+    Args:
+        optimizer: the outer one.
+        kept: the state of what is stepped.
+        stepped: parameters of the pipeline, each with what is stepped for it.
+    """
+    optimizer.state.clear()
+    for parameter, one in stepped:
+        if one in kept:
+            optimizer.state[parameter] = kept[one]
+
+
+def loss_of(closure: Callable[[], Any] | None) -> Any:
+    """What the closure of a step returns, which computes gradients first; None without one."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()

@@ -1,0 +1,57 @@
+"""The pipelines, optimizers and parameters that ZeRO cannot have, with the reasons."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ..parallel.data.data import DataParallel
+from ..pipeline.pipeline import Pipeline
+
+_REASONS = {
+    2: "gradients add up over the microbatches of a step, so each process needs all of its own "
+    "until a stage's last backward; from then on stage 1 keeps the shared-out sums alone",
+    3: "every forward and backward of every microbatch would gather the stage's parameters again, "
+    "with all other processes waiting for it; cut the model into more stages instead",
+}
+
+
+def data_of(pipe: Pipeline, stage: int) -> DataParallel:
+    """The part of a pipeline that talks to its peers.
+
+    Raises:
+        ValueError: the stage is not 1, or the pipeline has no `process_group`.
+    """
+    if stage != 1:
+        reason = _REASONS.get(stage, "ZeRO has stages 1, 2 and 3")
+        raise ValueError(f"stage is 1, got {stage!r}: {reason}")
+    if pipe._data is None:
+        raise ValueError(
+            "a ZeroOptimizer shares its state out to the processes of the pipeline's process_group,"
+            " and this pipeline has none: Pipeline(..., process_group=...)"
+        )
+    return pipe._data
+
+
+def require_steppable(optimizer_class: type[Optimizer], parameters: list[nn.Parameter]) -> None:
+    """Refuses what processes cannot step apart, or send.
+
+    Raises:
+        TypeError: the optimizer looks at all parameters at once; parameters are of several types.
+        ValueError: a parameter is not contiguous.
+    """
+    if optimizer_class is torch.optim.LBFGS:
+        raise TypeError("LBFGS looks at all parameters at once; processes step them separately")
+    dtypes = sorted({str(parameter.dtype) for parameter in parameters})
+    if len(dtypes) > 1:
+        raise TypeError(
+            f"the parameters are of {', '.join(dtypes)}, and torch's ZeroRedundancyOptimizer takes "
+            "one type"
+        )
+    for parameter in parameters:
+        if not parameter.is_contiguous():
+            raise ValueError(
+                f"a parameter of shape {tuple(parameter.shape)} and strides {parameter.stride()} "
+                "is not contiguous, and processes send parameters as they lie in memory"
+            )

@@ -1,0 +1,57 @@
+"""The steps and models that processes cannot train together, with the reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from torch import nn
+
+from ...runtime.stage.layer_copies import trains
+from ..peers.errors import PeerError
+from ..peers.exchange import PeerMessage
+
+
+def refuse_foreign_loss(loss_fn: object, layers: Iterable[nn.Module]) -> None:
+    """Refuses a loss with parameters of its own, whose gradients nobody would sum.
+
+    Raises:
+        ValueError: it trains what no layer has.
+    """
+    if trains(loss_fn, {parameter for layer in layers for parameter in layer.parameters()}):
+        raise ValueError(
+            "loss_fn trains parameters that the model does not have, and processes sum gradients "
+            "of the model's alone: give them to the last layer"
+        )
+
+
+def refuse_main_grads(model: nn.Module) -> None:
+    """Raises ValueError where a parameter collects gradients in another place than `.grad`."""
+    for name, parameter in model.named_parameters():
+        if getattr(parameter, "main_grad", None) is not None:
+            raise ValueError(
+                f"{name} has a main_grad, and sums over process_group are of .grad: leave it out"
+            )
+
+
+def refuse_others(said: Sequence[PeerMessage], own: PeerMessage) -> None:
+    """Raises PeerError where a process of the group begins another step than this one."""
+    for rank, other in enumerate(said):
+        if other.is_local != own.is_local:
+            ours, its = ("in", "out of") if own.is_local else ("out of", "in")
+            raise PeerError(
+                f"this step is {ours} no_sync here and {its} it in process {rank} of the group"
+            )
+        if other.digest != own.digest:
+            raise PeerError(
+                f"process {rank} of the group has other parameters or buffers than this one, "
+                "or trains others: load the same state, or seed all processes alike"
+            )
+
+
+def refuse_failures(said: Sequence[PeerMessage], when: str, consequence: str) -> None:
+    """Raises PeerError where a process of the group has failed."""
+    for rank, message in enumerate(said):
+        if message.failure:
+            raise PeerError(
+                f"process {rank} of the group has failed {when}: {message.failure}; {consequence}"
+            )

@@ -1,0 +1,196 @@
+"""What a pipeline that has been made does with batches: steps, forwards and streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor
+
+from .. import _C
+from ..modes import as_before
+from ..partition.chain import call_of
+from ..plan import Kind
+from ..runtime import microbatch
+from ..runtime.batch import Batch, Outputs
+from ..runtime.driver import Program
+from ..runtime.features.feature import Features, Runner, TrainingStep
+from ..runtime.in_order import InOrder
+from ..runtime.loss import Losses
+from ..tensors.trees import Call
+from .choose_levels import Levels
+from .measured import Measured
+
+
+class Steps(Measured):
+    """The methods of a `Pipeline` that run its layers."""
+
+    _features: Features
+    _steps: Runner
+    _levels: Levels
+    _reduction: Literal["mean", "sum"]
+
+    def step(
+        self,
+        *inputs: Any,
+        target: Any = None,
+        scaler: Any = None,
+        **named: Any,
+    ) -> Tensor:
+        """Forward and backward of one batch on all devices.
+
+        Adds to every parameter's `.grad` what the plain model's backward would add, and never
+        rescales what is there. Microbatches add up in the order of the plan's B and W, which is
+        ascending in all of `pykern.schedules`; where the plan has replicas, those of the first do,
+        then the sum of each other is added. Where stages share a parameter, those of the first do,
+        and when the step has ended, the sum of each other stage is added, in ascending order. A
+        parameter's hooks are called for each of these additions. A loss that does its part of the
+        backward at once (`pykern.kernels.head_loss`) adds the gradients of its weight in the order
+        of F.
+
+        Args:
+            *inputs: arguments of the first layer, or of the model's own forward; tensors anywhere
+                in them have one row per sample in dimension 0, everything else is given to every
+                microbatch. The number of rows may change from step to step and need not be a
+                multiple of the microbatches.
+            target: second argument of the loss function, cut in the same way.
+            scaler: a `torch.amp.GradScaler`, by whose scale gradients are multiplied, as
+                `scaler.scale(loss)` would do.
+            **named: arguments by name, cut in the same way, for every layer whose forward names
+                them, or for the model's own forward.
+
+        Returns:
+            The loss of the full batch, detached, not scaled, without dimensions.
+
+        Raises:
+            SplitError: the batch cannot be cut.
+            TypeError: `scaler` is not a GradScaler.
+            RuntimeError: there is no loss function, gradients are off, the plan has no backward, a
+                layer was replaced, a tensor of the batch has a graph of its own, or a step is
+                running.
+            VerifyError: `verify` has found that the plain model gives something else.
+            BaseException: the first exception of a stage, the same object, with a note of where.
+                The gradients of that step are then undefined; the next step is not affected.
+        """
+        with _C.HoldForks(), as_before():
+            step = partial(self._step, inputs, named, target, scaler)
+            return self._features.within(scaler, step)
+
+    def _step(
+        self, inputs: tuple[Any, ...], named: dict[str, Any], target: Any, scaler: Any
+    ) -> Tensor:
+        """This process's part of a step."""
+        if self._loss_fn is None:
+            raise RuntimeError("step needs a loss: Pipeline(..., loss_fn=...)")
+        if not torch.is_grad_enabled():
+            raise RuntimeError("step computes gradients, but they are off here (torch.no_grad?)")
+        if not (self.plan.has(Kind.B) or self.plan.has(Kind.I)):
+            raise RuntimeError("the plan has forward actions only; call the pipeline itself")
+        self._chain.require_unchanged(self._modules)
+        rows = self._rows((inputs, named, target))
+        microbatch.refuse_graphs((inputs, named, target))
+        call, target = self._executor.place((inputs, named), target)
+        parts = None if target is None else microbatch.split(target, rows)
+        targets = None if parts is None else self._executor.place_targets(parts)
+        step = TrainingStep((call, target), rows, scaler, sum(rows))
+        self._features.begin(step)
+        weights = self._loss_weights(rows, step.total)
+        losses = Losses(
+            self._loss_fn,
+            targets,
+            weights,
+            step.scale,
+            must_be_finite=step.checked,
+            in_one_memory=self._executor.in_one_memory,
+        )
+        batch = Batch(call, target, rows, losses, self._levels, self._chain.enter)
+        return self._train(batch, losses)
+
+    def _train(self, batch: Batch, losses: Losses) -> Tensor:
+        # Still in the step: what features say of its end may make it one that fails.
+        result = partial(self._features.finish, losses.total)
+        return self._run(self._train_program, batch, result)  # type: ignore[no-any-return]
+
+    def _run(self, program: Program, batch: Batch, result: Callable[[], Any] = lambda: None) -> Any:
+        found = self._steps.run(program, batch, result)
+        self._last_program = program
+        return found
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Forward only, without gradients: the model's output for the whole batch.
+
+        Args:
+            *inputs: as for `step`.
+            **named: as for `step`.
+
+        Returns:
+            What the last layer returns, its tensors joined along dimension 0. One without
+            dimensions, such as a loss that the model computes, counts as `reduction` says.
+        """
+        with _C.HoldForks(), as_before():
+            self._chain.require_unchanged(self._modules)
+            merged = self._steps.predict(self._predict_program, *self._open_batch((inputs, named)))
+            self._last_program = self._predict_program
+            return merged
+
+    def stream(self, batches: Iterable[Any]) -> InOrder:
+        """The outputs of batches, each what the pipeline returns for it alone, bit for bit.
+
+        No device waits for the end of a batch: the next are asked for, in the calling thread, and
+        under way while the caller has one output. Layers that draw random numbers get their batches
+        one by one instead, as in a loop, and so does the first until that is known. Until the
+        iterator ends, is left or closed, the pipeline does nothing else; nor may the model change.
+
+        Args:
+            batches: of any sizes, perhaps without end: a tensor, a tuple of arguments, or a dict of
+                keyword arguments.
+
+        Returns:
+            An iterator of the outputs, in the order of the batches, with a method `close`.
+
+        Raises:
+            RuntimeError: the pipeline is streaming already, or running a step; or a stage has
+                raised StopIteration, which is then the cause.
+            BaseException: as for `step`, or from `batches`, after the outputs of earlier batches.
+                The note names the batch, counted from 0 like microbatches.
+        """
+        self._chain.require_unchanged(self._modules)
+        calls = map(call_of, batches)
+        return self._executor.stream(self._predict_program, calls, self._open_batch)
+
+    def _open_batch(self, call: Call) -> tuple[Batch, Outputs]:
+        self._features.ready()
+        rows = self._rows(call)
+        call, _ = self._executor.place(call, None)
+        outputs = Outputs(self._weights(rows, sum(rows)))
+        return Batch(call, None, rows, outputs, (), self._chain.enter), outputs
+
+    def flush(self) -> Tensor | None:
+        """Runs what steps have left in flight: nothing, but for an `AsyncPipeline`."""
+        return None
+
+    def close(self) -> None:
+        """Ends the worker threads, or gives back GPU memory; the layers stay usable.
+
+        Happens by itself at exit.
+        """
+        self._executor.close()
+        self._features.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _rows(self, batch: Any) -> list[int]:
+        return microbatch.sizes(microbatch.batch_size(batch), self.plan.num_microbatches)
+
+    def _weights(self, rows: Sequence[int], total: int) -> list[float]:
+        return [1.0 if self._reduction == "sum" else n / total for n in rows]
+
+    def _loss_weights(self, rows: Sequence[int], total: int) -> list[float]:
+        """By which the losses of microbatches of a step count."""
+        return self._weights(rows, total)
