@@ -22,9 +22,9 @@ COSTS = ShareCosts(1, 1, 1)
 def made() -> dict[str, str]:
     """Every file by its path in docs, with what it has to hold."""
     files, table, gallery = {}, [], []
-    for name, refusal, planned in entries(NUM_DEVICES, NUM_MICROBATCHES, COSTS):
-        if planned is None:
-            raise ValueError(f"{name} cannot be drawn: {refusal}")
+    for name, planned in entries(NUM_DEVICES, NUM_MICROBATCHES, COSTS):
+        if isinstance(planned, str):
+            raise ValueError(f"{name} cannot be drawn: {planned}")
         plan, timeline = planned
         files[f"schedules/{name}.svg"] = as_svg({name: timeline})
         table.append([f"[`{name}`](#{name})", *figures(plan, timeline)])

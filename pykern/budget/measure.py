@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -79,7 +79,7 @@ def measure(
         for stage in copies:
             stage.transport = _Move([stage.device for stage in copies])
         chain = _Chain(copies, arguments, split=split)
-        with trial.noting():
+        with trial.noting:
             chain.run(levels[0], trial.first)
         costs = {level: chain.at(level, finish) for level in levels}
     return [_of_stage(costs, stage, split=split) for stage in range(len(stages))]
@@ -88,38 +88,26 @@ def measure(
 def _of_stage(costs: dict[Level, _Costs], stage: int, *, split: bool) -> StageCosts:
     kept: dict[str, LevelCost] = {}
     rebuilt: dict[str, Rebuilt] = {}
-    backwards = [(kind, stage) for kind in (Kind.B, Kind.I, Kind.W)]
+    kinds = (Kind.I, Kind.W) if split else (Kind.B,)
     # Levels of kernels come first.
     for level, of_level in costs.items():
-        forward = of_level[Kind.F, stage]
+        forward, held = of_level[Kind.F, stage], _held(of_level, stage)
+        first, *_ = backwards = [of_level[kind, stage] for kind in kinds]
+        backward_ns = sum(cost.time_ns for cost in backwards)
         if level in INPUTS:
             again = of_level[Kind.R, stage]
-            held = forward.held_bytes
+            inputs, whole = forward.held_bytes, forward.held_bytes + again.held_bytes
             # Only kernels' own level matters to what R makes: it is the default one.
-            usual = kept.get("ops", next(iter(kept.values()))).backward_ns
-            whole = sum(cost.time_ns for key, cost in of_level.items() if key in backwards)
-            longer = max(whole - usual, 0.0)
-            rebuilt[level] = Rebuilt(
-                again.time_ns, held, held + again.held_bytes, longer, _held(of_level, stage)
-            )
-        elif split:
-            inputs, weights = of_level[Kind.I, stage], of_level[Kind.W, stage]
-            both = inputs.time_ns + weights.time_ns
-            kept[level] = LevelCost(
-                forward.time_ns,
-                both,
-                forward.held_bytes,
-                max(forward.held_bytes + inputs.held_bytes, 0),
-                inputs.time_ns / both if both else 0.5,
-                _held(of_level, stage),
-            )
-        else:
-            backward = of_level[Kind.B, stage]
-            kept[level] = LevelCost(
-                forward.time_ns,
-                backward.time_ns,
-                forward.held_bytes,
-                held=_held(of_level, stage),
+            usual_ns = kept.get("ops", next(iter(kept.values()))).backward_ns
+            longer_ns = max(backward_ns - usual_ns, 0.0)
+            rebuilt[level] = Rebuilt(again.time_ns, inputs, whole, longer_ns, held)
+            continue
+        kept[level] = LevelCost(forward.time_ns, backward_ns, forward.held_bytes, held=held)
+        if split:
+            kept[level] = replace(
+                kept[level],
+                weights_bytes=max(forward.held_bytes + first.held_bytes, 0),
+                input_share=first.time_ns / backward_ns if backward_ns else 0.5,
             )
     of_stage = [
         {kind: cost for (kind, of), cost in of_level.items() if of == stage}

@@ -20,15 +20,15 @@ from ..runtime.stage.stage import Ends, Finish, Stage
 class Trial:
     """Notes in a first run what else would change than the stages' own gradients.
 
-    Args:
-        finish: as of a step.
+    Attributes:
+        noting: the mode of the first run.
     """
 
     def __init__(self, finish: Finish) -> None:
         self._finish = finish
         # What the loss is computed from has gradients of its own, put aside meanwhile.
         self._gradients: list[tuple[Tensor, Tensor | None]] = []
-        self._generators = NoteOwn()
+        self.noting = NoteOwn()
 
     def first(self, microbatch: int, output: Any, once: bool) -> Ends:
         """The `finish` of the first run."""
@@ -37,10 +37,6 @@ class Trial:
             self._gradients.append((leaf, leaf.grad))
             leaf.grad = None
         return ends
-
-    def noting(self) -> NoteOwn:
-        """The mode of the first run."""
-        return self._generators
 
     def without_trace(self, stages: Sequence[Stage]) -> AbstractContextManager[object]:
         """A context that restores its notes, buffers and random numbers at its end."""
@@ -55,7 +51,7 @@ class Trial:
         self, buffers: Sequence[tuple[Tensor, Tensor]], numbers: Mapping[torch.Generator, Tensor]
     ) -> None:
         set_states(numbers)
-        set_states(self._generators.begins)
+        set_states(self.noting.begins)
         for leaf, gradient in self._gradients:
             leaf.grad = gradient
         for buffer, value in buffers:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,7 +20,8 @@ def write_once(model: nn.Module, write: Callable[[], None]) -> None:
         CheckpointError: that process could not.
         BaseException: this is that process, and could not.
     """
-    mesh = next((one.device_mesh for one in _dtensors(model)), None)
+    parameters: Iterator[Any] = model.parameters()
+    mesh = next((one.device_mesh for one in parameters if is_dtensor(one)), None)
     if mesh is None:
         write()
         return
@@ -36,7 +37,3 @@ def write_once(model: nn.Module, write: Callable[[], None]) -> None:
         raise failed
     if told:
         raise CheckpointError("the first of the processes with shards of the model could not write")
-
-
-def _dtensors(model: nn.Module) -> list[Any]:
-    return [parameter for parameter in model.parameters() if is_dtensor(parameter)]

@@ -1,7 +1,6 @@
 """Every schedule of the catalogue at the same counts and costs, in figures."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from ..plan import Action, Kind, Plan, Timeline, simulate
 from ..schedules import by_name
@@ -20,26 +19,21 @@ HEADINGS = (
 )
 
 
-class Entry(NamedTuple):
-    """A schedule with its options left as they are: its plan and timeline, or why there is none."""
-
-    name: str
-    refusal: str
-    planned: tuple[Plan, Timeline] | None
+# A schedule's name, with its plan and timeline, or why there is none.
+Entry = tuple[str, tuple[Plan, Timeline] | str]
 
 
 def entries(
     num_devices: int, num_microbatches: int, costs: ShareCosts, transfer_ms: float = 0.0
 ) -> Iterator[Entry]:
-    """The whole catalogue in its order."""
+    """The whole catalogue in its order, with options left as they are."""
     for name, schedule in by_name.items():
         try:
             plan = schedule(num_devices, num_microbatches)
         except ValueError as error:
-            yield Entry(name, str(error), None)
+            yield name, str(error)
             continue
-        timeline = simulate(plan, costs.of(plan, transfer_ms))
-        yield Entry(name, "", (plan, timeline))
+        yield name, (plan, simulate(plan, costs.of(plan, transfer_ms)))
 
 
 def figures(plan: Plan, timeline: Timeline) -> list[str]:

@@ -30,9 +30,9 @@ def schedules(
     for place, heading in enumerate(HEADINGS):
         table.add_column(heading, justify="right" if place else "left", no_wrap=place == 0)
     refused = []
-    for name, refusal, planned in entries(devices, microbatches, costs, transfer):
-        if planned is None:
-            refused.append(f"{name}: {refusal}")
+    for name, planned in entries(devices, microbatches, costs, transfer):
+        if isinstance(planned, str):
+            refused.append(f"{name}: {planned}")
         else:
             table.add_row(name, *figures(*planned))
     console = Console(highlight=False)

@@ -101,9 +101,6 @@ class Mirror:
 class StageMirrors:
     """The mirrors of a stage, which travel together.
 
-    Args:
-        link: of the stage.
-
     Attributes:
         mirrors: of parameters of the stage.
         num_streamed: how many gradients the last `fetch` has found on the host, as they were.

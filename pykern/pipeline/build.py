@@ -171,10 +171,6 @@ def design(asked: Request) -> Design:
 def build(of: Design, model: nn.Module) -> Built:
     """Places the layers of a design, and makes what runs them.
 
-    Args:
-        of: the design.
-        model: with the user's names.
-
     Raises:
         BaseException: nothing that was started is left.
     """

@@ -115,13 +115,7 @@ class Measured(Adopted):
 
 
 def _mean_costs(timeline: Timeline, copies: Timeline, num_stages: int) -> Costs:
-    """The mean time of each stage by kind, and of copies; 0 where there are none.
-
-    Args:
-        timeline: of a step.
-        copies: of the same.
-        num_stages: of its plan.
-    """
+    """The mean time of each stage by kind, and of copies; 0 where there are none."""
     kinds = (Kind.F, Kind.R, Kind.B, Kind.I, Kind.W)
     times: dict[Kind, list[list[float]]] = {kind: [[] for _ in range(num_stages)] for kind in kinds}
     for span in _spans(timeline):

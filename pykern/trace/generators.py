@@ -16,9 +16,6 @@ class Generators:
     """Those that a forward can draw from, beside torch's default ones.
 
     A recorded forward has drawn once and for ever, where a module that stays whole draws again.
-
-    Args:
-        model: whose forward.
     """
 
     def __init__(self, model: nn.Module) -> None:

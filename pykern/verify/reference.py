@@ -26,12 +26,7 @@ from .subject import StepResult, Subject, loss_of
 
 
 class Reference:
-    """Runs the plain model.
-
-    Args:
-        subject: which.
-        batch: on what.
-    """
+    """Runs the plain model."""
 
     def __init__(self, subject: Subject, batch: Batch) -> None:
         self._subject = subject

@@ -53,11 +53,7 @@ class Snapshot:
 
 
 class Gradients:
-    """The collected gradients of parameters, put aside during a run.
-
-    Args:
-        parameters: the parameters.
-    """
+    """The collected gradients of parameters, put aside during a run."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._aside = [

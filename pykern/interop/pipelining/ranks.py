@@ -19,11 +19,7 @@ Act = Callable[[Sequence[Brought]], Sequence[Any]]
 
 
 class World:
-    """The ranks of one program, of which one has the turn.
-
-    Args:
-        size: how many there are.
-    """
+    """The ranks of one program, of which one has the turn."""
 
     def __init__(self, size: int) -> None:
         self.size = size

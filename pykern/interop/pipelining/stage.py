@@ -98,9 +98,6 @@ class PipelineStage:
 class StageCall(nn.Module):
     """A stage as a layer, which passes the number of the microbatch along with the values.
 
-    Args:
-        stage: whose module is called.
-
     Attributes:
         keywords: of each microbatch, for the step that runs.
     """

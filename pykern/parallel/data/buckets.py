@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from itertools import groupby
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -81,7 +82,9 @@ class GradientSum:
         if not self._parameters:
             return
         self._flats.append(flat)
-        work = dist.all_reduce(flat, group=self._group, async_op=True)
+        self._note(dist.all_reduce(flat, group=self._group, async_op=True))
+
+    def _note(self, work: Any) -> None:
         self.pending.append(Pending(work, on_host=self._device.type == "cpu"))
 
     def wait(self) -> None:
@@ -97,22 +100,31 @@ class GradientSum:
         """Puts the sums, which have been waited for, into `.grad`."""
         if not self._flats:
             return
-        with torch.no_grad():
-            found, *flats = self._flats
-            # To look is to wait for a GPU, and most have gradients of their own.
-            is_missing = any(parameter.grad is None for parameter in self._parameters)
-            counts = found.tolist() if is_missing else [1.0] * len(self._parameters)
-            has = dict(zip(map(id, self._parameters), counts, strict=True))
-            for bucket, flat in zip(self._buckets, flats, strict=True):
-                if flat.is_cuda:
-                    # It belongs to the stream of the lane, and is read on this one.
-                    flat.record_stream(torch.cuda.current_stream(flat.device))
-                parts = flat.split([size_of(parameter) for parameter in bucket])
-                for parameter, part in zip(bucket, parts, strict=True):
-                    if has[id(parameter)] > 0:
-                        set_gradient(parameter, part)
+        found, *flats = self._flats
+        has = self._having(found)
+        for bucket, flat in zip(self._buckets, flats, strict=True):
+            self._take(bucket, flat, has)
         # As large as all gradients, and these may be dropped before the next step.
         self._flats.clear()
+
+    def _having(self, found: Tensor) -> set[int]:
+        """The ids of the parameters that have a gradient in any process."""
+        # To look is to wait for a GPU, and most have gradients of their own.
+        is_missing = any(parameter.grad is None for parameter in self._parameters)
+        counts = found.tolist() if is_missing else [1.0] * len(self._parameters)
+        pairs = zip(self._parameters, counts, strict=True)
+        return {id(parameter) for parameter, count in pairs if count > 0}
+
+    @torch.no_grad()
+    def _take(self, parameters: Sequence[Tensor], sums: Tensor, has: Set[int]) -> None:
+        """Puts the sums of parameters, behind one another, into those that have a gradient."""
+        if sums.is_cuda:
+            # It belongs to the stream of the lane, and is read on this one.
+            sums.record_stream(torch.cuda.current_stream(sums.device))
+        sizes = [size_of(parameter) for parameter in parameters]
+        for parameter, part in zip(parameters, sums[: sum(sizes)].split(sizes), strict=True):
+            if id(parameter) in has:
+                _set_gradient(parameter, part)
 
 
 def size_of(parameter: Tensor) -> int:
@@ -146,7 +158,7 @@ def flat_gradients(bucket: Sequence[Tensor]) -> Tensor:
     return torch.cat([part.detach().reshape(-1) for part in parts])
 
 
-def set_gradient(parameter: Tensor, part: Tensor) -> None:
+def _set_gradient(parameter: Tensor, part: Tensor) -> None:
     """Puts values, behind one another, into the parameter's gradient."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from ..peers.waiting import Pending
-from .buckets import GradientSum, flat_gradients, set_gradient, size_of
+from .buckets import GradientSum, flat_gradients, size_of
 
 
 class GradientShare(GradientSum):
@@ -88,17 +86,11 @@ class GradientShare(GradientSum):
         self._note(dist.reduce_scatter(into, pieces, group=self._group, async_op=True))
         return into
 
-    def _note(self, work: Any) -> None:
-        self.pending.append(Pending(work, on_host=self._device.type == "cpu"))
-
     def finish(self) -> None:
         """Puts this process's sums, which have been waited for, into `.grad`; drops the others."""
         if self._counts is None:
             return
-        # To look is to wait for a GPU, and most have gradients of their own.
-        is_missing = any(parameter.grad is None for parameter in self._parameters)
-        counts = self._counts.tolist() if is_missing else [1.0] * len(self._parameters)
-        has = dict(zip(map(id, self._parameters), counts, strict=True))
+        has = self._having(self._counts)
         for by_owner, sums in zip(self._shares, self._sums, strict=True):
             for owner, share in enumerate(by_owner):
                 if owner != self._group.rank():
@@ -107,16 +99,6 @@ class GradientShare(GradientSum):
                 else:
                     self._take(share, sums, has)
         self._sums.clear()
-
-    def _take(self, share: Sequence[Tensor], sums: Tensor, has: Mapping[int, float]) -> None:
-        if sums.is_cuda:
-            # It belongs to the stream of the lane, and is read on this one.
-            sums.record_stream(torch.cuda.current_stream(sums.device))
-        sizes = [size_of(parameter) for parameter in share]
-        with torch.no_grad():
-            for parameter, part in zip(share, sums[: sum(sizes)].split(sizes), strict=True):
-                if has[id(parameter)] > 0:
-                    set_gradient(parameter, part)
 
 
 class Owners:

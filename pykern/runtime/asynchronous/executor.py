@@ -14,6 +14,7 @@ from ... import _C
 from ...notes import add_note
 from ...plan import Action, Kind
 from ...plan.parts import Parts
+from ..autograd.cut import version_of
 from ..batch import Batch
 from ..cpu.workers import Workers
 from ..driver import Program
@@ -21,8 +22,8 @@ from ..executor import Executor, Run
 from ..loss import Losses
 from ..stage.settings import Settings
 from ..stage.stage import Ends, Stage
-from .in_flight_guard import InFlightGuard
 from .optimizers import StageOptimizer, stepped
+from .refusals import refuse_shared
 from .seeds import BatchSeed, SlotSeeds
 from .versions import Versions
 
@@ -61,7 +62,6 @@ class AsyncExecutor(Executor):
         self._updaters: Sequence[StageOptimizer] = ()
         # By stage, in the last step; each is replaced by another where its layers have changed.
         self._checked: list[Settings | None] = []
-        self._guard = InFlightGuard(stages)
         self._forget()
 
     def update_by(self, optimizer: Optimizer) -> None:
@@ -99,8 +99,7 @@ class AsyncExecutor(Executor):
         # What goes wrong here has changed nothing.
         calls = batch.calls
         with self._driver.claim:
-            self._guard.require_modes()
-            self._require_weights()
+            self._require_untouched()
             self._go_on()
             with _C.Within(self._losses.clear, self._leave):
                 seed = BatchSeed()
@@ -133,8 +132,7 @@ class AsyncExecutor(Executor):
         if not self.in_flight:
             return None, None
         with self._driver.claim:
-            self._guard.require_modes()
-            self._require_weights()
+            self._require_untouched()
             self._go_on()
             with _C.Undo(self._drop), _C.Within(self._losses.clear, self._leave):
                 position, shift = self._parts.alike(self._num_batches - 1)
@@ -163,26 +161,12 @@ class AsyncExecutor(Executor):
         if self._num_batches == 0:
             for versions in self.versions:
                 versions.begin()
-        self._refuse_shared()
+        settings = [stage.settings for stage in self._stages]
+        if len(settings) != len(self._checked) or not all(map(is_, settings, self._checked)):
+            refuse_shared(settings)
+            self._checked = settings
         for updater in self._updaters:
             updater.begin()
-
-    def _refuse_shared(self) -> None:
-        """Raises RuntimeError where stages have come to share parameters or modules."""
-        settings = [stage.settings for stage in self._stages]
-        if len(settings) == len(self._checked) and all(map(is_, settings, self._checked)):
-            return
-        seen: set[int] = set()
-        for stage in self._stages:
-            assert stage.settings is not None
-            ids = stage.settings.ids()
-            if not seen.isdisjoint(ids):
-                raise RuntimeError(
-                    f"stage {stage.index} has a parameter or module of an earlier stage by now, "
-                    "whose versions would be two stages': untie them"
-                )
-            seen |= ids
-        self._checked = settings
 
     def _enter(self, number: int, call: Any, cell: tuple[Batch, BatchSeed, int]) -> None:
         """Gives a microbatch, numbered since the pipeline was empty."""
@@ -200,7 +184,7 @@ class AsyncExecutor(Executor):
         if failures:
             raise self._first(failures, partial(self._located, shift))
         stepped(self._optimizer)
-        self._guard.note()
+        self._note()
 
     def _leave(self, error: BaseException | None) -> None:
         """Ends a part, which has changed what is in flight; may be called twice."""
@@ -265,8 +249,26 @@ class AsyncExecutor(Executor):
         where = f"the batch of {ago} steps before" if ago > 0 else ""
         return Action(action.kind, action.stage, index), where
 
-    def _require_weights(self) -> None:
-        if self._guard.is_written():
+    def _note(self) -> None:
+        """Remembers what nobody may change while microbatches are in flight."""
+        modules = [
+            m for stage in self._stages for layer in stage.originals for m in layer.modules()
+        ]
+        self._modes = [(module, module.training) for module in modules]
+        self._written = [
+            (parameter, version_of(parameter))
+            for module in modules
+            for parameter in module._parameters.values()
+            if parameter is not None
+        ]
+
+    def _require_untouched(self) -> None:
+        if any(module.training != mode for module, mode in self._modes):
+            raise RuntimeError(
+                "train() or eval() was called with microbatches in flight, which would run in "
+                "another mode than their batch: set it back, and call flush() first"
+            )
+        if any(version_of(parameter) != version for parameter, version in self._written):
             self._drop()
             raise RuntimeError(
                 "a parameter was written with microbatches in flight, whose backwards need what it "
@@ -290,4 +292,4 @@ class AsyncExecutor(Executor):
         self._keywords: list[dict[str, Any]] = [{}] * num_slots
         # Computed in this part, with their rows.
         self._losses: list[tuple[Tensor, int]] = []
-        self._guard.forget()
+        self._modes, self._written = [], []

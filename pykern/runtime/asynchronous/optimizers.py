@@ -46,10 +46,6 @@ class StageOptimizer:
 
     That is done by a twin of the optimizer with the same state and settings but other groups, so
     that stages may step at the same time.
-
-    Args:
-        optimizer: of all stages.
-        parameters: of this one.
     """
 
     def __init__(self, optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> None:

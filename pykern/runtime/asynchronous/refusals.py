@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import nn
 
 from ..stage.layer_copies import refuse_to_copy, trains
+from ..stage.settings import Settings
 
 WHY = "a schedule that updates weights within a step cannot run it"
 
@@ -54,3 +55,17 @@ def _refuse_parameter(
         raise ValueError(
             f"{other} and {name} share memory, but each has versions of its own: clone() one"
         )
+
+
+def refuse_shared(settings: Iterable[Settings | None]) -> None:
+    """Raises RuntimeError where stages have come to share parameters or modules."""
+    seen: set[int] = set()
+    for stage, of_stage in enumerate(settings):
+        assert of_stage is not None
+        ids = of_stage.ids()
+        if not seen.isdisjoint(ids):
+            raise RuntimeError(
+                f"stage {stage} has a parameter or module of an earlier stage by now, whose "
+                "versions would be two stages': untie them"
+            )
+        seen |= ids

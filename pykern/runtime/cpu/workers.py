@@ -26,10 +26,6 @@ class Workers:
     Args:
         num_devices: how many.
         timeout: for how many seconds an action may go on; None for any time.
-
-    Attributes:
-        num_devices: how many there are.
-        claim: who runs them.
     """
 
     captures = False

@@ -43,9 +43,6 @@ class Beside(Feature):
     Args:
         loss_fn: which the last stage calls.
         origins: where it is noted what stages make; or has been, while a forward was recorded.
-
-    Attributes:
-        origins: as given.
     """
 
     def __init__(self, loss_fn: object, origins: Origins) -> None:

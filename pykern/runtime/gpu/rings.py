@@ -254,3 +254,19 @@ def as_bytes(tensor: Tensor) -> Tensor:
 def num_bytes_of(tensor: Tensor) -> int:
     """How many bytes of memory it covers, those between its elements included."""
     return span(tensor) * tensor.element_size()
+
+
+def transfers_between(
+    places: Sequence[Tensor | None], made: Sequence[Tensor | None]
+) -> list[P2PTransfer]:
+    """The transfers of what was made to its places, but for what is not there or empty."""
+    return [
+        transfer_to(place, tensor)
+        for place, tensor in zip(places, made, strict=True)
+        if place is not None and tensor is not None and tensor.numel() > 0
+    ]
+
+
+def transfer_to(place: Tensor, source: Tensor) -> P2PTransfer:
+    """The transfer of a tensor to a place that its lane reaches."""
+    return place.data_ptr(), source.data_ptr(), num_bytes_of(source), 0

@@ -19,9 +19,6 @@ class Contents:
     That is every attribute of a module and what is in its dictionaries, among them its parameters,
     buffers and hooks; of tensors, where they are. Values in tensors may change, for a graph reads
     them anew. What is deeper within other objects, such as the items of a list, is not looked at.
-
-    Args:
-        modules: by name.
     """
 
     def __init__(self, modules: Sequence[tuple[str, nn.Module]]) -> None:

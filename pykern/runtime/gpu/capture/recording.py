@@ -8,9 +8,7 @@ graph's way. From then on a step is a list of launches and copies, which C++ iss
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,16 +17,16 @@ from torch import Tensor
 from .... import _C
 from ....kernels.head_loss import new_gradient
 from ....plan import Action, Kind, Plan
-from ....tensors.trees import all_tensors, map_tensors
+from ....tensors.trees import all_tensors, map_tensors, tensors_of
 from ... import microbatch
 from ...batch import Batch
 from ...loss import Losses
 from ...random.eager import StepSeed
 from ...stage.stage import Stage
-from ..cuda import Gpus
-from ..rings import RingBuffers
-from .launches import Graphs, Launches
+from ..cuda import CapturedGraph, Gpus
+from ..rings import P2PTransfer, RingBuffers, transfer_to, transfers_between
 from .pools import Pools
+from .quiet import no_collection, nothing_cached
 from .refusals import CannotCapture, named
 from .static_stage import CellKey, StaticStage, distinct
 
@@ -55,10 +53,11 @@ class Recording:
         trained: Sequence[Tensor],
     ) -> None:
         self._gpus = gpus
+        self._program = program
         self._stages = stages
         self._lane_of = lane_of
         self._rings = [RingBuffers(gpus, lane) for lane in lane_of]
-        self._graphs: Graphs = {}
+        self._graphs: dict[tuple[Kind, int, int], CapturedGraph | None] = {}
         self._gradients = [(parameter, _gradient_of(parameter)) for parameter in trained]
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
@@ -91,20 +90,9 @@ class Recording:
         loss = self._static[-1].outputs[0][0]
         like = loss.new_empty(len(batch.rows))
         self._loss_of = self._rings[-1].place(("losses",), like)
-        launches = Launches(
-            program=program,
-            lanes=gpus.lanes,
-            lane_of=lane_of,
-            rings=self._rings,
-            static=self._static,
-            inputs=self._input_parts,
-            targets=(self._target_parts, self._targets),
-            seeds=self._seeds,
-            losses=self._loss_of,
-        )
         for row in program.plan.rows:
             for action in row:
-                launches.set(action, self._graphs)
+                self._set_launch(action)
 
     def load(self, batch: Batch) -> None:
         """Takes in a batch, and the gradients that parameters have, on the current streams."""
@@ -144,7 +132,7 @@ class Recording:
 
         Within a slot of a stage the order is that of every step.
         """
-        with torch.enable_grad(), _nothing_cached(), _no_collection():
+        with torch.enable_grad(), nothing_cached(), no_collection():
             arguments = self._input_parts[0]
             leaves: Sequence[Tensor] = ()
             pools = [Pools(self._gpus, plan, stage.index) for stage in self._stages]
@@ -196,6 +184,72 @@ class Recording:
                 ) from error
         self._graphs[kind, stage, slot] = graph
 
+    def _set_launch(self, action: Action) -> None:
+        program, stage, number = self._program, action.stage, action.microbatch
+        slot = self._slot(stage, number)
+        graph = self._graphs[action.kind, stage, slot]
+        before: list[P2PTransfer] = []
+        after: list[P2PTransfer] = []
+        static = self._static[stage]
+        if action.kind is Kind.F:
+            before = self._fill_inputs(stage, slot, number)
+            if stage + 1 < len(self._static):
+                self._send(Kind.COPY_F, stage, number, static.outputs[slot])
+            else:
+                loss = self._static[-1].outputs[slot][0]
+                after = [transfer_to(self._loss_of[number], loss)]
+        elif action.kind in (Kind.B, Kind.I) and stage > 0:
+            after = self._give_gradients(stage, slot, number)
+            self._send(Kind.COPY_B, stage, number, static.outgoing[slot])
+        handles = (graph.exec, graph.graph) if graph is not None else (0, 0)
+        program.set_launch(action, *handles, before, after)
+
+    def _fill_inputs(self, stage: int, slot: int, number: int) -> list[P2PTransfer]:
+        """What comes to an F from its own lane: the batch's rows, or what the stage before made."""
+        transfers = []
+        if stage == 0:
+            transfers += transfers_between(
+                self._static[0].inputs[slot], tensors_of(self._input_parts[number])
+            )
+        elif self._lane_of[stage - 1] == self._lane_of[stage]:
+            made = self._static[stage - 1].outputs[self._slot(stage - 1, number)]
+            transfers += transfers_between(self._static[stage].inputs[slot], made)
+        if stage + 1 == len(self._static):
+            targets = all_tensors(self._target_parts[number])
+            transfers += transfers_between(all_tensors(self._targets[slot]), targets)
+        seeds = self._static[stage].seeds[slot]
+        return transfers + transfers_between([seeds], [self._seeds[stage][number]])
+
+    def _give_gradients(self, stage: int, slot: int, number: int) -> list[P2PTransfer]:
+        """What goes from a B or I to the stage before on the same lane.
+
+        At once, because the slot may have a new microbatch before the other B or I begins; that one
+        has held its own slot since its F.
+        """
+        if self._lane_of[stage - 1] != self._lane_of[stage]:
+            return []
+        places = self._static[stage - 1].incoming[self._slot(stage - 1, number)]
+        return transfers_between(places, self._static[stage].outgoing[slot])
+
+    def _send(self, kind: Kind, stage: int, number: int, made: Sequence[Tensor | None]) -> None:
+        """Sets what the copy of a result moves, where its reader is on another lane."""
+        reader = stage + (1 if kind is Kind.COPY_F else -1)
+        if self._lane_of[reader] == self._lane_of[stage]:
+            return
+        static, slot = self._static[reader], self._slot(reader, number)
+        places = static.inputs[slot] if kind is Kind.COPY_F else static.incoming[slot]
+        transfers = transfers_between(places, made)
+        if not self._gpus.lanes.reaches(self._lane_of[stage], self._lane_of[reader]):
+            ring = self._rings[reader]
+            transfers = [
+                (to, source, size, ring.host((kind, slot, index), size))
+                for index, (to, source, size, _) in enumerate(transfers)
+            ]
+        self._program.set_transfers(Action(kind, stage, number), transfers)
+
+    def _slot(self, stage: int, number: int) -> int:
+        return self._static[stage].slot_of(number)
+
 
 def _cells(program: _C.StreamProgram, batch: Batch, stage: int) -> list[CellKey]:
     """The slot and the level of each microbatch at a stage."""
@@ -219,31 +273,6 @@ def _backward_kinds(plan: Plan, stage: int) -> Sequence[Kind]:
         return [Kind.I, Kind.W]
     names = ", ".join(sorted(kind.name for kind in found))
     raise CannotCapture(f"stage {stage} has {names}; captured are B alone, or I and W")
-
-
-@contextmanager
-def _nothing_cached() -> Iterator[None]:
-    """Autocast would hand weights that one graph has cast to all others."""
-    was_enabled = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    torch.clear_autocast_cache()
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(was_enabled)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Garbage may be graphs and events, whose end would break a capture."""
-    was_enabled = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _gradient_of(parameter: Tensor) -> Tensor:
