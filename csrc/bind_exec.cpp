@@ -30,9 +30,9 @@ namespace pykern {
 namespace {
 
 // The executor as Python sees it: a set of workers with their callbacks, bound to one process.
-class Executor final : public Closable {
+class WorkerExecutor final : public Closable {
    public:
-    Executor(int num_workers, double timeout_s) : num_workers_(num_workers) {
+    WorkerExecutor(int num_workers, double timeout_s) : num_workers_(num_workers) {
         if (num_workers < 1) {
             throw std::invalid_argument("an executor needs at least 1 worker, got " +
                                         std::to_string(num_workers));
@@ -44,12 +44,12 @@ class Executor final : public Closable {
         workers_ = std::make_unique<Workers>(num_workers, *callbacks_);
     }
 
-    Executor(const Executor&) = delete;
-    Executor& operator=(const Executor&) = delete;
+    WorkerExecutor(const WorkerExecutor&) = delete;
+    WorkerExecutor& operator=(const WorkerExecutor&) = delete;
 
     // To give the lock back throws only where pybind11 was never set up.
     // NOLINTNEXTLINE(bugprone-exception-escape)
-    ~Executor() override {
+    ~WorkerExecutor() override {
         if (claim_.is_fork() || gave_up_ || abandoned_) {
             // The threads stayed in the parent, and their locks may be held; or they hang.
             [[maybe_unused]] const Workers* workers = workers_.release();
@@ -65,7 +65,7 @@ class Executor final : public Closable {
     void claim() { claim_.take(); }
     void release() { claim_.release(); }
 
-    std::vector<Failure> run(Job& job, CallsOfKinds calls, py::object carry,
+    std::vector<Failure> run(WorkerProgram& job, CallsOfKinds calls, py::object carry,
                              const py::object& begun, const py::object& stalled) {
         refuse_misfit(job.program, calls);
         callbacks_->begin(job.program, std::move(calls), std::move(carry));
@@ -106,7 +106,7 @@ class Executor final : public Closable {
         return failures;
     }
 
-    void feed(const Job& job, int slot) {
+    void feed(const WorkerProgram& job, int slot) {
         stay_at_end();
         if (slot < 0 || slot >= job.program.num_slots()) {
             throw std::out_of_range("the program has " + std::to_string(job.program.num_slots()) +
@@ -115,7 +115,7 @@ class Executor final : public Closable {
         workers_->feed(job, slot);
     }
 
-    void stop(const Job& job, py::object exception) {
+    void stop(const WorkerProgram& job, py::object exception) {
         // The threads that hold the locks stayed in the parent.
         if (claim_.is_fork()) return;
         if (!exception.is_none() && callbacks_->runs(job.program)) {
@@ -182,7 +182,7 @@ class Executor final : public Closable {
     }
 
     // Leaves the workers, whose actions do not end, to themselves. Returns the failure to raise.
-    std::vector<Failure> give_up(Job& job, const py::object& stalled) {
+    std::vector<Failure> give_up(WorkerProgram& job, const py::object& stalled) {
         const std::vector<UnderWay> under_way = callbacks_->under_way();
         const Program& program = job.program;
         const auto told = [&program](Position position) {
@@ -264,14 +264,14 @@ class Executor final : public Closable {
 };
 
 void bind_program(py::module_& module) {
-    py::class_<Job>(module, "Program",
-                    "A checked plan, ready to run, with the trace of its last steps.")
+    py::class_<WorkerProgram>(module, "WorkerProgram",
+                              "A checked plan, ready to run, with the trace of its last steps.")
         .def(py::init<const Plan&>(), py::arg("plan"))
         .def_static(
             "part",
             [](const Plan& plan, const std::vector<std::size_t>& begins,
                const std::vector<std::size_t>& ends) {
-                return std::make_unique<Job>(Program::part(plan, begins, ends));
+                return std::make_unique<WorkerProgram>(Program::part(plan, begins, ends));
             },
             py::arg("plan"), py::arg("begins"), py::arg("ends"),
             "The actions between two positions of each row. Actions before those count as done. "
@@ -279,23 +279,25 @@ void bind_program(py::module_& module) {
         .def_static(
             "endless",
             [](const Placement& placement, int num_slots) {
-                return std::make_unique<Job>(Program::endless(placement, num_slots));
+                return std::make_unique<WorkerProgram>(Program::endless(placement, num_slots));
             },
             py::arg("placement"), py::arg("num_slots"),
             "Forwards of microbatches, of which feed() lets one after another into the next slot.")
         .def(
             "timeline",
-            [](const Job& job, std::size_t ago) { return job.trace.timeline(job.program, ago); },
+            [](const WorkerProgram& job, std::size_t ago) {
+                return job.trace.timeline(job.program, ago);
+            },
             py::arg("ago") = 0,
             "When each action ran, in the step `ago` steps before the last one.");
 }
 
 void bind_executor(py::module_& module) {
-    py::class_<Executor, std::shared_ptr<Executor>>(
-        module, "Executor", "Worker threads that run programs, one thread for each device.")
+    py::class_<WorkerExecutor, std::shared_ptr<WorkerExecutor>>(
+        module, "WorkerExecutor", "Worker threads that run programs, one thread for each device.")
         .def(py::init([](int num_workers, double timeout_s) {
                  stay_at_end();
-                 auto made = std::make_shared<Executor>(num_workers, timeout_s);
+                 auto made = std::make_shared<WorkerExecutor>(num_workers, timeout_s);
                  close_before_end(made);
                  return made;
              }),
@@ -303,11 +305,11 @@ void bind_executor(py::module_& module) {
              "Raises RuntimeError when the system refuses a thread. A step whose action takes "
              "longer than the timeout has stalled. 0: no time is too long. Where a call in C keeps "
              "the interpreter lock for so long, a message on stderr says so.")
-        .def("__enter__", &Executor::claim,
+        .def("__enter__", &WorkerExecutor::claim,
              "Takes the executor for one step; raises RuntimeError when it cannot run one.")
-        .def("__exit__", [](Executor& self, const py::args&) { self.release(); })
+        .def("__exit__", [](WorkerExecutor& self, const py::args&) { self.release(); })
         .def(
-            "run", &Executor::run, py::arg("program"), py::arg("callbacks"), py::arg("carry"),
+            "run", &WorkerExecutor::run, py::arg("program"), py::arg("callbacks"), py::arg("carry"),
             py::arg("begun") = py::none(), py::arg("stalled") = py::none(),
             "Runs a step: calls callbacks[kind][replica * num_stages + stage](microbatch) as the "
             "program says. Each worker calls carry() before its first call, and what carry() "
@@ -319,14 +321,14 @@ void bind_executor(py::module_& module) {
             "rows). acting: the actions that do not end, as ((action, device), seconds, thread), "
             "the longest first. rows: the next action of each row that waits, and the inputs that "
             "have not run.")
-        .def("feed", &Executor::feed, py::arg("program"), py::arg("slot"),
+        .def("feed", &WorkerExecutor::feed, py::arg("program"), py::arg("slot"),
              "Lets the next slot of an endless program go through the stages. The last round of "
              "the slot must be through. Without effect if the program no longer runs.")
-        .def("stop", &Executor::stop, py::arg("program"), py::arg("exception") = py::none(),
+        .def("stop", &WorkerExecutor::stop, py::arg("program"), py::arg("exception") = py::none(),
              "Lets no further action of an endless program start. An exception interrupts the "
              "actions under way, and run() returns that exception. Without effect if the program "
              "does not run.")
-        .def("close", &Executor::close,
+        .def("close", &WorkerExecutor::close,
              "Stops a step that runs in another thread, waits for its end, and ends the workers. "
              "The interpreter does the same before it ends.");
 }

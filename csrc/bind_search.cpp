@@ -26,10 +26,10 @@ void raise_interrupts() {
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
-Found search_without_lock(const std::vector<Candidate>& candidates, int num_microbatches,
-                          const std::vector<double>& caps,
-                          const std::vector<std::pair<std::size_t, Plan>>& seeds, double budget_ms,
-                          std::uint64_t random_seed) {
+SearchResult search_without_lock(const std::vector<Candidate>& candidates, int num_microbatches,
+                                 const std::vector<double>& caps,
+                                 const std::vector<std::pair<std::size_t, Plan>>& seeds,
+                                 double budget_ms, std::uint64_t random_seed) {
     std::vector<Seed> all;
     all.reserve(seeds.size());
     for (const auto& [candidate, plan] : seeds) all.push_back({candidate, plan});
@@ -48,19 +48,20 @@ void bind_search(py::module_& module) {
         .def_readonly("costs", &Candidate::costs)
         .def_readonly("memory", &Candidate::memory);
 
-    py::class_<Found>(module, "SearchResult", "The best plan that a search found.")
-        .def_readonly("plan", &Found::plan)
-        .def_readonly("candidate", &Found::candidate)
-        .def_readonly("makespan_ns", &Found::makespan_ns)
-        .def_readonly("bound_ns", &Found::bound_ns)
-        .def_readonly("proven", &Found::proven)
+    py::class_<SearchResult>(module, "SearchResult", "The best plan that a search found.")
+        .def_readonly("plan", &SearchResult::plan)
+        .def_readonly("candidate", &SearchResult::candidate)
+        .def_readonly("makespan_ns", &SearchResult::makespan_ns)
+        .def_readonly("bound_ns", &SearchResult::bound_ns)
+        .def_readonly("proven", &SearchResult::proven)
         .def_property_readonly(
-            "seed_makespans_ns", [](const Found& self) { return as_tuple(self.seed_makespans_ns); },
+            "seed_makespans_ns",
+            [](const SearchResult& self) { return as_tuple(self.seed_makespans_ns); },
             "Of each seed in the order given; infinite where it breaks the cap.")
         .def_property_readonly(
-            "peaks", [](const Found& self) { return as_tuple(self.peaks); },
+            "peaks", [](const SearchResult& self) { return as_tuple(self.peaks); },
             "Most that each device holds at once, in the unit of the caps.")
-        .def_readonly("work", &Found::work);
+        .def_readonly("work", &SearchResult::work);
 
     module.attr("WORK_PER_MS") = kWorkPerMs;
     module.def("search", &search_without_lock, "candidates"_a, "num_microbatches"_a, "caps"_a,

@@ -57,10 +57,11 @@ std::map<int, cuda::CUstream> streams_from(const std::map<int, Address>& handles
 }
 
 // A job with the trace of its last traced step, and its whole step as a graph.
-class PythonJob {
+class StreamProgram {
    public:
-    PythonJob(const Plan& plan, std::shared_ptr<const Lanes> lanes) : job(plan, std::move(lanes)) {
-        const Plan& held = job.program().plan();
+    StreamProgram(const Plan& plan, std::shared_ptr<const Lanes> lanes)
+        : job(plan, std::move(lanes)) {
+        const Plan& held = job.order().plan();
         for (std::size_t kind = 0; kind < kNumKinds; ++kind) {
             held_[kind] = held.has(static_cast<Kind>(kind));
         }
@@ -91,16 +92,16 @@ class PythonJob {
 // Runs the actions of one step as Python calls on the calling thread.
 class StreamCallbacks final : public StreamClient {
    public:
-    StreamCallbacks(const StreamProgram& program, const CallsOfKinds& calls)
-        : program_(program), calls_(calls) {}
+    StreamCallbacks(const StreamOrder& order, const CallsOfKinds& calls)
+        : order_(order), calls_(calls) {}
 
     // Throws, and so ends the process, only where there is no memory to tell of a failure.
     // NOLINTNEXTLINE(bugprone-exception-escape)
     bool run(TaskNumber number, Transfers& transfers) noexcept override {
-        const Task& task = program_.tasks()[number];
+        const Task& task = order_.tasks()[number];
         const py::gil_scoped_acquire gil;
         try {
-            const Placement& placement = program_.plan().placement();
+            const Placement& placement = order_.plan().placement();
             const int replica = placement.replica_of(task.action.microbatch);
             const int stage = replica * placement.num_stages() + task.action.stage;
             const py::object result = calls_.at(task.action.kind)[static_cast<std::size_t>(stage)](
@@ -123,7 +124,7 @@ class StreamCallbacks final : public StreamClient {
     std::vector<Failure> take_failures() { return std::move(failures_); }
 
    private:
-    const StreamProgram& program_;
+    const StreamOrder& order_;
     const CallsOfKinds& calls_;
     std::vector<Failure> failures_;
 };
@@ -133,32 +134,32 @@ class StreamExecutor final : public Closable {
     void claim() { claim_.take(); }
     void release() { claim_.release(); }
 
-    std::vector<Failure> run(PythonJob& job, const CallsOfKinds& calls,
+    std::vector<Failure> run(StreamProgram& program, const CallsOfKinds& calls,
                              const std::map<int, Address>& callers, bool replay, bool traced) {
         if (!claim_.is_mine()) throw std::logic_error("run needs a claim");
-        const StreamProgram& program = job.job.program();
-        const Plan& plan = program.plan();
-        if (!replay) require_calls(plan.placement(), plan.num_slices(), job.held(), calls);
+        const StreamOrder& order = program.job.order();
+        const Plan& plan = order.plan();
+        if (!replay) require_calls(plan.placement(), plan.num_slices(), program.held(), calls);
         const std::map<int, cuda::CUstream> streams = streams_from(callers);
-        StreamCallbacks callbacks(program, calls);
+        StreamCallbacks callbacks(order, calls);
         {
             const py::gil_scoped_release no_gil;
-            StreamTrace* trace = traced ? begin_trace(job) : nullptr;
-            job.is_traced = Dispatch(job.job, streams, callbacks, replay, trace).run() &&
-                            (traced || job.is_traced);
+            StreamTrace* trace = traced ? begin_trace(program) : nullptr;
+            program.is_traced = Dispatch(program.job, streams, callbacks, replay, trace).run() &&
+                                (traced || program.is_traced);
         }
         return callbacks.take_failures();
     }
 
-    void run_whole(PythonJob& job, const std::map<int, Address>& callers) {
+    void run_whole(StreamProgram& program, const std::map<int, Address>& callers) {
         if (!claim_.is_mine()) throw std::logic_error("run_whole needs a claim");
         const std::map<int, cuda::CUstream> streams = streams_from(callers);
         const py::gil_scoped_release no_gil;
-        if (!job.whole || !job.whole->is_current()) {
-            job.whole.reset();
-            job.whole = std::make_unique<StepGraph>(job.job);
+        if (!program.whole || !program.whole->is_current()) {
+            program.whole.reset();
+            program.whole = std::make_unique<StepGraph>(program.job);
         }
-        job.whole->run(streams);
+        program.whole->run(streams);
     }
 
     void close() {
@@ -179,11 +180,11 @@ class StreamExecutor final : public Closable {
     std::vector<pid_t> callers() override { return claim_.callers(); }
 
    private:
-    static StreamTrace* begin_trace(PythonJob& job) {
-        if (!job.trace) job.trace = std::make_unique<StreamTrace>(job.job);
-        job.is_traced = false;
-        job.trace->begin();
-        return job.trace.get();
+    static StreamTrace* begin_trace(StreamProgram& program) {
+        if (!program.trace) program.trace = std::make_unique<StreamTrace>(program.job);
+        program.is_traced = false;
+        program.trace->begin();
+        return program.trace.get();
     }
 
     Claim claim_;
@@ -225,26 +226,26 @@ void bind_lanes(py::module_& module) {
 }
 
 void bind_program(py::module_& module) {
-    py::class_<PythonJob>(module, "StreamProgram", "A checked plan, ready to run on lanes.")
+    py::class_<StreamProgram>(module, "StreamProgram", "A checked plan, ready to run on lanes.")
         .def(py::init<const Plan&, std::shared_ptr<const Lanes>>(), "plan"_a, "lanes"_a)
         .def_property_readonly("plan",
-                               [](const PythonJob& self) { return self.job.program().plan(); })
+                               [](const StreamProgram& self) { return self.job.order().plan(); })
         .def(
             "num_slots",
-            [](const PythonJob& self, int stage) {
-                in_range("stage", stage, self.job.program().plan().num_stages());
-                return self.job.program().num_slots(0, stage);
+            [](const StreamProgram& self, int stage) {
+                in_range("stage", stage, self.job.order().plan().num_stages());
+                return self.job.order().num_slots(0, stage);
             },
             "stage"_a, "How many microbatches the stage holds at once, in the first replica.")
         .def(
             "slot_of",
-            [](const PythonJob& self, Action action) {
-                return self.job.program().tasks()[self.task_of(action)].slot;
+            [](const StreamProgram& self, Action action) {
+                return self.job.order().tasks()[self.task_of(action)].slot;
             },
             "action"_a, "The slot of an action's cell, or of the cell that a copy is for.")
         .def(
             "set_launch",
-            [](PythonJob& self, Action action, Address exec, Address graph,
+            [](StreamProgram& self, Action action, Address exec, Address graph,
                const std::vector<PythonTransfer>& before,
                const std::vector<PythonTransfer>& after) {
                 self.job.set_launch(self.task_of(action),
@@ -258,16 +259,16 @@ void bind_program(py::module_& module) {
             "captured, both 0 where there is nothing to compute, and what moves before and after.")
         .def(
             "set_transfers",
-            [](PythonJob& self, Action copy, const std::vector<PythonTransfer>& transfers) {
+            [](StreamProgram& self, Action copy, const std::vector<PythonTransfer>& transfers) {
                 self.job.set_transfers(self.task_of(copy), transfers_from(transfers));
             },
             "copy"_a, "transfers"_a,
             "What a copy moves whose action is launched: (to, from, bytes, via) for each tensor.")
         .def(
-            "timeline", [](const PythonJob& self) { return self.last_trace().actions(); },
+            "timeline", [](const StreamProgram& self) { return self.last_trace().actions(); },
             "What ran when in the last traced step, on the GPUs' clocks; a row for each device.")
         .def(
-            "copies", [](const PythonJob& self) { return self.last_trace().copies(); },
+            "copies", [](const StreamProgram& self) { return self.last_trace().copies(); },
             "The same for its copies; a row for each copy stream.");
 }
 

@@ -42,5 +42,7 @@ def gpipe(num_devices: int, num_microbatches: int) -> Plan:
     """
     require_counts(num_devices=num_devices, num_microbatches=num_microbatches)
     placement = Placement.linear(num_devices)
+    # A device runs so many forwards before its first backward. The group, which matters where a
+    # device has several stages, is all microbatches.
     warmup = [num_microbatches] * num_devices
     return by_phases(placement, num_microbatches, warmup, group=num_microbatches)

@@ -68,7 +68,7 @@ class Chain {
 };
 
 void add_action(Chain& chain, const StreamJob& job, TaskNumber number) {
-    const Task& task = job.program().tasks()[number];
+    const Task& task = job.order().tasks()[number];
     const std::optional<Launch>& launch = job.launch(number);
     if (!launch) {
         throw std::invalid_argument("a whole step is made of the launches of all actions, but " +
@@ -81,9 +81,9 @@ void add_action(Chain& chain, const StreamJob& job, TaskNumber number) {
 }
 
 void add_copy(Chain& chain, const StreamJob& job, TaskNumber number) {
-    const Task& task = job.program().tasks()[number];
+    const Task& task = job.order().tasks()[number];
     const Transfers& transfers = job.transfers(number);
-    const CopyStream& ends = job.program().copy_stream(task);
+    const CopyStream& ends = job.order().copy_stream(task);
     const cuda::CUcontext sender = job.lanes().primary(ends.sender);
     if (!job.copy_lane(task).by_host) {
         chain.add(transfers, sender);
@@ -99,18 +99,18 @@ void add_copy(Chain& chain, const StreamJob& job, TaskNumber number) {
 }
 
 void add_tasks(cuda::CUgraph graph, const StreamJob& job) {
-    const StreamProgram& program = job.program();
-    std::vector<Nodes> end_of_task(program.tasks().size());
-    std::vector<Nodes> end_of_stream(static_cast<std::size_t>(program.num_streams()));
-    for (TaskNumber number = 0; number < program.tasks().size(); ++number) {
-        const Task& task = program.tasks()[number];
+    const StreamOrder& order = job.order();
+    std::vector<Nodes> end_of_task(order.tasks().size());
+    std::vector<Nodes> end_of_stream(static_cast<std::size_t>(order.num_streams()));
+    for (TaskNumber number = 0; number < order.tasks().size(); ++number) {
+        const Task& task = order.tasks()[number];
         Nodes& end = end_of_stream[static_cast<std::size_t>(task.stream)];
         Nodes after = end;
-        for (const TaskNumber input : program.waits(number)) {
+        for (const TaskNumber input : order.waits(number)) {
             after.insert(after.end(), end_of_task[input].begin(), end_of_task[input].end());
         }
         Chain chain(graph, std::move(after));
-        if (program.is_compute(task)) {
+        if (order.is_compute(task)) {
             add_action(chain, job, number);
         } else {
             add_copy(chain, job, number);

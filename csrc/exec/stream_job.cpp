@@ -36,18 +36,18 @@ void name_streams(const CopyStream& ends, const CopyLane& lane) {
 }  // namespace
 
 StreamJob::StreamJob(const Plan& plan, std::shared_ptr<const Lanes> lanes)
-    : program_(lower(plan)), lanes_(std::move(lanes)) {
-    if (program_.num_devices() != lanes_->size()) {
-        throw std::invalid_argument("the plan is for " + std::to_string(program_.num_devices()) +
+    : order_(lower(plan)), lanes_(std::move(lanes)) {
+    if (order_.num_devices() != lanes_->size()) {
+        throw std::invalid_argument("the plan is for " + std::to_string(order_.num_devices()) +
                                     " devices, but there are " + std::to_string(lanes_->size()));
     }
-    const std::vector<Task>& tasks = program_.tasks();
+    const std::vector<Task>& tasks = order_.tasks();
     for (TaskNumber task = 0; task < tasks.size(); ++task) task_of_[tasks[task].action] = task;
     carriers_.assign(tasks.size(), kNoTask);
     launches_.resize(tasks.size());
     transfers_.resize(tasks.size());
     for (TaskNumber copy = 0; copy < tasks.size(); ++copy) {
-        if (program_.is_compute(tasks[copy])) continue;
+        if (order_.is_compute(tasks[copy])) continue;
         for (const Action source : sources_of(tasks[copy].action)) {
             if (const TaskNumber task = task_of(source); task != kNoTask) carriers_[task] = copy;
         }
@@ -64,7 +64,7 @@ void StreamJob::make_events() {
         lane_start_.push_back(cuda::make_event(context, cuda::kEventDisableTiming));
         lane_end_.push_back(cuda::make_event(context, cuda::kEventDisableTiming));
     }
-    for (const CopyStream& copy_stream : program_.copy_streams()) {
+    for (const CopyStream& copy_stream : order_.copy_streams()) {
         const auto make_event = [this](int device) {
             return cuda::make_event(lanes_->primary(device), cuda::kEventDisableTiming);
         };
@@ -80,7 +80,7 @@ void StreamJob::make_events() {
         name_streams(copy_stream, lane);
         copy_lanes_.push_back(std::move(lane));
     }
-    for (const Task& task : program_.tasks()) {
+    for (const Task& task : order_.tasks()) {
         done_.push_back(task.awaited
                             ? cuda::make_event(context_of(task.stream), cuda::kEventDisableTiming)
                             : cuda::Event());
@@ -88,12 +88,12 @@ void StreamJob::make_events() {
 }
 
 cuda::CUcontext StreamJob::context_of(int stream) const {
-    return stream < program_.num_devices() ? lanes_->compute_context(stream)
-                                           : lanes_->primary(program_.device_of_stream(stream));
+    return stream < order_.num_devices() ? lanes_->compute_context(stream)
+                                         : lanes_->primary(order_.device_of_stream(stream));
 }
 
 cuda::CUstream StreamJob::stream(int number) const {
-    const int num_lanes = program_.num_devices();
+    const int num_lanes = order_.num_devices();
     if (number < num_lanes) return lanes_->compute(number);
     return copy_lanes_[static_cast<std::size_t>(number - num_lanes)].stream.get();
 }
@@ -124,7 +124,7 @@ void StreamJob::record_start(const std::map<int, cuda::CUstream>& callers) const
 }
 
 void StreamJob::require(TaskNumber task, bool compute) const {
-    if (task < program_.tasks().size() && program_.is_compute(program_.tasks()[task]) == compute) {
+    if (task < order_.tasks().size() && order_.is_compute(order_.tasks()[task]) == compute) {
         return;
     }
     throw std::invalid_argument("task " + std::to_string(task) + " is no " +

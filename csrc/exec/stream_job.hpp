@@ -1,4 +1,4 @@
-// Stream job: a stream program on certain lanes, with the events it needs and what its tasks move
+// Stream job: a stream order on certain lanes, with the events it needs and what its tasks move
 // and launch.
 #pragma once
 
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "exec/lanes.hpp"
-#include "exec/stream_program.hpp"
+#include "exec/stream_order.hpp"
 
 namespace pykern {
 
@@ -55,7 +55,7 @@ class StreamJob {
     // Throws PlanError for a plan that cannot run, std::invalid_argument for one of other devices.
     StreamJob(const Plan& plan, std::shared_ptr<const Lanes> lanes);
 
-    const StreamProgram& program() const { return program_; }
+    const StreamOrder& order() const { return order_; }
     const Lanes& lanes() const { return *lanes_; }
 
     static constexpr TaskNumber kNoTask = static_cast<TaskNumber>(-1);
@@ -77,7 +77,7 @@ class StreamJob {
     cuda::CUstream stream(int number) const;
     cuda::CUcontext context_of(int stream) const;
     const CopyLane& copy_lane(const Task& copy) const {
-        return copy_lanes_[static_cast<std::size_t>(copy.stream - program_.num_devices())];
+        return copy_lanes_[static_cast<std::size_t>(copy.stream - order_.num_devices())];
     }
     const std::vector<CopyLane>& copy_lanes() const { return copy_lanes_; }
     // Of a task that is awaited.
@@ -99,7 +99,7 @@ class StreamJob {
     void make_events();
     void require(TaskNumber task, bool compute) const;
 
-    StreamProgram program_;
+    StreamOrder order_;
     std::shared_ptr<const Lanes> lanes_;
     std::map<Action, TaskNumber> task_of_;
     std::vector<TaskNumber> carriers_;

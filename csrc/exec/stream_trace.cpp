@@ -17,23 +17,23 @@ constexpr double kNsPerMs = 1e6;
 }  // namespace
 
 StreamTrace::StreamTrace(const StreamJob& job) : job_(job) {
-    const StreamProgram& program = job.program();
+    const StreamOrder& order = job.order();
     const auto make_event = [&](int stream) {
         return cuda::make_event(job.context_of(stream), cuda::kEventTimed);
     };
-    for (int stream = 0; stream < program.num_streams(); ++stream) {
+    for (int stream = 0; stream < order.num_streams(); ++stream) {
         const cuda::CUcontext context = job.context_of(stream);
         if (bases_.contains(context)) continue;
         bases_.emplace(context, Base{.event = make_event(stream), .stream = job.stream(stream)});
     }
-    for (const Task& task : program.tasks()) {
+    for (const Task& task : order.tasks()) {
         start_.push_back(make_event(task.stream));
         end_.push_back(make_event(task.stream));
     }
 }
 
 void StreamTrace::begin() {
-    for (int stream = 0; stream < job_.program().num_streams(); ++stream) {
+    for (int stream = 0; stream < job_.order().num_streams(); ++stream) {
         driver::cuStreamSynchronize(job_.stream(stream));
     }
     const cuda::CurrentContext current(job_.lanes().primary(0));
@@ -44,7 +44,7 @@ void StreamTrace::begin() {
 }
 
 void StreamTrace::record(cuda::CUevent event, TaskNumber task) const {
-    driver::cuEventRecord(event, job_.stream(job_.program().tasks()[task].stream));
+    driver::cuEventRecord(event, job_.stream(job_.order().tasks()[task].stream));
 }
 
 double StreamTrace::ns_of(cuda::CUevent event, int stream) const {
@@ -55,21 +55,21 @@ double StreamTrace::ns_of(cuda::CUevent event, int stream) const {
     return static_cast<double>(base.host_ns - base_of(0).host_ns) + milliseconds * kNsPerMs;
 }
 
-Timeline StreamTrace::actions() const { return rows(0, job_.program().num_devices()); }
+Timeline StreamTrace::actions() const { return rows(0, job_.order().num_devices()); }
 
 Timeline StreamTrace::copies() const {
-    const StreamProgram& program = job_.program();
-    return rows(program.num_devices(), static_cast<int>(program.copy_streams().size()));
+    const StreamOrder& order = job_.order();
+    return rows(order.num_devices(), static_cast<int>(order.copy_streams().size()));
 }
 
 Timeline StreamTrace::rows(int first_stream, int num_streams) const {
-    const std::vector<Task>& tasks = job_.program().tasks();
+    const std::vector<Task>& tasks = job_.order().tasks();
     std::vector<std::vector<Span>> rows(static_cast<std::size_t>(num_streams));
     // The step begins with the first action, for the rows of copies as well.
     double origin = std::numeric_limits<double>::max();
     for (TaskNumber task = 0; task < tasks.size(); ++task) {
         const int stream = tasks[task].stream;
-        if (stream < job_.program().num_devices()) {
+        if (stream < job_.order().num_devices()) {
             origin = std::min(origin, ns_of(start_[task].get(), stream));
         }
         const int row = stream - first_stream;

@@ -45,18 +45,18 @@ void move(const Transfers& transfers, const CopyLane& lane) {
 Dispatch::Dispatch(StreamJob& job, const std::map<int, cuda::CUstream>& callers,
                    StreamClient& client, bool replay, StreamTrace* trace)
     : job_(job),
-      program_(job.program()),
+      order_(job.order()),
       callers_(callers),
       client_(client),
       replay_(replay),
       trace_(trace),
-      given_(job.program().tasks().size()) {}
+      given_(job.order().tasks().size()) {}
 
 bool Dispatch::run() {
     const cuda::CurrentContext restore(job_.lanes().primary(0));
     try {
         begin();
-        for (TaskNumber task = 0; task < program_.tasks().size(); ++task) {
+        for (TaskNumber task = 0; task < order_.tasks().size(); ++task) {
             if (!issue(task)) {
                 drain();
                 return false;
@@ -81,7 +81,7 @@ void Dispatch::begin() {
         driver::cuEventRecord(job_.lane_start(lane), lanes.compute(lane));
     }
     for (std::size_t i = 0; i < job_.copy_lanes().size(); ++i) {
-        const CopyStream& ends = program_.copy_streams()[i];
+        const CopyStream& ends = order_.copy_streams()[i];
         const cuda::CUstream stream = job_.copy_lanes()[i].stream.get();
         wait(stream, job_.lane_start(ends.sender));
         wait(stream, job_.lane_start(ends.receiver));
@@ -89,10 +89,10 @@ void Dispatch::begin() {
 }
 
 bool Dispatch::issue(TaskNumber number) {
-    const Task& task = program_.tasks()[number];
+    const Task& task = order_.tasks()[number];
     const cuda::CUstream stream = job_.stream(task.stream);
-    driver::cuCtxSetCurrent(job_.lanes().primary(program_.device_of_stream(task.stream)));
-    for (const TaskNumber input : program_.waits(number)) wait(stream, job_.done(input));
+    driver::cuCtxSetCurrent(job_.lanes().primary(order_.device_of_stream(task.stream)));
+    for (const TaskNumber input : order_.waits(number)) wait(stream, job_.done(input));
     if (trace_ != nullptr) trace_->start(number);
     if (!perform(number)) return false;
     if (trace_ != nullptr) trace_->end(number);
@@ -101,16 +101,16 @@ bool Dispatch::issue(TaskNumber number) {
 }
 
 bool Dispatch::perform(TaskNumber number) {
-    const Task& task = program_.tasks()[number];
+    const Task& task = order_.tasks()[number];
     const Range range(task.action);
-    if (program_.is_compute(task)) return act(number);
+    if (order_.is_compute(task)) return act(number);
     const auto& given = given_[number];
     move(given ? *given : job_.transfers(number), job_.copy_lane(task));
     return true;
 }
 
 bool Dispatch::act(TaskNumber number) {
-    const Task& task = program_.tasks()[number];
+    const Task& task = order_.tasks()[number];
     if (const auto& launch = job_.launch(number); launch && replay_) {
         const cuda::CUstream stream = job_.stream(task.stream);
         move_on(stream, launch->before);
@@ -134,7 +134,7 @@ void Dispatch::end() {
     for (std::size_t i = 0; i < job_.copy_lanes().size(); ++i) {
         const CopyLane& copies = job_.copy_lanes()[i];
         driver::cuEventRecord(copies.end.get(), copies.stream.get());
-        wait(lanes.compute(program_.copy_streams()[i].sender), copies.end.get());
+        wait(lanes.compute(order_.copy_streams()[i].sender), copies.end.get());
     }
     for (int lane = 0; lane < lanes.size(); ++lane) {
         driver::cuEventRecord(job_.lane_end(lane), lanes.compute(lane));
@@ -150,7 +150,7 @@ void Dispatch::drain() const noexcept {
     const auto finish = [](cuda::CUstream stream) noexcept {
         cuda::api().cuStreamSynchronize(stream);
     };
-    for (int stream = 0; stream < program_.num_streams(); ++stream) finish(job_.stream(stream));
+    for (int stream = 0; stream < order_.num_streams(); ++stream) finish(job_.stream(stream));
     for (const CopyLane& copies : job_.copy_lanes()) {
         if (copies.by_host) finish(copies.by_host->landing.get());
     }

@@ -45,7 +45,7 @@ class Dispatch {
     void drain() const noexcept;
 
     StreamJob& job_;
-    const StreamProgram& program_;
+    const StreamOrder& order_;
     const std::map<int, cuda::CUstream>& callers_;
     StreamClient& client_;
     bool replay_;

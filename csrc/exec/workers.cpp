@@ -138,7 +138,7 @@ void Workers::renew() {
 
 bool Workers::is_worker() const { return workers_of_this_thread == this; }
 
-void Workers::run(Job& job, const std::function<bool()>& interrupted,
+void Workers::run(WorkerProgram& job, const std::function<bool()>& interrupted,
                   const std::function<void()>& begun) {
     const std::scoped_lock running(run_mutex_);
     if (closing_.load(std::memory_order_relaxed)) return;
@@ -187,7 +187,7 @@ void Workers::wait_for_step(const std::function<bool()>& interrupted) {
     }
 }
 
-void Workers::feed(const Job& job, int slot) {
+void Workers::feed(const WorkerProgram& job, int slot) {
     // Held, so that the step does not end in between.
     const std::scoped_lock lock(done_mutex_);
     if (!endless_ || job_ != &job) return;
@@ -197,7 +197,7 @@ void Workers::feed(const Job& job, int slot) {
     post(position);
 }
 
-void Workers::stop(const Job& job) {
+void Workers::stop(const WorkerProgram& job) {
     const std::scoped_lock lock(done_mutex_);
     if (!endless_ || job_ != &job) return;
     stopped_.store(true, std::memory_order_relaxed);

@@ -43,10 +43,11 @@ class Client {
     virtual bool run(int worker, Position position) noexcept = 0;
 };
 
-// A program with the trace and the pace of its steps.
-struct Job {
-    explicit Job(const Plan& plan) : Job(Program(plan)) {}
-    explicit Job(Program made)
+// A program with the trace of its last steps, which tells when each action began and ended, and
+// their pace, which tells how long an action takes and so whether it is short.
+struct WorkerProgram {
+    explicit WorkerProgram(const Plan& plan) : WorkerProgram(Program(plan)) {}
+    explicit WorkerProgram(Program made)
         : program(std::move(made)), trace(program.num_actions()), pace(program.num_stages()) {}
 
     Program program;
@@ -62,7 +63,7 @@ struct Job {
 // The step of an endless program goes on until `stop`. A counter that reaches zero is set again for
 // the next round. A device runs its ready actions, of several stages, in the order of their posts.
 //
-//     Job job(plan);
+//     WorkerProgram job(plan);
 //     Workers workers(plan.num_devices(), client);
 //     workers.run(job, [] { return false; });
 //
@@ -83,14 +84,14 @@ class Workers {
     // and stop have an effect. An exception of `interrupted` comes out at once. After it only
     // `waiting` and `abandon` may be called.
     void run(
-        Job& job, const std::function<bool()>& interrupted,
+        WorkerProgram& job, const std::function<bool()>& interrupted,
         const std::function<void()>& begun = [] {});
 
     // For the step of an endless program. Without effect when the step is over. The last round of
     // the slot must be through.
-    void feed(const Job& job, int slot);
+    void feed(const WorkerProgram& job, int slot);
     // No further action starts.
-    void stop(const Job& job);
+    void stop(const WorkerProgram& job);
 
     // The program of the step in progress. By the threads that may call `waiting`.
     const Program& program() const { return job_->program; }
@@ -155,7 +156,7 @@ class Workers {
     std::atomic<bool> closing_{false};
 
     // The step in progress. Written by run before anything is posted.
-    Job* job_ = nullptr;
+    WorkerProgram* job_ = nullptr;
     std::vector<std::atomic<int>> waiting_for_;  // join counter of each action
     std::vector<char> entered_;                  // per worker; its own until the step is over
     std::atomic<int> unfinished_{0};  // actions handed to a worker and not yet dealt with

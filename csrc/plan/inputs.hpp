@@ -8,7 +8,8 @@
 
 namespace pykern {
 
-// Visits the inputs of one action of a plan. Called for every action of every plan: it neither
+// Visits the inputs of one action of a plan: those of these actions that the plan holds. A cell is
+// a (stage, microbatch, slice). Called for every action of every plan: it neither
 // allocates nor visits actions that the plan does not hold.
 //
 //   F(s, m, j)         F(s-1, m, j); F(s, m, j-1)

@@ -172,9 +172,9 @@ std::vector<double> makespans_ns(const std::vector<Candidate>& candidates,
 
 }  // namespace
 
-Found search(const std::vector<Candidate>& candidates, int num_microbatches,
-             const std::vector<double>& caps, const std::vector<Seed>& seeds,
-             const Effort& effort) {
+SearchResult search(const std::vector<Candidate>& candidates, int num_microbatches,
+                    const std::vector<double>& caps, const std::vector<Seed>& seeds,
+                    const Effort& effort) {
     const std::int64_t budget = work_of(effort.budget_ms);
     require_seeds(candidates, num_microbatches, seeds);
     Searcher searcher(candidates, num_microbatches, caps, budget, effort.random_seed, effort.poll);

@@ -23,7 +23,7 @@ struct Seed {
     Plan plan;
 };
 
-struct Found {
+struct SearchResult {
     Plan plan;
     std::size_t candidate;
     double makespan_ns;
@@ -43,7 +43,8 @@ struct Effort {
 };
 
 // Throws std::invalid_argument where a number makes no sense or no candidate fits under the caps.
-Found search(const std::vector<Candidate>& candidates, int num_microbatches,
-             const std::vector<double>& caps, const std::vector<Seed>& seeds, const Effort& effort);
+SearchResult search(const std::vector<Candidate>& candidates, int num_microbatches,
+                    const std::vector<double>& caps, const std::vector<Seed>& seeds,
+                    const Effort& effort);
 
 }  // namespace pykern

@@ -1,4 +1,4 @@
-"""DP x TP x PP with ZeRO-1: pipelines that share the batch, each in slices, from one mesh.
+"""DP x TP x PP with ZeRO-1: pipelines that share the batch, each in shards, from one mesh.
 
 torchrun --nproc-per-node 4 docs/examples/data_tensor_pipeline.py
 """
@@ -50,7 +50,7 @@ pipe = pykern.Pipeline(
 )
 optimizer = pykern.ZeroOptimizer(pipe, torch.optim.AdamW, lr=1e-3)
 for step in range(10):
-    # Other rows for each pipeline, the same for all slices of one.
+    # Other rows for each pipeline, the same for all shards of one.
     x, y = (t.chunk(mesh["dp"].size())[mesh["dp"].get_local_rank()] for t in batch(step))
     optimizer.zero_grad()
     loss = pipe.step(x, target=y)

@@ -1,4 +1,4 @@
-"""TP x PP: process i runs the i-th slice of every stage, on its own GPUs of the box.
+"""TP x PP: process i runs the i-th shard of every stage, on its own GPUs of the box.
 
 torchrun --nproc-per-node 2 docs/examples/tensor_parallel.py
 """

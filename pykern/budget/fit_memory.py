@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence, Set
 from itertools import accumulate
 
 from ..plan import Action, Kind, Plan
-from .level_costs import BACKWARD, Held, StageCosts, StageLevel
+from .level_costs import BACKWARD, HeldBytes, StageCosts, StageLevel
 
 _Key = tuple[Kind, int, int]
 
@@ -40,7 +40,9 @@ def most_held(
     return most
 
 
-def _held(costs: StageCosts, level: StageLevel, stage: int, again: bool, *, split: bool) -> Held:
+def _held(
+    costs: StageCosts, level: StageLevel, stage: int, again: bool, *, split: bool
+) -> HeldBytes:
     """The bytes of one cell: measured, or from the sizes of its level."""
     kept, rebuilt = costs.kept[level.kept], costs.rebuilt.get(level.rebuilt or "")
     measured = rebuilt.held if again and rebuilt is not None else kept.held
@@ -54,13 +56,13 @@ def _held(costs: StageCosts, level: StageLevel, stage: int, again: bool, *, spli
     own = {Kind.F: first, Kind.R: whole - first, Kind.W: -later}
     own |= dict.fromkeys(BACKWARD, later - whole + gradient)
     others = {(kind, stage - 1): -gradient for kind in BACKWARD if gradient}
-    return Held(own, dict.fromkeys(Kind, costs.workspace_bytes), others)
+    return HeldBytes(own, dict.fromkeys(Kind, costs.workspace_bytes), others)
 
 
 def _most(
     plan: Plan,
     device: int,
-    held: Mapping[tuple[int, int], Held],
+    held: Mapping[tuple[int, int], HeldBytes],
     clocks: Mapping[_Key, Sequence[int]],
 ) -> float:
     row = plan.rows[device]
@@ -84,7 +86,7 @@ def _by_others(
     action: Action,
     stages: Sequence[int],
     mine: Set[tuple[int, int]],
-    held: Mapping[tuple[int, int], Held],
+    held: Mapping[tuple[int, int], HeldBytes],
 ) -> float:
     """The bytes that an action of another cell adds to a device's cells of these stages."""
     cells = [(s, action.microbatch) for s in stages if s != action.stage]

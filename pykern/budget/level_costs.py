@@ -16,7 +16,7 @@ BACKWARD = (Kind.B, Kind.I)
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldBytes:
     """The bytes that one microbatch of a stage holds, by the action that changes them.
 
     Attributes:
@@ -32,7 +32,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Kept:
+class LevelCost:
     """One microbatch on one stage at a level of the kernels.
 
     Attributes:
@@ -49,7 +49,7 @@ class Kept:
     activation_bytes: float
     weights_bytes: float = 0.0
     input_share: float = 0.5
-    held: Held | None = None
+    held: HeldBytes | None = None
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Rebuilt:
     boundary_bytes: float
     activation_bytes: float
     backward_ns: float = 0.0
-    held: Held | None = None
+    held: HeldBytes | None = None
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class StageCosts:
         step_bytes: held for all of a step, whatever its levels.
     """
 
-    kept: Mapping[str, Kept]
+    kept: Mapping[str, LevelCost]
     rebuilt: Mapping[str, Rebuilt]
     workspace_bytes: float = 0.0
     gradient_bytes: float = 0.0

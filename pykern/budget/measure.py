@@ -22,9 +22,9 @@ from ..runtime.random.seed import StepSeed
 from ..runtime.recompute.recompute import INPUTS, Level
 from ..runtime.stage.layer_copies import copy_layers
 from ..runtime.stage.stage import Finish, Stage, connect
-from ..runtime.stage.transport import Passage
+from ..runtime.stage.transport import Transport
 from ..tensors.trees import map_tensors
-from .level_costs import Held, Kept, Rebuilt, StageCosts
+from .level_costs import HeldBytes, LevelCost, Rebuilt, StageCosts
 from .live_bytes import LiveBytes
 from .trial import Trial
 
@@ -77,7 +77,7 @@ def measure(
         ]
         connect(copies)
         for stage in copies:
-            stage.passage = _Move([stage.device for stage in copies])
+            stage.transport = _Move([stage.device for stage in copies])
         chain = _Chain(copies, arguments, split=split)
         with trial.noting:
             chain.run(levels[0], trial.first)
@@ -86,7 +86,7 @@ def measure(
 
 
 def _of_stage(costs: dict[Level, _Costs], stage: int, *, split: bool) -> StageCosts:
-    kept: dict[str, Kept] = {}
+    kept: dict[str, LevelCost] = {}
     rebuilt: dict[str, Rebuilt] = {}
     kinds = (Kind.I, Kind.W) if split else (Kind.B,)
     # Levels of kernels come first.
@@ -102,7 +102,7 @@ def _of_stage(costs: dict[Level, _Costs], stage: int, *, split: bool) -> StageCo
             longer_ns = max(backward_ns - usual_ns, 0.0)
             rebuilt[level] = Rebuilt(again.time_ns, inputs, whole, longer_ns, held)
             continue
-        kept[level] = Kept(forward.time_ns, backward_ns, forward.held_bytes, held=held)
+        kept[level] = LevelCost(forward.time_ns, backward_ns, forward.held_bytes, held=held)
         if split:
             kept[level] = replace(
                 kept[level],
@@ -121,11 +121,11 @@ def _of_stage(costs: dict[Level, _Costs], stage: int, *, split: bool) -> StageCo
     )
 
 
-def _held(costs: _Costs, stage: int) -> Held:
+def _held(costs: _Costs, stage: int) -> HeldBytes:
     """The bytes that a microbatch of the stage holds at the level of these costs."""
     mine = {kind: cost for (kind, of), cost in costs.items() if of == stage}
     changes = {key: cost.others.get(stage, 0) for key, cost in costs.items()}
-    return Held(
+    return HeldBytes(
         {kind: cost.held_bytes for kind, cost in mine.items()},
         {kind: cost.workspace_bytes for kind, cost in mine.items()},
         {key: change for key, change in changes.items() if change},
@@ -192,7 +192,7 @@ class _Chain:
         cost.times_ns.append(time.perf_counter_ns() - start)
 
 
-class _Move(Passage):
+class _Move(Transport):
     """Takes what passes to the device of the stage that it is for."""
 
     def __init__(self, devices: Sequence[torch.device]) -> None:

@@ -42,11 +42,11 @@ def to_dcp(
         optimizer: over parameters of the model.
 
     Raises:
-        CheckpointError: something is of a kind that cannot be saved, or sliced over processes.
+        CheckpointError: something is of a kind that cannot be saved, or sharded over processes.
     """
     if any(map(is_dtensor, model.parameters())):
         raise CheckpointError(
-            "the model is sliced over processes: save its state_dict() and that of the optimizer "
+            "the model is sharded over processes: save its state_dict() and that of the optimizer "
             "with torch.distributed.checkpoint itself, which knows DTensors"
         )
     state: dict[str, Any] = {

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..plan.files.strict_json import shown
-from ..tensors.dtensor import local, sliced_like
+from ..tensors.dtensor import local, shard_like
 from .errors import CheckpointError
 from .file import Tensors, digest, require_storable
 from .form import require_like, require_names
@@ -80,7 +80,7 @@ def fit_model(model: nn.Module, saved: Mapping[str, Tensor]) -> Commit:
     def commit() -> None:
         with torch.no_grad():
             for name, tensor in here.items():
-                tensor.copy_(sliced_like(tensor, saved[name]))
+                tensor.copy_(shard_like(tensor, saved[name]))
 
     return commit
 
@@ -118,7 +118,7 @@ def fit_grads(model: nn.Module, saved: Mapping[str, Tensor]) -> Commit:
         if parameter in grads:
             raise CheckpointError(f"{name} is tied here and has two gradients in the file")
         there = torch.empty_like(parameter, dtype=grad.dtype)
-        grads[parameter] = there.copy_(sliced_like(parameter, grad))
+        grads[parameter] = there.copy_(shard_like(parameter, grad))
 
     def commit() -> None:
         for parameter in model.parameters():

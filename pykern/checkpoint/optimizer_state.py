@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..plan.files.strict_json import shown
-from ..tensors.dtensor import sliced_like
+from ..tensors.dtensor import shard_like
 from .errors import CheckpointError
 from .form import described, require_form, require_names
 from .model_state import Commit, parameters_of
@@ -28,7 +28,7 @@ _ON_CPU = ("step", "mu_product")
 
 
 @dataclass(frozen=True)
-class Kept:
+class OptimizerState:
     """Where the state of an optimizer is.
 
     An optimizer that keeps it for other tensors than the model's, or in several processes, says so
@@ -51,11 +51,11 @@ class Kept:
     keeps: Callable[[nn.Parameter], bool] = lambda _: True
 
 
-def _kept(optimizer: Optimizer, method: str) -> Kept:
+def _kept(optimizer: Optimizer, method: str) -> OptimizerState:
     of_its_own = getattr(optimizer, method, None)
     if of_its_own is not None:
         return of_its_own()  # type: ignore[no-any-return]
-    return Kept(type(optimizer), optimizer.param_groups, optimizer.state)
+    return OptimizerState(type(optimizer), optimizer.param_groups, optimizer.state)
 
 
 @contextmanager
@@ -208,7 +208,7 @@ def _fit_settings(group: dict[str, Any], saved: dict[str, Any], where: str) -> d
 
 
 def _require_plausible(
-    kept: Kept, state: dict[str, Any], of_model: dict[str, nn.Parameter]
+    kept: OptimizerState, state: dict[str, Any], of_model: dict[str, nn.Parameter]
 ) -> None:
     """Refuses state of what is not trained, and shapes that torch's optimizers never have."""
     trained = {id(parameter) for group in kept.groups for parameter in group["params"]}
@@ -245,7 +245,7 @@ def _placed(
         if isinstance(value, Tensor) and value.shape == parameter.shape and value.dim() > 0:
             # Laid out like the parameter, as when the optimizer makes it.
             there = torch.empty_like(parameter, dtype=value.dtype, device=on)
-            return there.copy_(sliced_like(parameter, value))
+            return there.copy_(shard_like(parameter, value))
         if isinstance(value, list):
             return [placed(item, on) for item in value]
         return value.to(on, copy=True) if isinstance(value, Tensor) else value

@@ -40,7 +40,7 @@ def save(  # noqa: PLR0913 - all that a run is made of, by keyword
     With a `ZeroOptimizer` all processes call it, and the first writes, one file for all: with its
     random state, and the optimizer's as a plain optimizer of one process has it.
 
-    A model that is sliced over processes (tensor parallel) is saved whole: all of them call this,
+    A model that is sharded over processes (tensor parallel) is saved whole: all of them call this,
     the first of them writes, and all return when the file is there.
 
     Args:
@@ -96,8 +96,8 @@ def load(
     The file may be anybody's: it is read as data, and all that is asked for is checked before the
     first change. What is not asked for stays in the file, but gradients that were saved are set.
 
-    Each of the processes that a model is sliced over reads the file, which may have been written by
-    any number of them.
+    Each of the processes that a model is sharded over reads the file, which any number of them may
+    have written.
 
     Args:
         path: what `save` wrote.

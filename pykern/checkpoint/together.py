@@ -14,7 +14,7 @@ from .errors import CheckpointError
 
 
 def write_once(model: nn.Module, write: Callable[[], None]) -> None:
-    """Has the first of the processes that a model is sliced over write, for all to return then.
+    """Has the first of the processes that a model is sharded over write, for all to return then.
 
     Raises:
         CheckpointError: that process could not.
@@ -36,4 +36,4 @@ def write_once(model: nn.Module, write: Callable[[], None]) -> None:
     if failed is not None:
         raise failed
     if told:
-        raise CheckpointError("the first of the processes with slices of the model could not write")
+        raise CheckpointError("the first of the processes with shards of the model could not write")

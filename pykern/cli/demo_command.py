@@ -31,7 +31,7 @@ def demo(
         from rich.console import Console
 
         from ..demo.report import make_folder
-        from ..demo.run import Settings, run
+        from ..demo.run import DemoSettings, run
         from ..demo.text import standard_library, text_file
         from ..pipeline.choose_plan import require_runnable
         from ..plan import Kind
@@ -41,7 +41,7 @@ def demo(
         require_runnable(plan)
         if not (plan.has(Kind.B) or plan.has(Kind.I)):
             raise ValueError(f"{schedule} has no backward, and the demo trains")
-        settings = Settings(steps=steps)
+        settings = DemoSettings(steps=steps)
         corpus = text_file(data, settings.window) if data else standard_library(settings.window)
         make_folder(out)
     run(plan, devices, corpus, out, Console(highlight=False), settings)

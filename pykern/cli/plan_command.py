@@ -13,7 +13,15 @@ from .memory import peaks_in_words
 from .recompute import recomputed, without_in_words
 from .schedule_options import Given, with_schedule_options
 from .search import Search
-from .sources import CATALOGUE, NUM_DEVICES, NUM_MICROBATCHES, Costed, Counts, Source, sources_of
+from .sources import (
+    CATALOGUE,
+    NUM_DEVICES,
+    NUM_MICROBATCHES,
+    Costed,
+    Counts,
+    PlanSource,
+    sources_of,
+)
 from .values import (
     BUDGET,
     COSTS,
@@ -127,7 +135,7 @@ def lines_below(drawn: list[Costed]) -> Iterator[str]:
 
 
 def costs_for(
-    source: Source, costs: ShareCosts | None, transfer: float | None, num_sources: int
+    source: PlanSource, costs: ShareCosts | None, transfer: float | None, num_sources: int
 ) -> "Costs":
     """Those of the command line; where it has none, those of the file, unless that misleads."""
     if source.costs is None or costs is not None or transfer is not None:
@@ -137,7 +145,7 @@ def costs_for(
     return source.costs
 
 
-def save(out: Path, sources: list[Source], drawn: dict[str, "Timeline"]) -> None:
+def save(out: Path, sources: list[PlanSource], drawn: dict[str, "Timeline"]) -> None:
     """Write the drawing or the plan, as the file's name asks for."""
     from ..plan.drawing import save_chrome_trace, save_picture
 
@@ -156,7 +164,7 @@ def save(out: Path, sources: list[Source], drawn: dict[str, "Timeline"]) -> None
         save_one(out, form, sources[0])
 
 
-def save_one(out: Path, form: str, source: Source) -> None:
+def save_one(out: Path, form: str, source: PlanSource) -> None:
     """Write the plan itself, with the costs that its file had."""
     if form == ".txt":
         with replacing(out) as partial:

@@ -33,7 +33,7 @@ class Sizes(NamedTuple):
     numbers: tuple[int, ...]
 
 
-class Names(NamedTuple):
+class ScheduleNames(NamedTuple):
     """Schedules."""
 
     names: tuple[str, ...]
@@ -56,9 +56,9 @@ def sizes(given: object) -> Sizes:
     return Sizes(tuple(sorted(numbers)))
 
 
-def names(given: object) -> Names:
+def names(given: object) -> ScheduleNames:
     """Names with commas between them."""
-    return Names(tuple(str(given).split(",")))
+    return ScheduleNames(tuple(str(given).split(",")))
 
 
 def scale(
@@ -77,7 +77,7 @@ def scale(
         str, typer.Option(metavar="h100|h200", help="Boxes of eight of these, NVLink inside.")
     ] = "h100",
     schedule: Annotated[
-        Names, typer.Option(parser=names, metavar="NAME,...", help="Those to choose from.")
+        ScheduleNames, typer.Option(parser=names, metavar="NAME,...", help="Those to choose from.")
     ] = SCHEDULES,  # type: ignore[assignment]  # parsed by typer
     top: Annotated[int, number_option("--top", about="Layouts shown for each number.")] = 3,
 ) -> None:

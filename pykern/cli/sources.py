@@ -38,7 +38,7 @@ class Counts(NamedTuple):
         return Shares(devices, microbatches, self.replicas)
 
 
-class Source(NamedTuple):
+class PlanSource(NamedTuple):
     """A plan, what it is called, and its own costs where its file has them."""
 
     label: str
@@ -49,7 +49,7 @@ class Source(NamedTuple):
 class Costed(NamedTuple):
     """A source, what its actions take, and its plan before it was recomputed, if it was."""
 
-    source: Source
+    source: PlanSource
     costs: Costs
     former: Plan | None = None
 
@@ -63,7 +63,7 @@ def scheduled(name: str, num_devices: int, num_microbatches: int, options: Given
 
 def sources_of(
     names: Sequence[str], counts: Counts, options: Given, search: Search
-) -> list[Source]:
+) -> list[PlanSource]:
     """The plans of these names or files, all for the same counts.
 
     Args:
@@ -105,7 +105,7 @@ def sources_of(
         counted = f"{plan.num_stages} stages, {plan.num_microbatches} microbatches"
         if counts.replicas > 1:
             counted += f", {counts.replicas} replicas"
-        sources.append(Source(f"{shown.get(name, name)}, {counted}", plan, costs))
+        sources.append(PlanSource(f"{shown.get(name, name)}, {counted}", plan, costs))
     return sources
 
 

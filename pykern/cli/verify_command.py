@@ -8,8 +8,8 @@ from ..schedules import by_name
 from .errors import bad_input
 from .schedule_options import Given, of_schedule, require_owned, with_schedule_options
 from .sources import CATALOGUE, require_named
-from .subjects import Make, subject_of
 from .values import number_option
+from .workloads import MakeWorkload, workload_of
 
 if TYPE_CHECKING:
     from ..plan import Plan
@@ -70,7 +70,7 @@ def verify(
         for name in names:
             require_named(name)
         require_owned(names, options)
-        make = subject_of(source)
+        make = workload_of(source)
         from ..demo.run import one_thread
         from ..runtime.devices import parse_devices
         from ..verify import Verify
@@ -93,7 +93,9 @@ def verify(
         raise typer.Exit(1)
 
 
-def _verdict(name: str, plan: "Plan", make: Make, settings: dict[str, Any], steps: int) -> Verdict:
+def _verdict(
+    name: str, plan: "Plan", make: MakeWorkload, settings: dict[str, Any], steps: int
+) -> Verdict:
     from ..partition.chain import call_of, is_chain
     from ..pipeline.pipeline import Pipeline
     from ..plan import Kind
@@ -101,23 +103,23 @@ def _verdict(name: str, plan: "Plan", make: Make, settings: dict[str, Any], step
     from ..verify import VerifyError
 
     with bad_input():
-        subject = make(plan.num_stages)
-    args, kwargs = call_of(subject.inputs)
+        workload = make(plan.num_stages)
+    args, kwargs = call_of(workload.inputs)
     rows = microbatch.sizes(microbatch.batch_size((args, kwargs)), plan.num_microbatches)
-    if not is_chain(subject.model):
-        settings = settings | {"sample": microbatch.split(subject.inputs, rows)[0]}
+    if not is_chain(workload.model):
+        settings = settings | {"sample": microbatch.split(workload.inputs, rows)[0]}
     trains = plan.has(Kind.B) or plan.has(Kind.I)
     if not trains:
         settings = settings | {"recompute": None}
     try:
-        pipe = Pipeline(subject.model, schedule=plan, loss_fn=subject.loss_fn, **settings)
+        pipe = Pipeline(workload.model, schedule=plan, loss_fn=workload.loss_fn, **settings)
     except (TypeError, ValueError) as error:
         return Verdict(name, "", "refused", str(error))
     stages = str(pipe.partition.num_stages)
     try:
         with pipe:
             for _ in range(steps if trains else 0):
-                pipe.step(*args, target=subject.target, **kwargs)
+                pipe.step(*args, target=workload.target, **kwargs)
             pipe.eval()
             pipe(*args, **kwargs)
     except VerifyError as error:

@@ -30,7 +30,7 @@ SEED = 0
 
 
 @dataclass(frozen=True)
-class Settings:
+class DemoSettings:
     """How big the demo is; the default takes about a minute on two cores.
 
     Attributes:
@@ -78,7 +78,7 @@ def run(
     corpus: Corpus,
     out: Path,
     console: Console,
-    settings: Settings,
+    settings: DemoSettings,
 ) -> None:
     """Train a small GPT on `corpus` by `plan`, and show what happened.
 

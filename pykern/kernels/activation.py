@@ -10,7 +10,7 @@ from torch import Tensor
 
 from . import stash
 from .handover import TwoParts, Weights
-from .levels import Level
+from .levels import KernelLevel
 from .operation import define, wide
 
 # The first two multiply an activation of the first half of the columns by the second half.
@@ -19,10 +19,10 @@ GATED: tuple[Gated, ...] = get_args(Gated)
 # The form of GELU: of the error function, as nn.GELU() has it, or of the hyperbolic tangent.
 Approximate = Literal["none", "tanh"]
 APPROXIMATES: tuple[Approximate, ...] = get_args(Approximate)
-Kind = Literal["swiglu", "geglu", "gelu", "gelu_tanh"]
+Activation = Literal["swiglu", "geglu", "gelu", "gelu_tanh"]
 
 
-def activated(x: Tensor, bias: Tensor | None, kind: Kind) -> Tensor:
+def activated(x: Tensor, bias: Tensor | None, kind: Activation) -> Tensor:
     """The operation in plain torch, in float32 until its result is rounded.
 
     Args:
@@ -39,7 +39,7 @@ def activated(x: Tensor, bias: Tensor | None, kind: Kind) -> Tensor:
 
 
 def differentiated(
-    gradient: Tensor, x: Tensor, bias: Tensor | None, kind: Kind, again: bool
+    gradient: Tensor, x: Tensor, bias: Tensor | None, kind: Activation, again: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The backward of `activated`, in plain torch.
 
@@ -68,7 +68,7 @@ def differentiated(
     return of_x.to(x.dtype), of_bias, after.to(x.dtype)
 
 
-def _parts(x: Tensor, bias: Tensor | None, kind: Kind) -> tuple[Tensor, Tensor | None]:
+def _parts(x: Tensor, bias: Tensor | None, kind: Activation) -> tuple[Tensor, Tensor | None]:
     """What the activation is of, and what it is multiplied by."""
     if kind in GATED:
         half = x.shape[-1] // 2
@@ -78,17 +78,17 @@ def _parts(x: Tensor, bias: Tensor | None, kind: Kind) -> tuple[Tensor, Tensor |
     return (values if bias is None else values + bias.to(values.dtype)), None
 
 
-def _forward(x: Tensor, kind: Kind) -> Tensor:
+def _forward(x: Tensor, kind: Activation) -> Tensor:
     return F.silu(x) if kind == "swiglu" else F.gelu(x, approximate=_form(kind))
 
 
-def _backward(gradient: Tensor, x: Tensor, kind: Kind) -> Tensor:
+def _backward(gradient: Tensor, x: Tensor, kind: Activation) -> Tensor:
     if kind == "swiglu":
         return torch.ops.aten.silu_backward(gradient, x)  # type: ignore[no-any-return]
     return torch.ops.aten.gelu_backward(gradient, x, approximate=_form(kind))  # type: ignore[no-any-return]
 
 
-def _form(kind: Kind) -> Approximate:
+def _form(kind: Activation) -> Approximate:
     return "none" if kind == "gelu" else "tanh"
 
 
@@ -107,7 +107,9 @@ class _Activation(TwoParts):
     weights = (1,)
 
     @staticmethod
-    def compute(ctx: Any, x: Tensor, bias: Tensor | None, kind: Kind, level: Level) -> Tensor:
+    def compute(
+        ctx: Any, x: Tensor, bias: Tensor | None, kind: Activation, level: KernelLevel
+    ) -> Tensor:
         ctx.kind, ctx.dtype = kind, x.dtype
         ctx.save_for_backward(bias, *stash.packed(x, level))
         return activate(x, bias, kind)  # type: ignore[no-any-return]
@@ -182,7 +184,7 @@ def gelu(x: Tensor, bias: Tensor | None = None, *, approximate: Approximate = "n
     return _Activation.apply(x, bias, kind, stash.level())  # type: ignore[no-any-return,no-untyped-call]
 
 
-def gelu_kind(approximate: Approximate) -> Kind:
+def gelu_kind(approximate: Approximate) -> Activation:
     """The kind of a form of GELU.
 
     Raises:
@@ -193,7 +195,7 @@ def gelu_kind(approximate: Approximate) -> Kind:
     return "gelu" if approximate == "none" else "gelu_tanh"
 
 
-def check(x: Tensor, bias: Tensor | None, kind: Kind) -> None:
+def check(x: Tensor, bias: Tensor | None, kind: Activation) -> None:
     """Refuses arguments of an activation.
 
     Raises:

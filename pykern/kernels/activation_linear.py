@@ -15,9 +15,9 @@ from torch import Tensor
 from . import stash
 from .activation import (
     GATED,
+    Activation,
     Approximate,
     Gated,
-    Kind,
     activate,
     activate_backward,
     check,
@@ -138,7 +138,7 @@ def gelu_linear(
 
 
 def _activation_linear(
-    x: Tensor, input_bias: Tensor | None, weight: Tensor, bias: Tensor | None, kind: Kind
+    x: Tensor, input_bias: Tensor | None, weight: Tensor, bias: Tensor | None, kind: Activation
 ) -> Tensor:
     check(x, input_bias, kind)
     width = x.shape[-1] // 2 if kind in GATED else x.shape[-1]

@@ -27,11 +27,11 @@ Weights = Callable[[], dict[int, Tensor]]
 Take = Callable[[Node, Weights], None]
 
 
-class _Local(threading.local):
+class _TakeOfThread(threading.local):
     take: Take | None = None
 
 
-_local = _Local()
+_local = _TakeOfThread()
 
 
 class TwoParts(torch.autograd.Function):

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from .linear_cross_entropy import Head, Reduction, check, linear_cross_entropy
+from .linear_cross_entropy import FusedHead, Reduction, check, linear_cross_entropy
 
 
 class LazyLogits(NamedTuple):
@@ -117,7 +117,7 @@ class LinearCrossEntropy:
         kind = hidden.device.type
         with torch.no_grad(), torch.autocast(kind, enabled=False):
             rows, labels = hidden.reshape(-1, hidden.shape[-1]).to(dtype), target.reshape(-1)
-            head = Head(rows, weight.to(dtype), labels, self.ignore_index)
+            head = FusedHead(rows, weight.to(dtype), labels, self.ignore_index)
             of_hidden = torch.empty_like(rows) if hidden.requires_grad else None
             of_weight = _collected(weight) if weight.requires_grad else None
             type_of_loss = torch.promote_types(dtype, torch.float32)

@@ -11,18 +11,18 @@ from .. import _C
 
 # none: everything that the backward reads. ops: what it cannot make again within its own kernels.
 # ops+stash: as ops, and the inputs of gated activations in 8 bits, which changes their gradients.
-Level = Literal["none", "ops", "ops+stash"]
-LEVELS: tuple[Level, ...] = get_args(Level)
+KernelLevel = Literal["none", "ops", "ops+stash"]
+LEVELS: tuple[KernelLevel, ...] = get_args(KernelLevel)
 
-_level: ContextVar[Level] = ContextVar("level", default="ops")
+_level: ContextVar[KernelLevel] = ContextVar("level", default="ops")
 
 
-def level() -> Level:
+def level() -> KernelLevel:
     """The level of operations called now: "ops" where nothing else has been asked for."""
     return _level.get()
 
 
-def keeping(wanted: Level) -> AbstractContextManager[object]:
+def keeping(wanted: KernelLevel) -> AbstractContextManager[object]:
     """A context, within which operations keep as much as the level says.
 
     Raises:

@@ -34,7 +34,7 @@ def chunks(num_rows: int) -> list[slice]:
     return [slice(start, start + size) for start in range(0, max(num_rows, 1), size)]
 
 
-class Head:
+class FusedHead:
     """The product of hidden states and a weight, and its cross entropy with some targets.
 
     Args:
@@ -152,7 +152,7 @@ class _LinearCrossEntropy(TwoParts):
         dtype: torch.dtype,
     ) -> Tensor:
         narrow = hidden.to(dtype)
-        head = Head(narrow, weight.to(dtype), target, ignore_index)
+        head = FusedHead(narrow, weight.to(dtype), target, ignore_index)
         kept = head.room(len(hidden)) if levels.level() == "none" else None
         losses, log_sums = head.losses(kept)
         num_rows = (target != ignore_index).sum() if mean else None
@@ -177,7 +177,7 @@ class _LinearCrossEntropy(TwoParts):
         def compute(*places: Tensor | None) -> None:
             # Whoever calls the backward may be within autocast, which would round sums.
             with torch.autocast(hidden.device.type, enabled=False):
-                head = Head(hidden, weight.to(hidden.dtype), target, ignore_index)
+                head = FusedHead(hidden, weight.to(hidden.dtype), target, ignore_index)
                 head.gradients(log_sums, scale, kept, *places)
 
         wants_hidden, wants_weight, *_ = ctx.needs_input_grad

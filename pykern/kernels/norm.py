@@ -17,10 +17,10 @@ from .dropout import threshold
 from .handover import TwoParts, Weights
 from .norm_operation import backward_op, forward_op
 
-Kind = Literal["rms", "layer"]
+NormKind = Literal["rms", "layer"]
 
 
-class Norm(NamedTuple):
+class NormOptions(NamedTuple):
     """What is no tensor of a call.
 
     Attributes:
@@ -37,7 +37,7 @@ class Norm(NamedTuple):
 
 
 def of_delta(
-    of_total: Tensor, dtype: torch.dtype | None, norm: Norm, place: Tensor | None
+    of_total: Tensor, dtype: torch.dtype | None, norm: NormOptions, place: Tensor | None
 ) -> Tensor | None:
     """The gradient of a delta of some type, if there is one: the mask is made again."""
     if dtype is None:
@@ -60,7 +60,7 @@ class _Norm(TwoParts):
         weight: Tensor,
         bias: Tensor | None,
         place: Tensor | None,
-        norm: Norm,
+        norm: NormOptions,
     ) -> tuple[Tensor, Tensor]:
         centred, eps, rate, seed = norm
         added, normed, rstd, mean = forward_op(
@@ -142,7 +142,7 @@ def add_norm(
     weight: Tensor,
     bias: Tensor | None = None,
     *,
-    kind: Kind,
+    kind: NormKind,
     eps: float,
     rate: float = 0.0,
     training: bool = True,
@@ -172,7 +172,7 @@ def add_norm(
     return _Norm.apply(x, delta, weight, bias, place, norm)  # type: ignore[no-any-return,no-untyped-call]
 
 
-def drawn(norm: Norm, training: bool) -> tuple[Norm, Tensor | None]:
+def drawn(norm: NormOptions, training: bool) -> tuple[NormOptions, Tensor | None]:
     """With a seed where elements are to be dropped, or where that seed is."""
     if norm.rate == 0 or not training:
         return norm._replace(rate=0.0), None
@@ -185,17 +185,17 @@ def checked(
     delta: Tensor | None,
     weight: Tensor,
     bias: Tensor | None,
-    kind: Kind,
+    kind: NormKind,
     eps: float,
     rate: float = 0.0,
-) -> Norm:
+) -> NormOptions:
     """The norm that is asked for.
 
     Raises:
         ValueError: a shape, type, device or number is none that a norm takes.
     """
-    if kind not in get_args(Kind):
-        raise ValueError(f"a norm is one of {', '.join(get_args(Kind))}, got {kind!r}")
+    if kind not in get_args(NormKind):
+        raise ValueError(f"a norm is one of {', '.join(get_args(NormKind))}, got {kind!r}")
     if kind == "rms" and bias is not None:
         raise ValueError("a norm of kind rms has no bias")
     if not (eps > 0 and math.isfinite(eps)):
@@ -208,7 +208,7 @@ def checked(
     for name, tensor, shape in [*shapes, ("bias", bias, row)]:
         if tensor is not None:
             _check_tensor(name, tensor, shape, x.device)
-    return Norm(kind == "layer", eps, rate, 0)
+    return NormOptions(kind == "layer", eps, rate, 0)
 
 
 def _check_tensor(name: str, tensor: Tensor, shape: torch.Size, device: torch.device) -> None:

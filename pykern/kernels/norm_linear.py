@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .handover import TwoParts, Weights
 from .levels import level
-from .norm import Kind, Norm, checked, drawn, of_delta
+from .norm import NormKind, NormOptions, checked, drawn, of_delta
 from .norm_operation import backward_op, forward_op
 
 
@@ -33,7 +33,7 @@ class _NormLinear(TwoParts):
         weight: Tensor,
         bias: Tensor | None,
         place: Tensor | None,
-        norm: Norm,
+        norm: NormOptions,
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         centred, eps, rate, seed = norm
@@ -94,7 +94,7 @@ def norm_linear(
     weight: Tensor,
     bias: Tensor | None = None,
     *,
-    kind: Kind,
+    kind: NormKind,
     eps: float,
     rate: float = 0.0,
     training: bool = True,

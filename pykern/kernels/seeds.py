@@ -29,14 +29,14 @@ class Seed(NamedTuple):
     place: Tensor | None
 
 
-class _Local(threading.local):
+class _SeedsOfThread(threading.local):
     # Where seeds are provided, and which is next.
     places: Tensor | None = None
     position = 0
     is_drawing = False
 
 
-_local = _Local()
+_local = _SeedsOfThread()
 
 
 def draw() -> Seed:

@@ -16,10 +16,10 @@ from torch import Tensor
 from . import levels
 from .operation import define
 
-Form = Literal["int8", "e4m3"]
-FORMS: tuple[Form, ...] = get_args(Form)
+StashForm = Literal["int8", "e4m3"]
+FORMS: tuple[StashForm, ...] = get_args(StashForm)
 # Of each form: the type of its codes, and the largest that is used.
-CODES: dict[Form, tuple[torch.dtype, float]] = {
+CODES: dict[StashForm, tuple[torch.dtype, float]] = {
     "int8": (torch.int8, 127.0),
     "e4m3": (torch.float8_e4m3fn, 448.0),
 }
@@ -29,7 +29,7 @@ BLOCK = 128
 SMALLEST = 2.0**-100
 
 
-def quantised(x: Tensor, form: Form) -> tuple[Tensor, Tensor]:
+def quantised(x: Tensor, form: StashForm) -> tuple[Tensor, Tensor]:
     """The operation in plain torch.
 
     Args:
@@ -75,7 +75,7 @@ _restore = define(
 )
 
 
-def quantise(x: Tensor, form: Form = "int8") -> tuple[Tensor, Tensor]:
+def quantise(x: Tensor, form: StashForm = "int8") -> tuple[Tensor, Tensor]:
     """A tensor in 8 bits, for `restore`. No gradient goes through it.
 
     The error of an element is at most half a step, 1/254 of the largest magnitude of its 128
@@ -118,12 +118,12 @@ def restore(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     return _restore(codes, scales, dtype)  # type: ignore[no-any-return]
 
 
-def level() -> levels.Level:
+def level() -> levels.KernelLevel:
     """The level of the operation called now; nothing is quantised where no backward follows."""
     return levels.level() if torch.is_grad_enabled() else "ops"
 
 
-def packed(x: Tensor, level: levels.Level) -> tuple[Tensor, ...]:
+def packed(x: Tensor, level: levels.KernelLevel) -> tuple[Tensor, ...]:
     """What is saved of the input of an activation."""
     return quantise(x) if level == "ops+stash" else (x,)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..modes import same_numbers
-from .blocks import Beside, First, Head, OnPair, check_heads, check_rate, check_sizes, initialise
+from .blocks import First, Head, OnFirst, OnPair, check_heads, check_rate, check_sizes, initialise
 from .gpt import MLP, Attention, Embedding
 
 
@@ -89,7 +89,7 @@ def bert(  # noqa: PLR0913, PLR0917
         halves: list[nn.Module] = []
         for _ in range(layers):
             halves.append(MaskedAttention(Attention(width, heads, dropout)))
-            halves.append(Beside(MLP(width, dropout)))
+            halves.append(OnFirst(MLP(width, dropout)))
         head = First(Head(vocab, nn.LayerNorm(width), fused_loss=fused_loss))
         model = nn.Sequential(MaskedEmbedding(embedding, padding), *halves, head)
         initialise(model, layers)

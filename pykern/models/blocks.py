@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels.head_loss import LazyLogits
-from ..kernels.norm import Kind, layer_norm, rms_norm
+from ..kernels.norm import NormKind, layer_norm, rms_norm
 from ..kernels.norm_linear import norm_linear
 
 Norm = nn.LayerNorm | nn.RMSNorm
@@ -27,7 +27,7 @@ Norm = nn.LayerNorm | nn.RMSNorm
 
 def normed_linear(norm: Norm, linear: nn.Linear, x: Tensor) -> tuple[Tensor, Tensor]:
     """`x`, to go on with as the residual, and linear(norm(x)); norm(x) is not kept."""
-    kind: Kind = "rms" if isinstance(norm, nn.RMSNorm) else "layer"
+    kind: NormKind = "rms" if isinstance(norm, nn.RMSNorm) else "layer"
     return norm_linear(
         x,
         None,
@@ -76,7 +76,7 @@ class OnPair(nn.Module):
         self.layer = layer
 
 
-class Beside(OnPair):
+class OnFirst(OnPair):
     """A layer on the first of a pair, whose other part passes by."""
 
     def forward(self, pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

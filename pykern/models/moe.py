@@ -15,7 +15,7 @@ from ..kernels.experts import experts
 from ..kernels.head_loss import LazyLogits
 from ..kernels.routing import balance_loss, route
 from ..modes import same_numbers
-from .blocks import Beside, Head, OnPair, check_sizes, initialise, normed
+from .blocks import Head, OnFirst, OnPair, check_sizes, initialise, normed
 from .llama import EPS, RotaryAttention, check_attention
 
 # What passes between layers: x [batch, seq, width], and the sum of balance losses so far, a scalar.
@@ -123,7 +123,7 @@ def moe(  # noqa: PLR0913, PLR0917
         torch.manual_seed(seed)
         halves: list[nn.Module] = []
         for _ in range(layers):
-            halves.append(Beside(RotaryAttention(width, heads, kv_heads, base)))
+            halves.append(OnFirst(RotaryAttention(width, heads, kv_heads, base)))
             halves.append(Experts(width, hidden, num_experts, num_chosen))
         head = BalancedHead(Head(vocab, nn.RMSNorm(width, eps=EPS), fused_loss=fused_loss))
         model = nn.Sequential(BalancedEmbedding(vocab, width), *halves, head)

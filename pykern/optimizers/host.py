@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..checkpoint.optimizer_state import Kept
+from ..checkpoint.optimizer_state import OptimizerState
 from ..pipeline.pipeline import Pipeline
 from ..runtime.stage.stage import Stage
 from ..tensors.dtensor import is_dtensor
 from .inner import copy_settings, groups_of, loss_of, show_state, with_settings
-from .mirror import Mirror, Part
+from .mirror import Mirror, StageMirrors
 
 # The state's name for the values of a parameter of half precision.
 _MASTER = "master"
@@ -130,7 +130,7 @@ class HostOptimizer(Optimizer):
         self._link_state()
         return loss
 
-    def _step_part(self, part: Part) -> None:
+    def _step_part(self, part: StageMirrors) -> None:
         if part.land():
             try:
                 self._inner.step()
@@ -157,17 +157,17 @@ class HostOptimizer(Optimizer):
         self._inner.load_state_dict(state_dict)
         self.adopt()
 
-    def whole(self) -> Kept:
+    def whole(self) -> OptimizerState:
         """The state by the pipeline's parameters, with masters."""
         state = {each: self._entries(mirror) for each, mirror in self._mirrors.items()}
         kept = {parameter: entries for parameter, entries in state.items() if entries}
-        return Kept(type(self._inner), self.param_groups, kept)
+        return OptimizerState(type(self._inner), self.param_groups, kept)
 
-    def own(self) -> Kept:
+    def own(self) -> OptimizerState:
         """Where to load the state."""
         inner = self._inner
         copy_settings(self.param_groups, to=inner.param_groups)
-        return Kept(type(inner), inner.param_groups, inner.state, self._stepped)
+        return OptimizerState(type(inner), inner.param_groups, inner.state, self._stepped)
 
     def _entries(self, mirror: Mirror) -> dict[str, Any]:
         entries: dict[str, Any] = self._inner.state.get(mirror.master, {})
@@ -195,12 +195,12 @@ class HostOptimizer(Optimizer):
         )
 
 
-def _parts(pipe: Pipeline) -> tuple[dict[nn.Parameter, Part], list[Part]]:
+def _parts(pipe: Pipeline) -> tuple[dict[nn.Parameter, StageMirrors], list[StageMirrors]]:
     """A part for each stage, and which of them a parameter belongs to: its first stage's."""
-    parts: list[Part] = []
-    part_of: dict[nn.Parameter, Part] = {}
+    parts: list[StageMirrors] = []
+    part_of: dict[nn.Parameter, StageMirrors] = {}
     for stage in pipe._executor.stages:
-        parts.append(Part(pipe._executor.host_link(stage)))
+        parts.append(StageMirrors(pipe._executor.host_link(stage)))
         for layer in stage.originals:
             for parameter in layer.parameters():
                 part_of.setdefault(parameter, parts[-1])

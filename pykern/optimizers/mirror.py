@@ -98,7 +98,7 @@ class Mirror:
         return self._wire, self.parameter.detach()
 
 
-class Part:
+class StageMirrors:
     """The mirrors of a stage, which travel together.
 
     Attributes:

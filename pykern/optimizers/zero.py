@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..checkpoint import CheckpointError
-from ..checkpoint.optimizer_state import Kept
+from ..checkpoint.optimizer_state import OptimizerState
 from ..parallel.peers.errors import shown
 from ..parallel.peers.texts import text_of
 from ..parallel.peers.typed_json import from_text, to_text
@@ -215,18 +215,18 @@ class ZeroOptimizer(Optimizer):
         with self._data.talking():
             return from_text(str, text_of(to_text(outcome), self._data.control, 0))
 
-    def whole(self) -> Kept:
+    def whole(self) -> OptimizerState:
         """The state of all processes, within `saving` where that says so."""
         indexed = self._zero.state_dict()["state"]
         in_order = [each for group in self.param_groups for each in group["params"]]
         state = {in_order[i]: _parts_of_whole(in_order[i], of) for i, of in indexed.items()}
-        return Kept(self._kind, self.param_groups, state)
+        return OptimizerState(self._kind, self.param_groups, state)
 
-    def own(self) -> Kept:
+    def own(self) -> OptimizerState:
         """Where to load what this process keeps."""
         copy_settings(self.param_groups, to=self._zero.param_groups)
         owned = {id(parameter) for parameter in self._owned}
-        return Kept(
+        return OptimizerState(
             self._kind,
             self._zero.param_groups,
             self._zero.optim.state,
@@ -277,7 +277,7 @@ def _parts_of_whole(parameter: Tensor, entries: dict[str, Any]) -> dict[str, Any
 
     like: Any = parameter
 
-    def sliced(value: Any) -> Any:
+    def sharded(value: Any) -> Any:
         if not isinstance(value, Tensor) or value.shape != local(parameter).shape:
             return value
         there = value.to(parameter.device)
@@ -285,7 +285,7 @@ def _parts_of_whole(parameter: Tensor, entries: dict[str, Any]) -> dict[str, Any
             there, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
         )
 
-    return {key: sliced(value) for key, value in entries.items()}
+    return {key: sharded(value) for key, value in entries.items()}
 
 
 def _part(value: Any) -> Any:

@@ -10,8 +10,8 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from ..notes import add_note
-from ..runtime.batch import Call
 from ..runtime.stage.keywords import keywords_of
+from ..tensors.trees import Call
 from ..trace import Traced
 from ..trace.opened import whole_by_names
 from ..trace.origins import Origins

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from ..modes import as_before
 from ..plan import Timeline
-from ..runtime.asynchronous.executor import Unflushed
+from ..runtime.asynchronous.executor import AsyncExecutor
 from ..runtime.asynchronous.optimizers import MakeOptimizer
 from ..runtime.batch import Batch
 from ..runtime.devices import Devices
@@ -48,7 +48,7 @@ class AsyncPipeline(Pipeline):
     """
 
     optimizer: Optimizer
-    _executor: Unflushed
+    _executor: AsyncExecutor
 
     def __init__(  # noqa: PLR0913 - what such a pipeline is made of, by keyword
         self,

@@ -22,14 +22,14 @@ from ..parallel.peers.agreement import alike
 from ..parallel.peers.first import of_first
 from ..parallel.peers.groups import group_of
 from ..parallel.peers.likeness import likeness
-from ..parallel.tensor.slices import refuse_distributed
+from ..parallel.tensor.shards import refuse_distributed
 from ..parallel.tensor.tensor import TensorParallel, parse_tensor
 from ..partition.balance import Partition
 from ..partition.chain import Chain, RecordedChain, max_stages, open_model, share_out
 from ..partition.layers import make_stages, place_layers, refuse_foreign_devices, refuse_inside
 from ..plan import Plan
 from ..plan.parts import Parts
-from ..runtime.asynchronous.executor import Unflushed
+from ..runtime.asynchronous.executor import AsyncExecutor
 from ..runtime.asynchronous.optimizers import make_optimizer
 from ..runtime.cpu.workers import Workers
 from ..runtime.driver import Driver
@@ -189,7 +189,7 @@ def build(of: Design, model: nn.Module) -> Built:
             plan, levels = fitted.plan, cast("Levels", fitted.by_microbatch())
         executor = _open_executor(of, plan, stages, devices, driver)
         optimizer = None
-        if asked.optimizer is not None and isinstance(executor, Unflushed):
+        if asked.optimizer is not None and isinstance(executor, AsyncExecutor):
             optimizer = make_optimizer(asked.optimizer, model.parameters())
             executor.update_by(optimizer)
         of.chain.before_recording(executor.settle)
@@ -240,7 +240,7 @@ def _open_executor(
     if of.parts is None:
         return Executor(stages, plan, devices, driver)
     assert isinstance(driver, Workers)
-    return Unflushed(stages, of.parts, driver, mean=of.asked.reduction == "mean")
+    return AsyncExecutor(stages, of.parts, driver, mean=of.asked.reduction == "mean")
 
 
 def _told(of: Design, plan: Plan, model: nn.Module) -> Mapping[str, str]:

@@ -9,7 +9,7 @@ from ..plan import Action, Costs, Kind, Memory, Plan, peak_bytes, with_recompute
 from ..runtime.recompute.recompute import INPUTS, LEVELS, Level
 
 # One level for all stages, or an entry for each: a level, or one for each microbatch.
-Recompute = Level | Sequence[Level | Sequence[Level | None] | None] | None
+RecomputeArgument = Level | Sequence[Level | Sequence[Level | None] | None] | None
 
 # An R takes as long as an F, a B twice as long.
 _USUAL = Costs(1.0, 2.0)
@@ -18,7 +18,7 @@ _USUAL = Costs(1.0, 2.0)
 Levels = Sequence[Sequence[Level | None]]
 
 
-def choose_levels(plan: Plan, recompute: Recompute) -> tuple[Plan, Levels]:
+def choose_levels(plan: Plan, recompute: RecomputeArgument) -> tuple[Plan, Levels]:
     """The plan with an R for each microbatch that is recomputed, and all levels.
 
     A plan that has any R is run as it is: those microbatches are recomputed, and no others.
@@ -71,7 +71,7 @@ def _recomputed(plan: Plan, cells: Sequence[Action]) -> Plan:
     return with_recompute(plan, cells, _USUAL, cells_held, 1 + 1e-9)
 
 
-def _of_stages(plan: Plan, recompute: Recompute) -> list[list[Level | None]]:
+def _of_stages(plan: Plan, recompute: RecomputeArgument) -> list[list[Level | None]]:
     if not isinstance(recompute, Sequence) or isinstance(recompute, str):
         recompute = [recompute] * plan.num_stages
     if len(recompute) != plan.num_stages:

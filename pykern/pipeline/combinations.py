@@ -84,11 +84,11 @@ REFUSED: Mapping[tuple[str, str], str] = {
         "capture={asked.capture!r} needs GPUs; CPU workers call every action"
     ),
     ("a budget", "tensor_parallel"): (
-        "recompute=Budget(...) with tensor_parallel: slices cannot be measured by one process "
-        "alone; give levels, such as the `fitted` of a pipeline without slices"
+        "recompute=Budget(...) with tensor_parallel: shards cannot be measured by one process "
+        "alone; give levels, such as the `fitted` of a pipeline without shards"
     ),
     ("a plan of replicas", "tensor_parallel"): (
-        "the plan has {plan.placement.num_replicas} replicas, whose copies would be sliced over "
+        "the plan has {plan.placement.num_replicas} replicas, whose copies would be sharded over "
         "the groups of other devices: tensor_parallel takes plans with one"
     ),
     ("tensor_parallel", "scaler"): (

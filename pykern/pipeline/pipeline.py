@@ -21,7 +21,7 @@ from ..runtime.gpu.capture.policy import Capture
 from ..runtime.loss import Loss
 from ..verify import Verify
 from .build import build, design
-from .choose_levels import Recompute
+from .choose_levels import RecomputeArgument
 from .choose_plan import Schedule
 from .request import Request
 from .steps import Steps
@@ -81,7 +81,7 @@ class Pipeline(Steps):
             of their own; or a mesh of one dimension. Losses and gradients are those of all
             processes' rows. A stage's gradients are on their way as soon as they are complete.
         tensor_parallel: (mesh, styles): the processes of a mesh of one dimension each run their
-            slices of every stage, for the same batches. Styles are by name of a module, as torch's
+            shards of every stage, for the same batches. Styles are by name of a module, as torch's
             `parallelize_module` takes them; parameters of these become DTensors, new objects.
         verify: whether the first step also runs the plain model and compares loss, gradients and
             buffers. True verifies the first step, a number n also every n-th step after it. A
@@ -117,7 +117,7 @@ class Pipeline(Steps):
         split_at: SplitAt | None = None,
         whole: Sequence[str] = (),
         capture: Capture = False,
-        recompute: Recompute | Budget = None,
+        recompute: RecomputeArgument | Budget = None,
         check_finite: CheckFinite = "off",
         deferred_batch_norm: bool = False,
         process_group: Peers | None = None,

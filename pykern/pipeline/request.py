@@ -18,15 +18,15 @@ from ..partition.split_points import SplitAt
 from ..plan.shares import Shares
 from ..runtime.asynchronous.optimizers import MakeOptimizer
 from ..runtime.cpu.stalled import refuse_timeout
-from ..runtime.devices import Devices, Lane, parse_devices
+from ..runtime.devices import DeviceLane, Devices, parse_devices
 from ..runtime.features.finite import CheckFinite
 from ..runtime.gpu.capture.policy import Capture
 from ..runtime.loss import Loss
 from ..verify import Verify, parse_verify
-from .choose_levels import Recompute
+from .choose_levels import RecomputeArgument
 from .choose_plan import Schedule
 
-Reduction = Literal["mean", "sum"]
+BatchReduction = Literal["mean", "sum"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,13 +47,13 @@ class Request:
     microbatches: int | None = None
     replicas: int = 1
     loss_fn: Loss | None = None
-    reduction: Reduction = "mean"
+    reduction: BatchReduction = "mean"
     balance: Balance | None = None
     sample: Any = None
     split_at: SplitAt | None = None
     whole: Sequence[str] = ()
     capture: Capture = False
-    recompute: Recompute | Budget = None
+    recompute: RecomputeArgument | Budget = None
     check_finite: CheckFinite = "off"
     deferred_batch_norm: bool = False
     process_group: Peers | None = None
@@ -69,7 +69,7 @@ class Request:
                 "optimizer must be left out of Pipeline: call optimizer.step() after its steps. A "
                 "pykern.AsyncPipeline takes an optimizer, which its steps call"
             )
-        _require_one_of("reduction", self.reduction, get_args(Reduction))
+        _require_one_of("reduction", self.reduction, get_args(BatchReduction))
         if not isinstance(self.deferred_batch_norm, bool):
             raise TypeError(
                 f"deferred_batch_norm is True or False, got {self.deferred_batch_norm!r}"
@@ -86,7 +86,7 @@ class Request:
         return parse_verify(self.verify)
 
     @cached_property
-    def lanes(self) -> Sequence[Lane]:
+    def lanes(self) -> Sequence[DeviceLane]:
         """The devices."""
         return parse_devices(self.devices)
 

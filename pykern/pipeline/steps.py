@@ -14,11 +14,12 @@ from ..modes import as_before
 from ..partition.chain import call_of
 from ..plan import Kind
 from ..runtime import microbatch
-from ..runtime.batch import Batch, Call, Outputs
+from ..runtime.batch import Batch, Outputs
 from ..runtime.driver import Program
-from ..runtime.features.feature import Features, Runner, Step
+from ..runtime.features.feature import Features, Runner, TrainingStep
 from ..runtime.in_order import InOrder
 from ..runtime.loss import Losses
+from ..tensors.trees import Call
 from .choose_levels import Levels
 from .measured import Measured
 
@@ -93,7 +94,7 @@ class Steps(Measured):
         call, target = self._executor.replicas.place((inputs, named), target)
         parts = None if target is None else microbatch.split(target, rows)
         targets = None if parts is None else self._executor.replicas.place_targets(parts)
-        step = Step((call, target), rows, scaler, sum(rows))
+        step = TrainingStep((call, target), rows, scaler, sum(rows))
         self._features.begin(step)
         weights = self._loss_weights(rows, step.total)
         losses = Losses(

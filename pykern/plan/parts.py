@@ -10,7 +10,7 @@ from itertools import chain, pairwise
 from pykern._C import Action, Costs, Kind, Plan, simulate, weight_versions
 
 # Makes the plan for as many microbatches.
-Make = Callable[[int], Plan]
+MakePlan = Callable[[int], Plan]
 
 # From this batch on all parts are alike. Two go before it: the first fills the pipeline, and with a
 # delay of two groups the second has no update yet.
@@ -21,7 +21,7 @@ _COSTS = Costs(1.0, 2.0)
 
 
 @dataclass(frozen=True)
-class Part:
+class PlanPart:
     """What stands between two positions of each row.
 
     Attributes:
@@ -65,7 +65,7 @@ class Parts:
         ValueError: the schedule's parts are not alike, or its groups do not fit into batches.
     """
 
-    def __init__(self, make: Make, num_microbatches: int) -> None:
+    def __init__(self, make: MakePlan, num_microbatches: int) -> None:
         self._size = num_microbatches
         # Of one batch, and its flush.
         self.plan = make(num_microbatches)
@@ -81,7 +81,7 @@ class Parts:
         self.num_slots = (_ALIKE + 2) * num_microbatches
         self.versions = weight_versions(self._plan)
         self._cuts = _cuts(self._plan, num_microbatches)
-        windows = [Part(self._plan, *ends) for ends in pairwise(self._cuts)]
+        windows = [PlanPart(self._plan, *ends) for ends in pairwise(self._cuts)]
         rests = [self._rest(make(k * num_microbatches)) for k in range(1, num_batches)]
         for alike in (windows[_ALIKE:], rests[_ALIKE:]):
             first, second = (_shifted(part, -k * num_microbatches) for k, part in enumerate(alike))
@@ -90,8 +90,8 @@ class Parts:
                     "the schedule does not do the same with each batch of "
                     f"{num_microbatches} microbatches, which running without a flush needs"
                 )
-        self.windows: Sequence[Part] = windows[: _ALIKE + 1]
-        self.rests: Sequence[Part] = rests[: _ALIKE + 1]
+        self.windows: Sequence[PlanPart] = windows[: _ALIKE + 1]
+        self.rests: Sequence[PlanPart] = rests[: _ALIKE + 1]
 
     def alike(self, number: int) -> tuple[int, int]:
         """Which of the windows, or rests, is that of a batch.
@@ -103,7 +103,7 @@ class Parts:
         position = min(number, _ALIKE)
         return position, (number - position) * self._size
 
-    def _rest(self, plan: Plan) -> Part:
+    def _rest(self, plan: Plan) -> PlanPart:
         """What is left of a plan of some batches when the next one does not come."""
         begins = self._cuts[plan.num_microbatches // self._size]
         for row, long, begin in zip(plan.rows, self._plan.rows, begins, strict=True):
@@ -112,7 +112,7 @@ class Parts:
                     "the schedule begins with another order when it has fewer microbatches, so it "
                     "cannot go on without knowing how many there will be"
                 )
-        return Part(plan, begins, tuple(map(len, plan.rows)))
+        return PlanPart(plan, begins, tuple(map(len, plan.rows)))
 
 
 def _group_of(plan: Plan, num_microbatches: int) -> int:
@@ -172,7 +172,7 @@ def _cuts(plan: Plan, num_microbatches: int) -> list[tuple[int, ...]]:
     return cuts
 
 
-def _shifted(part: Part, by: int) -> list[list[tuple[Kind, int, int]]]:
+def _shifted(part: PlanPart, by: int) -> list[list[tuple[Kind, int, int]]]:
     return [[(a.kind, a.stage, a.microbatch + by) for a in row] for row in part.rows]
 
 

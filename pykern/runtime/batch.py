@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..once import once
+from ..tensors.trees import Call
 from . import microbatch
 from .loss import Losses
 from .recompute.recompute import Level
 from .stage.stage import Ends, Finish
-
-# Positional and keyword arguments.
-Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def _as_it_is(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:

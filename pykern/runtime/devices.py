@@ -17,7 +17,7 @@ MAX_PARTS = 64
 
 
 @dataclass(frozen=True)
-class Lane:
+class DeviceLane:
     """What runs one device's row of a plan.
 
     Attributes:
@@ -31,7 +31,7 @@ class Lane:
     num_parts: int = 1
 
 
-def parse_devices(devices: Devices) -> list[Lane]:
+def parse_devices(devices: Devices) -> list[DeviceLane]:
     """The lanes that a user's words stand for.
 
     "cpu:4" is four CPU workers, "cpu" one, "cuda" every GPU, "cuda:1" one GPU, "cuda:0/4" four
@@ -50,24 +50,24 @@ def parse_devices(devices: Devices) -> list[Lane]:
     names = [str(device) for device in devices]
     if not names:
         raise ValueError("devices is empty: give at least one, for example 'cpu:4'")
-    lanes = [Lane(_device(name)) for name in names]
+    lanes = [DeviceLane(_device(name)) for name in names]
     if len({lane.device.type for lane in lanes}) > 1:
         raise ValueError(f"devices={names!r}: a pipeline has CPU workers or GPUs, not both")
     return lanes
 
 
-def _lanes(name: str) -> list[Lane]:
+def _lanes(name: str) -> list[DeviceLane]:
     """The lanes that a string on its own stands for."""
     if workers := _WORKERS.fullmatch(name):
         count = _in_range(name, "workers", int(workers[1] or 1), MAX_WORKERS)
-        return [Lane(torch.device("cpu"))] * count
+        return [DeviceLane(torch.device("cpu"))] * count
     if name == "cuda":
-        return [Lane(torch.device("cuda", index)) for index in range(_num_gpus(name))]
+        return [DeviceLane(torch.device("cuda", index)) for index in range(_num_gpus(name))]
     if (gpu := _GPU.fullmatch(name)) is None:
         raise _unknown(name)
     num_parts = _in_range(name, "parts", int(gpu[2] or 1), MAX_PARTS)
     device = _gpu(name, int(gpu[1]))
-    return [Lane(device, part, num_parts) for part in range(num_parts)]
+    return [DeviceLane(device, part, num_parts) for part in range(num_parts)]
 
 
 def _device(name: str) -> torch.device:

@@ -16,7 +16,7 @@ from .host_memory import HostLink
 from .stage.stage import Stage
 
 # A plan that is ready to run: on CPU workers, on GPUs.
-Program = _C.Program | _C.StreamProgram
+Program = _C.WorkerProgram | _C.StreamProgram
 Callbacks = Mapping[Kind, Sequence[Callable[[int], None]]]
 # The action that raised, or None, its device, or one below 0 for an interrupt, and the exception.
 Failure = tuple[Action | None, int, BaseException]

@@ -13,7 +13,8 @@ import torch
 
 from .. import _C
 from ..plan import Kind, Plan, Timeline
-from .batch import Batch, Call, Outputs
+from ..tensors.trees import Call
+from .batch import Batch, Outputs
 from .cpu.stream import WorkerFlow
 from .cpu.workers import Workers
 from .driver import Driver, Located, Program
@@ -25,12 +26,11 @@ from .in_order import InOrder
 from .observer import Observer
 from .random.seed import StepSeed
 from .replicas import Replicas
-from .stage.stage import Stage
+from .stage.stage import Run, Stage
 from .stage.ties import Ties
 from .stream import Flow, OpenBatch
 
 # Gets an action's kind, its stage, and what would be called; returns what to call.
-Run = Callable[[int], None]
 Around = Callable[[Kind, Stage, Run], Run]
 
 
@@ -128,7 +128,7 @@ class Executor:
 
     def copies(self, program: Program) -> Timeline:
         """When the program's copies ran in its last traced step; none where nothing is copied."""
-        return Timeline([]) if isinstance(program, _C.Program) else program.copies()
+        return Timeline([]) if isinstance(program, _C.WorkerProgram) else program.copies()
 
     def run(
         self,
@@ -149,11 +149,12 @@ class Executor:
     def _run(
         self, program: Program, batch: Batch, result: Result, located: Located | None = None
     ) -> Any:
+        # The end is called whatever happens here, also where an interrupt hits the end itself.
         with self._driver.claim, _C.Undo(self._end):
             self._begin(batch)
-            failures = self._driver.run(
-                program, self.replicas.put_together(self._callbacks), batch, traced=self.traced
-            )
+            actions = self.replicas.put_together(self._callbacks)
+            # On CPUs `Workers` of C++ call these in the order of the plan's dependencies.
+            failures = self._driver.run(program, actions, batch, traced=self.traced)
             if failures:
                 raise self._failures.first(failures, located)
             self._ties.finish()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 # Each a source and where it goes.
-Pairs = Sequence[tuple[Tensor, Tensor]]
+CopyPairs = Sequence[tuple[Tensor, Tensor]]
 
 
 class Copied(Protocol):
@@ -25,7 +25,7 @@ class HostLink(Protocol):
     def buffer(self, like: Tensor, dtype: torch.dtype) -> Tensor:
         """Memory of the host for as many values, in the same order."""
 
-    def copy(self, pairs: Pairs, *, to_host: bool) -> Copied:
+    def copy(self, pairs: CopyPairs, *, to_host: bool) -> Copied:
         """Copies, behind torch's current stream; nobody may write what is read before the end."""
 
     def join(self) -> None:
@@ -39,7 +39,7 @@ class OneMemory:
         """Memory for as many values, in the same order."""
         return torch.empty_like(like, dtype=dtype)
 
-    def copy(self, pairs: Pairs, *, to_host: bool) -> Copied:
+    def copy(self, pairs: CopyPairs, *, to_host: bool) -> Copied:
         """Copies at once."""
         del to_host
         for source, into in pairs:

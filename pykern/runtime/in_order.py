@@ -10,7 +10,7 @@ from typing import Any
 
 from .. import _C
 from ..modes import as_before
-from .batch import Call
+from ..tensors.trees import Call
 from .stream import Flow
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from ..plan import Kind, Plan
-from .batch import Call
+from ..tensors.trees import Call
 from .driver import Callbacks
 from .microbatch import to_device
 from .stage.replica import Replica
-from .stage.stage import Action, Stage, connect
+from .stage.stage import Run, Stage, connect
 
 # What stages can run.
 KINDS = (Kind.F, Kind.R, Kind.B, Kind.I, Kind.W, Kind.REDUCE)
@@ -45,7 +45,7 @@ class Replicas:
             connect(replica)
         self.stages = [stage for replica in self.each for stage in replica]
 
-    def actions(self) -> dict[Kind, list[Action]]:
+    def actions(self) -> dict[Kind, list[Run]]:
         """What runs an action, by kind and stage."""
         stages = self.stages
         return {
@@ -57,7 +57,7 @@ class Replicas:
             Kind.REDUCE: [stage.reduce for stage in stages],
         }
 
-    def put_together(self, actions: dict[Kind, list[Action]]) -> Callbacks:
+    def put_together(self, actions: dict[Kind, list[Run]]) -> Callbacks:
         """The same with F and B as the stages have put them together for this step.
 
         Where something is around an action, it calls the stage, which calls these.

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ..plan import Plan
-from .batch import Batch, Call, Outputs
+from ..tensors.trees import Call
+from .batch import Batch, Outputs
 
 # Makes a batch of the arguments of the model; the outputs are its `finish`.
 OpenBatch = Callable[[Call], tuple[Batch, Outputs]]

@@ -8,7 +8,7 @@ from pykern.scale.cluster import Cluster, Link, Ring
 
 
 class Layout(NamedTuple):
-    """Pipelines that share the batch, slices of every stage, devices of a pipeline."""
+    """Pipelines that share the batch, shards of every stage, devices of a pipeline."""
 
     data: int
     tensor: int
@@ -25,7 +25,7 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True)
 class Mesh:
-    """A layout on a cluster. A pipeline with all its slices stays together, and slices closest.
+    """A layout on a cluster. A pipeline with all its shards stays together, and shards closest.
 
     Raises:
         TypeError: A number of the layout is not an int.
@@ -54,7 +54,7 @@ class Mesh:
 
     @property
     def tensor_ring(self) -> Ring:
-        """The slices of a stage."""
+        """The shards of a stage."""
         return Ring(self.cluster, self.layout.tensor, 1)
 
     @property

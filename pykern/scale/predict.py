@@ -25,7 +25,7 @@ GRADIENT_BYTES = 4
 MOMENTS_BYTES = 8
 UPDATE_BYTES = 28
 
-# All-reduces of a layer's slices in a forward, and again in a backward: Shoeybi et al.,
+# All-reduces of a layer's shards in a forward, and again in a backward: Shoeybi et al.,
 # Megatron-LM, 2019, arXiv 1909.08053.
 REDUCTIONS_PER_LAYER = 2
 

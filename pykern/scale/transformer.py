@@ -86,7 +86,7 @@ class Part:
         return 4.0 * self.num_layers * self.model.sequence * self.model.width
 
     def activation_bytes(self, num_tokens: int, num_slices: int) -> float:
-        """What one of so many slices keeps of so many tokens until their backward.
+        """What one of so many shards keeps of so many tokens until their backward.
 
         In bfloat16, with dropout and without the scores, which fused attention does not keep:
         Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 2022,

@@ -26,7 +26,7 @@ def whole(tensor: Tensor) -> Tensor:
     return full.full_tensor() if is_dtensor(full) else full  # type: ignore[no-any-return]
 
 
-def sliced_like(one: Tensor, full: Tensor) -> Tensor:
+def shard_like(one: Tensor, full: Tensor) -> Tensor:
     """A tensor of one's shape as a DTensor if that is one, with this process's part of it.
 
     Nothing is sent.

@@ -16,6 +16,8 @@ from torch.utils import _pytree as pytree
 _Node = TypeVar("_Node")
 
 Spec = pytree.TreeSpec
+# Positional and keyword arguments.
+Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def flatten(tree: Any) -> tuple[list[Any], Spec]:

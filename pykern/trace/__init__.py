@@ -1,9 +1,9 @@
 """Cuts models that have a forward of their own, by recording it."""
 
+from .cut_tape import Environment
 from .errors import CutError, ReplayError
 from .model import Traced
 from .opened import why_whole
-from .program import Environment
 from .segment import Segment
 from .untouched import Untouched
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..tensors.trees import Spec, flatten, map_tree
+from ..tensors.trees import Call, Spec, flatten, map_tree
+from .cut_tape import CutTape, Environment
 from .errors import CutError, UnseenTensor, Unsettled
 from .opened import (
     alike,
@@ -20,8 +21,7 @@ from .opened import (
     whole_by_names,
 )
 from .origins import Origins
-from .program import Environment, Program
-from .recorder import Call, Recorder
+from .recorder import Recorder
 from .routes import Direct, everywhere
 from .segment import Segment
 from .state import Form, described, state_of
@@ -29,8 +29,8 @@ from .tape import Tape, modes_now
 from .untouched import Untouched
 from .values import held_in
 
-# So many programs are kept, such as for different lengths of a sequence.
-MAX_PROGRAMS = 128
+# So many cut tapes are kept, such as for different lengths of a sequence.
+MAX_CUT_TAPES = 128
 
 
 class Traced:
@@ -89,8 +89,8 @@ class Traced:
         self._direct: Direct = everywhere
         self._state = state_of(model, self._opened)
         # The key used last is the last.
-        self._programs: dict[Any, list[Program]] = {}
-        self._program(tape, self._key(*flatten(sample)))
+        self._cut_tapes: dict[Any, list[CutTape]] = {}
+        self._cut_tape(tape, self._key(*flatten(sample)))
 
     def cut(self, spans: Iterable[range], devices: Sequence[torch.device], direct: Direct) -> None:
         """Says which segments are in which stage, where that is, and what reaches what from there.
@@ -106,9 +106,9 @@ class Traced:
                 self._stage_of[number] = stage
                 segments[number].device = None if device.type == "cpu" else device
         self._direct = direct
-        self._programs = {
-            key: [Program(known.tape, known.ends, self._stage_of, direct) for known in programs]
-            for key, programs in self._programs.items()
+        self._cut_tapes = {
+            key: [CutTape(known.tape, known.ends, self._stage_of, direct) for known in cut_tapes]
+            for key, cut_tapes in self._cut_tapes.items()
         }
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Environment:
@@ -122,14 +122,14 @@ class Traced:
         inputs = _unique(leaf for leaf in leaves if isinstance(leaf, Tensor))
         values = dict(enumerate(inputs))
         key = self._key(leaves, spec)
-        known = self._programs.pop(key, None)
+        known = self._cut_tapes.pop(key, None)
         if known is not None:
-            self._programs[key] = known
-        program = next((one for one in known or () if self._holds(one, values)), None)
-        if program is None:
+            self._cut_tapes[key] = known
+        cut_tape = next((one for one in known or () if self._holds(one, values)), None)
+        if cut_tape is None:
             self.before_recording()
-            program = self._program(self._record_settled((args, kwargs)), self._key(leaves, spec))
-        return Environment(program, {n: values[n] for n in sorted(program.inputs)})
+            cut_tape = self._cut_tape(self._record_settled((args, kwargs)), self._key(leaves, spec))
+        return Environment(cut_tape, {n: values[n] for n in sorted(cut_tape.inputs)})
 
     def refresh(self) -> None:
         """Has the segments hold the model's parameters and buffers of now.
@@ -144,8 +144,8 @@ class Traced:
             segment.refresh()
 
     def forget(self) -> None:
-        """Forgets all programs, because modules that stay whole compute in another way by now."""
-        self._programs.clear()
+        """Forgets all cut tapes, because modules that stay whole compute in another way by now."""
+        self._cut_tapes.clear()
 
     def _record_opening(self, sample: Call, num_stages: int) -> Tape:
         """The tape of the sample; opens what has to be for it."""
@@ -212,8 +212,8 @@ class Traced:
         modes = modes_now(), torch.is_inference_mode_enabled()
         return Form(spec), given, modes, training, self._state
 
-    def _holds(self, program: Program, values: dict[int, Any]) -> bool:
-        reads = program.tape.reads
+    def _holds(self, cut_tape: CutTape, values: dict[int, Any]) -> bool:
+        reads = cut_tape.tape.reads
         if not reads:
             return True
         held = {held for read in reads for held in read.held}
@@ -247,22 +247,22 @@ class Traced:
             found.append(following)
         return found[::-1]
 
-    def _program(self, tape: Tape, key: Any) -> Program:
+    def _cut_tape(self, tape: Tape, key: Any) -> CutTape:
         """A tape in pieces, for calls of this key with which its reads hold."""
         starts = self._starts(tape)
         self._fill(tape, starts)
         ends = [*starts[1:], len(tape.instructions)]
-        program = Program(tape, ends, self._stage_of, self._direct)
-        self._programs.setdefault(key, []).append(program)
+        cut_tape = CutTape(tape, ends, self._stage_of, self._direct)
+        self._cut_tapes.setdefault(key, []).append(cut_tape)
         self._forget()
-        return program
+        return cut_tape
 
     def _forget(self) -> None:
-        """Keeps the memory of programs bounded; one that comes again is recorded again."""
-        for programs in self._programs.values():
-            del programs[:-MAX_PROGRAMS]
-        while sum(map(len, self._programs.values())) > MAX_PROGRAMS:
-            del self._programs[next(iter(self._programs))]
+        """Keeps the memory of cut tapes bounded; one that comes again is recorded again."""
+        for cut_tapes in self._cut_tapes.values():
+            del cut_tapes[:-MAX_CUT_TAPES]
+        while sum(map(len, self._cut_tapes.values())) > MAX_CUT_TAPES:
+            del self._cut_tapes[next(iter(self._cut_tapes))]
 
     def _trains(self, anchor: str) -> bool:
         module = dict(self._model.named_modules()).get(anchor)

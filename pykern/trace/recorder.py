@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from .. import _C
 from ..modes import as_before, set_function_modes
-from ..tensors.trees import flatten, leaves_of, map_tree, tensors_in
+from ..tensors.trees import Call, flatten, leaves_of, map_tree, tensors_in
 from ..torch_private import checkpoints_ended, function_modes, top_hooks
 from ..user_code import user_line
 from .calls import told, told_to
@@ -26,14 +26,12 @@ from .errors import CutError, UnseenTensor
 from .foreign import foreign_in, refuse_filled
 from .functions import METADATA, SHAPES, name_of, refuse_autograd
 from .generators import Generators
-from .made import Made
+from .numbered_tensors import NumberedTensors
 from .origins import Origins
 from .tape import Instruction, Read, Tape, modes_now
 from .values import Held, Home, Ref
 
 _T = TypeVar("_T")
-# Positional and keyword arguments.
-Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Recorder(TorchFunctionMode):
@@ -66,7 +64,7 @@ class Recorder(TorchFunctionMode):
         self._reads: list[Read] = []
         # Names of the buffers that the forward writes.
         self._written: set[str] = set()
-        self._made = Made()
+        self._made = NumberedTensors()
         self._modes = modes_now()
         self._hooks = top_hooks()
 

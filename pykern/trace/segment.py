@@ -1,4 +1,4 @@
-"""A link of the chain: holds what the pieces of all programs call and read there, and runs them."""
+"""A link of the chain: holds what pieces of all cut tapes call and read there, and runs them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .program import Environment
+from .cut_tape import Environment
 from .tape import Instruction
 from .values import Held, Here, key_of
 
 
 class Segment(nn.Module):
-    """What a piece of every program calls and reads. Forward runs the piece.
+    """What a piece of every cut tape calls and reads. Forward runs the piece.
 
     Modules and parameters are those of the model, under their names with "/" for ".", because names
     of torch's modules have no dots.
@@ -84,9 +84,9 @@ class Segment(nn.Module):
         return self._buffers[key]
 
     def forward(self, env: Environment) -> Any:
-        """Runs the segment's piece of the program that the values belong to."""
+        """Runs the segment's piece of the cut tape that the values belong to."""
         here = Here(dict(env.values), self._parameters, self._buffers, self.device)
-        return env.program.pieces[self.index].run(env.program, here, self._modules)
+        return env.cut_tape.pieces[self.index].run(env.cut_tape, here, self._modules)
 
 
 def _is_same(then: tuple[Tensor, int] | None, now: tuple[Tensor, int]) -> bool:

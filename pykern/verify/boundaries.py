@@ -10,17 +10,16 @@ import torch
 from torch import Tensor
 
 from ..plan import Kind
-from ..runtime.executor import Run
-from ..runtime.stage.stage import Stage
+from ..runtime.stage.stage import Run, Stage
 from ..tensors.trees import map_tree, tensors_of
 from ..trace.routes import BATCH
 from .compare import Bounds, compare
 
 # By the stage that values enter, or gradients leave, and the microbatch.
-Crossings = dict[tuple[int, int], Sequence[Tensor | None]]
+BoundaryTensors = dict[tuple[int, int], Sequence[Tensor | None]]
 
 
-class Seen:
+class RunTensors:
     """The tensors that cross boundaries in one run: activations as they enter, and gradients.
 
     Attributes:
@@ -29,8 +28,8 @@ class Seen:
     """
 
     def __init__(self) -> None:
-        self.forward: Crossings = {}
-        self.backward: Crossings = {}
+        self.forward: BoundaryTensors = {}
+        self.backward: BoundaryTensors = {}
 
     def entering(self, stage: int, number: int, trees: list[Any]) -> list[Any]:
         """Notes the tensors that enter a stage in the plain model, and their gradients."""
@@ -51,7 +50,7 @@ class Boundaries:
     """
 
     def __init__(self) -> None:
-        self.seen: Seen | None = None
+        self.seen: RunTensors | None = None
 
     def stop(self) -> None:
         """Looks no more."""
@@ -83,7 +82,7 @@ class Boundaries:
 
 
 def first_difference(
-    ours: Seen, plain: Seen, num_stages: int, bounds: Bounds
+    ours: RunTensors, plain: RunTensors, num_stages: int, bounds: Bounds
 ) -> tuple[tuple[int, int], int, str] | None:
     """The first boundary behind which something differs, in the order of the computation.
 

@@ -1,4 +1,4 @@
-"""Running statistics that move once in a step, for the plain model: see `runtime.batch_norm`."""
+"""Running statistics that move once in a step, for the plain model: `features.batch_norm`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..runtime.features.batch_norm import BatchNorm
 from .compare import Bounds
-
-_BatchNorm = nn.modules.batchnorm._BatchNorm
 
 # The pipeline joins the statistics of microbatches in the buffers' precision; here they are sums in
 # float64 over all rows.
@@ -31,13 +30,13 @@ class WholeBatch:
         updating = [
             module
             for module in modules
-            if isinstance(module, _BatchNorm)
+            if isinstance(module, BatchNorm)
             and module.running_mean is not None
             and module.training
             and module.track_running_stats
             and torch.is_grad_enabled()
         ]
-        self._sums: dict[_BatchNorm, list[Tensor]] = {module: [] for module in updating}
+        self._sums: dict[BatchNorm, list[Tensor]] = {module: [] for module in updating}
 
     def begin(self) -> None:
         """Turns off the modules' own updates, and begins to sum their inputs."""
@@ -60,7 +59,7 @@ def _add(sums: list[Tensor], _: nn.Module, arguments: tuple[Any, ...]) -> None:
     sums[:] = [term + sums[0] if sums else term]
 
 
-def _move(module: _BatchNorm, sums: list[Tensor]) -> None:
+def _move(module: BatchNorm, sums: list[Tensor]) -> None:
     count, total, squares = sums[0]
     mean = total / count
     variance = (squares - count * mean.square()) / (count - 1)

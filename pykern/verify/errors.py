@@ -9,7 +9,7 @@ from .compare import Difference
 
 
 @dataclass(frozen=True)
-class Origin:
+class Divergence:
     """The place where a difference starts.
 
     Attributes:
@@ -46,7 +46,7 @@ class VerifyError(RuntimeError):
         differences: Sequence[Difference],
         first: Difference,
         place: tuple[int, str] | None,
-        origin: Origin,
+        origin: Divergence,
     ) -> None:
         self.differences = tuple(differences)
         self.first = first

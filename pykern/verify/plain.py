@@ -21,7 +21,7 @@ from ..runtime.stage.keywords import keywords_of
 from ..runtime.stage.skips import apart
 from ..runtime.stage.stage import Stage
 from ..trace import Environment
-from ..trace.program import Values
+from ..trace.cut_tape import Values
 from ..trace.routes import BATCH
 
 # Called where each stage begins, with its number.
@@ -139,7 +139,7 @@ class LayerByLayer:
                 near, *of_stages = self._entering(stage.index, number, [args[0], *of_stages])
                 args = (near,)
             for values in (*of_batch, *of_stages):
-                args = (Environment(args[0].program, {**args[0].values, **values}),)
+                args = (Environment(args[0].cut_tape, {**args[0].values, **values}),)
             args = to_device(args, stage.device)
             value = _called(stage, args, to_device(kwargs, stage.device))
             args = (_send(value, stage.index, past),)

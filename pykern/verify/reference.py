@@ -22,7 +22,7 @@ from .deferred import WholeBatch
 from .own import Sums
 from .plain import CannotFollow, Forward, LayerByLayer, OwnForward
 from .snapshot import Gradients, Snapshot, held_generators
-from .subject import Result, Subject, loss_of
+from .subject import StepResult, Subject, loss_of
 
 
 class Reference:
@@ -40,7 +40,9 @@ class Reference:
         # A loss that adds to gradients itself must not add them twice.
         self._once = batch.levels == () or not any(level in INPUTS for level in batch.levels[-1])
 
-    def run(self, before: Snapshot, forward: Forward | None = None, *, keep: bool = True) -> Result:
+    def run(
+        self, before: Snapshot, forward: Forward | None = None, *, keep: bool = True
+    ) -> StepResult:
         """The results of the plain model; the state before is restored.
 
         Args:
@@ -77,7 +79,7 @@ class Reference:
         starts = [names[span.start] for span in subject.cut.stages]
         return OwnForward(subject.chain.root, starts, self._batch)
 
-    def _run(self, forward: Forward) -> Result:
+    def _run(self, forward: Forward) -> StepResult:
         subject, batch = self._subject, self._batch
         behind = self._take_seed()
         self._drawn = False

@@ -13,17 +13,18 @@ from ..partition.balance import Partition
 from ..partition.chain import Chain, RecordedChain
 from ..plan import Plan
 from ..runtime.batch import Batch
+from ..runtime.features.batch_norm import BatchNorm
 from ..runtime.loss import Losses
 from ..runtime.random.seed import default_generator
 from ..runtime.recompute.buffers import modules_in
 from ..runtime.stage.stage import Stage
 from ..tensors.trees import tensors_of
-from .errors import Origin
+from .errors import Divergence
 from .snapshot import Snapshot, gradients_of
 
 
 @dataclass(frozen=True)
-class Result:
+class StepResult:
     """The results of a step, or of a forward, and the state behind it.
 
     Attributes:
@@ -112,7 +113,7 @@ class Subject:
         first, last = names[span.start], names[span.stop - 1]
         return f"layer {first!r}" if first == last else f"layers {first!r} to {last!r}"
 
-    def told(self, boundary: tuple[int, int], number: int, how: str) -> Origin:
+    def told(self, boundary: tuple[int, int], number: int, how: str) -> Divergence:
         """The origin of a difference whose first boundary is this."""
         stage, following = boundary
         what = "activations" if stage < following else "gradients"
@@ -121,7 +122,7 @@ class Subject:
             f"{number}: the inputs of the stage agree, but its {what} for stage {following} "
             f"differ: {how}."
         )
-        return Origin(sentence, stage, boundary, number)
+        return Divergence(sentence, stage, boundary, number)
 
     def deferred_names(self) -> set[str]:
         """The running statistics that move once in a step."""
@@ -130,7 +131,7 @@ class Subject:
         return {
             f"{prefix}.{name}" if prefix else name
             for prefix, module in self.named()
-            if isinstance(module, nn.modules.batchnorm._BatchNorm)
+            if isinstance(module, BatchNorm)
             for name in ("running_mean", "running_var")
         }
 
@@ -150,7 +151,7 @@ class Subject:
         modules = self.modules(loss_of(batch))
         return Snapshot(modules, given, self.generators().values())
 
-    def result(self, value: Any, loss_fn: object, *, copied: bool = False) -> Result:
+    def result(self, value: Any, loss_fn: object, *, copied: bool = False) -> StepResult:
         """The value given, with the state of now."""
         buffers = self.buffers(loss_fn)
         if copied:
@@ -159,7 +160,7 @@ class Subject:
             }
         gradients = gradients_of(self.parameters(loss_fn).items())
         random = {name: one.get_state() for name, one in self.generators().items()}
-        return Result(value, gradients, buffers, random)
+        return StepResult(value, gradients, buffers, random)
 
 
 def loss_of(batch: Batch) -> object:

@@ -16,15 +16,15 @@ from ..runtime.driver import Program
 from ..runtime.features.feature import Feature, Made
 from ..runtime.loss import Losses
 from ..runtime.stage.stage import Stage
-from .boundaries import Boundaries, Seen, first_difference
+from .boundaries import Boundaries, RunTensors, first_difference
 from .compare import Difference, compare_named, compare_trees
 from .deferred import BOUNDS as DEFERRED
-from .errors import Origin, VerifyError
+from .errors import Divergence, VerifyError
 from .options import Verify
 from .plain import LayerByLayer
 from .reference import Reference
 from .snapshot import Gradients, Snapshot
-from .subject import Result, Subject, loss_of
+from .subject import StepResult, Subject, loss_of
 
 
 class Verifier(Feature):
@@ -95,14 +95,14 @@ class Verifier(Feature):
             raise self._error(name, found, len(ours.gradients), origin)
         return value
 
-    def _plain(self, batch: Batch, before: Snapshot) -> Result | Exception:
+    def _plain(self, batch: Batch, before: Snapshot) -> StepResult | Exception:
         # The step most likely raises the same error, with a note of where.
         try:
             return Reference(self._subject, batch).run(before)
         except Exception as error:
             return error
 
-    def _differences(self, ours: Result, plain: Result) -> Iterator[Difference]:
+    def _differences(self, ours: StepResult, plain: StepResult) -> Iterator[Difference]:
         bounds = self._verify.bounds
         trains = torch.is_grad_enabled()
         yield from compare_trees("loss" if trains else "output", ours.value, plain.value, bounds)
@@ -115,10 +115,10 @@ class Verifier(Feature):
             if not torch.equal(state, plain.random[device]):
                 yield Difference("random numbers", device, "the generator is in another state")
 
-    def _origin(self, batch: Batch, before: Snapshot, call: Callable[[], Any]) -> Origin:
+    def _origin(self, batch: Batch, before: Snapshot, call: Callable[[], Any]) -> Divergence:
         """Repeats both runs to locate the difference, and restores the current state."""
         if self._executor.captures:
-            return Origin(
+            return Divergence(
                 "The origin is unknown: captured graphs do not expose stage boundaries. Use "
                 "capture=False to locate the difference."
             )
@@ -136,26 +136,26 @@ class Verifier(Feature):
             try:
                 return self._repeated(batch, before, call)
             except Exception as error:
-                return Origin(f"The origin is unknown: repeating the step raised {error!r}.")
+                return Divergence(f"The origin is unknown: repeating the step raised {error!r}.")
 
-    def _repeated(self, batch: Batch, before: Snapshot, call: Callable[[], Any]) -> Origin:
+    def _repeated(self, batch: Batch, before: Snapshot, call: Callable[[], Any]) -> Divergence:
         """The origin of a difference, found by repeating both runs."""
         reference, subject = Reference(self._subject, batch), self._subject
-        seen = Seen()
+        seen = RunTensors()
         with self._executor.alone():
             watched = LayerByLayer(subject.stages, batch, seen.entering)
             plain = reference.run(before, watched, keep=False)
             own = reference.run(before, keep=False)
-        self._boundaries.seen = ours_seen = Seen()
+        self._boundaries.seen = ours_seen = RunTensors()
         ours = subject.result(call(), loss_of(batch))
         found = list(self._differences(ours, plain))
         if not found:
             if any(self._differences(ours, own)):
-                return Origin(
+                return Divergence(
                     "The recorded calls of the model's forward agree with the pipeline. The "
                     "forward itself has an effect that is not in the recording."
                 )
-            return Origin(
+            return Divergence(
                 "The difference did not recur when the step was repeated. The result depends on "
                 "more than the model and its inputs, such as time or the order of threads."
             )
@@ -165,24 +165,24 @@ class Verifier(Feature):
             return subject.told(*first)
         return self._inside(found)
 
-    def _inside(self, found: Sequence[Difference]) -> Origin:
+    def _inside(self, found: Sequence[Difference]) -> Divergence:
         """The origin of a difference when all boundaries agree."""
         places = [self._subject.place_of(one.name) for one in found]
         first, last = found[0], self._subject.stages[-1].index
         if first.kind in ("loss", "output"):
-            return Origin(
+            return Divergence(
                 f"The difference starts in stage {last} or in the loss: all inputs of the stage "
                 "agree.",
                 last,
             )
         stage = next((place[0] for place in places if place is not None), None)
         where = "outside of the stages" if stage is None else f"within stage {stage}"
-        return Origin(
+        return Divergence(
             f"The difference starts {where}: all tensors at stage boundaries agree.", stage
         )
 
     def _error(
-        self, name: str, found: Sequence[Difference], num_gradients: int, origin: Origin
+        self, name: str, found: Sequence[Difference], num_gradients: int, origin: Divergence
     ) -> VerifyError:
         counts = Counter(one.kind for one in found)
         counted = [
@@ -204,5 +204,5 @@ def _raised(name: str, error: Exception) -> VerifyError:
     first = Difference("plain model", "", f"raises {error!r}, and the pipeline does not")
     summary = f"{name} of the pipeline differs from the plain model"
     return VerifyError(
-        summary, [first], first, None, Origin("The traceback of the plain model is above.")
+        summary, [first], first, None, Divergence("The traceback of the plain model is above.")
     )

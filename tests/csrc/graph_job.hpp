@@ -20,22 +20,20 @@ class GraphJob final : private StreamClient {
     static constexpr Value kNumBatches = 4;
 
     GraphJob(const Plan& plan, const std::vector<LaneName>& names)
-        : lanes_(std::make_shared<Lanes>(names)),
-          job_(plan, lanes_),
-          values_(job_.program(), true) {
+        : lanes_(std::make_shared<Lanes>(names)), job_(plan, lanes_), values_(job_.order(), true) {
         for (const auto& [gpu, primary] : lanes_->primaries()) {
             callers_.push_back(cuda::make_stream(primary.get()));
             caller_of_[gpu] = callers_.back().get();
         }
-        launches_.resize(program().tasks().size());
-        for (int device = 0; device < program().num_devices(); ++device) {
+        launches_.resize(order().tasks().size());
+        for (int device = 0; device < order().num_devices(); ++device) {
             const cuda::CUcontext context = lanes_->compute_context(device);
             asked_.push_back(cuda::make_event(context, cuda::kEventDisableTiming));
             brought_.push_back(cuda::make_event(context, cuda::kEventDisableTiming));
         }
-        Mixer mixer(program().plan(), values_);
-        for (TaskNumber task = 0; task < program().tasks().size(); ++task) {
-            if (program().is_compute(program().tasks()[task])) give(task, mixer);
+        Mixer mixer(order().plan(), values_);
+        for (TaskNumber task = 0; task < order().tasks().size(); ++task) {
+            if (order().is_compute(order().tasks()[task])) give(task, mixer);
         }
         declare();
     }
@@ -45,7 +43,7 @@ class GraphJob final : private StreamClient {
     GraphJob(const GraphJob&) = delete;
     GraphJob& operator=(const GraphJob&) = delete;
 
-    const StreamProgram& program() const { return job_.program(); }
+    const StreamOrder& order() const { return job_.order(); }
 
     // Issues a step, in which without `replay` the client does the same. Before it the caller may
     // have written to all memory of its GPU, and may read all after it.
@@ -58,7 +56,7 @@ class GraphJob final : private StreamClient {
         }
         for (auto& [place, sum] : values_.sums) copy(sum, zero_, home_of(place));
         Dispatch(job_, caller_of_, *this, replay, nullptr).run();
-        Values& taken = taken_.emplace_back(program(), true);
+        Values& taken = taken_.emplace_back(order(), true);
         for (auto& [microbatch, loss] : values_.losses) {
             take(taken.losses[microbatch], loss, home_of_loss(microbatch));
         }
@@ -83,7 +81,7 @@ class GraphJob final : private StreamClient {
 
    private:
     bool run(TaskNumber number, Transfers& transfers) noexcept override {
-        const Task& task = program().tasks()[number];
+        const Task& task = order().tasks()[number];
         const Launch& launch = launches_[number];
         const cuda::CUstream stream = job_.stream(task.stream);
         if (task.action.kind == Kind::REDUCE) {
@@ -121,7 +119,7 @@ class GraphJob final : private StreamClient {
     }
 
     void give(TaskNumber number, Mixer& mixer) {
-        const Task& task = program().tasks()[number];
+        const Task& task = order().tasks()[number];
         const Mix mix = mixer.mix_of(task.action);
         const std::tuple place(values_.replica_of(task.action), task.action.stage, task.action.kind,
                                task.slot);
@@ -158,17 +156,17 @@ class GraphJob final : private StreamClient {
     }
 
     int device_of(std::uint32_t microbatch, int stage) const {
-        return program().plan().device_of(
+        return order().plan().device_of(
             {.microbatch = microbatch, .stage = static_cast<std::uint16_t>(stage)});
     }
     int home_of(std::pair<int, int> replica_and_stage) const {
         const auto [replica, stage] = replica_and_stage;
-        return program().plan().placement().device_of(stage, replica);
+        return order().plan().placement().device_of(stage, replica);
     }
     cuda::CUstream caller(int device) const { return caller_of_.at(lanes_->gpu_of(device)); }
 
     int home_of_loss(std::uint32_t microbatch) const {
-        return device_of(microbatch, program().plan().num_stages() - 1);
+        return device_of(microbatch, order().plan().num_stages() - 1);
     }
 
     // All memory is the callers', and freed when they have waited for the step.

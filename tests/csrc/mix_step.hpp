@@ -63,7 +63,7 @@ class MixStep {
     // One task after the other, on one stream.
     void run_in_order() const {
         const cuda::CUstream stream = callers.begin()->second;
-        for (TaskNumber task = 0; task < job.program().tasks().size(); ++task) {
+        for (TaskNumber task = 0; task < job.order().tasks().size(); ++task) {
             if (const auto& its = job.launch(task)) {
                 copy_all(its->before, stream);
                 launch(its->graph, stream);
@@ -90,8 +90,8 @@ class MixStep {
             cuda::api().cuCtxSetCurrent(primary.get());
             cuda::api().cuStreamCreateWithPriority(&callers[gpu], cuda::kStreamNonBlocking, 0);
         }
-        for (TaskNumber task = 0; task < job.program().tasks().size(); ++task) {
-            const Action action = job.program().tasks()[task].action;
+        for (TaskNumber task = 0; task < job.order().tasks().size(); ++task) {
+            const Action action = job.order().tasks()[task].action;
             if (without.contains(action)) continue;
             if (action.kind == Kind::F) job.set_launch(task, forward(action));
             if (action.kind == Kind::B) job.set_launch(task, backward(action));
@@ -107,14 +107,13 @@ class MixStep {
         int slot;
     };
     Cell cell(int stage, Action action) const {
-        const Plan& plan = job.program().plan();
+        const Plan& plan = job.order().plan();
         action.stage = static_cast<std::uint16_t>(stage);
         action.kind = Kind::F;
-        return {stage, plan.placement().replica_of(action.microbatch),
-                job.program().slot_of(action)};
+        return {stage, plan.placement().replica_of(action.microbatch), job.order().slot_of(action)};
     }
     int device_of(int stage, int replica) const {
-        return job.program().plan().placement().device_of(stage, replica);
+        return job.order().plan().placement().device_of(stage, replica);
     }
     bool side_by_side(const Cell& one, const Cell& other) const {
         return device_of(one.stage, one.replica) == device_of(other.stage, other.replica);
@@ -133,7 +132,7 @@ class MixStep {
             launch.before = {move(at("x", its), at("y", former))};
         }
         launch.graph = mix(action, {read("x", its), write("y", its)});
-        if (its.stage + 1 == job.program().plan().num_stages()) {
+        if (its.stage + 1 == job.order().plan().num_stages()) {
             launch.after = {move(at("loss", {its.stage, its.replica, microbatch}), at("y", its))};
         }
         return launch;

@@ -30,16 +30,16 @@ enum class Part : std::uint8_t { kLanded, kGradient, kForBackward, kForWeight, k
 // batch and the losses, by microbatch; and the gradients of stages.
 class Values {
    public:
-    Values(const StreamProgram& program, bool in_slots) : program_(program), in_slots_(in_slots) {}
+    Values(const StreamOrder& order, bool in_slots) : order_(order), in_slots_(in_slots) {}
 
     Value& at(Part part, Action cell) {
-        const int place = in_slots_ ? program_.slot_of(cell) : static_cast<int>(cell.microbatch);
+        const int place = in_slots_ ? order_.slot_of(cell) : static_cast<int>(cell.microbatch);
         const int replica = replica_of(cell);
         return parts[{replica, cell.stage, place, part}];
     }
     Value& sum(Action cell) { return sums[{replica_of(cell), cell.stage}]; }
     int replica_of(Action cell) const {
-        return program_.plan().placement().replica_of(cell.microbatch);
+        return order_.plan().placement().replica_of(cell.microbatch);
     }
 
     std::map<std::tuple<int, int, int, Part>, Value> parts;  // by replica, stage, place
@@ -50,7 +50,7 @@ class Values {
     std::map<std::pair<int, int>, Value> brought;
 
    private:
-    const StreamProgram& program_;
+    const StreamOrder& order_;
     bool in_slots_;
 };
 
@@ -192,16 +192,16 @@ inline Results results_of(const Values& values) {
     return results;
 }
 
-inline Results reference(const StreamProgram& program, Value batch) {
-    Values values(program, false);
-    Mixer mixer(program.plan(), values);
+inline Results reference(const StreamOrder& order, Value batch) {
+    Values values(order, false);
+    Mixer mixer(order.plan(), values);
     const auto move = [](const Transfers& transfers) {
         for (const Transfer& each : transfers) {
             *std::bit_cast<Value*>(each.to) = *std::bit_cast<const Value*>(each.from);
         }
     };
-    for (const Task& task : program.tasks()) {
-        if (!program.is_compute(task)) continue;
+    for (const Task& task : order.tasks()) {
+        if (!order.is_compute(task)) continue;
         values.batch[task.action.microbatch] = batch_value(batch, task.action.microbatch);
         const Mix mix = mixer.mix_of(task.action);
         move(mix.before);

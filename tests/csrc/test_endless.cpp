@@ -68,7 +68,7 @@ class Procession final : public Client {
     }
 
     // Feeds so many microbatches, each when its slot is free.
-    void feed(Workers& workers, const Job& job, int count) {
+    void feed(Workers& workers, const WorkerProgram& job, int count) {
         const auto num_slots = static_cast<int>(stage_of_slot_.size());
         for (int number = 0; number < count; ++number) {
             wait_for(number - num_slots + 1);
@@ -152,7 +152,7 @@ TEST_CASE("slots go round in order, through any placement, however many there ar
                 Procession procession(placement, num_slots);
                 procession.sleep_us = sleep_us;
                 Workers workers(placement.num_devices(), procession);
-                Job job(Program::endless(placement, num_slots));
+                WorkerProgram job(Program::endless(placement, num_slots));
                 const int count = sleep_us == 0 ? 300 : 7;
                 std::thread feeder;
                 workers.run(job, no_interrupt, [&] {
@@ -175,7 +175,7 @@ TEST_CASE("an endless step ends by a failure, an interrupt, and by closing") {
     for (const int how : {0, 1, 2}) {
         Procession procession(placement, 4);
         Workers workers(2, procession);
-        Job job(Program::endless(placement, 4));
+        WorkerProgram job(Program::endless(placement, 4));
         if (how == 0) procession.failing = 3;
         std::thread closer;
         workers.run(
@@ -200,14 +200,14 @@ TEST_CASE("what a stopped step has left does not reach the next one") {
     Workers workers(2, procession);
     for (int times = 0; times < 50; ++times) {
         procession.begin();
-        Job job(Program::endless(placement, 4));
+        WorkerProgram job(Program::endless(placement, 4));
         workers.run(job, no_interrupt, [&] {
             for (int slot = 0; slot < 4; ++slot) workers.feed(job, slot);
             workers.stop(job);
         });
         CHECK(procession.num_run <= 8);
         procession.begin();
-        Job next(Program::endless(placement, 4));
+        WorkerProgram next(Program::endless(placement, 4));
         std::thread feeder;
         workers.run(next, no_interrupt, [&] {
             feeder = std::thread([&] {

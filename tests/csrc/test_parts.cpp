@@ -142,7 +142,7 @@ TEST_CASE("workers run a plan part by part, every action once and after its inpu
                 static_cast<std::size_t>(std::ranges::find_if(row, later) - row.begin()));
         }
         if (ends == begins) continue;
-        Job job(Program::part(plan, begins, ends));
+        WorkerProgram job(Program::part(plan, begins, ends));
         marks.part = &job.program;
         workers.run(job, [] { return false; });
         begins = ends;

@@ -163,7 +163,7 @@ TEST_CASE("a search takes seeds only of its candidates") {
     const Plan plan = plan_of(Placement::linear(2), 1, {"0F0 0B0", "1F0 1B0"});
     const std::vector<Candidate> candidates = {even(Placement::linear(2))};
     const Effort effort{.budget_ms = 1, .random_seed = 0, .poll = [] {}};
-    const Found found = search(candidates, 1, {1, 1}, {{0, plan}}, effort);
+    const SearchResult found = search(candidates, 1, {1, 1}, {{0, plan}}, effort);
     CHECK(found.makespan_ns == 5);
     CHECK(found.proven);
     check(found.plan);

@@ -102,7 +102,7 @@ std::vector<std::string> told(const Program& program, const std::vector<Workers:
 TEST_CASE("workers that are given up end when they come back, and say what waits for what") {
     using Lines = std::vector<std::string>;
     for (int repetition = 0; repetition < 20; ++repetition) {
-        Job job(three_stages());
+        WorkerProgram job(three_stages());
         const Position hangs = find(job.program, "1F0");
         const Position last = find(job.program, "0F1");
         Hanging client(hangs);
@@ -131,11 +131,11 @@ TEST_CASE("workers that are given up end when they come back, and say what waits
 }
 
 TEST_CASE("nothing waits where everything has run, and an endless program has no rows") {
-    Job job(three_stages());
+    WorkerProgram job(three_stages());
     Hanging client(static_cast<Position>(-1));
     Workers workers(3, client);
     workers.run(job, [] { return false; });
-    Job endless(Program::endless(Placement::linear(3), 2));
+    WorkerProgram endless(Program::endless(Placement::linear(3), 2));
     std::thread stopper;
     workers.run(
         endless, [] { return false; },

@@ -136,9 +136,9 @@ TEST_CASE("copies that move nothing pass on what they wait for, once") {
     const Case given{"Chimera", chimera(), {0, 1, 2}};
     reset(given, 0);
     MixStep step(given.plan, given.gpus);
-    const std::vector<Task>& tasks = step.job.program().tasks();
+    const std::vector<Task>& tasks = step.job.order().tasks();
     for (TaskNumber task = 0; task < tasks.size(); ++task) {
-        if (!step.job.program().is_compute(tasks[task])) step.job.set_transfers(task, {});
+        if (!step.job.order().is_compute(tasks[task])) step.job.set_transfers(task, {});
     }
     const StepGraph graph(step.job);
     for (const std::string& text : FakePair::violations()) FAIL_CHECK(text);

@@ -56,7 +56,7 @@ void expect_the_same_in_any_order(GraphJob& job) {
     std::vector<Results> expected;
     expected.reserve(GraphJob::kNumBatches);
     for (Value batch = 0; batch < GraphJob::kNumBatches; ++batch) {
-        expected.push_back(reference(job.program(), batch));
+        expected.push_back(reference(job.order(), batch));
     }
     // The same in every run.
     std::mt19937 random(7);  // NOLINT(bugprone-random-generator-seed)
@@ -109,8 +109,8 @@ int waits_without(int nth, const Plan& plan, const std::vector<LaneName>& names)
 
 Unnoticed unnoticed_in(const Plan& plan, LaneNames lane_names, bool peers) {
     const std::vector<LaneName> names = lane_names(plan.num_devices());
-    const StreamProgram program(lower(plan));
-    const auto num_copy_streams = static_cast<int>(program.copy_streams().size());
+    const StreamOrder order(lower(plan));
+    const auto num_copy_streams = static_cast<int>(order.copy_streams().size());
     const int start = plan.num_devices() + 2 * num_copy_streams;
     Unnoticed unnoticed;
     int num_waits = 1;

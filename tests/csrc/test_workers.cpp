@@ -109,7 +109,7 @@ TEST_CASE("every action runs once, after its inputs, with any number of workers"
             Witness witness(plan);
             witness.sleep_us = sleep_us;
             Workers workers(num_devices, witness);
-            Job job(plan);
+            WorkerProgram job(plan);
             for (int step = 0; step < (sleep_us == 0 ? 200 : 3); ++step) {
                 witness.begin();
                 workers.run(job, never_interrupted);
@@ -130,7 +130,7 @@ TEST_CASE("two programs take turns on the same workers") {
     const Plan predict = train.forward_only();
     Witness witness(train);
     Workers workers(3, witness);
-    Job train_job(train);
+    WorkerProgram train_job(train);
     for (int step = 0; step < 20; ++step) {
         witness.begin();
         workers.run(train_job, never_interrupted);
@@ -139,7 +139,7 @@ TEST_CASE("two programs take turns on the same workers") {
     CHECK(witness.num_broken == 0);
     Witness other(predict);
     Workers more(5, other);
-    Job predict_job(predict);
+    WorkerProgram predict_job(predict);
     more.run(predict_job, never_interrupted);
     CHECK(other.num_run == static_cast<int>(predict.num_actions()));
     CHECK(other.num_broken == 0);
@@ -150,7 +150,7 @@ TEST_CASE("a failure anywhere stops the step, and the next one is whole") {
     for (const int sleep_us : {0, 160}) {
         Witness witness(plan);
         Workers workers(3, witness);
-        Job job(plan);
+        WorkerProgram job(plan);
         // Sleeping teaches the pace that actions are long, so that they move between threads.
         witness.sleep_us = sleep_us;
         workers.run(job, never_interrupted);
@@ -174,7 +174,7 @@ TEST_CASE("a worker that cannot enter fails the step and still leaves") {
     const Plan plan = wave(2);
     Witness witness(plan);
     Workers workers(2, witness);
-    Job job(plan);
+    WorkerProgram job(plan);
     witness.refuse_entry = true;
     for (const int worker : {0, 1}) {
         witness.begin();
@@ -194,7 +194,7 @@ TEST_CASE("an interrupt stops the step") {
     Witness witness(plan);
     witness.sleep_us = 30'000;
     Workers workers(2, witness);
-    Job job(plan);
+    WorkerProgram job(plan);
     workers.run(job, [] { return true; });
     CHECK(witness.num_run < static_cast<int>(plan.num_actions()));
     CHECK(witness.all_left());
@@ -207,7 +207,7 @@ TEST_CASE("closing ends the threads, also in the middle of a step") {
         Witness witness(plan);
         witness.sleep_us = 1000;
         Workers workers(2, witness);
-        Job job(plan);
+        WorkerProgram job(plan);
         std::thread stepper([&] {
             while (!workers.closed()) {
                 witness.begin();
@@ -246,7 +246,7 @@ TEST_CASE("the workers know their own threads") {
     } asker;
     Workers workers(1, asker);
     asker.workers = &workers;
-    Job job(plan);
+    WorkerProgram job(plan);
     workers.run(job, never_interrupted);
     CHECK(asker.inside);
     CHECK_FALSE(workers.is_worker());

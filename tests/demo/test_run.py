@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from pykern import Pipeline
 from pykern.demo.progress import progress
 from pykern.demo.report import make_folder
-from pykern.demo.run import Settings, run
+from pykern.demo.run import DemoSettings, run
 from pykern.demo.text import Corpus, batches, even_windows, text_file
 from pykern.demo.train import held_out_loss, train
 from pykern.models import gpt, next_token_loss
@@ -25,7 +25,7 @@ from pykern.plan import Plan
 from pykern.schedules import gpipe, hanayo, interleaved
 from tests.fake_cuda.host_gpus import host_gpus
 
-TINY = Settings(
+TINY = DemoSettings(
     steps=3, blocks=1, width=8, heads=1, context=8, batch=4, held_out_windows=2, sample_bytes=9
 )
 

@@ -19,9 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pykern import _C
 from pykern.runtime.autograd.landing import memory_of
-from pykern.runtime.devices import Lane
+from pykern.runtime.devices import DeviceLane
 from pykern.runtime.gpu import cuda
-from pykern.runtime.gpu.cuda import Graph
+from pykern.runtime.gpu.cuda import CapturedGraph
 from tests.fake_cuda.beside import Beside, End, Pairs
 from tests.fake_cuda.fake import FakeCuda, Range
 
@@ -60,7 +60,7 @@ class HostGpus:
     # How long the model says that an action takes: a test may change it while the action runs.
     duration_ns = 1000.0
 
-    def __init__(self, lanes: Sequence[Lane]) -> None:
+    def __init__(self, lanes: Sequence[DeviceLane]) -> None:
         # Held, because the class has none any more when the last pipelines are collected.
         self.fake = self.fake
         self._gpu_of = [lane.device.index for lane in lanes]
@@ -164,7 +164,7 @@ class HostGpus:
     def synchronize(self) -> None:
         self.fake.synchronize()
 
-    def capture(self, lane: int, pool: None, run: Callable[[], list[Tensor]]) -> Graph:
+    def capture(self, lane: int, pool: None, run: Callable[[], list[Tensor]]) -> CapturedGraph:
         """A graph that computes again what `run` computes, and puts it where the first went."""
         self._memory.has_graphs = True
         watch = _Unexecuted(self._memory, self.lanes.compute(lane))
@@ -210,7 +210,7 @@ class HostGpus:
             [place for place in writes if self._memory.lasts(place)],
             self.duration_ns,
         )
-        return Graph(self, self.fake.instantiate(graph), graph)  # type: ignore[arg-type]
+        return CapturedGraph(self, self.fake.instantiate(graph), graph)  # type: ignore[arg-type]
 
     def _persistent(self, num_bytes: int, stream: int) -> Tensor:
         # What is there before anything lands must not look like a result.

@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pykern
 from pykern.runtime.microbatch import sizes, split
+from tests.support.pipelines import small
 
 NUM_MICROBATCHES = 4
 
@@ -21,10 +21,7 @@ def chain(num_layers: int = 4, width: int = 8) -> nn.Sequential:
 
 
 def pipeline(model: Any, **options: Any) -> pykern.Pipeline:
-    usual: dict[str, Any] = {
-        "devices": "cpu:2", "microbatches": NUM_MICROBATCHES, "loss_fn": F.mse_loss
-    }  # fmt: skip
-    return pykern.Pipeline(model, **(usual | options))
+    return small(model, **({"microbatches": NUM_MICROBATCHES} | options))
 
 
 def plain_step(

@@ -6,14 +6,21 @@ from hypothesis import strategies as st
 
 from pykern import schedules
 from pykern.budget.fit import Fitted, fit
-from pykern.budget.level_costs import Kept, Rebuilt, StageCosts, StageLevel, costs_of, memory_of
+from pykern.budget.level_costs import (
+    LevelCost,
+    Rebuilt,
+    StageCosts,
+    StageLevel,
+    costs_of,
+    memory_of,
+)
 from pykern.plan import Action, Kind, Plan, check, peak_bytes, simulate, with_recompute
 
 # What reference tables say of a Llama layer, in units of its input; times in units of a forward.
 KEPT = {
-    "none": Kept(1.0, 2.0, 34.0, 17.0),
-    "ops": Kept(1.0, 2.03, 23.0, 17.0),
-    "ops+stash": Kept(1.01, 2.05, 16.0, 17.0),
+    "none": LevelCost(1.0, 2.0, 34.0, 17.0),
+    "ops": LevelCost(1.0, 2.03, 23.0, 17.0),
+    "ops+stash": LevelCost(1.01, 2.05, 16.0, 17.0),
 }
 REBUILT = {"layer": Rebuilt(0.25, 6.0, 14.0, 0.75), "stage": Rebuilt(1.0, 2.0, 34.0)}
 STAGE = StageCosts(KEPT, REBUILT, workspace_bytes=1.0)
@@ -113,7 +120,7 @@ def test_any_budget_holds_or_is_refused(
 ) -> None:
     plan = schedules.gpipe(num_devices, num_microbatches)
     stages = [
-        StageCosts({"none": Kept(1.0, 2.0, a, a)}, {"stage": Rebuilt(1.0, a / 10, a)}, 1.0)
+        StageCosts({"none": LevelCost(1.0, 2.0, a, a)}, {"stage": Rebuilt(1.0, a / 10, a)}, 1.0)
         for a in activations[:num_devices]
     ]
     budgets = [

@@ -13,7 +13,8 @@ from pykern.plan import Action, Kind, Plan
 from pykern.runtime.recompute.recompute import Level
 from tests.diagonal import diagonal
 from tests.runtime.models import CASES, Case
-from tests.runtime.reference import assert_same_state, plain_step
+from tests.support.comparison import assert_same_state
+from tests.support.plain_step import plain_step
 
 # What pykern is asked for, with the number of devices that it stands for.
 DEVICES: dict[str, tuple[Any, int]] = {
@@ -51,14 +52,7 @@ def pipeline(
     recompute: Level | None = None,
 ) -> pykern.Pipeline:
     names, _ = DEVICES[devices]
-    return pykern.Pipeline(
-        case.layers,
-        devices=names,
-        schedule=plan,
-        loss_fn=case.loss_fn,
-        capture=capture,
-        recompute=recompute,
-    )
+    return case.pipeline(plan, names, capture=capture, recompute=recompute)
 
 
 def assert_steps_are_plain(

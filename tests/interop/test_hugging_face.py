@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import pykern
+from tests.support.plain_step import by_microbatch
 
 transformers = pytest.importorskip("transformers")
 
@@ -66,12 +67,8 @@ def parts(batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def plain_step(model: nn.Module, batch: dict[str, Any]) -> Tensor:
-    total = torch.zeros(())
-    for part in parts(batch):
-        loss = model(**part).loss * (ROWS / 8)
-        loss.backward()
-        total = total + loss.detach()
-    return total
+    given = list(parts(batch))
+    return by_microbatch(model, [ROWS] * len(given), lambda index, _: model(**given[index]).loss)
 
 
 @pytest.mark.parametrize("make", [gpt2, llama, bert, mixtral])

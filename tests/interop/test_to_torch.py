@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pykern.plan import Action, Kind, Placement, Plan
+from pykern.plan import Kind, Placement, Plan
 from pykern.schedules import by_name, hanayo, one_f_one_b, zb_h1
 from pykern.search import auto
 from tests import peers
@@ -21,6 +21,7 @@ from tests.interop.torch_peers import (
     several,
     train,
 )
+from tests.support.plans import parsed
 
 NUM_MICROBATCHES = 4
 
@@ -51,7 +52,7 @@ def expect_equal(found: Gradients, wanted: Gradients, what: str = "") -> None:
 
 def own(*rows: str) -> Plan:
     """A user's plan of two stages, in which microbatches run in whatever order is written."""
-    actions = [[Action.parse(text) for text in row.split()] for row in rows]
+    actions = parsed(rows)
     return Plan(Placement.linear(2), 3, actions)
 
 

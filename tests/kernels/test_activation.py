@@ -9,17 +9,17 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from pykern.kernels import activation as twin
-from pykern.kernels.activation import Kind, geglu, gelu, swiglu
+from pykern.kernels.activation import Activation, geglu, gelu, swiglu
 from pykern.kernels.gpu import activation as gpu
 from tests.kernels.acceptance import Canaries, assert_accepted, padded, uninitialised_is_nan
 from tests.kernels.sm90 import compiled_for_sm90
 
-KINDS: tuple[Kind, ...] = ("swiglu", "geglu", "gelu", "gelu_tanh")
+KINDS: tuple[Activation, ...] = ("swiglu", "geglu", "gelu", "gelu_tanh")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def case(
-    kind: Kind, rows: list[int], columns: int, dtype: torch.dtype
+    kind: Activation, rows: list[int], columns: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Gradient, x and bias, of all sizes that an activation treats in different ways."""
     gated = kind in twin.GATED
@@ -133,7 +133,7 @@ def test_what_is_no_number_stays_none(where):
         assert torch.isnan(where.differentiated(gradient, x, None, kind, False)[0]).all()
 
 
-FUNCTIONS: dict[Kind, Callable[..., Tensor]] = {
+FUNCTIONS: dict[Activation, Callable[..., Tensor]] = {
     "swiglu": swiglu,
     "geglu": geglu,
     "gelu": gelu,

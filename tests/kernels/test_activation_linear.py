@@ -9,7 +9,7 @@ from torch.autograd import gradcheck
 from torch.autograd.graph import saved_tensors_hooks
 
 from pykern.kernels.activation_linear import gated_linear, gelu_linear
-from pykern.kernels.levels import LEVELS, Level, keeping
+from pykern.kernels.levels import LEVELS, KernelLevel, keeping
 from tests.runtime.split_cases import Make, assert_same_gradients, split, whole
 
 WIDTH, OUT = 128, 24
@@ -59,7 +59,9 @@ CASES: dict[str, tuple[Function, Function, int, tuple[tuple[int, ...], ...]]] = 
 }
 
 
-def gradients(name: str, level: Level, dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
+def gradients(
+    name: str, level: KernelLevel, dtype: torch.dtype
+) -> tuple[list[Tensor], list[Tensor]]:
     """Output and gradients of the function here and of plain torch."""
     ours, plain, columns, shapes = CASES[name]
     torch.manual_seed(7)
@@ -97,7 +99,7 @@ def test_levels_change_bits_of_gradients_only_where_they_say_so(name, dtype):
     assert not torch.equal(eight_bits[-1], least[-1])
 
 
-def bytes_kept(name: str, level: Level) -> float:
+def bytes_kept(name: str, level: KernelLevel) -> float:
     """By the backward, of one row in bfloat16, parameters aside."""
     function, _, columns, shapes = CASES[name]
     parameters = [torch.randn(s, dtype=torch.bfloat16).requires_grad_() for s in shapes]

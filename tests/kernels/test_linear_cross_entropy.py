@@ -83,7 +83,7 @@ def test_a_target_that_is_no_class_shows(label):
 def test_every_level_has_the_same_bits_and_keeps_what_it_says():
     x, w, target = case(10, torch.bfloat16)
     found = []
-    per_row: dict[levels.Level, int] = {"ops": 24 * 2 + 4, "none": 24 * 2 + 4 + 304 * 2}
+    per_row: dict[levels.KernelLevel, int] = {"ops": 24 * 2 + 4, "none": 24 * 2 + 4 + 304 * 2}
     for level, bytes_per_row in per_row.items():
         saved: list[Tensor] = []
 

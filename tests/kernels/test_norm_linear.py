@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 
 from pykern.kernels.dropout import dropout
-from pykern.kernels.levels import Level, keeping
-from pykern.kernels.norm import Kind
+from pykern.kernels.levels import KernelLevel, keeping
+from pykern.kernels.norm import NormKind
 from pykern.kernels.norm_linear import norm_linear
 from tests.runtime import split_cases
 
@@ -90,7 +90,7 @@ def test_levels_give_the_same_bits(kind, dtype):
         assert all(torch.equal(a, b) for a, b in zip(results[0], others, strict=True))
 
 
-def bytes_kept(kind: Kind, has_delta: bool, level: Level) -> tuple[int, bool]:
+def bytes_kept(kind: NormKind, has_delta: bool, level: KernelLevel) -> tuple[int, bool]:
     """Of a token, parameters aside; and whether the sum is among it."""
     saved = {}
 

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pykern
-from tests.runtime.reference import rows_of
+from tests.support.pipelines import small
+from tests.support.plain_step import rows_of
 
 WIDTH = 8
 
@@ -27,8 +28,7 @@ def batch(rows: int = 7) -> tuple[Tensor, Tensor]:
 
 
 def pipeline(model: nn.Sequential, **options: Any) -> pykern.Pipeline:
-    settings: dict[str, Any] = {"devices": "cpu:2", "microbatches": 3, "loss_fn": F.mse_loss}
-    return pykern.Pipeline(model, **(settings | options))
+    return small(model, **({"microbatches": 3} | options))
 
 
 def plain_loop_step(

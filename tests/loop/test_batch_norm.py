@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from pykern import schedules
 from tests.fake_cuda.fake import FakeCuda
 from tests.loop.loops import pipeline
-from tests.runtime.reference import rows_of
+from tests.support.plain_step import rows_of
 
 
 def norms(dimensions: int, **options: Any) -> nn.Sequential:

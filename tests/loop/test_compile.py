@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pykern import schedules
 from pykern.plan import Kind
 from tests.loop.loops import WIDTH, assert_same, batch, mlp, pipeline, plain_loop_step
-from tests.runtime.reference import plain_step
+from tests.support.plain_step import plain_step
 
 
 @pytest.fixture(autouse=True)

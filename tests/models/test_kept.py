@@ -10,7 +10,7 @@ from torch import nn
 
 from pykern.kernels.levels import LEVELS, keeping
 from pykern.models.bert import MaskedAttention
-from pykern.models.blocks import Beside
+from pykern.models.blocks import OnFirst
 from pykern.models.gpt import MLP, Attention
 from pykern.models.llama import GatedMLP, RotaryAttention
 from pykern.models.moe import Experts
@@ -51,13 +51,13 @@ BLOCKS = {
     "BERT": Block(
         "h = 1024, f = 4 h, 16 heads, padding (BERT large)",
         1024,
-        lambda: [MaskedAttention(Attention(1024, 16, 0.0)), Beside(MLP(1024, 0.0))],
+        lambda: [MaskedAttention(Attention(1024, 16, 0.0)), OnFirst(MLP(1024, 0.0))],
         lambda: torch.ones(1, NUM_TOKENS, dtype=torch.bool),
     ),
     "MoE": Block(
         "h = 512, f = 3.5 h, 4 heads, 1 of k and v, 2 of 8 experts (an eighth of Mixtral 8x7B)",
         512,
-        lambda: [Beside(RotaryAttention(512, 4, 1, 10000.0)), Experts(512, 1792, 8, 2)],
+        lambda: [OnFirst(RotaryAttention(512, 4, 1, 10000.0)), Experts(512, 1792, 8, 2)],
         lambda: torch.zeros(()),
     ),
 }

@@ -8,10 +8,11 @@ from torch import Tensor
 
 import pykern
 from pykern.kernels.head_loss import LinearCrossEntropy
-from pykern.pipeline.choose_levels import Recompute
+from pykern.pipeline.choose_levels import RecomputeArgument
 from tests.models.cases import case
-from tests.runtime.reference import assert_same_state, plain_step, rows_of
 from tests.runtime.untied import Untied
+from tests.support.comparison import assert_same_state
+from tests.support.plain_step import plain_step, rows_of
 
 SCHEDULES = ["one_f_one_b", "zb_h1"]
 
@@ -40,13 +41,13 @@ def test_every_bit_is_the_plain_loop_s(name, num_devices, schedule):
 def test_recompute_changes_no_bit(name):
     """Not of dropout, of the choice of experts, or of the loss of balance."""
     expected = trained(name, "none")
-    others: list[Recompute] = ["ops", ["layer", "stage"]]
+    others: list[RecomputeArgument] = ["ops", ["layer", "stage"]]
     for recompute in others:
         for ours, theirs in zip(trained(name, recompute), expected, strict=True):
             assert torch.equal(ours, theirs)
 
 
-def trained(name: str, recompute: Recompute) -> list[Tensor]:
+def trained(name: str, recompute: RecomputeArgument) -> list[Tensor]:
     """Losses of two steps, and the gradients that they leave."""
     torch.manual_seed(5)
     ours = case(name, rows=5, dropout=0.3)
@@ -124,7 +125,7 @@ def test_a_tied_model_trains_alike_over_stages(fused_loss):
     assert curves[1][-1] < curves[1][0] - 0.2
 
 
-def curve(recompute: Recompute) -> list[float]:
+def curve(recompute: RecomputeArgument) -> list[float]:
     """Losses of some steps of AdamW with dropout."""
     torch.manual_seed(5)
     ours = case("gpt", rows=8, dropout=0.1)

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 import pykern
 from tests import peers
+from tests.parallel.data_runs import pipeline
 from tests.parallel.reference import batch_of, expected, layers
-from tests.parallel.test_data import assert_same, pipeline, ten_steps
+from tests.parallel.test_data import ten_steps
+from tests.support.comparison import assert_same_training
 
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 ROWS = (6, 8)
@@ -22,8 +24,8 @@ ROWS = (6, 8)
 
 def test_every_step_adds_what_it_sums_bit_for_bit() -> None:
     found = peers.run(2, accumulated, "all")
-    assert_same(found[0], expected(ROWS, 4, SGD, every=2))
-    assert_same(found[1], found[0])
+    assert_same_training(found[0], expected(ROWS, 4, SGD, every=2))
+    assert_same_training(found[1], found[0])
 
 
 def accumulated(rank: int, synced: str) -> Any:
@@ -68,8 +70,8 @@ def own_sums(rank_rows: Sequence[int]) -> Any:
 
 def test_steps_within_no_sync_add_up_in_each_process_first() -> None:
     found = peers.run(2, accumulated, "last")
-    assert_same(found[0], own_sums(ROWS))
-    assert_same(found[1], found[0])
+    assert_same_training(found[0], own_sums(ROWS))
+    assert_same_training(found[1], found[0])
 
 
 def nothing_is_sent_within_no_sync(rank: int) -> Any:
@@ -228,4 +230,4 @@ def test_frozen_layers_send_nothing() -> None:
 
 def test_a_pipeline_of_one_process_is_as_one_without_a_group() -> None:
     (found,) = peers.run(1, ten_steps, (8,), SGD, {})
-    assert_same(found, expected((8,), 4, SGD))
+    assert_same_training(found, expected((8,), 4, SGD))

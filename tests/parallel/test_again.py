@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tests import peers
+from tests.parallel.data_runs import pipeline
 from tests.parallel.reference import batch_of
-from tests.parallel.test_data import pipeline
 
 
 def one_after_another(rank: int, closes: tuple[bool, bool]) -> list[Tensor]:

@@ -1,56 +1,31 @@
 """Data parallel over processes: the bits of one process that has all batches."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
-import pykern
 from tests import peers
 from tests.diagonal import diagonal
-from tests.parallel.reference import batch_of, expected, layers, train
+from tests.parallel import data_runs
+from tests.parallel.data_runs import NUM_MICROBATCHES, pipeline
+from tests.parallel.reference import batch_of, expected
+from tests.support.comparison import assert_same_training
 
-NUM_MICROBATCHES = 4
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 ADAM = partial(torch.optim.AdamW, lr=0.01)
-
-
-def pipeline(**options: Any) -> pykern.Pipeline:
-    settings = {
-        "devices": "cpu:2",
-        "microbatches": NUM_MICROBATCHES,
-        "loss_fn": nn.functional.mse_loss,
-        "process_group": dist.group.WORLD,
-    }
-    return pykern.Pipeline(nn.Sequential(*layers()), **{**settings, **options})
 
 
 def ten_steps(
     rank: int, rows: Sequence[int], optimizer: Any, options: dict[str, Any], every: int = 1
 ) -> tuple[list[Tensor], dict[str, Tensor]]:
-    with pipeline(**options) as pipe:
-
-        def step(number: int) -> Tensor:
-            x, y = batch_of(number, rank, rows[rank])
-            with pipe.no_sync() if (number + 1) % every else nullcontext():
-                return pipe.step(x, target=y)
-
-        losses = train(step, optimizer(pipe.parameters()), 10, every)
-        return losses, {name: value.detach() for name, value in pipe.named_parameters()}
-
-
-def assert_same(found: Any, wanted: Any) -> None:
-    losses, parameters = found
-    assert all(map(torch.equal, losses, wanted[0]))
-    # Names of a pipeline are those of the model.
-    assert parameters.keys() == wanted[1].keys()
-    for name, value in parameters.items():
-        assert torch.equal(value, wanted[1][name]), name
+    return data_runs.ten_steps(
+        rank, rows, lambda pipe: optimizer(pipe.parameters()), options, every
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,7 +47,7 @@ def test_two_processes_train_as_one_bit_for_bit(options: dict[str, Any], optimiz
     found = peers.run(2, ten_steps, rows, optimizer, options)
     wanted = expected(rows, NUM_MICROBATCHES, optimizer)
     for of_process in found:
-        assert_same(of_process, wanted)
+        assert_same_training(of_process, wanted)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -81,7 +56,7 @@ def test_processes_with_other_numbers_of_rows_count_by_them(reduction: str) -> N
     found = peers.run(2, ten_steps, rows, SGD, {"reduction": reduction})
     wanted = expected(rows, NUM_MICROBATCHES, SGD, reduction=reduction)
     for of_process in found:
-        assert_same(of_process, wanted)
+        assert_same_training(of_process, wanted)
 
 
 def gradients_of_a_step(rank: int, grouped: bool, options: dict[str, Any]) -> dict[str, Tensor]:
@@ -139,7 +114,7 @@ def test_four_processes_agree_and_are_near() -> None:
     found = peers.run(4, ten_steps, rows, SGD, {})
     losses, wanted = expected(rows, NUM_MICROBATCHES, SGD)
     for of_process in found:
-        assert_same(of_process, found[0])
+        assert_same_training(of_process, found[0])
     # Each gradient is off by at most three roundings of a sum of four, and ten steps of this rate
     # add these up; a gradient here is below one.
     bound = 10 * 3 * 2**-24 * 10

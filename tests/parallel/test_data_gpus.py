@@ -9,7 +9,8 @@ import torch
 from tests import peers
 from tests.fake_cuda.host_gpus import host_gpus
 from tests.parallel.reference import expected
-from tests.parallel.test_data import assert_same, ten_steps
+from tests.parallel.test_data import ten_steps
+from tests.support.comparison import assert_same_training
 
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
@@ -25,4 +26,4 @@ def test_two_processes_of_two_gpus_train_as_one_bit_for_bit(schedule: str) -> No
     found = peers.run(2, on_gpus, rows, {"schedule": schedule})
     wanted = expected(rows, 4, SGD)
     for of_process in found:
-        assert_same(of_process, wanted)
+        assert_same_training(of_process, wanted)

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 import pykern
 from tests import peers
 from tests.diagonal import diagonal
+from tests.parallel.data_runs import pipeline
 from tests.parallel.reference import batch_of, layers
-from tests.parallel.test_data import pipeline
 
 TIMEOUT_S = 4.0
 

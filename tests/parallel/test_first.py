@@ -1,11 +1,10 @@
 """What the first process measures is what all take."""
 
 import time
-from typing import Any
+from functools import partial
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -14,9 +13,12 @@ from pykern.parallel.peers.first import of_first
 from pykern.parallel.peers.groups import group_of
 from pykern.plan import Kind
 from tests import peers
+from tests.parallel import data_runs
 from tests.parallel.reference import batch_of, layers
-from tests.parallel.sliced import STYLES
-from tests.parallel.sliced import layers as blocks
+from tests.parallel.sharded import STYLES
+from tests.parallel.sharded import layers as blocks
+
+pipeline = partial(data_runs.pipeline, microbatches=2)
 
 
 class Slow(nn.Module):
@@ -30,12 +32,6 @@ class Slow(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         time.sleep(self.seconds)
         return self.inner(x)
-
-
-def pipeline(chain: list[nn.Module], **options: Any) -> pykern.Pipeline:
-    settings = {"devices": "cpu:2", "microbatches": 2, "loss_fn": nn.functional.mse_loss}
-    group = dist.group.WORLD
-    return pykern.Pipeline(chain, **{**settings, "process_group": group, **options})
 
 
 def slow(place: int) -> list[nn.Module]:
@@ -77,7 +73,7 @@ def test_all_take_the_levels_that_the_first_has_chosen() -> None:
     assert torch.equal(loss, other)
 
 
-def cut_in_slices(_: int) -> tuple[list[int], Tensor]:
+def cut_in_shards(_: int) -> tuple[list[int], Tensor]:
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
     with pipeline(
         blocks(),
@@ -90,24 +86,24 @@ def cut_in_slices(_: int) -> tuple[list[int], Tensor]:
         return [len(stage) for stage in pipe.partition.stages], loss
 
 
-def test_slices_are_cut_by_the_times_of_the_first() -> None:
-    (first, loss), (second, other) = peers.run(2, cut_in_slices)
+def test_shards_are_cut_by_the_times_of_the_first() -> None:
+    (first, loss), (second, other) = peers.run(2, cut_in_shards)
     assert first == second
     assert torch.equal(loss, other)
 
 
-def budget_of_slices(_: int) -> str:
+def budget_of_shards(_: int) -> str:
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
     budget = pykern.Budget(1e9, torch.ones(2, 4), torch.ones(2, 2))
-    with pytest.raises(ValueError, match="slices cannot be measured by one") as caught:
+    with pytest.raises(ValueError, match="shards cannot be measured by one") as caught:
         pipeline(
             blocks(), process_group=None, tensor_parallel=(mesh["tp"], STYLES), recompute=budget
         )
     return str(caught.value)
 
 
-def test_a_budget_of_slices_is_refused() -> None:
-    peers.run(2, budget_of_slices)
+def test_a_budget_of_shards_is_refused() -> None:
+    peers.run(2, budget_of_shards)
 
 
 def failing(rank: int) -> str:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import pykern
@@ -16,6 +15,7 @@ from pykern.runtime.gpu import host_link
 from tests.fake_cuda.fake import FakeCuda
 from tests.fake_cuda.host_gpus import HostGpus, host_gpus, unchecked_gpus
 from tests.loop.loops import assert_same, batch, mlp
+from tests.support.pipelines import small
 
 DEVICES = ["cuda:0", "cuda:1"]
 
@@ -27,8 +27,7 @@ def two_gpus() -> Iterator[FakeCuda]:
 
 
 def pipeline(model: nn.Sequential, **options: Any) -> pykern.Pipeline:
-    settings: dict[str, Any] = {"devices": DEVICES, "microbatches": 4, "loss_fn": F.mse_loss}
-    return pykern.Pipeline(model, **(settings | options))
+    return small(model, **({"devices": DEVICES, "microbatches": 4} | options))
 
 
 def train(

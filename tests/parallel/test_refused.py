@@ -3,18 +3,11 @@
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import nn
 
 import pykern
+from tests.parallel.data_runs import pipeline
 from tests.parallel.reference import batch_of, layers
 from tests.peers import run
-
-
-def pipeline(chain: list[nn.Module], **options: Any) -> pykern.Pipeline:
-    settings = {"devices": "cpu:2", "microbatches": 2, "loss_fn": nn.functional.mse_loss}
-    group = dist.group.WORLD
-    return pykern.Pipeline(chain, **{**settings, "process_group": group, **options})
 
 
 def with_main_grad(rank: int) -> list[str]:
@@ -22,7 +15,7 @@ def with_main_grad(rank: int) -> list[str]:
     x, y = batch_of(0, rank, 4)
     weight: Any = next(chain[1].parameters())
     messages = []
-    with pipeline(chain) as pipe:
+    with pipeline(chain, microbatches=2) as pipe:
         for main in (torch.zeros(6, 6), None):
             weight.main_grad = main
             try:

@@ -1,4 +1,4 @@
-"""Tensor parallel inside stages: the plain model's numbers, and the bits of slices in one stage."""
+"""Tensor parallel inside stages: the plain model's numbers, and the bits of shards in one stage."""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -23,9 +23,8 @@ from pykern.tensors.dtensor import is_dtensor, whole
 from tests import peers
 from tests.diagonal import nightly
 from tests.parallel.reference import Reference
-from tests.parallel.sliced import (
+from tests.parallel.sharded import (
     assert_near,
-    assert_same,
     batch_of,
     layers,
     mesh_of,
@@ -34,6 +33,7 @@ from tests.parallel.sliced import (
     train,
     whole_parameters,
 )
+from tests.support.comparison import assert_same_tensors, assert_same_training
 
 Found = tuple[list[Tensor], dict[str, Tensor]]
 
@@ -77,11 +77,11 @@ def ten_steps(
 
 @cache
 def in_one_stage(size: int, optimizer: Callable[..., Optimizer], dtype: torch.dtype) -> Found:
-    """The same slices on one device, where collectives come in one order anyway."""
+    """The same shards on one device, where collectives come in one order anyway."""
     options = {"devices": "cpu:1", "schedule": "gpipe"}
     first, *others = peers.run(size, ten_steps, size, optimizer, dtype, options)
     for other in others:
-        assert_alike(other, first)
+        assert_same_training(other, first)
     return first
 
 
@@ -94,30 +94,25 @@ def plain(optimizer: Callable[..., Optimizer], dtype: torch.dtype) -> Found:
     return losses, whole_parameters(model)
 
 
-def assert_alike(one: Found, other: Found) -> None:
-    assert all(map(torch.equal, one[0], other[0]))
-    assert_same(one[1], other[1])
-
-
 @pytest.mark.parametrize("options", SCHEDULES)
 def test_schedules_have_the_bits_of_one_stage(options: dict[str, Any]) -> None:
     for found in peers.run(2, ten_steps, 2, ADAM, torch.float32, options):
-        assert_alike(found, in_one_stage(2, ADAM, torch.float32))
+        assert_same_training(found, in_one_stage(2, ADAM, torch.float32))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_slices_train_as_the_plain_model_does(dtype: torch.dtype) -> None:
+def test_shards_train_as_the_plain_model_does(dtype: torch.dtype) -> None:
     found, wanted = in_one_stage(2, SGD, dtype), plain(SGD, dtype)
     for loss, other in zip(found[0], wanted[0], strict=True):
         assert abs(loss - other) <= bound_of(dtype)
     assert_near(found[1], wanted[1], bound_of(dtype))
 
 
-def test_four_slices() -> None:
+def test_four_shards() -> None:
     options = {"devices": "cpu:2", "schedule": "one_f_one_b"}
     first, *others = peers.run(4, ten_steps, 4, SGD, torch.float64, options)
     for other in others:
-        assert_alike(other, first)
+        assert_same_training(other, first)
     assert_near(first[1], plain(SGD, torch.float64)[1], bound_of(torch.float64))
 
 
@@ -170,7 +165,7 @@ def test_where_sums_are_exact_bits_are_the_plain_models(schedule: str) -> None:
     gradients = {name: p.grad for name, p in model.named_parameters()}
     for loss, found in peers.run(2, exact_step, schedule):
         assert torch.equal(loss, wanted)
-        assert_same(found, gradients)  # type: ignore[arg-type]
+        assert_same_tensors(found, gradients)  # type: ignore[arg-type]
 
 
 def a_loop(_: int, devices: str) -> tuple[list[Tensor], dict[str, Tensor], Tensor, list[Tensor]]:
@@ -194,19 +189,19 @@ def a_loop(_: int, devices: str) -> tuple[list[Tensor], dict[str, Tensor], Tenso
         x, _y = batch_of(9, rows=5)
         output = pipe.eval()(x)
         assert torch.equal(next(pipe.stream([x])), output)
-        assert_same(whole_parameters(frozen), before)
+        assert_same_tensors(whole_parameters(frozen), before)
         return norms, whole_parameters(pipe), output, list(pipe(x))
 
 
 def test_a_loop_with_all_that_is_usual() -> None:
     wanted = peers.run(2, a_loop, "cpu:1")[0]
     for found in peers.run(2, a_loop, "cpu:2"):
-        assert_alike(found[:2], wanted[:2])
+        assert_same_training(found[:2], wanted[:2])
         assert torch.equal(found[2], wanted[2])
         assert all(map(torch.equal, found[3], wanted[3]))
 
 
-def test_the_norm_of_slices_is_that_of_the_whole() -> None:
+def test_the_norm_of_shards_is_that_of_the_whole() -> None:
     first, second = peers.run(2, norms_of)
     model = nn.Sequential(*layers(torch.float64))
     plain_step(model, *batch_of(0, dtype=torch.float64))
@@ -267,7 +262,7 @@ def some_words() -> Tensor:
     return torch.randint(12, (8, 6), generator=torch.Generator().manual_seed(4))
 
 
-def test_sequences_and_losses_in_slices() -> None:
+def test_sequences_and_losses_in_shards() -> None:
     model = nn.Sequential(*words())
     wanted = of_words(model(some_words()), some_words())
     wanted.backward()
@@ -294,7 +289,7 @@ def with_dropout(_: int) -> Found:
 
 def test_masks_are_the_same_in_all_processes() -> None:
     first, second = peers.run(2, with_dropout)
-    assert_alike(first, second)
+    assert_same_training(first, second)
 
 
 def cube(rank: int, schedule: str) -> Found:
@@ -325,7 +320,7 @@ def test_data_tensor_and_pipeline_parallel(schedule: str) -> None:
     losses = train(step, SGD(model.parameters()))
     first, *others = peers.run(4, cube, schedule)
     for other in others:
-        assert_alike(other, first)
+        assert_same_training(other, first)
     # Two processes' sums have one order.
     for loss, wanted in zip(first[0], losses, strict=True):
         assert abs(loss - wanted) <= bound_of(torch.float64)
@@ -341,7 +336,7 @@ def names_of(_: int) -> tuple[list[str], list[str], list[bool]]:
 
 def test_names_and_shapes_are_the_models() -> None:
     state = nn.Sequential(*layers()).state_dict()
-    for names, shapes, sliced in peers.run(2, names_of):
+    for names, shapes, sharded in peers.run(2, names_of):
         assert names == list(state)
         assert shapes == [str(value.shape) for value in state.values()]
-        assert sliced == [".up." in name or ".down." in name for name in names]
+        assert sharded == [".up." in name or ".down." in name for name in names]

@@ -1,4 +1,4 @@
-"""Checkpoints of sliced models: one file, for any number of slices."""
+"""Checkpoints of sharded models: one file, for any number of shards."""
 
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,15 @@ from pykern import checkpoint
 from pykern.checkpoint import CheckpointError, dcp
 from pykern.tensors.dtensor import whole
 from tests import peers
-from tests.parallel.sliced import (
+from tests.parallel.sharded import (
     assert_near,
-    assert_same,
     batch_of,
     layers,
     mesh_of,
     pipeline,
     whole_parameters,
 )
+from tests.support.comparison import assert_same_tensors
 
 pytestmark = pytest.mark.slow
 
@@ -64,12 +64,12 @@ def resumed(_: int, path: Path, size: int) -> dict[str, Tensor]:
         return whole_parameters(pipe)
 
 
-def test_a_run_goes_on_with_any_number_of_slices(tmp_path: Path) -> None:
+def test_a_run_goes_on_with_any_number_of_shards(tmp_path: Path) -> None:
     path = tmp_path / "run.ckpt"
     (then, wanted), other = peers.run(2, saved, path)
-    assert_same(then, other[0])
+    assert_same_tensors(then, other[0])
     for found in peers.run(2, resumed, path, 2):
-        assert_same(found, wanted)
+        assert_same_tensors(found, wanted)
     for found in peers.run(4, resumed, path, 4):
         assert_near(found, wanted, NEAR)
     # One process, and no tensor parallel.
@@ -79,7 +79,7 @@ def test_a_run_goes_on_with_any_number_of_slices(tmp_path: Path) -> None:
     ) as pipe:
         optimizer = made(pipe)
         checkpoint.load(path, pipe, optimizer)
-        assert_same(dict(pipe.named_parameters()), then)
+        assert_same_tensors(dict(pipe.named_parameters()), then)
         steps(pipe, optimizer, 4, 7)
         assert_near(whole_parameters(pipe), wanted, NEAR)
 
@@ -97,7 +97,7 @@ def from_a_whole_run(_: int, path: Path) -> dict[str, Tensor]:
         return {**whole_parameters(pipe), **{f"{name} moment": m for name, m in moments.items()}}
 
 
-def test_a_whole_run_can_be_sliced(tmp_path: Path) -> None:
+def test_a_whole_run_can_be_sharded(tmp_path: Path) -> None:
     path = tmp_path / "run.ckpt"
     with pykern.Pipeline(
         nn.Sequential(*layers()), devices="cpu:2", microbatches=4, loss_fn=nn.functional.mse_loss
@@ -108,7 +108,7 @@ def test_a_whole_run_can_be_sliced(tmp_path: Path) -> None:
         named = list(pipe.named_parameters())
         moments = {f"{name} moment": optimizer.state[p]["exp_avg"] for name, p in named}
     for found in peers.run(2, from_a_whole_run, path):
-        assert_same(found, {**dict(named), **moments})
+        assert_same_tensors(found, {**dict(named), **moments})
 
 
 def cannot_write(_: int, folder: Path) -> list[str]:
@@ -128,7 +128,7 @@ def cannot_write(_: int, folder: Path) -> list[str]:
 def test_who_cannot_write_tells_the_others(tmp_path: Path) -> None:
     first, second = peers.run(2, cannot_write, tmp_path)
     assert first[0].startswith("FileNotFoundError")
-    assert second[0].startswith("CheckpointError: the first of the processes with slices")
+    assert second[0].startswith("CheckpointError: the first of the processes with shards")
     assert list(tmp_path.iterdir()) == []
     for of_dcp in (first[1], second[1]):
-        assert of_dcp.startswith("CheckpointError: the model is sliced over processes")
+        assert of_dcp.startswith("CheckpointError: the model is sharded over processes")

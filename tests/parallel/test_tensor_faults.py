@@ -1,4 +1,4 @@
-"""What goes wrong with one slice ends in an error in all processes, at once where it can."""
+"""What goes wrong with one shard ends in an error in all processes, at once where it can."""
 
 import os
 import random
@@ -17,9 +17,8 @@ import pykern
 from pykern.parallel.peers.errors import PeerError, SlicesLost
 from tests import peers
 from tests.diagonal import nightly
-from tests.parallel.sliced import (
+from tests.parallel.sharded import (
     Block,
-    assert_same,
     batch_of,
     layers,
     mesh_of,
@@ -28,6 +27,7 @@ from tests.parallel.sliced import (
     whole_parameters,
 )
 from tests.parallel.test_faults import raise_mute
+from tests.support.comparison import assert_same_tensors
 
 GROUP_TIMEOUT_S = 4.0
 # Long before the group's timeout.
@@ -70,7 +70,7 @@ def test_whoever_is_late_no_device_waits_for_another(schedule: str, num_steps: i
     """With one group for all devices, or meshes that torch takes for one, this ends in an abort."""
     wanted = peers.run(2, steps, schedule, num_steps, False)[0]
     for found in peers.run(2, steps, schedule, num_steps, True):
-        assert_same(found, wanted)
+        assert_same_tensors(found, wanted)
 
 
 class Faulty(Block):
@@ -148,7 +148,7 @@ def test_an_exception_that_cannot_be_shown_ends_the_step_of_all_as_well() -> Non
     first, second = peers.run(2, one_is_mute)
     assert first[0] == "SlicesLost"
     assert second[0] == "Mute"
-    assert "has lost the processes with its other slices: Mute;" in second[1]
+    assert "has lost the processes with its other shards: Mute;" in second[1]
 
 
 def die() -> None:
@@ -284,7 +284,7 @@ def test_who_makes_no_pipeline_is_not_waited_for_for_ever() -> None:
     assert "a process of the group has not come to make its pipeline within 4 s" in str(error)
 
 
-def nan_in_one_slice(rank: int) -> str:
+def nan_in_one_shard(rank: int) -> str:
     model = layers()
     with torch.no_grad():
         model[6].up.bias[-1] = float("nan")  # type: ignore[union-attr,operator]
@@ -296,5 +296,5 @@ def nan_in_one_slice(rank: int) -> str:
 
 
 def test_what_is_not_finite_is_named() -> None:
-    for message in peers.run(2, nan_in_one_slice):
+    for message in peers.run(2, nan_in_one_shard):
         assert message.startswith("FloatingPointError: the output of layer '6' has")

@@ -15,7 +15,7 @@ from pykern.tensors.dtensor import whole
 from pykern.trace import CutError
 from tests import peers
 from tests.diagonal import nightly
-from tests.parallel.sliced import assert_near, mesh_of
+from tests.parallel.sharded import assert_near, mesh_of
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ NEAR = 4 * 3 * 4 * 96 * 4 * 2**-53
 
 
 class Attention(nn.Module):
-    """Of as many heads as the process has slices for: of 4 values each."""
+    """Of as many heads as the process has shards for: of 4 values each."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ def loss_of(output: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(output.flatten(0, 1), target.flatten())
 
 
-def sliced_step(_: int, options: dict[str, Any]) -> tuple[dict[str, Tensor], Tensor]:
+def sharded_step(_: int, options: dict[str, Any]) -> tuple[dict[str, Tensor], Tensor]:
     """Gradients of a step, and the output for inputs of another shape."""
     given: dict[str, Any] = {
         "devices": "cpu:2",
@@ -114,7 +114,7 @@ def sliced_step(_: int, options: dict[str, Any]) -> tuple[dict[str, Tensor], Ten
     "options",
     [
         {},
-        # Cut within blocks, and within what is sliced.
+        # Cut within blocks, and within what is sharded.
         {"schedule": "zb_v"},
         {"split_at": ["blocks.1.attention.project"], "recompute": "layer"},
     ],
@@ -123,7 +123,7 @@ def test_gradients_are_the_plain_models(options: dict[str, Any]) -> None:
     plain = model()
     loss_of(plain(some_words()), some_words()).backward()
     gradients = {name: p.grad for name, p in plain.named_parameters()}
-    for found, output in peers.run(2, sliced_step, options):
+    for found, output in peers.run(2, sharded_step, options):
         assert_near(found, gradients, NEAR)  # type: ignore[arg-type]
         assert (output - plain(some_words(5, 4))).abs().max() <= NEAR
 

@@ -1,4 +1,4 @@
-"""What cannot be sliced is refused before anything has been started, with the reason."""
+"""What cannot be sharded is refused before anything has been started, with the reason."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,17 +12,17 @@ from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleOutp
 
 import pykern
 from pykern.models.gpt import gpt
-from pykern.parallel.tensor.slices import find_slices
+from pykern.parallel.tensor.shards import find_shards
 from pykern.trace import CutError
 from tests import peers
-from tests.parallel.sliced import STYLES, Block, layers, mesh_of, pipeline
+from tests.parallel.sharded import STYLES, Block, layers, mesh_of, pipeline
 
 
 def found(model: nn.Module, styles: Any, cut: int = 4) -> list[tuple[str, int]]:
-    """Names and stages of what is sliced in two stages of the model's children."""
+    """Names and stages of what is sharded in two stages of the model's children."""
     children = list(model.children())
-    slices = find_slices(model, [children[:cut], children[cut:]], styles)
-    return [(one.name, one.stage) for one in slices]
+    shards = find_shards(model, [children[:cut], children[cut:]], styles)
+    return [(one.name, one.stage) for one in shards]
 
 
 def test_patterns_are_as_torch_has_them() -> None:
@@ -85,7 +85,7 @@ def test_a_style_on_what_is_cut_is_refused() -> None:
     model = nested()
     inner = [part for outer in model.children() for part in outer.children()]
     with pytest.raises(CutError, match="style for 0, but the model is cut within it"):
-        find_slices(model, [[inner[0]], [inner[1]]], {"*": ColwiseParallel()})
+        find_shards(model, [[inner[0]], [inner[1]]], {"*": ColwiseParallel()})
 
 
 @pytest.mark.parametrize(
@@ -125,10 +125,10 @@ def in_processes(_: int) -> list[str]:
     refused(lambda: pipeline(plane))
     mesh = mesh_of(2)
     with pipeline(mesh) as pipe:
-        sliced = list(pipe.children())
+        sharded = list(pipe.children())
         refused(lambda: pipe.step(torch.ones(4, 4), scaler=torch.amp.GradScaler("cpu")))
-    refused(lambda: pipeline(mesh, sliced))
-    refused(lambda: pykern.Pipeline(nn.Sequential(*sliced), devices="cpu:2", microbatches=2))
+    refused(lambda: pipeline(mesh, sharded))
+    refused(lambda: pykern.Pipeline(nn.Sequential(*sharded), devices="cpu:2", microbatches=2))
     return messages
 
 

@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 
 import pykern
-from pykern.budget.level_costs import Held, Kept, Rebuilt, StageCosts
+from pykern.budget.level_costs import HeldBytes, LevelCost, Rebuilt, StageCosts
 from pykern.parallel.peers import texts
 from pykern.parallel.peers.agreement import require_alike
-from pykern.parallel.peers.exchange import Message
+from pykern.parallel.peers.exchange import PeerMessage
 from pykern.parallel.peers.first import of_first
 from pykern.parallel.peers.typed_json import from_text, to_text
 from pykern.partition import Partition
@@ -23,9 +23,9 @@ from pykern.plan import Kind
 from tests import peers
 
 PACKAGE = Path(pykern.__file__).parent
-HELD = Held({Kind.F: 1.5}, {}, {(Kind.B, 2): 3.0})
+HELD = HeldBytes({Kind.F: 1.5}, {}, {(Kind.B, 2): 3.0})
 COSTS = StageCosts(
-    {"none": Kept(1, 2.5, 3, held=HELD)}, {"layer": Rebuilt(float("inf"), 0, 1e-300)}, 7
+    {"none": LevelCost(1, 2.5, 3, held=HELD)}, {"layer": Rebuilt(float("inf"), 0, 1e-300)}, 7
 )
 CUT = Partition((range(2), range(2, 5)), (3, 4), (5, 2**70), ("é", "b", "c", "d", "e"), "time")
 
@@ -82,7 +82,7 @@ def test_other_values_are_refused(kind: Any, text: str, message: str) -> None:
 @pytest.mark.parametrize("numbers", [(-1, 0, 0, 0), (0, -1, 0, 0), (0, 0, 2, 0), (0, 0, 0, -1)])
 def test_a_message_that_pykern_does_not_send_is_refused(numbers: tuple[int, ...]) -> None:
     with pytest.raises(pykern.PeerError, match="is not understood here"):
-        Message.from_bytes(struct.pack("<4q", *numbers).ljust(512, b"\0"))
+        PeerMessage.from_bytes(struct.pack("<4q", *numbers).ljust(512, b"\0"))
 
 
 def broadcasts(data: bytes) -> None:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import pykern
 from tests import peers
+from tests.parallel.data_runs import pipeline
 from tests.parallel.reference import batch_of
-from tests.parallel.test_data import pipeline
 from tests.parallel.test_faults import Trigger, fail, step
 
 

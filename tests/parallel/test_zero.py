@@ -2,56 +2,32 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 import pykern
 from pykern import ZeroOptimizer
 from tests import peers
-from tests.parallel.reference import Reference, batch_of, expected, layers, train
+from tests.parallel import data_runs
+from tests.parallel.data_runs import NUM_MICROBATCHES, pipeline
+from tests.parallel.reference import Reference, batch_of, expected, layers
+from tests.support.comparison import assert_same_training
 
-NUM_MICROBATCHES = 4
 SGD: Any = (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})
 ADAM: Any = (torch.optim.AdamW, {"lr": 0.01})
-
-
-def pipeline(model: nn.Module | None = None, **options: Any) -> pykern.Pipeline:
-    settings = {
-        "devices": "cpu:2",
-        "microbatches": NUM_MICROBATCHES,
-        "loss_fn": nn.functional.mse_loss,
-        "process_group": dist.group.WORLD,
-    }
-    return pykern.Pipeline(model or nn.Sequential(*layers()), **{**settings, **options})
 
 
 def ten_steps(
     rank: int, rows: Sequence[int], optimizer: Any, options: dict[str, Any], every: int = 1
 ) -> tuple[list[Tensor], dict[str, Tensor]]:
     kind, defaults = optimizer
-    with pipeline(**options) as pipe:
-
-        def step(number: int) -> Tensor:
-            x, y = batch_of(number, rank, rows[rank])
-            with pipe.no_sync() if (number + 1) % every else nullcontext():
-                return pipe.step(x, target=y)
-
-        losses = train(step, ZeroOptimizer(pipe, kind, **defaults), 10, every)
-        return losses, {name: value.detach() for name, value in pipe.named_parameters()}
-
-
-def assert_same(found: Any, wanted: Any) -> None:
-    losses, parameters = found
-    assert all(map(torch.equal, losses, wanted[0]))
-    assert parameters.keys() == wanted[1].keys()
-    for name, value in parameters.items():
-        assert torch.equal(value, wanted[1][name]), name
+    return data_runs.ten_steps(
+        rank, rows, lambda pipe: ZeroOptimizer(pipe, kind, **defaults), options, every
+    )
 
 
 def plain(optimizer: Any) -> Any:
@@ -77,7 +53,7 @@ def test_two_processes_train_as_one_bit_for_bit(
     found = peers.run(2, ten_steps, rows, optimizer, {"schedule": schedule, **options})
     wanted = expected(rows, NUM_MICROBATCHES, plain(optimizer))
     for of_process in found:
-        assert_same(of_process, wanted)
+        assert_same_training(of_process, wanted)
 
 
 def test_four_processes_agree_and_are_near() -> None:
@@ -86,7 +62,7 @@ def test_four_processes_agree_and_are_near() -> None:
     found = peers.run(4, ten_steps, rows, SGD, {})
     losses, wanted = expected(rows, NUM_MICROBATCHES, plain(SGD))
     for of_process in found:
-        assert_same(of_process, found[0])
+        assert_same_training(of_process, found[0])
     # Each gradient, here below one, is off by at most three roundings of a sum of four. Ten steps
     # of this rate and momentum add these up to less than ten of them, and what comes of it in later
     # gradients is less than ten times as much.

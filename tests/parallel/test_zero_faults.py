@@ -13,8 +13,8 @@ import torch
 import pykern
 from pykern import ZeroOptimizer, checkpoint
 from tests import peers
+from tests.parallel.data_runs import pipeline
 from tests.parallel.reference import batch_of, layers
-from tests.parallel.test_zero import pipeline
 
 TIMEOUT_S = 4.0
 

@@ -12,8 +12,10 @@ import pykern
 from pykern import HostOptimizer
 from tests import peers
 from tests.fake_cuda.host_gpus import host_gpus
+from tests.parallel.data_runs import NUM_MICROBATCHES, pipeline
 from tests.parallel.reference import batch_of, expected, train
-from tests.parallel.test_zero import ADAM, NUM_MICROBATCHES, SGD, assert_same, pipeline, ten_steps
+from tests.parallel.test_zero import ADAM, SGD, ten_steps
+from tests.support.comparison import assert_same_training
 
 GPUS = {"devices": ["cuda:0", "cuda:1"]}
 
@@ -29,7 +31,7 @@ def test_two_processes_of_two_gpus_share_out_their_state(schedule: str) -> None:
     found = peers.run(2, shared_out_on_gpus, rows, {"schedule": schedule})
     wanted = expected(rows, NUM_MICROBATCHES, partial(torch.optim.AdamW, lr=0.01))
     for of_process in found:
-        assert_same(of_process, wanted)
+        assert_same_training(of_process, wanted)
 
 
 def on_the_host(
@@ -60,9 +62,9 @@ def test_two_processes_that_step_on_the_host_train_as_one(optimizer: Any) -> Non
     rows = (8, 5)
     wanted = expected(rows, NUM_MICROBATCHES, partial(optimizer[0], **optimizer[1]))
     for of_process in peers.run(2, on_the_host, rows, optimizer, {"schedule": "zb_h1"}):
-        assert_same(of_process, wanted)
+        assert_same_training(of_process, wanted)
     for of_process in peers.run(2, on_the_host_beside_gpus, rows, optimizer):
-        assert_same(of_process, wanted)
+        assert_same_training(of_process, wanted)
 
 
 def test_four_processes_that_step_on_the_host_agree_and_are_near() -> None:
@@ -73,7 +75,7 @@ def test_four_processes_that_step_on_the_host_agree_and_are_near() -> None:
     # As in the test of four processes that share out their state.
     bound = 10 * 3 * 2**-24 * 10
     for of_process in found:
-        assert_same(of_process, found[0])
+        assert_same_training(of_process, found[0])
     for loss, other in zip(found[0][0], losses, strict=True):
         assert abs(loss - other) <= bound
     for name, value in found[0][1].items():

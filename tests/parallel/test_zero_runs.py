@@ -13,8 +13,8 @@ import pykern
 from pykern import ZeroOptimizer, checkpoint
 from pykern.checkpoint import CheckpointError
 from tests import peers
+from tests.parallel.data_runs import NUM_MICROBATCHES, pipeline
 from tests.parallel.reference import Reference, batch_of, layers
-from tests.parallel.test_zero import NUM_MICROBATCHES, pipeline
 
 ROWS = 6
 ADAM: Any = (torch.optim.AdamW, 0.01, {})

@@ -1,4 +1,4 @@
-"""State shared out where every process has slices: 2 x 2 processes of two devices each."""
+"""State shared out where every process has shards: 2 x 2 processes of two devices each."""
 
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,14 @@ from torch.distributed.device_mesh import init_device_mesh
 import pykern
 from pykern import ZeroOptimizer, checkpoint
 from tests import peers
-from tests.parallel.sliced import (
+from tests.parallel.sharded import (
     assert_near,
-    assert_same,
     batch_of,
     layers,
     pipeline,
     whole_parameters,
 )
+from tests.support.comparison import assert_same_tensors
 
 pytestmark = pytest.mark.slow
 DTYPE = torch.float64
@@ -67,16 +67,16 @@ def resumed(rank: int, path: Path) -> dict[str, Tensor]:
         return whole_parameters(pipe)
 
 
-def test_slices_whose_state_is_shared_out(tmp_path: Path) -> None:
+def test_shards_whose_state_is_shared_out(tmp_path: Path) -> None:
     path = tmp_path / "run"
     found = peers.run(4, cube, True, path)
     wanted = peers.run(4, cube, False, path)
     for (parameters, _), (others, _) in zip(found, wanted, strict=True):
-        assert_same(parameters, others)
+        assert_same_tensors(parameters, others)
     for first, second in ((0, 2), (1, 3)):
         assert found[first][1] + found[second][1] == wanted[first][1]
     for parameters in peers.run(4, resumed, path):
-        assert_same(parameters, found[0][0])
+        assert_same_tensors(parameters, found[0][0])
     # One process and the plain model go on as well.
     model = nn.Sequential(*layers(DTYPE))
     optimizer = torch.optim.AdamW(model.parameters(), lr=5.0)

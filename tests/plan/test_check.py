@@ -22,6 +22,7 @@ from pykern.plan import (
     peak_bytes,
 )
 from tests.plan.strategies import Shape, valid_plans, valid_plans_with_shape
+from tests.support.plans import parsed, plan_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -162,11 +163,6 @@ def test_a_swap_across_a_dependency_on_one_device_is_found(plan: Plan, data: st.
     assert (error.rule, error.device) == ("P006", device)
 
 
-def plan_of(placement: Placement, num_microbatches: int, *rows: str) -> Plan:
-    actions = [[Action.parse(text) for text in row.split()] for row in rows]
-    return Plan(placement, num_microbatches, actions)
-
-
 def test_a_deadlock_between_devices_names_who_waits_for_what() -> None:
     plan = plan_of(Placement(2, [0, 1, 0]), 2, "2F0 0F0 0F1 2F1", "1F0 1F1")
     error = refusal(plan)
@@ -221,7 +217,7 @@ def test_a_reduction_waits_for_every_replica() -> None:
 
 
 def paired(rows: list[str], *overlaps: list[int]) -> Plan:
-    actions = [[Action.parse(text) for text in row.split()] for row in rows]
+    actions = parsed(rows)
     return Plan(Placement.linear(len(rows)), 2, actions, overlaps=overlaps)
 
 

@@ -24,6 +24,7 @@ from pykern.plan import (
     lower,
 )
 from tests.plan.oracle import Oracle, full_plans
+from tests.support.plans import parsed
 
 
 def written(lowered: LoweredPlan) -> dict[tuple[int, int], str]:
@@ -53,7 +54,7 @@ def test_copies_of_1f1b_by_hand() -> None:
 
 def test_slots_are_held_to_the_end_of_w() -> None:
     rows = ["0F0 0F1 0F2 0I0 0W0 0I1 0W1 0I2 0W2", "1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2"]
-    actions = [[Action.parse(text) for text in row.split()] for row in rows]
+    actions = parsed(rows)
     # When 1F2 is next but one, at 1W0, neither 1W0 nor 1W1 has ended.
     assert written(lower(Plan(Placement.linear(2), 3, actions)))[0, 1] == (
         "0COPY_F0:0 0COPY_F1:1 0COPY_F2:2"
@@ -62,7 +63,7 @@ def test_slots_are_held_to_the_end_of_w() -> None:
 
 def test_the_slot_of_a_recomputed_cell_keeps_the_input_of_r() -> None:
     rows = ["0F0 0F1 0F2 0B0 0B1 0B2", "1F0 1F1 1R0 1B0 1F2 1R1 1B1 1B2"]
-    actions = [[Action.parse(text) for text in row.split()] for row in rows]
+    actions = parsed(rows)
     lowered = lower(Plan(Placement.linear(2), 3, actions))
     assert written(lowered)[0, 1] == "0COPY_F0:0 0COPY_F1:1 0COPY_F2:2"
     # 1F0 has read what it needs, but 1R0 reads it again.
@@ -83,7 +84,7 @@ def test_without_backwards_the_forward_frees_its_slot() -> None:
 
 def test_no_copy_waits_for_what_runs_behind_the_reader_of_a_later_one() -> None:
     rows = ["0F1 0F4 0F0 0F2 0F3", "1F0 1F1 1F2 1F3 1F4"]
-    actions = [[Action.parse(text) for text in row.split()] for row in rows]
+    actions = parsed(rows)
     lowered = lower(Plan(Placement.linear(2), 5, actions))
     assert written(lowered)[0, 1] == (
         "0COPY_F1:0 0COPY_F4:1 0COPY_F0:2 0COPY_F2:2|1F0 0COPY_F3:0|1F1"

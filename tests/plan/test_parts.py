@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 
 from pykern import schedules
-from pykern._C import Program
+from pykern._C import WorkerProgram
 from pykern.plan import Action, Kind, Plan, with_updates
-from pykern.plan.parts import Part, Parts
+from pykern.plan.parts import Parts, PlanPart
 
 SIZES = [(1, 1), (1, 4), (2, 2), (2, 5), (3, 3), (3, 8), (4, 4), (4, 16), (7, 9), (8, 8)]
 
@@ -25,7 +25,7 @@ def ran(parts: Parts, num_batches: int) -> list[list[Action]]:
     """What is run of each row, microbatches counted from the beginning."""
     rows: list[list[Action]] = [[] for _ in range(parts.plan.num_devices)]
 
-    def run(part: Part, shift: int) -> None:
+    def run(part: PlanPart, shift: int) -> None:
         for row, actions in zip(rows, part.rows, strict=True):
             row += [Action(a.kind, a.stage, a.microbatch + shift) for a in actions]
 
@@ -56,7 +56,7 @@ def test_parts_can_run_and_each_begins_with_the_first_stage_at_a_new_batch(
 ) -> None:
     parts = Parts(pipedream(num_devices), microbatches)
     for number, part in enumerate(parts.windows):
-        Program.part(part.plan, part.begins, part.ends)
+        WorkerProgram.part(part.plan, part.begins, part.ends)
         forwards = Counter(a.microbatch for a in part.rows[0] if a.kind is Kind.F)
         first = number * microbatches
         assert forwards == Counter(range(first, first + microbatches))
@@ -65,7 +65,7 @@ def test_parts_can_run_and_each_begins_with_the_first_stage_at_a_new_batch(
         assert len(set(behind)) > 0
         assert first - num_devices < behind[0] <= first
     for rest in parts.rests:
-        Program.part(rest.plan, rest.begins, rest.ends)
+        WorkerProgram.part(rest.plan, rest.begins, rest.ends)
 
 
 def test_numbers_in_flight_are_apart_modulo_the_slots() -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 
 from pykern.plan import Action, Kind, Placement, Plan, PlanError, by_slots, check, with_reductions
 from tests.plan.strategies import valid_plans
+from tests.support.plans import parsed
 
 
 def small_plan() -> Plan:
@@ -100,7 +101,7 @@ def test_reductions_stand_behind_the_last_gradient_of_their_stage() -> None:
 
 def test_an_update_before_the_last_gradient_leaves_no_place_for_a_reduction() -> None:
     rows = ["0F0 0B0 0U0 0F2 0B2", "0F1 0B1 0F3 0B3"]
-    actions = [[Action.parse(text) for text in row.split()] for row in rows]
+    actions = parsed(rows)
     plan = Plan(Placement.replicated(2, [[0], [1]]), 4, actions)
     check(plan)
     with pytest.raises(PlanError, match="0U0 stands before 0REDUCE0"):

@@ -23,12 +23,13 @@ from pykern.plan import (
     with_updates,
 )
 from tests.plan.oracle import full_plans, times_for
+from tests.support.plans import parsed
 
 COSTS = Costs(1, 2)
 
 
 def plan_of(*rows: str) -> Plan:
-    actions = [[Action.parse(text) for text in row.split()] for row in rows]
+    actions = parsed(rows)
     microbatches = {action.microbatch for row in actions for action in row}
     return Plan(Placement.linear(len(rows)), len(microbatches), actions)
 

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from pykern.plan import Action, Costs, Placement, Plan, PlanError, Timeline, by_slots, simulate
 from tests.plan.oracle import Oracle, full_plans, times_for
+from tests.support.plans import plan_of
 
 
 @given(st.data())
@@ -21,16 +22,11 @@ def test_every_span_is_where_the_recursion_says(data: st.DataObject) -> None:
             assert span.end_ns == oracle.end(span.action)
 
 
-def plan_of(placement: Placement, num_microbatches: int, rows: list[str]) -> Plan:
-    actions = [[Action.parse(text) for text in row.split()] for row in rows]
-    return Plan(placement, num_microbatches, actions)
-
-
 def times_of(timeline: Timeline) -> list[list[tuple[float, float]]]:
     return [[(span.start_ns, span.end_ns) for span in row] for row in timeline.rows]
 
 
-TWO_STAGES = plan_of(Placement.linear(2), 2, ["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"])
+TWO_STAGES = plan_of(Placement.linear(2), 2, "0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1")
 
 
 def test_a_message_takes_latency_and_its_size_over_the_bandwidth() -> None:
@@ -53,7 +49,7 @@ def test_messages_wait_for_each_other_where_links_are_shared() -> None:
 
 def test_links_of_other_pairs_are_not_shared() -> None:
     rows = ["0F0 2F0 0F1 2F1", "1F0 1F1", "3F0 3F1"]
-    plan = plan_of(Placement(3, [0, 1, 0, 2]), 2, rows)
+    plan = plan_of(Placement(3, [0, 1, 0, 2]), 2, *rows)
     costs = Costs(1, 2, message_bytes=8, bandwidth=1, shared_links=True)
     there_and_back = [(0, 1), (18, 19), (19, 20), (37, 38)]
     assert times_of(simulate(plan, costs))[0] == there_and_back
@@ -84,7 +80,7 @@ def test_speeds_and_overhead() -> None:
 
 def test_updates_wait_for_reductions_with_the_latency_alone() -> None:
     placement = Placement.replicated(2, [[0], [1]])
-    plan = plan_of(placement, 2, ["0F0 0B0 0REDUCE0 0U0", "0F1 0B1 0U1"])
+    plan = plan_of(placement, 2, "0F0 0B0 0REDUCE0 0U0", "0F1 0B1 0U1")
     costs = Costs(1, 2, 0.5, reduce_ns=4, update_ns=8, message_bytes=100, bandwidth=1)
     assert times_of(simulate(plan, costs)) == [
         [(0, 1), (1, 3), (3.5, 7.5), (7.5, 15.5)],
@@ -122,6 +118,6 @@ def test_a_plan_that_cannot_run_is_refused() -> None:
         simulate(Plan(Placement.linear(2), 2, [r[::-1] for r in TWO_STAGES.rows]), Costs(1, 1))
     with pytest.raises(PlanError, match="P005"):
         simulate(Plan(Placement.linear(2), 2, [TWO_STAGES.rows[0], ()]), Costs(1, 1))
-    stuck = plan_of(Placement(2, [0, 1, 0]), 1, ["2F0 0F0", "1F0"])
+    stuck = plan_of(Placement(2, [0, 1, 0]), 1, "2F0 0F0", "1F0")
     with pytest.raises(PlanError, match="P007"):
         simulate(stuck, Costs(1, 1))

@@ -95,3 +95,14 @@ def test_links_between_documents_lead_somewhere(root):
         if not (document.parent / link).exists()
     ]
     assert broken == []
+
+
+def test_the_reading_path_is_short(root):
+    """A newcomer understands a step from the files of the first paragraph, read in an hour."""
+    page = (root / "ARCHITECTURE.md").read_text()
+    path = page.split("## Reading path\n\n")[1].split("\n\n")[0]
+    files = re.findall(r"\]\(([\w/.]+)\)", path)
+    assert files[0] == "schedules/gpipe.py"
+    assert "pykern/runtime/stage/backward.py" in files
+    lines = {name: len((root / name).read_text().splitlines()) for name in files}
+    assert sum(lines.values()) < 1500, lines

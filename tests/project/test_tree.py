@@ -1,9 +1,12 @@
 """What must not be in the tree: it is read on other machines than the one it was written on."""
 
+import ast
 import re
 import shutil
 import subprocess
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -49,3 +52,31 @@ def test_every_class_has_one_header(root):
     )
     assert names["Plan"] == 1
     assert [name for name, count in names.items() if count > 1] == []
+
+
+# A plan's ring of slots and a collective's ring of GPUs: both are public, and the field's words.
+RIGHT_TWICE = {"Ring"}
+
+
+def types_in(source: Path) -> Iterator[str]:
+    """The classes of a module and its aliases of types, which are assigned CamelCase names."""
+    for node in ast.parse(source.read_text()).body:
+        if isinstance(node, ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Assign):
+            assigned = [target.id for target in node.targets if isinstance(target, ast.Name)]
+            yield from (name for name in assigned if re.fullmatch(r"_*[A-Z]\w*[a-z]\w*", name))
+
+
+def test_every_type_of_python_has_one_home(root):
+    """A name that stands for two things makes a reader look up which: also one of the extension."""
+    homes = defaultdict(list)
+    for source in [*(root / "pykern").rglob("*.py"), root / "pykern/_C.pyi"]:
+        for name in types_in(source):
+            homes[name].append(str(source.relative_to(root)))
+    assert len(homes["Pipeline"]) == 1
+    assert len(homes["Call"]) == 1
+    assert {name: where for name, where in homes.items() if len(where) > 1} == {
+        name: homes[name] for name in RIGHT_TWICE
+    }
+    assert [name for name in RIGHT_TWICE if len(homes[name]) != 2] == []

@@ -2,12 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import pykern
 from pykern.models.gpt import gpt
+from pykern.plan import Plan
+from tests.support.pipelines import planned
 
 
 @dataclass
@@ -18,6 +22,10 @@ class Case:
     inputs: Tensor
     target: Tensor
     loss_fn: Callable[[Tensor, Tensor], Tensor]
+
+    def pipeline(self, plan: Plan, devices: Any = "cpu", **options: Any) -> pykern.Pipeline:
+        """A pipeline of the layers, see `planned`."""
+        return planned(self.layers, plan, self.loss_fn, devices, **options)
 
 
 class Residual(nn.Module):

@@ -6,16 +6,16 @@ from typing import Any
 
 import torch
 
-import pykern
 from pykern.plan import Plan
 from tests.runtime.models import Case
-from tests.runtime.reference import assert_same_state, plain_step
+from tests.support.comparison import assert_same_state
+from tests.support.plain_step import plain_step
 
 
 def check_steps(case: Case, plan: Plan, level: Any, batches: Sequence[int], **options: Any) -> None:
     """Steps of these numbers of rows; each adds to the gradients of those before."""
     plain = copy.deepcopy(case.layers)
-    with pipeline(case, plan, recompute=level, **options) as pipe:
+    with case.pipeline(plan, recompute=level, **options) as pipe:
         for rows in batches:
             x, y = case.inputs[:rows], case.target[:rows]
             expected = plain_step(
@@ -29,13 +29,3 @@ def check_steps(case: Case, plan: Plan, level: Any, batches: Sequence[int], **op
             )
             assert torch.equal(pipe.step(x.clone(), target=y), expected)
             assert_same_state(pipe, plain)
-
-
-def pipeline(case: Case, plan: Plan, **options: Any) -> pykern.Pipeline:
-    return pykern.Pipeline(
-        case.layers,
-        devices=f"cpu:{plan.num_devices}",
-        schedule=plan,
-        loss_fn=case.loss_fn,
-        **{"balance": "layers", **options},
-    )

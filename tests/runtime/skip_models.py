@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pykern
-from tests.runtime.reference import rows_of
+from tests.support.plain_step import Seed, by_microbatch, rows_of
 
 WIDTH = 6
 
@@ -188,20 +188,11 @@ def plain_step(model: nn.Module, case: Skips, num_microbatches: int, replicas: i
     columns = {name: value.split(rows) for name, value in case.inputs.items()}
     targets = case.target.split(rows)
 
-    def run(index: int) -> Tensor:
+    def loss_of(index: int, _: Seed) -> Tensor:
         inputs = {name: parts[index] for name, parts in columns.items()}
-        loss = case.loss_fn(model(**inputs), targets[index]) * (rows[index] / len(case.target))
-        loss.backward()
-        return loss.detach()
+        return case.loss_fn(model(**inputs), targets[index])
 
-    losses = {index: run(index) for index in range(0, len(rows), replicas)}
-    for replica in range(1, replicas):
-        first = [parameter.grad for parameter in model.parameters()]
-        model.zero_grad()
-        losses |= {index: run(index) for index in range(replica, len(rows), replicas)}
-        for parameter, before in zip(model.parameters(), first, strict=True):
-            parameter.grad = _sum(before, parameter.grad)
-    return sum((losses[index] for index in range(1, len(rows))), losses[0])
+    return by_microbatch(model, rows, loss_of, replicas)
 
 
 def plain_output(model: nn.Module, case: Skips, num_microbatches: int) -> Tensor:
@@ -216,7 +207,3 @@ def plain_output(model: nn.Module, case: Skips, num_microbatches: int) -> Tensor
 def twin_of(case: Skips) -> nn.Module:
     """A copy of the model, for the plain steps."""
     return copy.deepcopy(case.model)
-
-
-def _sum(before: Tensor | None, after: Tensor | None) -> Tensor | None:
-    return after if before is None or after is None else before + after

@@ -10,7 +10,7 @@ import pykern
 from pykern.models.gpt import gpt, next_token_loss
 from pykern.plan import Action, Kind, Plan, with_updates
 from pykern.plan.parts import Parts
-from pykern.runtime.asynchronous.executor import Unflushed
+from pykern.runtime.asynchronous.executor import AsyncExecutor
 from pykern.runtime.asynchronous.versions import Versions
 from pykern.schedules import pipedream, pipedream_2bw, zb_h1
 from tests.diagonal import diagonal
@@ -184,7 +184,7 @@ def test_as_many_versions_are_held_as_the_plan_says(
             x, y = torch.randn(2, microbatches, 4)
             pipe.step(x, target=y)
         pipe.flush()
-        assert isinstance(pipe._executor, Unflushed)
+        assert isinstance(pipe._executor, AsyncExecutor)
         assert [versions.num_held for versions in pipe._executor.versions] == [1] * num_stages
     make = pipedream if name == "pipedream" else pipedream_2bw
     parts = Parts(lambda count: make(num_stages, count), microbatches)

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 import pykern
 from pykern.kernels.head_loss import LinearCrossEntropy
 from pykern.models.gpt import gpt
-from pykern.runtime.asynchronous.executor import Unflushed
+from pykern.runtime.asynchronous.executor import AsyncExecutor
 from tests.runtime import update_rules
 from tests.runtime.skip_models import Dense, UNet
 from tests.runtime.update_rules import MakeOptimizer
@@ -32,7 +32,7 @@ class Versioned:
     """The plain model, and all values that its parameters have had."""
 
     def __init__(self, pipe: pykern.Pipeline, plain: nn.Module, make: MakeOptimizer) -> None:
-        assert isinstance(pipe._executor, Unflushed)
+        assert isinstance(pipe._executor, AsyncExecutor)
         stage_of = {
             parameter: versions.stage.index
             for versions in pipe._executor.versions

@@ -20,7 +20,8 @@ from pykern.runtime.stage.stage import Stage
 from tests.diagonal import diagonal, nightly
 from tests.fake_cuda.fake import FakeCuda
 from tests.runtime.models import CASES, Case
-from tests.runtime.reference import assert_same_state, plain_step
+from tests.support.comparison import assert_same_state
+from tests.support.plain_step import plain_step
 
 # In four microbatches each begins at a multiple of 16 bytes, as copies of them do: what a matrix
 # product rounds to depends on where its factors lie.

@@ -13,8 +13,9 @@ import pykern
 from pykern import schedules
 from tests.fake_cuda.fake import FakeCuda
 from tests.runtime.models import Case
-from tests.runtime.reference import assert_same_state, plain_step
 from tests.runtime.test_capture import ROWS, captured, steps
+from tests.support.comparison import assert_same_state
+from tests.support.plain_step import plain_step
 
 
 class Scaled(nn.Linear):

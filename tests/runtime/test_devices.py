@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from pykern.runtime.devices import Lane, parse_devices
+from pykern.runtime.devices import DeviceLane, parse_devices
 
 CPU = torch.device("cpu")
 CUDA = [torch.device("cuda", index) for index in range(2)]
@@ -21,18 +21,18 @@ def _two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("devices", "lanes"),
     [
-        ("cpu", [Lane(CPU)]),
-        ("cpu:3", [Lane(CPU)] * 3),
-        (["cpu", CPU], [Lane(CPU)] * 2),
-        ("cuda", [Lane(CUDA[0]), Lane(CUDA[1])]),
-        ("cuda:1", [Lane(CUDA[1])]),
-        ("cuda:1/1", [Lane(CUDA[1])]),
-        ("cuda:0/3", [Lane(CUDA[0], part, 3) for part in range(3)]),
-        (["cuda:1", CUDA[0]], [Lane(CUDA[1]), Lane(CUDA[0])]),
-        (("cuda:0",) * 4, [Lane(CUDA[0])] * 4),
+        ("cpu", [DeviceLane(CPU)]),
+        ("cpu:3", [DeviceLane(CPU)] * 3),
+        (["cpu", CPU], [DeviceLane(CPU)] * 2),
+        ("cuda", [DeviceLane(CUDA[0]), DeviceLane(CUDA[1])]),
+        ("cuda:1", [DeviceLane(CUDA[1])]),
+        ("cuda:1/1", [DeviceLane(CUDA[1])]),
+        ("cuda:0/3", [DeviceLane(CUDA[0], part, 3) for part in range(3)]),
+        (["cuda:1", CUDA[0]], [DeviceLane(CUDA[1]), DeviceLane(CUDA[0])]),
+        (("cuda:0",) * 4, [DeviceLane(CUDA[0])] * 4),
     ],
 )
-def test_what_names_stand_for(devices: Any, lanes: list[Lane]) -> None:
+def test_what_names_stand_for(devices: Any, lanes: list[DeviceLane]) -> None:
     assert parse_devices(devices) == lanes
 
 

@@ -17,14 +17,14 @@ Log = list[Action]
 
 
 @pytest.fixture(scope="module")
-def executor() -> Iterator[_C.Executor]:
-    executor = _C.Executor(4)
+def executor() -> Iterator[_C.WorkerExecutor]:
+    executor = _C.WorkerExecutor(4)
     yield executor
     executor.close()
 
 
 def run(
-    executor: _C.Executor, plan: Plan, pause: Callable[[], object], steps: int = 1
+    executor: _C.WorkerExecutor, plan: Plan, pause: Callable[[], object], steps: int = 1
 ) -> list[Log]:
     """What ran in each step, in order of completion."""
     logs: list[Log] = []
@@ -38,7 +38,7 @@ def run(
 
         return call
 
-    program = _C.Program(plan)
+    program = _C.WorkerProgram(plan)
     owners = [(replica, s) for replica in range(num_replicas) for s in range(plan.num_stages)]
     callbacks = {kind: [record(kind, *owner) for owner in owners] for kind in Kind}
     for _ in range(steps):
@@ -50,7 +50,9 @@ def run(
 
 
 @given(made=valid_plans_with_shape(max_slices=1), seed=st.integers(0, 1000))
-def test_an_accepted_plan_ends(executor: _C.Executor, made: tuple[Plan, Shape], seed: int) -> None:
+def test_an_accepted_plan_ends(
+    executor: _C.WorkerExecutor, made: tuple[Plan, Shape], seed: int
+) -> None:
     plan, shape = made
     pauses = random.Random(seed)
 
@@ -66,7 +68,7 @@ def test_an_accepted_plan_ends(executor: _C.Executor, made: tuple[Plan, Shape], 
             assert set(shape.needs(action)) <= set(log[:i])
 
 
-def test_reductions_run_when_all_gradients_are_there(executor: _C.Executor) -> None:
+def test_reductions_run_when_all_gradients_are_there(executor: _C.WorkerExecutor) -> None:
     plan = with_reductions(two_replicas(3, 5))
     (log,) = run(executor, plan, int)
     for stage in range(3):
@@ -76,8 +78,8 @@ def test_reductions_run_when_all_gradients_are_there(executor: _C.Executor) -> N
 
 def test_run_needs_a_claim_and_what_fits() -> None:
     forwards = [[Action(Kind.F, s, 0)] for s in range(2)]
-    program = _C.Program(Plan(Placement.linear(2), 1, forwards))
-    executor = _C.Executor(1)
+    program = _C.WorkerProgram(Plan(Placement.linear(2), 1, forwards))
+    executor = _C.WorkerExecutor(1)
     calls = {Kind.F: [int, int]}
     with pytest.raises(RuntimeError, match="needs a claim"):
         executor.run(program, calls, lambda: int)
@@ -85,17 +87,17 @@ def test_run_needs_a_claim_and_what_fits() -> None:
         executor.run(program, calls, lambda: int)
     executor.close()
     with pytest.raises(ValueError, match="at least 1 worker, got 0"):
-        _C.Executor(0)
-    executor = _C.Executor(2)
+        _C.WorkerExecutor(0)
+    executor = _C.WorkerExecutor(2)
     with executor, pytest.raises(ValueError, match=r"2 callbacks of kind F, .* got 1"):
         executor.run(program, {Kind.F: [int]}, lambda: int)
     with executor, pytest.raises(ValueError, match=r"2 callbacks of kind F, .* got 0"):
         executor.run(program, {Kind.B: [int, int]}, lambda: int)
-    replicated = _C.Program(two_replicas(2, 2))
+    replicated = _C.WorkerProgram(two_replicas(2, 2))
     with executor, pytest.raises(ValueError, match=r"4 callbacks of kind F, .* got 2"):
         executor.run(replicated, calls, lambda: int)
     slices = [[Action(Kind.F, s, 0, j) for j in range(2)] for s in range(2)]
-    sliced = _C.Program(Plan(Placement.linear(2), 1, slices, 2))
+    sliced = _C.WorkerProgram(Plan(Placement.linear(2), 1, slices, 2))
     with executor, pytest.raises(ValueError, match="into 2 slices"):
         executor.run(sliced, calls, lambda: int)
     executor.close()
@@ -108,13 +110,13 @@ def test_a_large_program_runs() -> None:
         [Action(Kind.F, device, m) for m in range(num_microbatches)]
         for device in range(num_devices)
     ]
-    executor = _C.Executor(num_devices)
+    executor = _C.WorkerExecutor(num_devices)
     (log,) = run(executor, Plan(Placement.linear(num_devices), num_microbatches, rows), int)
     executor.close()
     assert len(log) == num_devices * num_microbatches
 
 
-def test_what_begun_raises_ends_the_step(executor: _C.Executor) -> None:
+def test_what_begun_raises_ends_the_step(executor: _C.WorkerExecutor) -> None:
     """The caller left, while workers went on with what belonged to it."""
     raised = ValueError("begun")
 
@@ -122,7 +124,7 @@ def test_what_begun_raises_ends_the_step(executor: _C.Executor) -> None:
         raise raised
 
     stages: dict[Kind, list[Callable[[int], None]]] = {Kind.F: [lambda _: None] * 2}
-    program = _C.Program.endless(Placement(2, [0, 1]), 2)
+    program = _C.WorkerProgram.endless(Placement(2, [0, 1]), 2)
     with executor:
         failures = executor.run(program, stages, lambda: int, begun)
     assert failures == [(None, -1, raised)]

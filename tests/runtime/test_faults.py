@@ -21,7 +21,8 @@ from pykern.plan import Action, Kind, Plan
 from pykern.runtime.stage.stage import Stage
 from tests.diagonal import diagonal
 from tests.runtime.plans import recomputed, split_backward, split_some, two_replicas
-from tests.runtime.reference import assert_same_state, plain_step
+from tests.support.comparison import assert_same_state
+from tests.support.plain_step import plain_step
 
 NUM_DEVICES = 4
 NUM_MICROBATCHES = 8

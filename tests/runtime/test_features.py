@@ -12,9 +12,8 @@ from torch import Tensor, nn
 import pykern
 from pykern.pipeline import build
 from pykern.plan import Kind
-from pykern.runtime.executor import Run
-from pykern.runtime.features.feature import Feature, Step
-from pykern.runtime.stage.stage import Stage
+from pykern.runtime.features.feature import Feature, TrainingStep
+from pykern.runtime.stage.stage import Run, Stage
 
 LOG: list[str] = []
 
@@ -42,7 +41,7 @@ class Noting(Feature):
             raise
         LOG.append(f"{self.name} leaves")
 
-    def begin(self, step: Step) -> None:
+    def begin(self, step: TrainingStep) -> None:
         LOG.append(f"{self.name} begins {sum(step.rows)}")
 
     def finish(self, loss: Tensor) -> Tensor:

@@ -15,7 +15,8 @@ from pykern.kernels import linear_cross_entropy as op
 from pykern.kernels.head_loss import LazyLogits, LinearCrossEntropy, WithGradients
 from pykern.plan import Plan
 from tests.fake_cuda.fake import FakeCuda
-from tests.runtime.reference import assert_same_state, plain_step, rows_of
+from tests.support.comparison import assert_same_state
+from tests.support.plain_step import plain_step, rows_of
 
 WIDTH, VOCABULARY, NUM_MICROBATCHES = 12, 301, 4
 NAMES = ["one_f_one_b", "gpipe", "interleaved", "zb_h1", "zb_v", "chimera"]

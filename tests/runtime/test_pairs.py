@@ -12,8 +12,9 @@ from pykern import schedules
 from pykern.plan import Plan
 from tests.fake_cuda.fake import FakeCuda
 from tests.runtime.plans import late_weights, split_some, two_replicas
-from tests.runtime.reference import assert_same_state, rows_of
 from tests.runtime.skip_models import MODELS, WIDTH, Skips, plain_output, plain_step, twin_of
+from tests.support.comparison import assert_same_state
+from tests.support.plain_step import rows_of
 
 
 class Masked(nn.Module):

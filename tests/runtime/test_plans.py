@@ -15,7 +15,8 @@ import pykern
 from pykern import schedules
 from pykern.plan import Action, Kind, Placement, Plan, check
 from tests.runtime.plans import split_backward, split_some
-from tests.runtime.reference import assert_same_state, plain_step
+from tests.support.comparison import assert_same_state
+from tests.support.plain_step import plain_step
 
 LINEAR = [nn.Linear(2, 2), nn.Linear(2, 2)]
 

@@ -16,8 +16,9 @@ from pykern.plan import Plan
 from tests.runtime.hard_layers import LAYERS, Written, linear, tied
 from tests.runtime.models import CASES, Case
 from tests.runtime.plans import recomputed, split_backward, two_replicas
-from tests.runtime.recomputing import check_steps, pipeline
-from tests.runtime.reference import assert_same_state, plain_step
+from tests.runtime.recomputing import check_steps
+from tests.support.comparison import assert_same_state
+from tests.support.plain_step import plain_step
 
 # Updates within a step, and slices, need an executor that is not there yet.
 NOT_YET = {"pipedream", "pipedream_2bw", "seq1f1b"}
@@ -104,7 +105,7 @@ def test_a_batch_may_come_from_inference_mode(level: Any) -> None:
     plain = copy.deepcopy(layers)
     case = Case(layers, x, torch.randn(8, 6), F.mse_loss)
     plan = recomputed(schedules.one_f_one_b(2, 4))
-    with pipeline(case, plan, recompute=level, balance=[3, 2]) as pipe:
+    with case.pipeline(plan, recompute=level, balance=[3, 2]) as pipe:
         expected = plain_step(plain, x, case.target, F.mse_loss, 4)
         assert torch.equal(pipe.step(x, target=case.target), expected)
         assert_same_state(pipe, plain)

@@ -20,7 +20,7 @@ from pykern.runtime.stage.stage import Stage
 from tests.runtime.hard_layers import Unwraps, Wraps, linear
 from tests.runtime.models import Case
 from tests.runtime.plans import recomputed, split_backward, two_replicas
-from tests.runtime.recomputing import check_steps, pipeline
+from tests.runtime.recomputing import check_steps
 
 
 class Counted(nn.Sequential):
@@ -66,7 +66,7 @@ def test_a_checkpoint_with_dropout_is_refused_as_without_recompute() -> None:
     layers = nn.Sequential(linear(), checkpointed)
     case = Case(layers, torch.randn(4, 6), torch.randn(4, 6), F.mse_loss)
     with (
-        pipeline(case, recomputed(schedules.gpipe(1, 2)), recompute="layer") as pipe,
+        case.pipeline(recomputed(schedules.gpipe(1, 2)), recompute="layer") as pipe,
         pytest.raises(RuntimeError, match="draws random numbers in a backward"),
     ):
         pipe.step(case.inputs, target=case.target)
@@ -84,7 +84,7 @@ def test_hooks_of_the_caller_are_no_checkpoints() -> None:
         return tensor
 
     with (
-        pipeline(case, plan, recompute="layer") as pipe,
+        case.pipeline(plan, recompute="layer") as pipe,
         saved_tensors_hooks(pack, lambda tensor: tensor),
     ):
         pipe.step(case.inputs, target=case.target)
@@ -178,7 +178,7 @@ def storages_behind(thing: object) -> set[int]:
 def test_a_forward_on_its_own_recomputes_nothing() -> None:
     layer = Counted()
     case = Case(nn.Sequential(layer), torch.randn(4, 6), torch.randn(4, 6), F.mse_loss)
-    with pipeline(case, schedules.gpipe(1, 2), recompute="layer") as pipe:
+    with case.pipeline(schedules.gpipe(1, 2), recompute="layer") as pipe:
         assert not pipe(case.inputs).requires_grad
     assert sorted(layer.calls.values()) == [1, 1]
 
@@ -194,7 +194,7 @@ def test_layers_that_do_something_else_the_second_time_are_refused() -> None:
     layers = nn.Sequential(Grows(6, 6), nn.Tanh())
     case = Case(layers, torch.randn(2, 6), torch.randn(2, 6), lambda y, _: y.sum())
     with (
-        pipeline(case, recomputed(schedules.gpipe(1, 2)), recompute="layer") as pipe,
+        case.pipeline(recomputed(schedules.gpipe(1, 2)), recompute="layer") as pipe,
         pytest.raises(RuntimeError, match=r"returned \[\(\(1, 12\), torch.float32\)\].* before"),
     ):
         pipe.step(case.inputs, target=case.target)
@@ -205,7 +205,7 @@ def test_a_stage_may_not_hide_its_graph_from_the_next() -> None:
     case = Case(layers, torch.randn(4, 6), torch.randn(4, 6), F.mse_loss)
     check_steps(case, schedules.gpipe(2, 2), None, [4])
     with (
-        pipeline(case, schedules.gpipe(2, 2), recompute="layer") as pipe,
+        case.pipeline(schedules.gpipe(2, 2), recompute="layer") as pipe,
         pytest.raises(TypeError, match="stage 0 is recomputed and hands over Opaque, which holds"),
     ):
         pipe.step(case.inputs, target=case.target)
@@ -217,7 +217,7 @@ def test_parameters_of_replicas_go_with_their_step() -> None:
         return sum(type(one) is nn.Parameter for one in gc.get_objects())
 
     case = Case(nn.Sequential(linear(), linear()), torch.randn(4, 6), torch.randn(4, 6), F.mse_loss)
-    with pipeline(case, two_replicas(2, 4), recompute="layer") as pipe:
+    with case.pipeline(two_replicas(2, 4), recompute="layer") as pipe:
         before = parameters()
         pipe.step(case.inputs, target=case.target)
         assert parameters() == before

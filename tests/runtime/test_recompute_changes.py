@@ -13,7 +13,9 @@ from torch.utils.checkpoint import checkpoint
 import pykern
 from pykern.schedules import gpipe
 from tests.runtime.hard_layers import Aside, Finds, Leaves, linear
-from tests.runtime.reference import assert_same_state, plain_step
+from tests.support.comparison import assert_same_state
+from tests.support.pipelines import planned
+from tests.support.plain_step import plain_step
 
 LEVELS = (None, "layer", "stage")
 Change = Callable[[nn.Sequential], object]
@@ -66,7 +68,7 @@ def test_a_change_between_steps(name: str, level: Any) -> None:
     torch.manual_seed(1)
     layers = nn.Sequential(*make())
     plain = copy.deepcopy(layers)
-    with pipeline(layers, level) as pipe:
+    with planned(layers, gpipe(2, 2), recompute=level) as pipe:
         for step in range(3):
             if step == 1:
                 change(layers)
@@ -78,7 +80,7 @@ def test_a_change_between_steps(name: str, level: Any) -> None:
 def test_a_batch_may_come_to_need_gradients(level: Any) -> None:
     layers = nn.Sequential(*frozen()[4:])
     plain = copy.deepcopy(layers)
-    with pipeline(layers, level, num_devices=1) as pipe:
+    with planned(layers, gpipe(1, 2), recompute=level) as pipe:
         for needs in (False, True, False):
             check_step(pipe, plain, torch.randn(4, 6, requires_grad=needs))
 
@@ -101,21 +103,10 @@ class WritesWhatIsSaved(nn.Linear):
 def test_a_write_into_what_is_saved_is_told_as_by_torch(level: Any) -> None:
     layers = nn.Sequential(WritesWhatIsSaved(6, 6), linear(), linear(), linear())
     x = torch.cat([torch.ones(2, 6), torch.zeros(2, 6)])
-    with pipeline(layers, level) as pipe:
+    with planned(layers, gpipe(2, 2), recompute=level) as pipe:
         for _ in range(2):
             with pytest.raises(RuntimeError, match="modified by an inplace operation"):
                 pipe.step(x, target=torch.randn(4, 6))
-
-
-def pipeline(layers: nn.Sequential, level: Any, num_devices: int = 2) -> pykern.Pipeline:
-    return pykern.Pipeline(
-        layers,
-        devices=f"cpu:{num_devices}",
-        schedule=gpipe(num_devices, 2),
-        loss_fn=F.mse_loss,
-        balance="layers",
-        recompute=level,
-    )
 
 
 def check_step(pipe: pykern.Pipeline, plain: nn.Sequential, x: Tensor) -> None:

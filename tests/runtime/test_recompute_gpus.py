@@ -17,22 +17,12 @@ from tests.fake_cuda.fake import FakeCuda
 from tests.fake_cuda.host_gpus import HostGpus
 from tests.runtime.models import CASES, Case
 from tests.runtime.plans import recomputed
-from tests.runtime.reference import assert_same_state, plain_step
+from tests.support.comparison import assert_same_state
+from tests.support.plain_step import plain_step
 
 # In four microbatches each begins at a multiple of 16 bytes, as copies of them do: what a matrix
 # product rounds to depends on where its factors lie.
 ROWS = 16
-
-
-def pipeline(case: Case, plan: Plan, **options: Any) -> pykern.Pipeline:
-    return pykern.Pipeline(
-        case.layers,
-        devices=[f"cuda:{device}" for device in range(plan.num_devices)],
-        schedule=plan,
-        loss_fn=case.loss_fn,
-        balance="layers",
-        **options,
-    )
 
 
 def steps(pipe: pykern.Pipeline, plain: nn.Sequential, case: Case, num_steps: int) -> None:
@@ -76,7 +66,7 @@ def test_called(gpus: FakeCuda, name: str) -> None:
     make, model, level = CALLED[name]
     case = CASES[model](11)
     plain = copy.deepcopy(case.layers)
-    with pipeline(case, make(), recompute=level) as pipe:
+    with case.pipeline(make(), "cuda", recompute=level) as pipe:
         steps(pipe, plain, case, 2)
 
 
@@ -95,7 +85,7 @@ def test_captured(gpus: FakeCuda, name: str) -> None:
     make, model, level = CAPTURED[name]
     case = CASES[model](ROWS)
     plain = copy.deepcopy(case.layers)
-    with pipeline(case, make(), recompute=level, capture=True) as pipe:
+    with case.pipeline(make(), "cuda", recompute=level, capture=True) as pipe:
         steps(pipe, plain, case, 3)
         # A stage without gradients has nothing to launch for R and B.
         if model != "frozen":
@@ -106,7 +96,7 @@ def test_a_whole_step_with_levels_of_all_kinds_is_one_launch(gpus: FakeCuda) -> 
     case = CASES["mlp"](ROWS)
     plain = copy.deepcopy(case.layers)
     levels: Any = [["none", "layer", "ops", "stage"], "stage"]
-    with pipeline(case, schedules.gpipe(2, 4), recompute=levels, capture="step") as pipe:
+    with case.pipeline(schedules.gpipe(2, 4), "cuda", recompute=levels, capture="step") as pipe:
         steps(pipe, plain, case, 3)
         assert gpus.calls("cuGraphLaunch") == 2
 
@@ -128,7 +118,7 @@ def test_what_is_recomputed_in_turns_is_in_one_memory(
     plan = CAPTURED[name][0]()
     assert [takes_turns(plan, stage) for stage in range(2)] == [turns, True]
     case = CASES["mlp"](ROWS)
-    with pipeline(case, plan, recompute="stage", capture=True) as pipe:
+    with case.pipeline(plan, "cuda", recompute="stage", capture=True) as pipe:
         for _ in range(2):
             pipe.step(case.inputs, target=case.target)
     # Both stages have two slots: an F for each, then an R and a B for each.

@@ -18,7 +18,8 @@ from pykern.runtime.stage.stage import Stage
 from tests.runtime.hard_layers import linear
 from tests.runtime.models import CASES, Case
 from tests.runtime.plans import recomputed, split_backward
-from tests.runtime.recomputing import check_steps, pipeline
+from tests.runtime.recomputing import check_steps
+from tests.support.pipelines import planned
 
 WRONG: dict[str, tuple[Any, str]] = {
     "auto": ("auto", "recompute='auto' has to be told what fits"),
@@ -33,17 +34,17 @@ WRONG: dict[str, tuple[Any, str]] = {
 def test_what_is_no_level_is_refused(name: str) -> None:
     value, message = WRONG[name]
     with pytest.raises(ValueError, match=message):
-        pipeline(CASES["mlp"](3), schedules.gpipe(2, 3), recompute=value)
+        CASES["mlp"](3).pipeline(schedules.gpipe(2, 3), recompute=value)
 
 
 def test_without_a_backward_nothing_can_be_recomputed() -> None:
     with pytest.raises(ValueError, match="recompute='layer', but the plan has no backward"):
-        pipeline(CASES["mlp"](3), schedules.forward_only(2, 3), recompute="layer")
+        CASES["mlp"](3).pipeline(schedules.forward_only(2, 3), recompute="layer")
 
 
 def test_levels_of_stages_and_microbatches() -> None:
     levels: Any = ["layer", [None, "stage", "none", "ops", "ops+stash"]]
-    with pipeline(CASES["mlp"](5), schedules.gpipe(2, 5), recompute=levels) as pipe:
+    with CASES["mlp"](5).pipeline(schedules.gpipe(2, 5), recompute=levels) as pipe:
         plan = pipe.plan
     recomputes = {str(a) for row in plan.rows for a in row if a.kind is Kind.R}
     assert recomputes == {*(f"0R{m}" for m in range(5)), "1R1"}
@@ -54,13 +55,13 @@ def test_a_plan_with_recomputes_is_run_as_it_is() -> None:
     plan = recomputed(schedules.gpipe(2, 3))
     for level in (None, "layer", "ops", [None, "layer"]):
         check_steps(CASES["gpt"](3), plan, level, [3])
-        with pipeline(CASES["mlp"](3), plan, recompute=level) as pipe:
+        with CASES["mlp"](3).pipeline(plan, recompute=level) as pipe:
             assert pipe.plan == plan
 
 
 def test_a_prediction_takes_the_times_of_r() -> None:
     case = CASES["mlp"](6)
-    with pipeline(case, recomputed(schedules.gpipe(2, 3))) as pipe:
+    with case.pipeline(recomputed(schedules.gpipe(2, 3))) as pipe:
         pipe.step(case.inputs, target=case.target)
         measured, predicted = pipe.timeline(), pipe.prediction()
     times = [
@@ -106,9 +107,7 @@ def test_checkpointing_within_a_layer_repeats_the_level(level: Any, split: bool)
     x, y = torch.randn(4, 6), torch.randn(4, 6)
     layers = nn.Sequential(linear(), Checkpoints())
     plan = schedules.gpipe(1, 2)
-    with pipeline(
-        Case(layers, x, y, F.mse_loss), split_backward(plan) if split else plan, recompute=level
-    ) as pipe:
+    with planned(layers, split_backward(plan) if split else plan, recompute=level) as pipe:
         pipe.step(x, target=y)
     assert all(parameter.grad is not None for parameter in layers.parameters())
 

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 import pykern
 from pykern.trace import CutError
 from tests.fake_cuda.fake import FakeCuda
-from tests.runtime.reference import assert_same_state, by_microbatch
+from tests.support.comparison import assert_same_state
+from tests.support.pipelines import small
+from tests.support.plain_step import Seed, by_microbatch
 from tests.trace.models import Given, Network
 
 ROWS = 2
@@ -26,20 +28,19 @@ def example(rows: int = 8) -> dict[str, Any]:
 
 
 def pipeline(model: nn.Module, **options: Any) -> pykern.Pipeline:
-    usual: dict[str, Any] = {"devices": "cpu:2", "microbatches": 4, "loss_fn": loss_of}
-    options = usual | options
-    return pykern.Pipeline(model, sample=example(ROWS), **options)
+    usual = {"microbatches": 4, "loss_fn": loss_of, "sample": example(ROWS)}
+    return small(model, **(usual | options))
 
 
 def plain_step(model: nn.Module, given: dict[str, Tensor], target: Tensor) -> Tensor:
-    total = torch.zeros(())
-    for start in range(0, len(target), ROWS):
-        rows = slice(start, start + ROWS)
-        share = len(target[rows]) / len(target)
-        loss = loss_of(model(**{name: v[rows] for name, v in given.items()}), target[rows]) * share
-        loss.backward()
-        total = total + loss.detach()
-    return total
+    targets = target.split(ROWS)
+    columns = {name: value.split(ROWS) for name, value in given.items()}
+
+    def loss_at(index: int, _: Seed) -> Tensor:
+        inputs = {name: parts[index] for name, parts in columns.items()}
+        return loss_of(model(**inputs), targets[index])
+
+    return by_microbatch(model, [len(part) for part in targets], loss_at)
 
 
 def assert_steps_alike(pipe: pykern.Pipeline, plain: nn.Module, num_steps: int = 2) -> None:

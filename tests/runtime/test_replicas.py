@@ -13,14 +13,16 @@ from torch.nn.utils.parametrizations import spectral_norm
 import pykern
 from pykern.plan import Kind
 from tests.runtime.plans import split_backward, two_replicas
-from tests.runtime.reference import assert_same_state, plain_step
+from tests.support.comparison import assert_same_state
+from tests.support.pipelines import planned
+from tests.support.plain_step import plain_step
 
 NUM_MICROBATCHES = 6
 PLAN = two_replicas(2, NUM_MICROBATCHES)
 
 
 def pipeline(*layers: nn.Module) -> pykern.Pipeline:
-    return pykern.Pipeline(layers, devices="cpu:2", schedule=PLAN, loss_fn=F.mse_loss)
+    return planned(layers, PLAN)
 
 
 def batch(width: int = 4) -> tuple[Tensor, Tensor]:

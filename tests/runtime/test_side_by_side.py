@@ -18,7 +18,8 @@ from pykern import schedules
 from pykern.plan import Action, Kind, with_reductions, with_replicas
 from tests.diagonal import diagonal
 from tests.runtime.models import CASES, Case, mlp
-from tests.runtime.reference import assert_same_state, plain_step
+from tests.support.comparison import assert_same_state
+from tests.support.plain_step import plain_step
 
 # Of two devices each.
 SCHEDULES: dict[str, dict[str, Any]] = {

@@ -24,7 +24,8 @@ from pykern.trace import Segment
 from tests.diagonal import diagonal
 from tests.fake_cuda.fake import FakeCuda
 from tests.runtime.models import CASES
-from tests.runtime.reference import assert_same_state, plain_step
+from tests.support.comparison import assert_same_state
+from tests.support.plain_step import plain_step
 
 META = torch.device("meta")
 

@@ -13,12 +13,11 @@ from torch import Tensor, nn
 import pykern
 from pykern import schedules
 from pykern.plan import Plan
-from pykern.runtime.gpu.rings import Crossing
+from pykern.runtime.gpu.rings import RingTransport
 from pykern.trace import Environment, Segment
 from tests.fake_cuda.fake import FakeCuda
 from tests.runtime.conftest import expect_nothing_broken
 from tests.runtime.plans import late_weights, recomputed, split_some, two_replicas
-from tests.runtime.reference import assert_same_state
 from tests.runtime.skip_models import (
     MODELS,
     Skips,
@@ -30,6 +29,7 @@ from tests.runtime.skip_models import (
     unet,
     wide,
 )
+from tests.support.comparison import assert_same_state
 
 PLANS: dict[str, Plan] = {
     "gpipe": schedules.gpipe(4, 4),
@@ -139,13 +139,13 @@ def test_copies_go_from_the_maker_to_the_reader(
     gpus: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: Counter[tuple[int, int, int]] = Counter()
-    send = Crossing._send
+    send = RingTransport._send
 
     def noted(self: Any, way: Any, microbatch: int, tensor: Tensor, ring: Any, place: Any) -> Any:
         sent[self._stage, ring.lane, tensor.size(-1)] += 1
         return send(self, way, microbatch, tensor, ring, place)
 
-    monkeypatch.setattr(Crossing, "_send", noted)
+    monkeypatch.setattr(RingTransport, "_send", noted)
     plan = schedules.one_f_one_b(4, 4)
     case = wide(4)
     with pipeline(case, plan, gpus_of(plan), WIDE_CUT) as pipe:

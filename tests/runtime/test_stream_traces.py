@@ -15,6 +15,7 @@ from pykern import schedules
 from pykern.plan import Action, Costs, Kind, Plan, Timeline, lower, simulate
 from tests.fake_cuda.fake import FakeCuda
 from tests.fake_cuda.host_gpus import HostGpus
+from tests.support.pipelines import planned
 
 FORWARD_NS = 1000.0
 BACKWARD_NS = 2300.0
@@ -60,11 +61,8 @@ def paced(gpus: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     return gpus
 
 
-def pipeline(plan: Plan, devices: list[str]) -> pykern.Pipeline:
-    layers = nn.Sequential(*(Layer(stage) for stage in range(plan.num_stages)))
-    return pykern.Pipeline(
-        layers, devices=devices, schedule=plan, loss_fn=nn.functional.mse_loss, balance="layers"
-    )
+def layers_of(plan: Plan) -> nn.Sequential:
+    return nn.Sequential(*(Layer(stage) for stage in range(plan.num_stages)))
 
 
 def traced(pipe: pykern.Pipeline) -> None:
@@ -95,7 +93,7 @@ def close(row: list[tuple[Action, float, float]]) -> list[Any]:
 @pytest.mark.parametrize("name", PLANS)
 def test_on_one_clock_a_step_takes_what_the_simulator_says(paced: FakeCuda, name: str) -> None:
     plan = PLANS[name]
-    with pipeline(plan, ["cuda:0"] * plan.num_devices) as pipe:
+    with planned(layers_of(plan), plan, devices=["cuda:0"] * plan.num_devices) as pipe:
         traced(pipe)
         measured, expected = spans(pipe.timeline()), spans(predicted(plan))
         assert measured == [close(row) for row in expected]
@@ -107,7 +105,7 @@ def test_on_several_each_row_is_right_but_for_where_its_clock_began(
     paced: FakeCuda, name: str
 ) -> None:
     plan = PLANS[name]
-    with pipeline(plan, [f"cuda:{device}" for device in range(plan.num_devices)]) as pipe:
+    with planned(layers_of(plan), plan, devices="cuda") as pipe:
         traced(pipe)
         measured, expected = spans(pipe.timeline()), spans(predicted(plan))
         for row, right in zip(measured, expected, strict=True):
@@ -120,7 +118,7 @@ def test_on_several_each_row_is_right_but_for_where_its_clock_began(
 @pytest.mark.parametrize("name", PLANS)
 def test_every_copy_is_timed_between_its_ends(paced: FakeCuda, name: str) -> None:
     plan = PLANS[name]
-    with pipeline(plan, ["cuda:0"] * plan.num_devices) as pipe:
+    with planned(layers_of(plan), plan, devices=["cuda:0"] * plan.num_devices) as pipe:
         traced(pipe)
         timeline, copies = pipe.timeline(), pipe.copies()
         lowered = [copy.action for lane in lower(plan).lanes for copy in lane.copies]
@@ -141,14 +139,15 @@ def test_every_copy_is_timed_between_its_ends(paced: FakeCuda, name: str) -> Non
 
 def test_slow_copies_are_in_the_prediction(paced: FakeCuda) -> None:
     plan = schedules.gpipe(2, 4)
-    with pipeline(plan, ["cuda:0", "cuda:0"]) as pipe:
+    with planned(layers_of(plan), plan, devices=["cuda:0"] * 2) as pipe:
         paced.set_copy_cost(900, float("inf"))
         traced(pipe)
         assert pipe.prediction().makespan_ns == pytest.approx(pipe.timeline().makespan_ns, abs=0.1)
 
 
 def test_only_a_step_within_tracing_is_timed(paced: FakeCuda) -> None:
-    with pipeline(schedules.gpipe(2, 4), ["cuda:0", "cuda:0"]) as pipe:
+    plan = schedules.gpipe(2, 4)
+    with planned(layers_of(plan), plan, devices=["cuda:0"] * 2) as pipe:
         with pytest.raises(RuntimeError, match="there are no copies yet"):
             pipe.copies()
         x = torch.ones(12, 3)

@@ -4,25 +4,17 @@ import copy
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import torch
 
-import pykern
 from pykern import schedules
 from pykern.plan import Plan
 from tests.fake_cuda.fake import FakeCuda
 from tests.fake_cuda.host_gpus import HostGpus
-from tests.runtime.models import CASES, Case
-from tests.runtime.reference import assert_same_state, plain_step
-
-
-def pipeline(case: Case, plan: Plan, devices: Any = None) -> pykern.Pipeline:
-    names = [f"cuda:{device}" for device in range(plan.num_devices)]
-    return pykern.Pipeline(
-        case.layers, devices=devices or names, schedule=plan, loss_fn=case.loss_fn
-    )
+from tests.runtime.models import CASES
+from tests.support.comparison import assert_same_state
+from tests.support.plain_step import plain_step
 
 
 @pytest.mark.parametrize("model", CASES)
@@ -30,7 +22,7 @@ def test_every_bit_equals_the_plain_model(gpus: FakeCuda, model: str) -> None:
     case = CASES[model](11)
     plain = copy.deepcopy(case.layers)
     plan = schedules.one_f_one_b(3, 4)
-    with pipeline(case, plan) as pipe:
+    with case.pipeline(plan, "cuda") as pipe:
         for rows in (11, 3):
             x, y = case.inputs[:rows], case.target[:rows]
             expected = plain_step(plain, x, y, case.loss_fn, 4, pipe.partition.stages)
@@ -51,7 +43,7 @@ def test_every_bit_equals_the_plain_model(gpus: FakeCuda, model: str) -> None:
 def test_slots_are_used_again_in_order_whatever_the_schedule(gpus: FakeCuda, plan: Plan) -> None:
     case = CASES["mlp"](11)
     plain = copy.deepcopy(case.layers)
-    with pipeline(case, plan) as pipe:
+    with case.pipeline(plan, "cuda") as pipe:
         for _ in range(2):
             expected = plain_step(
                 plain, case.inputs, case.target, case.loss_fn, 4, pipe.partition.stages
@@ -64,7 +56,7 @@ def test_rings_that_grow_give_their_memory_back_when_it_is_read(gpus: FakeCuda) 
     gpus.set_peer(0, 1, False)
     case = CASES["mlp"](64)
     with pytest.warns(UserWarning, match="do not reach each other's memory") as given:
-        pipe = pipeline(case, schedules.one_f_one_b(2, 4))
+        pipe = case.pipeline(schedules.one_f_one_b(2, 4), "cuda")
     assert "/tests/" in given[0].filename
     with pipe:
         for rows in (4, 16, 64):
@@ -74,7 +66,7 @@ def test_rings_that_grow_give_their_memory_back_when_it_is_read(gpus: FakeCuda) 
 
 def test_a_pipeline_may_go_while_its_last_step_runs(gpus: FakeCuda) -> None:
     case = CASES["mlp"](8)
-    pipe = pipeline(case, schedules.one_f_one_b(2, 4))
+    pipe = case.pipeline(schedules.one_f_one_b(2, 4), "cuda")
     pipe.step(case.inputs, target=case.target)
     synchronized = gpus.calls("cuCtxSynchronize")
     del pipe
@@ -90,7 +82,7 @@ def test_steps_may_come_from_streams_that_nothing_orders(
     # What callers do in between, they do in an order of their own.
     monkeypatch.setattr(HostGpus, "callers", lambda _: {gpu: gpus.stream(gpu) for gpu in range(3)})
     monkeypatch.setattr(HostGpus, "step", lambda self: _step_of_its_own(gpus))
-    with pipeline(case, schedules.one_f_one_b(3, 4)) as pipe, torch.no_grad():
+    with case.pipeline(schedules.one_f_one_b(3, 4), "cuda") as pipe, torch.no_grad():
         # Held, because their memory is the lanes'.
         outputs = [pipe(case.inputs) for _ in range(3)]
         gpus.synchronize()

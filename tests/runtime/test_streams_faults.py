@@ -19,8 +19,9 @@ from tests.fake_cuda.fake import API, FakeCuda
 from tests.runtime.conftest import expect_nothing_broken
 from tests.runtime.models import Case, mlp
 from tests.runtime.plans import recomputed, split_backward, two_replicas
-from tests.runtime.reference import assert_same_state, plain_step
 from tests.runtime.test_faults import NUM_MICROBATCHES, Fuse, fail_once
+from tests.support.comparison import assert_same_state
+from tests.support.plain_step import plain_step
 
 FUNCTIONS = re.findall(r"^    X\((cu\w+),", API.read_text(), re.MULTILINE)
 OUT_OF_MEMORY, LAUNCH_FAILED = 2, 719

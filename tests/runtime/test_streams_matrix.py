@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import pykern
 from pykern import schedules
 from pykern.plan import Plan
 from tests.diagonal import diagonal, nightly
 from tests.fake_cuda.fake import FakeCuda
 from tests.runtime.conftest import expect_nothing_broken
 from tests.runtime.models import CASES, Case, mlp
-from tests.runtime.reference import assert_same_state
+from tests.support.comparison import assert_same_state
+from tests.support.pipelines import planned
 
 # Updates within a step, and slices, need an executor that is not there yet.
 NOT_YET = {"pipedream", "pipedream_2bw", "seq1f1b"}
@@ -32,8 +32,8 @@ def check_steps(case: Case, plan: Plan, devices: Any, batches: Sequence[int]) ->
         if parameter.requires_grad:
             parameter.register_hook(lambda gradient: gradient * 0.5)
     with (
-        pipeline(case.layers, plan, devices, case.loss_fn) as pipe,
-        pipeline(theirs, plan, f"cpu:{plan.num_devices}", case.loss_fn) as workers,
+        case.pipeline(plan, devices) as pipe,
+        planned(theirs, plan, case.loss_fn) as workers,
     ):
         for rows in batches:
             x, y = case.inputs[:rows], case.target[:rows]
@@ -42,14 +42,6 @@ def check_steps(case: Case, plan: Plan, devices: Any, batches: Sequence[int]) ->
             torch.manual_seed(rows)
             assert torch.equal(pipe.step(x, target=y), expected)
             assert_same_state(pipe, workers)
-
-
-def pipeline(
-    layers: nn.Sequential, plan: Plan, devices: Any, loss_fn: Any, **options: Any
-) -> pykern.Pipeline:
-    return pykern.Pipeline(
-        layers, devices=devices, schedule=plan, loss_fn=loss_fn, balance="layers", **options
-    )
 
 
 def another_model(gpus: FakeCuda) -> None:
@@ -123,8 +115,8 @@ def check_replays(case: Case, plan: Plan) -> None:
     x, y = torch.randn(2, 2 * plan.num_microbatches, 4)
     names = [f"cuda:{device}" for device in range(plan.num_devices)]
     with (
-        pipeline(case.layers, plan, names, F.mse_loss, capture=True) as pipe,
-        pipeline(theirs, plan, f"cpu:{plan.num_devices}", F.mse_loss) as workers,
+        case.pipeline(plan, names, capture=True) as pipe,
+        planned(theirs, plan) as workers,
     ):
         for number in range(4):
             data = x.roll(number, 0)
@@ -227,7 +219,7 @@ def test_outputs_of_any_strides_and_stages_that_return_their_input(
 def test_a_forward_on_its_own(gpus: FakeCuda, make: Callable[[], Case], devices: str) -> None:
     case = make()
     plain = copy.deepcopy(case.layers).eval()
-    with pipeline(case.layers, schedules.hanayo(4, 4, waves=1), DEVICES[devices], None) as pipe:
+    with planned(case.layers, schedules.hanayo(4, 4, waves=1), None, DEVICES[devices]) as pipe:
         pipe.eval()
         for rows in BATCHES:
             output = pipe(case.inputs[:rows])

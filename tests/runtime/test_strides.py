@@ -21,8 +21,9 @@ from pykern.runtime.random.seed import StepSeed
 from pykern.runtime.stage.stage import Stage, connect
 from tests.fake_cuda.fake import FakeCuda
 from tests.runtime.plans import two_replicas
-from tests.runtime.reference import assert_same_state, by_microbatch, rows_of
 from tests.runtime.strided_models import MODELS, Call, cuts, inputs, loss_of
+from tests.support.comparison import assert_same_state
+from tests.support.plain_step import by_microbatch, rows_of
 
 NUM_MICROBATCHES = 3
 

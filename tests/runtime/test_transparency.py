@@ -20,7 +20,8 @@ from pykern.plan import Plan
 from tests.diagonal import diagonal, nightly
 from tests.runtime.models import CASES, Case
 from tests.runtime.plans import split_backward, split_some, two_replicas
-from tests.runtime.reference import assert_same_state, plain_step
+from tests.support.comparison import assert_same_state
+from tests.support.plain_step import plain_step
 
 # The first two update weights within a step (test_async.py), and no stage runs slices.
 OTHERS = {"pipedream", "pipedream_2bw", "seq1f1b"}
@@ -54,7 +55,7 @@ PLANS_AT_COUNTS = plans()
 def test_what_cannot_run_yet_is_refused() -> None:
     for name in OTHERS:
         with pytest.raises(ValueError, match=r"stages run|holds U actions"):
-            pipeline(CASES["mlp"](11), schedules.by_name[name](2, 4))
+            CASES["mlp"](11).pipeline(schedules.by_name[name](2, 4))
 
 
 @pytest.mark.parametrize(("name", "model"), diagonal(PLANS_AT_COUNTS, CASES))
@@ -65,9 +66,9 @@ def test_every_bit_equals_the_plain_model(name: str, model: str) -> None:
     num_replicas = plan.placement.num_replicas
     if num_replicas > 1 and model == "cnn":
         with pytest.raises(ValueError, match=r"1 \(BatchNorm2d\) has running statistics"):
-            pipeline(case, plan)
+            case.pipeline(plan)
         return
-    with pipeline(case, plan) as pipe:
+    with case.pipeline(plan) as pipe:
         # The second step adds to the gradients of the first, with another batch size; at times it
         # has rows for one replica only.
         for rows in (11, 1 if num_replicas > 1 else 3):
@@ -126,7 +127,7 @@ def check_with_frozen_stages_and_hooks(plan: Plan) -> None:
     num_replicas = plan.placement.num_replicas
     x, y = torch.randn(2, plan.num_microbatches + 1, 4)
     case = Case(layers, x, y, F.mse_loss)
-    with pipeline(case, plan) as pipe:
+    with case.pipeline(plan) as pipe:
         expected = plain_step(
             plain, x, y, F.mse_loss, plan.num_microbatches, num_replicas=num_replicas
         )
@@ -134,16 +135,6 @@ def check_with_frozen_stages_and_hooks(plan: Plan) -> None:
         # Half of a sum is the sum of the halves, to the bit.
         assert_same_state(pipe, plain)
         assert num_replicas > 1 or calls["ours"] == calls["theirs"] > 0
-
-
-def pipeline(case: Case, plan: Plan) -> pykern.Pipeline:
-    return pykern.Pipeline(
-        case.layers,
-        devices=f"cpu:{plan.num_devices}",
-        schedule=plan,
-        loss_fn=case.loss_fn,
-        balance="layers",
-    )
 
 
 @pytest.mark.parametrize(
@@ -160,7 +151,7 @@ def test_delays_change_nothing(form: str, model: str) -> None:
     delays = random.Random(7)
     for layer in case.layers:
         layer.register_forward_pre_hook(lambda *_: time.sleep(delays.uniform(0, 0.001)))
-    with pipeline(case, plan) as pipe:
+    with case.pipeline(plan) as pipe:
         for _ in range(4):
             stages = pipe.partition.stages
             expected = plain_step(

@@ -11,6 +11,7 @@ from pykern import schedules
 from pykern.plan import Plan
 from tests.runtime.models import Case, Residual
 from tests.runtime.untied import Untied
+from tests.support.pipelines import planned
 
 WIDTH = 6
 
@@ -38,9 +39,8 @@ def batch(rows: int = 8) -> tuple[Tensor, Tensor]:
 
 
 def pipeline(model: nn.Module, plan: Plan | None = None, **options: Any) -> pykern.Pipeline:
-    plan = plan or schedules.one_f_one_b(2, 4)
-    defaults: dict[str, Any] = {"devices": f"cpu:{plan.num_devices}", "loss_fn": F.mse_loss}
-    return pykern.Pipeline(model, schedule=plan, **defaults | options)
+    usual: dict[str, Any] = {"balance": None}
+    return planned(model, plan or schedules.one_f_one_b(2, 4), **(usual | options))
 
 
 def require_bits(

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.runtime.reference import plain_step
+from tests.support.plain_step import plain_step
 
 
 class Untied:

@@ -20,8 +20,9 @@ import pykern
 from pykern import schedules
 from pykern.plan import Action, Kind, Plan
 from tests.runtime.plans import recomputed, split_backward, split_some, two_replicas
-from tests.runtime.reference import assert_same_state, plain_step
 from tests.runtime.test_faults import Fuse
+from tests.support.comparison import assert_same_state
+from tests.support.plain_step import plain_step
 
 from .campaign import Campaign
 

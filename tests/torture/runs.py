@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import pykern
 from pykern.runtime.random.seed import action_seed
-from tests.runtime.reference import rows_of
+from tests.support.plain_step import rows_of
 
 from .campaign import Campaign
 from .raw import Form, Raw, random_plan

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pykern.trace import CutError, Traced
 from pykern.trace import model as traced_model
-from pykern.trace.program import Program
+from pykern.trace.cut_tape import CutTape
 from tests.trace.test_trace import num_tapes, replay
 
 
@@ -141,25 +141,25 @@ def test_a_hook_that_comes_later_is_refused() -> None:
     assert_follows(traced, model, x)
 
 
-def test_programs_that_were_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traced_model, "MAX_PROGRAMS", 3)
+def test_cut_tapes_that_were_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traced_model, "MAX_CUT_TAPES", 3)
     model = Layers()
     traced = Traced(model, ((torch.randn(1, 4),), {}), 3)
 
-    def program(rows: int) -> Program:
-        return traced.enter((torch.randn(rows, 4),), {}).program
+    def cut_tape(rows: int) -> CutTape:
+        return traced.enter((torch.randn(rows, 4),), {}).cut_tape
 
-    first = [program(rows) for rows in (1, 2, 3)]
-    assert program(1) is first[0]
-    program(4)
+    first = [cut_tape(rows) for rows in (1, 2, 3)]
+    assert cut_tape(1) is first[0]
+    cut_tape(4)
     assert num_tapes(traced) == 3
-    assert program(1) is first[0]
-    assert program(2) is not first[1]
+    assert cut_tape(1) is first[0]
+    assert cut_tape(2) is not first[1]
     assert_follows(traced, model, torch.randn(2, 4))
 
 
 def test_ways_for_the_same_shapes_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traced_model, "MAX_PROGRAMS", 3)
+    monkeypatch.setattr(traced_model, "MAX_CUT_TAPES", 3)
 
     class OfGate(Layers):
         def after(self, x: Tensor, given: Any) -> Tensor:

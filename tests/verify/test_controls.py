@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import pykern
 from pykern import schedules
+from tests.support.pipelines import small
 from tests.verify import broken
 from tests.verify.broken import WIDTH
 
@@ -25,8 +26,7 @@ def chain(bad: type[nn.Module], place: int = 3) -> nn.Sequential:
 
 
 def pipeline(model: nn.Sequential, **options: object) -> pykern.Pipeline:
-    settings = {"devices": "cpu:3", "microbatches": 3, "loss_fn": F.mse_loss, "verify": True}
-    return pykern.Pipeline(model, **(settings | options))  # type: ignore[arg-type]
+    return small(model, **({"devices": "cpu:3", "microbatches": 3, "verify": True} | options))
 
 
 def found(model: nn.Sequential, **options: object) -> pykern.VerifyError:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from tests.runtime.reference import by_microbatch, rows_of
+from tests.support.plain_step import by_microbatch, rows_of
 
 from .case import Case
 

@@ -16,12 +16,12 @@ from torch.distributed.pipelining.microbatch import (
 from ...runtime import microbatch
 from ...tensors.trees import with_paths
 
-Positional = list[tuple[Any, ...]]
-Keywords = list[dict[str, Any]]
+PositionalChunks = list[tuple[Any, ...]]
+KeywordChunks = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Batch:
+class StepArguments:
     """The arguments and the target of a step, each whole or pre-split (`_mbs`)."""
 
     args: tuple[Any, ...]
@@ -41,7 +41,7 @@ class Batch:
         num_microbatches: int,
         args_spec: Sequence[Any] | None,
         kwargs_spec: Mapping[str, Any] | None,
-    ) -> tuple[Positional, Keywords]:
+    ) -> tuple[PositionalChunks, KeywordChunks]:
         """The arguments of each microbatch; see `split`.
 
         Raises:
@@ -100,7 +100,7 @@ def split(
     num_microbatches: int,
     args_spec: Sequence[Any] | None = None,
     kwargs_spec: Mapping[str, Any] | None = None,
-) -> tuple[Positional, Keywords]:
+) -> tuple[PositionalChunks, KeywordChunks]:
     """Arguments of each microbatch: tensors cut on the dimension that a spec gives, else on 0.
 
     Larger parts come first. What is no tensor goes to every microbatch.
@@ -154,4 +154,4 @@ def merge(outputs: Sequence[Any], spec: Any) -> Any:
     return merge_chunks(list(outputs), spec)
 
 
-__all__ = ["Batch", "TensorChunkSpec", "merge", "split", "split_target"]
+__all__ = ["StepArguments", "TensorChunkSpec", "merge", "split", "split_target"]

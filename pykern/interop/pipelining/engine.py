@@ -13,13 +13,11 @@ from torch import Tensor
 from ...once import once
 from ...pipeline.pipeline import Pipeline
 from ...plan import Plan
-from ...runtime.batch import Batch, Call
-from ...runtime.loss import Losses
+from ...runtime.batch import Batch
+from ...runtime.loss import Loss, Losses
 from ...runtime.stage.stage import Ends
-from ...tensors.trees import map_tensors
+from ...tensors.trees import Call, map_tensors
 from .stage import Keywords, PipelineStage, StageCall
-
-Loss = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)

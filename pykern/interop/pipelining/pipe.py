@@ -17,12 +17,10 @@ from torch.utils.hooks import RemovableHandle
 from ... import _C
 from ...modes import as_before
 from ...partition.split_points import counts_at
+from ...tensors.trees import Call
 from ...trace import Traced, Untouched
 from .recorded import FirstRecordedStage, RecordedStage
 from .stage import PipelineStage
-
-# Positional and keyword arguments of the model.
-Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from ...torch_private import HOOKS
 from ...trace import Environment, Segment, Traced
 
 
-class Run(nn.Module):
+class RunSegments(nn.Module):
     """The segments of a stage, as a step calls them.
 
     Args:
@@ -65,11 +65,11 @@ class RecordedStage(nn.Module):
         segment_run: what it does; its hooks are the stage's.
     """
 
-    segment_run: Run
+    segment_run: RunSegments
 
     def __init__(self, segments: Sequence[Segment], traced: Traced | None = None) -> None:
         super().__init__()
-        run = Run(segments, traced)
+        run = RunSegments(segments, traced)
         for hooks in HOOKS:
             setattr(run, hooks, getattr(self, hooks))
         # Not as a submodule, for segments have other names for parameters.

@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 import torch
 
 from ...plan import Action, Costs, Plan, simulate
+from ...runtime.loss import Loss
 from . import chunks, ranks
-from .engine import Engine, Loss, Results
+from .engine import Engine, Results
 from .stage import Keywords, PipelineStage, takes
 
 # Every action takes as long.
@@ -19,7 +20,7 @@ _EQUAL = Costs(1.0, 1.0, input_ns=1.0, weight_ns=1.0)
 
 
 @dataclass(frozen=True)
-class Part:
+class RankPart:
     """What one rank brings to a step. Lists have an entry for each microbatch."""
 
     schedule: PipelineSchedule
@@ -119,7 +120,7 @@ class PipelineSchedule:
             raise RuntimeError(
                 "step computes gradients, but they are off here (torch.no_grad?); call eval"
             )
-        batch = chunks.Batch(args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs)
+        batch = chunks.StepArguments(args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs)
         if trains and not batch.has_target and self._has_last:
             raise RuntimeError("step needs target=, which the loss function compares outputs with")
         return self._step(trains, batch, losses, return_outputs, loss_kwargs)
@@ -139,7 +140,7 @@ class PipelineSchedule:
             "return_outputs": kwargs.pop("return_outputs", True),
             "loss_kwargs": kwargs.pop("loss_kwargs", None),
         }
-        batch = chunks.Batch(args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs)
+        batch = chunks.StepArguments(args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs)
         return self._step(False, batch, losses, **options)
 
     @property
@@ -149,7 +150,7 @@ class PipelineSchedule:
     def _step(
         self,
         trains: bool,
-        batch: chunks.Batch,
+        batch: chunks.StepArguments,
         losses: list[Any] | None,
         return_outputs: bool,
         loss_kwargs: dict[str, Any] | None,
@@ -174,7 +175,7 @@ class PipelineSchedule:
             targets = batch.targets(count)
         weight = (1 / count if self.scale_grads else 1.0) if trains else None
         results = Results(loss, targets, weight, keeps_outputs=return_outputs)
-        part = Part(self, arguments, self._shared_out(by_microbatch), results)
+        part = RankPart(self, arguments, self._shared_out(by_microbatch), results)
         ranks.meet(part, _run)
         if not self._has_last:
             return None
@@ -272,7 +273,7 @@ def _checked(stages: Sequence[PipelineStage]) -> list[PipelineStage]:
     return list(stages)
 
 
-def _run(parts: Sequence[Part | None]) -> Sequence[None]:
+def _run(parts: Sequence[RankPart | None]) -> Sequence[None]:
     """One step, to which every rank has brought its part; the last stage's has the results."""
     mine = [part for part in parts if part is not None]
     if len(mine) < len(parts):

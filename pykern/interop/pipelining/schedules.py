@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from ... import schedules
 from ...plan import load_plan
-from .engine import Loss
+from ...runtime.loss import Loss
 from .schedule import PipelineSchedule
 from .stage import PipelineStage
 

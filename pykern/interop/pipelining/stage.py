@@ -12,7 +12,7 @@ from torch import nn
 from ...runtime.microbatch import to_device
 from ...tensors.trees import tensors_of
 from . import ranks
-from .recorded import RecordedStage, Run
+from .recorded import RecordedStage, RunSegments
 
 Keywords = Mapping[str, Any]
 
@@ -112,18 +112,18 @@ class StageCall(nn.Module):
 
     def settle(self) -> None:
         """Is told that its parameters have been moved to where it runs."""
-        if isinstance(self.submod, Run):
+        if isinstance(self.submod, RunSegments):
             self.submod.place(next((p.device for p in self.submod.parameters()), self._device))
 
     def begin(self, keywords: Sequence[Keywords]) -> None:
         """Takes what a step gives it by name."""
         self.keywords = keywords
-        if isinstance(self.submod, Run):
+        if isinstance(self.submod, RunSegments):
             self.submod.refresh()
 
     def enter(self, arguments: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
         """What the first stage is called with, by microbatch."""
-        if isinstance(self.submod, Run):
+        if isinstance(self.submod, RunSegments):
             pairs = zip(arguments, self.keywords, strict=True)
             arguments = [(self.submod.enter(args, dict(named)),) for args, named in pairs]
             self.keywords = [{}] * len(arguments)

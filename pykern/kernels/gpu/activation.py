@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..activation import GATED, Kind
+from ..activation import GATED, Activation
 from .rounding import rounded
 from .rows import as_rows, tile, tiles
 
@@ -136,7 +136,7 @@ def _backward(
         tl.store(of_bias + tl.program_id(1) * num_columns + columns, partial, exists)
 
 
-def activated(x: Tensor, bias: Tensor | None, kind: Kind) -> Tensor:
+def activated(x: Tensor, bias: Tensor | None, kind: Activation) -> Tensor:
     """See `pykern.kernels.activation.activated`."""
     gated = kind in GATED
     num_columns = x.shape[-1] // 2 if gated else x.shape[-1]
@@ -164,7 +164,7 @@ def activated(x: Tensor, bias: Tensor | None, kind: Kind) -> Tensor:
 
 
 def differentiated(
-    gradient: Tensor, x: Tensor, bias: Tensor | None, kind: Kind, again: bool
+    gradient: Tensor, x: Tensor, bias: Tensor | None, kind: Activation, again: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `pykern.kernels.activation.differentiated`."""
     num_columns = gradient.shape[-1]

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..stash import BLOCK, CODES, SMALLEST, Form
+from ..stash import BLOCK, CODES, SMALLEST, StashForm
 from .rounding import INTERPRETED, rounded
 from .rows import as_rows
 
@@ -88,7 +88,7 @@ def _restore(
     )
 
 
-def quantised(x: Tensor, form: Form) -> tuple[Tensor, Tensor]:
+def quantised(x: Tensor, form: StashForm) -> tuple[Tensor, Tensor]:
     """See `pykern.kernels.stash.quantised`."""
     dtype, largest = CODES[form]
     if form == "e4m3" and INTERPRETED:

@@ -16,11 +16,11 @@ from torch.distributed import ProcessGroup
 
 from ...notes import add_note
 from ...plan import Kind, Timeline
-from ...runtime.features.feature import Feature, Made, Step
+from ...runtime.features.feature import Feature, Made, TrainingStep
 from ...runtime.stage.stage import Stage
 from ..peers.agreement import agreed_group, values_digest
-from ..peers.errors import Around, PeerError, is_of_peers, shown
-from ..peers.exchange import Message, exchange
+from ..peers.errors import ErrorContext, PeerError, is_of_peers, shown
+from ..peers.exchange import PeerMessage, exchange
 from ..peers.groups import give_back, lane_groups, meeting, timeout_of
 from ..peers.waiting import Pending
 from .refusals import refuse_failures, refuse_main_grads, refuse_others
@@ -118,7 +118,7 @@ class DataParallel(Feature):
         """
         del scaler
         self._require_peers()
-        return Around(self._leave, self._enter)
+        return ErrorContext(self._leave, self._enter)
 
     def talking(self) -> AbstractContextManager[None]:
         """Around collectives of the calling thread between steps, on `group` or `control`.
@@ -128,7 +128,7 @@ class DataParallel(Feature):
                 come in time.
         """
         self._require_peers()
-        return Around(self._hear)
+        return ErrorContext(self._hear)
 
     def _hear(self, error: BaseException | None) -> None:
         if error is not None and is_of_peers(error):
@@ -153,7 +153,7 @@ class DataParallel(Feature):
         finally:
             self._turn.release()
 
-    def begin(self, step: Step) -> None:
+    def begin(self, step: TrainingStep) -> None:
         """Begins a step together with the peers, by the rows of all of whom losses count.
 
         Raises:
@@ -162,7 +162,7 @@ class DataParallel(Feature):
         """
         self.owners.require_scaler(step.scaler)
         refuse_main_grads(self._model)
-        message = Message(sum(step.rows), self._digest(), self._local)
+        message = PeerMessage(sum(step.rows), self._digest(), self._local)
         said = self._exchange(message, _Phase.OVER)
         refuse_failures(said, "before its step", "none has changed anything")
         refuse_others(said, message)
@@ -203,7 +203,7 @@ class DataParallel(Feature):
         for gradients in self._sums.shared:
             gradients.launch()
         total = self._end(loss)
-        said = self._exchange(Message(), _Phase.OVER)
+        said = self._exchange(PeerMessage(), _Phase.OVER)
         refuse_failures(said, "in this step", "its gradients are undefined in all processes")
         for gradients in self._sums:
             gradients.finish()
@@ -224,7 +224,7 @@ class DataParallel(Feature):
             raise self._lose(error) from error
         return total
 
-    def _exchange(self, message: Message, then: _Phase) -> list[Message]:
+    def _exchange(self, message: PeerMessage, then: _Phase) -> list[PeerMessage]:
         # What is interrupted from here on, peers may have heard or not.
         self._phase = _Phase.TELLING
         try:
@@ -244,7 +244,7 @@ class DataParallel(Feature):
         try:
             if self._phase is _Phase.WITHIN:
                 self._complete()
-            self._exchange(Message(failure=shown(error)), _Phase.OVER)
+            self._exchange(PeerMessage(failure=shown(error)), _Phase.OVER)
         except BaseException as other:
             # An interrupt, perhaps, of who does not want to wait for peers that hang.
             if not self._lost:

@@ -8,7 +8,7 @@ from torch import nn
 
 from ...runtime.stage.layer_copies import trains
 from ..peers.errors import PeerError
-from ..peers.exchange import Message
+from ..peers.exchange import PeerMessage
 
 
 def refuse_foreign_loss(loss_fn: object, layers: Iterable[nn.Module]) -> None:
@@ -33,7 +33,7 @@ def refuse_main_grads(model: nn.Module) -> None:
             )
 
 
-def refuse_others(said: Sequence[Message], own: Message) -> None:
+def refuse_others(said: Sequence[PeerMessage], own: PeerMessage) -> None:
     """Raises PeerError where a process of the group begins another step than this one."""
     for rank, other in enumerate(said):
         if other.is_local != own.is_local:
@@ -48,7 +48,7 @@ def refuse_others(said: Sequence[Message], own: Message) -> None:
             )
 
 
-def refuse_failures(said: Sequence[Message], when: str, consequence: str) -> None:
+def refuse_failures(said: Sequence[PeerMessage], when: str, consequence: str) -> None:
     """Raises PeerError where a process of the group has failed."""
     for rank, message in enumerate(said):
         if message.failure:

@@ -13,7 +13,7 @@ class PeerError(RuntimeError):
 
 
 class SlicesLost(PeerError):
-    """A process with other slices of the same stages has failed or is gone: this one cannot go on.
+    """A process with other shards of the same stages has failed or is gone: this one cannot go on.
 
     Its peers in other groups do not know of that.
     """
@@ -51,7 +51,7 @@ def understanding(sender: str) -> Iterator[None]:
         ) from error
 
 
-class Around:
+class ErrorContext:
     """A context that leaves exceptions as they are: contextlib's assigns to what may be frozen.
 
     Args:

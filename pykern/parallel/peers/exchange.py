@@ -17,7 +17,7 @@ _TEXT_BYTES = 480
 
 
 @dataclass(frozen=True)
-class Message:
+class PeerMessage:
     """What a process tells all of its peers.
 
     Attributes:
@@ -39,7 +39,7 @@ class Message:
         return numbers + text.ljust(_TEXT_BYTES, b"\0")
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Message:
+    def from_bytes(cls, data: bytes) -> PeerMessage:
         """The message in the bytes that `to_bytes` made.
 
         Raises:
@@ -56,7 +56,7 @@ class Message:
         return cls(rows, digest, bool(is_local), text if has_failed else "")
 
 
-def exchange(message: Message, group: ProcessGroup) -> list[Message]:
+def exchange(message: PeerMessage, group: ProcessGroup) -> list[PeerMessage]:
     """What every process of the group tells in this exchange, in the order of their ranks.
 
     Raises:
@@ -67,4 +67,4 @@ def exchange(message: Message, group: ProcessGroup) -> list[Message]:
     everybodys = [torch.empty_like(mine) for _ in range(group.size())]
     work = dist.all_gather(everybodys, mine, group=group, async_op=True)
     Pending(work, on_host=True).wait()
-    return [Message.from_bytes(bytes(one.tolist())) for one in everybodys]
+    return [PeerMessage.from_bytes(bytes(one.tolist())) for one in everybodys]

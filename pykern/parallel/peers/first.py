@@ -13,7 +13,7 @@ from .groups import control_group, give_back, meeting
 from .texts import text_of
 from .typed_json import from_text, to_text
 
-Found = TypeVar("Found")
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,9 @@ class _Outcome:
     failure: str = ""
 
 
-def of_first(groups: Sequence[ProcessGroup], find: Callable[[], Found], kind: type[Found]) -> Found:
+def of_first(
+    groups: Sequence[ProcessGroup], find: Callable[[], _Answer], kind: type[_Answer]
+) -> _Answer:
     """What the first of all processes finds; it alone looks, and the others wait for it.
 
     To be called by all processes of the groups, which are the dimensions of a mesh: the first is

@@ -18,15 +18,14 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from ...plan import Kind
-from ...runtime.executor import Run
-from ...runtime.stage.stage import Stage
+from ...runtime.stage.stage import Run, Stage
 from ...tensors.dtensor import is_dtensor
 from ...tensors.trees import leaves_of
 from ..peers.errors import SlicesLost, is_of_peers, shown
 from ..peers.groups import give_back, lane_groups, timeout_of
 
 
-class Lanes:
+class DeviceMeshes:
     """A mesh for each device of a pipeline.
 
     Args:
@@ -86,7 +85,7 @@ class Lanes:
     def message(self) -> str:
         """What to say to who wants to go on."""
         return (
-            f"this pipeline has lost the processes with its other slices: {self.lost}; make the "
+            f"this pipeline has lost the processes with its other shards: {self.lost}; make the "
             "pipeline again, of a plain model, in every process"
         )
 
@@ -97,7 +96,7 @@ class Lanes:
             self._give_back(self._groups.keys() - self._busy)
         seconds = self._timeout.total_seconds()
         return SlicesLost(
-            "a process with other slices of these stages has failed, is gone, or has not come "
+            "a process with other shards of these stages has failed, is gone, or has not come "
             f"within {seconds:g} s: {shown(error)}"
         )
 

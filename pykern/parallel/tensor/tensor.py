@@ -1,4 +1,4 @@
-"""Tensor parallel: processes that each run their slice of every stage, by torch's DTensor."""
+"""Tensor parallel: processes that each run their shard of every stage, by torch's DTensor."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from torch.distributed import ProcessGroup
 
 from ...notes import add_note
 from ...plan import Plan
-from ...runtime.features.feature import Feature, Made, Step, Told
+from ...runtime.features.feature import Feature, Made, Told, TrainingStep
 from ...runtime.stage.stage import Stage
 from ...tensors.dtensor import settle_gradient
 from ...tensors.trees import tensors_in
 from ..peers.agreement import agreed_group, digest_of, values_digest
-from ..peers.errors import Around, PeerError, SlicesLost, is_of_peers, shown
-from ..peers.exchange import Message, exchange
+from ..peers.errors import ErrorContext, PeerError, SlicesLost, is_of_peers, shown
+from ..peers.exchange import PeerMessage, exchange
 from ..peers.groups import Peers, give_back, group_of, meeting
-from .meshes import Lanes
-from .slices import Styles, find_slices
+from .meshes import DeviceMeshes
+from .shards import Styles, find_shards
 
-# The processes, and what is sliced in which way.
+# The processes, and what is sharded in which way.
 TensorParallelism: TypeAlias = tuple[Peers, Styles]
 
 
@@ -43,7 +43,7 @@ def parse_tensor(given: TensorParallelism | None) -> ProcessGroup | None:
 
 
 class TensorParallel(Feature):
-    """The slices of a pipeline's stages that its process runs.
+    """The shards of a pipeline's stages that its process runs.
 
     Each device has a mesh with a process group of its own, since devices call collectives in no
     common order. Of a device's stages each action, which is the same in all processes, has its
@@ -57,7 +57,7 @@ class TensorParallel(Feature):
         stages: the layers of each.
 
     Raises:
-        TypeError, ValueError: as `find_slices`.
+        TypeError, ValueError: as `find_shards`.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class TensorParallel(Feature):
     ) -> None:
         self.group = group
         self._plan = plan
-        self._found = find_slices(model, stages, styles)
+        self._found = find_shards(model, stages, styles)
         self._first = True
         # Whether the peers of a step may have heard from this process, and whether they have.
         self._telling = self._begun = False
@@ -78,7 +78,7 @@ class TensorParallel(Feature):
         self._own: list[ProcessGroup] = []
 
     def place(self, model: nn.Module, device_type: str, told: Told) -> None:
-        """Slices the modules, together with the other processes; the first one's values are taken.
+        """Shards the modules, together with the other processes; the first one's values are taken.
 
         Raises:
             PeerError: they have other models, or one has not come.
@@ -96,12 +96,12 @@ class TensorParallel(Feature):
 
         lane_of = self._plan.placement.replicas[0]
         with meeting(self.group):
-            self.lanes = Lanes(self.group, device_type, lane_of)
+            self.lanes = DeviceMeshes(self.group, device_type, lane_of)
         for one in self._found:
             try:
                 parallelize_module(one.module, self.lanes.meshes[lane_of[one.stage]], one.style)
             except Exception as error:
-                add_note(error, f"raised while {one.name} was sliced, in {one.style}")
+                add_note(error, f"raised while {one.name} was sharded, in {one.style}")
                 raise
 
     def attach(self, made: Made) -> None:
@@ -115,7 +115,7 @@ class TensorParallel(Feature):
         """Around all of a step; peers that wait for it to begin are told what is raised in it."""
         del scaler
         self._begun = False
-        return Around(self._leave)
+        return ErrorContext(self._leave)
 
     def _leave(self, error: BaseException | None) -> None:
         if error is None:
@@ -133,7 +133,7 @@ class TensorParallel(Feature):
         if self.lanes.lost:
             raise SlicesLost(self.lanes.message)
 
-    def begin(self, step: Step) -> None:
+    def begin(self, step: TrainingStep) -> None:
         """Begins a step together with the other processes, which have the same batch.
 
         Raises:
@@ -141,7 +141,7 @@ class TensorParallel(Feature):
             PeerError: one has failed, or does something else.
         """
         self.ready()
-        said = self._exchange(Message(sum(step.rows), self._digest(step.batch)))
+        said = self._exchange(PeerMessage(sum(step.rows), self._digest(step.batch)))
         self._begun = True
         for rank, other in enumerate(said):
             who = f"process {rank} of the tensor-parallel group"
@@ -169,7 +169,7 @@ class TensorParallel(Feature):
             return 0
         return zlib.crc32(torch.default_generator.get_state().numpy().tobytes())
 
-    def _exchange(self, message: Message) -> list[Message]:
+    def _exchange(self, message: PeerMessage) -> list[PeerMessage]:
         # What is interrupted from here on, peers may have heard or not.
         self._telling = True
         try:
@@ -181,7 +181,7 @@ class TensorParallel(Feature):
 
     def _tell(self, error: BaseException) -> None:
         try:
-            self._exchange(Message(failure=shown(error)))
+            self._exchange(PeerMessage(failure=shown(error)))
         except BaseException as other:
             self._lose(other)
             add_note(error, f"the peers could not be told: {shown(other)}")

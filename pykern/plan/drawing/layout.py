@@ -26,7 +26,7 @@ UPPER = (-0.22, 0.44)
 LOWER = (0.22, 0.44)
 
 
-class Cell(NamedTuple):
+class Drawn(NamedTuple):
     """A span as it is drawn: its row and part of it, its time from the panel's left, its text."""
 
     device: int
@@ -37,7 +37,7 @@ class Cell(NamedTuple):
     text: str
 
 
-def cells_of(timeline: Timeline, longest_ns: float) -> Iterator[Cell]:
+def cells_of(timeline: Timeline, longest_ns: float) -> Iterator[Drawn]:
     """The cells of one panel, in which the longest timeline fills the width."""
     origin_ns = first_start_ns(timeline)
     shades = Shades(timeline)
@@ -46,7 +46,7 @@ def cells_of(timeline: Timeline, longest_ns: float) -> Iterator[Cell]:
         for position, span in enumerate(row):
             length_ns = span.end_ns - span.start_ns or THIN_WIDTH * longest_ns / PANEL_WIDTH
             shade = shades.shade_of(device, span.action)
-            yield Cell(
+            yield Drawn(
                 device,
                 UPPER if position in starts else LOWER if position - 1 in starts else WHOLE,
                 span.start_ns - origin_ns,

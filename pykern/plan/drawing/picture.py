@@ -15,7 +15,7 @@ from pykern.plan.drawing.layout import (
     ROW_HEIGHT,
     TITLE_HEIGHT,
     WIDTH,
-    Cell,
+    Drawn,
     cells_of,
     legend_of,
 )
@@ -110,9 +110,9 @@ def set_up(axes: "Axes", timeline: Timeline, unit_ns: float) -> None:
     axes.axvspan(0, length_ns(timeline) / unit_ns, color="#efefef", linewidth=0)
 
 
-def draw_cells(axes: "Axes", cells: list[Cell], unit_ns: float) -> None:
+def draw_cells(axes: "Axes", cells: list[Drawn], unit_ns: float) -> None:
     """A bar for each cell, with its text."""
-    bands: dict[tuple[int, tuple[float, float]], list[Cell]] = defaultdict(list)
+    bands: dict[tuple[int, tuple[float, float]], list[Drawn]] = defaultdict(list)
     for cell in cells:
         bands[cell.device, cell.band].append(cell)
     for (device, (middle, height)), alike in bands.items():

@@ -30,7 +30,7 @@ OTHER_FILL = "~"
 FEWEST_COLUMNS = 16
 
 
-class Cell(NamedTuple):
+class Columns(NamedTuple):
     """An action in the columns [first, last) of its device's line; whether it takes time."""
 
     action: Action
@@ -85,17 +85,17 @@ def lines_of(timeline: Timeline, columns: int, columns_per_ns: float) -> list[Te
     origin_ns = first_start_ns(timeline)
     shades = Shades(timeline)
 
-    def cell_of(span: Span) -> Cell:
+    def cell_of(span: Span) -> Columns:
         first = min(int((span.start_ns - origin_ns) * columns_per_ns), columns - 1)
         last = int((span.end_ns - origin_ns) * columns_per_ns)
         timed = span.end_ns > span.start_ns
-        return Cell(span.action, first, min(max(last, first + 1), columns), timed)
+        return Columns(span.action, first, min(max(last, first + 1), columns), timed)
 
     rows = [halved([cell_of(span) for span in row], pair_starts(row)) for row in timeline.rows]
     cells = [cell for row in rows for cell in row if cell.timed]
     with_stage = all(len(str(cell.action)) < cell.last - cell.first for cell in cells)
 
-    def line_of(device: int, row: list[Cell]) -> Text:
+    def line_of(device: int, row: list[Columns]) -> Text:
         styled = [(" ", "")] * columns
         for cell in row:
             shade = shades.shade_of(device, cell.action)
@@ -110,7 +110,7 @@ def lines_of(timeline: Timeline, columns: int, columns_per_ns: float) -> list[Te
     return [line_of(device, row) for device, row in enumerate(rows)]
 
 
-def halved(row: list[Cell], starts: set[int]) -> list[Cell]:
+def halved(row: list[Columns], starts: set[int]) -> list[Columns]:
     """The row with the two cells of each pair beside each other, where there is room for both."""
     cells = list(row)
     for start in starts:

@@ -16,8 +16,8 @@ from pykern._C import Action, Costs, Kind, Placement, Plan, check
 from pykern.plan.files.proved import MAX_ACTIONS, proved_plan, require_count
 from pykern.plan.files.transfers import (
     ORDER_COSTS,
-    Cell,
     Message,
+    ReadItem,
     Slot,
     Transfer,
     require_paired,
@@ -222,9 +222,9 @@ class Row:
         for action in item:
             self.last_microbatch = max(self.last_microbatch, action.microbatch)
 
-    def __iter__(self) -> Iterator[Cell]:
+    def __iter__(self) -> Iterator[ReadItem]:
         for number, item in zip(self._numbers, self._items, strict=True):
-            yield Cell(self._line, number, item)
+            yield ReadItem(self._line, number, item)
 
     def slots(self) -> Iterator[Slot]:
         """The actions and pairs of the line."""

@@ -164,7 +164,7 @@ def row_with_transfers(
             yield from receive_up_to_next_send()
 
 
-class Cell(NamedTuple):
+class ReadItem(NamedTuple):
     """An item of a row that was read, and where it stands."""
 
     line: int
@@ -177,7 +177,7 @@ class Cell(NamedTuple):
         return f"line {self.line}, cell {self.number}"
 
 
-def require_paired(rows: Sequence[Iterable[Cell]], placement: Placement) -> None:
+def require_paired(rows: Sequence[Iterable[ReadItem]], placement: Placement) -> None:
     """Refuses rows whose sends and receives are not those that their actions need.
 
     Args:
@@ -190,7 +190,9 @@ def require_paired(rows: Sequence[Iterable[Cell]], placement: Placement) -> None
     """
     for row in rows:
         require_row(row, placement)
-    links: dict[tuple[int, int], tuple[list[Cell], list[Cell]]] = defaultdict(lambda: ([], []))
+    links: dict[tuple[int, int], tuple[list[ReadItem], list[ReadItem]]] = defaultdict(
+        lambda: ([], [])
+    )
     for row in rows:
         for cell in row:
             if isinstance(cell.item, Transfer):
@@ -206,10 +208,10 @@ def require_paired(rows: Sequence[Iterable[Cell]], placement: Placement) -> None
                 )
 
 
-def require_row(row: Iterable[Cell], placement: Placement) -> None:
+def require_row(row: Iterable[ReadItem], placement: Placement) -> None:
     """Refuses a row that sends what it has not made, or computes with what has not come."""
-    made: dict[Message, Cell] = {}
-    came: dict[Message, Cell] = {}
+    made: dict[Message, ReadItem] = {}
+    came: dict[Message, ReadItem] = {}
     for cell in row:
         item = cell.item
         if isinstance(item, Transfer):
@@ -230,7 +232,7 @@ def require_row(row: Iterable[Cell], placement: Placement) -> None:
     require_empty(came, sends=False, what="has no reader after it")
 
 
-def require_empty(left: Mapping[Message, Cell], *, sends: bool, what: str) -> None:
+def require_empty(left: Mapping[Message, ReadItem], *, sends: bool, what: str) -> None:
     """Refuses the first that is left over at the end of a row."""
     for message, cell in left.items():
         raise ValueError(f"{cell.where}: {Transfer(sends, message)} {what}")

@@ -20,17 +20,17 @@ from ..driver import Program
 from ..executor import Executor
 from ..loss import Losses
 from ..stage.settings import Settings
-from ..stage.stage import Ends, Stage
+from ..stage.stage import Ends, Run, Stage
 from .optimizers import StageOptimizer, stepped
 from .refusals import refuse_shared
 from .seeds import BatchSeed, SlotSeeds
-from .versions import Call, Versions
+from .versions import Versions
 
 # What such a plan may hold.
 KINDS = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.U)
 
 
-class Unflushed(Executor):
+class AsyncExecutor(Executor):
     """The stages of a model, with their versions of the weights, and what runs and updates them.
 
     A step gives one batch and ends where the next would be given. A microbatch has a slot from then
@@ -197,16 +197,14 @@ class Unflushed(Executor):
                 "updates. Resume from the last checkpoint",
             )
 
-    def _calls(self, shift: int) -> dict[Kind, list[Call]]:
+    def _calls(self, shift: int) -> dict[Kind, list[Run]]:
         """What each action calls with its microbatch of the plan, whose slot is found here."""
         num_slots = self._parts.num_slots
 
-        def on_slot(call: Call) -> Call:
+        def on_slot(call: Run) -> Run:
             return lambda microbatch: call((microbatch + shift) % num_slots)
 
-        def through(
-            kind: Kind, way: Callable[[Versions], Callable[[Call, int], None]]
-        ) -> list[Call]:
+        def through(kind: Kind, way: Callable[[Versions], Callable[[Run, int], None]]) -> list[Run]:
             pairs = zip(self.versions, self._callbacks[kind], strict=True)
             return [on_slot(partial(way(versions), call)) for versions, call in pairs]
 

@@ -16,9 +16,8 @@ from torch import nn
 
 from ..autograd.cut import version_of
 from ..stage.layer_copies import Pairs, copy_layers, move_gradients
-from ..stage.stage import Stage
+from ..stage.stage import Run, Stage
 
-Call = Callable[[int], None]
 # Changes the originals by the gradients in their `.grad`.
 Update = Callable[[], None]
 
@@ -83,7 +82,7 @@ class Versions:
         for layer in self.stage.originals:
             layer.zero_grad()
 
-    def forward(self, call: Call, slot: int) -> None:
+    def forward(self, call: Run, slot: int) -> None:
         """F on copies of the weights as they are; `call` does what it does to tensors."""
         if self.stage.arguments[slot] is None:
             return
@@ -95,7 +94,7 @@ class Versions:
         call(slot)
         in_flight.require_whole(self.stage.index)
 
-    def backward(self, call: Call, slot: int) -> None:
+    def backward(self, call: Run, slot: int) -> None:
         """B or W, the last of a microbatch."""
         call(slot)
         number = slot // self._group

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from ...plan import Action
 
 # An action and its device.
-Place = tuple[Action, int]
+DeviceAction = tuple[Action, int]
 # Says where an action is, for a message.
 Where = Callable[[Action, int], str]
 
@@ -26,8 +26,8 @@ class PipelineStalled(RuntimeError):
 
 def stalled(
     where: Where,
-    acting: Sequence[tuple[Place, float, int]],
-    rows: Sequence[tuple[Place, Sequence[Place]]],
+    acting: Sequence[tuple[DeviceAction, float, int]],
+    rows: Sequence[tuple[DeviceAction, Sequence[DeviceAction]]],
 ) -> PipelineStalled:
     """The exception for a step.
 

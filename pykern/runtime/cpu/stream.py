@@ -16,7 +16,8 @@ import torch
 
 from ... import _C
 from ...plan import Action, Plan
-from ..batch import Call, Outputs
+from ...tensors.trees import Call
+from ..batch import Outputs
 from ..caller_state import CallerState
 from ..stage.stage import Ends
 from ..stream import Flow, OpenBatch
@@ -91,11 +92,11 @@ class WorkerFlow(Flow):
         plan: Plan,
         open_batch: OpenBatch,
         first: int,
-        claim: _C.Executor,
+        claim: _C.WorkerExecutor,
         run: Callable[[WorkerFlow], None],
     ) -> None:
         super().__init__(plan, open_batch, first)
-        self.program = _C.Program.endless(plan.placement, self.num_slots)
+        self.program = _C.WorkerProgram.endless(plan.placement, self.num_slots)
         self.takers: Sequence[Callable[[int, tuple[Any, ...]], None]] = ()
         self.keywords: list[dict[str, Any]] = [{}] * self.num_slots
         self._claim = claim

@@ -9,7 +9,7 @@ import torch
 
 from ... import _C
 from ...plan import Action, Plan, Timeline
-from ...plan.parts import Part
+from ...plan.parts import PlanPart
 from ...trace.routes import Direct, everywhere
 from ..batch import Batch
 from ..caller_state import CallerState
@@ -32,7 +32,7 @@ class Workers:
 
     def __init__(self, num_devices: int, timeout: float | None = None) -> None:
         self.num_devices = num_devices
-        self.claim = _C.Executor(num_devices, timeout or 0.0)
+        self.claim = _C.WorkerExecutor(num_devices, timeout or 0.0)
 
     def direct(self, _: Plan) -> Direct:
         """Where a value can go from a stage to a later one past those between: everywhere."""
@@ -45,13 +45,13 @@ class Workers:
         """How tensors of a device of the plan get to the host and back: they are there."""
         return OneMemory()
 
-    def program(self, plan: Plan) -> _C.Program:
+    def program(self, plan: Plan) -> _C.WorkerProgram:
         """The plan, ready to run."""
-        return _C.Program(plan)
+        return _C.WorkerProgram(plan)
 
-    def part(self, part: Part) -> _C.Program:
+    def part(self, part: PlanPart) -> _C.WorkerProgram:
         """A part of a plan, ready to run; what stands before it counts as done."""
-        return _C.Program.part(part.plan, part.begins, part.ends)
+        return _C.WorkerProgram.part(part.plan, part.begins, part.ends)
 
     def device(self, _: int) -> torch.device:
         """Where a device of the plan has its tensors."""
@@ -65,7 +65,7 @@ class Workers:
         It is traced anyway, and the stages have the batch.
         """
         del batch, traced
-        assert isinstance(program, _C.Program)
+        assert isinstance(program, _C.WorkerProgram)
         caller = CallerState(self.num_devices)
         with _C.Undo(caller.restore_threads):
             return self.claim.run(program, callbacks, caller, None, _stalled)
@@ -80,7 +80,7 @@ class Workers:
 
     def timeline(self, program: Program, ago: int) -> Timeline:
         """What ran when, `ago` steps before the last one."""
-        assert isinstance(program, _C.Program)
+        assert isinstance(program, _C.WorkerProgram)
         return program.timeline(ago)
 
     def where(self, device: int) -> str:

@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ...plan import Kind
-from ..executor import Run
-from ..stage.stage import Stage
+from ..stage.stage import Run, Stage
 from .feature import Feature, Made
 
 # Of 1d, 2d and 3d alike.
-_BatchNorm = nn.modules.batchnorm._BatchNorm
+BatchNorm = nn.modules.batchnorm._BatchNorm
 
 
 @dataclass(frozen=True)
@@ -48,9 +47,9 @@ class DeferredBatchNorm(Feature):
         # The microbatch of the F that each stage is in.
         self._now: dict[int, int] = {}
         # Modules that do not update by themselves now.
-        self._silent: list[_BatchNorm] = []
-        self._seen: dict[_BatchNorm, list[tuple[int, _Seen]]] = {}
-        self._modules: list[tuple[_BatchNorm, int]] = []
+        self._silent: list[BatchNorm] = []
+        self._seen: dict[BatchNorm, list[tuple[int, _Seen]]] = {}
+        self._modules: list[tuple[BatchNorm, int]] = []
         self._handles: list[RemovableHandle] = []
 
     def attach(self, made: Made) -> None:
@@ -61,7 +60,7 @@ class DeferredBatchNorm(Feature):
                 for stage in made.executor.stages
                 for layer in stage.layers
                 for module in layer.modules()
-                if isinstance(module, _BatchNorm) and module.running_mean is not None
+                if isinstance(module, BatchNorm) and module.running_mean is not None
             }.items()
         )
         self._handles = [
@@ -146,7 +145,7 @@ class OrderOfUpdates(Feature):
     def around(self, kind: Kind, stage: Stage, call: Run) -> Run:
         """The replacement for the call of an action; `call` itself without a batch norm."""
         modules = [module for layer in stage.layers for module in layer.modules()]
-        norms = [module for module in modules if isinstance(module, _BatchNorm)]
+        norms = [module for module in modules if isinstance(module, BatchNorm)]
         if kind is Kind.F and norms:
             return partial(self._forward, stage.index, call)
         if kind in (Kind.B, Kind.I, Kind.W) and norms:
@@ -160,7 +159,7 @@ class OrderOfUpdates(Feature):
     def _backward(
         self,
         stage: int,
-        norms: Sequence[_BatchNorm],
+        norms: Sequence[BatchNorm],
         call: Run,
         microbatch: int,
     ) -> None:
@@ -181,7 +180,7 @@ class OrderOfUpdates(Feature):
 
 
 def _updates(
-    module: _BatchNorm, seen: Sequence[tuple[int, _Seen]]
+    module: BatchNorm, seen: Sequence[tuple[int, _Seen]]
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Buffers of a module and what they become."""
     if not seen:

@@ -11,10 +11,11 @@ from typing import Any, Protocol, TypeVar
 from torch import Tensor, nn
 
 from ...plan import Kind, Plan
-from ..batch import Batch, Call, Outputs
+from ...tensors.trees import Call
+from ..batch import Batch, Outputs
 from ..driver import Program
-from ..executor import Executor, Run
-from ..stage.stage import Stage
+from ..executor import Executor
+from ..stage.stage import Run, Stage
 
 _T = TypeVar("_T")
 # What all processes have to have alike, by what it is.
@@ -49,7 +50,7 @@ class Made:
 
 
 @dataclass
-class Step:
+class TrainingStep:
     """A training step that is about to run, for features to change.
 
     Attributes:
@@ -97,7 +98,7 @@ class Feature:
         del scaler
         return nullcontext()
 
-    def begin(self, step: Step) -> None:
+    def begin(self, step: TrainingStep) -> None:
         """The step has been checked and is about to run."""
 
     def finish(self, loss: Tensor) -> Tensor:
@@ -136,7 +137,7 @@ class Features:
             call = partial(_within, part, scaler, call)
         return call()
 
-    def begin(self, step: Step) -> None:
+    def begin(self, step: TrainingStep) -> None:
         """See `Feature`."""
         for part in self._begin:
             part.begin(step)

@@ -12,10 +12,9 @@ from ...plan import Kind
 from ...tensors.finite import require_finite
 from ...tensors.trees import with_paths
 from ...trace import Segment
-from ..executor import Run
 from ..recompute.cell import Calls
-from ..stage.stage import Stage
-from .feature import Feature, Step
+from ..stage.stage import Run, Stage
+from .feature import Feature, TrainingStep
 
 # What is looked at: nothing, losses, also gradients, also what layers are given and return.
 CheckFinite = Literal["off", "loss", "grads", "activations"]
@@ -42,7 +41,7 @@ class Checks(Feature):
             return partial(self._backward, stage, call)
         return call
 
-    def begin(self, step: Step) -> None:
+    def begin(self, step: TrainingStep) -> None:
         """Has losses looked at, which is left to who computes them."""
         step.checked = True
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from .feature import Feature, Made, Step
+from .feature import Feature, Made, TrainingStep
 
 
 class Scaler(Feature):
@@ -31,7 +31,7 @@ class Scaler(Feature):
             raise ValueError(self._refused)
         return nullcontext()
 
-    def begin(self, step: Step) -> None:
+    def begin(self, step: TrainingStep) -> None:
         """Sets the scale of the step."""
         if step.scaler is not None:
             step.scale = _scale_of(step.scaler, self._executor.replicas.end)

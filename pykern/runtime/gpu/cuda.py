@@ -14,7 +14,7 @@ from torch import Tensor
 from ... import _C
 from ...tensors.trees import all_tensors
 from ...torch_private import release_pool
-from ..devices import Lane
+from ..devices import DeviceLane
 
 # How many queues the hardware serves at once, 8 if nothing is said. More streams than queues are
 # still right, but work waits for other work that it does not need.
@@ -28,7 +28,7 @@ Event = torch.cuda.Event
 class Gpus:
     """The GPUs of some lanes, each lane with the stream on which it computes."""
 
-    def __init__(self, lanes: Sequence[Lane]) -> None:
+    def __init__(self, lanes: Sequence[DeviceLane]) -> None:
         # The driver reads it when the first context of the process is made.
         os.environ.setdefault(*_QUEUES)
         torch.cuda.init()
@@ -155,7 +155,7 @@ class Gpus:
         """Memory for graphs that are replayed in the order in which they are captured."""
         return torch.cuda.graph_pool_handle()
 
-    def capture(self, lane: int, pool: Any, run: Callable[[], object]) -> Graph:
+    def capture(self, lane: int, pool: Any, run: Callable[[], object]) -> CapturedGraph:
         """What `run` issues to the lane's stream, without executing it."""
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         with torch.cuda.stream(self._compute[lane]):
@@ -169,7 +169,7 @@ class Gpus:
                 raise
             # Here, where the lane's GPU is the current one.
             graph.instantiate()
-        return Graph(graph, graph.raw_cuda_graph_exec(), graph.raw_cuda_graph())
+        return CapturedGraph(graph, graph.raw_cuda_graph_exec(), graph.raw_cuda_graph())
 
     def synchronize(self) -> None:
         """Waits until all GPUs have done what was issued."""
@@ -178,7 +178,7 @@ class Gpus:
 
 
 @dataclass(frozen=True)
-class Graph:
+class CapturedGraph:
     """A captured graph: torch's, which keeps it, and the driver's handles of it."""
 
     captured: torch.cuda.CUDAGraph

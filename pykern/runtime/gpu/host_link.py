@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..host_memory import Copied, Pairs
+from ..host_memory import Copied, CopyPairs
 from . import cuda
 
 
@@ -23,7 +23,7 @@ class GpuLink:
         storage = self._gpus.pinned(like.numel() * dtype.itemsize).untyped_storage()
         return torch.empty(0, dtype=dtype).set_(storage, 0, like.size(), strides)
 
-    def copy(self, pairs: Pairs, *, to_host: bool) -> Copied:
+    def copy(self, pairs: CopyPairs, *, to_host: bool) -> Copied:
         """Issues the copies to the stream of their direction."""
         return _Issued(self._gpus.copy_beside(self._lane, pairs, to_host=to_host))
 

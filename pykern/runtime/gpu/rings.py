@@ -18,14 +18,14 @@ from ...plan import Action, Kind
 from ...tensors.trees import map_tensors
 from ..autograd.cut import copy_in_graph
 from ..autograd.landing import copy_of, span
-from ..stage.transport import Passage
+from ..stage.transport import Transport
 from .cuda import Gpus
 
 # To, from, bytes, and by way of which pinned memory, or 0.
-Transfer = tuple[int, int, int, int]
+P2PTransfer = tuple[int, int, int, int]
 
 
-class Ring:
+class RingBuffers:
     """Where tensors for one stage land. A place is a slot and which of its tensors it is."""
 
     def __init__(self, memory: Gpus, lane: int) -> None:
@@ -78,7 +78,7 @@ class Ring:
         return buffer
 
 
-class Crossing(Passage):
+class RingTransport(Transport):
     """The way out of a stage on a GPU.
 
     What the next stage gets lands in the slot that the microbatch has there. A farther stage has no
@@ -88,18 +88,22 @@ class Crossing(Passage):
     Args:
         stage: the stage's number.
         rings: by stage of the replica.
-        crossings: by stage of the replica; filled by whoever makes them.
+        transports: by stage of the replica; filled by whoever makes them.
         lanes: tells which lanes reach each other's memory.
     """
 
     def __init__(
-        self, stage: int, rings: Sequence[Ring], crossings: Sequence[Crossing], lanes: _C.Lanes
+        self,
+        stage: int,
+        rings: Sequence[RingBuffers],
+        transports: Sequence[RingTransport],
+        lanes: _C.Lanes,
     ) -> None:
         self._stage = stage
         self._ring = rings[stage]
         self._rings = rings
         self._lanes_of = [ring.lane for ring in rings]
-        self._crossings = crossings
+        self._transports = transports
         self._lanes = lanes
         self._program: _C.StreamProgram | None = None
         self._splits = False
@@ -107,7 +111,7 @@ class Crossing(Passage):
         self._held: dict[int, list[Tensor]] = {}
         # By whether F sends it or B and I, and by microbatch: transfers with what they read. What a
         # stage sends is in the outbox of the one behind which a copy leaves the lane.
-        self._outbox: dict[tuple[Kind, int], list[tuple[Transfer, Tensor]]] = {}
+        self._outbox: dict[tuple[Kind, int], list[tuple[P2PTransfer, Tensor]]] = {}
 
     def begin(self, program: _C.StreamProgram) -> None:
         """Starts a step of this program, with nothing of the last one."""
@@ -135,7 +139,7 @@ class Crossing(Passage):
         if kind in (Kind.F, Kind.B, Kind.I):
             self._held.pop(self._slot(self._stage, microbatch), None)
 
-    def take_transfers(self, kind: Kind, microbatch: int) -> list[Transfer]:
+    def take_transfers(self, kind: Kind, microbatch: int) -> list[P2PTransfer]:
         """What the action that just ended has to send."""
         sent = self._outbox.pop((_way_of(kind), microbatch), None)
         if sent is None:
@@ -196,7 +200,7 @@ class Crossing(Passage):
         return copy_of(tensor) if self._ring.owns(tensor) else tensor
 
     def _send(
-        self, way: Kind, microbatch: int, tensor: Tensor, ring: Ring, place: tuple[Any, ...]
+        self, way: Kind, microbatch: int, tensor: Tensor, ring: RingBuffers, place: tuple[Any, ...]
     ) -> Tensor:
         source = self._own(as_bytes(tensor))
         landing = ring.place(place, source)
@@ -205,7 +209,7 @@ class Crossing(Passage):
             reached = self._lanes.reaches(self._ring.lane, ring.lane)
             via = 0 if reached else ring.host(place, num_bytes)
             transfer = (landing.data_ptr(), source.data_ptr(), num_bytes, via)
-            carrier = self._crossings[carrier_of(self._lanes_of, self._stage, way)]
+            carrier = self._transports[carrier_of(self._lanes_of, self._stage, way)]
             carrier._outbox.setdefault((way, microbatch), []).append((transfer, source))
         return landing
 
@@ -254,7 +258,7 @@ def num_bytes_of(tensor: Tensor) -> int:
 
 def transfers_between(
     places: Sequence[Tensor | None], made: Sequence[Tensor | None]
-) -> list[Transfer]:
+) -> list[P2PTransfer]:
     """The transfers of what was made to its places, but for what is not there or empty."""
     return [
         transfer_to(place, tensor)
@@ -263,6 +267,6 @@ def transfers_between(
     ]
 
 
-def transfer_to(place: Tensor, source: Tensor) -> Transfer:
+def transfer_to(place: Tensor, source: Tensor) -> P2PTransfer:
     """The transfer of a tensor to a place that its lane reaches."""
     return place.data_ptr(), source.data_ptr(), num_bytes_of(source), 0

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from ...plan import Plan
-from ..batch import Batch, Call
+from ...tensors.trees import Call
+from ..batch import Batch
 from ..stream import Flow, OpenBatch
 from .cuda import Event, Gpus
 

@@ -15,17 +15,17 @@ from ...plan import Kind, Plan, Timeline
 from ...trace.routes import BATCH, Direct
 from ...user_code import warn
 from ..batch import Batch
-from ..devices import Lane
+from ..devices import DeviceLane
 from ..driver import Callbacks, Failure, Program
 from ..loss import Losses
 from ..stage.stage import Stage
 from . import cuda
-from .capture.policy import Capture, Recorder
+from .capture.policy import Capture, CapturePolicy
 from .capture.recording import Recording
 from .host_link import GpuLink
-from .rings import Crossing, Ring, Transfer, carrier_of
+from .rings import P2PTransfer, RingBuffers, RingTransport, carrier_of
 
-StreamCallback = Callable[[int], Sequence[Transfer] | None]
+StreamCallback = Callable[[int], Sequence[P2PTransfer] | None]
 
 
 class Streams:
@@ -35,16 +35,16 @@ class Streams:
     calling thread, in the order of the plan, not on autograd's threads.
     """
 
-    def __init__(self, lanes: Sequence[Lane], capture: Capture) -> None:
+    def __init__(self, lanes: Sequence[DeviceLane], capture: Capture) -> None:
         self.gpus = cuda.Gpus(lanes)
         # The last step may be under way when nobody wants its rings and graphs any more. At exit
         # nobody else gets their memory.
         weakref.finalize(self, _wait, self.gpus).atexit = False
         self._capture = capture
-        self._recorder: Recorder | None = None
+        self._policy: CapturePolicy | None = None
         self.claim = _C.StreamExecutor()
         self._lane_of: list[int] = []
-        self._crossings: list[Crossing] = []
+        self._transports: list[RingTransport] = []
 
     def device(self, lane: int) -> torch.device:
         """Where a device of the plan has its tensors."""
@@ -83,17 +83,17 @@ class Streams:
         """Lets stages reach their neighbours on other GPUs."""
         lanes = self.gpus.lanes
         for stages, homes in zip(replicas, plan.placement.replicas, strict=True):
-            rings = [Ring(self.gpus, lane) for lane in homes]
-            crossings: list[Crossing] = []
+            rings = [RingBuffers(self.gpus, lane) for lane in homes]
+            transports: list[RingTransport] = []
             for stage in stages:
-                crossings.append(Crossing(stage.index, rings, crossings, lanes))
-                stage.passage = crossings[-1]
-            self._crossings += crossings
+                transports.append(RingTransport(stage.index, rings, transports, lanes))
+                stage.transport = transports[-1]
+            self._transports += transports
             self._lane_of += homes
         self._tell_of_detours(plan)
         if self._capture is not False:
             homes = plan.placement.replicas[0]
-            self._recorder = Recorder(self._capture, self.gpus, plan, replicas[0], homes)
+            self._policy = CapturePolicy(self._capture, self.gpus, plan, replicas[0], homes)
 
     def _tell_of_detours(self, plan: Plan) -> None:
         """Warns, once for all, of neighbours whose tensors go through the host."""
@@ -127,16 +127,16 @@ class Streams:
         """
         assert isinstance(program, _C.StreamProgram)
         with torch.autograd.set_multithreading_enabled(False):
-            recording = None if self._recorder is None else self._recorder.ready(program, batch)
+            recording = None if self._policy is None else self._policy.ready(program, batch)
             if recording is not None:
                 return self._replay(recording, program, batch, traced=traced)
-            for crossing in self._crossings:
-                crossing.begin(program)
+            for transport in self._transports:
+                transport.begin(program)
             on_lanes: Mapping[Kind, Sequence[StreamCallback]] = {
                 kind: [
-                    partial(self._run, kind, lane, crossing, call)
-                    for lane, crossing, call in zip(
-                        self._lane_of, self._crossings, calls, strict=True
+                    partial(self._run, kind, lane, transport, call)
+                    for lane, transport, call in zip(
+                        self._lane_of, self._transports, calls, strict=True
                     )
                 ]
                 for kind, calls in callbacks.items()
@@ -150,8 +150,8 @@ class Streams:
             finally:
                 # What has been on its way to the host since a REDUCE is the caller's again.
                 self.gpus.join_beside()
-            if self._recorder is not None and not failures:
-                self._recorder.learn(batch)
+            if self._policy is not None and not failures:
+                self._policy.learn(batch)
             return failures
 
     def _replay(
@@ -173,19 +173,19 @@ class Streams:
         self,
         kind: Kind,
         lane: int,
-        crossing: Crossing,
+        transport: RingTransport,
         call: Callable[[int], None],
         microbatch: int,
-    ) -> list[Transfer]:
+    ) -> list[P2PTransfer]:
         with self.gpus.active(lane):
-            crossing.start(kind, microbatch)
+            transport.start(kind, microbatch)
             call(microbatch)
-        return crossing.take_transfers(kind, microbatch)
+        return transport.take_transfers(kind, microbatch)
 
     def end(self) -> None:
         """Lets go of everything that belongs to the step."""
-        for crossing in self._crossings:
-            crossing.end()
+        for transport in self._transports:
+            transport.end()
 
     def timeline(self, program: Program, ago: int) -> Timeline:
         """What ran when in the last traced step."""
@@ -202,9 +202,9 @@ class Streams:
         """Waits for all work, then gives back the memory of rings and graphs."""
         self.claim.close()
         _wait(self.gpus)
-        self._recorder = None
-        for crossing in self._crossings:
-            crossing.close()
+        self._policy = None
+        for transport in self._transports:
+            transport.close()
 
 
 def _wait(gpus: cuda.Gpus) -> None:

@@ -15,7 +15,7 @@ from ..random.compiled import Whole
 from ..random.draws import repeat
 from ..random.eager import Begins, OwnState
 from .buffers import Buffers
-from .watch import Segment, without_saved_tensors_hooks
+from .watch import RecomputeSegment, without_saved_tensors_hooks
 
 _NOTHING = nullcontext()
 
@@ -50,7 +50,7 @@ class Cell:
     def __init__(
         self,
         arguments: tuple[Any, ...],
-        segments: Sequence[Segment],
+        segments: Sequence[RecomputeSegment],
         buffers: Buffers,
         *,
         by_layer: bool,
@@ -147,7 +147,7 @@ class Cell:
             )
 
 
-def _run_pieces(calls: Calls, segment: Segment, arguments: tuple[Any, ...]) -> Any:
+def _run_pieces(calls: Calls, segment: RecomputeSegment, arguments: tuple[Any, ...]) -> Any:
     """What a segment returns, whose graph is let go of behind every piece but the last."""
     *pieces, last = segment.pieces
     for piece in pieces:

@@ -19,13 +19,13 @@ from ..random.compiled import Whole
 from ..random.eager import Begins, OwnState
 from .buffers import Buffers, modules_in, names_in
 from .cell import Calls, Cell
-from .watch import Seen, Segment, Watch, without_saved_tensors_hooks
+from .watch import RecomputeSegment, Seen, Watch, without_saved_tensors_hooks
 
 # What F keeps where there is an R: the input of each layer, or of the stage.
 Inputs = Literal["layer", "stage"]
 INPUTS: tuple[Inputs, ...] = get_args(Inputs)
 # What F keeps, in ascending order of what is computed again; the first are those of kernels.
-Level = kernels.Level | Inputs
+Level = kernels.KernelLevel | Inputs
 LEVELS: tuple[Level, ...] = (*kernels.LEVELS, *INPUTS)
 
 _NOTHING = nullcontext()
@@ -85,7 +85,7 @@ class Recompute:
         """Within it, kernels keep what the level of a microbatch says, if one of theirs."""
         if not self.keeps(microbatch):
             return _NOTHING
-        return kernels.keeping(cast(kernels.Level, self._levels[microbatch]))
+        return kernels.keeping(cast(kernels.KernelLevel, self._levels[microbatch]))
 
     def keeps(self, microbatch: int) -> bool:
         """Whether the level of a microbatch is one of kernels."""
@@ -179,7 +179,7 @@ def _watched(
     segments = seen.by_layer if by_layer else seen.by_stage
     if seen.overwrites or any(seen.keeps):
         # R would call a layer for the second time that B calls for the third, or has no input.
-        segments = [Segment((range(len(calls)),), keeps=True)]
+        segments = [RecomputeSegment((range(len(calls)),), keeps=True)]
     cell = Cell(arguments, segments, buffers, by_layer=by_layer)
     for segment in segments:
         cell.add(values[segment.calls[-1]], _first_of([begins[call] for call in segment.calls]))

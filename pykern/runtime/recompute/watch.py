@@ -24,7 +24,7 @@ Edge = tuple[Node, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class RecomputeSegment:
     """Some of a stage's calls, one after another, whose graph is made and freed as one.
 
     Attributes:
@@ -61,24 +61,24 @@ class Seen:
     trains: Sequence[weakref.ref[Tensor]]
 
     @cached_property
-    def by_stage(self) -> list[Segment]:
+    def by_stage(self) -> list[RecomputeSegment]:
         """The calls in segments, as long as they can be."""
         return self._segments(by_layer=False)
 
     @cached_property
-    def by_layer(self) -> list[Segment]:
+    def by_layer(self) -> list[RecomputeSegment]:
         """The calls in segments, one for each layer where it can be."""
         return self._segments(by_layer=True)
 
-    def _segments(self, *, by_layer: bool) -> list[Segment]:
-        found: list[Segment] = []
+    def _segments(self, *, by_layer: bool) -> list[RecomputeSegment]:
+        found: list[RecomputeSegment] = []
         for piece in self._pieces():
             keeps = any(self.keeps[call] for call in piece)
             # The end belongs to the last layer: its input may be large.
             is_end = piece.start == len(self.can_cut)
             joins = len(found) > 0 and not (keeps or found[-1].keeps or (by_layer and not is_end))
             before = found.pop().pieces if joins else ()
-            found.append(Segment((*before, piece), keeps))
+            found.append(RecomputeSegment((*before, piece), keeps))
         return found
 
     def _pieces(self) -> Iterator[range]:

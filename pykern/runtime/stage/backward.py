@@ -18,14 +18,18 @@ from .forward import calls_of
 from .hand_over import again
 
 if TYPE_CHECKING:
-    from .stage import Action, Stage
+    from .stage import Run, Stage
 
 # What a backward runs through: outputs, their gradients, and the leaves in front.
 Through = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]], None]
 
 
-def straight(stage: Stage) -> Action:
-    """B of one graph, all of whose outputs have a gradient, where nothing skips the stage."""
+def straight(stage: Stage) -> Run:
+    """B of one graph, all of whose outputs have a gradient, where nothing skips the stage.
+
+    A `Landing` is where the gradient of a leaf comes, in place of `.grad`; `take` gets it there.
+    `WHOLE` tells torch's engine to go through the whole graph and to let go of it.
+    """
     outputs_of, gradients_of, leaves_of = stage.outputs, stage.gradients, stage.leaves
     run_backward, previous = stage.run_backward, stage.previous
 
@@ -61,7 +65,7 @@ def straight(stage: Stage) -> Action:
     return backward
 
 
-def without_parcels(stage: Stage, run: Action) -> Action:
+def without_parcels(stage: Stage, run: Run) -> Run:
     """B where values may skip stages, straight if none has."""
 
     def backward(microbatch: int) -> None:
@@ -73,7 +77,7 @@ def without_parcels(stage: Stage, run: Action) -> Action:
     return backward
 
 
-def in_one_segment(stage: Stage, run: Action) -> Action:
+def in_one_segment(stage: Stage, run: Run) -> Run:
     """B where microbatches have levels, straight if R has made the whole graph again."""
 
     def backward(microbatch: int) -> None:
@@ -86,7 +90,7 @@ def in_one_segment(stage: Stage, run: Action) -> Action:
     return backward
 
 
-def watched(stage: Stage, run: Action) -> Action:
+def watched(stage: Stage, run: Run) -> Run:
     """Has B looked at while it is not known to draw nothing."""
 
     def backward(microbatch: int) -> None:
@@ -167,7 +171,7 @@ def _run(stage: Stage, microbatch: int, through: Through) -> None:
         given = (*given, *stage.parcels.answers(microbatch))
     outputs, gradients = _used(stage.outputs[microbatch], given)
     stage.outputs[microbatch] = stage.gradients[microbatch] = ()
-    gradients = stage.passage.take_in(gradients)
+    gradients = stage.transport.take_in(gradients)
     cell = stage.recomputed.take(microbatch)
     front = None if cell is None else cell.front()
     while cell is not None and front is not None and outputs:
@@ -182,8 +186,8 @@ def _run(stage: Stage, microbatch: int, through: Through) -> None:
     if stage.previous is not None:
         stage.leaves[microbatch] = ()
         if stage.parcels.opened:
-            found = stage.parcels.answer(microbatch, found, stage.passage)
-        given = stage.passage.back(microbatch, stage.index - 1, found)
+            found = stage.parcels.answer(microbatch, found, stage.transport)
+        given = stage.transport.back(microbatch, stage.index - 1, found)
         stage.previous.gradients[microbatch] = given
 
 

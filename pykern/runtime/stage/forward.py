@@ -16,10 +16,10 @@ from ..autograd.cut import copies
 from ..recompute.cell import Calls, run
 
 if TYPE_CHECKING:
-    from .stage import Action, Stage
+    from .stage import Run, Stage
 
 
-def straight(stage: Stage) -> Action:
+def straight(stage: Stage) -> Run:
     """Calls layer after layer, and hands over what the last one returns."""
     arguments, outputs, hand_over = stage.arguments, stage.outputs, stage.hand_over
     # Taken apart here: it would take as long as a call.
@@ -45,7 +45,7 @@ def straight(stage: Stage) -> Action:
     return forward
 
 
-def by_calls(stage: Stage) -> Action:
+def by_calls(stage: Stage) -> Run:
     """The same where something has to be done at single calls."""
 
     def forward(microbatch: int) -> None:
@@ -80,16 +80,16 @@ def _on_copies(layer: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     return layer(*copies(arguments), **named)
 
 
-def with_parcels(stage: Stage, compute: Action) -> Action:
+def with_parcels(stage: Stage, compute: Run) -> Run:
     """Adds what has come from farther stages to what the previous stage has given."""
 
     def forward(microbatch: int) -> None:
         given = stage.arguments[microbatch]
         if stage.parcels.come and given is not None:
-            values, leaves = stage.parcels.open(microbatch, stage.passage)
+            values, leaves = stage.parcels.open(microbatch, stage.transport)
             stage.leaves[microbatch] = (*stage.leaves[microbatch], *leaves)
             near: Environment = given[0]
-            both = Environment(near.program, {**near.values, **values})
+            both = Environment(near.cut_tape, {**near.values, **values})
             stage.arguments[microbatch] = (both,)
             del near, both
         del given
@@ -98,7 +98,7 @@ def with_parcels(stage: Stage, compute: Action) -> Action:
     return forward
 
 
-def at_levels(stage: Stage, compute: Action) -> Action:
+def at_levels(stage: Stage, compute: Run) -> Run:
     """Keeps of each microbatch what its level says."""
 
     def forward(microbatch: int) -> None:
@@ -117,7 +117,7 @@ def at_levels(stage: Stage, compute: Action) -> Action:
     return forward
 
 
-def drawing(stage: Stage, compute: Action) -> Action:
+def drawing(stage: Stage, compute: Run) -> Run:
     """Draws random numbers from a state of the action's own, until nothing is seen to draw."""
     draws = stage.draws
 

@@ -24,13 +24,13 @@ HandOver = Callable[[int, Any], Sequence[Tensor]]
 
 
 def to_next(stage: Stage) -> HandOver:
-    """Gives the next stage a tensor in the same memory; anything else goes by `by_passage`."""
+    """Gives the next stage a tensor in the same memory; anything else goes by `by_transport`."""
     following = stage.next
     assert following is not None
 
     def hand_over(microbatch: int, output: Any) -> Sequence[Tensor]:
         if not isinstance(output, Tensor):
-            return by_passage(stage, microbatch, output)
+            return by_transport(stage, microbatch, output)
         leaf = output.detach()
         following.arguments[microbatch] = (leaf,)
         if not output.requires_grad:
@@ -45,11 +45,11 @@ def to_next(stage: Stage) -> HandOver:
 def values_to_next(stage: Stage, microbatch: int, output: Any) -> Sequence[Tensor]:
     """The same for the values that a recorded forward hands over, if all of them are tensors."""
     if not isinstance(output, Environment):
-        return by_passage(stage, microbatch, output)
+        return by_transport(stage, microbatch, output)
     near, farther = output.apart(stage.index)
     for value in near.values.values():
         if not isinstance(value, Tensor):
-            return by_passage(stage, microbatch, output)
+            return by_transport(stage, microbatch, output)
     # One that stands there twice stays one.
     handed: dict[int, Tensor] = {}
     outputs: list[Tensor] = []
@@ -64,15 +64,15 @@ def values_to_next(stage: Stage, microbatch: int, output: Any) -> Sequence[Tenso
     following = stage.next
     assert following is not None
     landed = {number: handed[id(value)] for number, value in near.values.items()}
-    following.arguments[microbatch] = (Environment(near.program, landed),)
+    following.arguments[microbatch] = (Environment(near.cut_tape, landed),)
     following.leaves[microbatch] = leaves
     if farther:
-        stage.parcels.send(microbatch, farther, stage.passage)
+        stage.parcels.send(microbatch, farther, stage.transport)
         outputs += ends_of(farther)
     return tuple(outputs)
 
 
-def by_passage(stage: Stage, microbatch: int, output: Any) -> Sequence[Tensor]:
+def by_transport(stage: Stage, microbatch: int, output: Any) -> Sequence[Tensor]:
     """Gives the next stage, and farther ones, any tree, by the stage's way out.
 
     Raises:
@@ -83,12 +83,12 @@ def by_passage(stage: Stage, microbatch: int, output: Any) -> Sequence[Tensor]:
     if stage.recomputed.has(microbatch):
         _require_cuttable(stage, output)
     near, farther = apart(output, stage.index)
-    handed = cut(near, partial(stage.passage.there, microbatch, stage.index + 1))
+    handed = cut(near, partial(stage.transport.there, microbatch, stage.index + 1))
     following.arguments[microbatch] = (handed.value,)
     following.leaves[microbatch] = handed.leaves
     if not farther:
         return handed.outputs
-    stage.parcels.send(microbatch, farther, stage.passage)
+    stage.parcels.send(microbatch, farther, stage.transport)
     return (*handed.outputs, *ends_of(farther))
 
 
@@ -116,10 +116,10 @@ def to_the_end(stage: Stage) -> HandOver:
     return hand_over
 
 
-def out_by_passage(stage: Stage) -> HandOver:
+def out_by_transport(stage: Stage) -> HandOver:
     """The same where the output has to be moved before its caller may keep it."""
     end = to_the_end(stage)
-    return lambda microbatch, output: end(microbatch, stage.passage.keep(output))
+    return lambda microbatch, output: end(microbatch, stage.transport.keep(output))
 
 
 def again(stage: Stage, microbatch: int, output: Any) -> Sequence[Tensor]:

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...trace.program import Environment, Farther, Values
+from ...trace.cut_tape import Environment, Farther, Values
 from ...trace.routes import BATCH
 from ..microbatch import to_device
-from .transport import Passage
+from .transport import Transport
 
 
 def apart(output: Any, stage: int) -> tuple[Any, Farther]:
@@ -80,11 +80,11 @@ class Parcels:
             # The first that comes: what is still there is of a replica that did not run it.
             there.come[microbatch] = [Parcel(BATCH, to_device(values, there._device))]
 
-    def send(self, microbatch: int, farther: Farther, passage: Passage) -> None:
+    def send(self, microbatch: int, farther: Farther, transport: Transport) -> None:
         """F hands over what farther stages use."""
         for reader, values in farther:
             detached = [value.detach() for value in values.values()]
-            landed = passage.there(microbatch, reader, detached)
+            landed = transport.there(microbatch, reader, detached)
             for value, leaf in zip(values.values(), landed, strict=True):
                 leaf.requires_grad_(value.requires_grad)
             parcel = Parcel(self._stage, dict(zip(values, landed, strict=True)))
@@ -92,7 +92,7 @@ class Parcels:
             if any(leaf.requires_grad for leaf in landed):
                 self.sent.setdefault(microbatch, []).append(parcel)
 
-    def open(self, microbatch: int, passage: Passage) -> tuple[Values, list[Tensor]]:
+    def open(self, microbatch: int, transport: Transport) -> tuple[Values, list[Tensor]]:
         """F takes in what has come.
 
         Returns:
@@ -104,7 +104,7 @@ class Parcels:
             if parcel.sender == BATCH:
                 values |= parcel.values
                 continue
-            taken = passage.arrive(list(parcel.values.values()))
+            taken = transport.arrive(list(parcel.values.values()))
             values |= zip(parcel.values, taken, strict=True)
             parcel.values = {}
             parcel.leaves = [value for value in taken if value.requires_grad]
@@ -114,14 +114,14 @@ class Parcels:
         return values, leaves
 
     def answer(
-        self, microbatch: int, gradients: Sequence[Tensor | None], passage: Passage
+        self, microbatch: int, gradients: Sequence[Tensor | None], transport: Transport
     ) -> Sequence[Tensor | None]:
         """B or I gives back the gradients of what has come.
 
         Args:
             microbatch: which one.
             gradients: of what the previous stage has given, then those of `open`.
-            passage: the way out of the stage.
+            transport: the way out of the stage.
 
         Returns:
             The former.
@@ -131,7 +131,7 @@ class Parcels:
         for parcel in parcels:
             start, end = end, end + len(parcel.leaves)
             parcel.leaves = ()
-            parcel.gradients = passage.back(microbatch, parcel.sender, gradients[start:end])
+            parcel.gradients = transport.back(microbatch, parcel.sender, gradients[start:end])
         return gradients[:near]
 
     def answers(self, microbatch: int) -> list[Tensor | None]:

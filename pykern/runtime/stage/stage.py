@@ -24,7 +24,7 @@ from . import backward, forward, hand_over
 from .keywords import keywords_of
 from .settings import Settings
 from .skips import Parcels
-from .transport import Passage
+from .transport import Transport
 
 _CPU = torch.device("cpu")
 
@@ -32,8 +32,8 @@ _CPU = torch.device("cpu")
 Ends = tuple[Sequence[Tensor], Sequence[Tensor]]
 # Gets (microbatch, output of the last stage, whether no R will give it again).
 Finish = Callable[[int, Any, bool], Ends]
-# Gets a microbatch.
-Action = Callable[[int], None]
+# Performs an action of one kind and stage for the microbatch of a number.
+Run = Callable[[int], None]
 
 
 class Stage:
@@ -76,9 +76,13 @@ class Stage:
         self._settings: Settings | None = None
         # Whether torch compiles any of the layers.
         self._compiled = False
+        # From which states its actions draw random numbers, and whether any does.
         self.draws = Draws(index)
+        # What is known of the microbatches whose F keeps inputs only, for an R to go on from.
         self.recomputed = Recompute()
-        self.passage = Passage()
+        # How tensors get to the stages beside this one; a GPU's stage has another one.
+        self.transport = Transport()
+        # Values of skip connections, which go past the stages between.
         self.parcels = Parcels(index, device)
         self._make_room(0)
 
@@ -114,8 +118,9 @@ class Stage:
 
     def choose(self) -> None:
         """Puts together what the actions do: what is in force now, and nothing else."""
-        is_plain = type(self.passage) is Passage
+        is_plain = type(self.transport) is Transport
         self.run_backward: Callable[..., object] = run_backward
+        # What a loss gives that does its part of the backward at once has to be checked.
         if self.next is None and not getattr(self.finish, "knows_gradients", False):
             self.run_backward = checked_backward
         self.hand_over: hand_over.HandOver = self._way_out(is_plain=is_plain)
@@ -136,14 +141,14 @@ class Stage:
     def _way_out(self, *, is_plain: bool) -> hand_over.HandOver:
         """How F ends. `is_plain`: whether what leaves the stage stays in its memory."""
         if self.next is None:
-            return hand_over.to_the_end(self) if is_plain else hand_over.out_by_passage(self)
+            return hand_over.to_the_end(self) if is_plain else hand_over.out_by_transport(self)
         if not is_plain:
-            return partial(hand_over.by_passage, self)
+            return partial(hand_over.by_transport, self)
         if self._is_recorded:
             return partial(hand_over.values_to_next, self)
         return hand_over.to_next(self)
 
-    def _way_back(self, *, is_plain: bool) -> Action:
+    def _way_back(self, *, is_plain: bool) -> Run:
         """What B is."""
         if self.look_back is not None or not is_plain:
             return partial(backward.graph_by_graph, self)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 
-class Passage:
+class Transport:
     """The way out of a stage where all stages share one memory: there is nothing to do.
 
     Others move what passes, into memory that is used again and again.

@@ -34,7 +34,7 @@ Capture = bool | Literal["auto", "step"]
 _TOO_MANY = 4
 
 
-class Recorder:
+class CapturePolicy:
     """Decides for each step whether it is replayed.
 
     Args:

@@ -23,12 +23,12 @@ from ...batch import Batch
 from ...loss import Losses
 from ...random.seed import StepSeed
 from ...stage.stage import Stage
-from ..cuda import Gpus, Graph
-from ..rings import Ring, Transfer, transfer_to, transfers_between
+from ..cuda import CapturedGraph, Gpus
+from ..rings import P2PTransfer, RingBuffers, transfer_to, transfers_between
 from .pools import Pools
 from .quiet import no_collection, nothing_cached
 from .refusals import CannotCapture, named
-from .static_stage import Cell, Twin, distinct
+from .static_stage import CellKey, StaticStage, distinct
 
 
 class Recording:
@@ -56,8 +56,8 @@ class Recording:
         self._program = program
         self._stages = stages
         self._lane_of = lane_of
-        self._rings = [Ring(gpus, lane) for lane in lane_of]
-        self._graphs: dict[tuple[Kind, int, int], Graph | None] = {}
+        self._rings = [RingBuffers(gpus, lane) for lane in lane_of]
+        self._graphs: dict[tuple[Kind, int, int], CapturedGraph | None] = {}
         self._gradients = [(parameter, _gradient_of(parameter)) for parameter in trained]
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
@@ -77,17 +77,17 @@ class Recording:
         self._losses = batch.finish.among(
             None if batch.target is None else self._targets, len(self._targets), self._scale
         )
-        self._twins = [
-            Twin(stage, ring, of_stage, self._losses if stage.next is None else None)
+        self._static = [
+            StaticStage(stage, ring, of_stage, self._losses if stage.next is None else None)
             for stage, ring, of_stage in zip(stages, self._rings, cells, strict=True)
         ]
         # What comes into the slots' seeds, by stage and microbatch.
         self._seeds = [
-            ring.place(("seeds",), twin.seeds[0].new_empty(len(batch.rows), len(twin.seeds[0])))
-            for ring, twin in zip(self._rings, self._twins, strict=True)
+            ring.place(("seeds",), static.seeds[0].new_empty(len(batch.rows), len(static.seeds[0])))
+            for ring, static in zip(self._rings, self._static, strict=True)
         ]
         self._capture(program.plan)
-        loss = self._twins[-1].outputs[0][0]
+        loss = self._static[-1].outputs[0][0]
         like = loss.new_empty(len(batch.rows))
         self._loss_of = self._rings[-1].place(("losses",), like)
         for row in program.plan.rows:
@@ -136,25 +136,25 @@ class Recording:
             arguments = self._input_parts[0]
             leaves: Sequence[Tensor] = ()
             pools = [Pools(self._gpus, plan, stage.index) for stage in self._stages]
-            for stage, twin in enumerate(self._twins):
-                for slot in range(twin.num_slots):
-                    twin.take(slot, arguments, leaves)
-                    self._record(Kind.F, stage, slot, pools[stage].of(twin.ring_slot(slot)))
-                if stage + 1 < len(self._twins):
-                    arguments, leaves = twin.handed(0)
+            for stage, static in enumerate(self._static):
+                for slot in range(static.num_slots):
+                    static.take(slot, arguments, leaves)
+                    self._record(Kind.F, stage, slot, pools[stage].of(static.ring_slot(slot)))
+                if stage + 1 < len(self._static):
+                    arguments, leaves = static.handed(0)
             gradients: Sequence[Tensor | None] = ()
-            for stage, twin in reversed(list(enumerate(self._twins))):
-                for slot in range(twin.num_slots):
-                    if stage + 1 < len(self._twins):
-                        twin.expect(slot, gradients)
+            for stage, static in reversed(list(enumerate(self._static))):
+                for slot in range(static.num_slots):
+                    if stage + 1 < len(self._static):
+                        static.expect(slot, gradients)
                     self._capture_backward(plan, stage, slot, pools[stage])
-                gradients = twin.outgoing[0]
+                gradients = static.outgoing[0]
 
     def _capture_backward(self, plan: Plan, stage: int, slot: int, pools: Pools) -> None:
-        twin = self._twins[stage]
-        pool = pools.of(twin.ring_slot(slot))
-        if twin.is_recomputed(slot):
-            pool = pools.of_recompute(twin.ring_slot(slot))
+        static = self._static[stage]
+        pool = pools.of(static.ring_slot(slot))
+        if static.is_recomputed(slot):
+            pool = pools.of_recompute(static.ring_slot(slot))
             self._record(Kind.R, stage, slot, pool)
         self._refuse_others(stage, slot)
         for kind in _backward_kinds(plan, stage):
@@ -163,18 +163,20 @@ class Recording:
     def _refuse_others(self, stage: int, slot: int) -> None:
         """A tensor without a gradient in the step before would get one in a graph's memory."""
         known = {id(parameter) for parameter, _ in self._gradients}
-        if any(id(leaf) not in known for leaf in self._twins[stage].trains(slot)):
+        if any(id(leaf) not in known for leaf in self._static[stage].trains(slot)):
             raise CannotCapture(
                 f"stage {stage}, or the loss, trains a tensor that is no parameter of its layers, "
                 "or that had no gradient after the step before"
             )
 
     def _record(self, kind: Kind, stage: int, slot: int, pool: Any) -> None:
-        twin = self._twins[stage]
+        static = self._static[stage]
         graph = None
-        if twin.has(kind, slot):
+        if static.has(kind, slot):
             try:
-                graph = self._gpus.capture(self._lane_of[stage], pool, lambda: twin.run(kind, slot))
+                graph = self._gpus.capture(
+                    self._lane_of[stage], pool, lambda: static.run(kind, slot)
+                )
             except Exception as error:
                 where = named(error, self._stages[stage])
                 raise CannotCapture(
@@ -186,39 +188,39 @@ class Recording:
         program, stage, number = self._program, action.stage, action.microbatch
         slot = self._slot(stage, number)
         graph = self._graphs[action.kind, stage, slot]
-        before: list[Transfer] = []
-        after: list[Transfer] = []
-        twin = self._twins[stage]
+        before: list[P2PTransfer] = []
+        after: list[P2PTransfer] = []
+        static = self._static[stage]
         if action.kind is Kind.F:
             before = self._fill_inputs(stage, slot, number)
-            if stage + 1 < len(self._twins):
-                self._send(Kind.COPY_F, stage, number, twin.outputs[slot])
+            if stage + 1 < len(self._static):
+                self._send(Kind.COPY_F, stage, number, static.outputs[slot])
             else:
-                loss = self._twins[-1].outputs[slot][0]
+                loss = self._static[-1].outputs[slot][0]
                 after = [transfer_to(self._loss_of[number], loss)]
         elif action.kind in (Kind.B, Kind.I) and stage > 0:
             after = self._give_gradients(stage, slot, number)
-            self._send(Kind.COPY_B, stage, number, twin.outgoing[slot])
+            self._send(Kind.COPY_B, stage, number, static.outgoing[slot])
         handles = (graph.exec, graph.graph) if graph is not None else (0, 0)
         program.set_launch(action, *handles, before, after)
 
-    def _fill_inputs(self, stage: int, slot: int, number: int) -> list[Transfer]:
+    def _fill_inputs(self, stage: int, slot: int, number: int) -> list[P2PTransfer]:
         """What comes to an F from its own lane: the batch's rows, or what the stage before made."""
         transfers = []
         if stage == 0:
             transfers += transfers_between(
-                self._twins[0].inputs[slot], tensors_of(self._input_parts[number])
+                self._static[0].inputs[slot], tensors_of(self._input_parts[number])
             )
         elif self._lane_of[stage - 1] == self._lane_of[stage]:
-            made = self._twins[stage - 1].outputs[self._slot(stage - 1, number)]
-            transfers += transfers_between(self._twins[stage].inputs[slot], made)
-        if stage + 1 == len(self._twins):
+            made = self._static[stage - 1].outputs[self._slot(stage - 1, number)]
+            transfers += transfers_between(self._static[stage].inputs[slot], made)
+        if stage + 1 == len(self._static):
             targets = all_tensors(self._target_parts[number])
             transfers += transfers_between(all_tensors(self._targets[slot]), targets)
-        seeds = self._twins[stage].seeds[slot]
+        seeds = self._static[stage].seeds[slot]
         return transfers + transfers_between([seeds], [self._seeds[stage][number]])
 
-    def _give_gradients(self, stage: int, slot: int, number: int) -> list[Transfer]:
+    def _give_gradients(self, stage: int, slot: int, number: int) -> list[P2PTransfer]:
         """What goes from a B or I to the stage before on the same lane.
 
         At once, because the slot may have a new microbatch before the other B or I begins; that one
@@ -226,16 +228,16 @@ class Recording:
         """
         if self._lane_of[stage - 1] != self._lane_of[stage]:
             return []
-        places = self._twins[stage - 1].incoming[self._slot(stage - 1, number)]
-        return transfers_between(places, self._twins[stage].outgoing[slot])
+        places = self._static[stage - 1].incoming[self._slot(stage - 1, number)]
+        return transfers_between(places, self._static[stage].outgoing[slot])
 
     def _send(self, kind: Kind, stage: int, number: int, made: Sequence[Tensor | None]) -> None:
         """Sets what the copy of a result moves, where its reader is on another lane."""
         reader = stage + (1 if kind is Kind.COPY_F else -1)
         if self._lane_of[reader] == self._lane_of[stage]:
             return
-        twin, slot = self._twins[reader], self._slot(reader, number)
-        places = twin.inputs[slot] if kind is Kind.COPY_F else twin.incoming[slot]
+        static, slot = self._static[reader], self._slot(reader, number)
+        places = static.inputs[slot] if kind is Kind.COPY_F else static.incoming[slot]
         transfers = transfers_between(places, made)
         if not self._gpus.lanes.reaches(self._lane_of[stage], self._lane_of[reader]):
             ring = self._rings[reader]
@@ -246,10 +248,10 @@ class Recording:
         self._program.set_transfers(Action(kind, stage, number), transfers)
 
     def _slot(self, stage: int, number: int) -> int:
-        return self._twins[stage].slot_of(number)
+        return self._static[stage].slot_of(number)
 
 
-def _cells(program: _C.StreamProgram, batch: Batch, stage: int) -> list[Cell]:
+def _cells(program: _C.StreamProgram, batch: Batch, stage: int) -> list[CellKey]:
     """The slot and the level of each microbatch at a stage."""
     count = len(batch.rows)
     levels = batch.levels[stage] if batch.levels else [None] * count

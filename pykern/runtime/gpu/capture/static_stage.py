@@ -16,19 +16,19 @@ from ...loss import Losses
 from ...random.seed import StepSeed
 from ...recompute.recompute import INPUTS, Level
 from ...stage.stage import Stage
-from ...stage.transport import Passage
-from ..rings import Ring, as_bytes
+from ...stage.transport import Transport
+from ..rings import RingBuffers, as_bytes
 
 # The slot of a microbatch, and what its F keeps.
-Cell = tuple[int, Level | None]
+CellKey = tuple[int, Level | None]
 
 
-def distinct(cells: Sequence[Cell]) -> list[Cell]:
+def distinct(cells: Sequence[CellKey]) -> list[CellKey]:
     """Each once, in their order."""
     return list(dict.fromkeys(cells))
 
 
-class Twin(Passage):
+class StaticStage(Transport):
     """The same layers as a stage has, run on the same few tensors again and again.
 
     F reads `inputs` of its slot and its results are `outputs`; B or I reads `incoming` and its
@@ -54,8 +54,8 @@ class Twin(Passage):
     def __init__(
         self,
         original: Stage,
-        ring: Ring,
-        cells: Sequence[Cell],
+        ring: RingBuffers,
+        cells: Sequence[CellKey],
         losses: Losses | None,
     ) -> None:
         self._ring = ring
@@ -76,7 +76,7 @@ class Twin(Passage):
         self._after = Stage(original.index + 1, ()) if original.next is not None else None
         self._before = Stage(original.index - 1, ()) if original.previous is not None else None
         self._stage.next, self._stage.previous = self._after, self._before
-        self._stage.passage = self
+        self._stage.transport = self
         for stage in (self._stage, self._after, self._before):
             if stage is not None:
                 levels = [level for _, level in self._cells]

@@ -1,4 +1,4 @@
-#include "exec/stream_program.hpp"
+#include "exec/stream_order.hpp"
 
 #include <algorithm>
 #include <functional>
@@ -24,7 +24,7 @@ struct NodeEdge {
     Node to;
 };
 
-// The nodes of a program before they are in an order, and what each waits for.
+// The nodes of a plan before they are in an order, and what each waits for.
 class Network {
    public:
     Network(const LoweredPlan& lowered, const CellSlots& slots)
@@ -230,7 +230,7 @@ class Waits {
 
 }  // namespace
 
-StreamProgram::StreamProgram(const LoweredPlan& lowered)
+StreamOrder::StreamOrder(const LoweredPlan& lowered)
     : plan_(lowered.plan), slots_((check(lowered), slots_of(lowered))) {
     Network network(lowered, slots_);
     const std::vector<Node> order = in_order(network, plan_);
@@ -259,7 +259,7 @@ StreamProgram::StreamProgram(const LoweredPlan& lowered)
     for (const TaskNumber task : waits_) tasks_[task].awaited = true;
 }
 
-int StreamProgram::device_of_stream(int stream) const {
+int StreamOrder::device_of_stream(int stream) const {
     if (stream < num_devices()) return stream;
     return copy_streams_[static_cast<std::size_t>(stream - num_devices())].sender;
 }

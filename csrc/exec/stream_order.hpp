@@ -1,4 +1,4 @@
-// Stream program: a lowered plan in the order in which one thread issues it to streams.
+// Stream order: a lowered plan in the order in which one thread issues it to streams.
 #pragma once
 
 #include <cstddef>
@@ -40,10 +40,10 @@ struct CopyStream {
 //   an F for the copies that leave the slot it takes over: what they send is the slot's to keep,
 //   a copy for what it sends, and for the action that frees the slot it fills.
 // What follows from other waits is left out.
-class StreamProgram {
+class StreamOrder {
    public:
     // Throws PlanError for a plan that cannot run.
-    explicit StreamProgram(const LoweredPlan& lowered);
+    explicit StreamOrder(const LoweredPlan& lowered);
 
     const Plan& plan() const { return plan_; }
     int num_devices() const { return plan_.num_devices(); }

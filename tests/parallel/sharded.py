@@ -1,4 +1,4 @@
-"""A small model whose blocks are sliced over processes, and how it is trained."""
+"""A small model whose blocks are sharded over processes, and how it is trained."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 import pykern
 from pykern.tensors.dtensor import whole
+from tests.support.pipelines import small
+from tests.support.plain_step import Seed, by_microbatch, rows_of
 
 NUM_MICROBATCHES = 4
 # As the user knows the modules: layers by number.
@@ -19,7 +21,7 @@ STYLES: Mapping[str, Any] = {"*.up": ColwiseParallel(), "*.down": RowwiseParalle
 
 
 class Block(nn.Module):
-    """x + down(tanh(up(norm(x)))), whose `up` is sliced by columns and `down` by rows."""
+    """x + down(tanh(up(norm(x)))), whose `up` is sharded by columns and `down` by rows."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -54,18 +56,12 @@ def mesh_of(size: int) -> DeviceMesh:
 def pipeline(
     mesh: DeviceMesh, model: Sequence[nn.Module] | None = None, **options: Any
 ) -> pykern.Pipeline:
-    settings = {
-        "devices": "cpu:2",
-        "microbatches": NUM_MICROBATCHES,
-        "loss_fn": nn.functional.mse_loss,
-        "tensor_parallel": (mesh, STYLES),
-    }
-    chain = nn.Sequential(*(layers() if model is None else model))
-    return pykern.Pipeline(chain, **{**settings, **options})
+    usual = {"microbatches": NUM_MICROBATCHES, "tensor_parallel": (mesh, STYLES)}
+    return small(nn.Sequential(*(layers() if model is None else model)), **(usual | options))
 
 
 def whole_parameters(model: nn.Module) -> dict[str, Tensor]:
-    """All of them, by name, gathered from the processes that have slices."""
+    """All of them, by name, gathered from the processes that have shards."""
     return {name: whole(parameter).clone() for name, parameter in model.named_parameters()}
 
 
@@ -83,19 +79,14 @@ def train(
 
 def plain_step(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """What the plain model adds to gradients, microbatch by microbatch; the loss."""
-    total = x.new_zeros(())
-    parts = zip(x.tensor_split(NUM_MICROBATCHES), y.tensor_split(NUM_MICROBATCHES), strict=True)
-    for given, target in parts:
-        loss = nn.functional.mse_loss(model(given), target)
-        loss.backward(torch.full_like(loss, len(given) / len(x)))
-        total += loss.detach() * (len(given) / len(x))
-    return total
+    rows = rows_of(len(x), NUM_MICROBATCHES)
+    parts = list(zip(x.split(rows), y.split(rows), strict=True))
 
+    def loss_of(index: int, _: Seed) -> Tensor:
+        given, target = parts[index]
+        return nn.functional.mse_loss(model(given), target)
 
-def assert_same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
-    assert one.keys() == other.keys()
-    for name, value in one.items():
-        assert torch.equal(value, other[name]), name
+    return by_microbatch(model, rows, loss_of)
 
 
 def assert_near(one: Mapping[str, Tensor], other: Mapping[str, Tensor], bound: float) -> None:

@@ -12,7 +12,7 @@ from .origins import storages_of
 from .tape import Instruction
 
 
-class Made:
+class NumberedTensors:
     """Numbers of tensors. One that is written has a new number from then on.
 
     Attributes:

@@ -22,40 +22,40 @@ Farther = Sequence[tuple[int, Values]]
 
 
 class Environment:
-    """The values that the pieces of a program still need, on their way from one to the next.
+    """The values that the pieces of a cut tape still need, on their way from one to the next.
 
     It is a tree to torch, whose leaves are the tensors.
 
     Attributes:
-        program: whose values they are.
+        cut_tape: whose values they are.
         values: by number.
     """
 
-    __slots__ = ("program", "values")
+    __slots__ = ("cut_tape", "values")
 
-    def __init__(self, program: Program, values: Values) -> None:
-        self.program = program
+    def __init__(self, cut_tape: CutTape, values: Values) -> None:
+        self.cut_tape = cut_tape
         self.values = values
 
     def apart(self, stage: int) -> tuple[Environment, Farther]:
         """What goes from a stage, or `BATCH`, to the next one, and what goes to farther ones."""
-        near, farther = self.program.ways[stage + 1]
+        near, farther = self.cut_tape.ways[stage + 1]
         if not farther:
             return self, ()
         values = self.values
-        return Environment(self.program, {number: values[number] for number in near}), [
+        return Environment(self.cut_tape, {number: values[number] for number in near}), [
             (reader, {number: values[number] for number in numbers}) for reader, numbers in farther
         ]
 
 
 pytree.register_pytree_node(
     Environment,
-    lambda env: (list(env.values.values()), (env.program, tuple(env.values))),
+    lambda env: (list(env.values.values()), (env.cut_tape, tuple(env.values))),
     lambda tensors, of: Environment(of[0], dict(zip(of[1], tensors, strict=True))),
     serialized_type_name="pykern.trace.Environment",
     flatten_with_keys_fn=lambda env: (
         [(pytree.MappingKey(number), value) for number, value in env.values.items()],
-        (env.program, tuple(env.values)),
+        (env.cut_tape, tuple(env.values)),
     ),
 )
 
@@ -91,7 +91,7 @@ class Piece:
             alive |= set(instruction.reads)
         self._steps.reverse()
 
-    def run(self, program: Program, here: Here, modules: Mapping[str, nn.Module | None]) -> Any:
+    def run(self, cut_tape: CutTape, here: Here, modules: Mapping[str, nn.Module | None]) -> Any:
         """Runs the instructions; returns an environment, or what the model returns."""
         for number in self._copied:
             here.values[number] = here.values[number].clone()
@@ -101,10 +101,10 @@ class Piece:
                 here.values.pop(number, None)
         if self._output is not None:
             return self._output(here)
-        return Environment(program, {number: here.values[number] for number in self._needed})
+        return Environment(cut_tape, {number: here.values[number] for number in self._needed})
 
 
-class Program:
+class CutTape:
     """A tape in pieces, one for each segment of the chain.
 
     Args:

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "exec/stream_program.hpp"
+#include "exec/stream_order.hpp"
 #include "plan/check.hpp"
 #include "plan/inputs.hpp"
 #include "plan/updates.hpp"
@@ -21,18 +21,18 @@ namespace {
 // Of a wait: the task that waits, and for which.
 using StreamWait = std::pair<TaskNumber, TaskNumber>;
 
-std::vector<StreamWait> waits_of(const StreamProgram& program) {
+std::vector<StreamWait> waits_of(const StreamOrder& order) {
     std::vector<StreamWait> waits;
-    for (TaskNumber task = 0; task < program.tasks().size(); ++task) {
-        for (const TaskNumber input : program.waits(task)) waits.emplace_back(task, input);
+    for (TaskNumber task = 0; task < order.tasks().size(); ++task) {
+        for (const TaskNumber input : order.waits(task)) waits.emplace_back(task, input);
     }
     return waits;
 }
 
 // By task: which others have ended before it starts, as streams and waits have it.
-std::vector<std::vector<bool>> ended_before(const StreamProgram& program,
+std::vector<std::vector<bool>> ended_before(const StreamOrder& order,
                                             const std::vector<StreamWait>& waits) {
-    const std::size_t num_tasks = program.tasks().size();
+    const std::size_t num_tasks = order.tasks().size();
     std::vector<std::vector<bool>> ended(num_tasks, std::vector<bool>(num_tasks));
     std::map<int, TaskNumber> last;
     auto wait = waits.begin();
@@ -42,7 +42,7 @@ std::vector<std::vector<bool>> ended_before(const StreamProgram& program,
                 ended[task][i] = ended[task][i] || ended[input][i];
             ended[task][input] = true;
         };
-        const int stream = program.tasks()[task].stream;
+        const int stream = order.tasks()[task].stream;
         if (const auto found = last.find(stream); found != last.end()) add(found->second);
         for (; wait != waits.end() && wait->first == task; ++wait) add(wait->second);
         last[stream] = task;
@@ -54,9 +54,9 @@ std::vector<std::vector<bool>> ended_before(const StreamProgram& program,
 class Dependencies {
    public:
     explicit Dependencies(const Plan& plan)
-        : lowered_(lower(plan)), index_(lowered_.plan), program_(lowered_) {
-        for (TaskNumber task = 0; task < program_.tasks().size(); ++task) {
-            number_of_[program_.tasks()[task].action] = task;
+        : lowered_(lower(plan)), index_(lowered_.plan), order_(lowered_) {
+        for (TaskNumber task = 0; task < order_.tasks().size(); ++task) {
+            number_of_[order_.tasks()[task].action] = task;
         }
         for (const Row& row : lowered_.plan.rows()) {
             for (const Action action : row) add_inputs(action);
@@ -69,17 +69,17 @@ class Dependencies {
         }
     }
 
-    const StreamProgram& program() const { return program_; }
+    const StreamOrder& order() const { return order_; }
 
     std::string first_broken(const std::vector<StreamWait>& waits) const {
-        const auto ended = ended_before(program_, waits);
+        const auto ended = ended_before(order_, waits);
         for (const auto& [from, to] : all_) {
             if (!ended[to][from]) return text(to) + " does not wait for " + text(from);
         }
         return "";
     }
 
-    std::string text(TaskNumber task) const { return to_text(program_.tasks()[task].action); }
+    std::string text(TaskNumber task) const { return to_text(order_.tasks()[task].action); }
 
    private:
     void add(Action from, Action to) { all_.emplace_back(number_of_.at(from), number_of_.at(to)); }
@@ -103,7 +103,7 @@ class Dependencies {
     void add_handover(Action action) {
         if (action.kind != Kind::F) return;
         const int replica = lowered_.plan.placement().replica_of(action.microbatch);
-        const std::tuple place(replica, action.stage, program_.slot_of(action));
+        const std::tuple place(replica, action.stage, order_.slot_of(action));
         if (const auto former = holder_.find(place); former != holder_.end()) {
             for (const Kind kind : {Kind::COPY_F, Kind::COPY_B}) {
                 Action copy = former->second;
@@ -116,7 +116,7 @@ class Dependencies {
 
     LoweredPlan lowered_;
     Index index_;
-    StreamProgram program_;
+    StreamOrder order_;
     std::map<Action, TaskNumber> number_of_;
     std::map<std::tuple<int, int, int>, Action> holder_;
     std::vector<std::pair<TaskNumber, TaskNumber>> all_;
@@ -125,7 +125,7 @@ class Dependencies {
 std::string text_of_waits(const Plan& plan) {
     const Dependencies of(plan);
     std::string text;
-    for (const auto& [task, input] : waits_of(of.program())) {
+    for (const auto& [task, input] : waits_of(of.order())) {
         text += of.text(task) + "<" + of.text(input) + " ";
     }
     return text;
@@ -161,21 +161,21 @@ TEST_CASE("two devices wait in a forward for slots as well") {
 TEST_CASE("a row is one stream, in its order, and no wait is for what comes later") {
     for (const NamedPlan& named : plans()) {
         CAPTURE(named.name);
-        const StreamProgram program(lower(named.plan));
-        std::vector<Row> rows(static_cast<std::size_t>(program.num_streams()));
-        for (const Task& task : program.tasks()) {
+        const StreamOrder order(lower(named.plan));
+        std::vector<Row> rows(static_cast<std::size_t>(order.num_streams()));
+        for (const Task& task : order.tasks()) {
             rows[static_cast<std::size_t>(task.stream)].push_back(task.action);
         }
         rows.resize(named.plan.rows().size());
         CHECK(rows == named.plan.rows());
-        std::vector<bool> awaited(program.tasks().size());
-        for (const auto& [task, input] : waits_of(program)) {
+        std::vector<bool> awaited(order.tasks().size());
+        for (const auto& [task, input] : waits_of(order)) {
             CHECK(input < task);
-            CHECK(program.tasks()[input].stream != program.tasks()[task].stream);
+            CHECK(order.tasks()[input].stream != order.tasks()[task].stream);
             awaited[input] = true;
         }
         for (TaskNumber task = 0; task < awaited.size(); ++task) {
-            CHECK(program.tasks()[task].awaited == awaited[task]);
+            CHECK(order.tasks()[task].awaited == awaited[task]);
         }
     }
 }
@@ -184,7 +184,7 @@ TEST_CASE("streams and waits keep every dependency, and no wait can be left out"
     for (const NamedPlan& named : plans()) {
         CAPTURE(named.name);
         const Dependencies of(named.plan);
-        std::vector<StreamWait> waits = waits_of(of.program());
+        std::vector<StreamWait> waits = waits_of(of.order());
         CHECK(of.first_broken(waits) == "");
         for (std::size_t i = 0; i < waits.size(); ++i) {
             CAPTURE(of.text(waits[i].first));
@@ -201,13 +201,13 @@ TEST_CASE("in a forward the slots are enough for every output to leave in time")
     // behind it.
     const Plan plan = by_phases(Placement::looped(2, 2), 8, {16, 16}, 8).forward_only();
     LoweredPlan lowered = lower(plan);
-    const StreamProgram program(lowered);
-    CHECK(program.num_slots(0, 1) == 2);
-    CHECK(program.num_slots(0, 2) == 7);
-    CHECK(program.num_slots(0, 3) == 2);
+    const StreamOrder order(lowered);
+    CHECK(order.num_slots(0, 1) == 2);
+    CHECK(order.num_slots(0, 2) == 7);
+    CHECK(order.num_slots(0, 3) == 2);
     Copy& copy = lowered.lanes[1].copies[2];
     CHECK(to_text(copy.action) == "1COPY_F2");
     copy.slot = 0;
     copy.freed_by = parse_action("2F0");
-    CHECK_THROWS_AS(StreamProgram{lowered}, PlanError);
+    CHECK_THROWS_AS(StreamOrder{lowered}, PlanError);
 }

@@ -1,4 +1,4 @@
-"""Which modules of a model are sliced, said as torch's `parallelize_module` takes it."""
+"""Which modules of a model are sharded, said as torch's `parallelize_module` takes it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _FUSED = "pykern.models."
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
-    """A module that is sliced.
+class ShardedModule:
+    """A module that is sharded.
 
     Attributes:
         name: in the user's model.
@@ -40,9 +40,9 @@ class Slice:
     stage: int
 
 
-def find_slices(
+def find_shards(
     model: nn.Module, stages: Sequence[Sequence[nn.Module]], styles: Styles
-) -> list[Slice]:
+) -> list[ShardedModule]:
     """The modules that the styles are for, in the order of these, then of the model.
 
     Args:
@@ -80,7 +80,7 @@ def find_slices(
             (stage,) = _require_one_stage(name, stages_of.get(module, set()))
             _require_sliceable(model, name, style)
             _require_untied(name, module, uses)
-            found.append(Slice(name, module, style, stage))
+            found.append(ShardedModule(name, module, style, stage))
     return found
 
 
@@ -164,7 +164,7 @@ def _require_sliceable(model: nn.Module, name: str, style: Any) -> None:
     for outer in around:
         if type(outer).__module__.startswith(_FUSED):
             raise TypeError(
-                f"{name} cannot be sliced: a {type(outer).__name__} of pykern.models has fused "
+                f"{name} cannot be sharded: a {type(outer).__name__} of pykern.models has fused "
                 "operations read its parameters, and these take whole tensors; use modules that "
                 "call torch's"
             )
@@ -174,6 +174,6 @@ def _require_untied(name: str, module: nn.Module, uses: Counter[Tensor]) -> None
     for inner, parameter in module.named_parameters():
         if uses[parameter] > 1:
             raise ValueError(
-                f"{name}.{inner} is used in {uses[parameter]} places, of which slicing would make "
+                f"{name}.{inner} is used in {uses[parameter]} places, of which sharding would make "
                 "parameters of their own: untie them, or leave the module whole"
             )

@@ -83,20 +83,3 @@ def by_microbatch(
             parameter.grad = sum(terms[1:], terms[0]) if terms else None
     torch.set_rng_state(before)
     return sum((losses[index] for index in range(1, len(rows))), losses[0])
-
-
-def assert_same_state(pipe: nn.Module, plain: nn.Module) -> None:
-    """Parameters, gradients and buffers agree by name and bit for bit."""
-    theirs = dict(plain.named_parameters())
-    ours = dict(pipe.named_parameters())
-    assert list(ours) == list(theirs)
-    for name, parameter in ours.items():
-        expected = theirs[name].grad
-        if expected is None:
-            assert parameter.grad is None, name
-        else:
-            assert parameter.grad is not None, name
-            assert torch.equal(parameter.grad, expected), name
-    buffers = dict(plain.named_buffers())
-    for name, buffer in pipe.named_buffers():
-        assert torch.equal(buffer, buffers[name]), name

@@ -1,4 +1,4 @@
-"""Tensor parallel on a GPU: one process, to which NCCL gives a group of one, has all of a slice."""
+"""Tensor parallel on a GPU: one process, to which NCCL gives a group of one, has all of a shard."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ from torch import nn
 from pykern.tensors.dtensor import whole
 from tests import peers
 from tests.gpu.test_pipeline import DEVICES
-from tests.parallel.sliced import STYLES, batch_of, layers, pipeline
+from tests.parallel.sharded import STYLES, batch_of, layers, pipeline
 
 pytestmark = pytest.mark.gpu
 
 
-def a_slice_of_one(_: int, devices: str) -> None:
+def a_shard_of_one(_: int, devices: str) -> None:
     group: Any = dist.new_group([0], backend="nccl")
     found = []
     for parallel in (None, (group, STYLES)):
@@ -31,5 +31,5 @@ def a_slice_of_one(_: int, devices: str) -> None:
 
 
 @pytest.mark.parametrize("devices", ["the GPU twice", "two parts"])
-def test_a_slice_of_one_is_the_whole(devices: str) -> None:
-    peers.run(1, a_slice_of_one, devices)
+def test_a_shard_of_one_is_the_whole(devices: str) -> None:
+    peers.run(1, a_shard_of_one, devices)

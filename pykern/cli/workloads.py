@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 SEED = 0
 
 
-class Subject(NamedTuple):
+class Workload(NamedTuple):
     """A model and a batch for it.
 
     Attributes:
@@ -31,10 +31,10 @@ class Subject(NamedTuple):
 
 
 # Makes one for a number of stages, the same each time.
-Make = Callable[[int], Subject]
+MakeWorkload = Callable[[int], Workload]
 
 
-def subject_of(source: str | None) -> Make:
+def workload_of(source: str | None) -> MakeWorkload:
     """A function that makes the model and its batch.
 
     Args:
@@ -57,8 +57,8 @@ def subject_of(source: str | None) -> Make:
     return _seeded(lambda _: _checked(source, function()))
 
 
-def _seeded(make: Make) -> Make:
-    def seeded(num_stages: int) -> Subject:
+def _seeded(make: MakeWorkload) -> MakeWorkload:
+    def seeded(num_stages: int) -> Workload:
         import torch
 
         torch.manual_seed(SEED)
@@ -67,18 +67,18 @@ def _seeded(make: Make) -> Make:
     return seeded
 
 
-def _checked(source: str, returned: Any) -> Subject:
+def _checked(source: str, returned: Any) -> Workload:
     if not isinstance(returned, tuple) or len(returned) not in (3, 4):
         raise ValueError(
             f"{source} must return (model, inputs, target) or (model, inputs, target, loss_fn), "
             f"got {type(returned).__name__}"
         )
     if len(returned) == 4:
-        return Subject(*returned)
+        return Workload(*returned)
     model, inputs, target = returned
     if target is None:
         raise ValueError(f"{source} must return a loss_fn where it has no target")
-    return Subject(model, inputs, target, _usual_loss)
+    return Workload(model, inputs, target, _usual_loss)
 
 
 def _usual_loss(output: Any, target: Any) -> Any:
@@ -92,7 +92,7 @@ def _usual_loss(output: Any, target: Any) -> Any:
     )
 
 
-def _demo(num_stages: int) -> Subject:
+def _demo(num_stages: int) -> Workload:
     """A minimal GPT with dropout."""
     import torch
 
@@ -101,4 +101,4 @@ def _demo(num_stages: int) -> Subject:
     layers = max(2, -(-num_stages // 2))
     model = gpt(layers=layers, width=32, heads=2, context=16, dropout=0.1, seed=SEED)
     ids = torch.randint(256, (19, 17))
-    return Subject(model, ids[:, :-1], ids[:, 1:], next_token_loss)
+    return Workload(model, ids[:, :-1], ids[:, 1:], next_token_loss)
