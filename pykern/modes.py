@@ -6,9 +6,10 @@ its `__exit__`. Here an interrupt is raised when everything is as it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +29,9 @@ from .torch_private import (
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
 
 def as_before() -> _C.Undo:
     """A context that restores the modes of this thread at its end."""
@@ -43,6 +47,18 @@ def as_before() -> _C.Undo:
         function_modes(),
         dispatch_modes(),
     )
+
+
+def no_grad(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """As `torch.no_grad()`, for functions that users call: an interrupt leaves gradients on."""
+
+    @wraps(function)
+    def without_gradients(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        with as_before():
+            set_grad(False)
+            return function(*args, **kwargs)
+
+    return without_gradients
 
 
 def _put_back(

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from ..modes import as_before
 from ..plan.files.strict_json import shown
 from . import file
 from .errors import CheckpointError
@@ -118,22 +119,23 @@ def load(
             does not fit. Nothing has been changed.
         OSError: the file cannot be read.
     """
-    with file.reading(Path(path)) as saved:
-        # What calls code of others is first: if that fails too, nothing has been changed.
-        commits = [
-            _fit_scheduler(scheduler, saved),
-            _fit_scaler(scaler, saved),
-            fit_model(model, _tensors(saved, "model")),
-        ]
-        if saved.parts["grads"] is not None:
-            commits.append(fit_grads(model, _tensors(saved, "grads")))
-        if optimizer is not None:
-            commits.append(_fit_optimizer(optimizer, model, saved))
-        if rng:
-            commits.append(fit_random(_part(saved, "rng")))
-        extra = decode(saved.parts["extra"], saved.tensor)
-    for commit in commits:
-        commit()
+    with as_before():
+        with file.reading(Path(path)) as saved:
+            # What calls code of others is first: if that fails too, nothing has been changed.
+            commits = [
+                _fit_scheduler(scheduler, saved),
+                _fit_scaler(scaler, saved),
+                fit_model(model, _tensors(saved, "model")),
+            ]
+            if saved.parts["grads"] is not None:
+                commits.append(fit_grads(model, _tensors(saved, "grads")))
+            if optimizer is not None:
+                commits.append(_fit_optimizer(optimizer, model, saved))
+            if rng:
+                commits.append(fit_random(_part(saved, "rng")))
+            extra = decode(saved.parts["extra"], saved.tensor)
+        for commit in commits:
+            commit()
     return extra
 
 

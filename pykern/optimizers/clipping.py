@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ..modes import no_grad
 from ..tensors.dtensor import local, whole
 
 # Parameters whose gradients are in one of several processes each, with anything.
 shared_out = WeakTensorKeyDictionary()
 
 
-@torch.no_grad()
+@no_grad
 def clip_grad_norm_(
     parameters: Tensor | Iterable[Tensor],
     max_norm: float,

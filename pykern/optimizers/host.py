@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..checkpoint.optimizer_state import OptimizerState
+from ..modes import no_grad
 from ..pipeline.pipeline import Pipeline
 from ..runtime.stage.stage import Stage
 from ..tensors.dtensor import is_dtensor
@@ -101,7 +102,7 @@ class HostOptimizer(Optimizer):
         if getattr(stage.finish, "scale", None) is None:
             self._parts[stage.index].stream()
 
-    @torch.no_grad()
+    @no_grad
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Steps all parameters that have a gradient.
 
@@ -151,7 +152,7 @@ class HostOptimizer(Optimizer):
                 packed["state"][index] = self._entries(self._mirrors[parameter])
         return packed
 
-    @torch.no_grad()
+    @no_grad
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes what `state_dict` gave, or the plain optimizer's."""
         self._inner.load_state_dict(state_dict)
@@ -178,7 +179,7 @@ class HostOptimizer(Optimizer):
     def _stepped(self, parameter: Tensor) -> Tensor:
         return self._mirrors[parameter].master if parameter in self._mirrors else parameter
 
-    @torch.no_grad()
+    @no_grad
     def adopt(self) -> None:
         """Shows what has been loaded into the inner optimizer."""
         for mirror in self._mirrors.values():

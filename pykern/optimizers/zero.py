@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from ..checkpoint import CheckpointError
 from ..checkpoint.optimizer_state import OptimizerState
+from ..modes import as_before
 from ..parallel.peers.errors import shown
 from ..parallel.peers.texts import text_of
 from ..parallel.peers.typed_json import from_text, to_text
@@ -160,7 +161,7 @@ class ZeroOptimizer(Optimizer):
         dtype = torch.promote_types(next(iter(order)).dtype, torch.float32)
         # Of each parameter the norm, and whether it has one: nobody else adds to them.
         norms = torch.zeros(2, len(order), dtype=dtype, device=device)
-        with torch.no_grad():
+        with as_before(), torch.no_grad():
             for parameter in self._owned:
                 if parameter.grad is not None:
                     norms[0, order[parameter]] = norm_of(parameter.grad, norm_type).to(device)

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from ..budget.budget import Budget
 from ..budget.fit import Fitted
+from ..modes import as_before
 from ..parallel.data.data import DataParallel
 from ..parallel.peers.groups import Peers
 from ..parallel.tensor.tensor import TensorParallelism
@@ -154,12 +155,21 @@ class Pipeline(Steps):
     def _open(self, asked: Request) -> None:
         """Makes all that this is made of."""
         super().__init__()
-        chosen = design(asked)
-        self.plan, self.partition, self._reduction = chosen.plan, chosen.partition, asked.reduction
-        self._adopt(chosen.chain, asked.loss_fn)
-        built = build(chosen, self)
-        self.plan, self._levels, self.fitted = built.plan, built.levels, built.fitted
-        self._executor, self._steps, self._features = built.executor, built.runner, built.features
-        self.optimizer, self._data = built.optimizer, built.features.find(DataParallel)
-        self._train_program = self._executor.program(self.plan)
-        self._predict_program = self._executor.program(self.plan.forward_only())
+        with as_before():
+            chosen = design(asked)
+            self.plan, self.partition, self._reduction = (
+                chosen.plan,
+                chosen.partition,
+                asked.reduction,
+            )
+            self._adopt(chosen.chain, asked.loss_fn)
+            built = build(chosen, self)
+            self.plan, self._levels, self.fitted = built.plan, built.levels, built.fitted
+            self._executor, self._steps, self._features = (
+                built.executor,
+                built.runner,
+                built.features,
+            )
+            self.optimizer, self._data = built.optimizer, built.features.find(DataParallel)
+            self._train_program = self._executor.program(self.plan)
+            self._predict_program = self._executor.program(self.plan.forward_only())

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pykern.plan import Kind
-from pykern.runtime.random import eager as random
+from pykern.runtime.random import eager
 from pykern.runtime.random.draws import Draws
 from pykern.runtime.random.eager import OwnState
-from pykern.runtime.random.seed import StepSeed, action_seed
+from pykern.runtime.random.seed import StepSeed, action_seed, default_generator
 
 META = torch.device("meta")
 
@@ -30,7 +30,7 @@ class Operation:
         self.draws = draws
 
     def __call__(self, *tensors: Tensor, device: torch.device) -> float:
-        generator = random.default_generator(device)
+        generator = default_generator(device)
         return float(torch.rand((), generator=generator)) if self.draws else 0.0
 
 
@@ -60,10 +60,10 @@ def next_numbers(generators: list[torch.Generator]) -> list[float]:
 
 
 def test_devices_and_their_generators(generators: list[torch.Generator]) -> None:
-    assert random.default_generator(torch.device("cuda", 0)) is generators[0]
-    assert random.default_generator(torch.device("cuda", 1)) is generators[1]
-    assert random.default_generator(torch.device("cuda")) is generators[1]
-    assert random.default_generator(torch.device("cpu")) is torch.default_generator
+    assert default_generator(torch.device("cuda", 0)) is generators[0]
+    assert default_generator(torch.device("cuda", 1)) is generators[1]
+    assert default_generator(torch.device("cuda")) is generators[1]
+    assert default_generator(torch.device("cpu")) is torch.default_generator
 
 
 def test_an_action_draws_on_each_device_as_if_it_had_been_seeded(
@@ -160,7 +160,7 @@ def test_the_device_of_an_operation_is_found(
         asked.append(device)
         return torch.default_generator
 
-    monkeypatch.setattr(random, "default_generator", remember)
+    monkeypatch.setattr(eager, "default_generator", remember)
     x = torch.ones(2, 2, device=META)
     with started(seed).forward(0):
         draw(x)

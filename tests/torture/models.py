@@ -20,9 +20,7 @@ SOURCES = {
 STAGES = (2, 3)
 
 # Models that cannot be cut, with the beginning of what says why.
-REFUSED = {
-    "transformers longformer": "modeling_longformer.py",
-}
+REFUSED: dict[str, str] = {}
 
 
 @cache

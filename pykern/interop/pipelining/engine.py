@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...modes import as_before
 from ...once import once
 from ...pipeline.pipeline import Pipeline
 from ...plan import Plan
@@ -134,7 +135,7 @@ class Engine(Pipeline):
         for index, call in enumerate(self._calls):
             call.begin(keywords[index])
         try:
-            with torch.set_grad_enabled(trains):
+            with as_before(), torch.set_grad_enabled(trains):
                 parts = self._calls[0].enter(arguments)
                 rows = [1] * len(parts)
                 batch = CutBatch(((), {}), None, rows, results.finish(), parts=parts)
