@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..plan import Costs, Kind, Memory
 
-# What lets go of what F and R have made.
+# The kinds that free the activations of F and R.
 BACKWARD = (Kind.B, Kind.I)
 
 
@@ -129,7 +129,7 @@ def memory_of(
     levels: Sequence[StageLevel],
     shares: Sequence[float] | None = None,
 ) -> Memory:
-    """What the stages hold at these levels, in bytes; or each stage's bytes times its share."""
+    """The bytes per stage at these levels, each multiplied by the share of its stage if given."""
     activation, weights, boundary, rebuilt_bytes = [], [], [], []
     for stage, level, share in zip(stages, levels, shares or [1.0] * len(stages), strict=True):
         kept, rebuilt = stage.kept[level.kept], stage.rebuilt.get(level.rebuilt or "")

@@ -30,7 +30,7 @@ class Sweep:
             for position, action in enumerate(row)
             if action.kind in BACKWARD
         }
-        # Of what is kept whole now.
+        # (stage, microbatch) of the activations that are kept whole at this point of the row.
         self._alive: set[tuple[int, int]] = set()
         self._held = 0.0
 
