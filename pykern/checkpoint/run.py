@@ -121,7 +121,7 @@ def load(
     """
     with as_before():
         with file.reading(Path(path)) as saved:
-            # What calls code of others is first: if that fails too, nothing has been changed.
+            # Steps that call foreign code come first: if one fails, nothing has been changed.
             commits = [
                 _fit_scheduler(scheduler, saved),
                 _fit_scaler(scaler, saved),

@@ -19,7 +19,7 @@ HEADINGS = (
 )
 
 
-# A schedule's name, with its plan and timeline, or why there is none.
+# A schedule's name, with its plan and timeline, or the reason for a missing plan.
 Entry = tuple[str, tuple[Plan, Timeline] | str]
 
 

@@ -1,4 +1,4 @@
-"""What passes between an optimizer of a pipeline and the one within it, which does the work."""
+"""Groups, settings and state that an optimizer of a pipeline shares with its inner optimizer."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def show_state(
 
 
 def loss_of(closure: Callable[[], Any] | None) -> Any:
-    """What the closure of a step returns, which computes gradients first; None without one."""
+    """The result of a step's closure, which computes gradients first; None without a closure."""
     if closure is None:
         return None
     with torch.enable_grad():

@@ -202,7 +202,7 @@ def build(of: Design, model: nn.Module) -> Built:
 
 
 def _open_driver(asked: Request) -> Driver:
-    """What runs plans on the devices; raises RuntimeError where GPUs cannot be used."""
+    """The driver of the devices; raises RuntimeError where GPUs cannot be used."""
     if asked.lanes[0].device.type != "cpu":
         return Streams(asked.lanes, asked.capture)
     return Workers(len(asked.lanes), asked.timeout)

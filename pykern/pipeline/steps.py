@@ -1,4 +1,4 @@
-"""What a pipeline that has been made does with batches: steps, forwards and streams."""
+"""Steps, forwards and streams of a pipeline."""
 
 from __future__ import annotations
 

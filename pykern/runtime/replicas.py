@@ -14,7 +14,7 @@ from .microbatch import to_device
 from .stage.replica import Replica
 from .stage.stage import Run, Stage, connect
 
-# What stages can run.
+# The kinds that stages run.
 KINDS = (Kind.F, Kind.R, Kind.B, Kind.I, Kind.W, Kind.REDUCE)
 
 
@@ -46,7 +46,7 @@ class Replicas:
         self.stages = [stage for replica in self.each for stage in replica]
 
     def actions(self) -> dict[Kind, list[Run]]:
-        """What runs an action, by kind and stage."""
+        """The functions that run an action, by kind and stage."""
         stages = self.stages
         return {
             Kind.F: [stage.forward for stage in stages],
@@ -58,7 +58,7 @@ class Replicas:
         }
 
     def put_together(self, actions: dict[Kind, list[Run]]) -> Callbacks:
-        """The same with F and B as the stages have put them together for this step.
+        """The same functions, with F and B as the stages have put them together for this step.
 
         Where something is around an action, it calls the stage, which calls these.
         """

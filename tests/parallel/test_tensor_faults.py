@@ -1,4 +1,4 @@
-"""What goes wrong with one shard ends in an error in all processes, at once where it can."""
+"""A failure of one shard ends in an error in all processes, at once where it can."""
 
 import os
 import random

@@ -25,7 +25,7 @@ NEAR = 4 * 3 * 4 * 96 * 4 * 2**-53
 
 
 class Attention(nn.Module):
-    """Of as many heads as the process has shards for: of 4 values each."""
+    """Attention over the heads of the process's shards, of 4 values each."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

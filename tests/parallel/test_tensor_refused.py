@@ -1,4 +1,4 @@
-"""What cannot be sharded is refused before anything has been started, with the reason."""
+"""Layers that cannot be sharded are refused before anything starts, with the reason."""
 
 from collections.abc import Callable
 from typing import Any

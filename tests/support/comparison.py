@@ -1,4 +1,4 @@
-"""What a pipeline has computed is what something else has, bit for bit."""
+"""Comparisons of a pipeline's results with others, bit for bit."""
 
 from collections.abc import Mapping, Sequence
 

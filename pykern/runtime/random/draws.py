@@ -1,4 +1,4 @@
-"""What stages draw: whether their actions draw random numbers, and the modes for those that do."""
+"""Whether the actions of a stage draw random numbers, and the modes for those that do."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Draws:
         self.state: OwnState | Whole | None = None
         self._stage = stage
         self._drew = False
-        # Of a stage with compiled layers, the generators that they draw from; else empty.
+        # The generators that the stage's compiled layers draw from; empty without such layers.
         self._whole: Sequence[torch.Generator] = ()
         self._mode: object = None
         self._safe: set[tuple[Kind, object]] = set()
@@ -69,7 +69,7 @@ class Draws:
             self._mode = mode
 
     def watched(self, *, drew: bool, num_seeds: int, only_seeds: bool) -> None:
-        """A forward action has ended. What drew once may draw again, if not every time."""
+        """A forward action has ended. A layer that drew once may draw again, if not every time."""
         self._drew = self._drew or drew
         self.possible = self._drew
         self.num_seeds = max(self.num_seeds, num_seeds)

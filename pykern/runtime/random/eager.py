@@ -188,7 +188,7 @@ class RefuseInBackward(_Mode):
 
 
 def refusal(what: object, action: Action) -> RuntimeError:
-    """What is raised where something draws in a backward."""
+    """The error for an operation that draws in a backward."""
     return RuntimeError(
         f"{what} draws random numbers in a backward ({action}): activation checkpointing of a "
         "layer with dropout cannot repeat the numbers of its forward here; checkpoint without "

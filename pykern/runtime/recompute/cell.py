@@ -25,7 +25,7 @@ Calls = Sequence[Callable[..., Any]]
 
 
 def run(calls: Calls, arguments: tuple[Any, ...]) -> Any:
-    """What the last call returns, where the first gets these arguments."""
+    """Calls one after another, the first with these arguments; returns the last result."""
     first, *others = calls
     value = first(*arguments)
     for call in others:
@@ -86,7 +86,7 @@ class Cell:
     def add(self, value: Any, begins: Begins, position: int = 0) -> None:
         """The next segment has returned this in F."""
         segment = self._segments[len(self._cuts)]
-        # What the end returns is where backward starts, not a value.
+        # The end returns the tensors that backward starts from, not a value.
         is_last = len(self._cuts) == len(self._segments) - 1
         behind = Cut(None, value, ()) if is_last else cut(value)
         self._outputs.append(_described(behind.outputs))
@@ -148,7 +148,7 @@ class Cell:
 
 
 def _run_pieces(calls: Calls, segment: RecomputeSegment, arguments: tuple[Any, ...]) -> Any:
-    """What a segment returns, whose graph is let go of behind every piece but the last."""
+    """The result of a segment; only the last piece keeps its graph."""
     *pieces, last = segment.pieces
     for piece in pieces:
         arguments = (cut(_run(calls, piece, arguments)).value,)

@@ -25,20 +25,19 @@ def straight(stage: Stage) -> Run:
     # Taken apart here: it would take as long as a call.
     layers = stage.layers
     first, *others = layers
-    otherwise = by_calls(stage)
 
     def forward(microbatch: int) -> None:
-        # Copies of tied layers, and versions of an asynchronous schedule, come later.
-        if stage.layers is not layers:
-            otherwise(microbatch)
-            return
         given = arguments[microbatch]
         if given is None:
             return
         arguments[microbatch] = None
-        value = first(*given)
+        head, tail = first, others
+        # Copies of tied layers, replicas, and versions of an asynchronous schedule come later.
+        if stage.layers is not layers:
+            head, *tail = stage.layers
+        value = head(*given)
         del given
-        for layer in others:
+        for layer in tail:
             value = layer(value)
         outputs[microbatch] = hand_over(microbatch, value)
 

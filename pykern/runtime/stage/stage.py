@@ -78,7 +78,7 @@ class Stage:
         self._compiled = False
         # From which states its actions draw random numbers, and whether any does.
         self.draws = Draws(index)
-        # What is known of the microbatches whose F keeps inputs only, for an R to go on from.
+        # The microbatches whose F keeps only inputs, for an R to continue from.
         self.recomputed = Recompute()
         # How tensors get to the stages beside this one; a GPU's stage has another one.
         self.transport = Transport()
@@ -120,7 +120,7 @@ class Stage:
         """Puts together what the actions do: what is in force now, and nothing else."""
         is_plain = type(self.transport) is Transport
         self.run_backward: Callable[..., object] = run_backward
-        # What a loss gives that does its part of the backward at once has to be checked.
+        # The gradients of a loss that does its part of the backward at once have to be checked.
         if self.next is None and not getattr(self.finish, "knows_gradients", False):
             self.run_backward = checked_backward
         self.hand_over: hand_over.HandOver = self._way_out(is_plain=is_plain)
