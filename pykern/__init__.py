@@ -63,6 +63,22 @@ _HOME = {
 }
 
 
+# The packages for users, which `import pykern` gives as `import torch` gives `torch.nn`.
+_PACKAGES = frozenset(
+    [
+        "checkpoint",
+        "interop",
+        "kernels",
+        "models",
+        "partition",
+        "plan",
+        "scale",
+        "schedules",
+        "search",
+    ]
+)
+
+
 def _to_torch(self: _C.Plan, *args: Any, **options: Any) -> Any:
     """A schedule of torch.distributed.pipelining that runs the plan.
 
@@ -76,6 +92,8 @@ _C.Plan.to_torch = _to_torch  # type: ignore[method-assign]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return import_module(f".{name}", __name__)
     if name not in _HOME:
         raise AttributeError(f"module 'pykern' has no attribute {name!r}")
     return getattr(import_module(_HOME[name], __name__), name)

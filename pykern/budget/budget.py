@@ -68,6 +68,8 @@ class Budget:
             costs = measure(stages, (self.sample,), losses, levels, split=plan.has(Kind.I))
         except BaseException as error:
             add_note(error, "raised while the sample of a Budget ran")
+            if self.target is None and isinstance(error, TypeError):
+                add_note(error, "a loss that takes a target needs Budget(..., target=...)")
             raise
         starts = float(_LARGEST_NUMBER * plan.num_microbatches)
         return [*costs[:-1], replace(costs[-1], step_bytes=starts)]

@@ -37,3 +37,8 @@ def test_import_loads_no_cuda_library(python):
 def test_planning_imports_no_torch(python, module):
     ran = python("-c", f"import sys, {module}; print('torch' in sys.modules)")
     assert ran.stdout == "False\n"
+
+
+@pytest.mark.parametrize("name", ["checkpoint.save", "search.auto", "plan.Plan", "scale.Mesh"])
+def test_packages_for_users_come_with_the_import(python, name):
+    assert python("-c", f"import pykern; print(callable(pykern.{name}))").stdout == "True\n"

@@ -160,6 +160,20 @@ def test_what_the_sample_raises_says_so() -> None:
     assert raised.value.__notes__ == ["pykern: raised while the sample of a Budget ran"]
 
 
+def test_a_loss_without_its_target_is_told_where_to_give_it() -> None:
+    budget = Budget(1e9, torch.ones(2, 4))
+    with pytest.raises(TypeError, match="target") as raised:
+        pykern.Pipeline(
+            nn.Sequential(nn.Linear(4, 4)),
+            devices="cpu:1",
+            microbatches=2,
+            loss_fn=F.mse_loss,
+            recompute=budget,
+        )
+    remedy = "pykern: a loss that takes a target needs Budget(..., target=...)"
+    assert raised.value.__notes__[-1] == remedy
+
+
 def test_what_cannot_be_chosen_is_refused() -> None:
     def make(budget: Budget, loss_fn: Any = F.mse_loss) -> None:
         layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
