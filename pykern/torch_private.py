@@ -25,7 +25,7 @@ __all__ = [
     "HOOKS",
     "NODES_LAST",
     "WHOLE",
-    "TorchDispatchMode",
+    "DispatchMode",
     "checked_backward",
     "checkpoints_ended",
     "dispatch_modes",
@@ -45,6 +45,7 @@ __all__ = [
     "set_grad",
     "set_multithreading",
     "top_hooks",
+    "version_of",
 ]
 
 Hooks = tuple[Callable[..., Any], Callable[..., Any]]
@@ -83,6 +84,23 @@ def _engine() -> Callable[..., object]:
 # `torch.autograd.backward` for gradients of the shapes and types of their outputs, where it would
 # look at nothing but that: `run_backward(outputs, gradients, *WHOLE)`, both of them tuples.
 run_backward = _engine()
+
+
+class DispatchMode(TorchDispatchMode):
+    """A mode for operations, under which torch does not load its compiler.
+
+    Loading takes a second in the first operation, maybe of a worker. An interrupt would leave the
+    compiler half imported.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often the tensor has been written; tensors of inference mode do not count it."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def top_hooks() -> Hooks | None:

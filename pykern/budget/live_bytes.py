@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from ..tensors.trees import all_tensors
-from ..torch_private import TorchDispatchMode
+from ..torch_private import DispatchMode
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(DispatchMode):
     """Counts what operations within it allocate, until it is freed.
 
     Memory that is there before is not counted, nor are what a kernel uses while it runs and what an
@@ -31,11 +31,6 @@ class LiveBytes(TorchDispatchMode):
         # Reentrant, because a storage may end while this thread holds it.
         self._lock = threading.RLock()
         self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Else torch loads its compiler, a second, in the first operation.
-        return False
 
     def reset_peak(self) -> None:
         """Forgets what has been before."""

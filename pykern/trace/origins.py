@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..tensors.trees import flatten
-from ..torch_private import TorchDispatchMode, is_traceable_wrapper_subclass
+from ..torch_private import DispatchMode, is_traceable_wrapper_subclass
 from ..user_code import user_line
 from .values import PLAIN
 
@@ -76,7 +76,7 @@ class Origins:
 Look = Callable[[torch.UntypedStorage, Origin, str], None]
 
 
-class Follow(TorchDispatchMode):
+class Follow(DispatchMode):
     """Notes what the operations of this thread make, and shows what they are given of others'.
 
     Args:
@@ -99,11 +99,6 @@ class Follow(TorchDispatchMode):
         self.before_write: Callable[[torch.UntypedStorage], None] = lambda _: None
         self._origins = origins
         self._look = look
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Else torch loads its compiler, a second, in the first operation.
-        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from .. import _C
 from ..modes import as_before, set_function_modes
 from ..tensors.trees import Call, flatten, leaves_of, map_tree, tensors_in
-from ..torch_private import checkpoints_ended, function_modes, top_hooks
+from ..torch_private import checkpoints_ended, function_modes, top_hooks, version_of
 from ..user_code import user_line
 from .calls import told, told_to
 from .crossings import Crossings
@@ -287,11 +287,9 @@ class _Writes:
     """Which of some tensors are written from now on."""
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
-        self._tensors = {id(tensor): (tensor, _version(tensor)) for tensor in tensors}
+        self._tensors = {id(tensor): (tensor, version_of(tensor)) for tensor in tensors}
 
     def found(self) -> list[Tensor]:
-        return [tensor for tensor, version in self._tensors.values() if _version(tensor) != version]
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
+        return [
+            tensor for tensor, version in self._tensors.values() if version_of(tensor) != version
+        ]

@@ -237,3 +237,29 @@ def test_the_engine_refuses_a_gradient_of_another_shape() -> None:
     for run in (torch_private.run_backward, torch_private.checked_backward):
         with pytest.raises(RuntimeError, match=r"shape|invalid gradient"):
             run((output,), (torch.ones(3),), *torch_private.WHOLE)
+
+
+@pytest.mark.parametrize(("base", "loads"), [("DispatchMode", False), ("TorchDispatchMode", True)])
+def test_operations_under_a_mode_do_not_load_the_compiler(python, base, loads):
+    """With torch's own base they do: otherwise `DispatchMode` could go."""
+    program = f"""
+import sys, torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from pykern.torch_private import DispatchMode
+class Mode({base}):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {{}}))
+with Mode():
+    torch.ones(2) + 1
+print("torch._dynamo" in sys.modules)
+"""
+    assert python("-c", program).stdout == f"{loads}\n"
+
+
+def test_writes_of_a_tensor_are_counted():
+    tensor = torch.ones(2)
+    before = torch_private.version_of(tensor)
+    tensor.add_(1)
+    assert torch_private.version_of(tensor) == before + 1
+    with torch.inference_mode():
+        assert torch_private.version_of(torch.ones(2).add_(1)) == 0

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from ... import _C
 from ...plan import Action, Kind
 from ...plan.parts import Parts
-from ..autograd.cut import version_of
+from ...torch_private import version_of
 from ..batch import Batch
 from ..cpu.workers import Workers
 from ..driver import Program

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from ..autograd.cut import version_of
+from ...torch_private import version_of
 from ..stage.layer_copies import Pairs, copy_layers, move_gradients
 from ..stage.stage import Run, Stage
 

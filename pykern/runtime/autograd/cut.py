@@ -98,8 +98,3 @@ def copy_in_graph(tensor: Tensor) -> Tensor:
     last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     room = torch.empty(start + last + 1, dtype=tensor.dtype, device=tensor.device)
     return room.as_strided(tensor.shape, tensor.stride(), start).copy_(tensor)
-
-
-def version_of(tensor: Tensor) -> int:
-    """How often the tensor has been written; tensors of inference mode do not count it."""
-    return 0 if tensor.is_inference() else tensor._version

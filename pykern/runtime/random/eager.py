@@ -12,7 +12,7 @@ from torch import Tensor
 from ... import _C
 from ...kernels import seeds
 from ...plan import Action, Kind
-from ...torch_private import TorchDispatchMode
+from ...torch_private import DispatchMode
 from .seed import StepSeed, action_seed, default_generator, generators_lent
 
 _CPU = torch.device("cpu")
@@ -39,15 +39,7 @@ def _own_generator(args: Any, kwargs: Any) -> torch.Generator | None:
     return next((value for value in values if isinstance(value, torch.Generator)), None)
 
 
-class _Mode(TorchDispatchMode):
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Else torch loads its compiler in the first action, on a worker: a second, and an interrupt
-        # meanwhile would leave it half imported.
-        return False
-
-
-class OwnState(_Mode):
+class OwnState(DispatchMode):
     """Gives every random operation this action's state of the generator that it draws from.
 
     Args:
@@ -115,7 +107,7 @@ class OwnState(_Mode):
             self._ended(drew=self._drew, num_seeds=self._num_seeds, only_seeds=self._only_seeds)
 
 
-class Repeat(_Mode):
+class Repeat(DispatchMode):
     """Has random operations draw what was drawn when these states were noted."""
 
     def __init__(self, begins: Begins) -> None:
@@ -138,7 +130,7 @@ class Repeat(_Mode):
                     self._states[generator] = generator.get_state()
 
 
-class NoteOwn(_Mode):
+class NoteOwn(DispatchMode):
     """Notes in which state generators are first drawn from that operations are given.
 
     Attributes:
@@ -157,7 +149,7 @@ class NoteOwn(_Mode):
         return func(*args, **kwargs)
 
 
-class RefuseInBackward(_Mode):
+class RefuseInBackward(DispatchMode):
     """Finds recomputation that would draw other numbers than the forward it repeats."""
 
     def __init__(self, safe: set[tuple[Kind, object]], action: Action, form: object) -> None:

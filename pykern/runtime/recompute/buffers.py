@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ... import _C
-from ..autograd.cut import version_of
+from ...torch_private import version_of
 
 # The number of a module among those of the layers, and the name of its buffer.
 Names = Sequence[tuple[int, str]]

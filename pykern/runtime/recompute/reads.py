@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from ...tensors.trees import all_tensors, tensors_of
-from ...torch_private import TorchDispatchMode
+from ...torch_private import DispatchMode
 from ...trace.reach import places_of
 
 
-class Reads(TorchDispatchMode):
+class Reads(DispatchMode):
     """Notes what gets from one call to a later one otherwise than in what calls return.
 
     Args:
@@ -33,11 +33,6 @@ class Reads(TorchDispatchMode):
         self._returned: list[set[int]] = []
         for storage in _storages(tensors_of(given)):
             self._made[storage._cdata] = weakref.ref(storage), 0
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Else torch loads its compiler, a second, in the first operation.
-        return False
 
     def after(self, value: Any) -> None:
         """A call has returned this."""

@@ -14,8 +14,8 @@ from torch.autograd.graph import Node, get_gradient_edge
 
 from ... import _C
 from ...tensors.trees import tensors_of
-from ...torch_private import pop_hooks, push_hooks, top_hooks
-from ..autograd.cut import hidden_in, version_of
+from ...torch_private import pop_hooks, push_hooks, top_hooks, version_of
+from ..autograd.cut import hidden_in
 from ..autograd.graph import saved_by
 from .buffers import Names
 from .reads import Reads, Unread, memory_kept_by, memory_of

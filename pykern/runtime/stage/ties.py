@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ...notes import add_note
-from ..autograd.cut import version_of
+from ...torch_private import version_of
 from ..recompute.buffers import modules_in
 from .layer_copies import Pairs, add_gradients, copy_layers
 from .stage import Stage
