@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
 from typing import Any
 
 import torch
@@ -13,6 +14,14 @@ from ..tensors.trees import all_tensors
 from ..torch_private import DispatchMode
 
 
+class _Known(weakref.ref[torch.UntypedStorage]):
+    """A storage that has been seen, and the bytes that it counts for."""
+
+    __slots__ = ("key", "num_bytes")
+    key: int
+    num_bytes: int
+
+
 class LiveBytes(DispatchMode):
     """Counts what operations within it allocate, until it is freed.
 
@@ -20,22 +29,29 @@ class LiveBytes(DispatchMode):
     allocator keeps for later. Several threads may be within it.
 
     Attributes:
-        now: bytes that live now.
         peak: the most at the end of any operation.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.now = 0
         self.peak = 0
-        # Reentrant, because a storage may end while this thread holds it.
-        self._lock = threading.RLock()
-        self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._now = 0
+        self._lock = threading.Lock()
+        self._known: dict[int, _Known] = {}
+        # A storage that ends is only put here, by C. It may end anywhere in torch, where an
+        # interrupt must find no line of Python.
+        self._ended: deque[weakref.ref[torch.UntypedStorage]] = deque()
+
+    @property
+    def now(self) -> int:
+        """The bytes that live now."""
+        with self._lock:
+            return self._count()
 
     def reset_peak(self) -> None:
         """Forgets what has been before."""
         with self._lock:
-            self.peak = self.now
+            self.peak = self._count()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -52,15 +68,17 @@ class LiveBytes(DispatchMode):
             known = self._known.get(storage._cdata)
             if known is not None and known() is storage:
                 return
-            num_bytes = storage.nbytes() if is_new else 0
-            self._known[storage._cdata] = weakref.ref(storage)
-            weakref.finalize(storage, self._forget, storage._cdata, num_bytes)
-            self.now += num_bytes
-            self.peak = max(self.peak, self.now)
+            known = _Known(storage, self._ended.append)
+            known.key, known.num_bytes = storage._cdata, storage.nbytes() if is_new else 0
+            self._now += known.num_bytes
+            self._known[known.key] = known
+            self.peak = max(self.peak, self._count())
 
-    def _forget(self, key: int, num_bytes: int) -> None:
-        with self._lock:
-            self.now -= num_bytes
-            known = self._known.get(key)
-            if known is not None and known() is None:
-                del self._known[key]
+    def _count(self) -> int:
+        while self._ended:
+            known = self._ended.popleft()
+            assert isinstance(known, _Known)
+            self._now -= known.num_bytes
+            if self._known.get(known.key) is known:
+                del self._known[known.key]
+        return self._now

@@ -72,7 +72,7 @@ class Functions(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class Dispatches(torch_private.TorchDispatchMode):
+class Dispatches(torch_private.DispatchMode):
     seen = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):

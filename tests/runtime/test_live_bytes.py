@@ -1,7 +1,12 @@
+from collections.abc import Callable
+
+import pytest
 import torch
 from torch import nn
 
 from pykern.budget.live_bytes import LiveBytes
+from pykern.modes import as_before
+from tests.interrupts import at_every_line
 
 
 def test_bytes_are_counted_once_while_they_live() -> None:
@@ -35,3 +40,19 @@ def test_what_a_backward_keeps_is_counted() -> None:
     del y
     # Backward ran outside of it, and what was kept is gone.
     assert live.now == 0
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_finds_no_line_where_a_storage_ends() -> None:
+    # An exception raised there reached nobody, and torch could end by SIGSEGV.
+    def prepare() -> Callable[[], object]:
+        x, live = torch.ones(2), LiveBytes()
+
+        def act() -> None:
+            with as_before(), live:
+                for _ in range(2):
+                    x.mul(2).add(1)
+
+        return act
+
+    assert at_every_line(prepare, lambda _: None) > 20
