@@ -28,6 +28,8 @@ from .torch_private import (
 )
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
+# By device: whether it is on, and to which type it casts.
+Autocast = Sequence[tuple[str, bool, torch.dtype]]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -35,15 +37,11 @@ _T = TypeVar("_T")
 
 def as_before() -> _C.Undo:
     """A context that restores the modes of this thread at its end."""
-    autocast = [
-        (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-        for device in _AUTOCAST_DEVICES
-    ]
     return _C.Undo(
         _put_back,
         torch.is_grad_enabled(),
         multithreading(),
-        autocast,
+        autocast(),
         function_modes(),
         dispatch_modes(),
     )
@@ -64,15 +62,13 @@ def no_grad(function: Callable[_P, _T]) -> Callable[_P, _T]:
 def _put_back(
     grad: bool,
     threads: bool,
-    autocast: Sequence[tuple[str, bool, torch.dtype]],
+    of_autocast: Autocast,
     of_functions: Sequence[Any],
     of_dispatch: Sequence[Any],
 ) -> None:
     set_grad(grad)
     set_multithreading(threads)
-    for device, enabled, dtype in autocast:
-        torch.set_autocast_enabled(device, enabled)
-        torch.set_autocast_dtype(device, dtype)
+    set_autocast(of_autocast)
     set_function_modes(of_functions)
     now = dispatch_modes()
     if now != of_dispatch:
@@ -80,6 +76,21 @@ def _put_back(
             pop_dispatch_mode()
         for mode in of_dispatch:
             push_dispatch_mode(mode)
+
+
+def autocast() -> Autocast:
+    """Autocast's settings on this thread."""
+    return [
+        (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+        for device in _AUTOCAST_DEVICES
+    ]
+
+
+def set_autocast(settings: Autocast) -> None:
+    """Gives this thread these settings."""
+    for device, enabled, dtype in settings:
+        torch.set_autocast_enabled(device, enabled)
+        torch.set_autocast_dtype(device, dtype)
 
 
 def set_function_modes(modes: Sequence[Any]) -> None:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from traceback import walk_tb
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.overrides import _get_current_function_mode_stack as function_modes
 from torch.overrides import _pop_mode as pop_function_mode
 from torch.overrides import _push_mode as push_function_mode
@@ -42,9 +43,11 @@ __all__ = [
     "push_hooks",
     "release_pool",
     "run_backward",
+    "set_compiler",
     "set_grad",
     "set_multithreading",
     "top_hooks",
+    "transform",
     "version_of",
 ]
 
@@ -136,6 +139,28 @@ def set_multithreading(enabled: bool) -> None:
 def set_grad(enabled: bool) -> None:
     """Sets whether operations of this thread are recorded."""
     torch._C._set_grad_enabled(enabled)
+
+
+# Sets what compiles the Python code that this thread runs, and returns what did so before.
+set_compiler: Callable[[object], object] = torch._C._dynamo.eval_frame.set_eval_frame
+
+
+def transform(tensors: Iterable[Tensor]) -> str | None:
+    """What torch makes of the operations of this thread besides, by a name for messages.
+
+    Args:
+        tensors: what they are given.
+
+    Returns:
+        None outside of torch.func, where no tensor has a tangent.
+    """
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "a transform of torch.func"
+    if forward_ad._current_level < 0:
+        return None
+    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+        return "forward-mode differentiation"
+    return None
 
 
 def num_holders(tensor: Tensor) -> int:

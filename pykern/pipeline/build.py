@@ -44,7 +44,7 @@ from ..runtime.stage.stage import Stage
 from ..verify import Subject, Verifier
 from .choose_levels import Levels, choose_levels
 from .choose_plan import choose_parts, choose_plan
-from .combinations import refuse_combinations, refuse_layers, refused_scaler
+from .combinations import refuse_combinations, refuse_layers, refused_with
 from .model_face import Adopted
 from .request import Request
 
@@ -124,7 +124,7 @@ def _verifier(of: Design, _: nn.Module) -> Feature | None:
 # Peers of shards are met before those of data, whose sums are over whole gradients; what looks at
 # arguments is told after what changes layers; and what repeats whole steps is last.
 FEATURES: Sequence[Callable[[Design, nn.Module], Feature | None]] = (
-    lambda of, _: Scaler(refused_scaler(of.asked)),
+    lambda of, _: Scaler(refused_with("scaler", of.asked)),
     _checks,
     lambda *_: OrderOfUpdates(),
     lambda of, _: DeferredBatchNorm() if of.asked.deferred_batch_norm else None,

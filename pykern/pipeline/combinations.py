@@ -32,14 +32,20 @@ OPTIONS: Mapping[str, Callable[[Request, Plan | None], bool]] = {
     "tensor_parallel": lambda asked, _: asked.tensor_parallel is not None,
     "verify": lambda asked, _: asked.verified is not None,
     "timeout": lambda asked, _: asked.timeout is not None,
-    # An argument of `step`: see `refused_scaler`.
+    # An argument of `step`: see `refused_with`.
     "scaler": lambda *_: False,
+    # What a loss outside does: see `refused_with`.
+    "gradients through the output": lambda *_: False,
 }
 
 _BESIDE_PEERS = (
     "verify must be False beside {name}, got {{asked.verify!r}}. The plain model of one process "
     "does not know the gradients of other processes. Verify the same model and schedule without "
     "{name}"
+)
+_NO_GRAPH = (
+    "gradients do not come back through the output of this pipeline: {why}. Give it the loss "
+    "(Pipeline(..., loss_fn=...)) and call step(), or call the pipeline under torch.no_grad()"
 )
 _BESIDE_UPDATES = "{name} must be {known} here, got {{asked.{name}!r}}: " + WHY
 
@@ -95,6 +101,16 @@ REFUSED: Mapping[tuple[str, str], str] = {
         "scaler with tensor_parallel: torch's GradScaler takes no gradients of which some are "
         "DTensors, or are over several groups; train in bfloat16, or in float32"
     ),
+    **{
+        (name, "gradients through the output"): _NO_GRAPH.format(why=why)
+        for name, why in (
+            ("GPUs", "they do on CPU workers only so far"),
+            ("a plan of replicas", "its plan has several replicas, which a step adds up"),
+            ("process_group", "it adds up the gradients of processes within a step"),
+            ("tensor_parallel", "its shards run in processes that have to take the same steps"),
+            ("optimizer", "its weights are updated within a step"),
+        )
+    },
     ("timeout", "GPUs"): (
         "timeout must be None on GPUs, got {asked.timeout}: stages run on the calling thread "
         "there, which cannot leave a stage that hangs. Omit timeout. Ctrl-C ends Python code of a "
@@ -115,9 +131,9 @@ def refuse_combinations(asked: Request, plan: Plan | None = None) -> None:
             raise ValueError(message.format(asked=asked, plan=plan))
 
 
-def refused_scaler(asked: Request) -> str | None:
-    """The message for a step of such a pipeline that is given a scaler; None where it can be."""
-    found = (REFUSED.get((name, "scaler")) for name, has in OPTIONS.items() if has(asked, None))
+def refused_with(what: str, asked: Request, plan: Plan | None = None) -> str | None:
+    """The message for such a pipeline that is used with an option of calls; None if it may be."""
+    found = (REFUSED.get((name, what)) for name, has in OPTIONS.items() if has(asked, plan))
     return next(filter(None, found), None)
 
 

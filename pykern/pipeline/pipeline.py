@@ -24,8 +24,10 @@ from ..verify import Verify
 from .build import build, design
 from .choose_levels import RecomputeArgument
 from .choose_plan import Schedule
+from .combinations import refused_with
 from .request import Request
 from .steps import Steps
+from .with_graph import WithGraph
 
 
 class Pipeline(Steps):
@@ -173,3 +175,7 @@ class Pipeline(Steps):
             self.optimizer, self._data = built.optimizer, built.features.find(DataParallel)
             self._train_program = self._executor.program(self.plan)
             self._predict_program = self._executor.program(self.plan.forward_only())
+            refused = refused_with("gradients through the output", asked, self.plan)
+            self._with_graph = WithGraph(
+                self._executor, self.plan, self._predict_program, self._levels, refused
+            )

@@ -20,8 +20,10 @@ from ..runtime.features.feature import Features, Runner, TrainingStep
 from ..runtime.in_order import InOrder
 from ..runtime.loss import Losses
 from ..tensors.trees import Call
+from ..torch_private import set_compiler
 from .choose_levels import Levels
 from .measured import Measured
+from .with_graph import WithGraph, refuse_transforms
 
 
 class Steps(Measured):
@@ -30,6 +32,7 @@ class Steps(Measured):
     _features: Features
     _steps: Runner
     _levels: Levels
+    _with_graph: WithGraph
     _reduction: Literal["mean", "sum"]
 
     def step(
@@ -129,11 +132,28 @@ class Steps(Measured):
             What the last layer returns, its tensors joined along dimension 0. One without
             dimensions, such as a loss that the model computes, counts as `reduction` says.
         """
-        with _C.HoldForks(), as_before():
+        # The workers run Python code of their own, which a compiler of the caller's does not see.
+        with _C.Undo(set_compiler, set_compiler(None)), _C.HoldForks(), as_before():
             self._chain.require_unchanged(self._modules)
-            merged = self._steps.predict(self._predict_program, *self._open_batch((inputs, named)))
+            call = inputs, named
+            refuse_transforms(call)
+            merged = self._outside(call) if torch.is_grad_enabled() else self._predict(call)
             self._last_program = self._predict_program
             return merged
+
+    def _outside(self, call: Call) -> Any:
+        """The output of a forward whose backward is the caller's."""
+        outside = self._with_graph
+        if outside.refused is not None:
+            return outside.refuse(self._predict(call), call, self)
+        self._features.ready()
+        rows = self._rows(call)
+        weights = self._weights(rows, sum(rows))
+        return outside.run(call, rows, weights, self._chain.enter, self)
+
+    def _predict(self, call: Call) -> Any:
+        """The output of a forward alone."""
+        return self._steps.predict(self._predict_program, *self._open_batch(call))
 
     def stream(self, batches: Iterable[Any]) -> InOrder:
         """The outputs of batches, each what the pipeline returns for it alone, bit for bit.

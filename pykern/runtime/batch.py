@@ -13,6 +13,9 @@ from .loss import Losses
 from .recompute.recompute import Level
 from .stage.stage import Ends, Finish
 
+# What becomes of the arguments of the model, for one microbatch.
+Enter = Callable[[tuple[Any, ...], dict[str, Any]], Call]
+
 
 def _as_it_is(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     return args, kwargs
@@ -39,7 +42,7 @@ class Batch:
     rows: Sequence[int]
     finish: Losses | Finish
     levels: Sequence[Sequence[Level | None]] = ()
-    enter: Callable[[tuple[Any, ...], dict[str, Any]], Call] = _as_it_is
+    enter: Enter = _as_it_is
 
     @once
     def calls(self) -> Sequence[Call | None]:

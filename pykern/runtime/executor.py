@@ -13,6 +13,7 @@ import torch
 
 from .. import _C
 from ..plan import Kind, Plan, Timeline
+from ..plan.parts import PlanPart
 from ..tensors.trees import Call
 from .batch import Batch, Outputs
 from .cpu.stream import WorkerFlow
@@ -26,14 +27,19 @@ from .in_order import InOrder
 from .observer import Observer
 from .random.seed import StepSeed
 from .replicas import Replicas
+from .stage.layer_copies import Pairs
+from .stage.left import Left, leave, resume
 from .stage.stage import Run, Stage
 from .stage.ties import Ties
 from .stream import Flow, OpenBatch
+from .through import Gradients
 
 # Gets an action's kind, its stage, and what would be called; returns what to call.
 Around = Callable[[Kind, Stage, Run], Run]
 
 
+# What forwards have left: by stage, and the copies of what stages share.
+AllLeft = tuple[Sequence[Left], list[Pairs]]
 # What comes of a step that has ended.
 Result = Callable[[], Any]
 
@@ -122,6 +128,11 @@ class Executor:
         """A plan over these stages, ready to run."""
         return self._driver.program(plan)
 
+    def part(self, part: PlanPart) -> Program:
+        """A part of a plan over these stages, ready to run; what stands before it is done."""
+        assert isinstance(self._driver, Workers)
+        return self._driver.part(part)
+
     def timeline(self, program: Program, ago: int) -> Timeline:
         """What ran when in a step of the program, `ago` steps before the last one."""
         return self._driver.timeline(program, ago)
@@ -152,18 +163,45 @@ class Executor:
         # The end is called whatever happens here, also where an interrupt hits the end itself.
         with self._driver.claim, _C.Undo(self._end):
             self._begin(batch)
-            actions = self.replicas.put_together(self._callbacks)
-            # On CPUs `Workers` of C++ call these in the order of the plan's dependencies.
-            failures = self._driver.run(program, actions, batch, traced=self.traced)
-            if failures:
-                raise self._failures.first(failures, located)
-            self._ties.finish()
+            self._act(program, batch, located)
             # Still in the step, for which closing waits: at exit the interpreter would end the
             # process if a thread came back from one of torch's functions after it has gone.
             found = result()
             for observer in self._observers:
                 observer.succeed_run()
             return found
+
+    def _act(self, program: Program, batch: Batch, located: Located | None = None) -> None:
+        """Runs the actions of a step that has begun."""
+        actions = self.replicas.put_together(self._callbacks)
+        # On CPUs `Workers` of C++ call these in the order of the plan's dependencies.
+        failures = self._driver.run(program, actions, batch, traced=self.traced)
+        if failures:
+            raise self._failures.first(failures, located)
+        self._ties.finish()
+
+    def leave(self) -> AllLeft:
+        """Takes what a step of forwards leaves for its backwards; called before its end."""
+        return [leave(stage) for stage in self.stages], self._ties.leave()
+
+    def resume(
+        self, program: Program, batch: Batch, left: AllLeft, gradients: Gradients
+    ) -> None:
+        """Runs backwards, from gradients of the last stage, with what their forwards have left.
+
+        Raises:
+            RuntimeError, BaseException: as for `run`.
+        """
+        self._refuse_flow()
+        of_stages, pairs = left
+        with self._driver.claim, _C.Undo(self._end):
+            for stage, of_stage in zip(self.stages, of_stages, strict=True):
+                levels = batch.levels[stage.index] if batch.levels else ()
+                resume(stage, of_stage, batch.finish, levels)
+            for microbatch, given in gradients.items():
+                self.stages[-1].gradients[microbatch] = given
+            self._ties.resume(pairs)
+            self._act(program, batch)
 
     def alone(self) -> AbstractContextManager[object]:
         """A context without other runs of the stages; raises RuntimeError as `run` does."""

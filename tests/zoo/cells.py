@@ -16,7 +16,7 @@ from pykern.plan import Plan
 
 from . import attention, flow, programs, recurrent, structures, training, vision
 from .case import ROWS, Case
-from .oracle import Plain, equal, plain_forward
+from .oracle import Plain, equal, loss_of_parts, plain_forward
 
 # Updates within a step, and slices, need an executor that is not there yet.
 NOT_YET = {"pipedream", "pipedream_2bw", "seq1f1b"}
@@ -68,6 +68,25 @@ class Cell:
                 _check_forward(self, case, pipe)
             else:
                 _check_steps(self, case, pipe, plan)
+
+    def check_outside(self, kind: str = "cpu") -> None:
+        """Likewise for one step whose loss is computed outside, and its backward.
+
+        Args:
+            kind: of devices.
+        """
+        plan = self.plan
+        assert plan is not None
+        case = make(self.model)
+        with pipeline(case, plan, kind) as pipe:
+            starts = _starts(case, pipe) if case.draws or case.ties else ()
+            torch.manual_seed(7)
+            output = pipe(*case.args, **case.kwargs)
+            loss = loss_of_parts(case, output, self.num_microbatches)
+            loss.backward()  # type: ignore[no-untyped-call]
+            found = _result(pipe, [])
+            expected = _plain(self.model, self.num_microbatches, starts, 1, num_steps=1)
+            _require_same(found, expected)
 
 
 @dataclass(frozen=True)
@@ -125,6 +144,10 @@ def _check_steps(cell: Cell, case: Case, pipe: pykern.Pipeline, plan: Plan) -> N
     losses = [pipe.step(*case.args, target=case.target, **case.kwargs) for _ in range(NUM_STEPS)]
     found = _result(pipe, losses)
     assert equal(found.losses, expected.losses)
+    _require_same(found, expected)
+
+
+def _require_same(found: Result, expected: Result) -> None:
     for name, gradient in expected.gradients.items():
         assert equal(found.gradients[name], gradient), name
     assert found.gradients.keys() == expected.gradients.keys()
@@ -140,11 +163,18 @@ def _starts(case: Case, pipe: pykern.Pipeline) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=64)
-def _plain(model: str, num_microbatches: int, starts: tuple[str, ...], num_replicas: int) -> Result:
+def _plain(
+    model: str,
+    num_microbatches: int,
+    starts: tuple[str, ...],
+    num_replicas: int,
+    *,
+    num_steps: int = NUM_STEPS,
+) -> Result:
     case = make(model)
     plain = Plain(case, num_microbatches, starts, num_replicas)
     torch.manual_seed(7)
-    return _result(case.model, [plain.step() for _ in range(NUM_STEPS)])
+    return _result(case.model, [plain.step() for _ in range(num_steps)])
 
 
 def _result(model: nn.Module, losses: list[Tensor]) -> Result:

@@ -115,6 +115,20 @@ def plain_forward(case: Case, num_microbatches: int) -> Any:
     return pytree.tree_unflatten([_joined(column, rows) for column in columns], outputs[0][1])
 
 
+def loss_of_parts(case: Case, output: Any, num_microbatches: int) -> Tensor:
+    """The loss of a batch's output, as a step combines those of the microbatches."""
+    rows = rows_of(case.rows, num_microbatches)
+    leaves = pytree.tree_flatten(output)[0]
+    if any(isinstance(leaf, Tensor) and leaf.dim() == 0 for leaf in leaves):
+        # The model computes it, and the pipeline has combined it.
+        return case.loss_fn(output)
+    total = torch.zeros(())
+    for (part, target), n in zip(_parts((output, case.target), rows), rows, strict=True):
+        loss = case.loss_fn(part) if target is None else case.loss_fn(part, target)
+        total = total + loss * (n / case.rows)
+    return total
+
+
 def equal(one: Any, other: Any) -> bool:
     """Whether two trees are equal, their tensors bit for bit."""
     leaves, spec = pytree.tree_flatten(one)

@@ -67,6 +67,15 @@ class Recompute:
         if changed:
             self._seen = {}
 
+    def leave(self) -> dict[int, Cell]:
+        """Gives away what F has kept, for a backward in another step."""
+        left, self._cells = self._cells, {}
+        return left
+
+    def resume(self, cells: dict[int, Cell]) -> None:
+        """Takes it in the step that has the backward."""
+        self._cells = dict(cells)
+
     def end(self) -> None:
         """Lets go of everything that belongs to the step."""
         self._cells.clear()

@@ -105,6 +105,14 @@ class Ties:
             add_note(error, "raised while the gradients of several stages were added")
             raise
 
+    def leave(self) -> list[Pairs]:
+        """Gives away the copies, for a backward in another step."""
+        return self._pairs
+
+    def resume(self, pairs: list[Pairs]) -> None:
+        """Takes them in the step that has the backward."""
+        self._pairs = pairs
+
     def end(self) -> None:
         """Lets go of everything that belongs to the step."""
         self._pairs, self._buffers = [], []

@@ -1,0 +1,168 @@
+"""A pipeline as one operation of autograd: forwards when it is called, backwards when asked.
+
+Huang et al., 2019 (arXiv 1811.06965) order a step in this way: all forwards, then all backwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..tensors.trees import all_tensors, map_tensors
+from . import microbatch
+from .autograd.cut import Cut, cut, hidden_in
+from .stage.stage import Ends
+
+# Of the outputs of each microbatch.
+Gradients = Mapping[int, Sequence[Tensor | None]]
+# Gets them; returns those of the inputs of the operation.
+RunBack = Callable[[Gradients], Sequence[Tensor | None]]
+
+
+class GraphEnds:
+    """Takes what the last stage returns, with the graphs behind it.
+
+    Args:
+        weights: of the microbatches, for numbers.
+        gradients: that backwards start from; None in a forward.
+
+    Attributes:
+        cuts: by microbatch.
+    """
+
+    # They are of the shapes and types of the outputs, as autograd has seen to.
+    knows_gradients = True
+
+    def __init__(self, weights: Sequence[float], gradients: Gradients | None = None) -> None:
+        self._weights = weights
+        self.cuts: dict[int, Cut] = {}
+        self._gradients = gradients or {}
+
+    def __call__(self, index: int, output: Any, _: bool) -> Ends:
+        """Takes the output of a microbatch."""
+        hidden = {type(one).__name__ for one in hidden_in(output)}
+        if hidden:
+            raise TypeError(
+                f"the model must return tensors in tuples, lists, dicts or what else "
+                f"torch.utils._pytree knows for gradients to come back, got "
+                f"{', '.join(sorted(hidden))}. Register it there, or call the pipeline under "
+                "torch.no_grad()"
+            )
+        found = self.cuts[index] = cut(output)
+        return found.outputs, self._gradients.get(index, ())  # type: ignore[return-value]
+
+    def merged(self, made: dict[int, Tensor]) -> Any:
+        """The output for the whole batch.
+
+        Args:
+            made: by identity of a leaf behind a cut, what stands for it in the graph outside.
+        """
+        ran = sorted(self.cuts)
+
+        def outside(tensor: Tensor) -> Tensor:
+            return made.get(id(tensor), tensor)
+
+        values = [self.cuts[index].value for index in ran]
+        parts = [
+            outside(value) if isinstance(value, Tensor) else map_tensors(outside, value)
+            for value in values
+        ]
+        return microbatch.merge(parts, [self._weights[index] for index in ran])
+
+
+class Through(torch.autograd.Function):
+    """The operation, whose inputs are what gets gradients and whose outputs are what has them."""
+
+    @staticmethod
+    def forward(ctx: Any, made: ForwardPass, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The outputs, which are there already."""
+        ctx.set_materialize_grads(False)
+        ctx.made = made
+        return tuple([leaf.detach() for leaf in made.leaves])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        """The gradients of the inputs, from those of the outputs."""
+        return None, *ctx.made.backward(gradients)
+
+
+class ForwardPass:
+    """One forward of a pipeline, until its backward has run.
+
+    Args:
+        ends: of the forward.
+        run_back: runs the backwards.
+    """
+
+    def __init__(self, ends: GraphEnds, run_back: RunBack) -> None:
+        self.leaves = [leaf for cut in ends.cuts.values() for leaf in cut.leaves]
+        self._shares = [(index, len(cut.leaves)) for index, cut in ends.cuts.items()]
+        self._run_back: RunBack | None = run_back
+
+    def outputs(self, inputs: Sequence[Tensor]) -> dict[int, Tensor]:
+        """By identity of its leaf, each output with its place in the graph outside."""
+        if not self.leaves:
+            return {}
+        made = Through.apply(self, *inputs)  # type: ignore[no-untyped-call]
+        leaves, self.leaves = self.leaves, []
+        return {id(leaf): one for leaf, one in zip(leaves, made, strict=True)}
+
+    def backward(self, gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        """Runs the backwards, once.
+
+        Raises:
+            RuntimeError: it has run, or its own graph is asked for.
+            BaseException: as for `Pipeline.step`.
+        """
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "create_graph must be False for a backward through a pipeline, got True. A "
+                "pipeline has no second derivatives: compute these with the layers themselves"
+            )
+        run_back, self._run_back = self._run_back, None
+        if run_back is None:
+            raise RuntimeError(
+                "a backward through this call of a pipeline has run already, and its stages have "
+                "let go of their graphs (retain_graph does not reach them): add up what starts "
+                "there and call backward() once, or call the pipeline once more"
+            )
+        share: dict[int, Sequence[Tensor | None]] = {}
+        start = 0
+        for index, count in self._shares:
+            share[index] = gradients[start : start + count]
+            start += count
+        return run_back(share)
+
+
+class Refused(torch.autograd.Function):
+    """Outputs of a pipeline through which no gradients come back: a backward says why."""
+
+    @staticmethod
+    def forward(ctx: Any, reason: str, anchor: Tensor, *outputs: Tensor) -> tuple[Tensor, ...]:
+        """The same outputs."""
+        del anchor
+        ctx.reason = reason
+        return tuple([output.detach() for output in outputs])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Raises RuntimeError."""
+        del gradients
+        raise RuntimeError(ctx.reason)
+
+
+def refuse_backward(output: Any, reason: str, anchor: Tensor) -> Any:
+    """The output of a forward, through which a backward raises RuntimeError.
+
+    Args:
+        output: any tree.
+        reason: the message.
+        anchor: any tensor that requires grad.
+    """
+    floating = [t for t in all_tensors(output) if t.is_floating_point() or t.is_complex()]
+    made = Refused.apply(reason, anchor, *floating)  # type: ignore[no-untyped-call]
+    by_id = {id(old): new for old, new in zip(floating, made, strict=True)}
+    return map_tensors(lambda tensor: by_id.get(id(tensor), tensor), output)
