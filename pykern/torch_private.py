@@ -142,7 +142,7 @@ def set_grad(enabled: bool) -> None:
 
 
 # Sets what compiles the Python code that this thread runs, and returns what did so before.
-set_compiler: Callable[[object], object] = torch._C._dynamo.eval_frame.set_eval_frame
+set_compiler: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_eval_frame
 
 
 def transform(tensors: Iterable[Tensor]) -> str | None:

@@ -38,7 +38,7 @@ class Measured(Adopted):
         """
         if self._last_program is None:
             raise RuntimeError("there is no timeline yet: call step or the pipeline itself first")
-        return self._executor.timeline(self._last_program, ago)
+        return self._executor.driver.timeline(self._last_program, ago)
 
     def copies(self) -> Timeline:
         """When each copy between GPUs ran in the last step that was traced.
@@ -91,12 +91,12 @@ class Measured(Adopted):
 
     def _can_stream_gradients(self) -> bool:
         """Whether gradients are final when a stage's REDUCE runs, and Python with it."""
-        return self._data is None and not self._executor.captures
+        return self._data is None and not self._executor.driver.captures
 
     def _at_reduce(self, call: Callable[[Stage], None]) -> None:
         """From now on, calls it for each stage that has collected its last gradient of a step."""
         self.plan = with_reductions(self.plan, over_peers=True)
-        self._train_program = self._executor.program(self.plan)
+        self._train_program = self._executor.driver.program(self.plan)
         for stage in self._executor.stages:
             stage.reductions.append(partial(call, stage))
 

@@ -173,8 +173,8 @@ class Pipeline(Steps):
                 built.features,
             )
             self.optimizer, self._data = built.optimizer, built.features.find(DataParallel)
-            self._train_program = self._executor.program(self.plan)
-            self._predict_program = self._executor.program(self.plan.forward_only())
+            self._train_program = self._executor.driver.program(self.plan)
+            self._predict_program = self._executor.driver.program(self.plan.forward_only())
             refused = refused_with("gradients through the output", asked, self.plan)
             self._with_graph = WithGraph(
                 self._executor, self.plan, self._predict_program, self._levels, refused

@@ -19,11 +19,12 @@ from ..runtime.driver import Program
 from ..runtime.features.feature import Features, Runner, TrainingStep
 from ..runtime.in_order import InOrder
 from ..runtime.loss import Losses
+from ..runtime.through import refuse_backward
 from ..tensors.trees import Call
 from ..torch_private import set_compiler
 from .choose_levels import Levels
 from .measured import Measured
-from .with_graph import WithGraph, refuse_transforms
+from .with_graph import WithGraph, end_of_backward, refuse_transforms
 
 
 class Steps(Measured):
@@ -137,15 +138,16 @@ class Steps(Measured):
             self._chain.require_unchanged(self._modules)
             call = inputs, named
             refuse_transforms(call)
-            merged = self._outside(call) if torch.is_grad_enabled() else self._predict(call)
+            anchor = end_of_backward(call, self) if torch.is_grad_enabled() else None
+            merged = self._predict(call) if anchor is None else self._outside(call, anchor)
             self._last_program = self._predict_program
             return merged
 
-    def _outside(self, call: Call) -> Any:
-        """The output of a forward whose backward is the caller's."""
+    def _outside(self, call: Call, anchor: Tensor) -> Any:
+        """The output of a forward whose backward is the caller's, and would lead to `anchor`."""
         outside = self._with_graph
         if outside.refused is not None:
-            return outside.refuse(self._predict(call), call, self)
+            return refuse_backward(self._predict(call), outside.refused, anchor)
         self._features.ready()
         rows = self._rows(call)
         weights = self._weights(rows, sum(rows))

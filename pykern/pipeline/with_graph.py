@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from .. import _C
@@ -19,11 +19,14 @@ from ..plan.halves import backward_half
 from ..runtime.aliases import Aliases
 from ..runtime.autograd.cut import cut
 from ..runtime.batch import Batch, Enter
+from ..runtime.cpu.workers import Workers
 from ..runtime.driver import Program
-from ..runtime.executor import AllLeft, Executor
+from ..runtime.executor import Executor
+from ..runtime.halfway import Halfway
+from ..runtime.microbatch import leaves_of_batch
 from ..runtime.recompute.watch import without_saved_tensors_hooks
-from ..runtime.through import ForwardPass, GraphEnds, Gradients, refuse_backward
-from ..tensors.trees import Call, all_tensors
+from ..runtime.through import ForwardPass, GraphEnds, OutputGradients
+from ..tensors.trees import Call
 from ..torch_private import set_grad, top_hooks, transform
 from .choose_levels import Levels
 
@@ -57,7 +60,9 @@ class WithGraph:
 
     @once
     def _backwards(self) -> Program:
-        return self._executor.part(backward_half(self._plan))
+        driver = self._executor.driver
+        assert isinstance(driver, Workers)
+        return driver.part(backward_half(self._plan))
 
     def run(
         self,
@@ -77,7 +82,7 @@ class WithGraph:
             model: that the parameters belong to.
         """
         ends, begin = GraphEnds(weights), _Begin(enter)
-        has_graph = any(tensor.requires_grad for tensor in all_tensors(call))
+        has_graph = any(tensor.requires_grad for tensor in _tensors(call))
         batch = Batch(call, None, rows, ends, self._levels, begin if has_graph else enter)
         # First, for a forward that is recorded has to find the model's own parameters.
         _ = batch.calls
@@ -85,46 +90,49 @@ class WithGraph:
         with aliases.in_place(), _outside_checkpoints():
             aliases.take_place()
             left = self._executor.run(self._forwards, batch, self._executor.leave)
-        back = partial(self._run_back, rows, weights, left, aliases, begin.leaves, autocast())
-        made = ForwardPass(ends, back)
+        kept = _Kept(weights, left, aliases, begin.leaves, autocast())
+        made = ForwardPass(ends, partial(self._run_back, kept))
         return ends.merged(made.outputs((*begin.outside, *aliases.originals)))
 
     def _modules(self, model: nn.Module) -> list[nn.Module]:
         layers = [layer for stage in self._executor.stages for layer in stage.originals]
         return list(chain(model.modules(), *(layer.modules() for layer in layers)))
 
-    def _run_back(
-        self,
-        rows: Sequence[int],
-        weights: Sequence[float],
-        left: AllLeft,
-        aliases: Aliases,
-        leaves: Sequence[Tensor],
-        autocast_then: Autocast,
-        gradients: Gradients,
-    ) -> Sequence[Tensor | None]:
-        """The gradients of the inputs of the operation; what is left is used up."""
-        if any(of_stage.cells for of_stage in left[0]) and aliases.written:
+    def _run_back(self, kept: _Kept, gradients: OutputGradients) -> Sequence[Tensor | None]:
+        """The gradients of the inputs of the operation; what was kept is used up."""
+        aliases = kept.aliases
+        if kept.left.recomputes and aliases.written:
             raise RuntimeError(
                 "parameters have been written since the forward, which recompute would run again "
                 "with other values: call optimizer.step() after the backward"
             )
-        batch = Batch(((), {}), None, rows, GraphEnds(weights, gradients), self._levels)
+        batch = Batch(((), {}), None, (), GraphEnds(kept.weights, gradients), self._levels)
         with _C.HoldForks(), as_before(), aliases.in_place():
             # As in the forward, of which R is a repetition.
             set_grad(True)
-            set_autocast(autocast_then)
+            set_autocast(kept.autocast)
             aliases.take_place()
-            self._executor.resume(self._backwards, batch, left, gradients)
-        return [*(leaf.grad for leaf in leaves), *aliases.take_gradients()]
+            self._executor.resume(self._backwards, batch, kept.left, gradients)
+        return [*(leaf.grad for leaf in kept.leaves), *aliases.take_gradients()]
 
-    def refuse(self, output: Any, call: Call, model: nn.Module) -> Any:
-        """The output of a forward alone, through which a backward raises RuntimeError."""
-        tensors = chain(model.parameters(), all_tensors(call))
-        anchor = next((tensor for tensor in tensors if tensor.requires_grad), None)
-        if anchor is None or self.refused is None:
-            return output
-        return refuse_backward(output, self.refused, anchor)
+
+@dataclass(frozen=True)
+class _Kept:
+    """What a forward keeps for its backward.
+
+    Attributes:
+        weights: of the microbatches, for numbers.
+        left: by the stages.
+        aliases: of the parameters.
+        leaves: behind the cut in front of the first stage.
+        autocast: its settings.
+    """
+
+    weights: Sequence[float]
+    left: Halfway
+    aliases: Aliases
+    leaves: Sequence[Tensor]
+    autocast: Autocast
 
 
 class _Begin:
@@ -147,6 +155,16 @@ class _Begin:
         return self._enter(*found.value)
 
 
+def end_of_backward(call: Call, model: nn.Module) -> Tensor | None:
+    """Any tensor that a backward would lead to; None where there is none."""
+    tensors = chain(model.parameters(), _tensors(call))
+    return next((tensor for tensor in tensors if tensor.requires_grad), None)
+
+
+def _tensors(call: Call) -> Iterator[Tensor]:
+    return (leaf for leaf in leaves_of_batch(call) if isinstance(leaf, Tensor))
+
+
 def _outside_checkpoints() -> AbstractContextManager[object]:
     """Keeps the caller's `torch.utils.checkpoint` from calling the pipeline within its backward."""
     hooks = top_hooks()
@@ -156,7 +174,7 @@ def _outside_checkpoints() -> AbstractContextManager[object]:
 
 def refuse_transforms(call: Call) -> None:
     """Raises RuntimeError where torch wants more of a forward than its result and one backward."""
-    found = transform(all_tensors(call))
+    found = transform(_tensors(call))
     if found is not None:
         raise RuntimeError(
             "a pipeline must be called outside of torch.func and of forward-mode differentiation, "

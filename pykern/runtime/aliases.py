@@ -33,7 +33,8 @@ class Aliases:
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._modules = list({id(module): module for module in modules}.values())
         held = (one for module in self._modules for one in module._parameters.values())
-        self.originals = list({id(one): one for one in held if _trains(one)}.values())
+        trained = {id(one): one for one in held if one is not None and _trains(one)}
+        self.originals = list(trained.values())
         self._aliases = [_alias(original) for original in self.originals]
         self._alias_of = {
             id(original): alias
@@ -81,9 +82,9 @@ class Aliases:
         return found
 
 
-def _trains(parameter: nn.Parameter | None) -> bool:
+def _trains(parameter: nn.Parameter) -> bool:
     # One that is lazy gets its values in the first forward, and its gradients itself.
-    return parameter is not None and parameter.requires_grad and not is_lazy(parameter)
+    return parameter.requires_grad and not is_lazy(parameter)
 
 
 def _alias(original: nn.Parameter) -> nn.Parameter:
@@ -94,7 +95,7 @@ def _alias(original: nn.Parameter) -> nn.Parameter:
 
 def _held(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, object]]:
     """Where a module has parameters: recurrent ones have them in a list as well."""
-    yield from [(module._parameters, *item) for item in module._parameters.items()]  # type: ignore[misc]
+    yield from [(module._parameters, *item) for item in module._parameters.items()]
     attributes = vars(module)
     for name, there in list(attributes.items()):
         if name not in _OF_MODULES and isinstance(there, list | tuple | nn.Parameter):

@@ -13,7 +13,6 @@ import torch
 
 from .. import _C
 from ..plan import Kind, Plan, Timeline
-from ..plan.parts import PlanPart
 from ..tensors.trees import Call
 from .batch import Batch, Outputs
 from .cpu.stream import WorkerFlow
@@ -22,24 +21,19 @@ from .driver import Driver, Located, Program
 from .failures import Failures
 from .gpu.stream import GpuFlow
 from .gpu.streams import Streams
+from .halfway import Halfway
 from .host_memory import HostLink
 from .in_order import InOrder
 from .observer import Observer
 from .random.seed import StepSeed
 from .replicas import Replicas
-from .stage.layer_copies import Pairs
-from .stage.left import Left, leave, resume
 from .stage.stage import Run, Stage
 from .stage.ties import Ties
 from .stream import Flow, OpenBatch
-from .through import Gradients
+from .through import OutputGradients
 
 # Gets an action's kind, its stage, and what would be called; returns what to call.
 Around = Callable[[Kind, Stage, Run], Run]
-
-
-# What forwards have left: by stage, and the copies of what stages share.
-AllLeft = tuple[Sequence[Left], list[Pairs]]
 # What comes of a step that has ended.
 Result = Callable[[], Any]
 
@@ -65,6 +59,7 @@ class Executor:
         driver: who runs the actions.
 
     Attributes:
+        driver: makes programs of plans, and tells what ran when.
         replicas: the stages of all replicas.
     """
 
@@ -79,7 +74,7 @@ class Executor:
         self._stages = self.replicas.stages
         self._callbacks = self.replicas.actions()
         self._ties = Ties(stages)
-        self._driver = driver
+        self.driver = driver
         self._observers: list[Observer] = []
         self._failures = Failures(driver.where)
         self._plan = plan
@@ -112,30 +107,12 @@ class Executor:
     @property
     def in_one_memory(self) -> bool:
         """Whether what one action has written all others may read: not so on streams of GPUs."""
-        return not isinstance(self._driver, Streams)
-
-    @property
-    def captures(self) -> bool:
-        """Whether steps may be replayed without Python."""
-        return self._driver.captures
+        return not isinstance(self.driver, Streams)
 
     def host_link(self, stage: Stage) -> HostLink:
         """How parameters of a stage, and their gradients, get to the host and back."""
         device = self._plan.placement.device_of(stage.index)
-        return self._driver.host_link(device)
-
-    def program(self, plan: Plan) -> Program:
-        """A plan over these stages, ready to run."""
-        return self._driver.program(plan)
-
-    def part(self, part: PlanPart) -> Program:
-        """A part of a plan over these stages, ready to run; what stands before it is done."""
-        assert isinstance(self._driver, Workers)
-        return self._driver.part(part)
-
-    def timeline(self, program: Program, ago: int) -> Timeline:
-        """What ran when in a step of the program, `ago` steps before the last one."""
-        return self._driver.timeline(program, ago)
+        return self.driver.host_link(device)
 
     def copies(self, program: Program) -> Timeline:
         """When the program's copies ran in its last traced step; none where nothing is copied."""
@@ -161,7 +138,7 @@ class Executor:
         self, program: Program, batch: Batch, result: Result, located: Located | None = None
     ) -> Any:
         # The end is called whatever happens here, also where an interrupt hits the end itself.
-        with self._driver.claim, _C.Undo(self._end):
+        with self.driver.claim, _C.Undo(self._end):
             self._begin(batch)
             self._act(program, batch, located)
             # Still in the step, for which closing waits: at exit the interpreter would end the
@@ -175,17 +152,17 @@ class Executor:
         """Runs the actions of a step that has begun."""
         actions = self.replicas.put_together(self._callbacks)
         # On CPUs `Workers` of C++ call these in the order of the plan's dependencies.
-        failures = self._driver.run(program, actions, batch, traced=self.traced)
+        failures = self.driver.run(program, actions, batch, traced=self.traced)
         if failures:
             raise self._failures.first(failures, located)
         self._ties.finish()
 
-    def leave(self) -> AllLeft:
+    def leave(self) -> Halfway:
         """Takes what a step of forwards leaves for its backwards; called before its end."""
-        return [leave(stage) for stage in self.stages], self._ties.leave()
+        return Halfway(self.stages, self._ties)
 
     def resume(
-        self, program: Program, batch: Batch, left: AllLeft, gradients: Gradients
+        self, program: Program, batch: Batch, left: Halfway, gradients: OutputGradients
     ) -> None:
         """Runs backwards, from gradients of the last stage, with what their forwards have left.
 
@@ -193,20 +170,14 @@ class Executor:
             RuntimeError, BaseException: as for `run`.
         """
         self._refuse_flow()
-        of_stages, pairs = left
-        with self._driver.claim, _C.Undo(self._end):
-            for stage, of_stage in zip(self.stages, of_stages, strict=True):
-                levels = batch.levels[stage.index] if batch.levels else ()
-                resume(stage, of_stage, batch.finish, levels)
-            for microbatch, given in gradients.items():
-                self.stages[-1].gradients[microbatch] = given
-            self._ties.resume(pairs)
+        with self.driver.claim, _C.Undo(self._end):
+            left.resume(batch, gradients)
             self._act(program, batch)
 
     def alone(self) -> AbstractContextManager[object]:
         """A context without other runs of the stages; raises RuntimeError as `run` does."""
         self._refuse_flow()
-        return self._driver.claim
+        return self.driver.claim
 
     def predict(
         self, program: Program, batch: Batch, outputs: Outputs, located: Located | None = None
@@ -242,7 +213,7 @@ class Executor:
     def _look(self) -> None:
         """Has the stages see what has changed in their layers since the last step."""
         self._refuse_flow()
-        with torch.no_grad(), self._driver.claim, _C.Undo(self._end):
+        with torch.no_grad(), self.driver.claim, _C.Undo(self._end):
             self._begin(Batch(((), {}), None, (), Outputs(())))
 
     def _flow_from(self, program: Program, open_batch: OpenBatch, first: int) -> Flow | None:
@@ -251,7 +222,7 @@ class Executor:
         # Observers of steps have to see each batch as a step of its own.
         if self._observers or any(stage.draws.possible for stage in self._stages):
             return None
-        driver, plan = self._driver, self._plan
+        driver, plan = self.driver, self._plan
         flow: Flow
         if isinstance(driver, Streams):
 
@@ -311,13 +282,13 @@ class Executor:
         for stage in self._stages:
             stage.end()
         self._ties.end()
-        self._driver.end()
+        self.driver.end()
         for observer in self._observers:
             observer.end_run()
 
     def close(self) -> None:
         """Ends what runs the actions, after a step in progress in another thread."""
-        self._driver.close()
+        self.driver.close()
 
 
 def _in_batch(number: int) -> Located:

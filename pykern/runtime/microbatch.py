@@ -30,7 +30,11 @@ def batch_size(tree: Any) -> int:
     Raises:
         SplitError: there is no such tensor, they differ, or the batch is empty.
     """
-    rows = [leaf.size(0) for leaf in _leaves(tree) if isinstance(leaf, Tensor) and leaf.dim() > 0]
+    rows = [
+        leaf.size(0)
+        for leaf in leaves_of_batch(tree)
+        if isinstance(leaf, Tensor) and leaf.dim() > 0
+    ]
     if not rows:
         raise SplitError("the batch holds no tensor with a dimension 0 to cut into microbatches")
     if any(other != rows[0] for other in rows):
@@ -45,7 +49,7 @@ def refuse_graphs(tree: Any) -> None:
 
     The backward of the first microbatch would free the graph that all of them have in common.
     """
-    for leaf in _leaves(tree):
+    for leaf in leaves_of_batch(tree):
         if isinstance(leaf, Tensor) and leaf.grad_fn is not None:
             raise RuntimeError(
                 f"the batch has a tensor of shape {tuple(leaf.shape)} with a graph of its own "
@@ -133,17 +137,18 @@ def _join(column: Sequence[Any], weights: Sequence[float]) -> Any:
     return first
 
 
-def _leaves(tree: Any) -> Iterator[Any]:
+def leaves_of_batch(tree: Any) -> Iterator[Any]:
+    """The leaves of a tree in order."""
     # Tensors, tuples and dicts, the usual batch, do without pytree, which leaves a reference cycle
     # behind for the cycle collector with each call.
     if isinstance(tree, Tensor):
         yield tree
     elif type(tree) is tuple:
         for part in tree:
-            yield from _leaves(part)
+            yield from leaves_of_batch(part)
     elif type(tree) is dict:
         for part in tree.values():
-            yield from _leaves(part)
+            yield from leaves_of_batch(part)
     else:
         yield from flatten(tree)[0]
 

@@ -9,17 +9,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from ..tensors.trees import all_tensors, map_tensors
+from ..kernels.head_loss import LazyLogits
+from ..tensors.trees import all_tensors, map_nodes, map_tensors
 from . import microbatch
 from .autograd.cut import Cut, cut, hidden_in
 from .stage.stage import Ends
 
 # Of the outputs of each microbatch.
-Gradients = Mapping[int, Sequence[Tensor | None]]
+OutputGradients = Mapping[int, Sequence[Tensor | None]]
 # Gets them; returns those of the inputs of the operation.
-RunBack = Callable[[Gradients], Sequence[Tensor | None]]
+RunBack = Callable[[OutputGradients], Sequence[Tensor | None]]
 
 
 class GraphEnds:
@@ -36,7 +38,7 @@ class GraphEnds:
     # They are of the shapes and types of the outputs, as autograd has seen to.
     knows_gradients = True
 
-    def __init__(self, weights: Sequence[float], gradients: Gradients | None = None) -> None:
+    def __init__(self, weights: Sequence[float], gradients: OutputGradients | None = None) -> None:
         self._weights = weights
         self.cuts: dict[int, Cut] = {}
         self._gradients = gradients or {}
@@ -51,7 +53,7 @@ class GraphEnds:
                 f"{', '.join(sorted(hidden))}. Register it there, or call the pipeline under "
                 "torch.no_grad()"
             )
-        found = self.cuts[index] = cut(output)
+        found = self.cuts[index] = cut(map_nodes(LazyLogits, _logits, output))
         return found.outputs, self._gradients.get(index, ())  # type: ignore[return-value]
 
     def merged(self, made: dict[int, Tensor]) -> Any:
@@ -73,12 +75,18 @@ class GraphEnds:
         return microbatch.merge(parts, [self._weights[index] for index in ran])
 
 
-class Through(torch.autograd.Function):
+def _logits(lazy: LazyLogits) -> Tensor:
+    """What a head returns where no loss waits for its parts."""
+    return F.linear(lazy.hidden, lazy.weight)
+
+
+class PipelineCall(torch.autograd.Function):
     """The operation, whose inputs are what gets gradients and whose outputs are what has them."""
 
     @staticmethod
     def forward(ctx: Any, made: ForwardPass, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The outputs, which are there already."""
+        del inputs
         ctx.set_materialize_grads(False)
         ctx.made = made
         return tuple([leaf.detach() for leaf in made.leaves])
@@ -106,7 +114,7 @@ class ForwardPass:
         """By identity of its leaf, each output with its place in the graph outside."""
         if not self.leaves:
             return {}
-        made = Through.apply(self, *inputs)  # type: ignore[no-untyped-call]
+        made = PipelineCall.apply(self, *inputs)  # type: ignore[no-untyped-call]
         leaves, self.leaves = self.leaves, []
         return {id(leaf): one for leaf, one in zip(leaves, made, strict=True)}
 
@@ -162,6 +170,8 @@ def refuse_backward(output: Any, reason: str, anchor: Tensor) -> Any:
         reason: the message.
         anchor: any tensor that requires grad.
     """
+    if isinstance(output, Tensor):
+        return Refused.apply(reason, anchor, output)[0]  # type: ignore[no-untyped-call]
     floating = [t for t in all_tensors(output) if t.is_floating_point() or t.is_complex()]
     made = Refused.apply(reason, anchor, *floating)  # type: ignore[no-untyped-call]
     by_id = {id(old): new for old, new in zip(floating, made, strict=True)}

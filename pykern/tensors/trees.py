@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -56,6 +57,18 @@ def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
     """The tree with the function applied to its tensors."""
     leaves, spec = flatten(tree)
     return unflatten([function(x) if isinstance(x, Tensor) else x for x in leaves], spec)
+
+
+def map_nodes(kind: type[_Node], function: Callable[[_Node], Any], tree: Any) -> Any:
+    """The tree with the function applied to nodes of a type."""
+    if isinstance(tree, Tensor):
+        return tree
+    is_one = partial(_is_of, kind)
+    return pytree.tree_map(lambda x: function(x) if is_one(x) else x, tree, is_leaf=is_one)
+
+
+def _is_of(kind: type, node: object) -> bool:
+    return isinstance(node, kind)
 
 
 def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:

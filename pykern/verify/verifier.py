@@ -50,7 +50,7 @@ class Verifier(Feature):
         """Takes the place of the executor."""
         self._executor = made.executor
         self._subject = self._make_subject(made.executor.stages, made.plan)
-        if not made.executor.captures:
+        if not made.executor.driver.captures:
             made.executor.watch(self._boundaries.around)
         made.runner = self
 
@@ -117,7 +117,7 @@ class Verifier(Feature):
 
     def _origin(self, batch: Batch, before: Snapshot, call: Callable[[], Any]) -> Divergence:
         """Repeats both runs to locate the difference, and restores the current state."""
-        if self._executor.captures:
+        if self._executor.driver.captures:
             return Divergence(
                 "The origin is unknown: captured graphs do not expose stage boundaries. Use "
                 "capture=False to locate the difference."

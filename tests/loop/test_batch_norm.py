@@ -297,7 +297,7 @@ def test_forwards_alone_in_train_mode_update_as_without_it() -> None:
     model = norms(0)
     plain = copy.deepcopy(model)
     x, _ = data(0, rows=12)
-    with pipeline(model, deferred_batch_norm=True) as pipe:
+    with pipeline(model, deferred_batch_norm=True) as pipe, torch.no_grad():
         outputs = [pipe(x), *pipe.stream([x, x])]
     with torch.no_grad():
         expected = [torch.cat([plain(part) for part in x.split(4)]) for _ in range(3)]

@@ -9,16 +9,22 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import pykern
 from pykern import schedules
 from pykern.plan import Plan
-from tests.support.plain_step import rows_of
+from tests.outside.cases import (
+    MICROBATCHES,
+    WIDTH,
+    assert_same_gradients,
+    batch,
+    mean_square,
+    model,
+    pipeline,
+    plain,
+)
 
-WIDTH = 6
-MICROBATCHES = 3
 PLANS: dict[str, Callable[[], Plan]] = {
     "gpipe": lambda: schedules.gpipe(2, MICROBATCHES),
     "one_f_one_b": lambda: schedules.one_f_one_b(4, MICROBATCHES),
@@ -27,57 +33,6 @@ PLANS: dict[str, Callable[[], Plan]] = {
     "zb_v": lambda: schedules.zb_v(2, 4),
     "hanayo": lambda: schedules.hanayo(2, 4),
 }
-
-
-def model() -> nn.Sequential:
-    torch.manual_seed(1)
-    return nn.Sequential(
-        *(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)) for _ in "1234")
-    )
-
-
-def pipeline(layers: Any, plan: Plan | None = None, **options: Any) -> pykern.Pipeline:
-    plan = schedules.one_f_one_b(2, MICROBATCHES) if plan is None else plan
-    return pykern.Pipeline(
-        layers, devices=f"cpu:{plan.num_devices}", schedule=plan, balance="layers", **options
-    )
-
-
-def batch(rows: int = 7) -> Tensor:
-    return torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(rows))
-
-
-def plain(layers: nn.Module, x: Tensor, num_microbatches: int, loss_fn: Any) -> Tensor:
-    """Loss of the plain model; gradients are added as a pipeline's: complete, microbatch first."""
-    before = [parameter.grad for parameter in layers.parameters()]
-    for parameter in layers.parameters():
-        parameter.grad = None
-    parts = [part.detach() for part in x.split(rows_of(len(x), num_microbatches))]
-    inputs = [part.requires_grad_(x.requires_grad) for part in parts]
-    outputs = [layers(part) for part in inputs]
-    ends = [output.detach().requires_grad_() for output in outputs]
-    loss: Tensor = loss_fn(torch.cat(ends))
-    loss.backward()  # type: ignore[no-untyped-call]
-    for output, end in zip(outputs, ends, strict=True):
-        output.backward(end.grad)
-    for parameter, old in zip(layers.parameters(), before, strict=True):
-        if old is not None and parameter.grad is not None:
-            parameter.grad = old + parameter.grad
-    if x.requires_grad:
-        x.grad = torch.cat([part.grad for part in inputs if part.grad is not None])
-    return loss.detach()
-
-
-def mean_square(y: Tensor) -> Tensor:
-    return y.square().mean()
-
-
-def assert_same_gradients(one: nn.Module, other: nn.Module) -> None:
-    pairs = zip(one.named_parameters(), other.parameters(), strict=True)
-    for (name, mine), theirs in pairs:
-        assert mine.grad is not None, name
-        assert theirs.grad is not None, name
-        assert torch.equal(mine.grad, theirs.grad), name
 
 
 @pytest.mark.parametrize("recompute", [None, "layer", "stage"])
@@ -233,21 +188,6 @@ def test_nothing_is_left_when_no_backward_comes() -> None:
             gc.enable()
 
 
-def test_a_second_backward_is_refused() -> None:
-    with pipeline(model()) as pipe:
-        y = pipe(batch())
-        y.sum().backward(retain_graph=True)
-        with pytest.raises(RuntimeError, match="has run already.*call backward\\(\\) once"):
-            y.sum().backward()
-
-
-def test_second_derivatives_are_refused() -> None:
-    with pipeline(model()) as pipe:
-        x = batch().requires_grad_()
-        with pytest.raises(RuntimeError, match="create_graph must be False .* got True"):
-            torch.autograd.grad(pipe(x).sum(), [x], create_graph=True)
-
-
 def test_without_gradients_there_is_no_graph() -> None:
     layers = model()
     with pipeline(layers) as pipe:
@@ -385,29 +325,6 @@ def test_checkpointed_from_outside(reentrant: bool) -> None:
         assert_same_gradients(layers, reference)
 
 
-def test_layers_that_changed_are_not_recomputed() -> None:
-    layers = nn.Sequential(*(nn.Sequential(one, nn.Dropout(0.4)) for one in model()))
-    with pipeline(layers, recompute="stage") as pipe:
-        y = pipe(batch())
-        layers.eval()
-        with pytest.raises(RuntimeError, match="have changed .* since the forward"):
-            y.sum().backward()
-        pipe(batch()).sum().backward()
-
-
-def test_parameters_that_were_written_are_refused() -> None:
-    for recompute in (None, "stage"):
-        layers = model()
-        with pipeline(layers, recompute=recompute) as pipe:
-            y = pipe(batch())
-            with torch.no_grad():
-                for parameter in layers.parameters():
-                    parameter.mul_(2)
-            with pytest.raises(RuntimeError, match="modified by an inplace|have been written"):
-                y.sum().backward()
-            assert all(parameter.grad is None for parameter in layers.parameters())
-
-
 class Fails(Exception):
     pass
 
@@ -442,70 +359,6 @@ def test_an_exception_of_a_backward_arrives_as_it_is() -> None:
         error = None
         pipe(batch()).sum().backward()
         assert all(parameter.grad is not None for parameter in layers.parameters())
-
-
-def test_a_hidden_graph_is_refused() -> None:
-    class Box:
-        def __init__(self, value: Tensor) -> None:
-            self.value = value
-
-        def __eq__(self, other: object) -> bool:
-            return True
-
-        __hash__ = None  # type: ignore[assignment]
-
-    class Boxing(nn.Linear):
-        def forward(self, x: Tensor) -> Any:
-            return Box(super().forward(x))
-
-    with pipeline(nn.Sequential(nn.Linear(WIDTH, WIDTH), Boxing(WIDTH, WIDTH))) as pipe:
-        with pytest.raises(TypeError, match=r"tensors in tuples, lists, dicts .* got Box"):
-            pipe(batch())
-        with torch.no_grad():
-            assert isinstance(pipe(batch()), Box)
-
-
-def test_a_plan_without_backwards_says_so() -> None:
-    with pipeline(model(), schedules.one_f_one_b(2, 3).forward_only()) as pipe:
-        y = pipe(batch())
-        assert y.requires_grad
-        with pytest.raises(RuntimeError, match="forward actions only"):
-            y.sum().backward()
-
-
-def test_replicas_say_that_no_gradients_come_back() -> None:
-    layers = model()
-    options: dict[str, Any] = {"devices": "cpu:4", "microbatches": 4, "replicas": 2}
-    with pykern.Pipeline(layers, **options) as pipe:
-        y = pipe(batch())
-        with pytest.raises(RuntimeError, match=r"several replicas.*call step\(\)"):
-            y.sum().backward()
-
-
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
-def test_what_torch_would_make_of_it_besides_is_refused() -> None:
-    layers = model()
-    with pipeline(layers) as pipe:
-        named = {name: one.detach() for name, one in pipe.named_parameters()}
-
-        def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
-            out: Tensor = torch.func.functional_call(pipe, parameters, (x,))
-            return out.sum()
-
-        for transformed in (
-            lambda: torch.func.grad(loss)(named, batch()),
-            lambda: torch.func.vmap(lambda row: pipe(row[None]))(batch()),
-            lambda: torch.func.jvp(pipe, (batch(),), (batch(),)),
-        ):
-            with pytest.raises(RuntimeError, match=r"got a call within a transform of torch\.func"):
-                transformed()
-        with forward_ad.dual_level(), pytest.raises(RuntimeError, match="within forward-mode"):
-            pipe(forward_ad.make_dual(batch(), batch()))
-        # With other parameters, and their gradients.
-        others = {name: one.clone().requires_grad_() for name, one in named.items()}
-        loss(others, batch()).backward()  # type: ignore[no-untyped-call]
-        assert all(one.grad is not None for one in others.values())
-        assert all(parameter.grad is None for parameter in layers.parameters())
 
 
 @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")

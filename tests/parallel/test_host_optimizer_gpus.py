@@ -77,7 +77,7 @@ def test_steps_are_those_of_cpu_workers(
 
 
 def gpus_of(pipe: pykern.Pipeline) -> HostGpus:
-    driver: Any = pipe._executor._driver
+    driver: Any = pipe._executor.driver
     assert isinstance(driver.gpus, HostGpus)
     return driver.gpus
 

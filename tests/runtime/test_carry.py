@@ -110,7 +110,7 @@ def look_at(look: Callable[[Tensor], Any]) -> Any:
         )
 
 
-def test_training_sees_grad_mode_and_prediction_does_not() -> None:
+def test_steps_and_forwards_see_the_grad_mode_of_their_caller() -> None:
     probes = [Probe(lambda y: (torch.is_grad_enabled(), y.requires_grad)) for _ in range(2)]
     with pykern.Pipeline(probes, devices="cpu:2", microbatches=2, loss_fn=F.mse_loss) as pipe:
         pipe.step(torch.randn(4, 4), target=torch.randn(4, 4))
@@ -118,7 +118,7 @@ def test_training_sees_grad_mode_and_prediction_does_not() -> None:
         with torch.no_grad():
             pipe(torch.randn(4, 4))
     for probe in probes:
-        assert probe.seen == [(True, True)] * 2 + [(False, False)] * 4
+        assert probe.seen == [(True, True)] * 4 + [(False, False)] * 2
 
 
 def test_inference_mode() -> None:

@@ -104,7 +104,8 @@ def test_a_timeout_tells_who_waits_for_whom(how: str, call: str) -> None:
         if call == "stream":
             # So that it is known whether layers draw.
             layer.go.set()
-            pipe(BATCH)
+            with torch.no_grad():
+                pipe(BATCH)
             layer.go.clear()
         with pytest.raises(pykern.PipelineStalled) as caught:
             CALLS[call](pipe)
@@ -135,7 +136,8 @@ def test_the_second_interrupt_gives_up(call: str) -> None:
     with hanging("lock", None) as (pipe, layer):
         if call == "stream":
             layer.go.set()
-            pipe(BATCH)
+            with torch.no_grad():
+                pipe(BATCH)
             layer.go.clear()
 
         def interrupt() -> None:
@@ -267,7 +269,8 @@ keeps = Keeps()
 layers = [nn.Linear(2, 2), keeps, nn.Linear(2, 2)]
 options = dict(devices="cpu:3", microbatches=2, loss_fn=nn.functional.mse_loss, timeout=0.2)
 pipe = pykern.Pipeline(layers, **options)
-pipe(x)
+with torch.no_grad():
+    pipe(x)
 keeps.hangs = True
 try:
     {call}

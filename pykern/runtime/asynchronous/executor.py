@@ -97,7 +97,7 @@ class AsyncExecutor(Executor):
         super()._refuse_flow()
         # What goes wrong here has changed nothing.
         calls = batch.calls
-        with self._driver.claim:
+        with self.driver.claim:
             self._require_untouched()
             self._go_on()
             with _C.Within(self._losses.clear, self._leave):
@@ -130,7 +130,7 @@ class AsyncExecutor(Executor):
         super()._refuse_flow()
         if not self.in_flight:
             return None, None
-        with self._driver.claim:
+        with self.driver.claim:
             self._require_untouched()
             self._go_on()
             with _C.Undo(self._drop), _C.Within(self._losses.clear, self._leave):
@@ -179,7 +179,7 @@ class AsyncExecutor(Executor):
 
     def _run_part(self, program: Program, shift: int) -> None:
         nothing = Batch(((), {}), None, (), self._finish)
-        failures = self._driver.run(program, self._calls(shift), nothing, traced=False)
+        failures = self.driver.run(program, self._calls(shift), nothing, traced=False)
         if failures:
             raise self._failures.first(failures, partial(self._located, shift))
         stepped(self._optimizer)

@@ -109,9 +109,10 @@ class Stage:
             self.copies_input = any(getattr(one, "inplace", False) for one in settings.modules)
             self.when_changed(self._compiled)
         self.recomputed.begin(levels, changed=changed, compiled=self._compiled)
-        # Without gradients a step has no loss, which may draw as well.
         compiled_for = self.device if self._compiled else None
-        self.draws.begin(seed, (settings, torch.is_grad_enabled()), compiled_for)
+        # A loss may draw as well, if there is one.
+        loss = id(getattr(finish, "function", None))
+        self.draws.begin(seed, (settings, torch.is_grad_enabled(), loss), compiled_for)
         # Last, so that after an interrupt all of this is looked at again.
         self._settings = settings
         self.choose()

@@ -1,0 +1,100 @@
+"""What the stages have left of their forwards for backwards that are run later."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from .batch import Batch
+from .random.seed import StepSeed
+from .recompute.cell import Cell
+from .stage.settings import Settings
+from .stage.skips import Parcel
+from .stage.stage import Stage
+from .stage.ties import Ties
+
+
+@dataclass(frozen=True)
+class _OfStage:
+    """The graphs of a stage's forwards, and what else its backwards and R need of them.
+
+    Attributes:
+        layers: what it ran with, maybe copies.
+        settings: of its layers.
+        keywords, outputs, leaves: as in the stage, by microbatch.
+        opened, sent: of the stage's parcels.
+        cells: by microbatch, where it is recomputed.
+    """
+
+    layers: Sequence[nn.Module]
+    settings: Settings | None
+    keywords: Sequence[dict[str, Any]]
+    outputs: list[Sequence[Tensor]]
+    leaves: list[Sequence[Tensor]]
+    opened: dict[int, list[Parcel]]
+    sent: dict[int, list[Parcel]]
+    cells: dict[int, Cell]
+
+
+class Halfway:
+    """What is taken of a step of forwards before it ends.
+
+    Args:
+        stages: those of one replica.
+        ties: what they share.
+    """
+
+    def __init__(self, stages: Sequence[Stage], ties: Ties) -> None:
+        self._stages = stages
+        self._ties = ties
+        self._pairs = ties.leave()
+        self._of_stages = [
+            _OfStage(
+                stage.layers,
+                stage.settings,
+                stage.keywords,
+                stage.outputs,
+                stage.leaves,
+                dict(stage.parcels.opened),
+                dict(stage.parcels.sent),
+                stage.recomputed.leave(),
+            )
+            for stage in stages
+        ]
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether a backward runs layers again."""
+        return any(of_stage.cells for of_stage in self._of_stages)
+
+    def resume(self, batch: Batch, gradients: Mapping[int, Sequence[Tensor | None]]) -> None:
+        """Has the stages begin a step of backwards. May be called once.
+
+        Args:
+            batch: says how the step ends, and at which levels its forwards ran.
+            gradients: by microbatch, those that the last stage begins with.
+
+        Raises:
+            RuntimeError: R would do something else than F has done.
+        """
+        for stage, left in zip(self._stages, self._of_stages, strict=True):
+            levels = batch.levels[stage.index] if batch.levels else ()
+            stage.begin(len(left.outputs), StepSeed(), batch.finish, levels)
+            if left.cells and stage.settings is not left.settings:
+                raise RuntimeError(
+                    f"layers of stage {stage.index} have changed (train or eval mode, hooks, "
+                    "numbers) since the forward, which recompute would run again as they are now: "
+                    "change them after the backward, or do without recompute"
+                )
+            stage.layers = left.layers
+            stage.outputs[:], stage.leaves[:] = left.outputs, left.leaves
+            stage.parcels.opened.update(left.opened)
+            stage.parcels.sent.update(left.sent)
+            stage.recomputed.resume(left.cells)
+            stage.name(left.keywords)
+        for microbatch, given in gradients.items():
+            self._stages[-1].gradients[microbatch] = given
+        self._ties.resume(self._pairs)

@@ -1,0 +1,119 @@
+"""What a loss outside of a pipeline cannot have, and what is said then."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+import pykern
+from pykern import schedules
+from tests.outside.cases import (
+    WIDTH,
+    batch,
+    model,
+    pipeline,
+)
+
+
+def test_a_second_backward_is_refused() -> None:
+    with pipeline(model()) as pipe:
+        y = pipe(batch())
+        y.sum().backward(retain_graph=True)
+        with pytest.raises(RuntimeError, match=r"has run already.*call backward\(\) once"):
+            y.sum().backward()
+
+
+def test_second_derivatives_are_refused() -> None:
+    with pipeline(model()) as pipe:
+        x = batch().requires_grad_()
+        with pytest.raises(RuntimeError, match=r"create_graph must be False .* got True"):
+            torch.autograd.grad(pipe(x).sum(), [x], create_graph=True)
+
+
+def test_layers_that_changed_are_not_recomputed() -> None:
+    layers = nn.Sequential(*(nn.Sequential(one, nn.Dropout(0.4)) for one in model()))
+    with pipeline(layers, recompute="stage") as pipe:
+        y = pipe(batch())
+        layers.eval()
+        with pytest.raises(RuntimeError, match=r"have changed .* since the forward"):
+            y.sum().backward()
+        pipe(batch()).sum().backward()
+
+
+def test_parameters_that_were_written_are_refused() -> None:
+    for recompute in (None, "stage"):
+        layers = model()
+        with pipeline(layers, recompute=recompute) as pipe:
+            y = pipe(batch())
+            with torch.no_grad():
+                for parameter in layers.parameters():
+                    parameter.mul_(2)
+            with pytest.raises(RuntimeError, match=r"modified by an inplace|have been written"):
+                y.sum().backward()
+            assert all(parameter.grad is None for parameter in layers.parameters())
+
+
+def test_a_hidden_graph_is_refused() -> None:
+    class Box:
+        def __init__(self, value: Tensor) -> None:
+            self.value = value
+
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        __hash__ = None  # type: ignore[assignment]
+
+    class Boxing(nn.Linear):
+        def forward(self, x: Tensor) -> Any:
+            return Box(super().forward(x))
+
+    with pipeline(nn.Sequential(nn.Linear(WIDTH, WIDTH), Boxing(WIDTH, WIDTH))) as pipe:
+        with pytest.raises(TypeError, match=r"tensors in tuples, lists, dicts .* got Box"):
+            pipe(batch())
+        with torch.no_grad():
+            assert isinstance(pipe(batch()), Box)
+
+
+def test_a_plan_without_backwards_says_so() -> None:
+    with pipeline(model(), schedules.one_f_one_b(2, 3).forward_only()) as pipe:
+        y = pipe(batch())
+        assert y.requires_grad
+        with pytest.raises(RuntimeError, match="forward actions only"):
+            y.sum().backward()
+
+
+def test_replicas_say_that_no_gradients_come_back() -> None:
+    layers = model()
+    options: dict[str, Any] = {"devices": "cpu:4", "microbatches": 4, "replicas": 2}
+    with pykern.Pipeline(layers, **options) as pipe:
+        y = pipe(batch())
+        with pytest.raises(RuntimeError, match=r"several replicas.*call step\(\)"):
+            y.sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+def test_what_torch_would_make_of_it_besides_is_refused() -> None:
+    layers = model()
+    with pipeline(layers) as pipe:
+        named = {name: one.detach() for name, one in pipe.named_parameters()}
+
+        def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+            out: Tensor = torch.func.functional_call(pipe, parameters, (x,))
+            return out.sum()
+
+        for transformed in (
+            lambda: torch.func.grad(loss)(named, batch()),
+            lambda: torch.func.vmap(lambda row: pipe(row[None]))(batch()),
+            lambda: torch.func.jvp(pipe, (batch(),), (batch(),)),
+        ):
+            with pytest.raises(RuntimeError, match=r"got a call within a transform of torch\.func"):
+                transformed()
+        with forward_ad.dual_level(), pytest.raises(RuntimeError, match="within forward-mode"):
+            pipe(forward_ad.make_dual(batch(), batch()))
+        # With other parameters, and their gradients.
+        others = {name: one.clone().requires_grad_() for name, one in named.items()}
+        loss(others, batch()).backward()  # type: ignore[no-untyped-call]
+        assert all(one.grad is not None for one in others.values())
+        assert all(parameter.grad is None for parameter in layers.parameters())
