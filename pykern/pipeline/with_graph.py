@@ -112,7 +112,7 @@ class WithGraph:
             set_grad(True)
             set_autocast(kept.autocast)
             aliases.take_place()
-            self._executor.resume(self._backwards, batch, kept.left, gradients)
+            self._executor.resume(self._backwards, batch, kept.left)
         return [*(leaf.grad for leaf in kept.leaves), *aliases.take_gradients()]
 
 

@@ -30,7 +30,6 @@ from .replicas import Replicas
 from .stage.stage import Run, Stage
 from .stage.ties import Ties
 from .stream import Flow, OpenBatch
-from .through import OutputGradients
 
 # Gets an action's kind, its stage, and what would be called; returns what to call.
 Around = Callable[[Kind, Stage, Run], Run]
@@ -161,17 +160,15 @@ class Executor:
         """Takes what a step of forwards leaves for its backwards; called before its end."""
         return Halfway(self.stages, self._ties)
 
-    def resume(
-        self, program: Program, batch: Batch, left: Halfway, gradients: OutputGradients
-    ) -> None:
-        """Runs backwards, from gradients of the last stage, with what their forwards have left.
+    def resume(self, program: Program, batch: Batch, left: Halfway) -> None:
+        """Runs backwards with what their forwards have left; `batch.finish` has where they start.
 
         Raises:
             RuntimeError, BaseException: as for `run`.
         """
         self._refuse_flow()
         with self.driver.claim, _C.Undo(self._end):
-            left.resume(batch, gradients)
+            left.resume(batch)
             self._act(program, batch)
 
     def alone(self) -> AbstractContextManager[object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from .stage.settings import Settings
 from .stage.skips import Parcel
 from .stage.stage import Stage
 from .stage.ties import Ties
+from .through import GraphEnds
 
 
 @dataclass(frozen=True)
@@ -70,12 +71,12 @@ class Halfway:
         """Whether a backward runs layers again."""
         return any(of_stage.cells for of_stage in self._of_stages)
 
-    def resume(self, batch: Batch, gradients: Mapping[int, Sequence[Tensor | None]]) -> None:
+    def resume(self, batch: Batch) -> None:
         """Has the stages begin a step of backwards. May be called once.
 
         Args:
-            batch: says how the step ends, and at which levels its forwards ran.
-            gradients: by microbatch, those that the last stage begins with.
+            batch: whose `finish` has the gradients that the last stage begins with; its levels are
+                those of the forwards.
 
         Raises:
             RuntimeError: R would do something else than F has done.
@@ -95,6 +96,7 @@ class Halfway:
             stage.parcels.sent.update(left.sent)
             stage.recomputed.resume(left.cells)
             stage.name(left.keywords)
-        for microbatch, given in gradients.items():
+        assert isinstance(batch.finish, GraphEnds)
+        for microbatch, given in batch.finish.gradients.items():
             self._stages[-1].gradients[microbatch] = given
         self._ties.resume(self._pairs)

@@ -33,6 +33,7 @@ class GraphEnds:
 
     Attributes:
         cuts: by microbatch.
+        gradients: empty in a forward.
     """
 
     # They are of the shapes and types of the outputs, as autograd has seen to.
@@ -41,7 +42,7 @@ class GraphEnds:
     def __init__(self, weights: Sequence[float], gradients: OutputGradients | None = None) -> None:
         self._weights = weights
         self.cuts: dict[int, Cut] = {}
-        self._gradients = gradients or {}
+        self.gradients = gradients or {}
 
     def __call__(self, index: int, output: Any, _: bool) -> Ends:
         """Takes the output of a microbatch."""
@@ -54,7 +55,7 @@ class GraphEnds:
                 "torch.no_grad()"
             )
         found = self.cuts[index] = cut(map_nodes(LazyLogits, _logits, output))
-        return found.outputs, self._gradients.get(index, ())  # type: ignore[return-value]
+        return found.outputs, self.gradients.get(index, ())  # type: ignore[return-value]
 
     def merged(self, made: dict[int, Tensor]) -> Any:
         """The output for the whole batch.
