@@ -35,7 +35,7 @@ def test_peers(
     """A step of four stages in this process, of layers that hardly compute and of a small GPT."""
     if not smoke and os.environ.get("OMP_NUM_THREADS") != "1":
         pytest.fail("run this with OMP_NUM_THREADS=1: peers compute on threads of their own")
-    case, task = _tiny(smoke) if kind == "tiny" else _gpt(smoke)
+    case, task = tiny_task(smoke) if kind == "tiny" else gpt_task(smoke)
     with process_group():
         contenders = [plain(task), _pykern(task), torch_runtime(task, _NUM_STAGES)]
         for older in (torchgpipe, fairscale):
@@ -69,7 +69,8 @@ def _pykern(task: Task) -> Contender:
     return in_this_process("pykern, 1 worker", model, 1, step)
 
 
-def _tiny(smoke: bool) -> tuple[str, Task]:
+def tiny_task(smoke: bool) -> tuple[str, Task]:
+    """Layers that hardly compute."""
     num_microbatches = 4 if smoke else 64
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(_NUM_STAGES)))
@@ -78,7 +79,8 @@ def _tiny(smoke: bool) -> tuple[str, Task]:
     return case, Task(model, x, y, num_microbatches, F.mse_loss)
 
 
-def _gpt(smoke: bool) -> tuple[str, Task]:
+def gpt_task(smoke: bool) -> tuple[str, Task]:
+    """A small GPT."""
     width, context = (16, 8) if smoke else (128, 64)
     model = gpt(layers=4, width=width, heads=4, context=context)
     ids = torch.randint(256, (16, context + 1), generator=torch.Generator().manual_seed(0))

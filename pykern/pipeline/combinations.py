@@ -109,6 +109,7 @@ REFUSED: Mapping[tuple[str, str], str] = {
             ("process_group", "it adds up the gradients of processes within a step"),
             ("tensor_parallel", "its shards run in processes that have to take the same steps"),
             ("optimizer", "its weights are updated within a step"),
+            ("verify", "the plain model beside it does not know a loss outside"),
         )
     },
     ("timeout", "GPUs"): (

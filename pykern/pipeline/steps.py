@@ -123,7 +123,11 @@ class Steps(Measured):
         return found
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Forward only, without gradients: the model's output for the whole batch.
+        """The model's output for the whole batch, in the graph of the caller.
+
+        In grad mode this is one operation of autograd: its backward runs the backwards of all
+        stages, in the order of the plan, and autograd gets the gradient of each parameter, complete
+        (docs/loss-outside.md). It can run once. Without gradients, forwards alone run.
 
         Args:
             *inputs: as for `step`.
@@ -132,6 +136,13 @@ class Steps(Measured):
         Returns:
             What the last layer returns, its tensors joined along dimension 0. One without
             dimensions, such as a loss that the model computes, counts as `reduction` says.
+
+        Raises:
+            SplitError: the batch cannot be cut, or outputs cannot be joined.
+            TypeError: an output hides tensors with a graph from torch.utils._pytree.
+            RuntimeError: torch.func or forward-mode differentiation is in force, a layer was
+                replaced, or the pipeline is running. In a backward: as docs/loss-outside.md says.
+            BaseException: as for `step`, from here or from the backward.
         """
         # The workers run Python code of their own, which a compiler of the caller's does not see.
         with _C.Undo(set_compiler, set_compiler(None)), _C.HoldForks(), as_before():

@@ -283,3 +283,15 @@ def test_verified_steps() -> None:
         with pytest.raises(pykern.VerifyError, match=r"'3.0.bias': 8 of 8 values") as caught:
             pipe.step(X, target=Y)
     assert (caught.value.stage, caught.value.layer) == (1, "3")
+
+
+@row("Gradients through the call, any loss outside", "n y n n n n")
+def test_a_loss_outside() -> None:
+    model = chain()
+    with pipeline(model) as pipe:
+        x = X.clone().requires_grad_()
+        ends = [x, *model.parameters()]
+        found = torch.autograd.grad(pipe(x).tanh().square().mean(), ends)
+        torch.testing.assert_close(
+            found, torch.autograd.grad(model(x).tanh().square().mean(), ends)
+        )

@@ -45,7 +45,7 @@ def plain(layers: nn.Module, x: Tensor, num_microbatches: int, loss_fn: Any) -> 
     outputs = [layers(part) for part in inputs]
     ends = [output.detach().requires_grad_() for output in outputs]
     loss: Tensor = loss_fn(torch.cat(ends))
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     for output, end in zip(outputs, ends, strict=True):
         output.backward(end.grad)
     for parameter, old in zip(layers.parameters(), before, strict=True):

@@ -114,6 +114,6 @@ def test_what_torch_would_make_of_it_besides_is_refused() -> None:
             pipe(forward_ad.make_dual(batch(), batch()))
         # With other parameters, and their gradients.
         others = {name: one.clone().requires_grad_() for name, one in named.items()}
-        loss(others, batch()).backward()  # type: ignore[no-untyped-call]
+        loss(others, batch()).backward()
         assert all(one.grad is not None for one in others.values())
         assert all(parameter.grad is None for parameter in layers.parameters())

@@ -137,7 +137,8 @@ def _subject(name: str) -> Subject:
     )
     _opened.append(pipe)
     pipe.step(x, target=y)
-    return Subject(pipe, layers, plain, (x, y), loss, pipe(x))
+    with torch.no_grad():
+        return Subject(pipe, layers, plain, (x, y), loss, pipe(x))
 
 
 @contextmanager
@@ -153,7 +154,8 @@ def _closing() -> Iterator[None]:
 
 @cache
 def _all() -> list[tuple[str, Action, str, str]]:
-    """Every plan, action, kind of exception, and whether a step, a call or a stream runs it."""
+    """Every plan, action, kind of exception, and what runs it: a step, a call without gradients, a
+    stream, or a call with a loss outside and its backward."""
     found = []
     for name, plan in PLANS.items():
         actions = [action for row in plan.rows for action in row]
@@ -162,7 +164,9 @@ def _all() -> list[tuple[str, Action, str, str]]:
         # The first stage has no inputs to give gradients to: its I has nothing to do.
         actions = [a for a in actions if a.kind is not Kind.I or a.stage > 0]
         for action, kind in product(actions, KINDS):
-            ways = ("step", "call", "stream") if action.kind is Kind.F else ("step",)
+            ways = ["step"] if action.kind is not Kind.F else ["step", "call", "stream"]
+            if plan.placement.num_replicas == 1:
+                ways.append("outside")
             found += [(name, action, kind, way) for way in ways]
     return found
 
@@ -204,8 +208,11 @@ def _failed(subject: Subject, action: Action, error: BaseException, way: str) ->
     try:
         if way == "step":
             subject.pipe.step(x, target=y)
+        elif way == "outside":
+            F.mse_loss(subject.pipe(x), y).backward()
         elif way == "call":
-            subject.pipe(x)
+            with torch.no_grad():
+                subject.pipe(x)
         else:
             list(subject.pipe.stream([x, x]))
     except BaseException as found:

@@ -83,7 +83,7 @@ class Cell:
             torch.manual_seed(7)
             output = pipe(*case.args, **case.kwargs)
             loss = loss_of_parts(case, output, self.num_microbatches)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             found = _result(pipe, [])
             expected = _plain(self.model, self.num_microbatches, starts, 1, num_steps=1)
             _require_same(found, expected)
