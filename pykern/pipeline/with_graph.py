@@ -28,6 +28,7 @@ from ..runtime.recompute.watch import without_saved_tensors_hooks
 from ..runtime.through import ForwardPass, GraphEnds, OutputGradients
 from ..tensors.trees import Call
 from ..torch_private import set_grad, top_hooks, transform
+from ..trace import Segment
 from .choose_levels import Levels
 
 
@@ -94,9 +95,11 @@ class WithGraph:
         made = ForwardPass(ends, partial(self._run_back, kept))
         return ends.merged(made.outputs((*begin.outside, *aliases.originals)))
 
-    def _modules(self, model: nn.Module) -> list[nn.Module]:
+    def _modules(self, model: nn.Module) -> Iterator[nn.Module]:
+        # Segments of a recorded model hold its parameters too, and are not its modules.
         layers = [layer for stage in self._executor.stages for layer in stage.originals]
-        return list(chain(model.modules(), *(layer.modules() for layer in layers)))
+        yield from model.modules()
+        yield from (layer for layer in layers if isinstance(layer, Segment))
 
     def _run_back(self, kept: _Kept, gradients: OutputGradients) -> Sequence[Tensor | None]:
         """The gradients of the inputs of the operation; what was kept is used up."""

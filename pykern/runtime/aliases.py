@@ -16,9 +16,6 @@ from torch.nn.parameter import is_lazy
 from .. import _C
 from ..torch_private import version_of
 
-# What every module has; its parameters are among these.
-_OF_MODULES = frozenset(vars(nn.Module()))
-
 
 class Aliases:
     """An alias of each parameter that trains, with its values and its count of writes.
@@ -31,18 +28,44 @@ class Aliases:
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._modules = list({id(module): module for module in modules}.values())
-        held = (one for module in self._modules for one in module._parameters.values())
-        trained = {id(one): one for one in held if one is not None and _trains(one)}
-        self.originals = list(trained.values())
-        self._aliases = [_alias(original) for original in self.originals]
-        self._alias_of = {
-            id(original): alias
-            for original, alias in zip(self.originals, self._aliases, strict=True)
-        }
+        self.originals: list[nn.Parameter] = []
+        self._aliases: list[nn.Parameter] = []
+        self._alias_of: dict[int, nn.Parameter] = {}
+        # In which dictionary, under which key, and what is to be there.
+        self._places: list[tuple[dict[str, Any], str, object]] = []
+        # Likewise, what was there before.
+        self._before: list[tuple[dict[str, Any], str, object]] = []
+        modules = list(modules)
+        for module in modules:
+            for name, parameter in module._parameters.items():
+                if parameter is not None and _trains(parameter):
+                    self._places.append((module._parameters, name, self._of(parameter)))
+        for module in modules:
+            self._places += self._in_attributes(vars(module))
         self._writes = [version_of(original) for original in self.originals]
-        # What has been replaced: in which dictionary, under which key, and what was there.
-        self._replaced: list[tuple[dict[str, Any], str, object]] = []
+
+    def _of(self, original: nn.Parameter) -> nn.Parameter:
+        alias = self._alias_of.get(id(original))
+        if alias is None:
+            alias = self._alias_of[id(original)] = nn.Parameter(original.detach())
+            if vars(original):
+                vars(alias).update(vars(original))
+            self.originals.append(original)
+            self._aliases.append(alias)
+        return alias
+
+    def _in_attributes(
+        self, attributes: dict[str, Any]
+    ) -> Iterator[tuple[dict[str, Any], str, object]]:
+        """Where a module has parameters besides: recurrent ones have theirs in a list as well."""
+        for name, there in attributes.items():
+            kind = type(there)
+            if kind is list or kind is tuple:
+                instead = kind(self._alias_of.get(id(one), one) for one in there)
+                if any(one is not other for one, other in zip(there, instead, strict=True)):
+                    yield attributes, name, instead
+            elif kind is nn.Parameter and id(there) in self._alias_of:
+                yield attributes, name, self._alias_of[id(there)]
 
     def in_place(self) -> _C.Undo:
         """A context at whose end the parameters are where they were; `take_place` begins it."""
@@ -50,24 +73,14 @@ class Aliases:
 
     def take_place(self) -> None:
         """Puts the aliases where the parameters are."""
-        for module in self._modules:
-            for held, name, there in _held(module):
-                instead = self._instead(there)
-                if instead is not there:
-                    self._replaced.append((held, name, there))
-                    held[name] = instead
+        for held, name, instead in self._places:
+            self._before.append((held, name, held[name]))
+            held[name] = instead
 
     def _put_back(self) -> None:
-        for held, name, there in reversed(self._replaced):
+        for held, name, there in reversed(self._before):
             held[name] = there
-        self._replaced.clear()
-
-    def _instead(self, there: Any) -> Any:
-        if type(there) in (list, tuple):
-            others = [self._alias_of.get(id(one), one) for one in there]
-            changed = any(one is not other for one, other in zip(there, others, strict=True))
-            return type(there)(others) if changed else there
-        return self._alias_of.get(id(there), there)
+        self._before.clear()
 
     @property
     def written(self) -> bool:
@@ -85,18 +98,3 @@ class Aliases:
 def _trains(parameter: nn.Parameter) -> bool:
     # One that is lazy gets its values in the first forward, and its gradients itself.
     return parameter.requires_grad and not is_lazy(parameter)
-
-
-def _alias(original: nn.Parameter) -> nn.Parameter:
-    alias = nn.Parameter(original.detach())
-    vars(alias).update(vars(original))
-    return alias
-
-
-def _held(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, object]]:
-    """Where a module has parameters: recurrent ones have them in a list as well."""
-    yield from [(module._parameters, *item) for item in module._parameters.items()]
-    attributes = vars(module)
-    for name, there in list(attributes.items()):
-        if name not in _OF_MODULES and isinstance(there, list | tuple | nn.Parameter):
-            yield attributes, name, there
