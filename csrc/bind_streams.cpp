@@ -59,8 +59,8 @@ std::map<int, cuda::CUstream> streams_from(const std::map<int, Address>& handles
 // A job with the trace of its last traced step, and its whole step as a graph.
 class StreamProgram {
    public:
-    StreamProgram(const Plan& plan, std::shared_ptr<const Lanes> lanes)
-        : job(plan, std::move(lanes)) {
+    StreamProgram(const Plan& plan, std::shared_ptr<const Lanes> lanes, Half half = Half::kWhole)
+        : job(plan, std::move(lanes), half) {
         const Plan& held = job.order().plan();
         for (std::size_t kind = 0; kind < kNumKinds; ++kind) {
             held_[kind] = held.has(static_cast<Kind>(kind));
@@ -228,6 +228,18 @@ void bind_lanes(py::module_& module) {
 void bind_program(py::module_& module) {
     py::class_<StreamProgram>(module, "StreamProgram", "A checked plan, ready to run on lanes.")
         .def(py::init<const Plan&, std::shared_ptr<const Lanes>>(), "plan"_a, "lanes"_a)
+        .def_static(
+            "half",
+            [](const Plan& plan, std::shared_ptr<const Lanes> lanes, bool forwards) {
+                const Half half = forwards ? Half::kForwards : Half::kRest;
+                return std::make_unique<StreamProgram>(plan, std::move(lanes), half);
+            },
+            "plan"_a, "lanes"_a, "forwards"_a,
+            "The forwards of a plan that has them first, or what comes after them. Raises "
+            "ValueError if a device has a forward behind another action.")
+        .def_property_readonly(
+            "is_half", [](const StreamProgram& self) { return self.job.half() != Half::kWhole; },
+            "Whether it issues a part of its plan only.")
         .def_property_readonly("plan",
                                [](const StreamProgram& self) { return self.job.order().plan(); })
         .def(

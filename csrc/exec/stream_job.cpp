@@ -1,5 +1,6 @@
 #include "exec/stream_job.hpp"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -10,6 +11,8 @@
 namespace pykern {
 
 namespace {
+
+bool is_forward(Action action) { return action.kind == Kind::F || action.kind == Kind::COPY_F; }
 
 // Whose result a copy carries: its F, or its B or I.
 std::vector<Action> sources_of(Action copy) {
@@ -35,12 +38,13 @@ void name_streams(const CopyStream& ends, const CopyLane& lane) {
 
 }  // namespace
 
-StreamJob::StreamJob(const Plan& plan, std::shared_ptr<const Lanes> lanes)
-    : order_(lower(plan)), lanes_(std::move(lanes)) {
+StreamJob::StreamJob(const Plan& plan, std::shared_ptr<const Lanes> lanes, Half half)
+    : order_(lower(plan)), lanes_(std::move(lanes)), half_(half) {
     if (order_.num_devices() != lanes_->size()) {
         throw std::invalid_argument("the plan is for " + std::to_string(order_.num_devices()) +
                                     " devices, but there are " + std::to_string(lanes_->size()));
     }
+    if (half_ != Half::kWhole) require_halves();
     const std::vector<Task>& tasks = order_.tasks();
     for (TaskNumber task = 0; task < tasks.size(); ++task) task_of_[tasks[task].action] = task;
     carriers_.assign(tasks.size(), kNoTask);
@@ -53,6 +57,22 @@ StreamJob::StreamJob(const Plan& plan, std::shared_ptr<const Lanes> lanes)
         }
     }
     make_events();
+}
+
+bool StreamJob::holds(TaskNumber task) const {
+    return half_ == Half::kWhole ||
+           is_forward(order_.tasks()[task].action) == (half_ == Half::kForwards);
+}
+
+// Then no forward takes over a slot, which it would wait for the rest to leave.
+void StreamJob::require_halves() const {
+    for (const Row& row : order_.plan().rows()) {
+        const auto rest = std::ranges::find_if_not(row, is_forward);
+        const auto late = std::find_if(rest, row.end(), is_forward);
+        if (late == row.end()) continue;
+        throw std::invalid_argument("a half of a plan needs its forwards first, got " +
+                                    to_text(*late) + " behind " + to_text(*rest));
+    }
 }
 
 void StreamJob::make_events() {

@@ -49,11 +49,20 @@ struct CopyLane {
     std::optional<ByHost> by_host;
 };
 
+// Which tasks of a plan a job issues: all of them, its forwards with their copies, or the rest. A
+// job of the rest begins behind one of the forwards, as any step begins behind the one before.
+enum class Half : std::uint8_t { kWhole, kForwards, kRest };
+
 // Everything the driver must make is made up front, because making takes locks.
 class StreamJob {
    public:
-    // Throws PlanError for a plan that cannot run, std::invalid_argument for one of other devices.
-    StreamJob(const Plan& plan, std::shared_ptr<const Lanes> lanes);
+    // Throws PlanError for a plan that cannot run, std::invalid_argument for one of other devices,
+    // or for a half where a device has a forward behind another action.
+    StreamJob(const Plan& plan, std::shared_ptr<const Lanes> lanes, Half half = Half::kWhole);
+
+    Half half() const { return half_; }
+    // Whether the job issues the task.
+    bool holds(TaskNumber task) const;
 
     const StreamOrder& order() const { return order_; }
     const Lanes& lanes() const { return *lanes_; }
@@ -96,11 +105,13 @@ class StreamJob {
     cuda::CUevent start(int gpu) const { return start_.at(gpu).get(); }
 
    private:
+    void require_halves() const;
     void make_events();
     void require(TaskNumber task, bool compute) const;
 
     StreamOrder order_;
     std::shared_ptr<const Lanes> lanes_;
+    Half half_;
     std::map<Action, TaskNumber> task_of_;
     std::vector<TaskNumber> carriers_;
     std::vector<std::optional<Launch>> launches_;

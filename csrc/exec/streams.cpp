@@ -57,7 +57,7 @@ bool Dispatch::run() {
     try {
         begin();
         for (TaskNumber task = 0; task < order_.tasks().size(); ++task) {
-            if (!issue(task)) {
+            if (job_.holds(task) && !issue(task)) {
                 drain();
                 return false;
             }

@@ -104,7 +104,6 @@ REFUSED: Mapping[tuple[str, str], str] = {
     **{
         (name, "gradients through the output"): _NO_GRAPH.format(why=why)
         for name, why in (
-            ("GPUs", "they do on CPU workers only so far"),
             ("a plan of replicas", "its plan has several replicas, which a step adds up"),
             ("process_group", "it adds up the gradients of processes within a step"),
             ("tensor_parallel", "its shards run in processes that have to take the same steps"),

@@ -110,7 +110,7 @@ class Measured(Adopted):
 
     def prediction(self) -> Timeline:
         """The simulator's timeline for the last step, from its `costs`."""
-        forward_only = self._last_program is self._predict_program
+        forward_only = all(span.action.kind is Kind.F for span in _spans(self.timeline()))
         return simulate(self.plan.forward_only() if forward_only else self.plan, self.costs())
 
 

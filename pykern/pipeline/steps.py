@@ -150,9 +150,7 @@ class Steps(Measured):
             call = inputs, named
             refuse_transforms(call)
             anchor = end_of_backward(call, self) if torch.is_grad_enabled() else None
-            merged = self._predict(call) if anchor is None else self._outside(call, anchor)
-            self._last_program = self._predict_program
-            return merged
+            return self._predict(call) if anchor is None else self._outside(call, anchor)
 
     def _outside(self, call: Call, anchor: Tensor) -> Any:
         """The output of a forward whose backward is the caller's, and would lead to `anchor`."""
@@ -162,11 +160,15 @@ class Steps(Measured):
         self._features.ready()
         rows = self._rows(call)
         weights = self._weights(rows, sum(rows))
-        return outside.run(call, rows, weights, self._chain.enter, self)
+        enter = self._chain.enter
+        output, self._last_program = outside.run(call, rows, weights, enter, self)
+        return output
 
     def _predict(self, call: Call) -> Any:
         """The output of a forward alone."""
-        return self._steps.predict(self._predict_program, *self._open_batch(call))
+        output = self._steps.predict(self._predict_program, *self._open_batch(call))
+        self._last_program = self._predict_program
+        return output
 
     def stream(self, batches: Iterable[Any]) -> InOrder:
         """The outputs of batches, each what the pipeline returns for it alone, bit for bit.

@@ -15,11 +15,9 @@ from .. import _C
 from ..modes import Autocast, as_before, autocast, set_autocast
 from ..once import once
 from ..plan import Kind, Plan
-from ..plan.halves import backward_half
 from ..runtime.aliases import Aliases
 from ..runtime.autograd.cut import cut
 from ..runtime.batch import Batch, Enter
-from ..runtime.cpu.workers import Workers
 from ..runtime.driver import Program
 from ..runtime.executor import Executor
 from ..runtime.halfway import Halfway
@@ -38,7 +36,6 @@ class WithGraph:
     Args:
         executor: of the pipeline.
         plan: of its training steps.
-        forwards: its forwards, ready to run.
         levels: what each forward keeps for its backward.
         refused: why there is no such operation; None where there is.
     """
@@ -47,23 +44,19 @@ class WithGraph:
         self,
         executor: Executor,
         plan: Plan,
-        forwards: Program,
         levels: Levels,
         refused: str | None,
     ) -> None:
         self._executor = executor
         self._plan = plan
-        self._forwards = forwards
         self._levels = levels
         if refused is None and not (plan.has(Kind.B) or plan.has(Kind.I)):
             refused = "the plan has forward actions only: there is no backward through its output"
         self.refused = refused
 
     @once
-    def _backwards(self) -> Program:
-        driver = self._executor.driver
-        assert isinstance(driver, Workers)
-        return driver.part(backward_half(self._plan))
+    def _halves(self) -> tuple[Program, Program]:
+        return self._executor.driver.halves(self._plan)
 
     def run(
         self,
@@ -72,8 +65,8 @@ class WithGraph:
         weights: Sequence[float],
         enter: Enter,
         model: nn.Module,
-    ) -> Any:
-        """The output for the whole batch, in the graph of the caller.
+    ) -> tuple[Any, Program]:
+        """The output for the whole batch, in the graph of the caller, and what has run.
 
         Args:
             call: arguments of the model, for all rows.
@@ -82,6 +75,8 @@ class WithGraph:
             enter: as of a `Batch`.
             model: that the parameters belong to.
         """
+        forwards, _ = self._halves
+        call, _ = self._executor.replicas.place(call, None)
         ends, begin = GraphEnds(weights), _Begin(enter)
         has_graph = any(tensor.requires_grad for tensor in _tensors(call))
         batch = Batch(call, None, rows, ends, self._levels, begin if has_graph else enter)
@@ -90,10 +85,11 @@ class WithGraph:
         aliases = Aliases(self._modules(model))
         with aliases.in_place(), _outside_checkpoints():
             aliases.take_place()
-            left = self._executor.run(self._forwards, batch, self._executor.leave)
+            left = self._executor.run(forwards, batch, self._executor.leave)
         kept = _Kept(weights, left, aliases, begin.leaves, autocast())
         made = ForwardPass(ends, partial(self._run_back, kept))
-        return ends.merged(made.outputs((*begin.outside, *aliases.originals)))
+        outputs = made.outputs((*begin.outside, *aliases.originals))
+        return ends.merged(outputs), forwards
 
     def _modules(self, model: nn.Module) -> Iterator[nn.Module]:
         # Segments of a recorded model hold its parameters too, and are not its modules.
@@ -115,7 +111,7 @@ class WithGraph:
             set_grad(True)
             set_autocast(kept.autocast)
             aliases.take_place()
-            self._executor.resume(self._backwards, batch, kept.left)
+            self._executor.resume(self._halves[1], batch, kept.left)
         return [*(leaf.grad for leaf in kept.leaves), *aliases.take_gradients()]
 
 

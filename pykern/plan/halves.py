@@ -7,16 +7,17 @@ from pykern._C import Kind, Plan
 from .parts import PlanPart
 
 
-def backward_half(plan: Plan) -> PlanPart:
-    """What a plan does besides its forwards, in its own order, when all forwards are done.
+def forwards_first(plan: Plan) -> Plan:
+    """The plan with the forwards of each device before its other actions, each in their order.
 
-    Leaving actions out, or doing them earlier, leaves the order of all others valid: an F needs
-    only others, and whatever needs an F finds it done.
+    What is valid stays so: an F needs only others, and whatever needs an F finds it done.
     """
-    forwards, others = (
-        [tuple(action for action in row if (action.kind is Kind.F) is wanted) for row in plan.rows]
-        for wanted in (True, False)
-    )
-    rows = [(*first, *then) for first, then in zip(forwards, others, strict=True)]
-    whole = Plan(plan.placement, plan.num_microbatches, rows, plan.num_slices)
-    return PlanPart(whole, tuple(map(len, forwards)), tuple(map(len, rows)))
+    rows = [sorted(row, key=lambda action: action.kind is not Kind.F) for row in plan.rows]
+    return Plan(plan.placement, plan.num_microbatches, rows, plan.num_slices)
+
+
+def backward_half(plan: Plan) -> PlanPart:
+    """What a plan does besides its forwards, when these are done."""
+    whole = forwards_first(plan)
+    num_forwards = [sum(action.kind is Kind.F for action in row) for row in whole.rows]
+    return PlanPart(whole, tuple(num_forwards), tuple(map(len, whole.rows)))

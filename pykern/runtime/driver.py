@@ -50,6 +50,9 @@ class Driver(Protocol):
     def program(self, plan: Plan) -> Program:
         """The plan, ready to run by this driver."""
 
+    def halves(self, plan: Plan) -> tuple[Program, Program]:
+        """The forwards of a plan, and what it does besides when these are done."""
+
     def run(
         self, program: Program, callbacks: Callbacks, batch: Batch, *, traced: bool
     ) -> list[Failure]:

@@ -38,6 +38,8 @@ class GraphEnds:
 
     # They are of the shapes and types of the outputs, as autograd has seen to.
     knows_gradients = True
+    # For another step, in which backwards run.
+    keeps_graphs = True
 
     def __init__(self, weights: Sequence[float], gradients: OutputGradients | None = None) -> None:
         self._weights = weights

@@ -2,6 +2,9 @@
 
 import pytest
 
+from tests.diagonal import nightly
+from tests.fake_cuda.fake import FakeCuda
+
 from .cells import DEVICES, MICROBATCHES, ZOO, Cell, cells_of
 
 # Not those whose loss combines rows with a number that the pipeline has already put together.
@@ -10,6 +13,13 @@ SCHEDULES = ("gpipe", "interleaved", "zb_v", "one_f_one_b")
 
 # Of checkpointing that is reentrant, where nothing trains.
 pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+# The others are for the night.
+BY_DAY = ("u_net", "tied_embedding", "in_place")
+ON_GPUS = [
+    cell if model in BY_DAY else nightly(cell)
+    for model in MODELS
+    for cell in (Cell(model, "one_f_one_b", 3, 2), Cell(model, "zb_v", 2, 5))
+]
 
 
 def diagonal() -> list[Cell]:
@@ -30,6 +40,11 @@ def test_the_part_has_all_of_each() -> None:
     cells = diagonal()
     assert {cell.num_devices for cell in cells} == set(DEVICES)
     assert {cell.num_microbatches for cell in cells} == set(MICROBATCHES)
+
+
+@pytest.mark.parametrize("cell", ON_GPUS, ids=str)
+def test_it_does_on_gpus(gpus: FakeCuda, cell: Cell) -> None:
+    cell.check_outside("cuda")
 
 
 @pytest.mark.nightly

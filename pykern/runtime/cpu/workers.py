@@ -9,6 +9,7 @@ import torch
 
 from ... import _C
 from ...plan import Action, Plan, Timeline
+from ...plan.halves import backward_half
 from ...plan.parts import PlanPart
 from ...trace.routes import Direct, everywhere
 from ..batch import Batch
@@ -48,6 +49,10 @@ class Workers:
     def program(self, plan: Plan) -> _C.WorkerProgram:
         """The plan, ready to run."""
         return _C.WorkerProgram(plan)
+
+    def halves(self, plan: Plan) -> tuple[_C.WorkerProgram, _C.WorkerProgram]:
+        """The forwards of a plan, and what it does besides when these are done."""
+        return self.program(plan.forward_only()), self.part(backward_half(plan))
 
     def part(self, part: PlanPart) -> _C.WorkerProgram:
         """A part of a plan, ready to run; what stands before it counts as done."""

@@ -106,7 +106,7 @@ class RingTransport(Transport):
         self._transports = transports
         self._lanes = lanes
         self._program: _C.StreamProgram | None = None
-        self._splits = False
+        self._keeps = False
         # By slot: what is being sent for the microbatch that has it, or had it last.
         self._held: dict[int, list[Tensor]] = {}
         # By whether F sends it or B and I, and by microbatch: transfers with what they read. What a
@@ -117,7 +117,7 @@ class RingTransport(Transport):
         """Starts a step of this program, with nothing of the last one."""
         self.end()
         self._program = program
-        self._splits = program.plan.has(Kind.W)
+        self._keeps = program.is_half or program.plan.has(Kind.W)
 
     def end(self) -> None:
         """Ends it: all copies are done before anything that is issued from now on."""
@@ -179,8 +179,12 @@ class RingTransport(Transport):
         ]
 
     def arrive(self, values: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Where backwards are split in memory of their own: a W may be later than the sender's."""
-        if not self._splits:
+        """In memory of their own where that of the ring is used again too early.
+
+        So it is where backwards are split, for a W may be later than the sender's, and where
+        backwards are another step.
+        """
+        if not self._keeps:
             return values
         return [self._own(value.detach()).requires_grad_(value.requires_grad) for value in values]
 

@@ -12,6 +12,7 @@ import torch
 
 from ... import _C
 from ...plan import Kind, Plan, Timeline
+from ...plan.halves import forwards_first
 from ...trace.routes import BATCH, Direct
 from ...user_code import warn
 from ..batch import Batch
@@ -116,6 +117,15 @@ class Streams:
         """The plan, ready to run."""
         return _C.StreamProgram(plan, self.gpus.lanes)
 
+    def halves(self, plan: Plan) -> tuple[_C.StreamProgram, _C.StreamProgram]:
+        """The forwards of a plan, and what it does besides when these are done.
+
+        Neither can be timed by itself.
+        """
+        first, lanes = forwards_first(plan), self.gpus.lanes
+        forwards = _C.StreamProgram.half(first, lanes, forwards=True)
+        return forwards, _C.StreamProgram.half(first, lanes, forwards=False)
+
     def run(
         self, program: Program, callbacks: Callbacks, batch: Batch, *, traced: bool
     ) -> list[Failure]:
@@ -126,6 +136,7 @@ class Streams:
             CannotCapture: the step has to be captured and cannot be.
         """
         assert isinstance(program, _C.StreamProgram)
+        traced = traced and not program.is_half
         with torch.autograd.set_multithreading_enabled(False):
             recording = None if self._policy is None else self._policy.ready(program, batch)
             if recording is not None:

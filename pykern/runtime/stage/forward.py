@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ...tensors.trees import flatten, tensors_of, unflatten
 from ...trace import Environment
 from ..autograd.cut import copies
 from ..recompute.cell import Calls, run
@@ -92,6 +93,26 @@ def with_parcels(stage: Stage, compute: Run) -> Run:
             stage.arguments[microbatch] = (both,)
             del near, both
         del given
+        compute(microbatch)
+
+    return forward
+
+
+def keeping(stage: Stage, compute: Run) -> Run:
+    """Takes what has come from the previous stage as the stage may keep it after the step."""
+
+    def forward(microbatch: int) -> None:
+        given = stage.arguments[microbatch]
+        if given is not None:
+            values, spec = flatten(given)
+            come = tensors_of(values)
+            taken = {
+                id(tensor): mine
+                for tensor, mine in zip(come, stage.transport.arrive(come), strict=True)
+            }
+            stage.arguments[microbatch] = unflatten([taken.get(id(v), v) for v in values], spec)
+            stage.leaves[microbatch] = [taken[id(leaf)] for leaf in stage.leaves[microbatch]]
+            del given, values, come, taken
         compute(microbatch)
 
     return forward

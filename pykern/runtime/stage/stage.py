@@ -136,6 +136,8 @@ class Stage:
             compute = forward.drawing(self, compute)
         if self._is_recorded:
             compute = forward.with_parcels(self, compute)
+        if not is_plain and self.previous and getattr(self.finish, "keeps_graphs", False):
+            compute = forward.keeping(self, compute)
         self.bare_forward = compute
         self.bare_backward = self._way_back(is_plain=is_plain)
 
