@@ -39,6 +39,11 @@ class _OfStage:
     sent: dict[int, list[Parcel]]
     cells: dict[int, Cell]
 
+    def let_go(self) -> None:
+        """Leaves everything to the stage, which frees it microbatch by microbatch."""
+        for held in (self.outputs, self.leaves, self.opened, self.sent, self.cells):
+            held.clear()
+
 
 class Halfway:
     """What is taken of a step of forwards before it ends.
@@ -96,6 +101,7 @@ class Halfway:
             stage.parcels.sent.update(left.sent)
             stage.recomputed.resume(left.cells)
             stage.name(left.keywords)
+            left.let_go()
         assert isinstance(batch.finish, GraphEnds)
         for microbatch, given in batch.finish.gradients.items():
             self._stages[-1].gradients[microbatch] = given

@@ -194,6 +194,24 @@ def test_nothing_is_left_when_no_backward_comes() -> None:
             gc.enable()
 
 
+def test_a_backward_lets_go_microbatch_by_microbatch() -> None:
+    made: list[weakref.ref[Tensor]] = []
+    alive: list[int] = []
+
+    class Noting(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            out = super().forward(x)
+            out.register_hook(lambda _: alive.append(sum(one() is not None for one in made)))
+            out = out.tanh()
+            made.append(weakref.ref(out))
+            return out
+
+    with pipeline(nn.Sequential(Noting(WIDTH, WIDTH)), schedules.gpipe(1, 4)) as pipe:
+        y = pipe(batch(8))
+        y.sum().backward()
+    assert alive == [4, 3, 2, 1]
+
+
 def test_without_gradients_there_is_no_graph() -> None:
     layers = model()
     with pipeline(layers) as pipe:
