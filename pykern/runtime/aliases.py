@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from .. import _C
 from ..torch_private import version_of
@@ -38,7 +37,7 @@ class Aliases:
         modules = list(modules)
         for module in modules:
             for name, parameter in module._parameters.items():
-                if parameter is not None and _trains(parameter):
+                if parameter is not None and parameter.requires_grad:
                     self._places.append((module._parameters, name, self._of(parameter)))
         for module in modules:
             self._places += self._in_attributes(vars(module))
@@ -93,8 +92,3 @@ class Aliases:
         for alias in self._aliases:
             alias.grad = None
         return found
-
-
-def _trains(parameter: nn.Parameter) -> bool:
-    # One that is lazy gets its values in the first forward, and its gradients itself.
-    return parameter.requires_grad and not is_lazy(parameter)
