@@ -50,9 +50,10 @@ class Untouched:
         for module, before in self._kept:
             if not self._settling or module not in self._described:
                 put_back(module, before)
-        # Detached, so that it is written beside any graph; in one mode or another.
+        # By `.data`, beside any graph, in one mode or another. It counts no write either: the value
+        # is what it was, and a buffer that nothing else has written must not look written.
         for buffer, value in self._buffers:
-            buffer.detach().copy_(value)
+            buffer.data.copy_(value)
 
     def require(self) -> None:
         """Raises CutError where an opened module has left a tensor in an attribute, or changed one.

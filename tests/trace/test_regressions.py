@@ -303,3 +303,21 @@ def test_what_is_written_by_another_name_is_not_read_again() -> None:
     model, x = MarksView(), torch.randn(3, 4)
     with pytest.raises(CutError, match="reads the values of a tensor"):
         Traced(model, ((x, torch.ones(3, dtype=torch.int64)), {}), 3)
+
+
+class OfABuffer(OfParts):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.randn(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * self.scale)
+
+
+def test_a_recording_counts_no_write_of_a_buffer_that_is_read() -> None:
+    """A step that recorded took buffers that stages share for written, and was refused."""
+    model, x = OfABuffer(), torch.randn(2, 4)
+    version = model.scale._version
+    traced = Traced(model, ((x,), {}), 2)
+    replay(traced, x)
+    assert model.scale._version == version
