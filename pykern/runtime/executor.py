@@ -37,10 +37,6 @@ Around = Callable[[Kind, Stage, Run], Run]
 Result = Callable[[], Any]
 
 
-def _nothing() -> None:
-    """Of a step whose results are elsewhere."""
-
-
 _open: weakref.WeakSet[Executor] = weakref.WeakSet()
 
 
@@ -121,7 +117,7 @@ class Executor:
         self,
         program: Program,
         batch: Batch,
-        result: Result = _nothing,
+        result: Result = lambda: None,
         located: Located | None = None,
     ) -> Any:
         """Runs one step of a program over these stages; returns what `result` makes of it.
@@ -168,11 +164,14 @@ class Executor:
         """
         self._refuse_flow()
         with self.driver.claim, _C.Undo(self._end):
+            # R finds modules as F did. What an observer has made of the forwards is done.
+            for observer in self._observers:
+                observer.begin_run()
             left.resume(batch)
             self._act(program, batch)
 
     def alone(self) -> AbstractContextManager[object]:
-        """A context without other runs of the stages; raises RuntimeError as `run` does."""
+        """A context without other runs; raises RuntimeError as `run` does."""
         self._refuse_flow()
         return self.driver.claim
 
@@ -224,13 +223,14 @@ class Executor:
         if isinstance(driver, Streams):
 
             def issue(batch: Batch, number: int) -> None:
-                self._run(program, batch, _nothing, _in_batch(number))
+                self._run(program, batch, lambda: None, _in_batch(number))
 
             flow = GpuFlow(plan, open_batch, first, driver.gpus, issue)
         else:
             assert isinstance(driver, Workers)
-            run = partial(self._run_flow, driver)
-            flow = WorkerFlow(plan, open_batch, first, driver.claim, run)
+            flow = WorkerFlow(
+                plan, open_batch, first, driver.claim, partial(self._run_flow, driver)
+            )
         self._flow = weakref.ref(flow)
         return flow
 

@@ -52,7 +52,8 @@ def test_batches_are_issued_ahead_and_the_caller_waits_for_one(
     layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     with pykern.Pipeline(layers, devices=["cuda:0", "cuda:1"], microbatches=2) as pipe:
         batch = torch.randn(4, 4)
-        pipe(batch)
+        with torch.no_grad():
+            pipe(batch)
         stream = pipe.stream(iter(lambda: batch, None))
         next(stream)
         assert marks == ["fed"] * 3 + ["taken"]
