@@ -306,6 +306,8 @@ def test_what_is_written_by_another_name_is_not_read_again() -> None:
 
 
 class OfABuffer(OfParts):
+    scale: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("scale", torch.randn(4))
