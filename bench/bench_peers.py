@@ -2,7 +2,8 @@
 
 torchgpipe and fairscale's Pipe have a thread for each device, and the CPU is one device: so all of
 their stages share a thread, and pykern gets one worker here. Both are left out where they are not
-installed.
+installed. Their losses are outside of the pipeline; pykern runs with the loss inside and outside,
+in an order like 1F1B's and in GPipe's, as they do.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 from pytest_benchmark.fixture import BenchmarkFixture
-from torch import nn
+from torch import Tensor, nn
 
 import pykern
 from pykern import schedules
@@ -35,9 +37,9 @@ def test_peers(
     """A step of four stages in this process, of layers that hardly compute and of a small GPT."""
     if not smoke and os.environ.get("OMP_NUM_THREADS") != "1":
         pytest.fail("run this with OMP_NUM_THREADS=1: peers compute on threads of their own")
-    case, task = tiny_task(smoke) if kind == "tiny" else gpt_task(smoke)
+    case, task = _tiny(smoke) if kind == "tiny" else _gpt(smoke)
     with process_group():
-        contenders = [plain(task), _pykern(task), torch_runtime(task, _NUM_STAGES)]
+        contenders = [plain(task), *_pykern(task), torch_runtime(task, _NUM_STAGES)]
         for older in (torchgpipe, fairscale):
             with suppress(ImportError):
                 contenders.append(older(task, _NUM_STAGES))
@@ -54,23 +56,31 @@ def test_peers(
     report(judge("peers", case, samples, baseline="plain loop", figures=figures))
 
 
-def _pykern(task: Task) -> Contender:
-    model = task.fresh()
-    pipe = pykern.Pipeline(
-        model,
-        devices="cpu:1",
-        schedule=schedules.interleaved(1, task.num_microbatches, _NUM_STAGES),
-        loss_fn=task.loss_fn,
-    )
+def _pykern(task: Task) -> list[Contender]:
+    """All stages on one worker."""
 
-    def step() -> torch.Tensor:
+    def within(pipe: pykern.Pipeline) -> Tensor:
         return pipe.step(task.inputs, target=task.target)
 
-    return in_this_process("pykern, 1 worker", model, 1, step)
+    def outside(pipe: pykern.Pipeline) -> Tensor:
+        loss = task.loss_fn(pipe(task.inputs), task.target)
+        loss.backward()
+        return loss.detach()
+
+    made = []
+    for name, schedule, step in (
+        ("pykern", schedules.interleaved, within),
+        ("pykern, GPipe's order", schedules.breadth_first, within),
+        ("pykern, loss outside", schedules.breadth_first, outside),
+    ):
+        plan = schedule(1, task.num_microbatches, _NUM_STAGES)
+        model = task.fresh()
+        pipe = pykern.Pipeline(model, devices="cpu:1", schedule=plan, loss_fn=task.loss_fn)
+        made.append(in_this_process(name, model, 1, partial(step, pipe)))
+    return made
 
 
-def tiny_task(smoke: bool) -> tuple[str, Task]:
-    """Layers that hardly compute."""
+def _tiny(smoke: bool) -> tuple[str, Task]:
     num_microbatches = 4 if smoke else 64
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(_NUM_STAGES)))
@@ -79,8 +89,7 @@ def tiny_task(smoke: bool) -> tuple[str, Task]:
     return case, Task(model, x, y, num_microbatches, F.mse_loss)
 
 
-def gpt_task(smoke: bool) -> tuple[str, Task]:
-    """A small GPT."""
+def _gpt(smoke: bool) -> tuple[str, Task]:
     width, context = (16, 8) if smoke else (128, 64)
     model = gpt(layers=4, width=width, heads=4, context=context)
     ids = torch.randint(256, (16, context + 1), generator=torch.Generator().manual_seed(0))

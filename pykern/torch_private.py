@@ -29,6 +29,7 @@ __all__ = [
     "DispatchMode",
     "checked_backward",
     "checkpoints_ended",
+    "compiler",
     "dispatch_modes",
     "function_modes",
     "hooks_refused",
@@ -141,19 +142,14 @@ def set_grad(enabled: bool) -> None:
     torch._C._set_grad_enabled(enabled)
 
 
-# Sets what compiles the Python code that this thread runs, and returns what did so before.
+# torch's compiler of the Python code that this thread runs; None without one.
+compiler: Callable[[], Any] = torch._C._dynamo.eval_frame.get_eval_frame_callback
+# Sets it.
 set_compiler: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_eval_frame
 
 
 def transform(tensors: Iterable[Tensor]) -> str | None:
-    """What torch makes of the operations of this thread besides, by a name for messages.
-
-    Args:
-        tensors: what they are given.
-
-    Returns:
-        None outside of torch.func, where no tensor has a tangent.
-    """
+    """The name of a transform of torch that is in force for operations on these tensors, if any."""
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return "a transform of torch.func"
     if forward_ad._current_level < 0:

@@ -46,7 +46,13 @@ StreamJob::StreamJob(const Plan& plan, std::shared_ptr<const Lanes> lanes, Half 
     }
     if (half_ != Half::kWhole) require_halves();
     const std::vector<Task>& tasks = order_.tasks();
-    for (TaskNumber task = 0; task < tasks.size(); ++task) task_of_[tasks[task].action] = task;
+    for (TaskNumber task = 0; task < tasks.size(); ++task) {
+        const Action action = tasks[task].action;
+        task_of_[action] = task;
+        if (half_ == Half::kWhole || is_forward(action) == (half_ == Half::kForwards)) {
+            issued_.push_back(task);
+        }
+    }
     carriers_.assign(tasks.size(), kNoTask);
     launches_.resize(tasks.size());
     transfers_.resize(tasks.size());
@@ -59,12 +65,7 @@ StreamJob::StreamJob(const Plan& plan, std::shared_ptr<const Lanes> lanes, Half 
     make_events();
 }
 
-bool StreamJob::holds(TaskNumber task) const {
-    return half_ == Half::kWhole ||
-           is_forward(order_.tasks()[task].action) == (half_ == Half::kForwards);
-}
-
-// Then no forward takes over a slot, which it would wait for the rest to leave.
+// A forward behind other actions may take over a slot, and would wait for the other half.
 void StreamJob::require_halves() const {
     for (const Row& row : order_.plan().rows()) {
         const auto rest = std::ranges::find_if_not(row, is_forward);

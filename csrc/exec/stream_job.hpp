@@ -49,8 +49,8 @@ struct CopyLane {
     std::optional<ByHost> by_host;
 };
 
-// Which tasks of a plan a job issues: all of them, its forwards with their copies, or the rest. A
-// job of the rest begins behind one of the forwards, as any step begins behind the one before.
+// The tasks of a plan that a job issues: all of them, its forwards with their copies, or the rest.
+// A job of the rest begins behind one of the forwards, as any step begins behind the one before.
 enum class Half : std::uint8_t { kWhole, kForwards, kRest };
 
 // Everything the driver must make is made up front, because making takes locks.
@@ -61,8 +61,8 @@ class StreamJob {
     StreamJob(const Plan& plan, std::shared_ptr<const Lanes> lanes, Half half = Half::kWhole);
 
     Half half() const { return half_; }
-    // Whether the job issues the task.
-    bool holds(TaskNumber task) const;
+    // The tasks that the job issues, in their order.
+    const std::vector<TaskNumber>& issued() const { return issued_; }
 
     const StreamOrder& order() const { return order_; }
     const Lanes& lanes() const { return *lanes_; }
@@ -112,6 +112,7 @@ class StreamJob {
     StreamOrder order_;
     std::shared_ptr<const Lanes> lanes_;
     Half half_;
+    std::vector<TaskNumber> issued_;
     std::map<Action, TaskNumber> task_of_;
     std::vector<TaskNumber> carriers_;
     std::vector<std::optional<Launch>> launches_;

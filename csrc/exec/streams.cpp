@@ -56,8 +56,8 @@ bool Dispatch::run() {
     const cuda::CurrentContext restore(job_.lanes().primary(0));
     try {
         begin();
-        for (TaskNumber task = 0; task < order_.tasks().size(); ++task) {
-            if (job_.holds(task) && !issue(task)) {
+        for (const TaskNumber task : job_.issued()) {
+            if (!issue(task)) {
                 drain();
                 return false;
             }

@@ -34,7 +34,7 @@ OPTIONS: Mapping[str, Callable[[Request, Plan | None], bool]] = {
     "timeout": lambda asked, _: asked.timeout is not None,
     # An argument of `step`: see `refused_with`.
     "scaler": lambda *_: False,
-    # What a loss outside does: see `refused_with`.
+    # In force where a loss is outside: see `refused_with`.
     "gradients through the output": lambda *_: False,
 }
 

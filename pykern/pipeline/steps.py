@@ -21,7 +21,7 @@ from ..runtime.in_order import InOrder
 from ..runtime.loss import Losses
 from ..runtime.through import refuse_backward
 from ..tensors.trees import Call
-from ..torch_private import set_compiler
+from ..torch_private import compiler, set_compiler
 from .choose_levels import Levels
 from .measured import Measured
 from .with_graph import WithGraph, end_of_backward, refuse_transforms
@@ -144,8 +144,9 @@ class Steps(Measured):
                 replaced, or the pipeline is running. In a backward: as docs/loss-outside.md says.
             BaseException: as for `step`, from here or from the backward.
         """
-        # The workers run Python code of their own, which a compiler of the caller's does not see.
-        with _C.Undo(set_compiler, set_compiler(None)), _C.HoldForks(), as_before():
+        with _C.Undo(set_compiler, compiler()), _C.HoldForks(), as_before():
+            # Layers run on workers, where the caller's compiler is not in force.
+            set_compiler(None)
             self._chain.require_unchanged(self._modules)
             call = inputs, named
             refuse_transforms(call)

@@ -37,7 +37,7 @@ class WithGraph:
         executor: of the pipeline.
         plan: of its training steps.
         levels: what each forward keeps for its backward.
-        refused: why there is no such operation; None where there is.
+        refused: the reason why gradients cannot come back; None where they can.
     """
 
     def __init__(
@@ -51,7 +51,10 @@ class WithGraph:
         self._plan = plan
         self._levels = levels
         if refused is None and not (plan.has(Kind.B) or plan.has(Kind.I)):
-            refused = "the plan has forward actions only: there is no backward through its output"
+            refused = (
+                "gradients cannot come back through this output: the plan has forward actions "
+                "only. Make the Pipeline with a plan for training"
+            )
         self.refused = refused
 
     @once
@@ -117,7 +120,7 @@ class WithGraph:
 
 @dataclass(frozen=True)
 class _Kept:
-    """What a forward keeps for its backward.
+    """Everything that a forward keeps for its backward.
 
     Attributes:
         weights: of the microbatches, for numbers.
@@ -155,7 +158,7 @@ class _Begin:
 
 
 def end_of_backward(call: Call, model: nn.Module) -> Tensor | None:
-    """Any tensor that a backward would lead to; None where there is none."""
+    """A tensor that a backward would lead to; None where nothing trains."""
     tensors = chain(model.parameters(), _tensors(call))
     return next((tensor for tensor in tensors if tensor.requires_grad), None)
 

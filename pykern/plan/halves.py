@@ -1,4 +1,4 @@
-"""A plan in two halves: all forwards, and what comes after them."""
+"""A plan in two halves: all forwards, then all other actions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def forwards_first(plan: Plan) -> Plan:
 
 
 def backward_half(plan: Plan) -> PlanPart:
-    """What a plan does besides its forwards, when these are done."""
+    """The actions of a plan behind its forwards."""
     whole = forwards_first(plan)
     num_forwards = [sum(action.kind is Kind.F for action in row) for row in whole.rows]
     return PlanPart(whole, tuple(num_forwards), tuple(map(len, whole.rows)))

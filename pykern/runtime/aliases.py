@@ -30,9 +30,9 @@ class Aliases:
         self.originals: list[nn.Parameter] = []
         self._aliases: list[nn.Parameter] = []
         self._alias_of: dict[int, nn.Parameter] = {}
-        # In which dictionary, under which key, and what is to be there.
+        # Places by dictionary and key, each with its alias.
         self._places: list[tuple[dict[str, Any], str, object]] = []
-        # Likewise, what was there before.
+        # Likewise, with the object that the alias has replaced.
         self._before: list[tuple[dict[str, Any], str, object]] = []
         modules = list(modules)
         for module in modules:
@@ -87,7 +87,7 @@ class Aliases:
         return self._writes != [version_of(original) for original in self.originals]
 
     def take_gradients(self) -> Sequence[Tensor | None]:
-        """What the aliases have collected."""
+        """The gradients that the aliases have collected."""
         found = [alias.grad for alias in self._aliases]
         for alias in self._aliases:
             alias.grad = None

@@ -13,7 +13,7 @@ from .loss import Losses
 from .recompute.recompute import Level
 from .stage.stage import Ends, Finish
 
-# What becomes of the arguments of the model, for one microbatch.
+# Makes of a microbatch's arguments of the model those of the first layer.
 Enter = Callable[[tuple[Any, ...], dict[str, Any]], Call]
 
 

@@ -51,7 +51,7 @@ class Driver(Protocol):
         """The plan, ready to run by this driver."""
 
     def halves(self, plan: Plan) -> tuple[Program, Program]:
-        """The forwards of a plan, and what it does besides when these are done."""
+        """The forwards of a plan, and a program of its other actions, which runs behind them."""
 
     def run(
         self, program: Program, callbacks: Callbacks, batch: Batch, *, traced: bool

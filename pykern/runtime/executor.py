@@ -164,7 +164,7 @@ class Executor:
         """
         self._refuse_flow()
         with self.driver.claim, _C.Undo(self._end):
-            # R finds modules as F did. What an observer has made of the forwards is done.
+            # R has to find modules as F found them: an observer may change their settings.
             for observer in self._observers:
                 observer.begin_run()
             left.resume(batch)

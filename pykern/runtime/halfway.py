@@ -1,4 +1,4 @@
-"""What the stages have left of their forwards for backwards that are run later."""
+"""The state of stages between their forwards and backwards that run later."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _OfStage:
 
 
 class Halfway:
-    """What is taken of a step of forwards before it ends.
+    """State that is taken out of a step of forwards before it ends.
 
     Args:
         stages: those of one replica.

@@ -18,7 +18,7 @@ from . import microbatch
 from .autograd.cut import Cut, cut, hidden_in
 from .stage.stage import Ends
 
-# Of the outputs of each microbatch.
+# By microbatch, those of its outputs.
 OutputGradients = Mapping[int, Sequence[Tensor | None]]
 # Gets them; returns those of the inputs of the operation.
 RunBack = Callable[[OutputGradients], Sequence[Tensor | None]]
@@ -57,7 +57,7 @@ class GraphEnds:
                 "torch.no_grad()"
             )
         found = self.cuts[index] = cut(map_nodes(LazyLogits, _logits, output))
-        return found.outputs, self.gradients.get(index, ())  # type: ignore[return-value]
+        return found.outputs, self.gradients.get(index, ())
 
     def merged(self, made: dict[int, Tensor]) -> Any:
         """The output for the whole batch.
@@ -79,7 +79,7 @@ class GraphEnds:
 
 
 def _logits(lazy: LazyLogits) -> Tensor:
-    """What a head returns where no loss waits for its parts."""
+    """The output of a head that no loss takes apart."""
     return F.linear(lazy.hidden, lazy.weight)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -63,12 +62,11 @@ def map_nodes(kind: type[_Node], function: Callable[[_Node], Any], tree: Any) ->
     """The tree with the function applied to nodes of a type."""
     if isinstance(tree, Tensor):
         return tree
-    is_one = partial(_is_of, kind)
+
+    def is_one(node: object) -> bool:
+        return isinstance(node, kind)
+
     return pytree.tree_map(lambda x: function(x) if is_one(x) else x, tree, is_leaf=is_one)
-
-
-def _is_of(kind: type, node: object) -> bool:
-    return isinstance(node, kind)
 
 
 def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:

@@ -198,7 +198,7 @@ def test_adapters_are_saved_and_loaded_alone(tmp_path: Path) -> None:
     base = copy.deepcopy(plain).unload()
     loaded = peft.PeftModel.from_pretrained(base, tmp_path, is_trainable=True).train()
     assert_same_state(peft.get_peft_model_state_dict(loaded), plain)
-    # What was loaded goes on in another pipeline.
+    # The loaded adapter trains in another pipeline.
     with pipeline(loaded, given, devices="cpu:3") as pipe:
         assert torch.equal(pipe.step(**given), plain_step(plain, given))
     assert_same_gradients(loaded, plain)

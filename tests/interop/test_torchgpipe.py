@@ -125,7 +125,9 @@ def test_it_stays_on_its_devices() -> None:
         ({"balance": [1, 2]}, BalanceError, r"the sum 4, got \[1, 2\]"),
         ({"balance": [5, -1]}, BalanceError, "positive numbers"),
         ({"checkpoint": "some"}, ValueError, "must be one of 'always', .* got 'some'"),
-        ({"chunks": 0}, ValueError, "microbatches"),
+        ({"chunks": 0}, ValueError, "chunks must be a positive integer, got 0"),
+        ({"chunks": "2"}, ValueError, "chunks must be a positive integer, got '2'"),
+        ({"devices": ["cpu", "cuda:0", "cpu", "cpu"]}, ValueError, "CPU workers, not both"),
         ({"devices": ["cpu"]}, IndexError, "at least 4, one for each partition"),
     ],
 )

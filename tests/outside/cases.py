@@ -1,5 +1,6 @@
-"""What tests of losses outside of pipelines share."""
+"""Shared by the tests of losses outside of pipelines."""
 
+import copy
 from typing import Any
 
 import torch
@@ -66,3 +67,18 @@ def assert_same_gradients(one: nn.Module, other: nn.Module) -> None:
         assert mine.grad is not None, name
         assert theirs.grad is not None, name
         assert torch.equal(mine.grad, theirs.grad), name
+
+
+def require_the_bits(pipe: pykern.Pipeline, layers: nn.Module) -> None:
+    """Two calls lead to the loss and gradients of the plain model."""
+    reference = copy.deepcopy(layers)
+    for _ in range(2):
+        x, x_reference = batch().requires_grad_(), batch().requires_grad_()
+        loss = mean_square(pipe(x))
+        loss.backward()
+        expected = plain(reference, x_reference, pipe.plan.num_microbatches, mean_square)
+        assert torch.equal(loss, expected)
+        assert_same_gradients(layers, reference)
+        assert x.grad is not None
+        assert x_reference.grad is not None
+        assert torch.equal(x.grad, x_reference.grad)

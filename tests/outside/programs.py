@@ -54,44 +54,46 @@ def gan(wrap: Wrap) -> list[nn.Module]:
     return [generator, critic]
 
 
+def train(modules: list[nn.Module], loss_of: Callable[[Tensor], Tensor]) -> list[nn.Module]:
+    """Some updates of the modules."""
+    optimizer = adam(*modules)
+    for x in batches(3):
+        optimizer.zero_grad()
+        loss_of(x).backward()
+        optimizer.step()
+    return modules
+
+
 def distillation(wrap: Wrap) -> list[nn.Module]:
     """A teacher that does not train, and a loss of both outputs."""
     teacher, student = net(1), net(2)
     taught, learns = wrap(teacher.eval().requires_grad_(False)), wrap(student)
-    optimizer = adam(student)
-    for x in batches(3):
-        optimizer.zero_grad()
+
+    def loss_of(x: Tensor) -> Tensor:
         wanted = taught(x).softmax(1)
-        F.kl_div(learns(x).log_softmax(1), wanted, reduction="batchmean").backward()
-        optimizer.step()
-    return [student]
+        return F.kl_div(learns(x).log_softmax(1), wanted, reduction="batchmean")
+
+    return train([student], loss_of)
 
 
 def siamese(wrap: Wrap) -> list[nn.Module]:
     """One network twice in a loss."""
     module = net(1)
     twin = wrap(module)
-    optimizer = adam(module)
-    for x in batches(3):
-        optimizer.zero_grad()
+
+    def loss_of(x: Tensor) -> Tensor:
         near, far = twin(x), twin(x.flip(0))
-        (
-            1 - F.cosine_similarity(near, far.detach()) + F.cosine_similarity(near, far)
-        ).mean().backward()
-        optimizer.step()
-    return [module]
+        pull = 1 - F.cosine_similarity(near, far.detach())
+        return (pull + F.cosine_similarity(near, far)).mean()
+
+    return train([module], loss_of)
 
 
 def encoder_and_decoder(wrap: Wrap) -> list[nn.Module]:
     """Two networks one behind the other, with layers before, between and behind them."""
     first, encoder, between, decoder = (net(seed) for seed in range(4))
     whole = nn.Sequential(first, wrap(encoder), between, wrap(decoder))
-    optimizer = adam(whole)
-    for x in batches(3):
-        optimizer.zero_grad()
-        F.mse_loss(whole(x), x).backward()
-        optimizer.step()
-    return [first, encoder, between, decoder]
+    return train([first, encoder, between, decoder], lambda x: F.mse_loss(whole(x), x))
 
 
 def policy_gradient(wrap: Wrap) -> list[nn.Module]:

@@ -23,6 +23,7 @@ from tests.outside.cases import (
     model,
     pipeline,
     plain,
+    require_the_bits,
 )
 
 PLANS: dict[str, Callable[[], Plan]] = {
@@ -39,20 +40,8 @@ PLANS: dict[str, Callable[[], Plan]] = {
 @pytest.mark.parametrize("name", PLANS)
 def test_gradients_are_the_plain_models(name: str, recompute: Any) -> None:
     layers, plan = model(), PLANS[name]()
-    reference = copy.deepcopy(layers)
-    x = batch().requires_grad_()
-    x_reference = batch().requires_grad_()
     with pipeline(layers, plan, recompute=recompute) as pipe:
-        for _ in range(2):
-            x.grad = None
-            loss = mean_square(pipe(x))
-            loss.backward()
-            expected = plain(reference, x_reference, plan.num_microbatches, mean_square)
-            assert torch.equal(loss, expected)
-            assert_same_gradients(layers, reference)
-            assert x.grad is not None
-            assert x_reference.grad is not None
-            assert torch.equal(x.grad, x_reference.grad)
+        require_the_bits(pipe, layers)
 
 
 def test_the_graph_goes_on_on_both_sides() -> None:

@@ -1,4 +1,4 @@
-"""What a loss outside of a pipeline cannot have, and what is said then."""
+"""Refusals of a loss outside of a pipeline, and their messages."""
 
 from typing import Any
 

@@ -44,7 +44,7 @@ def test_what_a_backward_keeps_is_counted() -> None:
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 def test_an_interrupt_finds_no_line_where_a_storage_ends() -> None:
-    # An exception raised there reached nobody, and torch could end by SIGSEGV.
+    # Python drops an exception of a finalizer, and torch could end by SIGSEGV.
     def prepare() -> Callable[[], object]:
         x, live = torch.ones(2), LiveBytes()
 

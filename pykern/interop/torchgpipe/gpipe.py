@@ -64,7 +64,9 @@ class GPipe(nn.Module):
             raise ValueError(f"checkpoint must be one of {known}, got {checkpoint!r}")
         self.balance = _checked(balance, len(module))
         self.devices = _chosen(devices, len(self.balance))
-        self.chunks = int(chunks)
+        if type(chunks) is not int or chunks < 1:
+            raise ValueError(f"chunks must be a positive integer, got {chunks!r}")
+        self.chunks = chunks
         self.checkpoint = checkpoint
         verify_skippables(module)
         # Not `named_children`, which leaves out a layer that occurs twice.
@@ -148,6 +150,8 @@ def _chosen(devices: Iterable[Device] | None, count: int) -> list[torch.device]:
         found = found or [torch.device("cpu")] * count
     else:
         found = [torch.device(device) for device in devices]
+    if len({device.type for device in found}) > 1:
+        raise ValueError(f"devices must be GPUs or CPU workers, not both, got {found}")
     if len(found) < count:
         raise IndexError(f"devices must be at least {count}, one for each partition, got {found}")
     return found[:count]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 
 from torch import Tensor, nn
 
-# By namespace and name, what has been stashed and not popped yet.
+# Tensors that are stashed and not popped yet, by namespace and name.
 Skips = dict[str, Tensor | None]
 
 _numbers = count()
@@ -27,7 +27,7 @@ class Namespace:
 
 @dataclass(frozen=True)
 class stash:
-    """What a forward yields to keep a tensor for a later layer."""
+    """A forward yields it to keep a tensor for a later layer."""
 
     name: str
     tensor: Tensor | None
@@ -35,7 +35,7 @@ class stash:
 
 @dataclass(frozen=True)
 class pop:
-    """What a forward yields to get a tensor that an earlier layer has kept."""
+    """A forward yields it to get a tensor that an earlier layer has kept."""
 
     name: str
 
@@ -133,7 +133,7 @@ def skippable(
 
 
 class _Now(threading.local):
-    """What layers of this thread find, of a pipeline's microbatch or of a plain `nn.Sequential`."""
+    """The skips of the microbatch, or plain `nn.Sequential`, that this thread runs."""
 
     def __init__(self) -> None:
         self.skips: Skips = {}
@@ -152,7 +152,7 @@ def _lent(skips: Skips) -> Iterator[None]:
 
 
 class Carried(NamedTuple):
-    """What goes from layer to layer while anything is stashed.
+    """The value between two layers while a skip is on its way.
 
     Attributes:
         value: of the layer before.

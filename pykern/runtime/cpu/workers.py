@@ -51,7 +51,7 @@ class Workers:
         return _C.WorkerProgram(plan)
 
     def halves(self, plan: Plan) -> tuple[_C.WorkerProgram, _C.WorkerProgram]:
-        """The forwards of a plan, and what it does besides when these are done."""
+        """The forwards of a plan, and a program of its other actions, which runs behind them."""
         return self.program(plan.forward_only()), self.part(backward_half(plan))
 
     def part(self, part: PlanPart) -> _C.WorkerProgram:

@@ -118,7 +118,7 @@ class Streams:
         return _C.StreamProgram(plan, self.gpus.lanes)
 
     def halves(self, plan: Plan) -> tuple[_C.StreamProgram, _C.StreamProgram]:
-        """The forwards of a plan, and what it does besides when these are done.
+        """The forwards of a plan, and a program of its other actions, which runs behind them.
 
         Neither can be timed by itself.
         """

@@ -99,7 +99,7 @@ def with_parcels(stage: Stage, compute: Run) -> Run:
 
 
 def keeping(stage: Stage, compute: Run) -> Run:
-    """Takes what has come from the previous stage as the stage may keep it after the step."""
+    """Moves inputs from the previous stage into memory that the stage may keep after the step."""
 
     def forward(microbatch: int) -> None:
         given = stage.arguments[microbatch]

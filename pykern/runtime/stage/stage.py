@@ -29,7 +29,7 @@ from .transport import Transport
 _CPU = torch.device("cpu")
 
 # The tensors that backward starts from and their gradients, both empty when there is no backward.
-Ends = tuple[Sequence[Tensor], Sequence[Tensor]]
+Ends = tuple[Sequence[Tensor], Sequence[Tensor | None]]
 # Gets (microbatch, output of the last stage, whether no R will give it again).
 Finish = Callable[[int, Any, bool], Ends]
 # Performs an action of one kind and stage for the microbatch of a number.
