@@ -44,8 +44,8 @@ _BESIDE_PEERS = (
     "{name}"
 )
 _NO_GRAPH = (
-    "gradients do not come back through the output of this pipeline: {why}. Give it the loss "
-    "(Pipeline(..., loss_fn=...)) and call step(), or call the pipeline under torch.no_grad()"
+    "gradients do not come back through the output of this pipeline: {why}. Make a Pipeline "
+    "without this option, or give it the loss (loss_fn=...) and call step()"
 )
 _BESIDE_UPDATES = "{name} must be {known} here, got {{asked.{name}!r}}: " + WHY
 
@@ -108,7 +108,7 @@ REFUSED: Mapping[tuple[str, str], str] = {
             ("process_group", "it adds up the gradients of processes within a step"),
             ("tensor_parallel", "its shards run in processes that have to take the same steps"),
             ("optimizer", "its weights are updated within a step"),
-            ("verify", "the plain model beside it does not know a loss outside"),
+            ("verify", "verify compares it with the plain model, which knows no loss outside"),
         )
     },
     ("timeout", "GPUs"): (
