@@ -15,6 +15,7 @@
 #include "plan/by_list.hpp"
 #include "plan/by_program.hpp"
 #include "plan/check.hpp"
+#include "plan/frozen.hpp"
 #include "plan/generate.hpp"
 #include "plan/placement.hpp"
 #include "plan/plan.hpp"
@@ -162,6 +163,11 @@ void bind_plan_class(py::module_& module) {
             "Positions of each row whose action shares its slot with the next one.")
         .def("device_of", &device_of, "action"_a, "The device of the action's stage and replica.")
         .def("has", &Plan::has, "kind"_a, "Whether any row holds an action of this kind.")
+        .def_property_readonly("first_trained", &Plan::first_trained,
+                               "The first stage with a backward; num_stages where none has one.")
+        .def("with_frozen", &with_frozen, "stages"_a,
+             "The same plan where these stages have nothing to train: those in front of the first "
+             "that does have forwards alone, the others' backwards are B without W.")
         .def("forward_only", &Plan::forward_only, "The same plan with its forward actions only.")
         .def(py::self == py::self)
         .def("__hash__", &hash_of)

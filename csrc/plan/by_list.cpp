@@ -47,9 +47,10 @@ struct Device {
         return next[queue] < actions.size() ? &actions[next[queue]] : nullptr;
     }
 
-    void start(Action action) {
+    // `goes_back`: whether the action's stage has a backward, for which its F keeps something.
+    void start(Action action, bool goes_back) {
         ++next[queue_of(action)];
-        if (action.kind == Kind::F) ++in_flight;
+        if (action.kind == Kind::F && goes_back) ++in_flight;
         if (action.kind == Kind::B || action.kind == Kind::W) --in_flight;
         row.push_back(action);
     }
@@ -58,7 +59,11 @@ struct Device {
 class ListScheduler {
    public:
     ListScheduler(const Plan& plan, int cap)
-        : plan_(plan), index_(plan), cap_(cap), has_ended_(plan.num_actions(), false) {
+        : plan_(plan),
+          index_(plan),
+          cap_(cap),
+          first_trained_(plan.first_trained()),
+          has_ended_(plan.num_actions(), false) {
         for (const Row& row : plan.rows()) {
             Device& device = devices_.emplace_back();
             for (const Action& action : row) device.queues[queue_of(action)].push_back(action);
@@ -73,7 +78,7 @@ class ListScheduler {
                 const Action* action = choose(device);
                 if (action == nullptr) continue;
                 started.push_back(index_.at(*action));
-                device.start(*action);
+                device.start(*action, action->stage >= first_trained_);
             }
             if (started.empty()) refuse();
             for (const int position : started) {
@@ -89,9 +94,10 @@ class ListScheduler {
    private:
     const Action* choose(const Device& device) const {
         for (std::size_t queue = kForwards; queue < kNumQueues; ++queue) {
-            if (queue == kForwards && device.in_flight >= cap_) continue;
             const Action* action = device.head(queue);
-            if (action != nullptr && can_start(*action)) return action;
+            if (action == nullptr || !can_start(*action)) continue;
+            const bool takes = queue == kForwards && action->stage >= first_trained_;
+            if (!takes || device.in_flight < cap_) return action;
         }
         return nullptr;
     }
@@ -120,6 +126,7 @@ class ListScheduler {
     const Plan& plan_;
     const Index index_;
     const int cap_;
+    const int first_trained_;
     std::vector<Device> devices_;
     std::vector<bool> has_ended_;
 };

@@ -129,27 +129,32 @@ void require_both(const Plan& plan, const Index& index, Action cell) {
     refuse_missing(plan, back, ", but " + to_text(out) + " is there");
 }
 
-// In a plan of forwards alone nothing reads what an R rebuilds.
-void require_no_recompute(const Plan& plan) {
+// Where a stage has forwards alone, nothing reads what an R rebuilds or a REDUCE sums.
+void require_forwards_alone(const Plan& plan, int num_stages) {
+    const std::string whose = num_stages < plan.num_stages() ? "the stage" : "the plan";
     for_each_action(plan, [&](int device, std::size_t position, Action action) {
-        if (action.kind != Kind::R) return;
+        if (action.stage >= num_stages) return;
+        const bool recomputes = action.kind == Kind::R;
+        if (!recomputes && action.kind != Kind::REDUCE) return;
         throw PlanError(kComplete, plan, device, position,
-                        to_text(action) + " recomputes for a backward, and the plan has none");
+                        to_text(action) + (recomputes ? " recomputes for" : " sums gradients of") +
+                            " a backward, and " + whose + " has none");
     });
 }
 
-// A plan of forwards alone is complete too: inference runs it.
+// Stages in front of the first that trains have forwards alone, which is complete; so is a plan of
+// nothing else: inference runs it.
 void require_complete(const Plan& plan, const Index& index) {
-    const bool trains = index.has(Kind::B) || index.has(Kind::I) || index.has(Kind::W);
-    if (!trains) require_no_recompute(plan);
+    const int first_trained = plan.first_trained();
+    require_forwards_alone(plan, first_trained);
     const bool offloads = index.has(Kind::OFFLOAD) || index.has(Kind::LOAD);
     for_each_cell(plan, [&](Action cell) {
         if (index.at(cell) < 0) refuse_missing(plan, cell, "");
-        if (trains) require_backward(plan, index, cell);
+        if (cell.stage >= first_trained) require_backward(plan, index, cell);
         if (offloads) require_both(plan, index, cell);
     });
     if (!index.has(Kind::REDUCE)) return;
-    for (int stage = 0; stage < plan.num_stages(); ++stage) {
+    for (int stage = first_trained; stage < plan.num_stages(); ++stage) {
         const Action reduce = make_action(Kind::REDUCE, stage, 0);
         if (index.at(reduce) < 0) refuse_missing(plan, reduce, "");
     }

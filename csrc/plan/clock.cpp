@@ -10,7 +10,7 @@ namespace pykern {
 
 Clock::Clock(const Plan& plan, const Costs& costs)
     : plan_(plan),
-      links_(plan.placement()),
+      links_(plan),
       transfer_ns_(costs.table().transfer_ns),
       overhead_ns_(costs.table().overhead_ns),
       hidden_(costs.table().overlap),

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "plan/action.hpp"
-#include "plan/placement.hpp"
+#include "plan/plan.hpp"
 
 namespace pykern {
 
@@ -17,13 +17,13 @@ struct Link {
 };
 
 // A link is a directed pair of devices. F sends its result to the next stage, B and I send theirs
-// to the one before; nothing else is a message. (REDUCE and U wait for other devices too, but what
-// a reduction moves is in its own time.)
+// to the one before if that has a backward; nothing else is a message. (REDUCE and U wait for other
+// devices too, but what a reduction moves is in its own time.)
 class Links {
    public:
     static constexpr int kStays = -1;
 
-    explicit Links(const Placement& placement);
+    explicit Links(const Plan& plan);
 
     const std::vector<Link>& all() const { return links_; }
     // Number of the link that the action's result goes over, or kStays.

@@ -35,8 +35,11 @@ Held held_by(Action action, const Index& index, const Memory& memory) {
     const double boundary = share_of(memory.boundary_bytes());
     const double waiting = recomputed ? boundary : activation;  // between F and what follows it
     const double whole = recomputed ? share_of(memory.rebuilt_bytes()) : activation;  // during B, I
+    const bool goes_back =
+        index.at(with_kind(action, Kind::B)) >= 0 || index.at(with_kind(action, Kind::I)) >= 0;
     switch (action.kind) {
         case Kind::F:
+            return {.at_start = waiting, .at_end = goes_back ? 0 : -waiting};
         case Kind::LOAD:
             return {.at_start = waiting, .at_end = 0};
         case Kind::OFFLOAD:

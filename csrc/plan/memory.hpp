@@ -19,7 +19,7 @@ class Memory {
     // boundary_bytes, its inputs, from F to R, and rebuilt_bytes from R to the end of B or I: as
     // much as activation_bytes where it is not given, less where B rebuilds a part of the graph at
     // a time. Either way kept_bytes is held on to the end of W. Between OFFLOAD and LOAD nothing is
-    // held.
+    // held. Where a stage has forwards alone, each holds activation_bytes until its end.
     Memory(StageValues activation_bytes, StageValues kept_bytes, StageValues boundary_bytes = 0.0,
            std::optional<StageValues> rebuilt_bytes = {});
 

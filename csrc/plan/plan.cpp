@@ -79,6 +79,18 @@ bool Plan::has(Kind kind) const {
                                [&](const Row& row) { return std::ranges::any_of(row, is_kind); });
 }
 
+int Plan::first_trained() const {
+    int first = num_stages();
+    for (const Row& row : rows_) {
+        for (const Action& action : row) {
+            const bool is_backward =
+                action.kind == Kind::B || action.kind == Kind::I || action.kind == Kind::W;
+            if (is_backward) first = std::min(first, int{action.stage});
+        }
+    }
+    return first;
+}
+
 Plan Plan::forward_only() const {
     std::vector<Row> rows(rows_.size());
     for (std::size_t device = 0; device < rows_.size(); ++device) {

@@ -48,6 +48,8 @@ class Plan {
         return placement_.device_of(action.stage, placement_.replica_of(action.microbatch));
     }
     bool has(Kind kind) const;
+    // The first stage with a backward; the number of stages where no stage has one.
+    int first_trained() const;
 
     // The same plan with its forward actions only: what inference runs.
     Plan forward_only() const;

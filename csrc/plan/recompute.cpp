@@ -27,8 +27,10 @@ class Cells {
         : num_microbatches_(static_cast<std::size_t>(plan.num_microbatches())),
           is_given_(static_cast<std::size_t>(plan.num_stages()) * num_microbatches_, false) {
         const Index index(plan);
+        const int first_trained = plan.first_trained();
         for (const Action& cell : cells) {
             require_cell(plan, cell);
+            if (cell.stage < first_trained) refuse(cell, "is of a stage that has no backward");
             if (index.at(cell) >= 0) refuse(cell, "stands in the plan already");
             if (has(cell)) refuse(cell, "is given twice");
             is_given_[number_of(cell)] = true;

@@ -34,7 +34,7 @@ struct Reduction {
 std::vector<Reduction> reductions_of(const Plan& plan, int device,
                                      const std::vector<double>& gradient_ends) {
     std::vector<Reduction> reductions;
-    for (int stage = 0; stage < plan.num_stages(); ++stage) {
+    for (int stage = plan.first_trained(); stage < plan.num_stages(); ++stage) {
         if (plan.placement().device_of(stage) != device) continue;
         reductions.push_back({.ready = gradient_ends[static_cast<std::size_t>(stage)],
                               .action = make_action(Kind::REDUCE, stage, 0)});

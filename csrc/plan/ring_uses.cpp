@@ -32,7 +32,7 @@ Action reader_of(Action copy, const Index& index) {
 }
 
 RingUses::RingUses(const Plan& plan, const Index& index)
-    : links_(plan.placement()), uses_(links_.all().size()) {
+    : links_(plan), uses_(links_.all().size()) {
     std::optional<Timeline> timeline;
     if (!plan.has(Kind::B) && !plan.has(Kind::I)) timeline = simulate(plan, Costs(1.0, 2.0));
     for (std::size_t sender = 0; sender < plan.rows().size(); ++sender) {

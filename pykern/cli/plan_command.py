@@ -9,6 +9,7 @@ import typer
 from ..plan import save_plan, simulate
 from ..replacing import replacing
 from .errors import bad_input
+from .frozen import with_frozen
 from .memory import peaks_in_words
 from .recompute import recomputed, without_in_words
 from .schedule_options import Given, with_schedule_options
@@ -25,6 +26,7 @@ from .sources import (
 from .values import (
     BUDGET,
     COSTS,
+    FROZEN,
     MEMORY,
     RECOMPUTE,
     TRANSFER,
@@ -79,6 +81,7 @@ def plan(
     memory: Annotated[float | None, MEMORY] = None,
     budget: Annotated[float | None, BUDGET] = None,
     recompute: Annotated[Stages | None, RECOMPUTE] = None,
+    frozen: Annotated[Stages | None, FROZEN] = None,
     compare: Annotated[
         str | None, typer.Option(metavar="NAME|FILE", help="A second one, on the same time axis.")
     ] = None,
@@ -110,6 +113,8 @@ def plan(
         search.require_used(names, recomputes=recompute is not None)
         sources = sources_of(names, counts, options, search)
         drawn = [Costed(s, costs_for(s, costs, transfer, len(sources))) for s in sources]
+        if frozen is not None:
+            drawn = [with_frozen(each, frozen) for each in drawn]
         if recompute is not None:
             drawn = [recomputed(each, recompute, memory) for each in drawn]
         timelines = {each.source.label: simulate(each.source.plan, each.costs) for each in drawn}

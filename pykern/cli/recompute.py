@@ -28,7 +28,8 @@ def recomputed(costed: Costed, stages: Stages, memory: float | None) -> Costed:
                 f"--recompute names stage {stage}, and {source.label} has 0 to "
                 f"{plan.num_stages - 1}"
             )
-    chosen = range(plan.num_stages) if stages.numbers is None else stages.numbers
+    trained = range(plan.first_trained, plan.num_stages) or range(plan.num_stages)
+    chosen = trained if stages.numbers is None else stages.numbers
     cells = [Action(Kind.R, s, m) for s in chosen for m in range(plan.num_microbatches)]
     if memory is None:
         smaller = with_recompute(plan, cells, costed.costs)

@@ -122,6 +122,13 @@ MEMORY: Any = typer.Option(
     parser=positive,
     metavar="X",
 )
+FROZEN: Any = typer.Option(
+    "--frozen",
+    help="Stages with nothing to train, such as 0,1: those in front of the first that trains have "
+    "forwards alone, others hand gradients on.",
+    parser=stages,
+    metavar="STAGE,...",
+)
 RECOMPUTE: Any = typer.Option(
     "--recompute",
     help="Stages whose activations are made anew before their backward, in as long as F takes.",

@@ -15,7 +15,7 @@ from ..parallel.peers.agreement import digest_of, require_alike
 from ..parallel.peers.groups import control_group
 from ..plan import Costs, Kind, Plan, check
 from ..plan.files.torch_csv import require_sayable, rows_with_transfers
-from ..plan.files.transfers import ORDER_COSTS
+from ..plan.files.transfers import ORDER_COSTS, require_all_trained
 
 try:
     from torch.distributed.pipelining.schedules import (
@@ -80,8 +80,9 @@ def to_torch(  # noqa: PLR0913 - what torch's schedules take, by torch's names
     _require_runtime()
     check(plan)
     require_sayable(plan, "torch's runtime", advice="")
-    if not (plan.has(Kind.B) or plan.has(Kind.I)):
+    if plan.first_trained == plan.num_stages:
         raise ValueError("torch's runtime runs plans with a backward, and the plan has none")
+    require_all_trained(plan)
     require_stages(plan, stages)
     if n_microbatches not in {None, plan.num_microbatches}:
         raise ValueError(

@@ -38,6 +38,7 @@ from ..runtime.features.batch_norm import DeferredBatchNorm, OrderOfUpdates
 from ..runtime.features.beside import Beside
 from ..runtime.features.feature import Feature, Features, Made
 from ..runtime.features.finite import Checks
+from ..runtime.features.frozen import Frozen
 from ..runtime.features.scaler import Scaler
 from ..runtime.gpu.streams import Streams
 from ..runtime.stage.stage import Stage
@@ -106,6 +107,10 @@ def _checks(of: Design, _: nn.Module) -> Feature | None:
     return None if level == "off" else Checks(level, list(of.chain.layers), of.partition.stages)
 
 
+def _frozen(of: Design, _: nn.Module) -> Feature | None:
+    return Frozen(of.plan) if 0 < of.plan.first_trained < of.plan.num_stages else None
+
+
 def _tensor(of: Design, model: nn.Module) -> Feature | None:
     if of.asked.tensor_parallel is None or of.tensor_group is None:
         return None
@@ -126,6 +131,7 @@ def _verifier(of: Design, _: nn.Module) -> Feature | None:
 FEATURES: Sequence[Callable[[Design, nn.Module], Feature | None]] = (
     lambda of, _: Scaler(refused_with("scaler", of.asked)),
     _checks,
+    _frozen,
     lambda *_: OrderOfUpdates(),
     lambda of, _: DeferredBatchNorm() if of.asked.deferred_batch_norm else None,
     _tensor,

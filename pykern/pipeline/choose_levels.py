@@ -40,7 +40,8 @@ def choose_levels(plan: Plan, recompute: RecomputeArgument) -> tuple[Plan, Level
         Action(Kind.R, stage, microbatch)
         for stage, of_stage in enumerate(levels)
         for microbatch, level in enumerate(of_stage)
-        if level in INPUTS
+        # What has no backward keeps nothing, at any level.
+        if level in INPUTS and stage >= plan.first_trained
     ]
     if cells and not plan.has(Kind.R):
         if not (plan.has(Kind.B) or plan.has(Kind.I)):

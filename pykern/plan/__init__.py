@@ -38,6 +38,7 @@ from pykern._C import (
 )
 from pykern.plan.counts import require_counts, require_flags
 from pykern.plan.files import load_plan, load_plan_and_costs, save_plan
+from pykern.plan.frozen import costs_with_frozen
 
 __all__ = [
     "Action",
@@ -65,6 +66,7 @@ __all__ = [
     "check",
     "check_lowered",
     "check_memory",
+    "costs_with_frozen",
     "critical_path",
     "load_plan",
     "load_plan_and_costs",

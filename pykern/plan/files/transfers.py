@@ -102,6 +102,15 @@ def in_order(plan: Plan, costs: Costs = ORDER_COSTS) -> list[Message]:
     return [message for message in sent if message is not None]
 
 
+def require_all_trained(plan: Plan) -> None:
+    """Raises ValueError where stages that are not trained stand in front of some that are."""
+    if 0 < plan.first_trained < plan.num_stages:
+        raise ValueError(
+            "the plan must have a backward of every stage for torch's runtime, got one from stage "
+            f"{plan.first_trained} on"
+        )
+
+
 def spans_of(plan: Plan, costs: Costs) -> dict[Action, Span]:
     """When each action runs; those of a device are in the order of its row."""
     return {span.action: span for row in simulate(plan, costs).rows for span in row}
@@ -122,7 +131,12 @@ def with_transfers(plan: Plan, costs: Costs = ORDER_COSTS) -> list[list[Slot | T
 
     Returns:
         A row for each device.
+
+    Raises:
+        ValueError: A stage without a backward stands in front of one that has it: torch's stages
+            all send gradients back.
     """
+    require_all_trained(plan)
     messages = in_order(plan, costs)
     number = {message: index for index, message in enumerate(messages)}
     inboxes: list[deque[Message]] = [deque() for _ in plan.rows]

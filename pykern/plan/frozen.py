@@ -1,0 +1,43 @@
+"""What an action takes where stages have nothing to train."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from pykern._C import Costs
+
+
+def costs_with_frozen(costs: Costs, num_stages: int, stages: Collection[int]) -> Costs:
+    """The costs where these stages are frozen: a B hands gradients on, and W has nothing to do.
+
+    For the plan that `Plan.with_frozen` gives.
+
+    Args:
+        costs: of a model that trains everything; I and W are known.
+        num_stages: of the plan.
+        stages: the frozen ones.
+    """
+
+    def each(value: float | list[float]) -> list[float]:
+        return value if isinstance(value, list) else [value] * num_stages
+
+    def chosen(frozen: float | list[float], trained: float | list[float]) -> list[float]:
+        pairs = enumerate(zip(each(frozen), each(trained), strict=True))
+        return [f if stage in stages else t for stage, (f, t) in pairs]
+
+    return Costs(
+        costs.forward_ns,
+        chosen(costs.input_ns, costs.backward_ns),
+        costs.transfer_ns,
+        recompute_ns=costs.recompute_ns,
+        input_ns=costs.input_ns,
+        weight_ns=chosen(0.0, costs.weight_ns),
+        update_ns=chosen(0.0, costs.update_ns),
+        reduce_ns=chosen(0.0, costs.reduce_ns),
+        overhead_ns=costs.overhead_ns,
+        message_bytes=costs.message_bytes,
+        bandwidth=costs.bandwidth,
+        shared_links=costs.shared_links,
+        overlap=costs.overlap,
+        device_speeds=costs.device_speeds,
+    )
