@@ -17,7 +17,7 @@ from ... import _C
 from ...modes import as_before
 from ...tensors.trees import Call, flatten
 from ...trace import CutError, Marked, Marks, Untouched, is_list
-from .recorded import FirstRecordedStage, AllNames, RecordedStage
+from .recorded import AllNames, FirstRecordedStage, RecordedStage
 from .stage import PipelineStage
 
 
