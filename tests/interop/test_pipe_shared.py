@@ -9,7 +9,7 @@ import torch.distributed.pipelining as theirs
 from torch import Tensor, nn
 
 from pykern.interop import pipelining
-from pykern.interop.pipelining import SplitPoint, pipeline
+from pykern.interop.pipelining import SplitPoint, pipe_split, pipeline
 from tests.interop.cases import CPU, WIDTH, batch, close, loss_fn
 from tests.interop.test_pipe_marks import Again, Three, by_microbatch, expect_same_bits
 
@@ -86,8 +86,26 @@ class Inner(Three):
         return self.inner(self.c(self.block(self.a(x))))
 
 
+class Everything(Three):
+    """A parameter and a module, each used in both stages under another name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = self.first = nn.Parameter(torch.randn(WIDTH, WIDTH))
+        self.d = self.a
+
+    def forward(self, x: Tensor) -> Any:
+        start = torch.mm(x, self.first)
+        x = torch.tanh(self.a(start + x))
+        pipe_split()
+        x = torch.tanh(self.d(torch.mm(x, self.second)))
+        pipe_split()
+        return self.c(torch.mm(x + start, self.first))
+
+
 CASES: list[tuple[type[Three], dict[str, SplitPoint] | None]] = [
     (Again, None),
+    (Everything, None),
     (SharedWeight, {"b": BEGINNING, "c": BEGINNING}),
     (SharedWithin, {"b": BEGINNING, "c": BEGINNING}),
     (SharedWithin, {"c": BEGINNING}),
