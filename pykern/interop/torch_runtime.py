@@ -25,6 +25,7 @@ try:
     )
     from torch.distributed.pipelining.stage import _PipelineStageBase
 
+    from . import follows_torch  # noqa: F401 - refuses an older torch
     from .torch_stages import require_stages
 except ImportError as error:
     raise ImportError(

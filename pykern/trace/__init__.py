@@ -2,17 +2,21 @@
 
 from .cut_tape import Environment
 from .errors import CutError, ReplayError
+from .marks import Marked, Marks
 from .model import Traced
-from .opened import why_whole
+from .opened import is_list, why_whole
 from .segment import Segment
 from .untouched import Untouched
 
 __all__ = [
     "CutError",
     "Environment",
+    "Marked",
+    "Marks",
     "ReplayError",
     "Segment",
     "Traced",
     "Untouched",
+    "is_list",
     "why_whole",
 ]

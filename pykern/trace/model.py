@@ -57,6 +57,8 @@ class Traced:
         CutError: the forward cannot be cut; the message says where and why.
     """
 
+    _recorder: Callable[..., Recorder] = Recorder
+
     def __init__(
         self,
         model: nn.Module,
@@ -69,9 +71,7 @@ class Traced:
         self.origins = Origins()
         self.before_recording: Callable[[], None] = lambda: None
         self._whole = whole_by_names(dict(model.named_modules()), whole)
-        by_names = opened_by_names(model, split_at, self._whole)
-        by_size = opened_by_size(model, num_stages, self._whole)
-        self._opened = by_names if split_at else by_size
+        self._opened = self._first_opened(num_stages, split_at)
         tape = self._record_opening(sample, num_stages)
         self._anchors = _anchors(tape)
         self.segments = {
@@ -84,8 +84,7 @@ class Traced:
             if parent in self._opened
             for module in (parent, *parent.children())
         ]
-        # By segment.
-        self._stage_of = [0] * len(self.segments)
+        self._stage_of = [0] * len(self.segments)  # by segment
         self._direct: Direct = everywhere
         self._state = state_of(model, self._opened)
         # The key used last is the last.
@@ -147,6 +146,11 @@ class Traced:
         """Forgets all cut tapes, because modules that stay whole compute in another way by now."""
         self._cut_tapes.clear()
 
+    def _first_opened(self, num_stages: int, split_at: Sequence[str]) -> set[nn.Module]:
+        """The modules that are looked into, as far as is known without a recording."""
+        by_names = opened_by_names(self._model, split_at, self._whole)
+        return by_names if split_at else opened_by_size(self._model, num_stages, self._whole)
+
     def _record_opening(self, sample: Call, num_stages: int) -> Tape:
         """The tape of the sample; opens what has to be for it."""
         while True:
@@ -195,7 +199,7 @@ class Traced:
         untouched = Untouched(self._model, self._opened, settling=settling)
         with untouched.kept():
             generators = untouched.generators
-            recorder = Recorder(self._model, self._opened, home, self.origins, generators)
+            recorder = self._recorder(self._model, self._opened, home, self.origins, generators)
             tape = recorder.record(self._model, inputs, (args, kwargs), settling=settling)
             untouched.require()
             return tape

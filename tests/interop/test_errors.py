@@ -168,7 +168,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "format": (
         lambda: looped()._load_csv("plan.csv", format="csv"),
         ValueError,
-        "format is 'compute_only' or 'compute_comms', got 'csv'",
+        "format must be 'compute_only' or 'compute_comms', got 'csv'",
     ),
 }
 

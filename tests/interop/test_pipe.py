@@ -82,7 +82,7 @@ def test_a_step(name: str, model_class: type[Model], splits: Any) -> None:
     pipe = pipeline(model, (x[:2],), {"shift": shifts()[:2]}, split_spec=splits)
     assert pipe.num_stages == pipe.info().num_stages == 3
     assert all(int(seen) == 0 for seen in model.buffers())
-    close(pipe(x, shift=shifts()), expected)
+    close(pipe(x, shift=shifts()), (expected,))
     stages = [pipe.build_stage(index, CPU) for index in range(3)]
     schedule = pipelining.get_schedule_class(name)(stages, 4, loss_fn=loss_fn)
     losses: list[Tensor] = []
@@ -118,8 +118,7 @@ def test_it_is_cut_where_torch_cuts() -> None:
                 dict(each.get_stage_module(index).named_parameters()) for each in (ours, pipe)
             )
             assert parameters.keys() == expected.keys()
-        # torch's gives a tuple whatever the model returns.
-        close((ours(x),), pipe(x))
+        close(ours(x), pipe(x))
 
 
 def test_ranks_with_a_pipe_each() -> None:
@@ -181,22 +180,10 @@ def test_hooks_of_a_stage_and_replaced_parameters_are_seen() -> None:
     close(schedule.eval(x), model.head(x).detach())
 
 
-class Twice(nn.Module):
+class Uncalled(Model):
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Any:
-        x = self.layer(x)
-        pipe_split()
-        return self.layer(x)
-
-
-class Late(Twice):
-    def forward(self, x: Tensor) -> Any:
-        x = self.layer(x)
-        pipe_split()
-        return x
+        self.spare = nn.Linear(WIDTH, WIDTH)
 
 
 @pytest.mark.parametrize(
@@ -205,8 +192,9 @@ class Late(Twice):
         (Model(), {"split_spec": SPLITS, "split_policy": print}, "give one of them"),
         (Model(), {"split_policy": print}, "here is none: use split_spec"),
         (Model(), {"split_spec": {"layers.9": SplitPoint.END}}, "'layers.9'"),
-        (Twice(), {}, "'layer', which has been called before"),
-        (Late(), {}, "nothing to cut off"),
+        (Model(), {"split_spec": {"layers.1": "MIDDLE"}}, "must be a SplitPoint, got 'MIDDLE'"),
+        (Uncalled(), {"split_spec": {"spare": SplitPoint.END}}, "the forward calls, got 'spare'"),
+        (Model(), {"split_spec": {"layers": SplitPoint.END}}, "the forward calls, got 'layers'"),
     ],
 )
 def test_misuse(model: nn.Module, options: Any, text: str) -> None:

@@ -70,15 +70,25 @@ def test_every_test_that_the_table_names_is_there(root, rows):
                 assert stack in script
 
 
-def test_interop_refuses_an_older_torch():
+def test_pipelining_refuses_an_older_torch():
     code = (
         "import torch; torch.__version__ = type(torch.__version__)('2.11.0')\n"
         "try: import pykern.interop.pipelining\n"
         "except ImportError as error: print(error)"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert said.stdout.startswith("torch must be 2.13 or newer for pykern.interop")
+    assert said.stdout.startswith("torch must be 2.13 or newer for pykern.interop.pipelining")
     assert "got 2.11.0" in said.stdout
+
+
+def test_what_follows_torchgpipe_takes_every_torch():
+    code = (
+        "import torch; torch.__version__ = type(torch.__version__)('2.11.0')\n"
+        "import sys, pykern.interop.fairscale, pykern.interop.torchgpipe\n"
+        "print('torch.distributed.pipelining' in sys.modules)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout == "False\n"
 
 
 def test_this_torch_is_one_that_is_promised(rows):

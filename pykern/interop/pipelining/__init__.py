@@ -4,6 +4,7 @@ A script for torchrun becomes a plain one by importing from here: see
 docs/from-torchrun-pipelining.md.
 """
 
+from .. import follows_torch  # noqa: F401 - refuses an older torch
 from . import ranks
 from .chunks import TensorChunkSpec
 from .pipe import Pipe, SplitPoint, build_stage, pipe_split, pipeline

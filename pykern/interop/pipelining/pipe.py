@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.pipelining import SplitPoint, pipe_split
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from ... import _C
 from ...modes import as_before
-from ...partition.split_points import counts_at
-from ...tensors.trees import Call
-from ...trace import Traced, Untouched
-from .recorded import FirstRecordedStage, RecordedStage
+from ...tensors.trees import Call, flatten
+from ...trace import CutError, Marked, Marks, Untouched, is_list
+from .recorded import AllNames, FirstRecordedStage, RecordedStage
 from .stage import PipelineStage
 
 
@@ -37,7 +35,7 @@ class PipeInfo:
 
 
 class Pipe(nn.Module):
-    """A model in stages. Called, it runs them one after another, as the model would.
+    """A model in stages. Called, it runs them one after another in the caller's thread.
 
     Attributes:
         num_stages: how many there are.
@@ -49,12 +47,12 @@ class Pipe(nn.Module):
         self.stages = nn.ModuleList(stages)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model returns."""
+        """The leaves of what the model returns, a tuple also where it returns a tensor alone."""
         first, *others = self.stages
         value = first(*args, **kwargs)
         for stage in others:
             value = stage(value)
-        return value
+        return tuple(flatten(value)[0])
 
     def get_stage_module(self, stage_idx: int) -> nn.Module:
         """A stage's module.
@@ -99,15 +97,15 @@ def pipeline(
     """Cuts a model with a forward of its own into stages; parameters stay the same objects.
 
     The forward is recorded, not exported: other shapes and modes are recorded when they first
-    come, and a parameter is never copied. See `pykern.trace.Traced`.
+    come, and a parameter is never copied. See `pykern.trace.Traced`. Between two places where it is
+    cut there is a stage only if the forward does something there; stages are numbered without gaps.
 
     Args:
         module: the model, on the CPU.
         mb_args: positional arguments of one microbatch.
         mb_kwargs: keyword arguments of one microbatch.
-        split_spec: names of modules before or behind which a stage ends, in the order of the
-            forward; None where the forward calls `pipe_split`, which cuts before the module that
-            it calls next.
+        split_spec: names of modules before or behind whose calls a stage ends, in any order. A
+            stage ends where the forward calls `pipe_split` as well.
         split_policy: None; there is no graph that it could change.
 
     Raises:
@@ -119,15 +117,13 @@ def pipeline(
     if split_policy is not None:
         raise ValueError("split_policy changes a torch.fx graph, and here is none: use split_spec")
     call = tuple(mb_args), dict(mb_kwargs or {})
-    split_at: Mapping[str, Any] = _marks_in(module, call) if split_spec is None else split_spec
-    num_stages = len(split_at) + 1
-    traced = Traced(module, call, num_stages, list(split_at))
-    counts = counts_at(list(traced.segments), split_at, num_stages)
-    spans = [range(start, end) for start, end in pairwise([0, *accumulate(counts)])]
-    traced.cut(spans, [torch.device("cpu")] * num_stages, _nowhere)
+    traced = Marked(module, call, _marks_in(module, call, split_spec or {}))
+    traced.cut(traced.parts, [torch.device("cpu")] * len(traced.parts), _nowhere)
     segments = list(traced.segments.values())
-    first, *others = (segments[span.start : span.stop] for span in spans)
-    return Pipe([FirstRecordedStage(first, traced), *map(RecordedStage, others)])
+    first, *others = (segments[part.start : part.stop] for part in traced.parts)
+    names = AllNames(module)
+    stages = [FirstRecordedStage(first, names, traced)]
+    return Pipe([*stages, *(RecordedStage(other, names) for other in others)])
 
 
 def _nowhere(low: int, high: int, with_gradients: bool) -> bool:
@@ -136,59 +132,96 @@ def _nowhere(low: int, high: int, with_gradients: bool) -> bool:
     return False
 
 
-def _marks_in(module: nn.Module, call: Call) -> dict[str, SplitPoint]:
-    """The modules before whose calls the forward says `pipe_split`."""
-    marks = _Marks(module)
-    with Untouched(module, ()).kept(), as_before(), _C.Undo(marks.leave), torch.no_grad(), marks:
-        marks.handle = register_module_forward_pre_hook(marks.enter_module)
+def _marks_in(module: nn.Module, call: Call, split_spec: Mapping[str, Any]) -> Marks:
+    """Where the forward calls `pipe_split`, and where the spec says the same.
+
+    Raises:
+        CutError: a name of the spec is not that of a module that the forward calls.
+    """
+    modules = dict(module.named_modules(remove_duplicate=False))
+    finder = _Finder(module)
+    for name, point in split_spec.items():
+        # A module that has several names is called by any of them.
+        if name not in modules or name == "":
+            near = ", ".join([known for known in modules if known][:12])
+            raise CutError(
+                f"split_spec must hold names of modules in the model, got {name!r}; it has {near}, "
+                "..."
+            )
+        where = getattr(point, "name", point)
+        if where not in ("BEGINNING", "END"):
+            raise CutError(f"split_spec[{name!r}] must be a SplitPoint, got {point!r}")
+        (finder.before if where == "BEGINNING" else finder.behind).add(modules[name])
+    with Untouched(module, ()).kept(), as_before(), _C.Undo(finder.leave), torch.no_grad(), finder:
+        finder.watch()
         module(*call[0], **call[1])
-    if marks.pending:
-        raise ValueError("pipe_split is called after the last module; there is nothing to cut off")
-    return dict.fromkeys(marks.found, SplitPoint.BEGINNING)
+    for name in split_spec:
+        if modules[name] not in finder.called:
+            raise CutError(
+                f"split_spec must name modules that the forward calls, got {name!r}. Name a module "
+                "around it, or one in it"
+            )
+    around = {part for each in finder.around for part in _with_lists(each)}
+    return Marks(torch.ops.pippy._pipe_split, finder.before, finder.behind, around)
 
 
-class _Marks(TorchFunctionMode):
-    """Records `pipe_split` and the calls of modules.
+def _with_lists(module: nn.Module) -> Iterator[nn.Module]:
+    """A module that is looked into, and the lists in it, which are not called themselves."""
+    yield module
+    for child in module.children():
+        if is_list(child):
+            yield from _with_lists(child)
+
+
+class _Finder(TorchFunctionMode):
+    """Finds the modules whose forwards contain marks.
 
     Attributes:
-        found: the names of the first modules called after each `pipe_split`.
-        pending: whether a module call has yet to follow the last `pipe_split`.
+        before: modules that have a mark before each call.
+        behind: modules that have a mark behind each call.
+        around: the modules that were being called at a mark.
+        called: all modules that were called.
     """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self._name_of = {module: name for name, module in module.named_modules()}
-        self._called: set[str] = set()
-        self.found: list[str] = []
-        self.pending = False
-        # The handle of the global hook that reports modules.
-        self.handle: RemovableHandle | None = None
+        self._modules = set(module.modules())
+        # Those that are being called, the innermost last.
+        self._calls: list[nn.Module] = []
+        self._handles: list[RemovableHandle] = []
+        self.before: set[nn.Module] = set()
+        self.behind: set[nn.Module] = set()
+        self.around: set[nn.Module] = set()
+        self.called: set[nn.Module] = set()
+
+    def watch(self) -> None:
+        """Has calls of modules reported, those of other threads as well."""
+        self._handles.append(register_module_forward_pre_hook(self._enter))
+        self._handles.append(register_module_forward_hook(self._return, always_call=True))
 
     def leave(self) -> None:
         """Ends the reports of modules."""
-        # An interrupt may come before the handle is set: then no name is found any more.
-        self._name_of = {}
-        if self.handle is not None:
-            self.handle.remove()
+        # An interrupt may come before a handle is kept: then no module is known any more.
+        self._modules = set()
+        for handle in self._handles:
+            handle.remove()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.pending |= func is torch.ops.pippy._pipe_split
+        if func is torch.ops.pippy._pipe_split:
+            self.around.update(self._calls)
         return func(*args, **(kwargs or {}))
 
-    def enter_module(self, module: nn.Module, _: Any) -> None:
-        """A module is called."""
-        name = self._name_of.get(module)
-        if name is None:
+    def _enter(self, module: nn.Module, _: Any) -> None:
+        if module not in self._modules:
             return
-        if self.pending and name in self._called:
-            raise ValueError(
-                f"pipe_split comes before a call of {name!r}, which has been called before: cut "
-                "before a module that is called once"
-            )
-        if self.pending:
-            self.found.append(name)
-        self.pending = False
-        self._called.add(name)
+        self.called.add(module)
+        if module in self.before or module in self.behind:
+            self.around.update(self._calls)
+        self._calls.append(module)
+
+    def _return(self, module: nn.Module, *_: Any) -> None:
+        if module in self._modules:
+            self._calls.pop()
 
 
 __all__ = [

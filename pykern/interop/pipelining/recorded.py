@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ...torch_private import HOOKS
 from ...trace import Environment, Segment, Traced
@@ -55,8 +57,45 @@ class RunSegments(nn.Module):
         return [segment for segment in self.segments if isinstance(segment, Segment)]
 
 
+class AllNames:
+    """All names of what a model holds: a module or a tensor may have several.
+
+    Args:
+        model: which.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._names: dict[int, list[str]] = {}
+        named: Iterable[tuple[str, object]] = chain(
+            model.named_modules(remove_duplicate=False),
+            model.named_parameters(remove_duplicate=False),
+            model.named_buffers(remove_duplicate=False),
+        )
+        for name, it in named:
+            self._names.setdefault(id(it), []).append(name)
+        self._transient = {
+            f"{path}.{name}".lstrip(".")
+            for path, module in model.named_modules(remove_duplicate=False)
+            for name in module._non_persistent_buffers_set
+        }
+
+    def hold(self, root: nn.Module, it: nn.Module | Tensor) -> None:
+        """Adds something of the model to a module, under all names that it has in the model."""
+        for name in self._names[id(it)]:
+            if isinstance(it, nn.Module):
+                _hold(root, name, nn.Module.add_module, it)
+            elif isinstance(it, nn.Parameter):
+                _hold(root, name, nn.Module.register_parameter, it)
+            else:
+                persistent = name not in self._transient
+                _hold(root, name, partial(_register_buffer, persistent), it)
+
+
 class RecordedStage(nn.Module):
     """A stage of a recorded model, with the model's names of what it holds.
+
+    What has several names in the model has all of them here, so that the states of all stages
+    together have the names of the model's.
 
     What it is given and returns are the values that later stages need; the last returns what the
     model does.
@@ -67,7 +106,9 @@ class RecordedStage(nn.Module):
 
     segment_run: RunSegments
 
-    def __init__(self, segments: Sequence[Segment], traced: Traced | None = None) -> None:
+    def __init__(
+        self, segments: Sequence[Segment], names: AllNames, traced: Traced | None = None
+    ) -> None:
         super().__init__()
         run = RunSegments(segments, traced)
         for hooks in HOOKS:
@@ -75,12 +116,13 @@ class RecordedStage(nn.Module):
         # Not as a submodule, for segments have other names for parameters.
         vars(self)["segment_run"] = run
         for segment in segments:
-            for key, module in segment._modules.items():
-                _hold(self, key, nn.Module.add_module, module)
-            for key, parameter in segment._parameters.items():
-                _hold(self, key, nn.Module.register_parameter, parameter)
-            for key, buffer in segment._buffers.items():
-                _hold(self, key, nn.Module.register_buffer, buffer)
+            held: Iterable[nn.Module | Tensor] = chain(
+                segment.children(), segment.parameters(False), segment.buffers(False)
+            )
+            for it in held:
+                names.hold(self, it)
+        for tensor in [*self.parameters(), *self.buffers()]:
+            names.hold(self, tensor)
 
     def forward(self, env: Environment, /) -> Any:
         """Runs the segments."""
@@ -99,9 +141,13 @@ class _Group(nn.Module):
     """A module that is cut, of which a stage holds a part."""
 
 
+def _register_buffer(persistent: bool, root: nn.Module, name: str, it: Any) -> None:
+    root.register_buffer(name, it, persistent)
+
+
 def _hold(root: nn.Module, key: str, add: Callable[[nn.Module, str, Any], None], it: Any) -> None:
     """Adds something under the name that it has in the model, if it is not there already."""
-    *path, name = key.split("/")
+    *path, name = key.split(".")
     for part in path:
         inner = root._modules.get(part)
         if inner is None:

@@ -155,8 +155,7 @@ class PipelineSchedule:
         return_outputs: bool,
         loss_kwargs: dict[str, Any] | None,
     ) -> Any:
-        if self._plan is None:
-            raise RuntimeError(f"{type(self).__name__} has no plan yet: call _load_csv first")
+        self._known_plan()
         if losses is not None and not isinstance(losses, list):
             raise TypeError(f"losses is a {type(losses).__name__}; it must be a list")
         if losses is not None and self._has_last and self._loss_fn is None:
@@ -227,6 +226,11 @@ class PipelineSchedule:
             return max(1, self._num_stages // self._chunks)
         named = {stage.device for stage in self._stages}
         return self._num_stages if named == {torch.device("cpu")} else len(named)
+
+    def _known_plan(self) -> Plan:
+        if self._plan is None:
+            raise RuntimeError(f"{type(self).__name__} has no plan yet: call _load_csv first")
+        return self._plan
 
     def _use(self, plan: Plan) -> None:
         """Takes a plan that is for these stages and microbatches."""

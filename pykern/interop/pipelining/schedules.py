@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import os
-from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from ... import schedules
 from ...plan import load_plan
+from ...plan.files import load_torch_csv, save_torch_csv
+from ...plan.files.torch_csv import from_torch_csv
 from ...runtime.loss import Loss
 from .schedule import PipelineSchedule
 from .stage import PipelineStage
+
+CsvFormat: TypeAlias = Literal["compute_only", "compute_comms"]
 
 
 class PipelineScheduleSingle(PipelineSchedule):
@@ -96,23 +103,60 @@ class PipelineScheduleMulti(PipelineSchedule):
         )
 
     def _load_csv(
-        self,
-        filename: str | os.PathLike[str],
-        format: Literal["compute_only", "compute_comms"] = "compute_only",
+        self, filename: str | os.PathLike[str], format: CsvFormat = "compute_only"
     ) -> None:
-        """Takes the plan in a .csv of torch's, or in any file of `pykern.plan.save_plan`.
+        """Takes the plan in torch's CSV, or in a .json of `pykern.plan.save_plan`.
 
         Args:
-            filename: ends in .csv or .json.
+            filename: ends in .json, or in anything else for a CSV.
             format: either of torch's; transfers must pair up and are then left out.
 
         Raises:
             ValueError: the format is unknown, or the file holds no plan for these stages.
             OSError: the file cannot be read.
         """
-        if format not in ("compute_only", "compute_comms"):
-            raise ValueError(f"format is 'compute_only' or 'compute_comms', got {format!r}")
-        self._use(load_plan(filename))
+        _require_format(format)
+        is_json = Path(filename).suffix.lower() == ".json"
+        self._use(load_plan(filename) if is_json else load_torch_csv(filename))
+
+    def _dump_csv(
+        self, filename: str | os.PathLike[str], format: CsvFormat = "compute_comms"
+    ) -> None:
+        """Writes the plan as CSV, which torch's `_PipelineScheduleRuntime._load_csv` reads.
+
+        Args:
+            filename: of any ending; an existing file is replaced at once or not at all.
+            format: "compute_comms" with sends, receives and REDUCE_GRAD, "compute_only" without.
+
+        Raises:
+            RuntimeError: there is no plan yet.
+            ValueError: the format is unknown, or torch cannot be told of the plan.
+            OSError: the file cannot be written.
+        """
+        _require_format(format)
+        save_torch_csv(self._known_plan(), filename, transfers=format == "compute_comms")
+
+    def _prepare_schedule_with_comms(
+        self, actions: Mapping[int, Sequence[object]], format: CsvFormat = "compute_only"
+    ) -> None:
+        """Takes a plan that is in memory.
+
+        Args:
+            actions: by rank, torch's actions or pykern's; None where a rank waits.
+            format: either of torch's, as for `_load_csv`.
+
+        Raises:
+            ValueError: the format is unknown, or the actions are not a plan for these stages.
+        """
+        _require_format(format)
+        text = io.StringIO(newline="")
+        csv.writer(text).writerows(actions[rank] for rank in sorted(actions))
+        self._use(from_torch_csv(text.getvalue()))
+
+
+def _require_format(format: str) -> None:
+    if format not in ("compute_only", "compute_comms"):
+        raise ValueError(f"format must be 'compute_only' or 'compute_comms', got {format!r}")
 
 
 class _Looped(PipelineScheduleMulti):

@@ -13,7 +13,14 @@ from pykern.plan.files.proved import MAX_ACTIONS, require_count
 from pykern.plan.files.torch_csv import from_torch_csv, to_torch_csv
 from pykern.replacing import replacing
 
-__all__ = ["SUFFIXES", "load_plan", "load_plan_and_costs", "save_plan"]
+__all__ = [
+    "SUFFIXES",
+    "load_plan",
+    "load_plan_and_costs",
+    "load_torch_csv",
+    "save_plan",
+    "save_torch_csv",
+]
 
 SUFFIXES = (".json", ".csv")
 
@@ -56,10 +63,32 @@ def save_plan(
         if costs is not None:
             raise ValueError(f"{target}: costs are kept in a .json only")
         text = to_torch_csv(plan, transfers=transfers)
-    data = text.encode("ascii")
-    require_size(target, len(data))
-    with replacing(target) as partial:
-        partial.write_bytes(data)
+    write_text(target, text)
+
+
+def save_torch_csv(plan: Plan, path: str | os.PathLike[str], *, transfers: bool = False) -> None:
+    """Writes a plan as torch's CSV, as `save_plan` does, into a file of any name.
+
+    Raises:
+        ValueError: As from `save_plan`.
+        OSError: The file cannot be written.
+    """
+    require_count("actions", plan.num_actions, MAX_ACTIONS)
+    write_text(Path(path), to_torch_csv(plan, transfers=transfers))
+
+
+def load_torch_csv(path: str | os.PathLike[str]) -> Plan:
+    """Reads torch's CSV, as `load_plan` does, from a file of any name.
+
+    Raises:
+        ValueError: As from `load_plan`.
+        OSError: The file cannot be read.
+    """
+    text = read_text(Path(path))
+    try:
+        return from_torch_csv(text)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:
@@ -95,10 +124,11 @@ def load_plan_and_costs(path: str | os.PathLike[str]) -> tuple[Plan, Costs | Non
         OSError: The file cannot be read.
     """
     source = Path(path)
-    suffix = suffix_of(source)
+    if suffix_of(source) == ".csv":
+        return load_torch_csv(source), None
     text = read_text(source)
     try:
-        return from_json(text) if suffix == ".json" else (from_torch_csv(text), None)
+        return from_json(text)
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from error
 
@@ -122,6 +152,14 @@ def read_text(path: Path) -> str:
         offset = next(offset for offset, byte in enumerate(data) if byte > 127)
         raise ValueError(f"{path}: byte {data[offset]} at offset {offset} is not ASCII")
     return data.decode("ascii")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replaces a file at once, or not at all."""
+    data = text.encode("ascii")
+    require_size(path, len(data))
+    with replacing(path) as partial:
+        partial.write_bytes(data)
 
 
 def require_size(path: Path, size: int) -> None:
