@@ -217,7 +217,10 @@ def _time_ns(found: Found, action: Action) -> float:
         Kind.W: costs.weight_ns,
     }[action.kind]
     speed = _at(costs.device_speeds, found.plan.device_of(action))
-    return costs.overhead_ns + _at(times, action.stage) / speed
+    time_ns = _at(times, action.stage)
+    if math.isnan(time_ns):  # then no split wins anything, and the search undoes those there are
+        time_ns = _at(costs.backward_ns, action.stage)
+    return costs.overhead_ns + time_ns / speed
 
 
 def _hop_ns(found: Found, stage: int) -> float:

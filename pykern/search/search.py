@@ -78,6 +78,8 @@ class Found:
             gain = 1 - self.makespan_ns / makespan_ns
             said = f"{gain:6.1%} less time than" if gain > 5e-4 else "  the same time as"
             lines.append(f"  {said} {name}")
+        if not _knows_splits(self.costs):
+            lines.append("  without split backwards: the costs do not know I and W")
         if self.refused:
             lines.append(f"  over the memory cap: {', '.join(self.refused)}")
         return "\n".join(lines)
@@ -134,8 +136,10 @@ def auto(  # noqa: PLR0913 - what a search is about, by keyword
         for placement in placements(num_devices, max_chunks)
     }
     plans = published(num_devices, num_microbatches, max_chunks)
-    for plan in plans.values():
-        candidates.setdefault(plan.placement, _candidate(plan.placement, costs, kept))
+    for name, plan in list(plans.items()):
+        candidate = candidates.setdefault(plan.placement, _candidate(plan.placement, costs, kept))
+        if plan.has(Kind.I) and not _knows_splits(candidate.costs):
+            del plans[name]
     index = {placement: i for i, placement in enumerate(candidates)}
     result = _search(
         list(candidates.values()),
@@ -278,6 +282,16 @@ def _share(costs: Costs, num_chunks: float) -> Costs:
         bandwidth=costs.bandwidth,
         shared_links=costs.shared_links,
         device_speeds=costs.device_speeds,
+    )
+
+
+def _knows_splits(costs: Costs) -> bool:
+    """Whether I and W have a time on every stage."""
+    halves = (costs.input_ns, costs.weight_ns)
+    return not any(
+        math.isnan(time)
+        for times in halves
+        for time in (times if isinstance(times, list) else [times])
     )
 
 
