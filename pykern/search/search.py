@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
-import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .._C import WORK_PER_MS, Candidate
 from .._C import search as _search
 from ..plan import Costs, Kind, Memory, Placement, Plan, require_counts
-from ..schedules import by_name
-
-# Of the stages of one device: round and round, or down the devices and back up.
-LOOPS = (1, 2, 4)
-WAVES = (2, 3, 4, 6, 8)
+from .catalogue import placement_name, placements, published
 
 # Most stages on a device where the caller does not say.
 MAX_CHUNKS = 4
 # Stages times microbatches: the published schedules alone take seconds and a GB to try for these.
 MAX_SEARCHED = 1 << 19
-
-_SYNCHRONOUS = {Kind.F, Kind.B, Kind.I, Kind.W}
 
 # One device's share of the model, or what each of so many stages costs.
 CostsOf = Costs | Callable[[int], Costs]
@@ -41,8 +33,8 @@ class Found:
         proven: The makespan is the bound: nothing is better.
         peak: Most that each device holds, in microbatch activations of one device's share.
         cap: Most that each device may hold, in the same unit.
-        seeds: Makespan in ns of each published schedule that keeps the cap, by name.
-        refused: Published schedules that break the cap.
+        seeds: Makespan in ns of each published schedule that keeps the cap, by name and options.
+        refused: Published schedules that break the cap, by name and options.
         work_ms: Work done, in milliseconds of one core as the search counts them.
     """
 
@@ -74,15 +66,27 @@ class Found:
             f"{max(self.cap) / num_devices:.3g}x, where 1x is 1F1B's",
             f"searched for {self.work_ms:.0f} ms of one core, as counted",
         ]
-        for name, makespan_ns in sorted(self.seeds.items(), key=lambda item: item[1]):
+        for name, makespan_ns in self._best_seeds():
             gain = 1 - self.makespan_ns / makespan_ns
             said = f"{gain:6.1%} less time than" if gain > 5e-4 else "  the same time as"
             lines.append(f"  {said} {name}")
         if not _knows_splits(self.costs):
             lines.append("  without split backwards: the costs do not know I and W")
-        if self.refused:
-            lines.append(f"  over the memory cap: {', '.join(self.refused)}")
+        if over := self._over_the_cap():
+            lines.append(f"  over the memory cap: {', '.join(over)}")
         return "\n".join(lines)
+
+    def _best_seeds(self) -> list[tuple[str, float]]:
+        """Each schedule with the options that take least time, the best first."""
+        best: dict[str, tuple[str, float]] = {}
+        for name, makespan_ns in sorted(self.seeds.items(), key=lambda item: item[1]):
+            best.setdefault(_schedule_of(name), (name, makespan_ns))
+        return list(best.values())
+
+    def _over_the_cap(self) -> list[str]:
+        """Schedules of which no options keep it."""
+        within = set(map(_schedule_of, self.seeds))
+        return list(dict.fromkeys(n for n in map(_schedule_of, self.refused) if n not in within))
 
 
 def auto(  # noqa: PLR0913 - what a search is about, by keyword
@@ -165,76 +169,6 @@ def auto(  # noqa: PLR0913 - what a search is about, by keyword
     )
 
 
-def placements(num_devices: int, max_chunks: int) -> Iterator[Placement]:
-    """The placements worth a search, with at most so many stages on a device."""
-    for chunks in LOOPS:
-        if chunks <= max_chunks:
-            yield Placement.looped(num_devices, chunks)
-    for chunks in WAVES:
-        # On one device they are the loops.
-        if chunks <= max_chunks and num_devices > 1:
-            yield wave_of(num_devices, chunks)
-
-
-def wave_of(num_devices: int, num_chunks: int) -> Placement:
-    """Stages run down the devices and back up, `num_chunks` passes in all, also an odd number."""
-    down = list(range(num_devices))
-    passes = [down if chunk % 2 == 0 else down[::-1] for chunk in range(num_chunks)]
-    return Placement(num_devices, [device for stages in passes for device in stages])
-
-
-def placement_name(placement: Placement) -> str:
-    """What people call the placement of a plan with one replica."""
-    num_chunks = placement.num_stages // placement.num_devices
-    if placement == Placement.looped(placement.num_devices, num_chunks):
-        return "linear" if num_chunks == 1 else f"looped, {num_chunks} chunks a device"
-    if placement == wave_of(placement.num_devices, num_chunks):
-        return "V" if num_chunks == 2 else f"wave of {num_chunks} chunks a device"
-    return str(placement)
-
-
-def published(num_devices: int, num_microbatches: int, max_chunks: int) -> dict[str, Plan]:
-    """The plans of the catalogue that a search may start from, by name.
-
-    They are those of synchronous schedules with one replica and whole microbatches. Overlapped
-    pairs run one after the other, since the costs say nothing of what an overlap gains.
-    """
-    plans = {}
-    for name, rule in by_name.items():
-        for options in _options(rule, num_devices):
-            try:
-                plan = rule(num_devices, num_microbatches, **options)
-            except ValueError:
-                continue  # the schedule does not exist for these counts
-            words = [name, *(f"{option}={value}" for option, value in options.items() if value)]
-            if plan.num_stages <= max_chunks * num_devices and _can_start(plan):
-                plans[" ".join(words)] = Plan(plan.placement, num_microbatches, plan.rows)
-    return plans
-
-
-def _options(rule: Callable[..., Plan], num_devices: int) -> Iterator[dict[str, int | None]]:
-    """The options of a schedule that are worth a seed, in all combinations."""
-    worthwhile: dict[str, Sequence[int | None]] = {
-        "num_chunks": (2, 4, 8),
-        "waves": (1, 2, 4),
-        "group": (None, -(-num_devices // 2)),  # the smallest that gis takes, with least memory
-        "optimised": (False, True),
-    }
-    names = [name for name in inspect.signature(rule).parameters if name in worthwhile]
-    for values in itertools.product(*(worthwhile[name] for name in names)):
-        yield dict(zip(names, values, strict=True))
-
-
-def _can_start(plan: Plan) -> bool:
-    return (
-        plan.placement.num_replicas == 1
-        and plan.num_slices == 1
-        and plan.num_stages % plan.num_devices == 0
-        and not any(plan.has(kind) for kind in Kind if kind not in _SYNCHRONOUS)
-        and (plan.has(Kind.B) or plan.has(Kind.I))
-    )
-
-
 def _cap(memory: float | Sequence[float], num_devices: int) -> tuple[float, ...]:
     """Of each device, in microbatch activations of one device's share."""
     shares = [float(memory)] * num_devices if isinstance(memory, int | float) else list(memory)
@@ -283,6 +217,11 @@ def _share(costs: Costs, num_chunks: float) -> Costs:
         shared_links=costs.shared_links,
         device_speeds=costs.device_speeds,
     )
+
+
+def _schedule_of(seed: str) -> str:
+    """The name without its options."""
+    return seed.partition(" ")[0]
 
 
 def _knows_splits(costs: Costs) -> bool:

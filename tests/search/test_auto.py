@@ -160,6 +160,7 @@ def test_placements_are_named():
     assert names == [
         "linear",
         "looped, 2 chunks a device",
+        "looped, 3 chunks a device",
         "looped, 4 chunks a device",
         "V",
         "wave of 3 chunks a device",
