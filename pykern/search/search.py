@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .._C import WORK_PER_MS, Candidate
@@ -16,7 +16,10 @@ MAX_CHUNKS = 4
 # Stages times microbatches: the published schedules alone take seconds and a GB to try for these.
 MAX_SEARCHED = 1 << 19
 
-# One device's share of the model, or what each of so many stages costs.
+# Of a device's share, and so of its stages together.
+_SHARED = ("forward_ns", "backward_ns", "recompute_ns", "input_ns", "weight_ns")
+
+# One device's share of the model; with a list, its stages; or what each of so many stages costs.
 CostsOf = Costs | Callable[[int], Costs]
 
 
@@ -107,7 +110,8 @@ def auto(  # noqa: PLR0913 - what a search is about, by keyword
     Args:
         num_devices: Devices.
         num_microbatches: Microbatches of one step.
-        costs: Of one device's share of the model, shared evenly by its stages; or a function from
+        costs: Of one device's share of the model, shared evenly by its stages; with a list, of each
+            of as many stages, and plans of other numbers of stages are left out; or a function from
             a number of stages to the costs of each of them.
         memory: Most that a device may hold, for all or for each, in units of 1F1B's peak:
             `num_devices` microbatch activations of one device's share.
@@ -120,8 +124,9 @@ def auto(  # noqa: PLR0913 - what a search is about, by keyword
         The plan with its makespan, a proven lower bound, its memory, and the schedules it beat.
 
     Raises:
-        TypeError: A count is not an int, or the costs are a list.
-        ValueError: A number makes no sense, or no plan fits in the memory.
+        TypeError: A count is not an int.
+        ValueError: A number makes no sense, no plan has as many stages as the costs, a time that
+            every plan needs is not known, or no plan fits in the memory.
     """
     require_counts(
         num_devices=num_devices, num_microbatches=num_microbatches, max_chunks=max_chunks
@@ -135,15 +140,16 @@ def auto(  # noqa: PLR0913 - what a search is about, by keyword
     if not 0 <= kept <= 1:
         raise ValueError(f"kept must be 0 to 1, got {kept}")
     cap = _cap(memory, num_devices)
-    candidates = {
-        placement: _candidate(placement, costs, kept)
-        for placement in placements(num_devices, max_chunks)
-    }
-    plans = published(num_devices, num_microbatches, max_chunks)
-    for name, plan in list(plans.items()):
+    tried = _of_as_many_stages(placements(num_devices, max_chunks), costs)
+    candidates = {placement: _candidate(placement, costs, kept) for placement in tried}
+    lengths = {placement.num_stages for placement in candidates}
+    plans = {}
+    for name, plan in published(num_devices, num_microbatches, max_chunks).items():
+        if plan.num_stages not in lengths:
+            continue
         candidate = candidates.setdefault(plan.placement, _candidate(plan.placement, costs, kept))
-        if plan.has(Kind.I) and not _knows_splits(candidate.costs):
-            del plans[name]
+        if _knows_splits(candidate.costs) or not plan.has(Kind.I):
+            plans[name] = plan
     index = {placement: i for i, placement in enumerate(candidates)}
     result = _search(
         list(candidates.values()),
@@ -193,23 +199,36 @@ def _candidate(placement: Placement, costs: CostsOf, kept: float) -> Candidate:
     held = Memory(activation, kept * activation)
     if not isinstance(costs, Costs):
         return Candidate(placement, costs(placement.num_stages), held)
-    return Candidate(placement, _share(costs, num_chunks), held)
+    of_stages = _stage_lists(costs)
+    return Candidate(placement, costs if of_stages else _share(costs, num_chunks), held)
+
+
+def _stage_lists(costs: Costs) -> dict[str, int]:
+    """How many stages each list is for."""
+    values = {name: getattr(costs, name) for name in (*_SHARED, "message_bytes")}
+    return {name: len(value) for name, value in values.items() if isinstance(value, list)}
+
+
+def _of_as_many_stages(placements: Iterable[Placement], costs: CostsOf) -> list[Placement]:
+    """Those that the costs are for: all, unless they hold lists."""
+    tried = list(placements)
+    lists = _stage_lists(costs) if isinstance(costs, Costs) else {}
+    for name, length in lists.items():
+        tried_before = sorted({placement.num_stages for placement in tried})
+        tried = [placement for placement in tried if placement.num_stages == length]
+        if not tried:
+            raise ValueError(
+                f"{name} must hold one value for each of as many stages as a plan may have, which "
+                f"is {' or '.join(map(str, tried_before))} here, got {length}. Change max_chunks "
+                "or the devices, or give a function from a number of stages to their costs"
+            )
+    return tried
 
 
 def _share(costs: Costs, num_chunks: float) -> Costs:
     """Of one of a device's chunks."""
-    times = {
-        name: getattr(costs, name)
-        for name in ("forward_ns", "backward_ns", "recompute_ns", "input_ns", "weight_ns")
-    }
-    for name, time in times.items():
-        if isinstance(time, list):
-            raise TypeError(
-                "costs for a search must be those of one device's share, or a function from a "
-                f"number of stages to the costs of each; {name} is a list of {len(time)}"
-            )
     return Costs(
-        **{name: time / num_chunks for name, time in times.items()},
+        **{name: getattr(costs, name) / num_chunks for name in _SHARED},
         transfer_ns=costs.transfer_ns,
         overhead_ns=costs.overhead_ns,
         message_bytes=costs.message_bytes,
