@@ -160,6 +160,16 @@ void require_complete(const Plan& plan, const Index& index) {
     }
 }
 
+// In a plan of forwards alone there are no gradients to add up or to apply.
+void require_gradients(const Plan& plan, const Index& index) {
+    if (index.has(Kind::B) || index.has(Kind::I) || index.has(Kind::W)) return;
+    for_each_action(plan, [&](int device, std::size_t position, Action action) {
+        if (action.kind != Kind::REDUCE && action.kind != Kind::U) return;
+        throw PlanError(kComplete, plan, device, position,
+                        to_text(action) + " needs gradients, and the plan has no backwards");
+    });
+}
+
 // A walk that only asks whether every action can run.
 struct Untimed {
     void begin() {}
@@ -248,6 +258,7 @@ Index check_rows(const Plan& plan) {
     require_once(plan, index);
     require_placed(plan);
     require_complete(plan, index);
+    require_gradients(plan, index);
     require_pairs(plan);
     return index;
 }

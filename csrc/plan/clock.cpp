@@ -1,5 +1,6 @@
 #include "plan/clock.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <stdexcept>
 
@@ -7,6 +8,17 @@
 #include "plan/order.hpp"
 
 namespace pykern {
+
+namespace {
+
+// What the plan does not run may be unknown.
+void require_known(const Plan& plan, const Costs& costs) {
+    for (const Row& row : plan.rows()) {
+        for (const Action& action : row) costs.require_known(action.kind, action.stage);
+    }
+}
+
+}  // namespace
 
 Clock::Clock(const Plan& plan, const Costs& costs)
     : plan_(plan),
@@ -25,6 +37,10 @@ Clock::Clock(const Plan& plan, const Costs& costs)
         for (std::size_t stage = 0; stage < num_stages; ++stage) {
             durations_ns_.push_back(costs.of(static_cast<Kind>(kind), stage));
         }
+    }
+    // A walk over all actions, for the few costs that do not know everything.
+    if (std::ranges::any_of(durations_ns_, [](double time_ns) { return std::isnan(time_ns); })) {
+        require_known(plan, costs);
     }
     for (std::size_t stage = 0; stage < num_stages; ++stage) {
         message_ns_.push_back(costs.message_ns(stage));

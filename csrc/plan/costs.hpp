@@ -12,7 +12,8 @@
 namespace pykern {
 
 // Of one action, in nanoseconds on a device of speed 1. What is not given: R takes what F takes,
-// and each half of a backward takes half of it.
+// and each half of a backward takes half of it. NaN is a time that is not known, such as that of a
+// kind of action that did not run in the step that was measured.
 struct CostTable {
     StageValues forward_ns;
     StageValues backward_ns;
@@ -39,8 +40,9 @@ struct CostTable {
     friend bool operator==(const CostTable&, const CostTable&) = default;
 };
 
-// Invariant: times and sizes are finite and not negative, speeds finite and positive, bandwidth is
-// positive, overlap 0...1, and every optional of the table is there.
+// Invariant: times are finite and not negative or, of a kind of action, NaN; sizes are finite and
+// not negative, speeds finite and positive, bandwidth is positive, overlap 0...1, and every
+// optional of the table is there.
 class Costs {
    public:
     explicit Costs(CostTable table);
@@ -49,8 +51,8 @@ class Costs {
 
     const CostTable& table() const { return table_; }
 
-    // Of a kind on a stage that has a time, without overhead, on a device of speed 1. OFFLOAD and
-    // LOAD take no time.
+    // Of a kind on a stage, without overhead, on a device of speed 1; NaN where it is not known.
+    // OFFLOAD and LOAD take no time.
     double of(Kind kind, std::size_t stage) const {
         return value_of(times_ns_[of_kind(kind)], stage);
     }
@@ -58,10 +60,14 @@ class Costs {
     double message_ns(std::size_t stage) const {
         return value_of(table_.message_bytes, stage) / table_.bandwidth;
     }
+    // Throws std::invalid_argument where the time of a kind on a stage is not known, and says how
+    // to measure it.
+    void require_known(Kind kind, int stage) const;
     // Throws std::invalid_argument where a list has another length.
     void require_fits(int num_stages, int num_devices) const;
 
-    friend bool operator==(const Costs&, const Costs&) = default;
+    // Times that neither knows are equal.
+    friend bool operator==(const Costs& one, const Costs& other);
 
    private:
     static std::size_t of_kind(Kind kind) { return static_cast<std::size_t>(kind); }

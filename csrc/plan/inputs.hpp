@@ -18,7 +18,7 @@ namespace pykern {
 //   B, I (s, m, j)     F, R and LOAD of the same cell; B or I of (s+1, m, j) and of (s, m, j+1)
 //   W                  I of the same cell
 //   REDUCE(s)          what completes the gradients of s: B or W of every microbatch and slice
-//   U(s, m)            B or W of (s, m, 0), whose slices end last; REDUCE(s)
+//   U(s, m)            B of (s, m, 0), whose slices end last, or W of every slice; REDUCE(s)
 //
 // Copies are not actions of a plan; they are derived from it.
 template <class Visit>
@@ -92,6 +92,9 @@ class InputVisitor {
 
     void update(Action action) {
         either(Kind::B, Kind::W, action.stage, action, 0);
+        for (int slice = 1; slice < index_.num_slices(); ++slice) {
+            use(Kind::W, action.stage, action, slice);
+        }
         use(Kind::REDUCE, action.stage, Action{});
     }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <stdexcept>
 #include <utility>
@@ -13,13 +14,27 @@ namespace pykern {
 
 namespace {
 
-bool ends_backward(Action action) {
-    return (action.kind == Kind::B || action.kind == Kind::W) && action.slice == 0;
-}
+// What a whole microbatch of a stage has left of its backwards, counted down in a walk along a row:
+// the W of a later slice may end after that of an earlier one.
+class Backwards {
+   public:
+    explicit Backwards(int num_slices) : num_slices_(num_slices) {}
+
+    // Whether this action ends the last of them.
+    bool ended_by(Action action) {
+        if (action.kind != Kind::B && action.kind != Kind::W) return false;
+        return ++num_ended_[{action.stage, action.microbatch}] == num_slices_;
+    }
+
+   private:
+    int num_slices_;
+    std::map<std::pair<std::uint16_t, std::uint32_t>, int> num_ended_;
+};
 
 Row updated(const Plan& plan, int device, int group, int delay) {
     const int last = plan.num_microbatches() - 1;
     std::vector<int> num_updates(static_cast<std::size_t>(plan.num_stages()), 0);
+    Backwards backwards(plan.num_slices());
     Row row;
     const auto update = [&](int stage) {
         const int number = num_updates[static_cast<std::size_t>(stage)]++;
@@ -32,7 +47,7 @@ Row updated(const Plan& plan, int device, int group, int delay) {
         if (delay > 0 && starts_group && microbatch / group >= delay) update(action.stage);
         row.push_back(action);
         const bool ends_group = (microbatch + 1) % group == 0 || microbatch == last;
-        if (delay == 0 && ends_group && ends_backward(action)) update(action.stage);
+        if (delay == 0 && ends_group && backwards.ended_by(action)) update(action.stage);
     }
     for (int stage = 0; stage < plan.num_stages(); ++stage) {
         if (plan.placement().device_of(stage) != device) continue;

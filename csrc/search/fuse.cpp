@@ -51,4 +51,19 @@ Order split_all(const Order& order) {
     return split;
 }
 
+Order merge_unknown(const Problem& problem, const Order& order) {
+    Order merged;
+    for (const Symbols& row : order.rows) {
+        Symbols& symbols = merged.rows.emplace_back();
+        for (const Symbol symbol : row) {
+            const std::size_t stage = stage_of(symbol);
+            const bool split = problem.may_split[stage];
+            if (!split && op_of(symbol) == kWeight) continue;
+            const bool merge = !split && op_of(symbol) == kInput;
+            symbols.push_back(merge ? symbol_of(stage, kBackward) : symbol);
+        }
+    }
+    return merged;
+}
+
 }  // namespace pykern

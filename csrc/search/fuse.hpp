@@ -19,4 +19,8 @@ void fuse_all(Schedule& schedule, std::int64_t work);
 // The order with every B split into I and W, one behind the other.
 Order split_all(const Order& order);
 
+// The order with every I and its W as a B in place of the I, on the stages that may not split. It
+// is no slower, because there an I takes what a B takes.
+Order merge_unknown(const Problem& problem, const Order& order);
+
 }  // namespace pykern

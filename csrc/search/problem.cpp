@@ -45,6 +45,18 @@ void fill_placement(Problem& problem, const Placement& placement) {
     }
 }
 
+bool knows_split(const Costs& costs, std::size_t stage) {
+    return !std::isnan(costs.of(Kind::I, stage)) && !std::isnan(costs.of(Kind::W, stage));
+}
+
+// Halves that are not known take what the whole takes each: then no split wins anything.
+double known_ns(const Costs& costs, Kind kind, std::size_t stage) {
+    const bool is_half = kind == Kind::I || kind == Kind::W;
+    if (is_half && !knows_split(costs, stage)) kind = Kind::B;
+    costs.require_known(kind, static_cast<int>(stage));
+    return costs.of(kind, stage);
+}
+
 void fill_times(Problem& problem, const Costs& costs) {
     const CostTable& table = costs.table();
     std::vector<double> times_ns;
@@ -52,8 +64,9 @@ void fill_times(Problem& problem, const Costs& costs) {
     for (std::size_t stage = 0; stage < problem.num_stages; ++stage) {
         const std::size_t device = problem.device_of[stage];
         const double speed = value_of(table.device_speeds, device);
+        problem.may_split.push_back(knows_split(costs, stage));
         for (const Kind kind : {Kind::F, Kind::I, Kind::W, Kind::B}) {
-            times_ns.push_back(table.overhead_ns + costs.of(kind, stage) / speed);
+            times_ns.push_back(table.overhead_ns + known_ns(costs, kind, stage) / speed);
         }
         const bool last = stage + 1 == problem.num_stages;
         if (last || problem.device_of[stage + 1] == device) continue;

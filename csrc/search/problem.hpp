@@ -53,6 +53,7 @@ struct Problem {
     std::vector<Ticks> hop;                        // from a stage to the next, 0 on one device
     std::vector<Ticks> takes;                      // memory of a symbol: F takes, the others give
     std::vector<Ticks> cap;                        // of a device
+    std::vector<bool> may_split;                   // of a stage, whose I and W have known times
     double ticks_per_ns = 1;                       // a power of two
 
     // Exact, so that candidates with other ticks can be compared.

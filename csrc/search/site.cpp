@@ -198,7 +198,7 @@ void Site::polish(Random& random, std::int64_t work) {
 }
 
 void Site::fuse(std::int64_t work) {
-    if (!full().schedule.load(order_)) return;
+    if (!full().schedule.load(merge_unknown(problem(), order_))) return;
     fuse_all(full().schedule, work);
     order_ = full().schedule.order();
     makespan_ns_ = problem().to_ns(full().schedule.makespan());

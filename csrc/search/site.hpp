@@ -57,7 +57,7 @@ class Site {
     void extend();
     // Anneals the order of all microbatches.
     void polish(Random& random, std::int64_t work);
-    // Undoes splits of the backward that gain nothing.
+    // Undoes splits of the backward that gain nothing, and all whose times are not known.
     void fuse(std::int64_t work);
 
    private:

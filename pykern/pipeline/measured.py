@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from statistics import fmean
@@ -105,6 +107,12 @@ class Measured(Adopted):
 
         On GPUs also of the copies between each two stages. Plans can be compared, and searched
         (`pykern.search.auto`), with them.
+
+        Returns:
+            Lists with a value for each stage. A kind that did not run has NaN: it is not known, and
+            a plan that needs it is refused. After a step with whole backwards these are I and W;
+            a step with split backwards (`zb_h1`) knows F, I and W, and takes a B for I and W
+            together.
         """
         return _mean_costs(self.timeline(), self.copies(), self.plan.num_stages)
 
@@ -115,27 +123,31 @@ class Measured(Adopted):
 
 
 def _mean_costs(timeline: Timeline, copies: Timeline, num_stages: int) -> Costs:
-    """The mean time of each stage by kind, and of copies; 0 where there are none."""
-    kinds = (Kind.F, Kind.R, Kind.B, Kind.I, Kind.W)
-    times: dict[Kind, list[list[float]]] = {kind: [[] for _ in range(num_stages)] for kind in kinds}
+    """The mean time of each stage by kind, NaN where none ran, and of copies, 0 without any."""
+    times: dict[tuple[Kind, int], list[float]] = defaultdict(list)
     for span in _spans(timeline):
-        if span.action.kind in times:
-            of_stage = times[span.action.kind][span.action.stage]
-            of_stage.append(span.end_ns - span.start_ns)
-    crossings: list[list[float]] = [[] for _ in range(num_stages)]
+        times[span.action.kind, span.action.stage].append(span.end_ns - span.start_ns)
+    crossings: dict[int, list[float]] = defaultdict(list)
     for span in _spans(copies):
         # The boundary behind a stage, which a gradient crosses from the other side.
         back = span.action.kind == Kind.COPY_B
         crossings[span.action.stage - back].append(span.end_ns - span.start_ns)
-    forward, recompute, backward, inputs, weights = (_means(times[kind]) for kind in kinds)
+
+    def means(kind: Kind) -> list[float]:
+        return [_mean(times[kind, stage], math.nan) for stage in range(num_stages)]
+
+    inputs, weights = means(Kind.I), means(Kind.W)
+    halves = [i + w for i, w in zip(inputs, weights, strict=True)]
     # As many bytes as nanoseconds, because a cost has one bandwidth for all boundaries.
     return Costs(
-        forward,
-        backward,
-        recompute_ns=recompute,
+        means(Kind.F),
+        [_mean(times[Kind.B, stage], both) for stage, both in enumerate(halves)],
+        recompute_ns=means(Kind.R),
         input_ns=inputs,
         weight_ns=weights,
-        message_bytes=_means(crossings),
+        update_ns=means(Kind.U),
+        reduce_ns=means(Kind.REDUCE),
+        message_bytes=[_mean(crossings[stage], 0.0) for stage in range(num_stages)],
         bandwidth=1.0,
     )
 
@@ -144,5 +156,5 @@ def _spans(timeline: Timeline) -> Iterator[Span]:
     return (span for row in timeline.rows for span in row)
 
 
-def _means(times: Sequence[Sequence[float]]) -> list[float]:
-    return [fmean(of_stage) if of_stage else 0.0 for of_stage in times]
+def _mean(times: list[float], otherwise: float) -> float:
+    return fmean(times) if times else otherwise

@@ -1,5 +1,6 @@
 """The best plan for given costs under a limit of memory."""
 
-from .search import Found, auto, placement_name, placements, published, wave_of
+from .catalogue import placement_name, placements, published, wave_of
+from .search import Found, auto
 
 __all__ = ["Found", "auto", "placement_name", "placements", "published", "wave_of"]

@@ -132,6 +132,9 @@ class _Model:
         whole = self.model.new_bool_var("whole") if self.priced else self.model.new_constant(0)
         split = self.model.new_bool_var("split") if self.priced else always
         self.model.add(whole + split == 1)
+        halves = (self.found.costs.input_ns, self.found.costs.weight_ns)
+        if any(math.isnan(_at(times, stage)) for times in halves):
+            self.model.add(split == 0)
         uses = {Kind.F: always, Kind.I: split, Kind.W: split}
         if self.priced:
             uses[Kind.B] = whole
@@ -217,7 +220,10 @@ def _time_ns(found: Found, action: Action) -> float:
         Kind.W: costs.weight_ns,
     }[action.kind]
     speed = _at(costs.device_speeds, found.plan.device_of(action))
-    return costs.overhead_ns + _at(times, action.stage) / speed
+    time_ns = _at(times, action.stage)
+    if math.isnan(time_ns):  # of a half, which is then not used, and makes the split's price
+        time_ns = _at(costs.backward_ns, action.stage)
+    return costs.overhead_ns + time_ns / speed
 
 
 def _hop_ns(found: Found, stage: int) -> float:

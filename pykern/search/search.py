@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import inspect
-import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .._C import WORK_PER_MS, Candidate
 from .._C import search as _search
 from ..plan import Costs, Kind, Memory, Placement, Plan, require_counts
-from ..schedules import by_name
-
-# Of the stages of one device: round and round, or down the devices and back up.
-LOOPS = (1, 2, 4)
-WAVES = (2, 3, 4, 6, 8)
+from .catalogue import placement_name, placements, published
 
 # Most stages on a device where the caller does not say.
 MAX_CHUNKS = 4
 # Stages times microbatches: the published schedules alone take seconds and a GB to try for these.
 MAX_SEARCHED = 1 << 19
 
-_SYNCHRONOUS = {Kind.F, Kind.B, Kind.I, Kind.W}
+# Of a device's share, and so of its stages together.
+_SHARED = ("forward_ns", "backward_ns", "recompute_ns", "input_ns", "weight_ns")
 
-# One device's share of the model, or what each of so many stages costs.
+# One device's share of the model; with a list, its stages; or what each of so many stages costs.
 CostsOf = Costs | Callable[[int], Costs]
 
 
@@ -41,8 +36,8 @@ class Found:
         proven: The makespan is the bound: nothing is better.
         peak: Most that each device holds, in microbatch activations of one device's share.
         cap: Most that each device may hold, in the same unit.
-        seeds: Makespan in ns of each published schedule that keeps the cap, by name.
-        refused: Published schedules that break the cap.
+        seeds: Makespan in ns of each published schedule that keeps the cap, by name and options.
+        refused: Published schedules that break the cap, by name and options.
         work_ms: Work done, in milliseconds of one core as the search counts them.
     """
 
@@ -74,13 +69,27 @@ class Found:
             f"{max(self.cap) / num_devices:.3g}x, where 1x is 1F1B's",
             f"searched for {self.work_ms:.0f} ms of one core, as counted",
         ]
-        for name, makespan_ns in sorted(self.seeds.items(), key=lambda item: item[1]):
+        for name, makespan_ns in self._best_seeds():
             gain = 1 - self.makespan_ns / makespan_ns
             said = f"{gain:6.1%} less time than" if gain > 5e-4 else "  the same time as"
             lines.append(f"  {said} {name}")
-        if self.refused:
-            lines.append(f"  over the memory cap: {', '.join(self.refused)}")
+        if not _knows_splits(self.costs):
+            lines.append("  without split backwards: the costs do not know I and W")
+        if over := self._over_the_cap():
+            lines.append(f"  over the memory cap: {', '.join(over)}")
         return "\n".join(lines)
+
+    def _best_seeds(self) -> list[tuple[str, float]]:
+        """Each schedule with the options that take least time, the best first."""
+        best: dict[str, tuple[str, float]] = {}
+        for name, makespan_ns in sorted(self.seeds.items(), key=lambda item: item[1]):
+            best.setdefault(_schedule_of(name), (name, makespan_ns))
+        return list(best.values())
+
+    def _over_the_cap(self) -> list[str]:
+        """Schedules of which no options keep it."""
+        within = set(map(_schedule_of, self.seeds))
+        return list(dict.fromkeys(n for n in map(_schedule_of, self.refused) if n not in within))
 
 
 def auto(  # noqa: PLR0913 - what a search is about, by keyword
@@ -101,7 +110,8 @@ def auto(  # noqa: PLR0913 - what a search is about, by keyword
     Args:
         num_devices: Devices.
         num_microbatches: Microbatches of one step.
-        costs: Of one device's share of the model, shared evenly by its stages; or a function from
+        costs: Of one device's share of the model, shared evenly by its stages; with a list, of each
+            of as many stages, and plans of other numbers of stages are left out; or a function from
             a number of stages to the costs of each of them.
         memory: Most that a device may hold, for all or for each, in units of 1F1B's peak:
             `num_devices` microbatch activations of one device's share.
@@ -114,8 +124,9 @@ def auto(  # noqa: PLR0913 - what a search is about, by keyword
         The plan with its makespan, a proven lower bound, its memory, and the schedules it beat.
 
     Raises:
-        TypeError: A count is not an int, or the costs are a list.
-        ValueError: A number makes no sense, or no plan fits in the memory.
+        TypeError: A count is not an int.
+        ValueError: A number makes no sense, no plan has as many stages as the costs, a time that
+            every plan needs is not known, or no plan fits in the memory.
     """
     require_counts(
         num_devices=num_devices, num_microbatches=num_microbatches, max_chunks=max_chunks
@@ -129,13 +140,16 @@ def auto(  # noqa: PLR0913 - what a search is about, by keyword
     if not 0 <= kept <= 1:
         raise ValueError(f"kept must be 0 to 1, got {kept}")
     cap = _cap(memory, num_devices)
-    candidates = {
-        placement: _candidate(placement, costs, kept)
-        for placement in placements(num_devices, max_chunks)
-    }
-    plans = published(num_devices, num_microbatches, max_chunks)
-    for plan in plans.values():
-        candidates.setdefault(plan.placement, _candidate(plan.placement, costs, kept))
+    tried = _of_as_many_stages(placements(num_devices, max_chunks), costs)
+    candidates = {placement: _candidate(placement, costs, kept) for placement in tried}
+    lengths = {placement.num_stages for placement in candidates}
+    plans = {}
+    for name, plan in published(num_devices, num_microbatches, max_chunks).items():
+        if plan.num_stages not in lengths:
+            continue
+        candidate = candidates.setdefault(plan.placement, _candidate(plan.placement, costs, kept))
+        if _knows_splits(candidate.costs) or not plan.has(Kind.I):
+            plans[name] = plan
     index = {placement: i for i, placement in enumerate(candidates)}
     result = _search(
         list(candidates.values()),
@@ -158,76 +172,6 @@ def auto(  # noqa: PLR0913 - what a search is about, by keyword
         seeds={name: ns for name, ns in makespans.items() if math.isfinite(ns)},
         refused=tuple(name for name, ns in makespans.items() if not math.isfinite(ns)),
         work_ms=result.work / WORK_PER_MS,
-    )
-
-
-def placements(num_devices: int, max_chunks: int) -> Iterator[Placement]:
-    """The placements worth a search, with at most so many stages on a device."""
-    for chunks in LOOPS:
-        if chunks <= max_chunks:
-            yield Placement.looped(num_devices, chunks)
-    for chunks in WAVES:
-        # On one device they are the loops.
-        if chunks <= max_chunks and num_devices > 1:
-            yield wave_of(num_devices, chunks)
-
-
-def wave_of(num_devices: int, num_chunks: int) -> Placement:
-    """Stages run down the devices and back up, `num_chunks` passes in all, also an odd number."""
-    down = list(range(num_devices))
-    passes = [down if chunk % 2 == 0 else down[::-1] for chunk in range(num_chunks)]
-    return Placement(num_devices, [device for stages in passes for device in stages])
-
-
-def placement_name(placement: Placement) -> str:
-    """What people call the placement of a plan with one replica."""
-    num_chunks = placement.num_stages // placement.num_devices
-    if placement == Placement.looped(placement.num_devices, num_chunks):
-        return "linear" if num_chunks == 1 else f"looped, {num_chunks} chunks a device"
-    if placement == wave_of(placement.num_devices, num_chunks):
-        return "V" if num_chunks == 2 else f"wave of {num_chunks} chunks a device"
-    return str(placement)
-
-
-def published(num_devices: int, num_microbatches: int, max_chunks: int) -> dict[str, Plan]:
-    """The plans of the catalogue that a search may start from, by name.
-
-    They are those of synchronous schedules with one replica and whole microbatches. Overlapped
-    pairs run one after the other, since the costs say nothing of what an overlap gains.
-    """
-    plans = {}
-    for name, rule in by_name.items():
-        for options in _options(rule, num_devices):
-            try:
-                plan = rule(num_devices, num_microbatches, **options)
-            except ValueError:
-                continue  # the schedule does not exist for these counts
-            words = [name, *(f"{option}={value}" for option, value in options.items() if value)]
-            if plan.num_stages <= max_chunks * num_devices and _can_start(plan):
-                plans[" ".join(words)] = Plan(plan.placement, num_microbatches, plan.rows)
-    return plans
-
-
-def _options(rule: Callable[..., Plan], num_devices: int) -> Iterator[dict[str, int | None]]:
-    """The options of a schedule that are worth a seed, in all combinations."""
-    worthwhile: dict[str, Sequence[int | None]] = {
-        "num_chunks": (2, 4, 8),
-        "waves": (1, 2, 4),
-        "group": (None, -(-num_devices // 2)),  # the smallest that gis takes, with least memory
-        "optimised": (False, True),
-    }
-    names = [name for name in inspect.signature(rule).parameters if name in worthwhile]
-    for values in itertools.product(*(worthwhile[name] for name in names)):
-        yield dict(zip(names, values, strict=True))
-
-
-def _can_start(plan: Plan) -> bool:
-    return (
-        plan.placement.num_replicas == 1
-        and plan.num_slices == 1
-        and plan.num_stages % plan.num_devices == 0
-        and not any(plan.has(kind) for kind in Kind if kind not in _SYNCHRONOUS)
-        and (plan.has(Kind.B) or plan.has(Kind.I))
     )
 
 
@@ -255,29 +199,57 @@ def _candidate(placement: Placement, costs: CostsOf, kept: float) -> Candidate:
     held = Memory(activation, kept * activation)
     if not isinstance(costs, Costs):
         return Candidate(placement, costs(placement.num_stages), held)
-    return Candidate(placement, _share(costs, num_chunks), held)
+    of_stages = _stage_lists(costs)
+    return Candidate(placement, costs if of_stages else _share(costs, num_chunks), held)
+
+
+def _stage_lists(costs: Costs) -> dict[str, int]:
+    """How many stages each list is for."""
+    values = {name: getattr(costs, name) for name in (*_SHARED, "message_bytes")}
+    return {name: len(value) for name, value in values.items() if isinstance(value, list)}
+
+
+def _of_as_many_stages(placements: Iterable[Placement], costs: CostsOf) -> list[Placement]:
+    """Those that the costs are for: all, unless they hold lists."""
+    tried = list(placements)
+    lists = _stage_lists(costs) if isinstance(costs, Costs) else {}
+    for name, length in lists.items():
+        tried_before = sorted({placement.num_stages for placement in tried})
+        tried = [placement for placement in tried if placement.num_stages == length]
+        if not tried:
+            raise ValueError(
+                f"{name} must hold one value for each of as many stages as a plan may have, which "
+                f"is {' or '.join(map(str, tried_before))} here, got {length}. Change max_chunks "
+                "or the devices, or give a function from a number of stages to their costs"
+            )
+    return tried
 
 
 def _share(costs: Costs, num_chunks: float) -> Costs:
     """Of one of a device's chunks."""
-    times = {
-        name: getattr(costs, name)
-        for name in ("forward_ns", "backward_ns", "recompute_ns", "input_ns", "weight_ns")
-    }
-    for name, time in times.items():
-        if isinstance(time, list):
-            raise TypeError(
-                "costs for a search must be those of one device's share, or a function from a "
-                f"number of stages to the costs of each; {name} is a list of {len(time)}"
-            )
     return Costs(
-        **{name: time / num_chunks for name, time in times.items()},
+        **{name: getattr(costs, name) / num_chunks for name in _SHARED},
         transfer_ns=costs.transfer_ns,
         overhead_ns=costs.overhead_ns,
         message_bytes=costs.message_bytes,
         bandwidth=costs.bandwidth,
         shared_links=costs.shared_links,
         device_speeds=costs.device_speeds,
+    )
+
+
+def _schedule_of(seed: str) -> str:
+    """The name without its options."""
+    return seed.partition(" ")[0]
+
+
+def _knows_splits(costs: Costs) -> bool:
+    """Whether I and W have a time on every stage."""
+    halves = (costs.input_ns, costs.weight_ns)
+    return not any(
+        math.isnan(time)
+        for times in halves
+        for time in (times if isinstance(times, list) else [times])
     )
 
 

@@ -255,7 +255,7 @@ def test_a_plan_from_measured_costs() -> None:
     with pipeline(chain(4)) as pipe:
         pipe.step(X, target=Y)
         measured = pipe.costs()
-    found = search.auto(2, NUM_MICROBATCHES, costs=lambda num_stages: measured, max_chunks=1)
+    found = search.auto(2, NUM_MICROBATCHES, costs=measured)
     assert simulate(found.plan, measured).makespan_ns <= simulate(pipe.plan, measured).makespan_ns
     assert_trains_alike(chain(4), [X], Y, F.mse_loss, schedule=found.plan, microbatches=None)
 

@@ -132,20 +132,20 @@ class Oracle:
 
     def needs(self, action: Action) -> list[Action]:
         stage, microbatch, part = _cell(action)
+        slices = range(self.plan.num_slices)
         wanted = {
             Kind.F: [(Kind.F, stage - 1, microbatch, part), (Kind.F, stage, microbatch, part - 1)],
             Kind.R: [(Kind.F, stage, microbatch, part)],
             Kind.W: [(Kind.I, stage, microbatch, part)],
             Kind.U: [
-                (Kind.B, stage, microbatch, 0),
-                (Kind.W, stage, microbatch, 0),
+                *((kind, stage, microbatch, j) for kind in (Kind.B, Kind.W) for j in slices),
                 (Kind.REDUCE, stage, 0, 0),
             ],
             Kind.REDUCE: [
                 (kind, stage, m, j)
                 for kind in (Kind.B, Kind.W)
                 for m in range(self.plan.num_microbatches)
-                for j in range(self.plan.num_slices)
+                for j in slices
             ],
         }
         backward = [

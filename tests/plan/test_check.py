@@ -196,6 +196,10 @@ def test_a_deadlock_between_devices_names_who_waits_for_what() -> None:
         ("P006", 2, "0F0 0I0 0REDUCE0 0W0"),
         ("P006", 1, "0F0 0U0 0B0"),
         ("P006", 2, "0F0 0B0 0U0 0REDUCE0"),
+        ("P006", 0, "0U0 0F0 0I0 0W0"),
+        ("P005", 0, "0U0 0F0"),
+        ("P005", 1, "0F0 0U0"),
+        ("P005", 1, "0F0 0REDUCE0"),
     ],
 )
 def test_the_order_of_the_other_kinds(rule: str | None, position: int | None, row: str) -> None:
@@ -205,6 +209,27 @@ def test_the_order_of_the_other_kinds(rule: str | None, position: int | None, ro
     else:
         error = refusal(plan)
         assert (error.rule, error.position) == (rule, position)
+
+
+@pytest.mark.parametrize(
+    ("position", "row"),
+    [
+        (None, "0F0 0F0.1 0I0.1 0I0 0W0 0W0.1 0U0"),
+        (None, "0F0 0F0.1 0I0.1 0W0.1 0B0 0U0"),
+        (None, "0F0 0F0.1 0B0.1 0B0 0U0"),
+        (5, "0F0 0F0.1 0I0.1 0I0 0W0 0U0 0W0.1"),
+        (4, "0F0 0F0.1 0I0.1 0B0 0U0 0W0.1"),
+        (4, "0F0 0F0.1 0I0.1 0W0.1 0U0 0B0"),
+    ],
+)
+def test_an_update_waits_for_every_slice(position: int | None, row: str) -> None:
+    actions = [Action.parse(word) for word in row.split()]
+    plan = Plan(Placement.linear(1), 1, [actions], num_slices=2)
+    if position is None:
+        check(plan)
+    else:
+        error = refusal(plan)
+        assert (error.rule, error.position) == ("P006", position)
 
 
 def test_a_reduction_waits_for_every_replica() -> None:

@@ -58,7 +58,8 @@ def test_memory_is_a_value_too() -> None:
     ("make", "message"),
     [
         (lambda: Costs(-1, 1), "forward_ns must be finite and not negative, got -1"),
-        (lambda: Costs(1, math.nan), "backward_ns must be finite and not negative, got nan"),
+        (lambda: Costs(1, 1, math.nan), "transfer_ns must be finite and not negative, got nan"),
+        (lambda: Costs(1, math.inf), "backward_ns must be finite and not negative, got inf"),
         (lambda: Costs(1, [1, math.inf]), "backward_ns of stage 1 must be finite"),
         (lambda: Costs(1, 1, -0.5), "transfer_ns must be finite and not negative, got -0.5"),
         (lambda: Costs(1, 1, recompute_ns=-1), "recompute_ns must be finite"),

@@ -252,7 +252,9 @@ def test_a_repeated_key_is_found_among_many() -> None:
     assert time.perf_counter() - start < 2
 
 
-@pytest.mark.parametrize("value", [True, "1", None, [1], [1, "2"], [1, 2, 3], {}, -1, 10**400])
+@pytest.mark.parametrize(
+    "value", [True, "1", [None], [1, "2"], [None, "2"], [1, 2, 3], {}, -1, 10**400]
+)
 def test_costs_are_numbers(value: object) -> None:
     costs = json.loads(to_json(one_f_one_b(2, 2), COSTS))["costs"] | {"backward_ns": value}
     with pytest.raises(ValueError, match=r"costs\.backward_ns must"):

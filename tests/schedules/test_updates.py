@@ -72,6 +72,10 @@ def test_updates_follow_the_last_part_of_a_split_backward_and_its_last_slice() -
     sliced = by_slots(Placement.linear(1), 2, group=1, group_offset=4, num_slices=2)
     row = with_updates(sliced, group=2, delay=0).rows[0]
     assert " ".join(map(str, row)) == "0F0 0F0.1 0B0.1 0F1 0B0 0F1.1 0B1.1 0B1 0U1"
+    words = "0F0 0F0.1 0I0.1 0I0 0W0 0W0.1 0F1 0F1.1 0I1.1 0W1.1 0I1 0W1"
+    split = Plan(Placement.linear(1), 2, [list(map(Action.parse, words.split()))], num_slices=2)
+    row = with_updates(split, group=1, delay=0).rows[0]
+    assert " ".join(map(str, row)) == words.replace("0W0.1", "0W0.1 0U0") + " 0U1"
 
 
 def test_a_plan_without_updates_holds_one_version() -> None:

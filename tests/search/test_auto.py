@@ -160,6 +160,7 @@ def test_placements_are_named():
     assert names == [
         "linear",
         "looped, 2 chunks a device",
+        "looped, 3 chunks a device",
         "looped, 4 chunks a device",
         "V",
         "wave of 3 chunks a device",
@@ -186,9 +187,26 @@ def test_nonsense_is_refused(arguments, message):
         auto(4, 8, **arguments)
 
 
-def test_costs_of_stages_need_a_function():
-    with pytest.raises(TypeError, match="forward_ns is a list of 4"):
-        auto(4, 8, costs=Costs([1.0] * 4, 2.0))
+@pytest.mark.parametrize("num_stages", [2, 4, 6])
+def test_costs_of_stages_are_for_plans_of_as_many(num_stages):
+    costs = Costs([1.0 + stage for stage in range(num_stages)], 3.0, message_bytes=[1] * num_stages)
+    found = auto(2, 5, costs=costs, memory=2, budget_ms=5)
+    assert found.plan.num_stages == num_stages
+    assert found.costs == costs
+    assert found.makespan_ns == simulate(found.plan, costs).makespan_ns
+
+
+@pytest.mark.parametrize(
+    ("costs", "message"),
+    [
+        (Costs([1.0] * 5, 2.0), "forward_ns must .* is 4 or 8 or 12 or 16 here, got 5. Change"),
+        (Costs(1, 2, message_bytes=[1, 1]), "message_bytes must .* 4 or 8 .* got 2"),
+        (Costs([1.0] * 4, [2.0] * 8), r"backward_ns must .* is 4 here, got 8"),
+    ],
+)
+def test_costs_of_another_number_of_stages_are_refused(costs, message):
+    with pytest.raises(ValueError, match=message):
+        auto(4, 8, costs=costs)
 
 
 def test_a_seed_must_have_the_placement_and_the_microbatches():

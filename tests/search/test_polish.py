@@ -1,3 +1,4 @@
+import math
 import os
 import signal
 import threading
@@ -5,7 +6,7 @@ import time
 
 import pytest
 
-from pykern.plan import Costs, check, peak_bytes, simulate
+from pykern.plan import Costs, Kind, check, peak_bytes, simulate
 from pykern.search import auto
 
 pytest.importorskip("ortools")
@@ -50,3 +51,12 @@ def test_an_interrupt_ends_it_and_reaches_the_caller():
     # The solver's own handler would have taken this one's place below Python, and end the process.
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
+
+
+def test_halves_that_are_not_known_stay_out():
+    costs = Costs([3.0, 4.0], [5.0, 4.0], 0.5, input_ns=math.nan, weight_ns=[math.nan, 1.0])
+    found = auto(2, 4, costs=costs, budget_ms=0)
+    better = polish(found, 2)
+    assert not better.plan.has(Kind.I)
+    assert better.makespan_ns <= found.makespan_ns
+    assert better.makespan_ns == simulate(better.plan, costs).makespan_ns

@@ -5,6 +5,7 @@ Keys, types and ranges are exact; nothing is guessed or defaulted.
 
 import hashlib
 import json
+from math import isnan, nan
 from sys import float_info
 from typing import Any
 
@@ -31,8 +32,8 @@ KEYS = (
     "costs",
     "sha256",
 )
-# One number, or a list with one for each stage.
-STAGE_COSTS = (
+# Null where a time is not known.
+TIMES = (
     "forward_ns",
     "backward_ns",
     "recompute_ns",
@@ -40,8 +41,9 @@ STAGE_COSTS = (
     "weight_ns",
     "update_ns",
     "reduce_ns",
-    "message_bytes",
 )
+# One number, or a list with one for each stage.
+STAGE_COSTS = (*TIMES, "message_bytes")
 # Bandwidth is null where it is infinite, shared_links true or false, device_speeds perhaps a list.
 COSTS = (
     *STAGE_COSTS,
@@ -84,6 +86,7 @@ def to_json(plan: Plan, costs: Costs | None = None) -> str:
     }
     if costs is not None:
         values = {name: getattr(costs, name) for name in COSTS}
+        values |= {name: known_or_none(values[name]) for name in TIMES}
         content["costs"] = values | {"bandwidth": finite_or_none(costs.bandwidth)}
         costs_of(content["costs"], plan)
     content["sha256"] = checksum(content)
@@ -94,6 +97,20 @@ def to_json(plan: Plan, costs: Costs | None = None) -> str:
 def finite_or_none(value: float) -> float | None:
     """JSON has no infinity."""
     return value if value <= float_info.max else None
+
+
+def known_or_none(times: float | list[float]) -> float | list[float | None] | None:
+    """JSON has no NaN, which says that a time is not known."""
+    if isinstance(times, list):
+        return [None if isnan(time) else time for time in times]
+    return None if isnan(times) else times
+
+
+def nan_for_none(times: Any) -> Any:
+    """What `known_or_none` was given."""
+    if isinstance(times, list):
+        return [nan if time is None else time for time in times]
+    return nan if times is None else times
 
 
 def laid_out(value: Any) -> str:
@@ -240,17 +257,25 @@ def costs_of(value: object, plan: Plan) -> Costs:
         if name == "shared_links":
             if not isinstance(given, bool):
                 raise ValueError(f"costs.shared_links must be true or false, got {shown(given)}")
+        elif name in TIMES:
+            require_numbers(f"costs.{name}", given, plan.num_stages, or_null=True)
         elif name != "bandwidth" or given is not None:
             require_numbers(f"costs.{name}", given, lengths.get(name))
-    return Costs(**{name: given for name, given in value.items() if given is not None})
+    values = {
+        name: nan_for_none(given) if name in TIMES else given for name, given in value.items()
+    }
+    return Costs(**{name: given for name, given in values.items() if given is not None})
 
 
-def require_numbers(where: str, value: object, length: int | None) -> None:
+def require_numbers(
+    where: str, value: object, length: int | None, *, or_null: bool = False
+) -> None:
     """Refuses anything but a number, or a list of so many where there may be one."""
     if isinstance(value, list) and len(value) != length:
         either = f" or a list of {length}" if length else ""
         raise ValueError(f"{where} must be one number{either}, got {shown(value)}")
-    if not all(is_number(item) for item in (value if isinstance(value, list) else [value])):
+    items = value if isinstance(value, list) else [value]
+    if not all(is_number(item) or (or_null and item is None) for item in items):
         raise ValueError(f"{where} must be finite and at least 0, got {shown(value)}")
 
 
