@@ -129,16 +129,28 @@ void require_both(const Plan& plan, const Index& index, Action cell) {
     refuse_missing(plan, back, ", but " + to_text(out) + " is there");
 }
 
-// Where a stage has forwards alone, nothing reads what an R rebuilds or a REDUCE sums.
+// What an action does for a backward, if it is there for nothing else.
+const char* serves_backward(Kind kind) {
+    switch (kind) {
+        case Kind::R:
+            return " recomputes for";
+        case Kind::REDUCE:
+            return " sums gradients of";
+        case Kind::U:
+            return " applies gradients of";
+        default:
+            return nullptr;
+    }
+}
+
+// The first stages, which may be all, have forwards alone.
 void require_forwards_alone(const Plan& plan, int num_stages) {
     const std::string whose = num_stages < plan.num_stages() ? "the stage" : "the plan";
     for_each_action(plan, [&](int device, std::size_t position, Action action) {
-        if (action.stage >= num_stages) return;
-        const bool recomputes = action.kind == Kind::R;
-        if (!recomputes && action.kind != Kind::REDUCE) return;
+        const char* serves = serves_backward(action.kind);
+        if (action.stage >= num_stages || serves == nullptr) return;
         throw PlanError(kComplete, plan, device, position,
-                        to_text(action) + (recomputes ? " recomputes for" : " sums gradients of") +
-                            " a backward, and " + whose + " has none");
+                        to_text(action) + serves + " a backward, and " + whose + " has none");
     });
 }
 
@@ -158,16 +170,6 @@ void require_complete(const Plan& plan, const Index& index) {
         const Action reduce = make_action(Kind::REDUCE, stage, 0);
         if (index.at(reduce) < 0) refuse_missing(plan, reduce, "");
     }
-}
-
-// In a plan of forwards alone there are no gradients to add up or to apply.
-void require_gradients(const Plan& plan, const Index& index) {
-    if (index.has(Kind::B) || index.has(Kind::I) || index.has(Kind::W)) return;
-    for_each_action(plan, [&](int device, std::size_t position, Action action) {
-        if (action.kind != Kind::REDUCE && action.kind != Kind::U) return;
-        throw PlanError(kComplete, plan, device, position,
-                        to_text(action) + " needs gradients, and the plan has no backwards");
-    });
 }
 
 // A walk that only asks whether every action can run.
@@ -258,7 +260,6 @@ Index check_rows(const Plan& plan) {
     require_once(plan, index);
     require_placed(plan);
     require_complete(plan, index);
-    require_gradients(plan, index);
     require_pairs(plan);
     return index;
 }

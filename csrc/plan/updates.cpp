@@ -31,7 +31,7 @@ class Backwards {
     std::map<std::pair<std::uint16_t, std::uint32_t>, int> num_ended_;
 };
 
-Row updated(const Plan& plan, int device, int group, int delay) {
+Row updated(const Plan& plan, int first_trained, int device, int group, int delay) {
     const int last = plan.num_microbatches() - 1;
     std::vector<int> num_updates(static_cast<std::size_t>(plan.num_stages()), 0);
     Backwards backwards(plan.num_slices());
@@ -44,12 +44,13 @@ Row updated(const Plan& plan, int device, int group, int delay) {
         const auto microbatch = static_cast<int>(action.microbatch);
         const bool starts_group =
             action.kind == Kind::F && action.slice == 0 && microbatch % group == 0;
-        if (delay > 0 && starts_group && microbatch / group >= delay) update(action.stage);
+        const bool updates = delay > 0 && action.stage >= first_trained;
+        if (updates && starts_group && microbatch / group >= delay) update(action.stage);
         row.push_back(action);
         const bool ends_group = (microbatch + 1) % group == 0 || microbatch == last;
         if (delay == 0 && ends_group && backwards.ended_by(action)) update(action.stage);
     }
-    for (int stage = 0; stage < plan.num_stages(); ++stage) {
+    for (int stage = first_trained; stage < plan.num_stages(); ++stage) {
         if (plan.placement().device_of(stage) != device) continue;
         while (num_updates[static_cast<std::size_t>(stage)] * group <= last) update(stage);
     }
@@ -75,10 +76,11 @@ Plan with_updates(const Plan& plan, int group, int delay) {
     if (plan.placement().num_replicas() > 1 || plan.has(Kind::U)) {
         throw std::invalid_argument("updates are added to a plan of one replica without any");
     }
+    const int first_trained = plan.first_trained();
     std::vector<Row> rows;
     rows.reserve(plan.rows().size());
     for (int device = 0; device < plan.num_devices(); ++device) {
-        rows.push_back(updated(plan, device, group, delay));
+        rows.push_back(updated(plan, first_trained, device, group, delay));
     }
     Plan result{plan.placement(), plan.num_microbatches(), std::move(rows), plan.num_slices()};
     check(result);

@@ -22,6 +22,7 @@ from pykern.plan import (
     simulate,
     with_recompute,
     with_reductions,
+    with_updates,
 )
 from pykern.plan.files import load_plan, save_plan
 from tests.plan.oracle import Oracle, full_plans, times_for
@@ -188,3 +189,10 @@ def test_torch_is_told_of_the_actions_alone(tmp_path: object) -> None:
         save_plan(plan, f"{tmp_path}/plan.comms.csv", transfers=True)
     with pytest.raises(ValueError, match=r"must have a backward of every stage .* from stage 1 on"):
         plan.to_torch([])
+
+
+@pytest.mark.parametrize("delay", [0, 2])
+def test_updates_are_of_the_stages_that_train(delay: int) -> None:
+    plan = with_updates(schedules.one_f_one_b(4, 8).with_frozen([0, 1]), 4, delay)
+    updated = {action.stage for row in plan.rows for action in row if action.kind is Kind.U}
+    assert updated == {2, 3}
