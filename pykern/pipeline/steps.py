@@ -140,8 +140,9 @@ class Steps(Measured):
         Raises:
             SplitError: the batch cannot be cut, or outputs cannot be joined.
             TypeError: an output hides tensors with a graph from torch.utils._pytree.
-            RuntimeError: torch.func or forward-mode differentiation is in force, a layer was
-                replaced, or the pipeline is running. In a backward: as docs/loss-outside.md says.
+            RuntimeError: torch.func, torch.export, torch.jit.trace or forward-mode differentiation
+                is in force, a layer was replaced, or the pipeline is running. In a backward: as
+                docs/loss-outside.md says.
             BaseException: as for `step`, from here or from the backward.
         """
         with _C.Undo(set_compiler, compiler()), _C.HoldForks(), as_before():

@@ -179,7 +179,7 @@ def refuse_transforms(call: Call) -> None:
     found = transform(_tensors(call))
     if found is not None:
         raise RuntimeError(
-            "a pipeline must be called outside of torch.func and of forward-mode differentiation, "
-            f"got a call within {found}, which its workers do not see. Use the layers themselves "
-            "there"
+            "a pipeline must be called outside of torch.func, torch.export, torch.jit.trace and "
+            f"forward-mode differentiation, got a call within {found}, which its workers do not "
+            "see. Use the model that the pipeline was made of there, whose parameters it has"
         )
