@@ -201,7 +201,7 @@ void bind_functions(py::module_& module) {
                "weight_delay"_a = std::vector<int>{},
                "A plan of warm-up, steady and cool-down: GPipe, interleaved and zero bubble.");
     module.def("by_block", &by_block, "placement"_a, "num_microbatches"_a, "forward_slots"_a,
-               "input_slots"_a, "interval"_a,
+               "input_slots"_a, "interval"_a, "steady"_a = false,
                "A plan that repeats the timetable of one microbatch: V-Half and V-Min.");
     module.def("by_program", &by_program, "placement"_a, "num_microbatches"_a, "programs"_a,
                "A plan written out as patterns and how often each is repeated: ZB-V, DualPipeV.");

@@ -3,6 +3,8 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <iterator>
 #include <utility>
 #include <vector>
@@ -10,9 +12,11 @@
 #include "bind.hpp"
 #include "plan/costs.hpp"
 #include "plan/explain.hpp"
+#include "plan/shades.hpp"
 #include "plan/simulate.hpp"
 #include "plan/text.hpp"
 #include "plan/timeline.hpp"
+#include "plan/visible.hpp"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -29,6 +33,29 @@ std::vector<std::vector<Span>> spans_of(const Timeline& timeline, Kind kind) {
                              [kind](const Span& span) { return span.action.kind == kind; });
     }
     return found;
+}
+
+std::vector<Kind> kinds_of(const Timeline& timeline) {
+    std::array<bool, kNumKinds> found{};
+    for (const std::vector<Span>& row : timeline.rows()) {
+        for (const Span& span : row) found[static_cast<std::size_t>(span.action.kind)] = true;
+    }
+    std::vector<Kind> kinds;
+    for (std::size_t kind = 0; kind < found.size(); ++kind) {
+        if (found[kind]) kinds.push_back(static_cast<Kind>(kind));
+    }
+    return kinds;
+}
+
+void bind_shades(py::module_& module) {
+    py::class_<Shades>(module, "Shades",
+                       "Which replica and which chunk each action of a timeline belongs to, as a "
+                       "number from light to dark.")
+        .def(py::init<const Timeline&>(), "timeline"_a)
+        .def_property_readonly("num_replicas", &Shades::num_replicas)
+        .def_property_readonly("num_chunks", &Shades::num_chunks)
+        .def_property_readonly("num_shades", &Shades::num_shades)
+        .def("shade_of", &Shades::shade_of, "device"_a, "action"_a, "From 0, the lightest.");
 }
 
 void bind_bubble(py::module_& module) {
@@ -98,7 +125,20 @@ void bind_spans(py::module_& module) {
         .def("spans_of", &spans_of, "kind"_a,
              "A row for each device with its spans of that kind alone: much faster than all rows "
              "where these are few.")
+        .def_property_readonly("kinds", &kinds_of, "The kinds that occur, in their usual order.")
+        .def(
+            "visible",
+            [](const Timeline& self, int device, double origin_ns, double columns_per_ns) {
+                const int row = in_range("device", device, self.num_devices());
+                return visible(self.rows()[static_cast<std::size_t>(row)], origin_ns,
+                               columns_per_ns);
+            },
+            "device"_a, "origin_ns"_a, "columns_per_ns"_a,
+            "The device's spans that are seen when time is cut into columns and each is drawn over "
+            "those before it: much faster than all rows where actions are narrow.")
         .def_property_readonly("num_devices", &Timeline::num_devices)
+        .def_property_readonly("first_start_ns", &Timeline::first_start_ns,
+                               "Of all devices; 0 where nothing ran.")
         .def_property_readonly("makespan_ns", &Timeline::makespan_ns,
                                "From the first start to the last end over all devices.")
         .def_property_readonly("bubble_ratio", &Timeline::bubble_ratio,
@@ -136,6 +176,7 @@ void bind_timeline(py::module_& module) {
     bind_spans(module);
     bind_bubble(module);
     bind_step(module);
+    bind_shades(module);
     module.def("simulate", &simulate, "plan"_a, "costs"_a,
                "The timeline that a plan would take with these costs.");
     module.def("bubbles", &bubbles, "plan"_a, "costs"_a,

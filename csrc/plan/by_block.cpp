@@ -24,33 +24,45 @@ class SlotLane {
 
     Action at(std::size_t slot) const { return slots_[slot]; }
     bool is_free(std::size_t slot) const { return slots_[slot] == kFree; }
-    void put(std::size_t slot, Action action) { slots_[slot] = action; }
+    void put(std::size_t slot, Action action) {
+        slots_[slot] = action;
+        if (action.kind == Kind::F) last_forward_ = std::max(last_forward_, slot);
+    }
+    // Whether a forward was put into this slot or behind it.
+    bool goes_on(std::size_t slot) const { return slot <= last_forward_; }
+    // Whether not even W takes the slot. Only for slots that were reached.
+    bool is_idle(std::size_t slot) const { return is_free(slot) && before_[slot].waiting == 0; }
 
-    // To be called when all actions stand; returns the most that is in flight.
-    int refresh() {
+    // The most that is in flight.
+    int peak() const {
         State state;
         int peak = 0;
         for (std::size_t slot = 0; slot < slots_.size(); ++slot) {
-            before_[slot] = state;
             peak = std::max(peak, pass(state, slot));
         }
         return peak;
     }
 
-    // Moves the action of slot `from` to the free slot `to` before it, unless more than `peak`
-    // would then be in flight.
+    // To be called for one slot after the other, when all actions stand.
+    void reach(std::size_t slot) {
+        if (slot == 0) return;
+        before_[slot] = before_[slot - 1];
+        pass(before_[slot], slot - 1);
+    }
+
+    // Moves the action of slot `from`, the last that was reached, to the free slot `to` before it,
+    // unless more than `peak` would then be in flight. Behind `from` it is never more than it was:
+    // no W comes later there.
     bool move(std::size_t from, std::size_t to, int peak) {
         std::swap(slots_[from], slots_[to]);
-        const std::size_t end = changed_until(from, to, peak);
-        if (end == kOverPeak) {
-            std::swap(slots_[from], slots_[to]);
-            return false;
-        }
         State state = before_[to];
-        for (std::size_t slot = to; slot < end; ++slot) {
-            before_[slot] = state;
-            pass(state, slot);
+        for (std::size_t slot = to; slot <= from; ++slot) {
+            if (pass(state, slot) > peak) {
+                std::swap(slots_[from], slots_[to]);
+                return false;
+            }
         }
+        for (std::size_t slot = to + 1; slot <= from; ++slot) reach(slot);
         return true;
     }
 
@@ -72,14 +84,10 @@ class SlotLane {
     }
 
    private:
-    static constexpr std::size_t kOverPeak = SIZE_MAX;
-
     struct State {
         int in_flight = 0;
         // I without their W.
         int waiting = 0;
-
-        friend bool operator==(const State&, const State&) = default;
     };
 
     // Passes a slot and returns how much is in flight in it.
@@ -94,19 +102,10 @@ class SlotLane {
         return state.in_flight;
     }
 
-    // The slot behind `from` from which on all is as before; kOverPeak where the peak is exceeded.
-    std::size_t changed_until(std::size_t from, std::size_t to, int peak) const {
-        State state = before_[to];
-        for (std::size_t slot = to; slot < slots_.size(); ++slot) {
-            if (slot > from && state == before_[slot]) return slot;
-            if (pass(state, slot) > peak) return kOverPeak;
-        }
-        return slots_.size();
-    }
-
     std::vector<Action> slots_;
-    // The state in front of each slot.
+    // The state in front of each slot that was reached.
     std::vector<State> before_;
+    std::size_t last_forward_ = 0;
 };
 
 class Block {
@@ -137,11 +136,13 @@ class Block {
         }
     }
 
-    void squeeze() {
-        for (SlotLane& lane : lanes_) peak_ = std::max(peak_, lane.refresh());
+    // Within the steady part, up to a device's last F, actions move into idle slots alone.
+    void squeeze(bool steady) {
+        for (SlotLane& lane : lanes_) peak_ = std::max(peak_, lane.peak());
         for (std::size_t slot = 0; slot < num_slots_; ++slot) {
             for (SlotLane& lane : lanes_) {
-                if (!lane.is_free(slot)) advance(lane, slot, lane.at(slot));
+                lane.reach(slot);
+                if (!lane.is_free(slot)) advance(lane, slot, steady && lane.goes_on(slot));
             }
         }
     }
@@ -159,9 +160,11 @@ class Block {
         return slots[static_cast<std::size_t>(stage) * num_microbatches_ + microbatch];
     }
 
-    void advance(SlotLane& lane, std::size_t slot, Action action) {
+    void advance(SlotLane& lane, std::size_t slot, bool into_idle) {
+        const Action action = lane.at(slot);
         for (std::size_t to = earliest(action); to < slot; ++to) {
-            if (!lane.is_free(to) || !lane.move(slot, to, peak_)) continue;
+            if (!(into_idle ? lane.is_idle(to) : lane.is_free(to))) continue;
+            if (!lane.move(slot, to, peak_)) continue;
             slot_of(action.kind, action.stage, action.microbatch) = to;
             return;
         }
@@ -200,7 +203,7 @@ void require_slots(const char* name, const std::vector<int>& slots, const Placem
 
 Plan by_block(const Placement& placement, int num_microbatches,
               const std::vector<int>& forward_slots, const std::vector<int>& input_slots,
-              int interval) {
+              int interval, bool steady) {
     require_plan_size(placement.num_stages(), num_microbatches);
     require_slots("number of forward_slots", forward_slots, placement);
     require_slots("number of input_slots", input_slots, placement);
@@ -214,7 +217,7 @@ Plan by_block(const Placement& placement, int num_microbatches,
     Block block(placement, num_microbatches, static_cast<std::size_t>(num_slots));
     block.put(Kind::F, forward_slots, interval);
     block.put(Kind::I, input_slots, interval);
-    block.squeeze();
+    block.squeeze(steady);
     Plan plan(placement, num_microbatches, block.rows());
     check(plan);
     return plan;

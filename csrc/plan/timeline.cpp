@@ -40,15 +40,20 @@ Timeline::Timeline(std::vector<std::vector<Span>> rows) : rows_(std::move(rows))
     }
 }
 
-double Timeline::makespan_ns() const {
+double Timeline::first_start_ns() const {
     double first = std::numeric_limits<double>::infinity();
+    for (const auto& row : rows_) {
+        if (!row.empty()) first = std::min(first, row.front().start_ns);
+    }
+    return std::isfinite(first) ? first : 0;
+}
+
+double Timeline::makespan_ns() const {
     double last = -std::numeric_limits<double>::infinity();
     for (const auto& row : rows_) {
-        if (row.empty()) continue;
-        first = std::min(first, row.front().start_ns);
-        last = std::max(last, last_end_ns(row));
+        if (!row.empty()) last = std::max(last, last_end_ns(row));
     }
-    return last > first ? last - first : 0;
+    return std::max(0.0, last - first_start_ns());
 }
 
 double Timeline::span_ns() const {

@@ -24,6 +24,8 @@ class Timeline {
 
     const std::vector<std::vector<Span>>& rows() const { return rows_; }
     int num_devices() const { return static_cast<int>(rows_.size()); }
+    // 0 where nothing ran.
+    double first_start_ns() const;
     // From the first start to the last end over all devices.
     double makespan_ns() const;
     // Of the device that takes longest, from its own first start to its own last end: the "cost" of

@@ -1,8 +1,9 @@
 """Every schedule of the catalogue at the same counts and costs, in figures."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 
-from ..plan import Action, Kind, Plan, Timeline, simulate
+from ..plan import Kind, Plan, Timeline, simulate
 from ..schedules import by_name
 from .memory import peaks_in_shares
 from .values import ShareCosts
@@ -52,12 +53,13 @@ def figures(plan: Plan, timeline: Timeline) -> list[str]:
 
 def num_messages(plan: Plan) -> int:
     """Outputs and gradients that go from one device to another in one step."""
-    messages = 0
-    for row in plan.rows:
-        for action in row:
-            step = {Kind.F: 1, Kind.B: -1, Kind.I: -1}.get(action.kind, 0)
-            stage = action.stage + step
-            if 0 <= stage < plan.num_stages:
-                reader = Action(action.kind, stage, action.microbatch)
-                messages += plan.device_of(reader) != plan.device_of(action)
-    return messages
+    placement = plan.placement
+    of_replica = []
+    for devices in placement.replicas:
+        ways = [
+            (here != there) * (1 + (stage >= plan.first_trained))
+            for stage, (here, there) in enumerate(pairwise(devices))
+        ]
+        of_replica.append(sum(ways) * plan.num_slices)
+    # Replicas take turns with the microbatches.
+    return sum(of_replica[m % len(of_replica)] for m in range(plan.num_microbatches))

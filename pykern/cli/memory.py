@@ -2,6 +2,9 @@
 
 from ..plan import Kind, Memory, Plan, peak_bytes
 
+# On one line; half of them are the first, the others the last.
+MOST_NUMBERS = 64
+
 
 def peaks_in_shares(plan: Plan, *, input_frees: bool = False) -> list[float]:
     """Most that each device holds, in activations of a microbatch over a device's share.
@@ -28,5 +31,9 @@ def peaks_in_words(plan: Plan) -> str:
 
 
 def numbers(values: list[float]) -> str:
-    """With as few digits as they need."""
-    return " ".join(f"{value:.3g}" for value in values)
+    """With as few digits as they need; of more than anybody reads the first, the last, the most."""
+    words = [f"{value:.3g}" for value in values]
+    if len(words) <= MOST_NUMBERS:
+        return " ".join(words)
+    half = MOST_NUMBERS // 2
+    return f"{' '.join(words[:half])} ... {' '.join(words[-half:])}, {max(values):.3g} at most"

@@ -83,6 +83,7 @@ def _options(
         "waves": _spread(range(1, max_chunks // 2 + 1), MOST_COUNTS),
         "group": _groups(num_devices, num_microbatches, max_chunks),
         "optimised": (False, True),
+        "early": (False, True),
     }
     names = [name for name in inspect.signature(rule).parameters if name in worthwhile]
     for values in itertools.product(*(worthwhile[name] for name in names)):

@@ -24,6 +24,17 @@ def test_actions_move_to_the_first_free_slot_that_keeps_the_peak() -> None:
     assert str(two) == "device 0 | 0F0 0F1 0I0 0W0 0F2 0I1 0I2 0W1 0W2"
 
 
+def test_a_steady_block_leaves_weights_in_their_slots_up_to_the_last_forward() -> None:
+    block = (Placement(1, [0, 0]), 3, [0, 1], [5, 4], 6)
+    early, steady = by_block(*block), by_block(*block, steady=True)
+    assert str(early) == (
+        "device 0 | 0F0 1F0 1I0 0I0 0F1 1F1 1I1 0I1 1W0 0F2 0W0 1F2 1I2 0I2 1W1 0W1 1W2 0W2"
+    )
+    assert str(steady) == (
+        "device 0 | 0F0 1F0 1I0 1W0 0I0 0W0 0F1 1F1 1I1 1W1 0I1 0W1 0F2 1F2 1I2 0I2 1W2 0W2"
+    )
+
+
 blocks = st.integers(1, 4).flatmap(
     lambda num_devices: st.tuples(
         st.just(num_devices), st.lists(st.integers(1, 3), min_size=4 * num_devices)

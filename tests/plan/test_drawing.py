@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -13,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from pykern._C import Shades
 from pykern.plan import Action, Costs, Placement, Span, Timeline, by_phases, by_slots, simulate
 from pykern.plan.drawing import as_text, save_chrome_trace, save_picture
-from pykern.plan.drawing.shades import Shades
 
 HOSTILE = [
     "",
@@ -73,6 +74,48 @@ def test_timelines_are_drawn_on_one_scale() -> None:
     lines = as_text({"measured": slow, "predicted": fast}, width=51).plain.split("\n")
     assert lines[1] == "device 0 |0F0-------------------------------------|"
     assert lines[3] == "device 0 |0F0-------                              |"
+
+
+@pytest.mark.parametrize(("num_devices", "lines"), [(128, 128), (129, 129), (1000, 129)])
+def test_lines_that_nobody_can_look_through_are_not_made(num_devices: int, lines: int) -> None:
+    timeline = spans(*[f"{device}F0@{device}-{device + 1}" for device in range(num_devices)])
+    drawn = as_text({"": timeline}, width=60).plain.split("\n")[1:-1]
+    assert len(drawn) == lines
+    assert drawn[0].startswith("device 0 ")
+    assert drawn[-1].startswith(f"device {num_devices - 1} ")
+    if lines > 128:
+        assert drawn[64] == f"... {num_devices - 128} more of {num_devices} devices ..."
+        assert drawn[65].startswith(f"device {num_devices - 64} ")
+
+
+def test_a_drawing_asks_for_a_few_spans_of_each_column_however_many_there_are() -> None:
+    """Counted: what is handed over for a line of 100 columns."""
+    plan = by_slots(Placement.linear(2), 5000, group=1, group_offset=2)
+    timeline = simulate(plan, Costs(1, 2))
+    seen = timeline.visible(0, 0.0, 100 / timeline.makespan_ns)
+    assert sum(map(len, timeline.rows)) == 20_000
+    assert 100 <= len(seen) <= 102
+
+
+@given(st.integers(1, 6), st.integers(1, 60), st.integers(1, 120), st.booleans())
+def test_what_is_not_seen_is_not_missed(
+    num_devices: int, num_microbatches: int, columns: int, costly: bool
+) -> None:
+    """The last span that covers a column, cut or not."""
+    plan = by_slots(Placement.linear(num_devices), num_microbatches, group=1, group_offset=2)
+    timeline = simulate(plan, Costs(7, 2) if costly else Costs(1, 3, 0.5))
+    scale = columns / timeline.makespan_ns
+
+    def covers(row: Iterable[Span]) -> dict[int, str]:
+        found = {}
+        for span in row:
+            first = int(span.start_ns * scale)
+            for column in range(first, max(int(span.end_ns * scale), first + 1)):
+                found[column] = str(span.action)
+        return found
+
+    for device, row in enumerate(timeline.rows):
+        assert covers(timeline.visible(device, 0.0, scale)) == covers(row)
 
 
 @given(st.integers(-5, 200))

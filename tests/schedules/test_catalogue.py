@@ -100,7 +100,7 @@ def test_flags_other_than_a_bool_are_refused() -> None:
     flags = [
         (schedule, flag) for schedule in schedules.by_name.values() for flag in flags_of(schedule)
     ]
-    assert {flag for _, flag in flags} == {"optimised", "doubling"}
+    assert {flag for _, flag in flags} == {"optimised", "doubling", "early"}
     for schedule, flag in flags:
         for bad in (1, None, "no"):
             with pytest.raises(TypeError, match=f"{flag} must be True or False, got {bad!r}"):

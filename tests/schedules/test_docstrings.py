@@ -92,7 +92,7 @@ SPLIT: dict[str, tuple[Times, Callable[[int], int]]] = {
     "zb_h2": (FORWARD_NOT_SHORTEST, lambda num_devices: 2 * num_devices - 1),
     "interleaved_zb": (INPUT_NOT_SHORTEST, lambda num_devices: num_devices),
     "zb_v": (SLOW_INPUT, lambda num_devices: 2 * num_devices - 1),
-    "v_half": (EQUAL, lambda num_devices: num_devices),
+    "v_half": (EQUAL, lambda num_devices: 2 * num_devices),
     "v_min": (EQUAL, lambda num_devices: num_devices),
     "gis": (ANY, lambda num_devices: num_devices),
     "dualpipe_v": (FAST_WEIGHT, lambda num_devices: 2 * num_devices),

@@ -1,6 +1,7 @@
 """What is published about the schedules with split backward, beside their closed forms."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -79,16 +80,36 @@ def test_the_papers_bubble_and_peak_of_gis_h(
 @pytest.mark.parametrize("num_devices", range(3, 17))
 def test_v_half_and_v_min_against_the_bound_of_their_placement(num_devices: int) -> None:
     num_microbatches = 2 * num_devices
-    for schedule in (schedules.v_half, schedules.v_min):
+    off_bound = {
+        schedules.v_half: num_devices % 2 * (num_devices - 1) / 2,
+        partial(schedules.v_half, early=True): 0,
+        schedules.v_min: 2 * (num_devices % 3 == 2),
+    }
+    for schedule, off in off_bound.items():
         plan = schedule(num_devices, num_microbatches)
         bound = 6 * num_devices - 3 * peak(plan) - 1
-        off = 2 if schedule is schedules.v_min and num_devices % 3 == 2 else 0
         assert bubble(plan) == bound + off
     half = schedules.v_half(num_devices, num_microbatches)
     assert peak(half) / 2 == (num_devices + 2) // 2
     assert peak(schedules.v_min(num_devices, num_microbatches)) / 2 == (num_devices + 4) // 3
     if num_devices % 2 == 0:
         assert bubble(half) / 2 == 1.5 * num_devices - 3.5
+
+
+@pytest.mark.parametrize("num_devices", [4, 5, 8, 16])
+@pytest.mark.parametrize(
+    "times", [(18.522, 18.086, 9.337), (2, 2, 1), (10, 13, 7), (2, 3, 1)], ids=str
+)
+def test_v_half_keeps_its_period_at_other_times(
+    num_devices: int, times: tuple[float, float, float]
+) -> None:
+    """W that stay where the block has them, against F and I that go in front of them."""
+    forward, backward, weight = times
+    costs = Costs(forward, backward + weight, input_ns=backward, weight_ns=weight)
+    steady = schedules.v_half(num_devices, 8 * num_devices)
+    early = schedules.v_half(num_devices, 8 * num_devices, early=True)
+    assert peak(steady) == peak(early)
+    assert simulate(steady, costs).makespan_ns < 0.98 * simulate(early, costs).makespan_ns
 
 
 def test_optima_at_four_devices_and_eight_microbatches() -> None:

@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from pykern._C import Span, Timeline
+from pykern._C import Shades, Span, Timeline
 from pykern.plan.drawing.colours import Colours, colours_of
-from pykern.plan.drawing.shades import Shades
 from pykern.plan.drawing.words import KIND_NAMES, first_start_ns, kinds_of, number_of, pair_starts
 
 # In points, 72 to an inch.

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 from rich.text import Text
 
-from pykern._C import Action, Kind, Span, Timeline
+from pykern._C import Action, Kind, Shades, Span, Timeline
 from pykern.plan.drawing.colours import colours_of
-from pykern.plan.drawing.shades import Shades
 from pykern.plan.drawing.words import (
     KIND_NAMES,
     clean,
@@ -28,6 +27,8 @@ FILLS = {Kind.F: "-", Kind.B: "=", Kind.I: ":", Kind.W: "+", Kind.R: "."}
 OTHER_FILL = "~"
 
 FEWEST_COLUMNS = 16
+# Of one timeline: half of them are its first, the others its last.
+MOST_LINES = 128
 
 
 class Columns(NamedTuple):
@@ -44,7 +45,8 @@ def as_text(timelines: Mapping[str, Timeline], width: int = 100) -> Text:
 
     A cell shows "2F0" (stage, forward, microbatch) where all cells of its timeline can, else "F0"
     or "F", so that every cell starts with a letter or every one with a number. Two actions that
-    share a slot have one half of it each, one after the other.
+    share a slot have one half of it each, one after the other. Of more devices than anybody can
+    look through the first and the last are drawn, and a line between them says how many are not.
 
     Args:
         timelines: By label. A label may hold anything.
@@ -59,15 +61,20 @@ def as_text(timelines: Mapping[str, Timeline], width: int = 100) -> Text:
     require_timelines(timelines)
     longest_ns = max(map(length_ns, timelines.values()))
     names = {label: row_names(timeline) for label, timeline in timelines.items()}
-    head = max(len(name) for of_rows in names.values() for name in of_rows) + len(" |")
+    shown = {label: shown_rows(len(of_rows)) for label, of_rows in names.items()}
+    head = max(len(names[label][row]) for label in names for row in shown[label]) + len(" |")
     columns = max(width - head - 1, FEWEST_COLUMNS)
     columns_per_ns = columns / longest_ns if longest_ns > 0 else 0.0
     text = Text(no_wrap=True, overflow="crop")
     for label, timeline in timelines.items():
         text.append(clean(label), style="bold").append(f"  {measures(timeline)}\n")
-        lines = lines_of(timeline, columns, columns_per_ns)
-        for name, line in zip(names[label], lines, strict=True):
-            text.append(f"{name} ".ljust(head - 1) + "|").append_text(line).append("|\n")
+        rows = shown[label]
+        lines = lines_of(timeline, rows, columns, columns_per_ns)
+        for place, (row, line) in enumerate(zip(rows, lines, strict=True)):
+            if left_out := row - rows[place - 1] - 1 if place else 0:
+                text.append(f"... {left_out} more of {len(names[label])} devices ...\n")
+            text.append(f"{names[label][row]} ".ljust(head - 1) + "|").append_text(line)
+            text.append("|\n")
     return text.append(legend(timelines), style="dim")
 
 
@@ -80,8 +87,18 @@ def legend(timelines: Mapping[str, Timeline]) -> str:
     return "   ".join([*words, "blank: idle"])
 
 
-def lines_of(timeline: Timeline, columns: int, columns_per_ns: float) -> list[Text]:
-    """Each device's cells, without its name."""
+def shown_rows(num_rows: int) -> list[int]:
+    """The rows that get a line."""
+    if num_rows <= MOST_LINES:
+        return list(range(num_rows))
+    half = MOST_LINES // 2
+    return [*range(half), *range(num_rows - half, num_rows)]
+
+
+def lines_of(
+    timeline: Timeline, shown: list[int], columns: int, columns_per_ns: float
+) -> list[Text]:
+    """The cells of these devices, without their names."""
     origin_ns = first_start_ns(timeline)
     shades = Shades(timeline)
 
@@ -91,7 +108,8 @@ def lines_of(timeline: Timeline, columns: int, columns_per_ns: float) -> list[Te
         timed = span.end_ns > span.start_ns
         return Columns(span.action, first, min(max(last, first + 1), columns), timed)
 
-    rows = [halved([cell_of(span) for span in row], pair_starts(row)) for row in timeline.rows]
+    spans = [timeline.visible(device, origin_ns, columns_per_ns) for device in shown]
+    rows = [halved([cell_of(span) for span in row], pair_starts(row)) for row in spans]
     cells = [cell for row in rows for cell in row if cell.timed]
     with_stage = all(len(str(cell.action)) < cell.last - cell.first for cell in cells)
 
@@ -107,7 +125,7 @@ def lines_of(timeline: Timeline, columns: int, columns_per_ns: float) -> list[Te
             *(("".join(letter for letter, _ in run), style) for style, run in runs)
         )
 
-    return [line_of(device, row) for device, row in enumerate(rows)]
+    return [line_of(device, row) for device, row in zip(shown, rows, strict=True)]
 
 
 def halved(row: list[Columns], starts: set[int]) -> list[Columns]:

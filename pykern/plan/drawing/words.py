@@ -33,7 +33,7 @@ def require_timelines(timelines: Mapping[str, Timeline]) -> None:
     Raises:
         ValueError: There is no timeline, or none of them holds a span.
     """
-    if not any(row for timeline in timelines.values() for row in timeline.rows):
+    if not any(timeline.kinds for timeline in timelines.values()):
         raise ValueError("a drawing needs at least one timeline with an action in it, got none")
 
 
@@ -51,7 +51,7 @@ def time_unit(longest_ns: float) -> tuple[str, float]:
 
 def holds_copies(timeline: Timeline) -> bool:
     """Whether its rows are copy streams, not devices."""
-    return any(span.action.kind in COPIES for row in timeline.rows for span in row)
+    return any(kind in COPIES for kind in timeline.kinds)
 
 
 def row_names(timeline: Timeline) -> list[str]:
@@ -84,7 +84,7 @@ def first_start_ns(timeline: Timeline) -> float:
     """Where the drawing of this timeline starts: copies are drawn in the time of their step."""
     if holds_copies(timeline):
         return 0.0
-    return min((row[0].start_ns for row in timeline.rows if row), default=0.0)
+    return timeline.first_start_ns
 
 
 def length_ns(timeline: Timeline) -> float:
@@ -101,7 +101,7 @@ def number_of(action: Action) -> str:
 
 def kinds_of(timelines: Mapping[str, Timeline]) -> list[Kind]:
     """The kinds that occur, in their usual order."""
-    found = {span.action.kind for line in timelines.values() for row in line.rows for span in row}
+    found = {kind for timeline in timelines.values() for kind in timeline.kinds}
     return [kind for kind in Kind if kind in found]
 
 
