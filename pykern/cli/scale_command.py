@@ -49,16 +49,26 @@ def sizes(given: object) -> Sizes:
             raise typer.BadParameter(
                 f"'{given}' is not numbers of 1 to {MOST_GPUS} such as 8,64 or 8..1024"
             )
-        size = int(first)
-        while size <= int(ends[-1]):
+        size, most = int(first), int(ends[-1])
+        if size > most:
+            raise typer.BadParameter(
+                f"a range must be of ascending numbers, got {word}. Write {last}..{first}."
+            )
+        while size <= most:
             numbers.add(size)
             size *= 2
     return Sizes(tuple(sorted(numbers)))
 
 
 def names(given: object) -> ScheduleNames:
-    """Names with commas between them."""
-    return ScheduleNames(tuple(str(given).split(",")))
+    """Different names with commas between them."""
+    found = str(given).split(",")
+    if not all(found) or len(set(found)) < len(found):
+        raise typer.BadParameter(
+            f"names must be different ones with commas between them, got '{given}'. "
+            "Give each schedule once."
+        )
+    return ScheduleNames(tuple(found))
 
 
 def scale(
