@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import pykern
 from bench.live import counted_bytes
 from pykern.models import gpt, next_token_loss
-from pykern.sizes.changes import Step, changes
+from pykern.sizes.changes import PlannedStep, changes
 from tests.torture.models import all_models
 from tests.zoo.case import Case
 
@@ -153,7 +153,7 @@ def test_changes_that_save_memory() -> None:
         "devices": 2,
         "optimizer": torch.optim.AdamW,
     }
-    step = Step(x, x, 4, None, arguments)
+    step = PlannedStep(x, x, 4, None, arguments)
     before = step.estimate()
     found = {change.name: change.estimate for change in changes(step)}
     assert list(found) == [
