@@ -15,6 +15,7 @@ from pykern.models import gpt, next_token_loss
 from pykern.sizes.changes import PlannedStep, changes
 from tests.torture.models import all_models
 from tests.zoo.case import Case
+from tests.zoo.flow import CASES
 
 
 def mlp(num_layers: int = 4, width: int = 64) -> nn.Sequential:
@@ -86,6 +87,19 @@ def test_models_of_transformers(name: str) -> None:
     held = measured(case.model, (case.args, case.kwargs), devices="cpu:2", sample=sample, **options)
     for device, most in zip(found.devices, held, strict=True):
         assert 0.98 * most <= device.activations <= 1.1 * most
+
+
+def test_writes_into_what_stages_share() -> None:
+    case = CASES["in_place"]()
+    found = pykern.estimate(
+        case.model,
+        devices=2,
+        microbatches=4,
+        sample=case.sample(2),
+        loss_fn=case.loss_fn,
+        target=None if case.target is None else case.target[:2],
+    )
+    assert all(device.activations > 0 for device in found.devices)
 
 
 def test_a_model_on_meta_is_as_a_real_one() -> None:
