@@ -120,4 +120,4 @@ class NumberedTensors:
 def _memory(tensor: Tensor) -> int:
     """Where a tensor lies; its storage where that has no memory, as that of fake tensors."""
     storage = tensor.untyped_storage()
-    return storage.data_ptr() or storage._cdata
+    return storage._cdata if storage.device.type == "meta" else storage.data_ptr()
