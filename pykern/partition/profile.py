@@ -6,6 +6,7 @@ It reports times and takes no decision: `partition` turns them into stages.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
@@ -18,8 +19,14 @@ from torch.func import functional_call
 from ..modes import as_before, same_numbers
 from ..tensors.trees import all_tensors, flatten, map_tensors
 
+# Of timed runs of each layer, in turn with the others.
+FEWEST_ROUNDS = 6
+MOST_ROUNDS = 40
+# Two halves of the rounds agree when their times differ by no more than this share.
+TOLERANCE = 0.05
 
-def layer_times_ns(layers: Sequence[nn.Module], sample: Any, repeats: int = 5) -> list[int]:
+
+def layer_times_ns(layers: Sequence[nn.Module], sample: Any) -> list[int]:
     """Time forward plus backward of every layer, each fed with the output of the one before.
 
     Parameters, buffers, gradients, modes and the state of torch's random numbers are as before
@@ -29,22 +36,46 @@ def layer_times_ns(layers: Sequence[nn.Module], sample: Any, repeats: int = 5) -
     Args:
         layers: The model as a chain of layers, on the CPU.
         sample: An input of the first layer: tensors, alone or nested, as large as one microbatch.
-        repeats: Timed runs per layer, after one that is not timed.
 
     Returns:
-        The median time of each layer, in nanoseconds.
+        The median time of each layer, in nanoseconds. All layers run in turn, round after round,
+        so that what slows the machine for a while slows all of them, until the two halves of the
+        rounds agree; a warning says so where they do not.
 
     Raises:
         ValueError: If a layer or the sample is not on the CPU, where this clock would be wrong.
     """
     _check_on_cpu(layers, sample)
-    times = []
+    samples = [sample]
+    rounds: list[list[int]] = []
     with same_numbers(), as_in_training(layers):
         for layer in layers:
-            runs = [_run(layer, sample) for _ in range(1 + repeats)]
-            times.append(round(median(elapsed for elapsed, _ in runs[1:])))
-            sample = runs[-1][1]
-    return times
+            samples.append(_run(layer, samples[-1])[1])
+        while len(rounds) < FEWEST_ROUNDS or (
+            len(rounds) < MOST_ROUNDS and disagreement(rounds) > TOLERANCE
+        ):
+            rounds += [
+                [_run(layer, of_layer)[0] for layer, of_layer in zip(layers, samples, strict=False)]
+                for _ in range(2)
+            ]
+    if (apart := disagreement(rounds)) > TOLERANCE:
+        warnings.warn(
+            f"the times of layers differ by {apart:.0%} between two halves of {len(rounds)} "
+            "rounds; another cut may be as good. Measure on a machine that does nothing else.",
+            stacklevel=2,
+        )
+    return [round(each) for each in _medians(rounds)]
+
+
+def disagreement(rounds: Sequence[Sequence[float]]) -> float:
+    """How far the layers' times in every other round are from those in the rest, as a share."""
+    first, second = _medians(rounds[::2]), _medians(rounds[1::2])
+    apart = sum(abs(one - other) for one, other in zip(first, second, strict=True))
+    return 2 * apart / max(sum(first) + sum(second), 1)
+
+
+def _medians(rounds: Sequence[Sequence[float]]) -> list[float]:
+    return [median(of_layer) for of_layer in zip(*rounds, strict=True)]
 
 
 def layer_bytes(layers: Sequence[nn.Module], sample: Any) -> list[int]:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import pykern
-from pykern.partition import partition
-from pykern.partition.profile import layer_times_ns
+from pykern.partition import partition, profile
+from pykern.partition.profile import MOST_ROUNDS, disagreement, layer_times_ns
 
 
 class Slow(nn.Module):
@@ -33,6 +33,25 @@ def test_a_layer_costs_its_forward_and_its_backward() -> None:
     times = layer_times_ns(layers, torch.ones(2, 4))
     assert 4e6 <= times[1] < times[2]
     assert times[2] >= 40e6
+
+
+def test_halves_that_disagree_are_measured_longer_and_warned_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a clock that only the runs move: every other round takes twice as long."""
+    runs = 0
+
+    def run(layer: nn.Module, sample: Any) -> tuple[int, Any]:
+        nonlocal runs
+        runs += 1
+        return 100 * (1 + (runs + 1) // 2 % 2), sample
+
+    monkeypatch.setattr(profile, "_run", run)
+    layers = [nn.Identity(), nn.Identity()]
+    with pytest.warns(UserWarning, match=f"differ by 67% between two halves of {MOST_ROUNDS}"):
+        assert layer_times_ns(layers, torch.ones(1)) == [150, 150]
+    assert runs == 2 * (1 + MOST_ROUNDS)
+    assert disagreement([[100, 200]] * 4) == 0
 
 
 def test_time_balance_cuts_where_time_goes() -> None:
