@@ -85,6 +85,7 @@ class Crossings:
         follow.given = {storage._cdata for storage in storages_of(given)}
         # Under the mode torch would not compile.
         compiles = is_compiled(module)
+        follow.used = follow.given.copy() if compiles else set()
         if compiles:
             follow.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         try:

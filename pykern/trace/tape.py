@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..once import once
 from ..tensors.trees import flatten
 from .errors import CutError, ReplayError
+from .objects import Carried
 from .values import Build, Held, Here, builder, held_in, key_of, refs_in
 
 # Whether gradients are on, and autocast: the device type, and its type or None where it is off.
@@ -36,6 +37,7 @@ class Instruction:
         rest: what else it returned, None in the places of tensors; None for a tensor alone.
         overwritten: numbers, before it, of all values that the call writes.
         shapes: of the results that the forward has looked at, by number.
+        carried: what it finds in objects that it is given; None where it is not given any.
     """
 
     target: Callable[..., Any] | str
@@ -47,17 +49,20 @@ class Instruction:
     rest: Any = None
     overwritten: Sequence[int] = ()
     shapes: dict[int, torch.Size] = field(default_factory=dict)
+    carried: Carried | None = None
 
     def __post_init__(self) -> None:
         args, kwargs = self.arguments
         self._key = key_of(self.target) if isinstance(self.target, str) else ""
         self._args: Build = builder(args)
         self._kwargs: Build | None = builder(kwargs) if kwargs else None
+        if self.carried is not None:
+            self._args = _with_objects(self._args, self.carried)
 
     @once
     def reads(self) -> list[int]:
         """Numbers of the values that the call is given."""
-        return refs_in(self.arguments)
+        return refs_in((self.arguments, self._parts))
 
     @once
     def makes(self) -> list[int]:
@@ -70,7 +75,11 @@ class Instruction:
     @once
     def held(self) -> list[Held]:
         """Parameters and buffers that the call is given."""
-        return held_in(self.arguments)
+        return held_in((self.arguments, self._parts))
+
+    @property
+    def _parts(self) -> list[Any]:
+        return [] if self.carried is None else self.carried.parts
 
     @property
     def anchor(self) -> str | None:
@@ -222,6 +231,14 @@ class Tape:
     crossings: list[Crossing]
     in_buffers: dict[int, str]
     with_gradients: bool
+
+
+def _with_objects(args: Build, carried: Carried) -> Build:
+    def make(here: Here) -> Any:
+        here.objects = carried.objects(here)
+        return args(here)
+
+    return make
 
 
 def modes_now() -> Modes:
