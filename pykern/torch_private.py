@@ -150,6 +150,10 @@ set_compiler: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_eval_frame
 
 def transform(tensors: Iterable[Tensor]) -> str | None:
     """The name of a transform of torch that is in force for operations on these tensors, if any."""
+    if torch.compiler.is_exporting():
+        return "torch.export"
+    if torch._C._get_tracing_state() is not None:
+        return "torch.jit.trace"
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return "a transform of torch.func"
     if forward_ad._current_level < 0:

@@ -20,6 +20,8 @@ bool must_follow(const Problem& problem, Labelled earlier, Labelled later) {
     if (first == second) {
         if (earlier.symbol == later.symbol) return true;
         if (is_backward(earlier.symbol) && is_backward(later.symbol)) return true;
+        // Gradients add up in ascending order of microbatches, as the plain model's do.
+        if (adds_gradients(earlier.symbol) && adds_gradients(later.symbol)) return true;
         if (!same_microbatch) return false;
         return from_forward || (op_of(earlier.symbol) == kInput && op_of(later.symbol) == kWeight);
     }

@@ -17,6 +17,10 @@ std::size_t find_weight(const std::vector<Labelled>& row, std::size_t input) {
 
 bool try_fuse(Schedule& schedule, std::size_t device, std::size_t input, std::size_t weight,
               Ticks limit) {
+    const Symbol other = schedule.row(device)[weight].symbol;
+    for (std::size_t between = input + 1; between < weight; ++between) {
+        if (schedule.row(device)[between].symbol == other) return false;
+    }
     std::vector<Labelled>& row = schedule.edit(device);
     row[input].symbol = symbol_of(stage_of(row[input].symbol), kBackward);
     row.erase(row.begin() + static_cast<std::ptrdiff_t>(weight));

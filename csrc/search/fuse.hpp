@@ -9,7 +9,8 @@
 namespace pykern {
 
 // Edits one row of the schedule and tries it: the I and the W of a microbatch, at these positions,
-// become a B where the first of them is.
+// become a B where the first of them is. Not where a W of another microbatch of the stage stands
+// between them, since gradients add up in ascending order.
 bool try_fuse(Schedule& schedule, std::size_t device, std::size_t input, std::size_t weight,
               Ticks limit);
 

@@ -36,6 +36,11 @@ constexpr bool is_backward(Symbol symbol) {
     return op_of(symbol) == kInput || op_of(symbol) == kBackward;
 }
 
+// Whether it adds gradients to those of the microbatches before.
+constexpr bool adds_gradients(Symbol symbol) {
+    return op_of(symbol) == kWeight || op_of(symbol) == kBackward;
+}
+
 // One way to lay the model out, with what it then costs and holds.
 struct Candidate {
     Placement placement;

@@ -18,11 +18,11 @@ from ..budget.budget import Budget
 from ..budget.fit import Fitted
 from ..budget.level_costs import StageCosts
 from ..parallel.data.data import DataParallel
+from ..parallel.distributed import refuse_distributed
 from ..parallel.peers.agreement import alike
 from ..parallel.peers.first import of_first
 from ..parallel.peers.groups import group_of
 from ..parallel.peers.likeness import likeness
-from ..parallel.tensor.shards import refuse_distributed
 from ..parallel.tensor.tensor import TensorParallel, parse_tensor
 from ..partition.balance import Partition
 from ..partition.chain import Chain, RecordedChain, max_stages, open_model, share_out
@@ -150,6 +150,7 @@ def design(asked: Request) -> Design:
     """
     _C.refuse_after_hasty_fork()
     refuse_inside(asked.model, Adopted)
+    refuse_distributed(asked.model)
     refuse_combinations(asked)
     peers = asked.process_group
     data_group = None if peers is None else group_of(peers, "process_group")
@@ -181,7 +182,6 @@ def build(of: Design, model: nn.Module) -> Built:
     Raises:
         BaseException: nothing that was started is left.
     """
-    refuse_distributed(model)
     features = Features([made for make in FEATURES if (made := make(of, model)) is not None])
     asked, plan, levels, fitted = of.asked, of.plan, of.levels, None
     with ExitStack() as undo:

@@ -36,6 +36,8 @@ OPTIONS: Mapping[str, Callable[[Request, Plan | None], bool]] = {
     "scaler": lambda *_: False,
     # In force where a loss is outside: see `refused_with`.
     "gradients through the output": lambda *_: False,
+    # That of `map`: see `refused_with`.
+    "a loss of a call": lambda *_: False,
 }
 
 _BESIDE_PEERS = (
@@ -46,6 +48,10 @@ _BESIDE_PEERS = (
 _NO_GRAPH = (
     "gradients do not come back through the output of this pipeline: {why}. Make a Pipeline "
     "without this option, or give it the loss (loss_fn=...) and call step()"
+)
+_NO_MAP = (
+    "map takes no function on this pipeline: {why}. Make a Pipeline without this option, or give "
+    "it the loss (loss_fn=...) and call step()"
 )
 _BESIDE_UPDATES = "{name} must be {known} here, got {{asked.{name}!r}}: " + WHY
 
@@ -109,6 +115,17 @@ REFUSED: Mapping[tuple[str, str], str] = {
             ("tensor_parallel", "its shards run in processes that have to take the same steps"),
             ("optimizer", "its weights are updated within a step"),
             ("verify", "verify compares it with the plain model, which knows no loss outside"),
+        )
+    },
+    **{
+        (name, "a loss of a call"): _NO_MAP.format(why=why)
+        for name, why in (
+            ("a plan of replicas", "the last stages of its replicas would call it at a time"),
+            ("process_group", "processes have been compared with the loss that it was made with"),
+            ("tensor_parallel", "processes have been compared with the loss that it was made with"),
+            ("optimizer", "its updates are by the loss that it was made with"),
+            ("verify", "verify compares losses of steps"),
+            ("capture that has to be", "graphs replay the loss that was captured"),
         )
     },
     ("timeout", "GPUs"): (

@@ -11,10 +11,12 @@ from statistics import fmean
 
 from ..parallel.data.data import DataParallel
 from ..plan import Costs, Kind, Plan, Span, Timeline, simulate, with_reductions
+from ..plan.halves import forwards_first
 from ..runtime.driver import Program
 from ..runtime.executor import Executor
 from ..runtime.stage.stage import Stage
 from .model_face import Adopted
+from .with_graph import Ran
 
 
 class Measured(Adopted):
@@ -25,10 +27,12 @@ class Measured(Adopted):
     _train_program: Program
     _predict_program: Program
     _data: DataParallel | None
-    _last_program: Program | None = None
+    _last_program: Program | Ran | None = None
 
     def timeline(self, ago: int = 0) -> Timeline:
         """What ran when in the last step or forward; on GPUs, in the last that was traced.
+
+        After a backward through the output, it has both, without the time between them.
 
         Args:
             ago: how many steps, or forwards, before the last one. CPU workers keep the last eight,
@@ -40,7 +44,10 @@ class Measured(Adopted):
         """
         if self._last_program is None:
             raise RuntimeError("there is no timeline yet: call step or the pipeline itself first")
-        return self._executor.driver.timeline(self._last_program, ago)
+        driver = self._executor.driver
+        if isinstance(self._last_program, Ran):
+            return self._last_program.timeline(driver, ago)
+        return driver.timeline(self._last_program, ago)
 
     def copies(self) -> Timeline:
         """When each copy between GPUs ran in the last step that was traced.
@@ -54,7 +61,8 @@ class Measured(Adopted):
         """
         if self._last_program is None:
             raise RuntimeError("there are no copies yet: call step or the pipeline itself first")
-        return self._executor.copies(self._last_program)
+        last = self._last_program
+        return self._executor.copies(last.forwards if isinstance(last, Ran) else last)
 
     @contextmanager
     def tracing(self) -> Iterator[None]:
@@ -118,8 +126,12 @@ class Measured(Adopted):
 
     def prediction(self) -> Timeline:
         """The simulator's timeline for the last step, from its `costs`."""
-        forward_only = all(span.action.kind is Kind.F for span in _spans(self.timeline()))
-        return simulate(self.plan.forward_only() if forward_only else self.plan, self.costs())
+        if all(span.action.kind is Kind.F for span in _spans(self.timeline())):
+            plan = self.plan.forward_only()
+        else:
+            is_halved = isinstance(self._last_program, Ran)
+            plan = forwards_first(self.plan) if is_halved else self.plan
+        return simulate(plan, self.costs())
 
 
 def _mean_costs(timeline: Timeline, copies: Timeline, num_stages: int) -> Costs:

@@ -78,6 +78,7 @@ class Adopted(nn.Module):
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "a Pipeline cannot be copied or pickled, for it holds threads or streams; save its "
-            "state_dict, or copy the layers and make another Pipeline"
+            "a Pipeline cannot be copied or pickled, for it holds threads or streams. Copy the "
+            "model that it was made of, which has the same parameters, as in AveragedModel(model) "
+            "or copy.deepcopy(model), or save the state_dict()"
         )

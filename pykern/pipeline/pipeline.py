@@ -177,3 +177,4 @@ class Pipeline(Steps):
             self._predict_program = self._executor.driver.program(self.plan.forward_only())
             refused = refused_with("gradients through the output", asked, self.plan)
             self._with_graph = WithGraph(self._executor, self.plan, self._levels, refused)
+            self._map_refused = refused_with("a loss of a call", asked, self.plan)

@@ -18,7 +18,8 @@ from ..runtime.batch import Batch, Outputs
 from ..runtime.driver import Program
 from ..runtime.features.feature import Features, Runner, TrainingStep
 from ..runtime.in_order import InOrder
-from ..runtime.loss import Losses
+from ..runtime.loss import Loss, Losses
+from ..runtime.mapped import Mapped
 from ..runtime.through import refuse_backward
 from ..tensors.trees import Call
 from ..torch_private import compiler, set_compiler
@@ -34,6 +35,7 @@ class Steps(Measured):
     _steps: Runner
     _levels: Levels
     _with_graph: WithGraph
+    _map_refused: str | None
     _reduction: Literal["mean", "sum"]
 
     def step(
@@ -79,37 +81,81 @@ class Steps(Measured):
                 The gradients of that step are then undefined; the next step is not affected.
         """
         with _C.HoldForks(), as_before():
-            step = partial(self._step, inputs, named, target, scaler)
+            if self._loss_fn is None:
+                raise RuntimeError("step needs a loss: Pipeline(..., loss_fn=...)")
+            step = partial(self._step, (inputs, named), target, scaler, self._loss_fn)
             return self._features.within(scaler, step)
 
+    def map(
+        self,
+        function: Callable[..., Any],
+        *inputs: Any,
+        target: Any = None,
+        scaler: Any = None,
+        **named: Any,
+    ) -> list[Any]:
+        """A step with a loss of its own, which returns what that gives for each microbatch.
+
+        The backward of a microbatch starts as soon as the plan has it, as in `step`: under 1F1B a
+        device holds the activations of a few microbatches, where a loss outside of the pipeline
+        needs those of all. Gradients are added to `.grad` as in `step`; `function` may be another
+        one in each call.
+
+        Args:
+            function: called with (output, target) of a microbatch, or (output) where there is no
+                target, on the device of the last stage. It returns the microbatch's loss, without
+                dimensions, or a tuple of the loss and anything else. Each loss counts as
+                `reduction` says.
+            *inputs: as for `step`.
+            target: as for `step`.
+            scaler: as for `step`.
+            **named: as for `step`.
+
+        Returns:
+            What `function` has returned for each microbatch with at least one row, in ascending
+            order, its tensors detached.
+
+        Raises:
+            ValueError: an option of the pipeline takes no loss of a call; the message names it.
+            BaseException: as for `step`.
+        """
+        with _C.HoldForks(), as_before():
+            if self._map_refused is not None:
+                raise ValueError(self._map_refused)
+            mapped = Mapped(function)
+            step = partial(self._step, (inputs, named), target, scaler, mapped.loss, mapped)
+            self._features.within(scaler, step)
+            return [mapped.results[number] for number in sorted(mapped.results)]
+
     def _step(
-        self, inputs: tuple[Any, ...], named: dict[str, Any], target: Any, scaler: Any
+        self, call: Call, target: Any, scaler: Any, loss_fn: Loss, mapped: Mapped | None = None
     ) -> Tensor:
         """This process's part of a step."""
-        if self._loss_fn is None:
-            raise RuntimeError("step needs a loss: Pipeline(..., loss_fn=...)")
         if not torch.is_grad_enabled():
             raise RuntimeError("step computes gradients, but they are off here (torch.no_grad?)")
         if not (self.plan.has(Kind.B) or self.plan.has(Kind.I)):
             raise RuntimeError("the plan has forward actions only; call the pipeline itself")
         self._chain.require_unchanged(self._modules)
-        rows = self._rows((inputs, named, target))
-        microbatch.refuse_graphs((inputs, named, target))
-        call, target = self._executor.replicas.place((inputs, named), target)
+        rows = self._rows((*call, target))
+        microbatch.refuse_graphs((*call, target))
+        call, target = self._executor.replicas.place(call, target)
         parts = None if target is None else microbatch.split(target, rows)
         targets = None if parts is None else self._executor.replicas.place_targets(parts)
         step = TrainingStep((call, target), rows, scaler, sum(rows))
         self._features.begin(step)
         weights = self._loss_weights(rows, step.total)
         losses = Losses(
-            self._loss_fn,
+            loss_fn,
             targets,
             weights,
             step.scale,
             must_be_finite=step.checked,
             in_one_memory=self._executor.in_one_memory,
         )
-        batch = Batch(call, target, rows, losses, self._levels, self._chain.enter)
+        finish: Losses | Mapped = losses
+        if mapped is not None:
+            finish, mapped.losses = mapped, losses
+        batch = Batch(call, target, rows, finish, self._levels, self._chain.enter)
         return self._train(batch, losses)
 
     def _train(self, batch: Batch, losses: Losses) -> Tensor:
@@ -140,8 +186,9 @@ class Steps(Measured):
         Raises:
             SplitError: the batch cannot be cut, or outputs cannot be joined.
             TypeError: an output hides tensors with a graph from torch.utils._pytree.
-            RuntimeError: torch.func or forward-mode differentiation is in force, a layer was
-                replaced, or the pipeline is running. In a backward: as docs/loss-outside.md says.
+            RuntimeError: torch.func, torch.export, torch.jit.trace or forward-mode differentiation
+                is in force, a layer was replaced, or the pipeline is running. In a backward: as
+                docs/loss-outside.md says.
             BaseException: as for `step`, from here or from the backward.
         """
         with _C.Undo(set_compiler, compiler()), _C.HoldForks(), as_before():

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from .. import _C
 from ..modes import Autocast, as_before, autocast, set_autocast
 from ..once import once
-from ..plan import Kind, Plan
+from ..plan import Kind, Plan, Span, Timeline
 from ..runtime.aliases import Aliases
 from ..runtime.autograd.cut import cut
 from ..runtime.batch import Batch, Enter
-from ..runtime.driver import Program
+from ..runtime.driver import Driver, Program
 from ..runtime.executor import Executor
 from ..runtime.halfway import Halfway
 from ..runtime.microbatch import leaves_of_batch
@@ -68,7 +68,7 @@ class WithGraph:
         weights: Sequence[float],
         enter: Enter,
         model: nn.Module,
-    ) -> tuple[Any, Program]:
+    ) -> tuple[Any, Ran]:
         """The output for the whole batch, in the graph of the caller, and what has run.
 
         Args:
@@ -78,7 +78,7 @@ class WithGraph:
             enter: as of a `Batch`.
             model: that the parameters belong to.
         """
-        forwards, _ = self._halves
+        ran = Ran(self._halves[0])
         call, _ = self._executor.replicas.place(call, None)
         ends, begin = GraphEnds(weights), _Begin(enter)
         has_graph = any(tensor.requires_grad for tensor in _tensors(call))
@@ -88,11 +88,11 @@ class WithGraph:
         aliases = Aliases(self._modules(model))
         with aliases.in_place(), _outside_checkpoints():
             aliases.take_place()
-            left = self._executor.run(forwards, batch, self._executor.leave)
-        kept = _Kept(weights, left, aliases, begin.leaves, autocast())
+            left = self._executor.run(ran.forwards, batch, self._executor.leave)
+        kept = _Kept(weights, left, aliases, begin.leaves, autocast(), ran)
         made = ForwardPass(ends, partial(self._run_back, kept))
         outputs = made.outputs((*begin.outside, *aliases.originals))
-        return ends.merged(outputs), forwards
+        return ends.merged(outputs), ran
 
     def _modules(self, model: nn.Module) -> Iterator[nn.Module]:
         # Segments of a recorded model hold its parameters too, and are not its modules.
@@ -115,7 +115,34 @@ class WithGraph:
             set_autocast(kept.autocast)
             aliases.take_place()
             self._executor.resume(self._halves[1], batch, kept.left)
+        kept.ran.backwards = self._halves[1]
         return [*(leaf.grad for leaf in kept.leaves), *aliases.take_gradients()]
+
+
+@dataclass
+class Ran:
+    """What has run of one call: the forwards, then the backwards, which may never run."""
+
+    forwards: Program
+    backwards: Program | None = None
+
+    def timeline(self, driver: Driver, ago: int) -> Timeline:
+        """Both, without the time between them, in which the caller has the output."""
+        first = driver.timeline(self.forwards, ago)
+        if self.backwards is None:
+            return first
+        start_ns = first.makespan_ns
+        return Timeline(
+            [
+                [
+                    *row,
+                    *(Span(s.action, start_ns + s.start_ns, start_ns + s.end_ns) for s in behind),
+                ]
+                for row, behind in zip(
+                    first.rows, driver.timeline(self.backwards, ago).rows, strict=True
+                )
+            ]
+        )
 
 
 @dataclass(frozen=True)
@@ -128,6 +155,7 @@ class _Kept:
         aliases: of the parameters.
         leaves: behind the cut in front of the first stage.
         autocast: its settings.
+        ran: tells what has run.
     """
 
     weights: Sequence[float]
@@ -135,6 +163,7 @@ class _Kept:
     aliases: Aliases
     leaves: Sequence[Tensor]
     autocast: Autocast
+    ran: Ran
 
 
 class _Begin:
@@ -179,7 +208,7 @@ def refuse_transforms(call: Call) -> None:
     found = transform(_tensors(call))
     if found is not None:
         raise RuntimeError(
-            "a pipeline must be called outside of torch.func and of forward-mode differentiation, "
-            f"got a call within {found}, which its workers do not see. Use the layers themselves "
-            "there"
+            "a pipeline must be called outside of torch.func, torch.export, torch.jit.trace and "
+            f"forward-mode differentiation, got a call within {found}, which its workers do not "
+            "see. Use the model that the pipeline was made of there, whose parameters it has"
         )

@@ -170,12 +170,20 @@ class _Model:
 
     def _add_precedences(self) -> None:
         backwards = (Kind.I, Kind.B)
+        # Gradients add up in ascending order of microbatches, by W and B.
+        ordered = {
+            Kind.F: (Kind.F,),
+            Kind.I: backwards,
+            Kind.W: (Kind.W, Kind.B),
+            Kind.B: (*backwards, Kind.W),
+        }
         for action in self.cells:
             kind, stage, microbatch = action.kind, action.stage, action.microbatch
-            for before in backwards if kind in backwards else (kind,):
-                if microbatch > 0:
+            if microbatch > 0:
+                for before in ordered[kind]:
                     self._after(action, Action(before, stage, microbatch - 1))
-                if kind in backwards and stage + 1 < self.plan.num_stages:
+            if kind in backwards and stage + 1 < self.plan.num_stages:
+                for before in backwards:
                     self._after(action, Action(before, stage + 1, microbatch), self._hop(stage))
             if kind is Kind.F and stage > 0:
                 self._after(action, Action(kind, stage - 1, microbatch), self._hop(stage - 1))

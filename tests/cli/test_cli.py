@@ -256,6 +256,23 @@ def cells_of(plan: Plan) -> list[Action]:
     return [Action(Kind.R, s, m) for s in range(plan.num_stages) for m in numbers]
 
 
+def test_frozen_stages_have_forwards_alone_or_hand_gradients_on(tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    shown = " ".join(
+        pykern_("plan", "one_f_one_b", "--frozen", "0,1", "--out", str(out)).stdout.split()
+    )
+    assert load_plan(out) == by_name["one_f_one_b"](4, 8).with_frozen([0, 1])
+    assert "makespan 29 ms" in shown
+    assert "from device 0 on: 1 1 2 1" in shown
+    for wrong, message in (
+        ("all", "stages must leave one to train, got all 4"),
+        ("4", "stages must be 0 to 3, got 4"),
+    ):
+        refused = pykern_("plan", "zb_h1", "--frozen", wrong)
+        assert refused.exit_code == 2
+        assert refused.stderr.startswith(f"pykern: {message}")
+
+
 def test_the_table_has_a_line_for_every_schedule() -> None:
     lines = pykern_("schedules", "-p", "4", "-m", "8", "--costs", "1:1:1").stdout.splitlines()
     found = {line.split()[0].removesuffix(":"): line.split()[1:] for line in lines if line}

@@ -94,6 +94,7 @@ def test_replicas_say_that_no_gradients_come_back() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
 def test_what_torch_would_make_of_it_besides_is_refused() -> None:
     layers = model()
     with pipeline(layers) as pipe:
@@ -110,6 +111,13 @@ def test_what_torch_would_make_of_it_besides_is_refused() -> None:
         ):
             with pytest.raises(RuntimeError, match=r"got a call within a transform of torch\.func"):
                 transformed()
+        for name, exported in (
+            (r"torch\.export", lambda: torch.export.export(pipe, (batch(),))),
+            (r"torch\.jit\.trace", lambda: torch.jit.trace(pipe, batch())),
+        ):
+            for mode in (torch.enable_grad(), torch.no_grad()):
+                with mode, pytest.raises(RuntimeError, match=f"{name}, .* Use the model that"):
+                    exported()
         with forward_ad.dual_level(), pytest.raises(RuntimeError, match="within forward-mode"):
             pipe(forward_ad.make_dual(batch(), batch()))
         # With other parameters, and their gradients.

@@ -130,5 +130,6 @@ def test_what_gpus_cannot_have(gpus: FakeCuda) -> None:
 
 def test_the_table_is_of_options() -> None:
     assert {option for pair in REFUSED for option in pair} <= OPTIONS.keys()
-    assert OPTIONS.keys() - GIVEN.keys() == {"GPUs", "gradients through the output"}
+    of_calls = {"gradients through the output", "a loss of a call"}
+    assert OPTIONS.keys() - GIVEN.keys() == {"GPUs", *of_calls}
     assert not any(pair[::-1] in REFUSED for pair in REFUSED)

@@ -53,6 +53,8 @@ def batches() -> list[tuple[Tensor, Tensor]]:
 
 def check_steps(name: str, devices: Any, **options: Any) -> None:
     plan, layers = made(name)
+    # Graphs replay the dropout of pykern's kernels alone.
+    layers.train("capture" not in options)
     plain = copy.deepcopy(layers)
     with planned(layers, plan, devices=devices, **options) as pipe:
         for x, y in batches():
@@ -80,6 +82,16 @@ def test_workers_have_the_bits_of_the_plain_model(name: str, recompute: Any) -> 
 @EVERY_PLAN
 def test_gpus_have_them_too(name: str, gpus: FakeCuda) -> None:
     check_steps(name, "cuda")
+    assert gpus.violations == []
+
+
+@pytest.mark.parametrize("name", [name for name in PLANS if name != "chimera"])
+@pytest.mark.parametrize("recompute", [None, "stage"])
+@pytest.mark.parametrize("capture", [True, "step"])
+def test_graphs_have_them_too(
+    name: str, recompute: Any, capture: bool | str, gpus: FakeCuda
+) -> None:
+    check_steps(name, "cuda", recompute=recompute, capture=capture)
     assert gpus.violations == []
 
 
@@ -112,16 +124,26 @@ def thawed(layers: nn.Sequential) -> None:
     layers[1].get_parameter("0.bias").requires_grad_(True)
 
 
-@pytest.mark.parametrize("devices", ["cpu", "cuda"])
-@pytest.mark.parametrize("recompute", [None, "stage"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"recompute": "stage"},
+        {"devices": "cuda"},
+        {"devices": "cuda", "recompute": "stage"},
+        {"devices": "cuda", "capture": True},
+    ],
+    ids=str,
+)
 def test_what_would_need_a_backward_there_is_refused(
-    devices: str, recompute: Any, request: pytest.FixtureRequest
+    options: dict[str, Any], request: pytest.FixtureRequest
 ) -> None:
-    if devices == "cuda":
+    if "devices" in options:
         request.getfixturevalue("gpus")
     plan, layers = made("one_f_one_b")
+    layers.eval()
     x, y = batches()[0]
-    with planned(layers, plan, devices=devices, recompute=recompute) as pipe:
+    with planned(layers, plan, **options) as pipe:
         pipe.step(x, target=y)
         before = [None if p.grad is None else p.grad.clone() for p in pipe.parameters()]
         thawed(layers)

@@ -25,17 +25,17 @@ def test_the_plan_is_sound_and_never_worse_than_a_seed(num_devices, num_microbat
     assert found.bound_ns <= found.makespan_ns
     # The search rounds times to a billionth.
     assert found.makespan_ns <= min(found.seeds.values(), default=float("inf")) * (1 + 1e-9)
-    for kind in (Kind.F, Kind.B, Kind.I, Kind.W):
-        assert ascending(plan, kind)
+    for kinds in ({Kind.F}, {Kind.B, Kind.I}, {Kind.B, Kind.W}):
+        assert ascending(plan, kinds)
 
 
-def ascending(plan, kind):
-    """Whether microbatches of each stage run in ascending order, as gradients add up."""
+def ascending(plan, kinds):
+    """Whether microbatches of each stage run in ascending order, as gradients add up by B and W."""
     return all(
         list(group) == sorted(group)
         for row in plan.rows
         for stage in range(plan.num_stages)
-        if (group := [a.microbatch for a in row if a.kind is kind and a.stage == stage])
+        if (group := [a.microbatch for a in row if a.kind in kinds and a.stage == stage])
     )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import pykern
 from pykern import schedules
 from pykern.plan import Plan
+from pykern.search import auto
 
 from . import attention, flow, programs, recurrent, structures, training, vision
 from .case import ROWS, Case
@@ -116,6 +117,8 @@ def make(model: str) -> Case:
 
 @cache
 def _plan(schedule: str, num_devices: int, num_microbatches: int) -> Plan | None:
+    if schedule == "searched":
+        return auto(num_devices, num_microbatches, budget_ms=2, max_chunks=2).plan
     with contextlib.suppress(ValueError):
         return schedules.by_name[schedule](num_devices, num_microbatches)
     return None

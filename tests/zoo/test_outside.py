@@ -9,7 +9,7 @@ from .cells import DEVICES, MICROBATCHES, ZOO, Cell, cells_of
 
 # Not those whose loss combines rows with a number that the pipeline has already put together.
 MODELS = [model for model in ZOO if model not in ("top_k", "sparse")]
-SCHEDULES = ("gpipe", "interleaved", "zb_v", "one_f_one_b")
+SCHEDULES = ("gpipe", "breadth_first", "searched", "interleaved", "zb_v", "one_f_one_b")
 
 # Of checkpointing that is reentrant, where nothing trains.
 pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")

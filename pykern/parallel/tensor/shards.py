@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Tensor, nn
 
-from ...tensors.dtensor import is_dtensor
 from ...trace import CutError
 
 if TYPE_CHECKING:
@@ -82,20 +81,6 @@ def find_shards(
             _require_untied(name, module, uses)
             found.append(ShardedModule(name, module, style, stage))
     return found
-
-
-def refuse_distributed(model: nn.Module) -> None:
-    """Raises TypeError where a parameter is distributed already.
-
-    What devices do at the same time would reach one process group in no common order.
-    """
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if is_dtensor(tensor):
-            raise TypeError(
-                f"{name} is a DTensor already, whose process group two devices could reach in "
-                "another order than in other processes: give the plain model, and say "
-                "tensor_parallel=(mesh['tp'], styles)"
-            )
 
 
 def _require_styles(styles: object) -> None:

@@ -58,6 +58,8 @@ class Recording:
         self._lane_of = lane_of
         self._rings = [RingBuffers(gpus, lane) for lane in lane_of]
         self._graphs: dict[tuple[Kind, int, int], CapturedGraph | None] = {}
+        # Stages in front of it have forwards alone.
+        self._first_trained = program.plan.first_trained
         self._gradients = [(parameter, _gradient_of(parameter)) for parameter in trained]
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
@@ -143,7 +145,8 @@ class Recording:
                 if stage + 1 < len(self._static):
                     arguments, leaves = static.handed(0)
             gradients: Sequence[Tensor | None] = ()
-            for stage, static in reversed(list(enumerate(self._static))):
+            trained = list(enumerate(self._static))[self._first_trained :]
+            for stage, static in reversed(trained):
                 for slot in range(static.num_slots):
                     if stage + 1 < len(self._static):
                         static.expect(slot, gradients)
@@ -198,7 +201,7 @@ class Recording:
             else:
                 loss = self._static[-1].outputs[slot][0]
                 after = [transfer_to(self._loss_of[number], loss)]
-        elif action.kind in (Kind.B, Kind.I) and stage > 0:
+        elif action.kind in (Kind.B, Kind.I) and stage > self._first_trained:
             after = self._give_gradients(stage, slot, number)
             self._send(Kind.COPY_B, stage, number, static.outgoing[slot])
         handles = (graph.exec, graph.graph) if graph is not None else (0, 0)

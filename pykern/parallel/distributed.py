@@ -1,0 +1,46 @@
+"""Layers that torch has spread over processes already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from ..tensors.dtensor import is_dtensor
+
+# Classes of torch.nn.parallel and torch.distributed.fsdp, by name: importing them takes long.
+_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
+
+
+def refuse_distributed(model: object) -> None:
+    """Raises TypeError where a module or parameter of the model, or of its layers, is distributed.
+
+    Collectives of one process group must start in the same order in all processes. Devices that
+    compute at the same time, each with microbatches of its own, start them in no common order.
+    """
+    for layer in model if isinstance(model, Sequence) else [model]:
+        if isinstance(layer, nn.Module):
+            _refuse_wrapped(layer)
+            _refuse_dtensors(layer)
+
+
+def _refuse_wrapped(layer: nn.Module) -> None:
+    for name, module in layer.named_modules():
+        for kind in type(module).__mro__:
+            if kind.__name__ in _WRAPPERS and kind.__module__.startswith("torch."):
+                raise TypeError(
+                    f"model must not have modules of {kind.__name__}, got "
+                    f"{name or 'the model itself'}: devices that compute at the same time would "
+                    "start its collectives in another order than in other processes. Give the "
+                    "plain model, with Pipeline(..., process_group=...) and pykern.ZeroOptimizer"
+                )
+
+
+def _refuse_dtensors(layer: nn.Module) -> None:
+    for name, tensor in (*layer.named_parameters(), *layer.named_buffers()):
+        if is_dtensor(tensor):
+            raise TypeError(
+                f"{name} is a DTensor already, whose process group two devices could reach in "
+                "another order than in other processes: give the plain model, and say "
+                "tensor_parallel=(mesh['tp'], styles)"
+            )
