@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from ..tensors.trees import Call, leaves_of, map_tree
 from ..user_code import user_line
+from .crossings import Crossings
 from .errors import CutError
 from .numbered_tensors import NumberedTensors
 from .objects import Carried, Snapshot, find
-from .origins import Follow, storages_of
+from .origins import storages_of
 from .reach import places_of
 from .tape import Instruction
 from .values import PLAIN, Carrier
@@ -32,7 +33,7 @@ class Carriers:
     Args:
         model: whose forward.
         call: its arguments.
-        follow: the mode in which the forward runs.
+        crossings: which follow its tensors.
         made: the tensors that have numbers.
         stand_in: gives what stands for a tensor in the tape.
     """
@@ -41,13 +42,13 @@ class Carriers:
         self,
         model: nn.Module,
         call: Call,
-        follow: Follow,
+        crossings: Crossings,
         made: NumberedTensors,
         stand_in: Callable[[Tensor], Any],
     ) -> None:
         self._model = model
         self._arguments = {id(thing) for thing in foreign_in(call)}
-        self._follow = follow
+        self._crossings = crossings
         self._made = made
         self._stand_in = stand_in
 
@@ -71,14 +72,17 @@ class Carriers:
         if not (before.tensors or after.tensors):
             return None
         self._require_own(after, name)
-        if self._follow.has_read:
+        if self._crossings.follow.has_read:
             _require_constant(before, after, name)
-        used = self._follow.used.union(storage._cdata for storage in storages_of(list(touched)))
-        parts = [
-            self._stand_in(tensor) if _is_in(tensor, used) else tensor.detach().to("meta")
-            for tensor in before.tensors
-        ]
-        return Carried(before.shells, parts)
+        used = self._crossings.follow.used.union(
+            storage._cdata for storage in storages_of(list(touched))
+        )
+        return Carried(before.shells, [self._part(tensor, used) for tensor in before.tensors])
+
+    def _part(self, tensor: Tensor, used: Collection[int]) -> Any:
+        if _is_in(tensor, used) or self._crossings.is_constant(tensor):
+            return self._stand_in(tensor)
+        return tensor.detach().to("meta")
 
     def left(self, before: Snapshot, after: Snapshot) -> Iterator[Instruction]:
         """Instructions that give numbers to the tensors that a module has left in objects."""

@@ -86,7 +86,7 @@ class Recorder(TorchFunctionMode):
             self._made.give(tensor)
         trained = frozenset(number for number, x in enumerate(inputs) if x.requires_grad)
         self._crossings = Crossings(model, self._opened, inputs, self._origins)
-        self._carriers = Carriers(model, call, self._crossings.follow, self._made, self._stand_in)
+        self._carriers = Carriers(model, call, self._crossings, self._made, self._stand_in)
         restored = _C.Undo(self._crossings.restore, settling)
         with restored, as_before(), told(self), checkpoints_ended():
             self.__enter__()  # type: ignore[no-untyped-call]

@@ -139,6 +139,17 @@ def writes(y: Tensor, cache: Cache) -> None:
     cache.parts[0]["value"].copy_(y.detach())
 
 
+def with_a_constant(model: Model, x: Tensor) -> Tensor:
+    cache = Cache()
+    cache.add(torch.ones(()))
+    return model.second(model.first(x, cache), cache)
+
+
+def moves(y: Tensor, cache: Cache) -> None:
+    """As caches with a window: to where it is already, which no operation shows."""
+    cache.parts[0]["value"] = cache.parts[0]["value"].to(y.device)
+
+
 def read_by_the_forward(model: Model, x: Tensor) -> Tensor:
     cache = Cache()
     y = model.first(x, cache)
@@ -155,6 +166,7 @@ CASES: dict[str, tuple[Forward, Callable[..., Any], Callable[..., Any]]] = {
     "filled by the forward": (filled_by_the_forward, reads_pair, reads_pair),
     "given twice": (given_twice, adds_and_looks, looks_again),
     "written in place": (written_in_place, writes, reads_the_first),
+    "moved": (with_a_constant, moves, reads_the_first),
     "read by the forward": (read_by_the_forward, adds, nothing),
 }
 
