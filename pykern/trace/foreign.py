@@ -13,7 +13,7 @@ from ..user_code import user_line
 from .crossings import Crossings
 from .errors import CutError
 from .numbered_tensors import NumberedTensors
-from .objects import Carried, Snapshot, find
+from .objects import HandedIn, Holdings, find
 from .origins import storages_of
 from .reach import places_of
 from .tape import Instruction
@@ -53,8 +53,8 @@ class Carriers:
         self._stand_in = stand_in
 
     def carried(
-        self, before: Snapshot, after: Snapshot, name: str, touched: Iterable[Tensor]
-    ) -> Carried | None:
+        self, before: Holdings, after: Holdings, name: str, touched: Iterable[Tensor]
+    ) -> HandedIn | None:
         """What a module has found in objects; None where they do not hold tensors.
 
         In the place of a tensor that the module has not used is one without values, so that nobody
@@ -77,14 +77,14 @@ class Carriers:
         used = self._crossings.follow.used.union(
             storage._cdata for storage in storages_of(list(touched))
         )
-        return Carried(before.shells, [self._part(tensor, used) for tensor in before.tensors])
+        return HandedIn(before.shells, [self._part(tensor, used) for tensor in before.tensors])
 
     def _part(self, tensor: Tensor, used: Collection[int]) -> Any:
         if _is_in(tensor, used) or self._crossings.is_constant(tensor):
             return self._stand_in(tensor)
         return tensor.detach().to("meta")
 
-    def left(self, before: Snapshot, after: Snapshot) -> Iterator[Instruction]:
+    def left(self, before: Holdings, after: Holdings) -> Iterator[Instruction]:
         """Instructions that give numbers to the tensors that a module has left in objects."""
         known = {id(tensor) for tensor in before.tensors}
         for tensor, (root, steps) in zip(after.tensors, after.steps, strict=True):
@@ -96,7 +96,7 @@ class Carriers:
                 self._made.note(instruction, early=False)
                 yield instruction
 
-    def _require_own(self, after: Snapshot, name: str) -> None:
+    def _require_own(self, after: Holdings, name: str) -> None:
         around = set[int]().union(*after.around)
         if around & self._arguments:
             whose = "is an argument of the model"
@@ -113,7 +113,7 @@ class Carriers:
         )
 
 
-def _require_constant(before: Snapshot, after: Snapshot, name: str) -> None:
+def _require_constant(before: Holdings, after: Holdings, name: str) -> None:
     """Refuses numbers in objects that a module has changed after it has read values of tensors."""
     changed = [where for where, value in after.plain.items() if before.plain.get(where) != value]
     for number, steps in changed:
@@ -126,9 +126,9 @@ def _require_constant(before: Snapshot, after: Snapshot, name: str) -> None:
         )
 
 
-def refuse_objects(before: Snapshot, name: str) -> None:
+def refuse_objects(before: Holdings, name: str) -> None:
     """Refuses objects with tensors that an autograd function of this name is given."""
-    tensors = before.tensors or Snapshot(before.roots).tensors
+    tensors = before.tensors or Holdings(before.roots).tensors
     if tensors:
         kinds = ", ".join(type(root).__name__ for root in before.roots)
         raise CutError(
@@ -143,7 +143,7 @@ def _is_in(tensor: Tensor, memory: Collection[int]) -> bool:
     return not addresses or not addresses.isdisjoint(memory)
 
 
-def with_carriers(call: Call, now: Snapshot) -> Call:
+def with_carriers(call: Call, now: Holdings) -> Call:
     """The arguments of a call with what stands for objects in them."""
 
     def replaced(leaf: Any) -> Any:
@@ -176,6 +176,6 @@ class Withheld:
 
 def without_objects(leaf: Any) -> Any:
     """A leaf of an output that is not a tensor, or what stands for it where it holds tensors."""
-    if foreign_in(leaf) and Snapshot([leaf]).tensors:
+    if foreign_in(leaf) and Holdings([leaf]).tensors:
         return Withheld(type(leaf).__name__)
     return leaf

@@ -16,10 +16,10 @@ from .state import described
 from .values import PLAIN, Build, Here, builder
 
 # A step from an object into it: whether by an attribute, else by an item; and its name or key.
-Step = tuple[bool, Any]
+Hop = tuple[bool, Any]
 
 
-def find(thing: Any, steps: Sequence[Step]) -> Any:
+def find(thing: Any, steps: Sequence[Hop]) -> Any:
     """What lies behind some steps."""
     for is_attribute, key in steps:
         thing = vars(thing)[key] if is_attribute else thing[key]
@@ -43,7 +43,7 @@ class Shells:
     empty: list[Any]
     slots: list[int]
     tuples: list[tuple[int, Any, dict[int, int]]]
-    edges: list[tuple[int, Step, int]]
+    edges: list[tuple[int, Hop, int]]
     roots: list[int | None]
 
     def filled(self, tensors: Sequence[Any]) -> list[Any]:
@@ -60,7 +60,7 @@ class Shells:
         return [None if root is None else made[root] for root in self.roots]
 
 
-class Carried:
+class HandedIn:
     """What a call finds in the objects of unknown classes that it is given.
 
     Args:
@@ -78,7 +78,7 @@ class Carried:
         return self._shells.filled(self._tensors(here))
 
 
-class Snapshot:
+class Holdings:
     """What some objects hold now.
 
     Args:
@@ -99,7 +99,7 @@ class Snapshot:
     def __init__(self, roots: Sequence[Any]) -> None:
         self.roots = roots
         self.tensors: list[Tensor] = []
-        self.steps: list[tuple[int, tuple[Step, ...]]] = []
+        self.steps: list[tuple[int, tuple[Hop, ...]]] = []
         self.around: list[set[int]] = []
         self.plain: dict[Any, Hashable] = {}
         self.shells = Shells([], [], [], [], [])
@@ -121,7 +121,7 @@ class Snapshot:
             None,
         )
 
-    def _visit(self, thing: Any, steps: tuple[Step, ...], around: tuple[int, ...]) -> int | None:
+    def _visit(self, thing: Any, steps: tuple[Hop, ...], around: tuple[int, ...]) -> int | None:
         """The number of a thing; None where copies may share it."""
         if id(thing) in self._numbers:
             return self._numbers[id(thing)]
@@ -152,7 +152,7 @@ class Snapshot:
         return number
 
     def _visit_tuple(
-        self, thing: Any, steps: tuple[Step, ...], around: tuple[int, ...]
+        self, thing: Any, steps: tuple[Hop, ...], around: tuple[int, ...]
     ) -> int | None:
         found = {n: self._visit(p, (*steps, (False, n)), around) for n, p in enumerate(thing)}
         inner = {n: number for n, number in found.items() if number is not None}
@@ -169,7 +169,7 @@ class Snapshot:
         return number
 
 
-def _parts(thing: Any) -> Iterator[tuple[Step, Any]]:
+def _parts(thing: Any) -> Iterator[tuple[Hop, Any]]:
     """The things in a thing that can be written there."""
     if isinstance(thing, type | nn.Module | Enum) or callable(thing):
         return

@@ -27,7 +27,7 @@ from .foreign import Carriers, foreign_in, refuse_objects, with_carriers, withou
 from .functions import METADATA, SHAPES, name_of, refuse_autograd
 from .generators import Generators
 from .numbered_tensors import NumberedTensors
-from .objects import Carried, Snapshot
+from .objects import HandedIn, Holdings
 from .origins import Origins
 from .tape import Instruction, Read, Tape, modes_now
 from .values import Home, Ref, held_of
@@ -135,7 +135,7 @@ class Recorder(TorchFunctionMode):
         if name is None or module in self._opened or isinstance(module, nn.ModuleList):
             return call(module, *args, **kwargs)
         self._refuse_checkpoint(name)
-        objects = Snapshot(foreign_in((args, kwargs)))
+        objects = Holdings(foreign_in((args, kwargs)))
         writes = Writes([*tensors_in((args, kwargs)), *objects.tensors])
         number = len(self._instructions)
         self._crossings.before(module)
@@ -143,7 +143,7 @@ class Recorder(TorchFunctionMode):
         with self._away(), self._crossings.during(module, given, number):
             returned = call(module, *self._at(module, args), **self._at(module, kwargs))
         self._crossings.after(module, number, returned)
-        written, after = writes.found(), Snapshot(objects.roots)
+        written, after = writes.found(), Holdings(objects.roots)
         with self._away():
             touched = [*tensors_in(returned), *written]
             carried = self._carriers.carried(objects, after, name, touched)
@@ -160,7 +160,7 @@ class Recorder(TorchFunctionMode):
         kwargs: Any,
         returned: Any,
         written: list[Tensor],
-        carried: Carried | None = None,
+        carried: HandedIn | None = None,
     ) -> None:
         self._generators.require_same()
         arguments = map_tree(self._argument, args), map_tree(self._argument, kwargs)
@@ -271,7 +271,7 @@ class Recorder(TorchFunctionMode):
                 f"{kind.__name__} is given a function ({user_line()}), whose modules would not be "
                 "seen: where it is checkpointing, say Pipeline(recompute='layer')"
             )
-        objects = Snapshot(foreign_in((args, kwargs)))
+        objects = Holdings(foreign_in((args, kwargs)))
         with self._away():
             returned = bound(*args, **kwargs)
         refuse_objects(objects, kind.__name__)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..once import once
 from ..tensors.trees import flatten
 from .errors import CutError, ReplayError
-from .objects import Carried
+from .objects import HandedIn
 from .values import Build, Held, Here, builder, held_in, key_of, refs_in
 
 # Whether gradients are on, and autocast: the device type, and its type or None where it is off.
@@ -49,7 +49,7 @@ class Instruction:
     rest: Any = None
     overwritten: Sequence[int] = ()
     shapes: dict[int, torch.Size] = field(default_factory=dict)
-    carried: Carried | None = None
+    carried: HandedIn | None = None
 
     def __post_init__(self) -> None:
         args, kwargs = self.arguments
@@ -233,7 +233,7 @@ class Tape:
     with_gradients: bool
 
 
-def _with_objects(args: Build, carried: Carried) -> Build:
+def _with_objects(args: Build, carried: HandedIn) -> Build:
     def make(here: Here) -> Any:
         here.objects = carried.objects(here)
         return args(here)
