@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from ..tensors.trees import Call, leaves_of, map_tree
 from ..user_code import user_line
 from .crossings import Crossings
-from .errors import CutError
+from .errors import CutError, ReplayError
 from .numbered_tensors import NumberedTensors
 from .objects import HandedIn, Holdings, find
 from .origins import storages_of
@@ -47,7 +48,7 @@ class Carriers:
         stand_in: Callable[[Tensor], Any],
     ) -> None:
         self._model = model
-        self._arguments = {id(thing) for thing in foreign_in(call)}
+        self._arguments = {*Holdings(foreign_in(call)).inside}
         self._crossings = crossings
         self._made = made
         self._stand_in = stand_in
@@ -55,7 +56,7 @@ class Carriers:
     def carried(
         self, before: Holdings, after: Holdings, name: str, touched: Iterable[Tensor]
     ) -> HandedIn | None:
-        """What a module has found in objects; None where they do not hold tensors.
+        """What a module has found in objects; None where they do not, and will not, hold tensors.
 
         In the place of a tensor that the module has not used is one without values, so that nobody
         has to hand it on.
@@ -69,10 +70,13 @@ class Carriers:
         Raises:
             CutError: the objects are not the forward's own, or hold numbers that depend on tensors.
         """
-        if not (before.tensors or after.tensors):
+        has_read = self._crossings.follow.has_read
+        if not (before.holds or after.holds or (has_read and after.inside)):
             return None
+        before.require_copies()
+        after.require_copies()
         self._require_own(after, name)
-        if self._crossings.follow.has_read:
+        if has_read:
             _require_constant(before, after, name)
         used = self._crossings.follow.used.union(
             storage._cdata for storage in storages_of(list(touched))
@@ -95,6 +99,14 @@ class Carriers:
                 )
                 self._made.note(instruction, early=False)
                 yield instruction
+        if self._crossings.follow.has_read:
+            # What the module does with the objects may depend on what it has read.
+            objects = tuple(
+                after.roots[number] if copied is None else Carrier(number)
+                for number, copied in enumerate(before.shells.roots)
+            )
+            check = partial(_require_recorded, set(after.steps), after.plain)
+            yield Instruction(check, (objects, {}), [], [], None, user_line())
 
     def _require_own(self, after: Holdings, name: str) -> None:
         around = set[int]().union(*after.around)
@@ -126,10 +138,20 @@ def _require_constant(before: Holdings, after: Holdings, name: str) -> None:
         )
 
 
+def _require_recorded(steps: Collection[Any], plain: Mapping[Any, Hashable], *roots: Any) -> None:
+    """Refuses objects with other tensors or numbers in them than when the forward was recorded."""
+    now = Holdings(roots)
+    if set(now.steps) != steps or now.plain != plain:
+        kinds = ", ".join(type(root).__name__ for root in roots)
+        raise ReplayError(
+            f"a module reads values of tensors and leaves something else in a {kinds} than when "
+            "the forward of the model was recorded: let the module around it stay whole"
+        )
+
+
 def refuse_objects(before: Holdings, name: str) -> None:
     """Refuses objects with tensors that an autograd function of this name is given."""
-    tensors = before.tensors or Holdings(before.roots).tensors
-    if tensors:
+    if before.holds or Holdings(before.roots).holds:
         kinds = ", ".join(type(root).__name__ for root in before.roots)
         raise CutError(
             f"{name} is given a {kinds} ({user_line()}), which holds tensors: pass the tensors "
@@ -176,6 +198,6 @@ class Withheld:
 
 def without_objects(leaf: Any) -> Any:
     """A leaf of an output that is not a tensor, or what stands for it where it holds tensors."""
-    if foreign_in(leaf) and Holdings([leaf]).tensors:
+    if foreign_in(leaf) and Holdings([leaf]).holds:
         return Withheld(type(leaf).__name__)
     return leaf

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Iterator, Sequence
+from collections import deque
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
 
-from ..tensors.trees import is_sequence, like
+from ..tensors.trees import is_sequence, leaves_of, like
+from ..user_code import user_line
 from .errors import CutError
 from .state import described
 from .values import PLAIN, Build, Here, builder
@@ -87,26 +90,40 @@ class Holdings:
     Attributes:
         roots: as given.
         shells: copies of the objects.
+        holds: whether there is a tensor in the objects.
         tensors: in the objects, each once, in the order of the shells' slots.
         steps: for each tensor, the number of a root and the steps from there.
         around: for each tensor, the identities of the objects on this way.
         plain: the numbers, texts and the like in the objects, by the way to them.
-
-    Raises:
-        CutError: an object cannot be copied.
     """
 
     def __init__(self, roots: Sequence[Any]) -> None:
         self.roots = roots
+        self.holds = False
         self.tensors: list[Tensor] = []
         self.steps: list[tuple[int, tuple[Hop, ...]]] = []
         self.around: list[set[int]] = []
         self.plain: dict[Any, Hashable] = {}
         self.shells = Shells([], [], [], [], [])
         self._numbers: dict[int, int] = {}
+        # Why objects cannot be copied.
+        self._reasons: list[str] = []
         for number, root in enumerate(roots):
             self._root = number
             self.shells.roots.append(self._visit(root, (), ()))
+
+    @property
+    def inside(self) -> Collection[int]:
+        """The identities of the objects, and of those in them."""
+        return self._numbers.keys()
+
+    def require_copies(self) -> None:
+        """Raises CutError where there cannot be objects like these for each microbatch."""
+        if self._reasons:
+            raise CutError(
+                f"{self._reasons[0]} ({user_line()}), which microbatches would share: pass "
+                "tensors, or tuples, lists, dicts and dataclasses of them"
+            )
 
     def carrier_of(self, leaf: Any) -> int | None:
         """Which of the roots a leaf is; None where it is not, or where there is nothing to copy."""
@@ -128,6 +145,7 @@ class Holdings:
         if isinstance(thing, Tensor):
             number = self._number(thing, None)
             self.tensors.append(thing)
+            self.holds = True
             self.shells.slots.append(number)
             self.steps.append((self._root, steps))
             self.around.append(set(around))
@@ -138,16 +156,22 @@ class Holdings:
         around = (*around, id(thing))
         if isinstance(thing, tuple):
             return self._visit_tuple(thing, steps, around)
-        parts = list(_parts(thing))
-        if not parts and not isinstance(thing, dict | list):
+        if any(isinstance(leaf, Tensor) for leaf in leaves_of(list(_hidden(thing)))):
+            self.holds = True
+            kind = type(thing).__name__
+            self._reasons.append(
+                f"a {kind} is handed on with tensors that cannot be replaced in it"
+            )
+        if not _is_open(thing):
             return None
-        shell = _copy(thing)
+        shell = self._copy(thing)
         number = self._number(thing, shell)
-        for step, part in parts:
+        for step, part in list(_parts(thing)):
             inner = self._visit(part, (*steps, step), around)
             if inner is not None:
                 is_attribute, key = step
-                (vars(shell) if is_attribute else shell)[key] = None
+                if shell is not thing:
+                    (vars(shell) if is_attribute else shell)[key] = None
                 self.shells.edges.append((number, step, inner))
         return number
 
@@ -163,28 +187,42 @@ class Holdings:
         self.shells.tuples.append((number, parts, inner))
         return number
 
+    def _copy(self, thing: Any) -> Any:
+        try:
+            return copy.copy(thing)
+        except Exception as error:
+            self._reasons.append(
+                f"a {type(thing).__name__} is handed on that cannot be copied ({error})"
+            )
+            return thing
+
     def _number(self, thing: Any, shell: Any) -> int:
         number = self._numbers[id(thing)] = len(self.shells.empty)
         self.shells.empty.append(shell)
         return number
 
 
+def _is_open(thing: Any) -> bool:
+    """Whether it is looked into, and copied."""
+    if isinstance(thing, type | nn.Module | Enum | ModuleType) or callable(thing):
+        return False
+    return isinstance(thing, dict | list | deque) or hasattr(thing, "__dict__")
+
+
 def _parts(thing: Any) -> Iterator[tuple[Hop, Any]]:
     """The things in a thing that can be written there."""
-    if isinstance(thing, type | nn.Module | Enum) or callable(thing):
-        return
     if isinstance(thing, dict):
         yield from (((False, key), part) for key, part in thing.items())
-    if isinstance(thing, list):
+    if isinstance(thing, list | deque):
         yield from (((False, number), part) for number, part in enumerate(thing))
     yield from (((True, name), part) for name, part in getattr(thing, "__dict__", {}).items())
 
 
-def _copy(thing: Any) -> Any:
-    try:
-        return copy.copy(thing)
-    except Exception as error:
-        raise CutError(
-            f"a {type(thing).__name__} that passes between modules cannot be copied for each "
-            f"microbatch ({error}): pass tensors, or tuples, lists, dicts and dataclasses of them"
-        ) from error
+def _hidden(thing: Any) -> Iterator[Any]:
+    """The things in a thing that cannot be written there by a key or a name of its dictionary."""
+    if isinstance(thing, set | frozenset):
+        yield from thing
+    for kind in type(thing).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            yield getattr(thing, name, None)

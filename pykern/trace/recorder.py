@@ -29,7 +29,7 @@ from .generators import Generators
 from .numbered_tensors import NumberedTensors
 from .objects import HandedIn, Holdings
 from .origins import Origins
-from .tape import Instruction, Read, Tape, modes_now
+from .tape import Instruction, Read, Tape, modes_now, rest_of
 from .values import Home, Ref, held_of
 from .writes import Writes
 
@@ -150,7 +150,8 @@ class Recorder(TorchFunctionMode):
         if carried is not None:
             args, kwargs = with_carriers((args, kwargs), objects)
         self._record(name, args, kwargs, returned, written, carried)
-        self._instructions += self._carriers.left(objects, after)
+        if carried is not None:
+            self._instructions += self._carriers.left(objects, after)
         return returned
 
     def _record(
@@ -174,7 +175,7 @@ class Recorder(TorchFunctionMode):
         else:
             leaves, _ = flatten(returned)
             results = [self._result(leaf, written) for leaf in leaves if isinstance(leaf, Tensor)]
-            rest = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            rest = rest_of(leaves)
         for number, tensor in zip(before, written, strict=True):
             if number is not None:
                 self._made.overwrite(number, tensor)

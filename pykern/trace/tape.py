@@ -14,7 +14,7 @@ from ..once import once
 from ..tensors.trees import flatten
 from .errors import CutError, ReplayError
 from .objects import HandedIn
-from .values import Build, Held, Here, builder, held_in, key_of, refs_in
+from .values import PLAIN, Build, Held, Here, builder, held_in, key_of, refs_in
 
 # Whether gradients are on, and autocast: the device type, and its type or None where it is off.
 Modes = tuple[bool, tuple[tuple[str, torch.dtype | None], ...]]
@@ -34,7 +34,7 @@ class Instruction:
         written: (before, after) numbers of the values that the call writes and does not return.
         modes: to be entered for the call; None for those around the whole forward.
         where: the line of the model that made the call.
-        rest: what else it returned, None in the places of tensors; None for a tensor alone.
+        rest: what else it returned (`rest_of`); None for a tensor alone.
         overwritten: numbers, before it, of all values that the call writes.
         shapes: of the results that the forward has looked at, by number.
         carried: what it finds in objects that it is given; None where it is not given any.
@@ -129,7 +129,7 @@ class Instruction:
                 )
 
     def _require_same(self, leaves: Sequence[Any], num_tensors: int) -> None:
-        rest = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        rest = rest_of(leaves)
         if num_tensors != len(self.results) or not _alike(rest, self.rest):
             raise ReplayError(
                 f"{self.name} returned something else than when the forward of the model was "
@@ -239,6 +239,18 @@ def _with_objects(args: Build, carried: HandedIn) -> Build:
         return args(here)
 
     return make
+
+
+def rest_of(leaves: Sequence[Any]) -> list[Any]:
+    """What a call returned beside tensors: of objects their types, for they may hold tensors."""
+    return [
+        None
+        if isinstance(leaf, Tensor)
+        else leaf
+        if isinstance(leaf, PLAIN) or hasattr(leaf, "__array__")
+        else type(leaf)
+        for leaf in leaves
+    ]
 
 
 def modes_now() -> Modes:

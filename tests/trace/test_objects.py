@@ -1,85 +1,33 @@
 """Objects of unknown classes, such as caches, through which modules hand tensors to each other."""
 
 import copy
+import gc
+import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-import pykern
-from pykern.trace import CutError, Traced
+from pykern.trace import Traced
 from tests.support.plain_step import by_microbatch
 
-WIDTH, ROWS = 6, 4
-Forward = Callable[["Model", Tensor], Any]
-
-
-class Cache:
-    """As those of Hugging Face: a list of parts, one for each layer."""
-
-    def __init__(self) -> None:
-        self.parts: list[dict[str, Any]] = []
-        self.pair: tuple[Any, ...] = ()
-        self.calls = 0
-
-    def add(self, tensor: Tensor) -> None:
-        self.parts.append({"value": tensor})
-        self.calls += 1
-
-
-class Block(nn.Linear):
-    """Calls a function with what it computes, and adds what that returns."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__(WIDTH, WIDTH)
-        self.function = function
-
-    def forward(self, x: Tensor, *objects: Any) -> Tensor:
-        y = super().forward(x).tanh()
-        found = self.function(y, *objects)
-        return y if found is None else y + found
-
-
-class Model(nn.Module):
-    """Two blocks, one for each stage, and a forward that is given to it."""
-
-    def __init__(self, forward: Forward, first: Callable[..., Any], second: Any = None) -> None:
-        super().__init__()
-        self.before = nn.Linear(WIDTH, WIDTH)
-        self.first, self.second = Block(first), Block(second or first)
-        self.body = forward
-
-    def forward(self, x: Tensor) -> Any:
-        return self.body(self, self.before(x))
-
-
-def with_cache(model: Model, x: Tensor) -> Tensor:
-    cache = Cache()
-    return model.second(model.first(x, cache), cache)
-
-
-def adds(y: Tensor, cache: Cache) -> None:
-    cache.add(y)
-
-
-def reads_the_first(y: Tensor, cache: Cache) -> Tensor:
-    assert cache.calls == 1
-    return cache.parts[0]["value"] * y
-
-
-def pipeline(model: nn.Module, **options: Any) -> pykern.Pipeline:
-    return pykern.Pipeline(
-        model,
-        devices="cpu:2",
-        microbatches=4,
-        split_at=["second"],
-        sample=torch.randn(ROWS, WIDTH),
-        loss_fn=F.mse_loss,
-        **options,
-    )
+from .caching import (
+    ROWS,
+    WIDTH,
+    Block,
+    Cache,
+    Forward,
+    Model,
+    adds,
+    nothing,
+    pipeline,
+    reads_the_first,
+    with_cache,
+)
 
 
 def assert_same(model: Model, **options: Any) -> None:
@@ -157,8 +105,22 @@ def read_by_the_forward(model: Model, x: Tensor) -> Tensor:
     return model.second(y * kept.shape[1]) + kept
 
 
-def nothing(_: Tensor) -> None:
-    """Without a cache."""
+class Empty:
+    pass
+
+
+def with_an_empty_one(model: Model, x: Tensor) -> Tensor:
+    empty = Empty()
+    return model.second(model.first(x, empty), empty)
+
+
+def sets_or_reads(y: Tensor, empty: Any) -> Tensor | None:
+    if hasattr(empty, "queue"):
+        found: Tensor = empty.queue[0] * y
+        return found
+    empty.queue = deque([y, y * 2])
+    empty.queue.append(empty)
+    return None
 
 
 CASES: dict[str, tuple[Forward, Callable[..., Any], Callable[..., Any]]] = {
@@ -166,6 +128,7 @@ CASES: dict[str, tuple[Forward, Callable[..., Any], Callable[..., Any]]] = {
     "filled by the forward": (filled_by_the_forward, reads_pair, reads_pair),
     "given twice": (given_twice, adds_and_looks, looks_again),
     "written in place": (written_in_place, writes, reads_the_first),
+    "filled when it was empty": (with_an_empty_one, sets_or_reads, sets_or_reads),
     "moved": (with_a_constant, moves, reads_the_first),
     "read by the forward": (read_by_the_forward, adds, nothing),
 }
@@ -200,83 +163,23 @@ def test_an_output_says_which_object_is_not_returned() -> None:
             _ = found["cache"].parts
 
 
-def sets_a_number(y: Tensor, cache: Cache) -> None:
-    cache.add(y)
-    cache.calls = int(y.sum() > 0)
+class Hands(Block):
+    def forward(self, x: Tensor, *objects: Any) -> Any:
+        return super().forward(x, *objects), *objects
 
 
-KEPT = Cache()
-TABLE = Cache()
-TABLE.add(torch.zeros(1))
+def test_objects_that_are_returned_do_not_keep_the_samples_tensors() -> None:
+    kept: list[weakref.ref[Tensor]] = []
 
+    def forward(model: Model, x: Tensor) -> Tensor:
+        cache = Cache()
+        y, cache = model.first(x, cache)
+        kept.append(weakref.ref(cache.parts[0]["value"]))
+        return model.second(y, cache)
 
-def with_a_global(model: Model, x: Tensor) -> Tensor:
-    return model.second(model.first(x, KEPT))
-
-
-def with_a_table(model: Model, x: Tensor) -> Tensor:
-    return model.second(model.first(x, TABLE))
-
-
-class Locked(Cache):
-    def __copy__(self) -> Cache:
-        raise TypeError("one only")
-
-
-def with_one(model: Model, x: Tensor) -> Tensor:
-    return model.second(model.first(x, Locked()))
-
-
-REFUSED: dict[str, tuple[Forward, Callable[..., Any], str]] = {
-    "a number": (with_cache, sets_a_number, r"first .* reads values .* sets Cache\.calls"),
-    "a global": (with_a_global, adds, "first is given a Cache .* outlives the call"),
-    "a table": (with_a_table, lambda y, cache: None, "first is given a Cache .* outlives the call"),
-    "a lock": (with_one, adds, r"a Locked that passes between modules cannot be copied"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_objects_that_microbatches_would_share_are_refused(case: str) -> None:
-    forward, function, message = REFUSED[case]
-    try:
-        with pytest.raises(CutError, match=message):
-            pipeline(Model(forward, function))
-    finally:
-        KEPT.parts.clear()
-
-
-class Adds(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, cache: Cache, x: Tensor) -> Tensor:
-        cache.add(x)
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return None, gradients[0] * 2
-
-
-def to_a_function(model: Model, x: Tensor) -> Tensor:
-    return model.second(model.first(Adds.apply(Cache(), x)))
-
-
-def test_objects_that_an_autograd_function_fills_are_refused() -> None:
-    with pytest.raises(CutError, match=r"Adds is given a Cache \(test_objects\.py:\d+\)"):
-        pipeline(Model(to_a_function, nothing))
-
-
-class Takes(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = Block(adds), Block(adds)
-
-    def forward(self, x: Tensor, cache: Cache) -> Tensor:
-        return self.second(self.first(x, cache), cache)
-
-
-def test_objects_that_the_model_is_given_are_refused() -> None:
-    sample = (torch.randn(ROWS, WIDTH), Cache())
-    with pytest.raises(CutError, match=r"first is given a Cache .* is an argument of the model"):
-        pykern.Pipeline(
-            Takes(), devices="cpu:2", microbatches=2, split_at=["second"], sample=sample
-        )
+    model = Model(forward, adds, reads_the_first)
+    model.first = Hands(adds)
+    traced = Traced(model, ((torch.randn(ROWS, WIDTH),), {}), 2, ["second"])
+    gc.collect()
+    assert [tensor() for tensor in kept] == [None] * len(kept)
+    del traced
