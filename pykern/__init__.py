@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .plan import Plan, PlanError
     from .runtime.cpu.stalled import PipelineStalled
     from .runtime.microbatch import SplitError
+    from .sizes import estimate
     from .trace import CutError
     from .verify import Verify, VerifyError
 
@@ -41,6 +42,7 @@ __all__ = [
     "VerifyError",
     "ZeroOptimizer",
     "clip_grad_norm_",
+    "estimate",
     "explain_cut",
 ]
 
@@ -59,6 +61,7 @@ _HOME = {
     "VerifyError": ".verify",
     "ZeroOptimizer": ".optimizers.zero",
     "clip_grad_norm_": ".optimizers.clipping",
+    "estimate": ".sizes",
     "explain_cut": ".partition.report",
 }
 

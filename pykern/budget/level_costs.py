@@ -96,6 +96,7 @@ class StageCosts:
         workspace_bytes: the most that an action needs beyond what is held before or after it.
         gradient_bytes: of its input; held from B or I to the end of the previous stage's.
         step_bytes: held for all of a step, whatever its levels.
+        handed_bytes: of what F hands to the stage behind.
     """
 
     kept: Mapping[str, LevelCost]
@@ -103,6 +104,7 @@ class StageCosts:
     workspace_bytes: float = 0.0
     gradient_bytes: float = 0.0
     step_bytes: float = 0.0
+    handed_bytes: float = 0.0
 
 
 def costs_of(

@@ -38,12 +38,13 @@ class _Cost:
     times_ns: list[int] = field(default_factory=list)
     held_bytes: int = 0
     workspace_bytes: int = 0
+    handed_bytes: int = 0
     # By stage, how much more others hold behind it.
     others: dict[int, int] = field(default_factory=dict)
 
     @property
     def time_ns(self) -> float:
-        return min(self.times_ns)
+        return min(self.times_ns, default=0)
 
 
 # By kind and stage.
@@ -59,6 +60,7 @@ def measure(
     levels: Sequence[Level],
     *,
     split: bool,
+    timed: bool = True,
 ) -> list[StageCosts]:
     """What stages cost at each level: the best of three runs, after two that warm up.
 
@@ -68,6 +70,7 @@ def measure(
         finish: as of a step; called with microbatch 0.
         levels: which to measure, one of those of kernels at least.
         split: whether backwards are I and W.
+        timed: whether times are wanted; without, they are 0, and each level runs twice.
     """
     trial = Trial(finish)
     with torch.inference_mode(False), torch.enable_grad(), trial.without_trace(stages):
@@ -78,7 +81,7 @@ def measure(
         connect(copies)
         for stage in copies:
             stage.transport = _Move([stage.device for stage in copies])
-        chain = _Chain(copies, arguments, split=split)
+        chain = _Chain(copies, arguments, split=split, timed=timed)
         with trial.noting:
             chain.run(levels[0], trial.first)
         costs = {level: chain.at(level, finish) for level in levels}
@@ -118,6 +121,7 @@ def _of_stage(costs: dict[Level, _Costs], stage: int, *, split: bool) -> StageCo
         rebuilt,
         max(cost.workspace_bytes for actions in of_stage for cost in actions.values()),
         max(sum(cost.held_bytes for cost in actions.values()) for actions in of_stage),
+        handed_bytes=max(cost.handed_bytes for each in of_stage for cost in each.values()),
     )
 
 
@@ -135,15 +139,18 @@ def _held(costs: _Costs, stage: int) -> HeldBytes:
 class _Chain:
     """Stages with one microbatch, one action after another."""
 
-    def __init__(self, stages: Sequence[Stage], arguments: tuple[Any, ...], *, split: bool) -> None:
+    def __init__(
+        self, stages: Sequence[Stage], arguments: tuple[Any, ...], *, split: bool, timed: bool
+    ) -> None:
         self._stages = stages
+        self._num_warm, self._num_timed = (2, _REPEATS) if timed else (1, 0)
         self._arguments = to_device(arguments, stages[0].device)
         self._backward = (Kind.I, Kind.W) if split else (Kind.B,)
 
     def at(self, level: Level, finish: Finish) -> _Costs:
         """What each action of each stage costs at this level."""
         costs: _Costs = {}
-        for _ in range(2):
+        for _ in range(self._num_warm):
             self.run(level, finish)
         lives = [LiveBytes() for _ in self._stages]
 
@@ -151,10 +158,11 @@ class _Chain:
             before = [live.now for live in lives]
             costs[key] = _weigh(lives[key[1]], action)
             changes = [live.now - was for live, was in zip(lives, before, strict=True)]
+            costs[key].handed_bytes = self._handed_bytes(key)
             costs[key].others = {s: change for s, change in enumerate(changes) if s != key[1]}
 
         self.run(level, finish, weigh)
-        for _ in range(_REPEATS):
+        for _ in range(self._num_timed):
             self.run(level, finish, lambda key, action: self._time(costs[key], key[1], action))
         return costs
 
@@ -182,6 +190,14 @@ class _Chain:
         finally:
             for stage in self._stages:
                 stage.end()
+
+    def _handed_bytes(self, key: tuple[Kind, int]) -> int:
+        """Of what an F hands to the stage behind, and what has a gradient that comes back."""
+        kind, stage = key
+        if kind is not Kind.F or stage + 1 == len(self._stages):
+            return 0
+        tensors = self._stages[stage].outputs[0]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def _time(self, cost: _Cost, stage: int, action: Callable[[], None]) -> None:
         device = self._stages[stage].device

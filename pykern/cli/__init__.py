@@ -1,4 +1,4 @@
-"""The command line: `pykern demo`, `plan`, `schedules`, `scale` and `verify`.
+"""The command line: `pykern demo`, `plan`, `schedules`, `scale`, `fit` and `verify`.
 
 It reads and refuses options; the work is done by what it calls, imported only when it is needed.
 """
@@ -10,6 +10,7 @@ import typer
 from .. import __version__
 from .demo_command import demo
 from .errors import OneLineErrors
+from .fit_command import fit
 from .plan_command import plan
 from .scale_command import scale
 from .schedules_command import schedules
@@ -55,6 +56,7 @@ app.command(epilog="Example: pykern demo --schedule interleaved --chunks 2 --ste
 app.command(epilog="Example: pykern plan hanayo -p 4 -m 8 --waves 2 --out hanayo.svg")(plan)
 app.command(epilog="Example: pykern schedules -p 8 -m 32 --costs 1:1:1")(schedules)
 app.command(epilog="Example: pykern scale --gpus 64 --layers 80 --width 8192 --zero1")(scale)
+app.command(epilog="Example: pykern fit my_model:make --devices 8 --memory 80")(fit)
 app.command(epilog="Example: pykern verify my_model:make --schedule zb_h1 --devices cpu:4")(verify)
 
 

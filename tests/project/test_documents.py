@@ -34,7 +34,7 @@ def test_what_a_guide_shows_runs_and_prints_what_it_shows(python, root, name):
     "name",
     [
         *("choose-a-split.md", "from-device-map.md", "from-deepspeed.md", "asynchronous.md"),
-        *("verify.md", "loss-outside.md", "from-torchgpipe.md"),
+        *("verify.md", "loss-outside.md", "from-torchgpipe.md", "memory.md"),
     ],
 )
 def test_what_a_guide_shows_runs_here_and_prints_what_it_shows(root, name, capsys):

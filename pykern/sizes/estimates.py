@@ -1,0 +1,218 @@
+"""What each device holds in a training step, from a model's shapes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ..budget.fit_memory import most_held
+from ..budget.level_costs import StageCosts, StageLevel
+from ..budget.measure import measure
+from ..notes import add_note
+from ..partition.balance import Balance, Partition
+from ..partition.chain import Chain, max_stages, open_model, share_out
+from ..partition.layers import make_stages
+from ..partition.split_points import SplitAt
+from ..pipeline.choose_levels import Levels, RecomputeArgument, choose_levels
+from ..pipeline.choose_plan import Schedule, choose_plan
+from ..plan import Kind, Plan, lower
+from ..plan.shares import Shares
+from ..runtime.loss import Loss, Losses
+from ..runtime.recompute.recompute import INPUTS, LEVELS
+from ..runtime.stage.stage import Stage
+from ..trace.routes import everywhere
+from .parameters import distinct, num_bytes, state_bytes
+from .without_values import WithoutValues
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """What one device holds at most, in bytes.
+
+    Attributes:
+        parameters: and buffers.
+        gradients: of the parameters that train.
+        optimizer: its state for them.
+        activations: of all microbatches in flight at once, with what an action needs meanwhile.
+        transfers: where a GPU receives what comes from other GPUs; CPU workers need none.
+    """
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    activations: float
+    transfers: float
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        held = self.parameters + self.gradients + self.optimizer
+        return held + self.activations + self.transfers
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The memory of a training step.
+
+    Attributes:
+        devices: what each holds.
+        plan: of the step, with the R of what is recomputed.
+        partition: which layers each stage has.
+    """
+
+    devices: Sequence[Bytes]
+    plan: Plan
+    partition: Partition
+
+    def fits(self, memory: float) -> bool:
+        """Whether every device has this many bytes."""
+        return all(device.total <= memory for device in self.devices)
+
+    def __str__(self) -> str:
+        """A table with a row for each device, in GiB."""
+        names = [*(field.name for field in fields(Bytes)), "total"]
+        rows = [["device", *names]]
+        for number, device in enumerate(self.devices):
+            values = [getattr(device, name) for name in names]
+            rows.append([str(number), *(f"{value / 2**30:.3f}" for value in values)])
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = (map(str.rjust, row, widths) for row in rows)
+        return "\n".join("  ".join(line) for line in lines)
+
+
+def estimate(  # noqa: PLR0913 - a pipeline and what it trains with, by keyword
+    model: nn.Module | Sequence[nn.Module],
+    *,
+    devices: int,
+    sample: Any,
+    loss_fn: Loss,
+    target: Any = None,
+    optimizer: Callable[[list[nn.Parameter]], Optimizer] | None = None,
+    schedule: Schedule = "one_f_one_b",
+    microbatches: int | None = None,
+    recompute: RecomputeArgument = None,
+    balance: Balance | None = None,
+    split_at: SplitAt | None = None,
+    whole: Sequence[str] = (),
+    **options: Any,
+) -> Estimate:
+    """What each device of a pipeline holds at most in a training step.
+
+    One microbatch runs through the stages with torch's fake tensors, which have sizes and no
+    memory; the plan says how many microbatches a device has in flight. The model may be made under
+    `torch.device("meta")`, without weights, or be a real one, which is left alone. An allocator
+    takes more: what it keeps in reserve, and what kernels use while they run, are not counted.
+
+    Args:
+        model: as for `Pipeline`.
+        devices: how many.
+        sample: input of one microbatch, as for `Pipeline`; floating point values do not matter, and
+            integers on "meta" count as 0.
+        loss_fn: as for `Pipeline`.
+        target: of the loss for the sample; None where `step` gets none.
+        optimizer: makes the optimizer of a list of parameters, such as `torch.optim.AdamW`; None
+            leaves its state out.
+        schedule: as for `Pipeline`, with its options; microbatches: likewise.
+        microbatches: of a step.
+        recompute: as for `Pipeline`, without a `Budget`.
+        balance: as for `Pipeline`, but for "time".
+        split_at: as for `Pipeline`.
+        whole: as for `Pipeline`.
+        **options: for the schedule.
+
+    Raises:
+        TypeError, ValueError, CutError, PlanError: as `Pipeline`, or the optimizer's step looks at
+            values.
+        BaseException: what the model raises for the sample, with a note.
+    """
+    if balance == "time":
+        raise ValueError("balance must not be 'time' here, since nothing is run. Leave it out")
+    shares = Shares(devices, microbatches)
+    chosen = choose_plan(schedule, shares, max_stages(model), options)
+    plan, levels = choose_levels(chosen, recompute)
+    shapes = WithoutValues()
+    twin, sample, target = shapes.model(model), shapes.batch(sample), shapes.batch(target)
+    try:
+        chain = open_model(twin, sample, plan.num_stages, split_at, whole)
+        of_layers = None if isinstance(chain, Chain) and balance != "memory" else sample
+        cut = share_out(chain, plan.num_stages, balance, of_layers, split_at)
+        homes = [_CPU] * plan.num_stages
+        chain.cut(cut.stages, homes, everywhere)
+        stages = make_stages(list(chain.layers.values()), cut, homes)
+        losses = Losses(loss_fn, None if target is None else [target], [1.0])
+        of_stages = _stage_levels(plan, levels)
+        named = {level for one in of_stages for level in (one.kept, one.rebuilt)}
+        wanted = [level for level in LEVELS if level in named]
+        costs = measure(
+            stages,
+            (chain.first_input(sample),),
+            losses,
+            wanted,
+            split=plan.has(Kind.I),
+            timed=False,
+        )
+    except BaseException as error:
+        add_note(error, "raised while the model ran without values, for estimate")
+        raise
+    activations = most_held(plan, costs, of_stages)
+    transfers = _transfers(plan, costs)
+    return Estimate(
+        [
+            Bytes(*_of_parameters(_stages_of(plan, stages, device), optimizer), held, received)
+            for device, (held, received) in enumerate(zip(activations, transfers, strict=True))
+        ],
+        plan,
+        cut,
+    )
+
+
+def _stage_levels(plan: Plan, levels: Levels) -> list[StageLevel]:
+    """One for each stage; "ops" where nothing is said, as in a step."""
+    found = []
+    for stage in range(plan.num_stages):
+        of_stage = list(levels[stage]) if levels else []
+        rebuilt = [level for level in of_stage if level in INPUTS]
+        kept = [level for level in of_stage if level is not None and level not in INPUTS]
+        again = frozenset(number for number, level in enumerate(of_stage) if level in INPUTS)
+        found.append(StageLevel(kept[0] if kept else "ops", rebuilt[0] if rebuilt else None, again))
+    return found
+
+
+def _stages_of(plan: Plan, stages: Sequence[Stage], device: int) -> list[Stage]:
+    homes = plan.placement.replicas
+    return [stage for stage in stages if any(of[stage.index] == device for of in homes)]
+
+
+def _of_parameters(
+    stages: Sequence[Stage], optimizer: Callable[[list[nn.Parameter]], Optimizer] | None
+) -> tuple[float, float, float]:
+    """The bytes of parameters with buffers, of gradients, and of what the optimizer keeps."""
+    layers = [layer for stage in stages for layer in stage.originals]
+    parameters = distinct(parameter for layer in layers for parameter in layer.parameters())
+    buffers = distinct(buffer for layer in layers for buffer in layer.buffers())
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    return (
+        num_bytes([*parameters, *buffers]),
+        num_bytes(trained),
+        0 if optimizer is None else state_bytes(optimizer, trained),  # type: ignore[arg-type]
+    )
+
+
+def _transfers(plan: Plan, costs: Sequence[StageCosts]) -> list[float]:
+    """The bytes in which each device receives activations and gradients."""
+    received = [0.0] * plan.num_devices
+    for ring in lower(plan).rings():
+        homes = plan.placement.replicas[ring.replica]
+        stage, here = ring.stage, ring.device
+        if stage > 0 and homes[stage - 1] != here:
+            received[here] += ring.num_slots * costs[stage - 1].handed_bytes
+        if stage + 1 < plan.num_stages and homes[stage + 1] != here:
+            received[here] += ring.num_slots * costs[stage].handed_bytes
+    return received

@@ -1,0 +1,57 @@
+"""The bytes that parameters of a device take, with all that belongs to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+
+def distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Each once, in order."""
+    return list({id(tensor): tensor for tensor in tensors}.values())
+
+
+def num_bytes(tensors: Iterable[Tensor]) -> int:
+    """Of their elements."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def state_bytes(
+    make: Callable[[list[nn.Parameter]], Optimizer], parameters: Sequence[nn.Parameter]
+) -> int:
+    """What an optimizer keeps for these parameters, found by a step of it.
+
+    Raises:
+        TypeError: it returns something else.
+        ValueError: its step looks at values, which there are none of.
+    """
+    if not parameters:
+        return 0
+    optimizer = make(list(parameters))
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            "optimizer must return a torch.optim.Optimizer, got a "
+            f"{type(optimizer).__name__}. Give its class, or lambda params: its_class(params, lr=1)"
+        )
+    for parameter in parameters:
+        parameter.grad = torch.empty_like(parameter)
+    try:
+        optimizer.step()
+    except RuntimeError as error:
+        raise ValueError(
+            f"optimizer must step without looking at values, got {type(optimizer).__name__}, whose "
+            f"step does: {error}. Leave it out, and add its state yourself"
+        ) from error
+    finally:
+        for parameter in parameters:
+            parameter.grad = None
+    kept = [value for state in optimizer.state.values() for value in _tensors(state)]
+    return num_bytes(distinct(kept))
+
+
+def _tensors(state: dict[str, Any]) -> Iterable[Tensor]:
+    return (value for value in state.values() if isinstance(value, Tensor))

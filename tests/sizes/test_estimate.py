@@ -1,0 +1,194 @@
+"""`pykern.estimate`: what is held is predicted without weights, data or devices."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import pykern
+from bench.live import counted_bytes
+from pykern.models import gpt, next_token_loss
+from pykern.sizes.changes import Step, changes
+from tests.torture.models import all_models
+from tests.zoo.case import Case
+
+
+def mlp(num_layers: int = 4, width: int = 64) -> nn.Sequential:
+    return nn.Sequential(
+        *(nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(num_layers))
+    )
+
+
+def small(**options: Any) -> pykern.sizes.Estimate:
+    x = torch.empty(8, 64)
+    given: dict[str, Any] = {
+        "devices": 2,
+        "microbatches": 4,
+        "sample": x,
+        "target": x,
+        "loss_fn": F.mse_loss,
+    }
+    model = options.pop("model", None) or mlp()
+    return pykern.estimate(model, **(given | options))
+
+
+def measured(model: nn.Module, batch: Any, target: Any = None, **options: Any) -> list[float]:
+    """Activations that devices hold at most in a step that adds to gradients, in bytes."""
+    args, kwargs = batch if isinstance(batch, tuple) else ((batch,), {})
+    with pykern.Pipeline(model, **options) as pipe:
+        # Gradients are there from now on.
+        pipe.step(*args, target=target, **kwargs)
+        with counted_bytes(pipe) as live:
+            pipe.step(*args, target=target, **kwargs)
+    return [device.peak for device in live]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "recompute"),
+    [
+        *(("gpipe", None), ("zb_h1", None), ("interleaved", "stage")),
+        *(("one_f_one_b", level) for level in (None, "layer", "stage")),
+    ],
+)
+def test_a_gpt_holds_what_is_predicted(schedule: str, recompute: Any) -> None:
+    ids = torch.randint(32, (8, 17), generator=torch.Generator().manual_seed(1))
+    options: dict[str, Any] = {
+        "schedule": schedule,
+        "microbatches": 4,
+        "recompute": recompute,
+        "loss_fn": next_token_loss,
+    }
+
+    def model() -> nn.Module:
+        return gpt(vocab=32, layers=4, width=32, heads=2, context=16, seed=0)
+
+    found = pykern.estimate(model(), devices=2, sample=ids[:2, :-1], target=ids[:2, 1:], **options)
+    held = measured(model(), ids[:, :-1], ids[:, 1:], devices="cpu:2", **options)
+    for device, most in zip(found.devices, held, strict=True):
+        assert 0.98 * most <= device.activations <= 1.1 * most
+
+
+# Of kinds that differ: decoders, an encoder with its decoder, pictures, state spaces.
+FEW = ("transformers llama", "transformers t5", "transformers vit", "transformers mamba")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", FEW)
+def test_models_of_transformers(name: str) -> None:
+    case: Case = all_models()[name]()
+    options: dict[str, Any] = {"microbatches": 4, "loss_fn": case.loss_fn}
+    sample = case.sample(case.rows // 4)
+    found = pykern.estimate(case.model, devices=2, sample=sample, **options)
+    held = measured(case.model, (case.args, case.kwargs), devices="cpu:2", sample=sample, **options)
+    for device, most in zip(found.devices, held, strict=True):
+        assert 0.98 * most <= device.activations <= 1.1 * most
+
+
+def test_a_model_on_meta_is_as_a_real_one() -> None:
+    with torch.device("meta"):
+        model, x = mlp(), torch.empty(8, 64)
+    assert small(model=model, sample=x, target=x) == small()
+
+
+def test_the_model_is_left_alone() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Linear(64, 64))
+    before = copy.deepcopy(model.state_dict())
+    random = torch.get_rng_state()
+    small(model=model)
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+@pytest.mark.parametrize(
+    ("make", "times"),
+    [(torch.optim.AdamW, 2.0), (torch.optim.SGD, 0.0), (torch.optim.RMSprop, 1.0)],
+)
+def test_parameters_and_what_belongs_to_them(
+    make: Callable[..., torch.optim.Optimizer], times: float
+) -> None:
+    model = mlp()
+    model[0].requires_grad_(False)
+    found = small(model=model, optimizer=lambda parameters: make(parameters, lr=0.1))
+    one = 4 * (64 * 64 + 64)
+    first, second = found.devices
+    assert (first.parameters, second.parameters) == (2 * one, 2 * one)
+    assert (first.gradients, second.gradients) == (one, 2 * one)
+    # Adam also counts its steps, parameter by parameter.
+    assert second.optimizer == pytest.approx(times * 2 * one, abs=4 * 4)
+    assert first.optimizer == pytest.approx(times * one, abs=4 * 2)
+    assert first.total == sum(
+        (first.parameters, first.gradients, first.optimizer, first.activations, first.transfers)
+    )
+
+
+def test_transfers_are_slots_of_what_passes_between_devices() -> None:
+    message = 8 * 64 * 4
+    assert [device.transfers for device in small().devices] == [2 * message, 2 * message]
+    assert [device.transfers for device in small(devices=1).devices] == [0]
+
+
+def test_replicas_have_all_parameters() -> None:
+    found = small(schedule="chimera")
+    assert [device.parameters for device in found.devices] == [4 * 4 * (64 * 64 + 64)] * 2
+
+
+def test_the_table_has_a_row_for_each_device() -> None:
+    lines = str(small()).splitlines()
+    assert lines[0].split() == [
+        *("device", "parameters", "gradients", "optimizer", "activations", "transfers", "total")
+    ]
+    assert [line.split()[0] for line in lines[1:]] == ["0", "1"]
+
+
+def test_changes_that_save_memory() -> None:
+    x = torch.empty(64, 64)
+    arguments = {
+        "model": mlp(8),
+        "loss_fn": F.mse_loss,
+        "devices": 2,
+        "optimizer": torch.optim.AdamW,
+    }
+    step = Step(x, x, 4, None, arguments)
+    before = step.estimate()
+    found = {change.name: change.estimate for change in changes(step)}
+    assert list(found) == [
+        "microbatches=8",
+        "microbatches=16",
+        "pykern.HostOptimizer",
+        'recompute="layer"',
+        'recompute="layer", microbatches=16',
+        'recompute="stage"',
+        'recompute="stage", microbatches=16',
+    ]
+    for estimate in found.values():
+        assert estimate.devices[0].total < before.devices[0].total
+    most = before.devices[0].total
+    assert before.fits(most)
+    assert not before.fits(most - 1)
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layers(x)
+        return y if y.sum().item() > 0 else -y
+
+
+def test_what_cannot_be_known_is_an_error_with_a_note() -> None:
+    with pytest.raises(Exception, match="_local_scalar_dense") as raised:
+        small(model=Branching())
+    assert "without values" in "".join(raised.value.__notes__)
+    with pytest.raises(ValueError, match="optimizer must step without looking at values"):
+        small(optimizer=torch.optim.Adafactor)
+    with pytest.raises(TypeError, match=r"optimizer must return a torch\.optim\.Optimizer"):
+        small(optimizer=list)
+    with pytest.raises(ValueError, match="balance must not be 'time'"):
+        small(balance="time")
