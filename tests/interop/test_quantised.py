@@ -43,9 +43,7 @@ def adapted(kind: str) -> Any:
     return peft.get_peft_model(model, lora("llama")).train()
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_lora_on_a_quantised_base(kind: str, options: str) -> None:
+def require_the_bits(kind: str, options: str) -> None:
     model = adapted(kind)
     plain = copy.deepcopy(model)
     given = batch(padded=True, caches=True)
@@ -60,6 +58,21 @@ def test_lora_on_a_quantised_base(kind: str, options: str) -> None:
             assert torch.equal(loss, wanted)
             assert_same_gradients(model, plain)
         assert list(pipe.state_dict()) == list(plain.state_dict())
+
+
+@pytest.mark.parametrize(
+    "options", ["recompute and split backward", "replicas", "balanced by memory", "verified"]
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_lora_on_a_quantised_base(kind: str, options: str) -> None:
+    require_the_bits(kind, options)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_lora_on_a_quantised_base_in_every_way(kind: str, options: str) -> None:
+    require_the_bits(kind, options)
 
 
 @pytest.mark.parametrize("kind", KINDS)
