@@ -48,7 +48,7 @@ def fit(
         require_owned([schedule], options)
         import torch
 
-        from ..sizes.changes import Step, changes
+        from ..sizes.changes import PlannedStep, changes
 
         with torch.device("meta"):
             workload = workload_of(source)(devices)
@@ -61,7 +61,7 @@ def fit(
             **of_schedule(schedule, options),
         }
         level = None if recompute == "ops" else recompute
-        step = Step(workload.inputs, workload.target, microbatches, level, arguments)
+        step = PlannedStep(workload.inputs, workload.target, microbatches, level, arguments)
         with Console(stderr=True).status("The model runs without values."):
             found = step.estimate()
             fits = found.fits(memory * GIB)

@@ -12,7 +12,7 @@ from .estimates import Estimate, estimate
 
 
 @dataclass(frozen=True)
-class Step:
+class PlannedStep:
     """What a step is made of, beside the arguments of `estimate` that no change touches.
 
     Attributes:
@@ -51,7 +51,7 @@ class Change:
     estimate: Estimate
 
 
-def changes(step: Step) -> Iterator[Change]:
+def changes(step: PlannedStep) -> Iterator[Change]:
     """More microbatches of the same batch, the optimizer's state on the host, then recompute."""
     rows = microbatch.batch_size((step.inputs, step.target))
     finer = [step.microbatches * times for times in (2, 4) if step.microbatches * times <= rows]

@@ -52,13 +52,11 @@ class NumberedTensors:
     def _sharing(self, tensor: Tensor) -> set[int]:
         if tensor.layout is not torch.strided:
             return set()
-        storage = tensor.untyped_storage().data_ptr()
+        memory = _memory(tensor)
         return {
             number
             for number, other in self._kept.items()
-            if other is not tensor
-            and other.layout is torch.strided
-            and other.untyped_storage().data_ptr() == storage
+            if other is not tensor and other.layout is torch.strided and _memory(other) == memory
         }
 
     def within(self, buffers: Mapping[str, Tensor]) -> dict[int, str]:
@@ -122,3 +120,9 @@ class NumberedTensors:
                 makers.add(maker)
                 left += maker.reads
         return makers
+
+
+def _memory(tensor: Tensor) -> int:
+    """Where a tensor lies; its storage where that has no memory, as that of fake tensors."""
+    storage = tensor.untyped_storage()
+    return storage._cdata if storage.device.type == "meta" else storage.data_ptr()

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 import pykern
 from bench.live import counted_bytes
 from pykern.models import gpt, next_token_loss
-from pykern.sizes.changes import Step, changes
+from pykern.sizes.changes import PlannedStep, changes
 from tests.torture.models import all_models
 from tests.zoo.case import Case
+from tests.zoo.flow import CASES
 
 
 def mlp(num_layers: int = 4, width: int = 64) -> nn.Sequential:
@@ -88,6 +89,19 @@ def test_models_of_transformers(name: str) -> None:
         assert 0.98 * most <= device.activations <= 1.1 * most
 
 
+def test_writes_into_what_stages_share() -> None:
+    case = CASES["in_place"]()
+    found = pykern.estimate(
+        case.model,
+        devices=2,
+        microbatches=4,
+        sample=case.sample(2),
+        loss_fn=case.loss_fn,
+        target=None if case.target is None else case.target[:2],
+    )
+    assert all(device.activations > 0 for device in found.devices)
+
+
 def test_a_model_on_meta_is_as_a_real_one() -> None:
     with torch.device("meta"):
         model, x = mlp(), torch.empty(8, 64)
@@ -153,7 +167,7 @@ def test_changes_that_save_memory() -> None:
         "devices": 2,
         "optimizer": torch.optim.AdamW,
     }
-    step = Step(x, x, 4, None, arguments)
+    step = PlannedStep(x, x, 4, None, arguments)
     before = step.estimate()
     found = {change.name: change.estimate for change in changes(step)}
     assert list(found) == [
