@@ -140,24 +140,25 @@ def estimate(  # noqa: PLR0913 - a pipeline and what it trains with, by keyword
     shapes = WithoutValues()
     twin, sample, target = shapes.model(model), shapes.batch(sample), shapes.batch(target)
     try:
-        chain = open_model(twin, sample, plan.num_stages, split_at, whole)
-        of_layers = None if isinstance(chain, Chain) and balance != "memory" else sample
-        cut = share_out(chain, plan.num_stages, balance, of_layers, split_at)
-        homes = [_CPU] * plan.num_stages
-        chain.cut(cut.stages, homes, everywhere)
-        stages = make_stages(list(chain.layers.values()), cut, homes)
-        losses = Losses(loss_fn, None if target is None else [target], [1.0])
-        of_stages = _stage_levels(plan, levels)
-        named = {level for one in of_stages for level in (one.kept, one.rebuilt)}
-        wanted = [level for level in LEVELS if level in named]
-        costs = measure(
-            stages,
-            (chain.first_input(sample),),
-            losses,
-            wanted,
-            split=plan.has(Kind.I),
-            timed=False,
-        )
+        with shapes.in_force():
+            chain = open_model(twin, sample, plan.num_stages, split_at, whole)
+            of_layers = None if isinstance(chain, Chain) and balance != "memory" else sample
+            cut = share_out(chain, plan.num_stages, balance, of_layers, split_at)
+            homes = [_CPU] * plan.num_stages
+            chain.cut(cut.stages, homes, everywhere)
+            stages = make_stages(list(chain.layers.values()), cut, homes)
+            losses = Losses(loss_fn, None if target is None else [target], [1.0])
+            of_stages = _stage_levels(plan, levels)
+            named = {level for one in of_stages for level in (one.kept, one.rebuilt)}
+            wanted = [level for level in LEVELS if level in named]
+            costs = measure(
+                stages,
+                (chain.first_input(sample),),
+                losses,
+                wanted,
+                split=plan.has(Kind.I),
+                timed=False,
+            )
     except BaseException as error:
         add_note(error, "raised while the model ran without values, for estimate")
         raise

@@ -8,6 +8,9 @@ branch on them. A result is fake where something that it is computed from is.
 from __future__ import annotations
 
 import copy
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,6 +26,13 @@ class WithoutValues:
         from torch._subclasses import FakeTensorMode  # noqa: PLC0415 - takes long
 
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    @contextmanager
+    def in_force(self) -> Iterator[None]:
+        """Within it, torch does not warn of an address that is asked for, which is 0."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
+            yield
 
     def model(self, model: Any) -> Any:
         """A copy of a model, or of a list of layers, on the CPU; the model may be on "meta"."""
