@@ -83,7 +83,10 @@ class Tensors:
 def require_storable(name: str, tensor: object) -> None:
     """Refuses what is no plain tensor with values of its own, or of a dtype that files have not."""
     if type(tensor) not in (Tensor, torch.nn.Parameter) and not is_dtensor(tensor):
-        raise CheckpointError(f"{name} is no plain tensor but a {type(tensor).__name__}")
+        raise CheckpointError(
+            f"{name} must be a plain tensor, got a {type(tensor).__name__}. If it is frozen, save "
+            "nn.ParameterList(p for p in model.parameters() if p.requires_grad) alone"
+        )
     assert isinstance(tensor, Tensor)
     if tensor.layout != torch.strided or tensor.is_meta:
         kind = "on the meta device" if tensor.is_meta else str(tensor.layout)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from ..tensors.parameters import num_bytes
 from .bottleneck import balanced_ends
 from .profile import layer_bytes, layer_times_ns
 
@@ -26,7 +27,7 @@ Balance: TypeAlias = (
     Literal["parameters", "layers", "time", "memory"] | Sequence[int] | Mapping[str, float]
 )
 _MEASURED = ("time", "memory")
-# A parameter's weight, its gradient, and two moments of Adam.
+# The weight of a parameter that trains, its gradient, and two moments of Adam.
 _COPIES = 4
 
 
@@ -219,14 +220,18 @@ def _costs(
     if balance == "memory":
         kept = layer_bytes(layers, sample)
         return [
-            _COPIES * _bytes_of(layer) + num_stages * of_layer
+            _bytes_of(layer) + num_stages * of_layer
             for layer, of_layer in zip(layers, kept, strict=True)
         ]
     return parameters if balance == "parameters" else [1] * len(layers)
 
 
 def _bytes_of(layer: nn.Module) -> int:
-    return sum(parameter.numel() * parameter.element_size() for parameter in layer.parameters())
+    held = sum(num_bytes(buffer) for buffer in layer.buffers())
+    return held + sum(
+        num_bytes(parameter) * (_COPIES if parameter.requires_grad else 1)
+        for parameter in layer.parameters()
+    )
 
 
 def _price(prices: Mapping[str, float], name: str, kind: str) -> int:

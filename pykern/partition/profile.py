@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ..modes import as_before, same_numbers
+from ..tensors.parameters import with_values
 from ..tensors.trees import all_tensors, flatten, map_tensors
 
 # Of timed runs of each layer, in turn with the others.
@@ -147,7 +148,9 @@ def _check_on_cpu(layers: Sequence[nn.Module], sample: Any) -> None:
 def _run(layer: nn.Module, sample: Any) -> tuple[int, Any]:
     """One forward and backward: nanoseconds, and the output as the next layer's sample."""
     state: dict[str, Tensor] = {name: buffer.clone() for name, buffer in layer.named_buffers()}
-    state |= {name: _fresh_leaf(parameter) for name, parameter in layer.named_parameters()}
+    # A frozen one needs no gradient, and may be of a class that a copy would not have.
+    trained = {name: each for name, each in layer.named_parameters() if each.requires_grad}
+    state |= {name: with_values(each, each.detach()) for name, each in trained.items()}
     leaves = map_tensors(_fresh_leaf, sample)
     # A layer may work in place, which autograd forbids on a leaf and the sample must not see.
     inputs = map_tensors(torch.clone, leaves)

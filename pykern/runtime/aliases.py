@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .. import _C
+from ..tensors.parameters import with_values
 from ..torch_private import version_of
 
 
@@ -46,9 +47,7 @@ class Aliases:
     def _of(self, original: nn.Parameter) -> nn.Parameter:
         alias = self._alias_of.get(id(original))
         if alias is None:
-            alias = self._alias_of[id(original)] = nn.Parameter(original.detach())
-            if vars(original):
-                vars(alias).update(vars(original))
+            alias = self._alias_of[id(original)] = with_values(original, original.detach())
             self.originals.append(original)
             self._aliases.append(alias)
         return alias

@@ -68,6 +68,13 @@ class Crossings:
             return None, None
         return origin, self._calls.get(origin.owner, (None, 0))[0]
 
+    def is_constant(self, tensor: Tensor) -> bool:
+        """Whether a tensor is the same for every microbatch, and not a parameter."""
+        if tensor.requires_grad:
+            return False
+        owned = any(storage._cdata in self._parameters for storage in storages_of(tensor))
+        return not owned and self.maker_of(tensor) == (None, None)
+
     def before(self, module: nn.Module) -> None:
         """A module that stays whole is about to be called.
 
@@ -85,6 +92,7 @@ class Crossings:
         follow.given = {storage._cdata for storage in storages_of(given)}
         # Under the mode torch would not compile.
         compiles = is_compiled(module)
+        follow.used = follow.given.copy() if compiles else set()
         if compiles:
             follow.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         try:

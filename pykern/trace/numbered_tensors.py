@@ -75,11 +75,16 @@ class NumberedTensors:
             if storage._cdata in names
         }
 
-    def note(self, instruction: Instruction) -> None:
-        """Notes what an instruction has made, and what does not depend on inputs alone any more."""
+    def note(self, instruction: Instruction, *, early: bool = True) -> None:
+        """Notes what an instruction has made, and what does not depend on inputs alone any more.
+
+        Args:
+            instruction: the one behind all that are known.
+            early: whether its results may depend on inputs alone.
+        """
         random = torch.Tag.nondeterministic_seeded in getattr(instruction.target, "tags", ())
         drawing = name_of(instruction.target) in RANDOM or random
-        early = instruction.anchor is None and not drawing
+        early = early and instruction.anchor is None and not drawing
         memory = {
             other for number in instruction.overwritten for other in (number, *self.aliases[number])
         }

@@ -87,6 +87,7 @@ class Follow(DispatchMode):
     Attributes:
         owner: whichever call or stage is running.
         given: addresses of the memory that the owner has been given.
+        used: those of them that it has read.
         has_read: whether Python has got a number that varies.
         before_write: called with memory that an operation is about to write.
     """
@@ -95,6 +96,7 @@ class Follow(DispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.owner: Hashable = None
         self.given: set[int] = set()
+        self.used: set[int] = set()
         self.has_read = False
         self.before_write: Callable[[torch.UntypedStorage], None] = lambda _: None
         self._origins = origins
@@ -123,6 +125,7 @@ class Follow(DispatchMode):
     def _read(self, tensor: Tensor, storage: torch.UntypedStorage) -> bool:
         """Shows the tensor if it is another's; returns whether its values vary."""
         if storage._cdata in self.given:
+            self.used.add(storage._cdata)
             return True
         origin = self._origins.of(storage)
         if origin is None:

@@ -7,7 +7,7 @@ good, so what it reads of values is noted, to be read again for each microbatch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
@@ -18,18 +18,20 @@ from torch.overrides import TorchFunctionMode
 from .. import _C
 from ..modes import as_before, set_function_modes
 from ..tensors.trees import Call, flatten, leaves_of, map_tree, tensors_in
-from ..torch_private import checkpoints_ended, function_modes, top_hooks, version_of
+from ..torch_private import checkpoints_ended, function_modes, top_hooks
 from ..user_code import user_line
 from .calls import told, told_to
 from .crossings import Crossings
 from .errors import CutError, UnseenTensor
-from .foreign import foreign_in, refuse_filled
+from .foreign import Carriers, foreign_in, refuse_objects, with_carriers, without_objects
 from .functions import METADATA, SHAPES, name_of, refuse_autograd
 from .generators import Generators
 from .numbered_tensors import NumberedTensors
+from .objects import HandedIn, Holdings
 from .origins import Origins
-from .tape import Instruction, Read, Tape, modes_now
-from .values import Held, Home, Ref
+from .tape import Instruction, Read, Tape, modes_now, rest_of
+from .values import Home, Ref, held_of
+from .writes import Writes
 
 _T = TypeVar("_T")
 
@@ -59,7 +61,7 @@ class Recorder(TorchFunctionMode):
         self._home = home
         self._origins = origins
         self._name_of = {module: name for name, module in model.named_modules()}
-        self._held = _held(model)
+        self._held = held_of(model)
         self._instructions: list[Instruction] = []
         self._reads: list[Read] = []
         # Names of the buffers that the forward writes.
@@ -84,6 +86,7 @@ class Recorder(TorchFunctionMode):
             self._made.give(tensor)
         trained = frozenset(number for number, x in enumerate(inputs) if x.requires_grad)
         self._crossings = Crossings(model, self._opened, inputs, self._origins)
+        self._carriers = Carriers(model, call, self._crossings, self._made, self._stand_in)
         restored = _C.Undo(self._crossings.restore, settling)
         with restored, as_before(), told(self), checkpoints_ended():
             self.__enter__()  # type: ignore[no-untyped-call]
@@ -113,7 +116,7 @@ class Recorder(TorchFunctionMode):
             return func(*args, **kwargs)
         refuse_autograd(func, name)
         given = tensors_in((args, kwargs))
-        writes = _Writes(given)
+        writes = Writes(given)
         returned = func(*args, **kwargs)
         written = writes.found()
         if written or tensors_in(returned):
@@ -132,19 +135,33 @@ class Recorder(TorchFunctionMode):
         if name is None or module in self._opened or isinstance(module, nn.ModuleList):
             return call(module, *args, **kwargs)
         self._refuse_checkpoint(name)
-        writes = _Writes(tensors_in((args, kwargs)))
-        foreign = foreign_in((args, kwargs))
+        objects = Holdings(foreign_in((args, kwargs)))
+        writes = Writes([*tensors_in((args, kwargs)), *objects.tensors])
         number = len(self._instructions)
         self._crossings.before(module)
-        with self._away(), self._crossings.during(module, (args, kwargs), number):
+        given = args, kwargs, objects.tensors
+        with self._away(), self._crossings.during(module, given, number):
             returned = call(module, *self._at(module, args), **self._at(module, kwargs))
         self._crossings.after(module, number, returned)
-        refuse_filled(foreign, name)
-        self._record(name, args, kwargs, returned, writes.found())
+        written, after = writes.found(), Holdings(objects.roots)
+        with self._away():
+            touched = [*tensors_in(returned), *written]
+            carried = self._carriers.carried(objects, after, name, touched)
+        if carried is not None:
+            args, kwargs = with_carriers((args, kwargs), objects)
+        self._record(name, args, kwargs, returned, written, carried)
+        if carried is not None:
+            self._instructions += self._carriers.left(objects, after)
         return returned
 
     def _record(
-        self, target: Any, args: Any, kwargs: Any, returned: Any, written: list[Tensor]
+        self,
+        target: Any,
+        args: Any,
+        kwargs: Any,
+        returned: Any,
+        written: list[Tensor],
+        carried: HandedIn | None = None,
     ) -> None:
         self._generators.require_same()
         arguments = map_tree(self._argument, args), map_tree(self._argument, kwargs)
@@ -158,7 +175,7 @@ class Recorder(TorchFunctionMode):
         else:
             leaves, _ = flatten(returned)
             results = [self._result(leaf, written) for leaf in leaves if isinstance(leaf, Tensor)]
-            rest = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            rest = rest_of(leaves)
         for number, tensor in zip(before, written, strict=True):
             if number is not None:
                 self._made.overwrite(number, tensor)
@@ -177,6 +194,7 @@ class Recorder(TorchFunctionMode):
             user_line(),
             rest,
             [number for number in before if number is not None],
+            carried=carried,
         )
         self._instructions.append(instruction)
         self._made.note(instruction)
@@ -191,7 +209,7 @@ class Recorder(TorchFunctionMode):
         return Home(leaf) if isinstance(leaf, torch.device) and leaf == self._home else leaf
 
     def _output(self, leaf: Any) -> Any:
-        return self._stand_in(leaf) if isinstance(leaf, Tensor) else leaf
+        return self._stand_in(leaf) if isinstance(leaf, Tensor) else without_objects(leaf)
 
     def _stand_in(self, tensor: Tensor) -> Any:
         number = self._made.find(tensor)
@@ -254,8 +272,10 @@ class Recorder(TorchFunctionMode):
                 f"{kind.__name__} is given a function ({user_line()}), whose modules would not be "
                 "seen: where it is checkpointing, say Pipeline(recompute='layer')"
             )
+        objects = Holdings(foreign_in((args, kwargs)))
         with self._away():
             returned = bound(*args, **kwargs)
+        refuse_objects(objects, kind.__name__)
         self._record(bound, args, kwargs, returned, [])
         return returned
 
@@ -275,21 +295,3 @@ class Recorder(TorchFunctionMode):
             self._generators.look()
 
         return _C.Within(leave, come_back)
-
-
-def _held(model: nn.Module) -> dict[int, Held]:
-    """Parameters and buffers by identity, under the first name of one that has several."""
-    found = {id(tensor): Held(name, True) for name, tensor in model.named_parameters()}
-    return found | {id(tensor): Held(name, False) for name, tensor in model.named_buffers()}
-
-
-class _Writes:
-    """Which of some tensors are written from now on."""
-
-    def __init__(self, tensors: Iterable[Tensor]) -> None:
-        self._tensors = {id(tensor): (tensor, version_of(tensor)) for tensor in tensors}
-
-    def found(self) -> list[Tensor]:
-        return [
-            tensor for tensor, version in self._tensors.values() if version_of(tensor) != version
-        ]

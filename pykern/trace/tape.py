@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from ..once import once
 from ..tensors.trees import flatten
 from .errors import CutError, ReplayError
-from .values import Build, Held, Here, builder, held_in, key_of, refs_in
+from .objects import HandedIn
+from .values import PLAIN, Build, Held, Here, builder, held_in, key_of, refs_in
 
 # Whether gradients are on, and autocast: the device type, and its type or None where it is off.
 Modes = tuple[bool, tuple[tuple[str, torch.dtype | None], ...]]
@@ -33,9 +34,10 @@ class Instruction:
         written: (before, after) numbers of the values that the call writes and does not return.
         modes: to be entered for the call; None for those around the whole forward.
         where: the line of the model that made the call.
-        rest: what else it returned, None in the places of tensors; None for a tensor alone.
+        rest: what else it returned (`rest_of`); None for a tensor alone.
         overwritten: numbers, before it, of all values that the call writes.
         shapes: of the results that the forward has looked at, by number.
+        carried: what it finds in objects that it is given; None where it is not given any.
     """
 
     target: Callable[..., Any] | str
@@ -47,17 +49,20 @@ class Instruction:
     rest: Any = None
     overwritten: Sequence[int] = ()
     shapes: dict[int, torch.Size] = field(default_factory=dict)
+    carried: HandedIn | None = None
 
     def __post_init__(self) -> None:
         args, kwargs = self.arguments
         self._key = key_of(self.target) if isinstance(self.target, str) else ""
         self._args: Build = builder(args)
         self._kwargs: Build | None = builder(kwargs) if kwargs else None
+        if self.carried is not None:
+            self._args = _with_objects(self._args, self.carried)
 
     @once
     def reads(self) -> list[int]:
         """Numbers of the values that the call is given."""
-        return refs_in(self.arguments)
+        return refs_in((self.arguments, self._parts))
 
     @once
     def makes(self) -> list[int]:
@@ -70,7 +75,11 @@ class Instruction:
     @once
     def held(self) -> list[Held]:
         """Parameters and buffers that the call is given."""
-        return held_in(self.arguments)
+        return held_in((self.arguments, self._parts))
+
+    @property
+    def _parts(self) -> list[Any]:
+        return [] if self.carried is None else self.carried.parts
 
     @property
     def anchor(self) -> str | None:
@@ -120,7 +129,7 @@ class Instruction:
                 )
 
     def _require_same(self, leaves: Sequence[Any], num_tensors: int) -> None:
-        rest = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        rest = rest_of(leaves)
         if num_tensors != len(self.results) or not _alike(rest, self.rest):
             raise ReplayError(
                 f"{self.name} returned something else than when the forward of the model was "
@@ -222,6 +231,26 @@ class Tape:
     crossings: list[Crossing]
     in_buffers: dict[int, str]
     with_gradients: bool
+
+
+def _with_objects(args: Build, carried: HandedIn) -> Build:
+    def make(here: Here) -> Any:
+        here.objects = carried.objects(here)
+        return args(here)
+
+    return make
+
+
+def rest_of(leaves: Sequence[Any]) -> list[Any]:
+    """What a call returned beside tensors: of objects their types, for they may hold tensors."""
+    return [
+        None
+        if isinstance(leaf, Tensor)
+        else leaf
+        if isinstance(leaf, PLAIN) or hasattr(leaf, "__array__")
+        else type(leaf)
+        for leaf in leaves
+    ]
 
 
 def modes_now() -> Modes:

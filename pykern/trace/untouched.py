@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -13,6 +13,9 @@ from ..modes import random_states, set_states
 from .errors import CutError, Unsettled
 from .generators import Generators
 from .state import attributes
+
+# Of a parameter: belongs to the backward, not to a forward.
+_GRADIENT = "main_grad"
 
 
 class Untouched:
@@ -34,7 +37,7 @@ class Untouched:
         self._settling = settling
         modules = list(model.modules())
         self._described = {module: attributes(module, 1) for module in opened}
-        self._kept = [(module, kept_of(module)) for module in modules]
+        self._kept = [(holder, kept_of(holder)) for holder in holders_of(modules)]
         self._buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
         devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
         self._numbers = random_states(devices)
@@ -47,9 +50,9 @@ class Untouched:
     def _put_back(self) -> None:
         set_states(self._numbers)
         self.generators.put_back()
-        for module, before in self._kept:
-            if not self._settling or module not in self._described:
-                put_back(module, before)
+        for holder, before in self._kept:
+            if not self._settling or holder not in self._described:
+                put_back(holder, before)
         # By `.data`, beside any graph, in one mode or another. It counts no write either: the value
         # is what it was, and a buffer that nothing else has written must not look written.
         for buffer, value in self._buffers:
@@ -63,7 +66,7 @@ class Untouched:
         left: list[str] = []
         changed: list[str] = []
         for module, before in self._kept:
-            if module in self._described:
+            if isinstance(module, nn.Module) and module in self._described:
                 changed += _changed(module, self._described[module])
                 left += [f"{type(module).__name__}.{name}" for name in _left(module, before)]
         if left:
@@ -83,11 +86,22 @@ def _listed(names: list[str]) -> str:
     return ", ".join(dict.fromkeys(names))
 
 
-def kept_of(module: nn.Module) -> dict[str, Any]:
-    """The attributes of a module, for `put_back`."""
+def holders_of(modules: Iterable[nn.Module]) -> list[nn.Module | nn.Parameter]:
+    """What a forward may leave something in: modules, and parameters that have attributes.
+
+    Quantised parameters have, and the first forward of a layer may take what it needs from there.
+    """
+    modules = list(modules)
+    parameters = {each: None for module in modules for each in module.parameters(recurse=False)}
+    return [*modules, *(each for each in parameters if vars(each))]
+
+
+def kept_of(holder: nn.Module | nn.Parameter) -> dict[str, Any]:
+    """The attributes of a module or parameter, for `put_back`."""
     return {
         name: value.copy() if isinstance(value, dict | list) else value
-        for name, value in vars(module).items()
+        for name, value in vars(holder).items()
+        if name != _GRADIENT
     }
 
 
@@ -111,10 +125,10 @@ def _changed(module: nn.Module, before: dict[str, Hashable]) -> list[str]:
     ]
 
 
-def put_back(module: nn.Module, before: dict[str, Any]) -> None:
-    """Gives a module the attributes that it had, dicts and lists with what they held."""
-    now = vars(module)
-    for name in now.keys() - before.keys():
+def put_back(holder: nn.Module | nn.Parameter, before: dict[str, Any]) -> None:
+    """Gives a module or parameter the attributes that it had, dicts and lists with their parts."""
+    now = vars(holder)
+    for name in now.keys() - before.keys() - {_GRADIENT}:
         del now[name]
     for name, value in before.items():
         held = now.get(name)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..tensors.trees import flatten, is_sequence, leaves_of, like, map_tree, unflatten
 
@@ -43,6 +43,13 @@ class Home:
     device: torch.device
 
 
+@dataclass(frozen=True, slots=True)
+class Carrier:
+    """An object of an unknown class that is made anew for the call, by its number in the call."""
+
+    number: int
+
+
 @dataclass(slots=True)
 class Here:
     """Where a tree is built: the values that there are, and what a segment holds.
@@ -51,12 +58,14 @@ class Here:
         values: by number.
         parameters, buffers: by key.
         device: of the stage; None where everything is in one place.
+        objects: those that were made for the last call that is given any.
     """
 
     values: dict[int, Any]
     parameters: Mapping[str, Tensor | None]
     buffers: Mapping[str, Tensor | None]
     device: torch.device | None
+    objects: Sequence[Any] = ()
 
 
 # What has no parts, and equals only what is the same to all who look at it.
@@ -83,7 +92,10 @@ def builder(tree: Any) -> Build:
     if isinstance(tree, Home):
         home = tree.device
         return lambda here: here.device or home
-    if not any(isinstance(leaf, Ref | Held | Home) for leaf in leaves_of(tree)):
+    if isinstance(tree, Carrier):
+        place = tree.number
+        return lambda here: here.objects[place]
+    if not any(isinstance(leaf, Ref | Held | Home | Carrier) for leaf in leaves_of(tree)):
         # Made anew where it can be written: a callee may keep or change what it is given.
         is_plain = isinstance(tree, PLAIN)
         return (lambda _: tree) if is_plain else (lambda _: map_tree(_same, tree))
@@ -130,6 +142,12 @@ def refs_in(tree: Any) -> list[int]:
 def held_in(tree: Any) -> list[Held]:
     """The parameters and buffers that stand in a tree."""
     return [leaf for leaf in leaves_of(tree) if isinstance(leaf, Held)]
+
+
+def held_of(model: nn.Module) -> dict[int, Held]:
+    """Parameters and buffers by identity, under the first name of one that has several."""
+    found = {id(tensor): Held(name, True) for name, tensor in model.named_parameters()}
+    return found | {id(tensor): Held(name, False) for name, tensor in model.named_buffers()}
 
 
 def _same(leaf: Any) -> Any:

@@ -9,6 +9,7 @@ from torch import nn
 
 from ..runtime.stage.layer_copies import Pairs, add_gradients
 from ..runtime.stage.stage import Stage
+from ..tensors.parameters import with_values
 
 
 class Sums:
@@ -84,7 +85,7 @@ def _stand_ins(
         foreign = parameter.device != stage.device and parameter.device.type != "meta"
         if (replica > 0 and trains) or (parameter in owned and (trains or foreign)):
             values = parameter.detach().to(stage.device)
-            own = nn.Parameter(values, parameter.requires_grad)
+            own = with_values(parameter, values)
             main = getattr(parameter, "main_grad", None)
             if main is not None:
                 own.main_grad = torch.zeros_like(main, device=stage.device)  # type: ignore[attr-defined]

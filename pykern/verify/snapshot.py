@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..trace.untouched import kept_of, put_back
+from ..trace.untouched import holders_of, kept_of, put_back
 
 
 class Snapshot:
-    """Buffers, other attributes of modules, a batch, and random numbers, as they are now.
+    """Buffers, attributes of modules and parameters, a batch, and random numbers, as they are now.
 
-    Parameters are not copied: a forward and a backward do not change their values.
+    The values of parameters are not copied: a forward and a backward do not change them.
 
     Args:
         modules: of the model and of the loss function.
@@ -29,7 +29,7 @@ class Snapshot:
         batch: Iterable[Tensor],
         generators: Iterable[torch.Generator],
     ) -> None:
-        self._modules = [(module, kept_of(module)) for module in modules]
+        self._holders = [(holder, kept_of(holder)) for holder in holders_of(modules)]
         buffers = [held for module in modules for held in module._buffers.values()]
         found = [*(held for held in buffers if held is not None), *batch]
         unique = {id(tensor): tensor for tensor in found}.values()
@@ -40,8 +40,8 @@ class Snapshot:
 
     def restore(self) -> None:
         """Restores the state; may be called again after an interrupt."""
-        for module, kept in self._modules:
-            put_back(module, kept)
+        for holder, kept in self._holders:
+            put_back(holder, kept)
         # `detach`, so that the copy is not recorded in a graph.
         for tensor, value in self._values:
             if not torch.equal(tensor, value):

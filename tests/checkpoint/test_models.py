@@ -174,8 +174,8 @@ REFUSED = {
     "sparse": (Holder(torch.eye(2).to_sparse()), "x is torch.sparse_coo"),
     "meta": (Holder(torch.empty(2, device="meta")), "x is on the meta device"),
     "dtype": (Holder(torch.zeros(2, dtype=torch.complex128)), r"x is complex128 \[2\], a dtype"),
-    "lazy": (nn.LazyLinear(2), "weight is no plain tensor but a UninitializedParameter"),
-    "extra state": (Counted(1, 1), "_extra_state is no plain tensor but a int"),
+    "lazy": (nn.LazyLinear(2), "weight must be a plain tensor, got a UninitializedParameter"),
+    "extra state": (Counted(1, 1), "_extra_state must be a plain tensor, got a int"),
 }
 
 

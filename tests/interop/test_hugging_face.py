@@ -126,6 +126,39 @@ def test_a_tied_head_trains_over_stages() -> None:
         torch.testing.assert_close(ours.grad, theirs.grad)
 
 
+def mistral() -> Any:
+    # Its caches have a window.
+    config = transformers.MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=4)
+    return transformers.MistralForCausalLM(config)
+
+
+def mamba2() -> Any:
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 4, "state_size": 8}
+    heads = {"num_heads": 4, "head_dim": 16, "n_groups": 2, "chunk_size": 4}
+    return transformers.Mamba2ForCausalLM(transformers.Mamba2Config(**sizes, **heads))
+
+
+@pytest.mark.parametrize("make", [gpt2, llama, mistral, mamba2])
+def test_models_with_the_caches_that_they_make(make: Callable[[], Any]) -> None:
+    """Without use_cache=False, which their configurations do not say, they were refused."""
+    model = make().train()
+    plain = copy.deepcopy(model)
+    given = batch(padded=False, caches=False) | {"use_cache": True}
+    with pykern.Pipeline(
+        model,
+        devices="cpu:2",
+        schedule="zb_h1",
+        microbatches=4,
+        recompute="layer",
+        loss_fn=lambda output: output.loss,
+        sample=next(parts(given)),
+    ) as pipe:
+        assert torch.equal(pipe.step(**given), plain_step(plain, given))
+        for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            assert (ours.grad is None) == (theirs.grad is None)
+            assert ours.grad is None or torch.equal(ours.grad, theirs.grad)
+
+
 def rwkv() -> Any:
     sizes = {"vocab_size": 64, "hidden_size": 16, "attention_hidden_size": 16, "context_length": 16}
     # `rescale_every` scales weights in eval mode.

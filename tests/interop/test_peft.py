@@ -68,13 +68,17 @@ def prompt_encoder(_: str) -> Any:
     return peft.PromptEncoderConfig(num_virtual_tokens=3, encoder_hidden_size=16, **GIVEN)
 
 
+def prefix(_: str) -> Any:
+    return peft.PrefixTuningConfig(num_virtual_tokens=3, **GIVEN)
+
+
 def adaption_prompt(_: str) -> Any:
     return peft.AdaptionPromptConfig(adapter_len=3, adapter_layers=2, **GIVEN)
 
 
 ADAPTERS = [
     *(lora, dora, lora_of_the_last_layers, lora_and_the_head),
-    *(ia3, prompt, prompt_encoder, adaption_prompt),
+    *(ia3, prompt, prompt_encoder, prefix, adaption_prompt),
 ]
 
 
@@ -127,7 +131,8 @@ def require_the_bits(
 
 
 @pytest.mark.parametrize(
-    ("name", "adapter"), [("gpt2", lora), *(("llama", adapter) for adapter in ADAPTERS)]
+    ("name", "adapter"),
+    [("gpt2", lora), ("gpt2", prefix), *(("llama", adapter) for adapter in ADAPTERS)],
 )
 @pytest.mark.parametrize("outside", [False, True])
 def test_adapters_train_as_in_the_model(

@@ -45,6 +45,15 @@ def test_what_a_guide_shows_runs_here_and_prints_what_it_shows(root, name, capsy
     assert capsys.readouterr().out == shown
 
 
+# peft asks for names that transformers is about to rename.
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+def test_the_page_on_adapters_runs_and_prints_what_it_shows(root, tmp_path, monkeypatch, capsys):
+    page = (root / "docs/adapters.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    exec("".join(re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)), {})
+    assert capsys.readouterr().out == "".join(re.findall(r"^```text\n(.*?)^```", page, re.M | re.S))
+
+
 def test_the_page_on_profiling_runs(root, tmp_path, monkeypatch):
     (code,) = re.findall(
         r"^```python\n(.*?)^```", (root / "docs/profiling.md").read_text(), re.M | re.S

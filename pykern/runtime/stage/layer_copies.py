@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import _SpectralNorm
 
+from ...tensors.parameters import on_device, with_values
+
 # Parameters of the original, each with its copy.
 Pairs = list[tuple[nn.Parameter, nn.Parameter]]
 
@@ -91,9 +93,9 @@ class _Copies:
         if self._only is not None and original not in self._only:
             return original
         if original not in self.parameters:
-            values = original.data if self._counted_apart else original.detach()
-            values = values.to(self._device)
-            copy = nn.Parameter(values, original.requires_grad)
+            source = on_device(original, self._device)
+            values = source.data if self._counted_apart else source.detach()
+            copy = with_values(source, values.to(self._device))
             main = getattr(original, "main_grad", None)
             if main is not None:
                 copy.main_grad = torch.zeros_like(main, device=self._device)  # type: ignore[attr-defined]

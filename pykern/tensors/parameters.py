@@ -1,0 +1,69 @@
+"""Parameters of any class, such as those of quantised models: copies of them, and their bytes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..torch_private import is_traceable_wrapper_subclass
+
+# How deep the scales of a quantised parameter lie: those of its scales have scales of their own.
+_DEPTH = 3
+
+
+def with_values(original: nn.Parameter, values: Tensor) -> nn.Parameter:
+    """A parameter of the class and with the attributes of another, and a gradient of its own.
+
+    Args:
+        original: the other.
+        values: of the new one, which shares their memory.
+    """
+    made: Any
+    if _has_class(original):
+        made = torch.Tensor._make_subclass(type(original), values, original.requires_grad)
+    else:
+        made = nn.Parameter(values, original.requires_grad)
+    for name, value in vars(original).items():
+        vars(made).setdefault(name, value)
+    return made  # type: ignore[no-any-return]
+
+
+def on_device(original: nn.Parameter, device: torch.device | None) -> nn.Parameter:
+    """What a copy on a device is made of: a parameter of a class of its own moves what it needs.
+
+    Args:
+        original: a parameter.
+        device: None for where it is.
+    """
+    if device is None or original.device == device or not _has_class(original):
+        return original
+    # The method of the class may move what the original still needs.
+    moved: Any = copy.deepcopy(original).to(device)
+    return moved if isinstance(moved, type(original)) else original
+
+
+def num_bytes(parameter: Tensor) -> int:
+    """Bytes of a parameter and of what it needs to be read, such as scales."""
+    parts = {part.data_ptr(): part.numel() * part.element_size() for part in _parts(parameter)}
+    return sum(parts.values())
+
+
+def _has_class(parameter: nn.Parameter) -> bool:
+    """Whether it is more than torch's: of a subclass, other than tensors that are marked as one."""
+    return type(parameter) is not nn.Parameter and nn.Parameter in type(parameter).__mro__
+
+
+def _parts(thing: Any, depth: int = _DEPTH) -> Iterator[Tensor]:
+    if isinstance(thing, Tensor) and is_traceable_wrapper_subclass(thing):
+        for name in thing.__tensor_flatten__()[0]:
+            yield from _parts(getattr(thing, name))
+        return
+    if isinstance(thing, Tensor):
+        yield thing
+    if depth > 0 and not isinstance(thing, nn.Module | type):
+        for part in getattr(thing, "__dict__", {}).values():
+            yield from _parts(part, depth - 1)
