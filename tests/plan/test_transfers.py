@@ -160,7 +160,7 @@ def test_no_schedule_is_slower_than_by_torchs_order(name: str, transfer_ns: floa
 # The searched plan, interleaved 1F1B, ZB-V and Hanayo's of two waves, as bench/README.md has them.
 @pytest.mark.parametrize(
     ("num_devices", "ours", "by_torch"),
-    [(4, [99, 57, 51, 114], [128, 67, 55, 114]), (8, [199, 117, 103, 234], [349, 168, 115, 234])],
+    [(4, [99, 57, 51, 114], [127, 67, 55, 114]), (8, [199, 117, 103, 234], [348, 168, 115, 234])],
 )
 def test_torchs_order_holds_up_plans_where_transfers_share_a_stream(
     num_devices: int, ours: list[float], by_torch: list[float]

@@ -80,7 +80,7 @@ def test_the_papers_bubble_and_peak_of_gis_h(
 @pytest.mark.parametrize("num_devices", range(3, 17))
 def test_v_half_and_v_min_against_the_bound_of_their_placement(num_devices: int) -> None:
     num_microbatches = 2 * num_devices
-    off_bound = {
+    off_bound: dict[Callable[[int, int], Plan], float] = {
         schedules.v_half: num_devices % 2 * (num_devices - 1) / 2,
         partial(schedules.v_half, early=True): 0,
         schedules.v_min: 2 * (num_devices % 3 == 2),

@@ -35,6 +35,7 @@ def _options(rule: object, num_microbatches: int, max_chunks: int) -> Iterator[d
         "group": range(1, 2 * num_microbatches + 1),
         "optimised": (False, True),
         "doubling": (False, True),
+        "early": (False, True),
         "num_slices": (1,),
     }
     names = list(inspect.signature(rule).parameters)[2:]
