@@ -53,11 +53,11 @@ def figures(plan: Plan, timeline: Timeline) -> list[str]:
 
 def num_messages(plan: Plan) -> int:
     """Outputs and gradients that go from one device to another in one step."""
-    placement = plan.placement
+    first_trained = plan.first_trained
     of_replica = []
-    for devices in placement.replicas:
+    for devices in plan.placement.replicas:
         ways = [
-            (here != there) * (1 + (stage >= plan.first_trained))
+            (here != there) * (1 + (stage >= first_trained))
             for stage, (here, there) in enumerate(pairwise(devices))
         ]
         of_replica.append(sum(ways) * plan.num_slices)
