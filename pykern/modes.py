@@ -109,6 +109,15 @@ def same_numbers() -> _C.Undo:
     return _C.Undo(torch.default_generator.set_state, torch.default_generator.get_state())
 
 
+@contextmanager
+def threads_of_a_worker(num_workers: int) -> Iterator[None]:
+    """Within it, torch has as many intra-op threads here as each of so many workers gets."""
+    num_threads = torch.get_num_threads()
+    with _C.Undo(torch.set_num_threads, num_threads):
+        torch.set_num_threads(max(1, num_threads // num_workers))
+        yield
+
+
 def random_states(devices: Iterable[torch.device]) -> dict[torch.Generator, Tensor]:
     """The states of default generators: the CPU's, and those of GPUs among the devices."""
     gpus = [device.index or 0 for device in devices if device.type == "cuda"]

@@ -137,6 +137,8 @@ def _serve(
 ) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     warnings.simplefilter("error")
+    # On a busy machine, which says nothing about what is tested.
+    warnings.filterwarnings("ignore", "the times of layers differ")
     torch.set_num_threads(1)
     torch.manual_seed(1234)
     store = FileStore(os.fspath(folder / "store"), num_peers)

@@ -17,6 +17,7 @@ from .. import _C
 from ..budget.budget import Budget
 from ..budget.fit import Fitted
 from ..budget.level_costs import StageCosts
+from ..modes import threads_of_a_worker
 from ..parallel.data.data import DataParallel
 from ..parallel.distributed import refuse_distributed
 from ..parallel.peers.agreement import alike
@@ -171,7 +172,12 @@ def design(asked: Request) -> Design:
     of = partial(Design, asked, plan, chosen, parts, chain)
     share = partial(share_out, chain, plan.num_stages, asked.balance, asked.sample, asked.split_at)
     groups = [group for group in (data_group, tensor_group) if group is not None]
-    cut = of_first(groups, share, Partition) if asked.balance == "time" else share()
+    if asked.balance == "time":
+        # On GPUs too, times are those of the CPU.
+        with threads_of_a_worker(1 if asked.on_gpus else len(asked.lanes)):
+            cut = of_first(groups, share, Partition)
+    else:
+        cut = share()
     refuse_layers(asked, plan, chain.layers, cut)
     return of(cut, data_group, tensor_group)
 

@@ -194,3 +194,32 @@ def test_a_recorded_model_is_measured_as_in_training() -> None:
             (True, True, True),
         }
         assert torch.equal(pipe(sample), torch.cat([model(sample[:2]), model(sample[2:])]))
+
+
+class Threads(nn.Linear):
+    """Notes how many threads torch has in its forward."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.seen: set[int] = set()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.add(torch.get_num_threads())
+        y: Tensor = super().forward(x)
+        return y
+
+
+def test_layers_are_measured_with_the_threads_of_a_worker() -> None:
+    layers = [Threads() for _ in range(4)]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        with pykern.Pipeline(
+            layers, devices="cpu:2", microbatches=2, balance="time", sample=torch.ones(1, 2)
+        ) as pipe:
+            assert all(layer.seen == {2} for layer in layers)
+            assert torch.get_num_threads() == 4
+            pipe(torch.ones(4, 2))
+            assert all(layer.seen == {2} for layer in layers)
+    finally:
+        torch.set_num_threads(threads)
