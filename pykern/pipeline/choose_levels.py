@@ -36,18 +36,20 @@ def choose_levels(plan: Plan, recompute: RecomputeArgument) -> tuple[Plan, Level
             "recompute='auto' has to be told what fits: recompute=pykern.Budget(num_bytes, sample)"
         )
     levels = _of_stages(plan, recompute)
+    recomputes = any(level in INPUTS for of_stage in levels for level in of_stage)
+    if recomputes and not (plan.has(Kind.B) or plan.has(Kind.I)):
+        raise ValueError(
+            f"recompute={recompute!r}, but the plan has no backward to recompute anything for"
+        )
+    first_trained = plan.first_trained
     cells = [
         Action(Kind.R, stage, microbatch)
         for stage, of_stage in enumerate(levels)
         for microbatch, level in enumerate(of_stage)
         # What has no backward keeps nothing, at any level.
-        if level in INPUTS and stage >= plan.first_trained
+        if level in INPUTS and stage >= first_trained
     ]
     if cells and not plan.has(Kind.R):
-        if not (plan.has(Kind.B) or plan.has(Kind.I)):
-            raise ValueError(
-                f"recompute={recompute!r}, but the plan has no backward to recompute anything for"
-            )
         plan = _recomputed(plan, cells)
     return plan, _as_planned(plan, levels)
 
