@@ -55,10 +55,15 @@ StageValues without_unknown(StageValues values, double instead) {
 
 // NaN is not equal to itself, and no time is -1.
 CostTable comparable(CostTable table) {
+    const auto replace = [](StageValues& values) {
+        values = without_unknown(std::move(values), -1);
+    };
     for (StageValues* values :
-         {&table.forward_ns, &table.backward_ns, &*table.recompute_ns, &*table.input_ns,
-          &*table.weight_ns, &table.update_ns, &table.reduce_ns}) {
-        *values = without_unknown(std::move(*values), -1);
+         {&table.forward_ns, &table.backward_ns, &table.update_ns, &table.reduce_ns}) {
+        replace(*values);
+    }
+    for (auto* values : {&table.recompute_ns, &table.input_ns, &table.weight_ns}) {
+        if (values->has_value()) replace(values->value());
     }
     return table;
 }
