@@ -98,7 +98,7 @@ void bind_step(py::module_& module) {
         });
 }
 
-void bind_spans(py::module_& module) {
+void bind_span(py::module_& module) {
     py::class_<Span>(module, "Span", "One action with its start and end.")
         .def(py::init<Action, double, double>(), "action"_a, "start_ns"_a, "end_ns"_a)
         .def_readonly("action", &Span::action)
@@ -117,7 +117,15 @@ void bind_spans(py::module_& module) {
             return py::str("Span({}, start_ns={}, end_ns={})")
                 .format(to_text(self.action), self.start_ns, self.end_ns);
         });
+}
 
+std::vector<Span> visible_of(const Timeline& self, int device, double origin_ns,
+                             double columns_per_ns) {
+    const int row = in_range("device", device, self.num_devices());
+    return visible(self.rows()[static_cast<std::size_t>(row)], origin_ns, columns_per_ns);
+}
+
+void bind_rows(py::module_& module) {
     py::class_<Timeline>(module, "Timeline", "What ran when: predicted or measured.")
         .def(py::init<std::vector<std::vector<Span>>>(), "rows"_a)
         .def_property_readonly("rows",
@@ -127,13 +135,7 @@ void bind_spans(py::module_& module) {
              "where these are few.")
         .def_property_readonly("kinds", &kinds_of, "The kinds that occur, in their usual order.")
         .def(
-            "visible",
-            [](const Timeline& self, int device, double origin_ns, double columns_per_ns) {
-                const int row = in_range("device", device, self.num_devices());
-                return visible(self.rows()[static_cast<std::size_t>(row)], origin_ns,
-                               columns_per_ns);
-            },
-            "device"_a, "origin_ns"_a, "columns_per_ns"_a,
+            "visible", &visible_of, "device"_a, "origin_ns"_a, "columns_per_ns"_a,
             "The device's spans that are seen when time is cut into columns and each is drawn over "
             "those before it: much faster than all rows where actions are narrow.")
         .def_property_readonly("num_devices", &Timeline::num_devices)
@@ -173,7 +175,8 @@ void bind_spans(py::module_& module) {
 }  // namespace
 
 void bind_timeline(py::module_& module) {
-    bind_spans(module);
+    bind_span(module);
+    bind_rows(module);
     bind_bubble(module);
     bind_step(module);
     bind_shades(module);
