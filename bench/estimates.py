@@ -1,10 +1,10 @@
-"""What `pykern.estimate` says of models of other projects, beside the bytes that steps hold.
+"""Compares `pykern.estimate` with the bytes that steps hold, on models of other projects.
 
     python -m bench.estimates --out estimates.jsonl               # all that are installed
     python -m bench.estimates --only transformers --every 10      # some of them
 
-Nothing is timed: each model runs two steps of 1F1B on two CPU workers, the second of which is
-counted tensor by tensor on each device, and is estimated without its weights.
+Each model is estimated without its weights, and runs two steps of 1F1B on two CPU workers. The
+tensors of the second step are counted on each device.
 """
 
 from __future__ import annotations

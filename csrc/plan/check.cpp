@@ -129,7 +129,7 @@ void require_both(const Plan& plan, const Index& index, Action cell) {
     refuse_missing(plan, back, ", but " + to_text(out) + " is there");
 }
 
-// What an action does for a backward, if it is there for nothing else.
+// The words for an action that stands in a plan only for a backward; null for another one.
 const char* serves_backward(Kind kind) {
     switch (kind) {
         case Kind::R:
@@ -158,7 +158,7 @@ void require_forwards_alone(const Plan& plan, int num_stages) {
 // nothing else: inference runs it.
 void require_complete(const Plan& plan, const Index& index) {
     const int first_trained = plan.first_trained();
-    require_forwards_alone(plan, first_trained);
+    if (first_trained > 0) require_forwards_alone(plan, first_trained);
     const bool offloads = index.has(Kind::OFFLOAD) || index.has(Kind::LOAD);
     for_each_cell(plan, [&](Action cell) {
         if (index.at(cell) < 0) refuse_missing(plan, cell, "");

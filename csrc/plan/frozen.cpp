@@ -31,7 +31,7 @@ class Freezing {
         }
     }
 
-    // What becomes of an action, if anything does.
+    // The action that the plan keeps in the place of another; nothing where it keeps none.
     std::optional<Action> operator()(Action action) const {
         if (action.kind == Kind::F || !is_frozen_[action.stage]) return action;
         if (action.stage < first_trained_ || action.kind == Kind::W) return std::nullopt;

@@ -25,7 +25,8 @@ void Memory::require_stages(int num_stages) const {
 }
 
 Held held_by(Action action, const Index& index, const Memory& memory) {
-    const bool recomputed = index.at(with_kind(action, Kind::R)) >= 0;
+    const auto is_there = [&](Kind kind) { return index.at(with_kind(action, kind)) >= 0; };
+    const bool recomputed = is_there(Kind::R);
     const double share = 1.0 / index.num_slices();
     const auto share_of = [&](const StageValues& bytes) {
         return value_of(bytes, action.stage) * share;
@@ -35,11 +36,11 @@ Held held_by(Action action, const Index& index, const Memory& memory) {
     const double boundary = share_of(memory.boundary_bytes());
     const double waiting = recomputed ? boundary : activation;  // between F and what follows it
     const double whole = recomputed ? share_of(memory.rebuilt_bytes()) : activation;  // during B, I
-    const bool goes_back =
-        index.at(with_kind(action, Kind::B)) >= 0 || index.at(with_kind(action, Kind::I)) >= 0;
     switch (action.kind) {
-        case Kind::F:
+        case Kind::F: {
+            const bool goes_back = is_there(Kind::B) || is_there(Kind::I);
             return {.at_start = waiting, .at_end = goes_back ? 0 : -waiting};
+        }
         case Kind::LOAD:
             return {.at_start = waiting, .at_end = 0};
         case Kind::OFFLOAD:

@@ -83,6 +83,7 @@ int Plan::first_trained() const {
     int first = num_stages();
     for (const Row& row : rows_) {
         for (const Action& action : row) {
+            if (first == 0) return first;
             const bool is_backward =
                 action.kind == Kind::B || action.kind == Kind::I || action.kind == Kind::W;
             if (is_backward) first = std::min(first, int{action.stage});

@@ -15,7 +15,8 @@ Shades::Shades(const Timeline& timeline) {
         for (const Span& span : timeline.rows()[static_cast<std::size_t>(device)]) {
             all.emplace_back(span.action.microbatch, Place{device, span.action.stage});
         }
-        // Of the actions of a microbatch in a stage one is enough: at once, to hold fewer.
+        // One place is kept for all actions of a microbatch in a stage. Device by device, the list
+        // stays short.
         std::sort(all.begin() + start, all.end());
         all.erase(std::unique(all.begin() + start, all.end()), all.end());
     }

@@ -192,12 +192,11 @@ class _Chain:
                 stage.end()
 
     def _handed_bytes(self, key: tuple[Kind, int]) -> int:
-        """Of what an F hands to the stage behind, and what has a gradient that comes back."""
+        """The bytes of the tensors that an F hands to the next stage and that get gradients."""
         kind, stage = key
         if kind is not Kind.F or stage + 1 == len(self._stages):
             return 0
-        tensors = self._stages[stage].outputs[0]
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return sum(tensor.nbytes for tensor in self._stages[stage].outputs[0])
 
     def _time(self, cost: _Cost, stage: int, action: Callable[[], None]) -> None:
         device = self._stages[stage].device

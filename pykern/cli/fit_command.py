@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 
 from .errors import bad_input
 from .schedule_options import Given, of_schedule, require_owned, with_schedule_options
@@ -47,6 +46,7 @@ def fit(
         require_named(schedule)
         require_owned([schedule], options)
         import torch
+        from rich.console import Console
 
         from ..sizes.changes import PlannedStep, changes
 
@@ -68,25 +68,24 @@ def fit(
             tried = () if fits else changes(step)
             change = next((one for one in tried if one.estimate.fits(memory * GIB)), None)
     typer.echo(f"GiB of each device, with {microbatches} microbatches:\n{found}")
+    typer.echo(f"It {'fits' if fits else 'does not fit'} in {memory:g} GiB: {_most(found)}.")
     if fits:
-        typer.echo(f"It fits in {memory:g} GiB: the most is {_most(found)}.")
         return
-    typer.echo(f"It does not fit in {memory:g} GiB: the most is {_most(found)}.")
     typer.echo(
         "Neither more microbatches, nor the optimizer on the host, nor recompute saves enough. "
         "Take more devices."
         if change is None
-        else f"It fits with {change.name}: the most is {_most(change.estimate)}."
+        else f"It fits with {change.name}: {_most(change.estimate)}."
     )
     raise typer.Exit(1)
 
 
 def _most(found: "Estimate") -> str:
-    return f"{max(device.total for device in found.devices) / GIB:.3f} GiB"
+    return f"the most is {max(device.total for device in found.devices) / GIB:.3f} GiB"
 
 
 def _optimizer(name: str) -> Any:
-    """Makes optimizers of this class of torch.optim; None where there are none."""
+    """A function that makes optimizers of this class of torch.optim; None for "none"."""
     import torch
 
     if name == "none":
@@ -94,5 +93,7 @@ def _optimizer(name: str) -> Any:
     made: Any = getattr(torch.optim, name, None)
     is_optimizer = isinstance(made, type) and issubclass(made, torch.optim.Optimizer)
     if not is_optimizer:
-        raise ValueError(f"--optimizer must be a class of torch.optim or none, got '{name}'")
+        raise ValueError(
+            f"--optimizer must be a class of torch.optim or none, got '{name}'. For example AdamW"
+        )
     return lambda parameters: made(parameters, lr=0.0)

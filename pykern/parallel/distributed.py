@@ -25,15 +25,23 @@ def refuse_distributed(model: object) -> None:
 
 
 def _refuse_wrapped(layer: nn.Module) -> None:
+    # A model has many modules, and few types of them.
+    wrappers = {
+        kind: base.__name__
+        for kind in set(map(type, layer.modules()))
+        for base in kind.__mro__
+        if base.__name__ in _WRAPPERS and base.__module__.startswith("torch.")
+    }
+    if not wrappers:
+        return
     for name, module in layer.named_modules():
-        for kind in type(module).__mro__:
-            if kind.__name__ in _WRAPPERS and kind.__module__.startswith("torch."):
-                raise TypeError(
-                    f"model must not have modules of {kind.__name__}, got "
-                    f"{name or 'the model itself'}: devices that compute at the same time would "
-                    "start its collectives in another order than in other processes. Give the "
-                    "plain model, with Pipeline(..., process_group=...) and pykern.ZeroOptimizer"
-                )
+        if type(module) in wrappers:
+            raise TypeError(
+                f"model must not have modules of {wrappers[type(module)]}, got "
+                f"{name or 'the model itself'}: devices that compute at the same time would "
+                "start its collectives in another order than in other processes. Give the "
+                "plain model, with Pipeline(..., process_group=...) and pykern.ZeroOptimizer"
+            )
 
 
 def _refuse_dtensors(layer: nn.Module) -> None:

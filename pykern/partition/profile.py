@@ -20,7 +20,7 @@ from ..modes import as_before, same_numbers
 from ..tensors.parameters import with_values
 from ..tensors.trees import all_tensors, flatten, map_tensors
 
-# Of timed runs of each layer, in turn with the others.
+# The number of rounds. A round times each layer once.
 FEWEST_ROUNDS = 6
 MOST_ROUNDS = 40
 # Two halves of the rounds agree when their times differ by no more than this share.

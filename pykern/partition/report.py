@@ -54,7 +54,7 @@ def _places(chain: RecordedChain, sample: Any) -> Iterator[tuple[str, str, str, 
     value: Any = chain.first_input(sample)
     for name, layer in chain.layers.items():
         tensors = all_tensors(value)
-        num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        num_bytes = sum(tensor.nbytes for tensor in tensors)
         size = sum(parameter.numel() for parameter in layer.parameters())
         yield name, f"{size:,}", f"{len(tensors)}", f"{num_bytes:,}"
         value = layer(value)

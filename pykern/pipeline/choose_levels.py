@@ -46,7 +46,7 @@ def choose_levels(plan: Plan, recompute: RecomputeArgument) -> tuple[Plan, Level
         Action(Kind.R, stage, microbatch)
         for stage, of_stage in enumerate(levels)
         for microbatch, level in enumerate(of_stage)
-        # What has no backward keeps nothing, at any level.
+        # A stage without a backward keeps nothing at any level.
         if level in INPUTS and stage >= first_trained
     ]
     if cells and not plan.has(Kind.R):

@@ -36,7 +36,7 @@ OPTIONS: Mapping[str, Callable[[Request, Plan | None], bool]] = {
     "scaler": lambda *_: False,
     # In force where a loss is outside: see `refused_with`.
     "gradients through the output": lambda *_: False,
-    # That of `map`: see `refused_with`.
+    # The loss that a call of `map` brings: see `refused_with`.
     "a loss of a call": lambda *_: False,
 }
 
@@ -50,8 +50,8 @@ _NO_GRAPH = (
     "without this option, or give it the loss (loss_fn=...) and call step()"
 )
 _NO_MAP = (
-    "map takes no function on this pipeline: {why}. Make a Pipeline without this option, or give "
-    "it the loss (loss_fn=...) and call step()"
+    "pipe.map must be called on a Pipeline without this option: {why}. Make another Pipeline, or "
+    "give this one the loss (loss_fn=...) and call step()"
 )
 _BESIDE_UPDATES = "{name} must be {known} here, got {{asked.{name}!r}}: " + WHY
 
@@ -120,12 +120,12 @@ REFUSED: Mapping[tuple[str, str], str] = {
     **{
         (name, "a loss of a call"): _NO_MAP.format(why=why)
         for name, why in (
-            ("a plan of replicas", "the last stages of its replicas would call it at a time"),
-            ("process_group", "processes have been compared with the loss that it was made with"),
-            ("tensor_parallel", "processes have been compared with the loss that it was made with"),
-            ("optimizer", "its updates are by the loss that it was made with"),
+            ("a plan of replicas", "its replicas would call the function at the same time"),
+            ("process_group", "all processes have agreed on the loss of the Pipeline"),
+            ("tensor_parallel", "all processes have agreed on the loss of the Pipeline"),
+            ("optimizer", "AsyncPipeline updates weights by its own loss"),
             ("verify", "verify compares losses of steps"),
-            ("capture that has to be", "graphs replay the loss that was captured"),
+            ("capture that has to be", "CUDA graphs replay the loss that was captured"),
         )
     },
     ("timeout", "GPUs"): (

@@ -94,12 +94,11 @@ class Steps(Measured):
         scaler: Any = None,
         **named: Any,
     ) -> list[Any]:
-        """A step with a loss of its own, which returns what that gives for each microbatch.
+        """A step whose loss comes with the call, and which returns the results by microbatch.
 
-        The backward of a microbatch starts as soon as the plan has it, as in `step`: under 1F1B a
-        device holds the activations of a few microbatches, where a loss outside of the pipeline
-        needs those of all. Gradients are added to `.grad` as in `step`; `function` may be another
-        one in each call.
+        The plan decides when the backward of a microbatch starts, as in `step`. Under 1F1B a device
+        holds the activations of a few microbatches; a loss outside of the pipeline needs those of
+        all. Gradients are added to `.grad` as in `step`. Each call may bring another function.
 
         Args:
             function: called with (output, target) of a microbatch, or (output) where there is no
@@ -112,8 +111,8 @@ class Steps(Measured):
             **named: as for `step`.
 
         Returns:
-            What `function` has returned for each microbatch with at least one row, in ascending
-            order, its tensors detached.
+            The results of `function` for all microbatches with at least one row, in ascending
+            order, with detached tensors.
 
         Raises:
             ValueError: an option of the pipeline takes no loss of a call; the message names it.

@@ -121,7 +121,7 @@ class WithGraph:
 
 @dataclass
 class Ran:
-    """What has run of one call: the forwards, then the backwards, which may never run."""
+    """The programs that one call has run: its forwards, and its backwards if they have run."""
 
     forwards: Program
     backwards: Program | None = None

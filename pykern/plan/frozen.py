@@ -1,10 +1,11 @@
-"""What an action takes where stages have nothing to train."""
+"""Times of actions in a plan whose stages do not all train."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
 from pykern._C import Costs
+from pykern.plan.costs import changed
 
 
 def costs_with_frozen(costs: Costs, num_stages: int, stages: Collection[int]) -> Costs:
@@ -25,19 +26,10 @@ def costs_with_frozen(costs: Costs, num_stages: int, stages: Collection[int]) ->
         pairs = enumerate(zip(each(frozen), each(trained), strict=True))
         return [f if stage in stages else t for stage, (f, t) in pairs]
 
-    return Costs(
-        costs.forward_ns,
-        chosen(costs.input_ns, costs.backward_ns),
-        costs.transfer_ns,
-        recompute_ns=costs.recompute_ns,
-        input_ns=costs.input_ns,
+    return changed(
+        costs,
+        backward_ns=chosen(costs.input_ns, costs.backward_ns),
         weight_ns=chosen(0.0, costs.weight_ns),
         update_ns=chosen(0.0, costs.update_ns),
         reduce_ns=chosen(0.0, costs.reduce_ns),
-        overhead_ns=costs.overhead_ns,
-        message_bytes=costs.message_bytes,
-        bandwidth=costs.bandwidth,
-        shared_links=costs.shared_links,
-        overlap=costs.overlap,
-        device_speeds=costs.device_speeds,
     )

@@ -13,7 +13,7 @@ from .stage.stage import Ends
 
 
 class Mapped:
-    """The `finish` of such a step: it keeps what the function returns for each microbatch.
+    """The `finish` of such a step, which keeps the results of the function by microbatch.
 
     Graph mode replays steps of `Losses` alone, and runs these as usual.
 
@@ -22,7 +22,7 @@ class Mapped:
             microbatch, or a tuple that begins with it.
 
     Attributes:
-        results: what it has returned by microbatch, without graphs.
+        results: by microbatch, detached.
         losses: of the step, whose function is `loss`.
     """
 
@@ -37,7 +37,7 @@ class Mapped:
 
     @property
     def scale(self) -> Tensor | None:
-        """What gradients are multiplied by."""
+        """The factor of all gradients; None for 1."""
         return self.losses.scale
 
     def loss(self, output: Any, *target: Any) -> Any:
@@ -52,7 +52,7 @@ class Mapped:
         return found
 
     def __call__(self, microbatch: int, output: Any, once: bool) -> Ends:
-        """Where the backward of a microbatch starts, and its gradients."""
+        """The tensors that the backward of a microbatch starts from, and their gradients."""
         ends = self.losses(microbatch, output, once)
         loss = self.losses.of(microbatch)
         found = loss if self._rest is None else (loss, *self._rest)

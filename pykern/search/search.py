@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from .._C import WORK_PER_MS, Candidate
 from .._C import search as _search
 from ..plan import Costs, Kind, Memory, Placement, Plan, require_counts
+from ..plan.costs import changed
 from .catalogue import placement_name, placements, published
 
 # Most stages on a device where the caller does not say.
@@ -227,15 +228,7 @@ def _of_as_many_stages(placements: Iterable[Placement], costs: CostsOf) -> list[
 
 def _share(costs: Costs, num_chunks: float) -> Costs:
     """Of one of a device's chunks."""
-    return Costs(
-        **{name: getattr(costs, name) / num_chunks for name in _SHARED},
-        transfer_ns=costs.transfer_ns,
-        overhead_ns=costs.overhead_ns,
-        message_bytes=costs.message_bytes,
-        bandwidth=costs.bandwidth,
-        shared_links=costs.shared_links,
-        device_speeds=costs.device_speeds,
-    )
+    return changed(costs, **{name: getattr(costs, name) / num_chunks for name in _SHARED})
 
 
 def _schedule_of(seed: str) -> str:

@@ -13,14 +13,14 @@ from .estimates import Estimate, estimate
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """What a step is made of, beside the arguments of `estimate` that no change touches.
+    """A training step on a whole batch, as `estimate` needs it.
 
     Attributes:
-        inputs: of a whole batch, as the pipeline is given them.
-        target: of the loss, for the batch.
-        microbatches: of the batch.
-        recompute: as for `Pipeline`.
-        arguments: others of `estimate`.
+        inputs: the arguments of the model, for the batch.
+        target: the target of the loss, for the batch; None without a target.
+        microbatches: the number of microbatches.
+        recompute: the recompute level, as for `Pipeline`.
+        arguments: all other arguments of `estimate`.
     """
 
     inputs: Any

@@ -1,4 +1,4 @@
-"""What each device holds in a training step, from a model's shapes alone."""
+"""The peak memory of each device in a training step, computed from a model's shapes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ from ..plan.shares import Shares
 from ..runtime.loss import Loss, Losses
 from ..runtime.recompute.recompute import INPUTS, LEVELS
 from ..runtime.stage.stage import Stage
+from ..tensors.parameters import num_bytes
 from ..trace.routes import everywhere
-from .parameters import distinct, num_bytes, state_bytes
+from .parameters import distinct, state_bytes
 from .without_values import WithoutValues
 
 _CPU = torch.device("cpu")
@@ -34,7 +35,7 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Bytes:
-    """What one device holds at most, in bytes.
+    """The peak memory of one device, in bytes.
 
     Attributes:
         parameters: and buffers.
@@ -103,7 +104,7 @@ def estimate(  # noqa: PLR0913 - a pipeline and what it trains with, by keyword
     whole: Sequence[str] = (),
     **options: Any,
 ) -> Estimate:
-    """What each device of a pipeline holds at most in a training step.
+    """The peak memory of each device of a pipeline in a training step.
 
     One microbatch runs through the stages with torch's fake tensors, which have sizes and no
     memory; the plan says how many microbatches a device has in flight. The model may be made under
@@ -200,8 +201,8 @@ def _of_parameters(
     buffers = distinct(buffer for layer in layers for buffer in layer.buffers())
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     return (
-        num_bytes([*parameters, *buffers]),
-        num_bytes(trained),
+        sum(map(num_bytes, [*parameters, *buffers])),
+        sum(map(num_bytes, trained)),
         0 if optimizer is None else state_bytes(optimizer, trained),  # type: ignore[arg-type]
     )
 

@@ -9,25 +9,22 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..tensors.parameters import num_bytes
+
 
 def distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
     """Each once, in order."""
     return list({id(tensor): tensor for tensor in tensors}.values())
 
 
-def num_bytes(tensors: Iterable[Tensor]) -> int:
-    """Of their elements."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
 def state_bytes(
     make: Callable[[list[nn.Parameter]], Optimizer], parameters: Sequence[nn.Parameter]
 ) -> int:
-    """What an optimizer keeps for these parameters, found by a step of it.
+    """The bytes of the state that an optimizer keeps for these parameters, found by a step of it.
 
     Raises:
         TypeError: it returns something else.
-        ValueError: its step looks at values, which there are none of.
+        ValueError: its step reads values of gradients, which are missing.
     """
     if not parameters:
         return 0
@@ -50,7 +47,7 @@ def state_bytes(
         for parameter in parameters:
             parameter.grad = None
     kept = [value for state in optimizer.state.values() for value in _tensors(state)]
-    return num_bytes(distinct(kept))
+    return sum(map(num_bytes, distinct(kept)))
 
 
 def _tensors(state: dict[str, Any]) -> Iterable[Tensor]:

@@ -1,8 +1,9 @@
-"""Models and batches of the same shapes, whose numbers are not there.
+"""Copies of models and batches that have shapes and no values.
 
-torch's fake tensors have the sizes, types and device of others, and no memory. Parameters and
-floating point inputs become such; token ids, masks and buffers keep their values, since forwards
-branch on them. A result is fake where something that it is computed from is.
+torch's fake tensors have the sizes, dtypes and device of real tensors, and no memory. Parameters
+and inputs of floating point become fake. Token ids, masks and buffers keep their values, since
+forwards branch on these. Parameters of other classes, such as quantised ones, are copied with their
+values, since fake tensors do not have these classes. A result is fake if an operand is fake.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ..tensors.trees import map_tensors
 
 
 class WithoutValues:
-    """Makes such models and batches, which all belong together."""
+    """Makes such copies. A model and its batch must come from the same object."""
 
     def __init__(self) -> None:
         from torch._subclasses import FakeTensorMode  # noqa: PLC0415 - takes long
@@ -37,23 +38,23 @@ class WithoutValues:
     def model(self, model: Any) -> Any:
         """A copy of a model, or of a list of layers, on the CPU; the model may be on "meta"."""
         layers = model if isinstance(model, nn.Module) else nn.ModuleList(model)
-        parameters, buffers = layers.parameters(), layers.buffers()
-        # What a copy finds here it does not copy.
-        twins = {id(one): nn.Parameter(self._fake(one), one.requires_grad) for one in parameters}
-        return copy.deepcopy(model, twins | {id(one): _real(one) for one in buffers})
+        # `deepcopy` takes these in the place of the tensors, and copies all others.
+        twins: dict[int, Tensor] = {id(buffer): _real(buffer) for buffer in layers.buffers()}
+        for one in layers.parameters():
+            if type(one) is nn.Parameter:
+                twins[id(one)] = nn.Parameter(self._like(one).detach(), one.requires_grad)
+        return copy.deepcopy(model, twins)
 
     def batch(self, tree: Any) -> Any:
         """The same tree of tensors, on the CPU."""
-        return map_tensors(self._input, tree)
+        return map_tensors(self._like, tree)
 
-    def _input(self, tensor: Tensor) -> Tensor:
+    def _like(self, tensor: Tensor) -> Tensor:
         if not (tensor.is_floating_point() or tensor.is_complex()):
             return _real(tensor)
-        return self._fake(tensor).requires_grad_(tensor.requires_grad)
-
-    def _fake(self, tensor: Tensor) -> Tensor:
         with self._mode:
-            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+            fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+        return fake.requires_grad_(tensor.requires_grad)
 
 
 def _real(tensor: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ def with_values(original: nn.Parameter, values: Tensor) -> nn.Parameter:
 
 
 def on_device(original: nn.Parameter, device: torch.device | None) -> nn.Parameter:
-    """What a copy on a device is made of: a parameter of a class of its own moves what it needs.
+    """The parameter that a copy on a device is made of, moved there by its own class if need be.
 
     Args:
         original: a parameter.
@@ -41,14 +41,14 @@ def on_device(original: nn.Parameter, device: torch.device | None) -> nn.Paramet
     """
     if device is None or original.device == device or not _has_class(original):
         return original
-    # The method of the class may move what the original still needs.
+    # `to` of the class may move tensors that the original still needs.
     moved: Any = copy.deepcopy(original).to(device)
     return moved if isinstance(moved, type(original)) else original
 
 
 def num_bytes(parameter: Tensor) -> int:
     """Bytes of a parameter and of what it needs to be read, such as scales."""
-    parts = {part.data_ptr(): part.numel() * part.element_size() for part in _parts(parameter)}
+    parts = {part.untyped_storage()._cdata: part.nbytes for part in _parts(parameter)}
     return sum(parts.values())
 
 

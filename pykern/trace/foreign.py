@@ -56,10 +56,10 @@ class Carriers:
     def carried(
         self, before: Holdings, after: Holdings, name: str, touched: Iterable[Tensor]
     ) -> HandedIn | None:
-        """What a module has found in objects; None where they do not, and will not, hold tensors.
+        """The content of the objects that a module was given; None if they never hold tensors.
 
-        In the place of a tensor that the module has not used is one without values, so that nobody
-        has to hand it on.
+        A tensor that the module has not used is replaced by one without values, so that stages need
+        not pass it on.
 
         Args:
             before: of the objects that it was given.
@@ -100,7 +100,7 @@ class Carriers:
                 self._made.note(instruction, early=False)
                 yield instruction
         if self._crossings.follow.has_read:
-            # What the module does with the objects may depend on what it has read.
+            # The module may have used the objects in a way that depends on the values it has read.
             objects = tuple(
                 after.roots[number] if copied is None else Carrier(number)
                 for number, copied in enumerate(before.shells.roots)

@@ -18,7 +18,7 @@ from .tape import Instruction, Tape
 
 @dataclass(frozen=True)
 class Marks:
-    """Where a forward is cut.
+    """The places at which a forward is cut.
 
     Attributes:
         function: the function that marks a place when the forward calls it.
@@ -105,7 +105,7 @@ class _MarkedRecorder(Recorder):
 
 
 def _parts(cut_tape: CutTape, model: nn.Module) -> list[range]:
-    """The segments from mark to mark. What does nothing is joined to the part before it."""
+    """The segments from mark to mark. An empty part is joined to the part before it."""
     starts: list[int] = []
     start = 0
     for number, (first, end) in enumerate(pairwise([0, *cut_tape.ends])):
@@ -114,7 +114,7 @@ def _parts(cut_tape: CutTape, model: nn.Module) -> list[range]:
             start = number
         if start not in starts and any(_does_something(one, model) for one in inside):
             starts.append(start)
-    # What does nothing in front of all others has no part before it.
+    # An empty first part is joined to the part behind it.
     return [range(*ends) for ends in pairwise([0, *starts[1:], len(cut_tape.ends)])]
 
 

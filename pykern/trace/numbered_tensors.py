@@ -123,6 +123,6 @@ class NumberedTensors:
 
 
 def _memory(tensor: Tensor) -> int:
-    """Where a tensor lies; its storage where that has no memory, as that of fake tensors."""
+    """The address of a tensor's memory; of its storage if it has no memory, as fake tensors."""
     storage = tensor.untyped_storage()
     return storage._cdata if storage.device.type == "meta" else storage.data_ptr()

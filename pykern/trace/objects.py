@@ -23,7 +23,7 @@ Hop = tuple[bool, Any]
 
 
 def find(thing: Any, steps: Sequence[Hop]) -> Any:
-    """What lies behind some steps."""
+    """The part of a thing that some steps lead to."""
     for is_attribute, key in steps:
         thing = vars(thing)[key] if is_attribute else thing[key]
     return thing
@@ -64,11 +64,11 @@ class Shells:
 
 
 class HandedIn:
-    """What a call finds in the objects of unknown classes that it is given.
+    """The content of the objects of unknown classes that a call is given.
 
     Args:
         shells: of the objects.
-        parts: what stands for their tensors.
+        parts: the stand-ins for their tensors.
     """
 
     def __init__(self, shells: Shells, parts: Sequence[Any]) -> None:
@@ -82,7 +82,7 @@ class HandedIn:
 
 
 class Holdings:
-    """What some objects hold now.
+    """The present content of some objects.
 
     Args:
         roots: the objects.
@@ -126,7 +126,7 @@ class Holdings:
             )
 
     def carrier_of(self, leaf: Any) -> int | None:
-        """Which of the roots a leaf is; None where it is not, or where there is nothing to copy."""
+        """The number of the root that a leaf is; None for other leaves and for roots not copied."""
         return next(
             (
                 number

@@ -242,7 +242,7 @@ def _with_objects(args: Build, carried: HandedIn) -> Build:
 
 
 def rest_of(leaves: Sequence[Any]) -> list[Any]:
-    """What a call returned beside tensors: of objects their types, for they may hold tensors."""
+    """The leaves of a result without its tensors. Objects, which may hold tensors, become types."""
     return [
         None
         if isinstance(leaf, Tensor)

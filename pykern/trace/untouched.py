@@ -14,7 +14,7 @@ from .errors import CutError, Unsettled
 from .generators import Generators
 from .state import attributes
 
-# Of a parameter: belongs to the backward, not to a forward.
+# An attribute of parameters that belongs to the backward, not to a forward.
 _GRADIENT = "main_grad"
 
 
@@ -87,9 +87,9 @@ def _listed(names: list[str]) -> str:
 
 
 def holders_of(modules: Iterable[nn.Module]) -> list[nn.Module | nn.Parameter]:
-    """What a forward may leave something in: modules, and parameters that have attributes.
+    """Modules, and parameters with attributes: a forward may change the attributes of both.
 
-    Quantised parameters have, and the first forward of a layer may take what it needs from there.
+    The first forward of a quantised layer may take its scales from the attributes of a parameter.
     """
     modules = list(modules)
     parameters = {each: None for module in modules for each in module.parameters(recurse=False)}

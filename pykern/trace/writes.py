@@ -1,4 +1,4 @@
-"""Which tensors a call writes."""
+"""Finds the tensors that a call writes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..torch_private import version_of
 
 
 class Writes:
-    """Which of some tensors are written from now on."""
+    """Watches tensors for writes from now on."""
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self._tensors = {id(tensor): (tensor, version_of(tensor)) for tensor in tensors}

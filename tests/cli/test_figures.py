@@ -1,4 +1,4 @@
-"""What stands in tables and below drawings, also for plans of any size."""
+"""Figures in tables and below drawings, for plans of any size."""
 
 import pytest
 

@@ -10,8 +10,8 @@ from torch._C._distributed_c10d import HashStore
 
 from tests.runtime.conftest import _one_thread_and_a_seed
 
-# What follows torch.distributed.pipelining is promised from torch 2.13 on (docs/versions.md);
-# before, its import is refused.
+# Modules that follow torch.distributed.pipelining need torch 2.13 (docs/versions.md). Their import
+# is refused by an older torch.
 if torch.__version__ < "2.13":
     collect_ignore = [
         path.name

@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import pykern
 from tests.support.plain_step import by_microbatch
 
 from .test_hugging_face import ROWS, batch, llama, parts
-from .test_peft import assert_same_gradients, dora, lora
+from .test_peft import assert_same_gradients, dora, lora, pipeline
 
 peft = pytest.importorskip("peft")
 
@@ -56,16 +55,8 @@ def assert_the_masks_of_the_plain_model(
 ) -> None:
     plain = copy.deepcopy(model)
     given = batch(padded=True, caches=True)
-    with pykern.Pipeline(
-        model,
-        devices="cpu:2",
-        microbatches=4,
-        schedule=schedule,
-        recompute=recompute,
-        split_at=[SECOND],
-        sample=next(parts(given)),
-        loss_fn=lambda output: output.loss,
-    ) as pipe:
+    options = {"schedule": schedule, "recompute": recompute, "split_at": [SECOND]}
+    with pipeline(model, given, **options) as pipe:
         losses = []
         for _ in range(2):
             before = torch.get_rng_state()

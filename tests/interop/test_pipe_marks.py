@@ -1,4 +1,4 @@
-"""Where `pipeline` cuts: marks side by side, in front and at the end, in modules in modules."""
+"""`pipeline` cuts at marks: side by side, in front, at the end, and within nested modules."""
 
 from copy import deepcopy
 from typing import Any

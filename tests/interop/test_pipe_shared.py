@@ -130,7 +130,7 @@ def test_gradients_are_those_of_the_plain_model(kind: type[Three], splits: Any, 
     stages = [pipe.build_stage(index, CPU) for index in range(pipe.num_stages)]
     schedule = pipelining.get_schedule_class(name)(stages, 4, loss_fn=loss_fn)
     expect_same_bits(schedule.step(x, target=y), expected)
-    # What several stages add to is added in another order.
+    # The gradients of shared parameters are summed in another order.
     close({name: it.grad for name, it in model.named_parameters()}, gradients)
 
 

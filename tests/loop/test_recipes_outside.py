@@ -110,7 +110,7 @@ def test_accelerate(tmp_path: Path, precision: str) -> None:
     wanted = namespace["train"](accelerator(), plain, DataLoader(rows, 8))
     assert list(map(torch.equal, losses, wanted)) == [True, True]
     assert_equal_parameters(model, plain.model)
-    # What the library knows of the pipeline is saved and loaded under the model's names.
+    # The library saves and loads the pipeline's state under the model's names.
     ours.save_state(tmp_path)
     with torch.no_grad():
         for parameter in model.parameters():

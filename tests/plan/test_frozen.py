@@ -41,7 +41,7 @@ def frozen_in(data: st.DataObject, plan: Plan) -> list[int]:
 
 
 def by_rule(plan: Plan, frozen: list[int]) -> list[list[Action]]:
-    """What is left of the rows, by the rule, written anew."""
+    """The rows of the frozen plan, by a second implementation of the rule."""
     first = min(set(range(plan.num_stages)) - set(frozen))
     rows = []
     for row in plan.rows:

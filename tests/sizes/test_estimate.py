@@ -13,6 +13,8 @@ import pykern
 from bench.live import counted_bytes
 from pykern.models import gpt, next_token_loss
 from pykern.sizes.changes import PlannedStep, changes
+from pykern.tensors.parameters import num_bytes
+from tests.support.quantised import KINDS, quantise
 from tests.torture.models import all_models
 from tests.zoo.case import Case
 from tests.zoo.flow import CASES
@@ -73,7 +75,7 @@ def test_a_gpt_holds_what_is_predicted(schedule: str, recompute: Any) -> None:
         assert 0.98 * most <= device.activations <= 1.1 * most
 
 
-# Of kinds that differ: decoders, an encoder with its decoder, pictures, state spaces.
+# A decoder, an encoder with a decoder, a vision model and a state-space model.
 FEW = ("transformers llama", "transformers t5", "transformers vit", "transformers mamba")
 
 
@@ -144,6 +146,25 @@ def test_transfers_are_slots_of_what_passes_between_devices() -> None:
     message = 8 * 64 * 4
     assert [device.transfers for device in small().devices] == [2 * message, 2 * message]
     assert [device.transfers for device in small(devices=1).devices] == [0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_quantised_weights_count_their_bytes(kind: str) -> None:
+    torch.manual_seed(0)
+    quantised = [nn.Sequential(nn.Linear(64, 64, bias=False)) for _ in range(2)]
+    for one in quantised:
+        quantise(one, kind)
+    model = nn.Sequential(nn.Linear(64, 64), quantised[0], nn.Linear(64, 64), quantised[1])
+    before = copy.deepcopy(model)
+    found = small(model=model, balance="layers")
+    plain = 4 * (64 * 64 + 64)
+    for one, device in zip(quantised, found.devices, strict=True):
+        weights = sum(map(num_bytes, [*one.parameters(), *one.buffers()]))
+        assert weights < 2 * 64 * 64
+        assert (device.parameters, device.gradients) == (plain + weights, plain)
+    x = torch.randn(8, 64)
+    # Forwards that take something from a parameter have not taken it from the model's own.
+    assert torch.equal(model(x), before(x))
 
 
 def test_replicas_have_all_parameters() -> None:

@@ -73,7 +73,7 @@ def of_codes(linear: nn.Linear) -> nn.Linear:
 
 
 class State:
-    """What bitsandbytes keeps beside a weight."""
+    """The state that bitsandbytes keeps beside a weight."""
 
     def __init__(self, scale: Tensor, shape: torch.Size) -> None:
         self.scale, self.shape = scale, shape

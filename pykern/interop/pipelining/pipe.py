@@ -133,7 +133,7 @@ def _nowhere(low: int, high: int, with_gradients: bool) -> bool:
 
 
 def _marks_in(module: nn.Module, call: Call, split_spec: Mapping[str, Any]) -> Marks:
-    """Where the forward calls `pipe_split`, and where the spec says the same.
+    """The cuts of the forward: its calls of `pipe_split`, and those that the spec adds.
 
     Raises:
         CutError: a name of the spec is not that of a module that the forward calls.

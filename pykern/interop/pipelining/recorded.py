@@ -94,11 +94,11 @@ class AllNames:
 class RecordedStage(nn.Module):
     """A stage of a recorded model, with the model's names of what it holds.
 
-    What has several names in the model has all of them here, so that the states of all stages
-    together have the names of the model's.
+    A tensor or module with several names in the model has all of them here, so that the states of
+    all stages together have the names of the model's.
 
-    What it is given and returns are the values that later stages need; the last returns what the
-    model does.
+    A stage takes and returns the values that later stages need. The last stage returns the output
+    of the model.
 
     Attributes:
         segment_run: what it does; its hooks are the stage's.

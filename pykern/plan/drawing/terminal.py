@@ -27,7 +27,7 @@ FILLS = {Kind.F: "-", Kind.B: "=", Kind.I: ":", Kind.W: "+", Kind.R: "."}
 OTHER_FILL = "~"
 
 FEWEST_COLUMNS = 16
-# Of one timeline: half of them are its first, the others its last.
+# A drawing of more devices shows the first half of these lines, then the last devices.
 MOST_LINES = 128
 
 

@@ -10,6 +10,7 @@ from sys import float_info
 from typing import Any
 
 from pykern._C import MAX_CELLS, Action, Costs, Placement, Plan, check
+from pykern.plan.costs import COSTS, STAGE_COSTS, TIMES
 from pykern.plan.files.proved import MAX_ACTIONS, proved_plan, require_count
 from pykern.plan.files.strict_json import read_json, shown
 
@@ -32,29 +33,6 @@ KEYS = (
     "costs",
     "sha256",
 )
-# Null where a time is not known.
-TIMES = (
-    "forward_ns",
-    "backward_ns",
-    "recompute_ns",
-    "input_ns",
-    "weight_ns",
-    "update_ns",
-    "reduce_ns",
-)
-# One number, or a list with one for each stage.
-STAGE_COSTS = (*TIMES, "message_bytes")
-# Bandwidth is null where it is infinite, shared_links true or false, device_speeds perhaps a list.
-COSTS = (
-    *STAGE_COSTS,
-    "transfer_ns",
-    "overhead_ns",
-    "bandwidth",
-    "shared_links",
-    "overlap",
-    "device_speeds",
-)
-
 Content = dict[str, Any]
 
 

@@ -1,4 +1,4 @@
-"""Steps of a plan whose first stages have no backward: nothing of theirs may need a gradient."""
+"""Refuses gradients in stages that have no backward in the plan."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ class Frozen(Feature):
         self._first_trained = plan.first_trained
 
     def around(self, kind: Kind, stage: Stage, call: Run) -> Run:
-        """What to call for an action instead."""
+        """The call for an action: `call` itself, or `call` and then the refusal."""
         if kind is Kind.F and stage.index < self._first_trained:
             return partial(self._forward, stage, call)
         return call
 
     def _forward(self, stage: Stage, call: Run, microbatch: int) -> None:
         call(microbatch)
-        # What a backward would start from. Earlier stages had none, or would have raised.
+        # A backward would start from these outputs. Earlier stages have not raised, so the gradient
+        # is needed here or in the batch.
         if not stage.outputs[microbatch]:
             return
         layers = enumerate(stage.originals)
