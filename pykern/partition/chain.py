@@ -167,9 +167,8 @@ def open_model(
         # Every layer of a chain stays whole.
         whole_by_names(_all_modules(chain.layers), names)
         return chain
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"cannot cut a {type(model).__name__}: give an nn.Module or a list of them")
-    return RecordedChain(model, sample, num_stages, names_of(split_at), names)
+    module = _require_module(model)
+    return RecordedChain(module, sample, num_stages, names_of(split_at), names)
 
 
 def share_out(
@@ -206,8 +205,17 @@ def max_stages(model: nn.Module | Sequence[nn.Module] | ExportedProgram) -> int:
         return len(list(model.parameters()))
     if is_chain(model):
         return len(model)
-    assert isinstance(model, nn.Module)
-    return sum(bool(module._parameters) for module in model.modules())
+    modules = _require_module(model).modules()
+    return sum(bool(module._parameters) for module in modules)
+
+
+def _require_module(model: object) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"model must be an nn.Module or a list of them, got {type(model).__name__}. Give the "
+            "model itself"
+        )
+    return model
 
 
 def is_chain(model: object) -> TypeGuard[nn.Sequential | Sequence[nn.Module]]:

@@ -115,12 +115,18 @@ class Steps(Measured):
             order, with detached tensors.
 
         Raises:
+            TypeError: `function` is not callable.
             ValueError: an option of the pipeline takes no loss of a call; the message names it.
             BaseException: as for `step`.
         """
         with _C.HoldForks(), as_before():
             if self._map_refused is not None:
                 raise ValueError(self._map_refused)
+            if not callable(function):
+                raise TypeError(
+                    f"function must be callable, got {type(function).__name__}. The batch comes "
+                    "behind it: pipe.map(function, batch)"
+                )
             mapped = Mapped(function)
             step = partial(self._step, (inputs, named), target, scaler, mapped.loss, mapped)
             self._features.within(scaler, step)

@@ -17,7 +17,13 @@ def costs_with_frozen(costs: Costs, num_stages: int, stages: Collection[int]) ->
         costs: of a model that trains everything; I and W are known.
         num_stages: of the plan.
         stages: the frozen ones.
+
+    Raises:
+        ValueError: A stage is not one of the plan's.
     """
+    for stage in stages:
+        if not 0 <= stage < num_stages:
+            raise ValueError(f"stages must be 0 to {num_stages - 1}, got {stage}")
 
     def each(value: float | list[float]) -> list[float]:
         return value if isinstance(value, list) else [value] * num_stages

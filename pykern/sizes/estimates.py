@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ..budget.budget import Budget
 from ..budget.fit_memory import most_held
 from ..budget.level_costs import StageCosts, StageLevel
 from ..budget.measure import measure
-from ..notes import add_note
 from ..partition.balance import Balance, Partition
 from ..partition.chain import Chain, max_stages, open_model, share_out
 from ..partition.layers import make_stages
@@ -133,36 +133,32 @@ def estimate(  # noqa: PLR0913 - a pipeline and what it trains with, by keyword
             values.
         BaseException: what the model raises for the sample, with a note.
     """
-    if balance == "time":
-        raise ValueError("balance must not be 'time' here, since nothing is run. Leave it out")
-    shares = Shares(devices, microbatches)
-    chosen = choose_plan(schedule, shares, max_stages(model), options)
+    _require_arguments(devices, sample, loss_fn, optimizer, balance, recompute)
+    chosen = choose_plan(schedule, Shares(devices, microbatches), max_stages(model), options)
+    if chosen.first_trained == chosen.num_stages:
+        raise ValueError(
+            f"schedule must have backwards, got {schedule!r}. An estimate is of a training step"
+        )
     plan, levels = choose_levels(chosen, recompute)
     shapes = WithoutValues()
     twin, sample, target = shapes.model(model), shapes.batch(sample), shapes.batch(target)
-    try:
-        with shapes.in_force():
-            chain = open_model(twin, sample, plan.num_stages, split_at, whole)
-            of_layers = None if isinstance(chain, Chain) and balance != "memory" else sample
-            cut = share_out(chain, plan.num_stages, balance, of_layers, split_at)
-            homes = [_CPU] * plan.num_stages
-            chain.cut(cut.stages, homes, everywhere)
-            stages = make_stages(list(chain.layers.values()), cut, homes)
-            losses = Losses(loss_fn, None if target is None else [target], [1.0])
-            of_stages = _stage_levels(plan, levels)
-            named = {level for one in of_stages for level in (one.kept, one.rebuilt)}
-            wanted = [level for level in LEVELS if level in named]
-            costs = measure(
-                stages,
-                (chain.first_input(sample),),
-                losses,
-                wanted,
-                split=plan.has(Kind.I),
-                timed=False,
-            )
-    except BaseException as error:
-        add_note(error, "raised while the model ran without values, for estimate")
-        raise
+    with shapes.in_force():
+        chain = open_model(twin, sample, plan.num_stages, split_at, whole)
+        of_layers = None if isinstance(chain, Chain) and balance != "memory" else sample
+        cut = share_out(chain, plan.num_stages, balance, of_layers, split_at)
+        homes = [_CPU] * plan.num_stages
+        chain.cut(cut.stages, homes, everywhere)
+        stages = make_stages(list(chain.layers.values()), cut, homes)
+        of_stages = _stage_levels(plan, levels)
+        named = {level for one in of_stages for level in (one.kept, one.rebuilt)}
+        costs = measure(
+            stages,
+            (chain.first_input(sample),),
+            Losses(loss_fn, None if target is None else [target], [1.0]),
+            [level for level in LEVELS if level in named],
+            split=plan.has(Kind.I),
+            timed=False,
+        )
     activations = most_held(plan, costs, of_stages)
     transfers = _transfers(plan, costs)
     return Estimate(
@@ -173,6 +169,37 @@ def estimate(  # noqa: PLR0913 - a pipeline and what it trains with, by keyword
         plan,
         cut,
     )
+
+
+def _require_arguments(
+    devices: object,
+    sample: object,
+    loss_fn: object,
+    optimizer: object,
+    balance: object,
+    recompute: object,
+) -> None:
+    """Refuses arguments that `Pipeline` takes in another form, and forgotten ones."""
+    if isinstance(devices, bool) or not isinstance(devices, int):
+        raise TypeError(
+            f"devices must be an int, got {devices!r}. Give the number of devices: none is used"
+        )
+    if devices < 1:
+        raise ValueError(f"devices must be at least 1, got {devices}")
+    if sample is None:
+        raise TypeError("sample must be the input of one microbatch, got None")
+    for name, value in (("loss_fn", loss_fn), ("optimizer", optimizer)):
+        if not callable(value) and not (name == "optimizer" and value is None):
+            raise TypeError(
+                f"{name} must be callable, got {type(value).__name__}. Give a function, such as "
+                + ("a class of torch.optim" if name == "optimizer" else "F.cross_entropy")
+            )
+    if balance == "time":
+        raise ValueError("balance must not be 'time' here, since nothing is run. Leave it out")
+    if isinstance(recompute, Budget):
+        raise TypeError(
+            "recompute must be a level, got a Budget. Try levels, and compare with fits"
+        )
 
 
 def _stage_levels(plan: Plan, levels: Levels) -> list[StageLevel]:

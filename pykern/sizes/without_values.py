@@ -9,6 +9,7 @@ values, since fake tensors do not have these classes. A result is fake if an ope
 from __future__ import annotations
 
 import copy
+import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..notes import add_note
 from ..tensors.trees import map_tensors
 
 
@@ -30,10 +32,18 @@ class WithoutValues:
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
-        """Within it, torch does not warn of an address that is asked for, which is 0."""
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
-            yield
+        """Within it, errors get a note, and torch neither logs them nor warns of addresses."""
+        logger = logging.getLogger("torch._subclasses.fake_tensor")
+        was_disabled, logger.disabled = logger.disabled, True
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
+                yield
+        except BaseException as error:
+            add_note(error, "raised while the model ran without values, for estimate")
+            raise
+        finally:
+            logger.disabled = was_disabled
 
     def model(self, model: Any) -> Any:
         """A copy of a model, or of a list of layers, on the CPU; the model may be on "meta"."""

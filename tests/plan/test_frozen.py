@@ -191,6 +191,11 @@ def test_torch_is_told_of_the_actions_alone(tmp_path: object) -> None:
         plan.to_torch([])
 
 
+def test_costs_of_stages_that_are_not_there_are_refused() -> None:
+    with pytest.raises(ValueError, match="stages must be 0 to 3, got 7"):
+        costs_with_frozen(Costs(1.0, 2.0), 4, [7])
+
+
 @pytest.mark.parametrize("delay", [0, 2])
 def test_updates_are_of_the_stages_that_train(delay: int) -> None:
     plan = with_updates(schedules.one_f_one_b(4, 8).with_frozen([0, 1]), 4, delay)

@@ -374,3 +374,9 @@ def test_copies_are_refused_with_a_way_out(copied: Callable[[object], object]) -
         pytest.raises(TypeError, match=r"a Pipeline cannot be copied or pickled.*state_dict"),
     ):
         copied(pipe)
+
+
+def test_a_model_that_is_not_a_module_is_refused() -> None:
+    for model in (3, nn.Linear):
+        with pytest.raises(TypeError, match=r"model must be an nn\.Module or a list of them, got"):
+            pykern.Pipeline(model, devices="cpu:2", microbatches=2)  # type: ignore[arg-type]

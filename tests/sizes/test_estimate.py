@@ -225,5 +225,28 @@ def test_what_cannot_be_known_is_an_error_with_a_note() -> None:
         small(optimizer=torch.optim.Adafactor)
     with pytest.raises(TypeError, match=r"optimizer must return a torch\.optim\.Optimizer"):
         small(optimizer=list)
-    with pytest.raises(ValueError, match="balance must not be 'time'"):
-        small(balance="time")
+
+
+WRONG: list[tuple[str, Any, str]] = [
+    ("devices", "cuda", "devices must be an int, got 'cuda'"),
+    ("devices", 0, "devices must be at least 1, got 0"),
+    ("sample", None, "sample must be the input of one microbatch, got None"),
+    ("loss_fn", None, "loss_fn must be callable, got NoneType"),
+    ("optimizer", "AdamW", "optimizer must be callable, got str.* a class of torch.optim"),
+    ("balance", "time", "balance must not be 'time'"),
+    ("recompute", pykern.Budget(1, sample=1), "recompute must be a level, got a Budget"),
+    ("schedule", "forward_only", "schedule must have backwards, got 'forward_only'"),
+    ("model", 3, "model must be an nn.Module or a list of them, got int"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "message"), WRONG, ids=[name for name, *_ in WRONG])
+def test_wrong_arguments_are_named(name: str, value: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        small(**{name: value})
+
+
+def test_a_wrong_shape_is_an_error_without_a_log(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RuntimeError, match="64"):
+        small(sample=torch.empty(8, 63))
+    assert capfd.readouterr().err == ""
