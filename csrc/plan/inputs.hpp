@@ -18,7 +18,7 @@ namespace pykern {
 //   B, I (s, m, j)     F, R and LOAD of the same cell; B or I of (s+1, m, j) and of (s, m, j+1)
 //   W                  I of the same cell
 //   REDUCE(s)          what completes the gradients of s: B or W of every microbatch and slice
-//   U(s, m)            B of (s, m, 0), whose slices end last, or W of every slice; REDUCE(s)
+//   U(s, m)            B or W of every slice of (s, m); REDUCE(s)
 //
 // Copies are not actions of a plan; they are derived from it.
 template <class Visit>
@@ -81,20 +81,23 @@ class InputVisitor {
         }
     }
 
+    // Everything that adds to the gradients of a stage for the microbatch of this action. Out of
+    // line, because few plans have actions that wait for it: in line it slows `check` of all
+    // others.
+    [[gnu::noinline]] void gradients(int stage, Action of) {
+        for (int slice = 0; slice < index_.num_slices(); ++slice) {
+            either(Kind::B, Kind::W, stage, of, slice);
+        }
+    }
+
     void reduce(int stage) {
         for (int microbatch = 0; microbatch < index_.num_microbatches(); ++microbatch) {
-            const Action of{.microbatch = static_cast<std::uint32_t>(microbatch)};
-            for (int slice = 0; slice < index_.num_slices(); ++slice) {
-                either(Kind::B, Kind::W, stage, of, slice);
-            }
+            gradients(stage, Action{.microbatch = static_cast<std::uint32_t>(microbatch)});
         }
     }
 
     void update(Action action) {
-        either(Kind::B, Kind::W, action.stage, action, 0);
-        for (int slice = 1; slice < index_.num_slices(); ++slice) {
-            use(Kind::W, action.stage, action, slice);
-        }
+        gradients(action.stage, action);
         use(Kind::REDUCE, action.stage, Action{});
     }
 
