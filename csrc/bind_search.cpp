@@ -43,10 +43,12 @@ SearchResult search_without_lock(const std::vector<Candidate>& candidates, int n
 void bind_search(py::module_& module) {
     py::class_<Candidate>(module, "Candidate",
                           "One way to lay a model out, with what it then costs and holds.")
-        .def(py::init<Placement, Costs, Memory>(), "placement"_a, "costs"_a, "memory"_a)
+        .def(py::init<Placement, Costs, Memory, bool>(), "placement"_a, "costs"_a, "memory"_a,
+             "forwards_first"_a = false)
         .def_readonly("placement", &Candidate::placement)
         .def_readonly("costs", &Candidate::costs)
-        .def_readonly("memory", &Candidate::memory);
+        .def_readonly("memory", &Candidate::memory)
+        .def_readonly("forwards_first", &Candidate::forwards_first);
 
     py::class_<SearchResult>(module, "SearchResult", "The best plan that a search found.")
         .def_readonly("plan", &SearchResult::plan)

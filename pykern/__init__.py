@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .runtime.microbatch import SplitError
     from .sizes import estimate
     from .trace import CutError
+    from .tuning import Choice, TuneInterrupted, tune
     from .verify import Verify, VerifyError
 
 __version__ = "0.1.0"
@@ -30,6 +31,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AsyncPipeline",
     "Budget",
+    "Choice",
     "CutError",
     "HostOptimizer",
     "PeerError",
@@ -38,17 +40,20 @@ __all__ = [
     "Plan",
     "PlanError",
     "SplitError",
+    "TuneInterrupted",
     "Verify",
     "VerifyError",
     "ZeroOptimizer",
     "clip_grad_norm_",
     "estimate",
     "explain_cut",
+    "tune",
 ]
 
 _HOME = {
     "AsyncPipeline": ".pipeline.asynchronous",
     "Budget": ".budget",
+    "Choice": ".tuning",
     "CutError": ".trace",
     "HostOptimizer": ".optimizers.host",
     "PeerError": ".parallel.peers.errors",
@@ -57,12 +62,14 @@ _HOME = {
     "Plan": ".plan",
     "PlanError": ".plan",
     "SplitError": ".runtime.microbatch",
+    "TuneInterrupted": ".tuning",
     "Verify": ".verify",
     "VerifyError": ".verify",
     "ZeroOptimizer": ".optimizers.zero",
     "clip_grad_norm_": ".optimizers.clipping",
     "estimate": ".sizes",
     "explain_cut": ".partition.report",
+    "tune": ".tuning",
 }
 
 

@@ -26,9 +26,12 @@ StreamTrace::StreamTrace(const StreamJob& job) : job_(job) {
         if (bases_.contains(context)) continue;
         bases_.emplace(context, Base{.event = make_event(stream), .stream = job.stream(stream)});
     }
-    for (const Task& task : order.tasks()) {
-        start_.push_back(make_event(task.stream));
-        end_.push_back(make_event(task.stream));
+    start_.resize(order.tasks().size());
+    end_.resize(order.tasks().size());
+    for (const TaskNumber task : job.issued()) {
+        const int stream = order.tasks()[task].stream;
+        start_[task] = make_event(stream);
+        end_[task] = make_event(stream);
     }
 }
 
@@ -67,7 +70,7 @@ Timeline StreamTrace::rows(int first_stream, int num_streams) const {
     std::vector<std::vector<Span>> rows(static_cast<std::size_t>(num_streams));
     // The step begins with the first action, for the rows of copies as well.
     double origin = std::numeric_limits<double>::max();
-    for (TaskNumber task = 0; task < tasks.size(); ++task) {
+    for (const TaskNumber task : job_.issued()) {
         const int stream = tasks[task].stream;
         if (stream < job_.order().num_devices()) {
             origin = std::min(origin, ns_of(start_[task].get(), stream));

@@ -43,7 +43,7 @@ class StreamTrace {
     const Base& base_of(int stream) const { return bases_.at(job_.context_of(stream)); }
 
     std::map<cuda::CUcontext, Base> bases_;
-    std::vector<cuda::Event> start_;  // by task
+    std::vector<cuda::Event> start_;  // by task, of those that the job issues
     std::vector<cuda::Event> end_;
 };
 

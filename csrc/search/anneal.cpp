@@ -17,6 +17,7 @@ bool must_follow(const Problem& problem, Labelled earlier, Labelled later) {
     const std::size_t second = stage_of(later.symbol);
     const bool same_microbatch = earlier.microbatch == later.microbatch;
     const bool from_forward = op_of(earlier.symbol) == kForward;
+    if (problem.forwards_first && from_forward && op_of(later.symbol) != kForward) return true;
     if (first == second) {
         if (earlier.symbol == later.symbol) return true;
         if (is_backward(earlier.symbol) && is_backward(later.symbol)) return true;

@@ -96,11 +96,53 @@ Ticks memory_time(const Problem& problem, const Paths& paths, std::size_t device
            static_cast<Ticks>(std::ceil(time * (1 - 1e-13)));
 }
 
+// Forwards alone: all of a device's behind its first input, and then the rest of the way of the
+// last one.
+Ticks all_forwards(const Problem& problem, const Paths& paths, std::size_t device) {
+    Ticks work = 0;
+    for (const std::size_t stage : problem.stages[device]) {
+        work += problem.time[symbol_of(stage, kForward)];
+    }
+    const std::size_t last = problem.stages[device].back();
+    const Ticks end = paths.there[last] + problem.time[symbol_of(last, kForward)];
+    return paths.there[problem.stages[device].front()] +
+           static_cast<Ticks>(problem.num_microbatches) * work + paths.back.back() - end;
+}
+
+// Likewise all else. The way behind a device's last action may be as short as nothing where that is
+// a W.
+Ticks all_backwards(const Problem& problem, const Paths& paths, std::size_t device) {
+    Ticks work = problem.work(device);
+    bool may_split = false;
+    for (const std::size_t stage : problem.stages[device]) {
+        work -= problem.time[symbol_of(stage, kForward)];
+        may_split = may_split || problem.may_split[stage];
+    }
+    const std::size_t first = problem.stages[device].front();
+    const Ticks end = paths.back[first] + fastest_back(problem, first);
+    const Ticks whole = paths.back.front() + fastest_back(problem, 0);
+    return paths.back[problem.stages[device].back()] - paths.back.back() +
+           static_cast<Ticks>(problem.num_microbatches) * work + (may_split ? 0 : whole - end);
+}
+
+// The first backward needs the last stage's forward, in front of which that device has all others,
+// and these need all forwards of all devices: one half begins where the other ends.
+Ticks halves(const Problem& problem, const Paths& paths) {
+    Ticks forwards = 0;
+    Ticks backwards = chain(problem, paths) - paths.back.back();
+    for (std::size_t device = 0; device < problem.num_devices; ++device) {
+        forwards = std::max(forwards, all_forwards(problem, paths, device));
+        backwards = std::max(backwards, all_backwards(problem, paths, device));
+    }
+    return forwards + backwards;
+}
+
 }  // namespace
 
 Ticks lower_bound(const Problem& problem) {
     const Paths paths = paths_of(problem);
     Ticks bound = chain(problem, paths);
+    if (problem.forwards_first) bound = std::max(bound, halves(problem, paths));
     for (std::size_t device = 0; device < problem.num_devices; ++device) {
         bound = std::max(
             {bound, head_and_work(problem, paths, device), first_return(problem, paths, device)});

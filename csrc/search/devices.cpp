@@ -8,7 +8,8 @@ Devices::Devices(const Problem& problem)
       forward_end_(problem.num_stages * problem.num_microbatches),
       backward_end_(forward_end_.size()),
       free_at_(problem.num_devices),
-      held_(problem.num_devices) {
+      held_(problem.num_devices),
+      forwards_left_(problem.num_devices) {
     order_.rows.resize(problem.num_devices);
     for (std::size_t device = 0; device < problem.num_devices; ++device) {
         order_.rows[device].reserve(3 * problem.stages[device].size() * problem.num_microbatches);
@@ -21,6 +22,9 @@ void Devices::reset() {
     std::ranges::fill(free_at_, 0);
     std::ranges::fill(held_, 0);
     for (Symbols& row : order_.rows) row.clear();
+    for (std::size_t device = 0; device < problem_.num_devices; ++device) {
+        forwards_left_[device] = problem_.stages[device].size() * problem_.num_microbatches;
+    }
     makespan_ = 0;
     events_.clear();
     for (std::size_t device = 0; device < problem_.num_devices; ++device) push(0, device);
@@ -38,6 +42,9 @@ Ticks Devices::arrival(Symbol symbol) const {
         return started_[symbol] < started_[symbol_of(stage, kInput)] ? 0 : kNever;
     }
     const bool forward = op_of(symbol) == kForward;
+    if (problem_.forwards_first && !forward && forwards_left_[problem_.device_of[stage]] > 0) {
+        return kNever;
+    }
     const std::size_t next = forward ? started_[symbol] : backwards(stage);
     if (next == count) return kNever;
     if (forward) {
@@ -55,6 +62,7 @@ void Devices::start(std::size_t device, Symbol symbol, Ticks now) {
     const std::size_t stage = stage_of(symbol);
     const Ticks end = now + problem_.time[symbol];
     if (op_of(symbol) == kForward) {
+        --forwards_left_[device];
         forward_end_[stage * problem_.num_microbatches + started_[symbol]] = end;
         if (stage + 1 < problem_.num_stages) {
             push(end + problem_.hop[stage], problem_.device_of[stage + 1]);

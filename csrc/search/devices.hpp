@@ -60,7 +60,8 @@ class Devices {
     std::vector<Ticks> backward_end_;
     std::vector<Ticks> free_at_;
     std::vector<Ticks> held_;
-    std::vector<Event> events_;  // a heap
+    std::vector<std::size_t> forwards_left_;  // per device
+    std::vector<Event> events_;               // a heap
     Order order_;
     Ticks makespan_ = 0;
     std::int64_t work_ = 0;

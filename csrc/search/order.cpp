@@ -41,6 +41,10 @@ bool label(const Problem& problem, std::size_t device, const Symbols& row,
         const std::size_t stage = stage_of(symbol);
         std::uint32_t microbatch = 0;
         if (op_of(symbol) == kForward) {
+            if (problem.forwards_first && !labelled.empty() &&
+                op_of(labelled.back().symbol) != kForward) {
+                return false;
+            }
             microbatch = forwards[stage]++;
         } else if (op_of(symbol) == kWeight) {
             if (weights[stage] == inputs[stage].size()) return false;

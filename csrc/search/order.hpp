@@ -26,7 +26,8 @@ struct Labelled {
 };
 
 // Counts off a row, first in, first out; the j-th W belongs to the j-th I. False where a stage has
-// not each microbatch's F and, behind it, backward once, or not a W behind each I.
+// not each microbatch's F and, behind it, backward once, or not a W behind each I, and where an F
+// is behind something else although forwards come first.
 bool label(const Problem& problem, std::size_t device, const Symbols& row,
            std::vector<Labelled>& labelled);
 

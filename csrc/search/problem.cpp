@@ -125,6 +125,7 @@ bool Problem::fits() const {
     for (std::size_t device = 0; device < num_devices; ++device) {
         Ticks held = 0;
         for (const std::size_t stage : stages[device]) held += takes[symbol_of(stage, kForward)];
+        if (forwards_first) held *= static_cast<Ticks>(num_microbatches);
         if (held > cap[device]) return false;
     }
     return true;
@@ -136,6 +137,7 @@ Problem make_problem(const Candidate& candidate, int num_microbatches,
     require_sizes(candidate, caps);
     Problem problem;
     problem.num_microbatches = static_cast<std::size_t>(num_microbatches);
+    problem.forwards_first = candidate.forwards_first;
     fill_placement(problem, candidate.placement);
     fill_times(problem, candidate.costs);
     fill_memory(problem, candidate.memory, caps);

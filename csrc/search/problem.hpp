@@ -46,6 +46,9 @@ struct Candidate {
     Placement placement;
     Costs costs;
     Memory memory;
+    // Whether a device runs all its forwards before anything else, as it must where the loss comes
+    // from outside.
+    bool forwards_first = false;
 };
 
 struct Problem {
@@ -59,6 +62,7 @@ struct Problem {
     std::vector<Ticks> takes;                      // memory of a symbol: F takes, the others give
     std::vector<Ticks> cap;                        // of a device
     std::vector<bool> may_split;                   // of a stage, whose I and W have known times
+    bool forwards_first = false;                   // as of a candidate
     double ticks_per_ns = 1;                       // a power of two
 
     // Exact, so that candidates with other ticks can be compared.
@@ -66,7 +70,8 @@ struct Problem {
     Ticks work(std::size_t device) const;  // of one microbatch, the backward at its cheapest
     // Whether I and W of some stage take longer than its B, so that splitting has a price.
     bool split_has_price() const;
-    // Whether each device can hold one microbatch of all its stages, without which nothing runs.
+    // Whether each device can hold one microbatch of all its stages, or all microbatches where
+    // forwards come first, without which nothing runs.
     bool fits() const;
 };
 

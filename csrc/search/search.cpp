@@ -35,7 +35,7 @@ class Searcher {
         if (bound_ns_ == kInfinite) {
             throw std::invalid_argument(
                 "no candidate fits: a device must be able to hold one microbatch of all its "
-                "stages");
+                "stages, and all microbatches where forwards come first");
         }
     }
 

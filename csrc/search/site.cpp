@@ -15,7 +15,9 @@ namespace {
 constexpr std::size_t kFewPerDevice = 4;
 constexpr std::size_t kManyPerDevice = 6;
 
+// Where forwards come first, nothing repeats: there are two ramps, and no steady part of both.
 bool is_many(const Problem& problem) {
+    if (problem.forwards_first) return false;
     return problem.num_microbatches > kManyPerDevice * problem.num_devices;
 }
 
@@ -119,6 +121,7 @@ std::optional<Ticks> Site::try_plan(const Order* plan) {
 }
 
 void Site::try_blocks(Random& random, std::int64_t work) {
+    if (problem().forwards_first) return;  // as a block has both
     const std::int64_t end = few_.work() + work;
     const Ticks heat = average_time(few_.problem) / 2;
     while (few_.work() < end && promise_ns_ > bound_ns_) {

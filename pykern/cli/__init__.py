@@ -1,4 +1,4 @@
-"""The command line: `pykern demo`, `plan`, `schedules`, `scale`, `fit` and `verify`.
+"""The command line: `demo`, `plan`, `schedules`, `scale`, `fit`, `tune` and `verify`.
 
 It reads and refuses options; the work is done by what it calls, imported only when it is needed.
 """
@@ -14,6 +14,7 @@ from .fit_command import fit
 from .plan_command import plan
 from .scale_command import scale
 from .schedules_command import schedules
+from .tune_command import tune
 from .verify_command import verify
 
 NEXT_STEPS = """\
@@ -57,6 +58,7 @@ app.command(epilog="Example: pykern plan hanayo -p 4 -m 8 --waves 2 --out hanayo
 app.command(epilog="Example: pykern schedules -p 8 -m 32 --costs 1:1:1")(schedules)
 app.command(epilog="Example: pykern scale --gpus 64 --layers 80 --width 8192 --zero1")(scale)
 app.command(epilog="Example: pykern fit my_model:make --devices 8 --memory 80")(fit)
+app.command(epilog="Example: pykern tune my_model:make --devices 2 --out plan.json")(tune)
 app.command(epilog="Example: pykern verify my_model:make --schedule zb_h1 --devices cpu:4")(verify)
 
 

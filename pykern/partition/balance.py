@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from ..tensors.parameters import num_bytes
+from ..tensors.parameters import num_bytes, num_values
 from .bottleneck import balanced_ends
 from .profile import layer_bytes, layer_times_ns
 
@@ -189,7 +189,7 @@ def _count_parameters(name: str, layer: nn.Module) -> int:
         raise ValueError(
             f"layer {name} has parameters without a shape yet; run the model once before cutting it"
         )
-    return sum(parameter.numel() for parameter in parameters)
+    return sum(map(num_values, parameters))
 
 
 def _counted(balance: Balance) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from ..modes import as_before
+from ..tensors.parameters import num_values
 from ..tensors.trees import all_tensors
 from ..trace import CutError, Untouched, why_whole
 from .chain import RecordedChain
@@ -55,7 +56,7 @@ def _places(chain: RecordedChain, sample: Any) -> Iterator[tuple[str, str, str, 
     for name, layer in chain.layers.items():
         tensors = all_tensors(value)
         num_bytes = sum(tensor.nbytes for tensor in tensors)
-        size = sum(parameter.numel() for parameter in layer.parameters())
+        size = sum(map(num_values, layer.parameters()))
         yield name, f"{size:,}", f"{len(tensors)}", f"{num_bytes:,}"
         value = layer(value)
 

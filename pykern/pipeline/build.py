@@ -37,6 +37,7 @@ from ..runtime.driver import Driver
 from ..runtime.executor import Executor
 from ..runtime.features.batch_norm import DeferredBatchNorm, OrderOfUpdates
 from ..runtime.features.beside import Beside
+from ..runtime.features.compiled import CompiledStages
 from ..runtime.features.feature import Feature, Features, Made
 from ..runtime.features.finite import Checks
 from ..runtime.features.frozen import Frozen
@@ -46,7 +47,7 @@ from ..runtime.stage.stage import Stage
 from ..verify import Subject, Verifier
 from .choose_levels import Levels, choose_levels
 from .choose_plan import choose_parts, choose_plan
-from .combinations import refuse_combinations, refuse_layers, refused_with
+from .combinations import OUTSIDE, refuse_combinations, refuse_layers, refused_with
 from .model_face import Adopted
 from .request import Request
 
@@ -137,6 +138,7 @@ FEATURES: Sequence[Callable[[Design, nn.Module], Feature | None]] = (
     lambda of, _: DeferredBatchNorm() if of.asked.deferred_batch_norm else None,
     _tensor,
     lambda of, model: None if of.data_group is None else DataParallel(of.data_group, model),
+    lambda of, _: CompiledStages() if of.asked.compile else None,
     lambda of, _: Beside(of.asked.loss_fn, of.chain.origins),
     _verifier,
 )
@@ -162,7 +164,9 @@ def design(asked: Request) -> Design:
     if plan is None:
         joined = peers is not None or asked.tensor_parallel is not None
         num_layers = max_stages(asked.model)
-        plan = choose_plan(asked.schedule, asked.shares, num_layers, asked.options, joined)
+        alone = asked.loss_fn is None and asked.replicas == 1
+        outside = alone and refused_with(OUTSIDE, asked) is None
+        plan = choose_plan(asked.schedule, asked.shares, num_layers, asked.options, joined, outside)
     levels = None if isinstance(asked.recompute, Budget) else asked.recompute
     plan, chosen = choose_levels(plan, levels)
     refuse_combinations(asked, plan)

@@ -26,6 +26,7 @@ def choose_plan(
     num_layers: int,
     options: Mapping[str, Any],
     over_peers: bool = False,
+    outside: bool = False,
 ) -> Plan:
     """The plan of a schedule, with what its steps need beside what the schedule says.
 
@@ -36,6 +37,8 @@ def choose_plan(
         num_layers: how many the model has: "auto" makes no more stages of them.
         options: for the schedule.
         over_peers: whether other processes add to its gradients.
+        outside: whether losses come from outside. "auto" then looks for a plan with all forwards
+            first, unless options say where the loss is, or how much memory there is.
 
     Raises:
         TypeError, ValueError: the schedule is unknown, does not fit, or holds what cannot run here.
@@ -43,6 +46,8 @@ def choose_plan(
     """
     if schedule == "auto":
         chunks = max(1, min(search.MAX_CHUNKS, num_layers // shares.devices_of_one))
+        if outside and "memory" not in options:
+            options = {"loss": "outside", **options}
         options = {"max_chunks": chunks, **options}
     plan = _make_plan(schedule, shares, options)
     require_runnable(plan)

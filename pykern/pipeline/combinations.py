@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from torch import nn
 
@@ -12,8 +12,25 @@ from ..partition.balance import Partition
 from ..partition.layers import refuse_shared
 from ..plan import Plan
 from ..runtime.asynchronous.refusals import WHY, refuse_unversioned
+from ..runtime.features.compiled import refuse_ties
 from ..runtime.stage.replica import refuse_replicas, refuse_trained_loss
 from .request import Request
+
+# The name of a loss that is outside of the pipeline.
+OUTSIDE = "gradients through the output"
+
+# Levels at which a stage keeps all, or nothing but its input.
+_WHOLE = (None, "none", "stage")
+
+
+def _levels(recompute: object) -> Iterator[object]:
+    """All that stand in an argument."""
+    if isinstance(recompute, list | tuple):
+        for part in recompute:
+            yield from _levels(part)
+    else:
+        yield recompute
+
 
 # Whether a request, with the plan that was chosen if it was, has an option in force.
 OPTIONS: Mapping[str, Callable[[Request, Plan | None], bool]] = {
@@ -32,10 +49,14 @@ OPTIONS: Mapping[str, Callable[[Request, Plan | None], bool]] = {
     "tensor_parallel": lambda asked, _: asked.tensor_parallel is not None,
     "verify": lambda asked, _: asked.verified is not None,
     "timeout": lambda asked, _: asked.timeout is not None,
+    "compile": lambda asked, _: asked.compile is not False,
+    "recompute of parts of a stage": lambda asked, _: any(
+        level not in _WHOLE for level in _levels(asked.recompute)
+    ),
     # An argument of `step`: see `refused_with`.
     "scaler": lambda *_: False,
     # In force where a loss is outside: see `refused_with`.
-    "gradients through the output": lambda *_: False,
+    OUTSIDE: lambda *_: False,
     # The loss that a call of `map` brings: see `refused_with`.
     "a loss of a call": lambda *_: False,
 }
@@ -53,6 +74,10 @@ _NO_MAP = (
     "pipe.map must be called on a Pipeline without this option: {why}. Make another Pipeline, or "
     "give this one the loss (loss_fn=...) and call step()"
 )
+_NOT_COMPILED = (
+    "compile must be False {where}, got {{asked.compile!r}}: {why}. Compile layers instead "
+    "(layer.compile())"
+)
 _BESIDE_UPDATES = "{name} must be {known} here, got {{asked.{name}!r}}: " + WHY
 
 # By two options, the message, with `asked` and `plan` to be filled in.
@@ -68,6 +93,7 @@ REFUSED: Mapping[tuple[str, str], str] = {
             ("replicas", "1"),
             ("tensor_parallel", "None"),
             ("verify", "False"),
+            ("compile", "False"),
         )
     },
     ("optimizer", "GPUs"): (
@@ -108,7 +134,7 @@ REFUSED: Mapping[tuple[str, str], str] = {
         "DTensors, or are over several groups; train in bfloat16, or in float32"
     ),
     **{
-        (name, "gradients through the output"): _NO_GRAPH.format(why=why)
+        (name, OUTSIDE): _NO_GRAPH.format(why=why)
         for name, why in (
             ("a plan of replicas", "its plan has several replicas, which a step adds up"),
             ("process_group", "it adds up the gradients of processes within a step"),
@@ -126,6 +152,26 @@ REFUSED: Mapping[tuple[str, str], str] = {
             ("optimizer", "AsyncPipeline updates weights by its own loss"),
             ("verify", "verify compares losses of steps"),
             ("capture that has to be", "CUDA graphs replay the loss that was captured"),
+        )
+    },
+    **{
+        ("compile", name): _NOT_COMPILED.format(where=where, why=why)
+        for name, where, why in (
+            ("GPUs", "on GPUs", "compiled stages have run on CPU workers only"),
+            ("a plan of replicas", "beside replicas", "a copy would run the original's code"),
+            ("verify", "beside verify", "the plain model is not compiled, and rounds otherwise"),
+            ("tensor_parallel", "beside tensor_parallel", "shards are computed in Python"),
+            (
+                "recompute of parts of a stage",
+                "beside recompute of parts of a stage",
+                "a compiled stage is one part, which recompute='stage' makes again",
+            ),
+            ("check_finite", "beside check_finite", "compiled code shows no layer's output"),
+            (
+                "deferred_batch_norm",
+                "beside deferred_batch_norm",
+                "compiled code has the running statistics of every microbatch",
+            ),
         )
     },
     ("timeout", "GPUs"): (
@@ -159,6 +205,8 @@ def refuse_layers(
 ) -> None:
     """Raises ValueError for layers, or a loss, that a request's options or its plan cannot have."""
     refuse_shared(layers, cut)
+    if asked.compile:
+        refuse_ties(layers, cut.stages)
     if asked.optimizer is not None:
         refuse_unversioned(layers, cut.stages, asked.loss_fn)
     if plan.placement.num_replicas > 1:

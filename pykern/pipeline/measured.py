@@ -62,11 +62,11 @@ class Measured(Adopted):
         if self._last_program is None:
             raise RuntimeError("there are no copies yet: call step or the pipeline itself first")
         last = self._last_program
-        return self._executor.copies(last.forwards if isinstance(last, Ran) else last)
+        return last.copies(self._executor) if isinstance(last, Ran) else self._executor.copies(last)
 
     @contextmanager
     def tracing(self) -> Iterator[None]:
-        """Within it, steps on GPUs are timed. On CPU workers all are.
+        """Within it, steps, calls and their backwards on GPUs are timed. On CPU workers all are.
 
         Timing a step waits for everything before it, and its events take time of their own.
         """

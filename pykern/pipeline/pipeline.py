@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -24,9 +25,10 @@ from ..verify import Verify
 from .build import build, design
 from .choose_levels import RecomputeArgument
 from .choose_plan import Schedule
-from .combinations import refused_with
-from .request import Request
+from .combinations import OUTSIDE, refused_with
+from .request import Compile, Request
 from .steps import Steps
+from .tuned import with_tuned
 from .with_graph import WithGraph
 
 
@@ -44,7 +46,7 @@ class Pipeline(Steps):
             the SMs of one GPU, or a list with one name per device. Layers are moved to the GPU of
             their stage.
         schedule: a name or function of `pykern.schedules`, a `Plan`, or "auto" for the best that
-            `pykern.search.auto` finds.
+            `pykern.search.auto` finds: without `loss_fn` and `memory=`, for a loss outside.
         microbatches: how many parts each batch is cut into; may be left out with a `Plan`.
         replicas: how many copies of the model run side by side, each on as many of the devices,
             in their order, and on every so many-th microbatch. The schedule, or `Plan`, is for one
@@ -93,6 +95,11 @@ class Pipeline(Steps):
             time the step or stream raises `PipelineStalled`, and the pipeline is closed. The limit
             is checked every 20 ms, outside of actions. Where a call in C keeps the interpreter lock
             for that long, a message on stderr says so.
+        tuned: a file that `Choice.save` of `pykern.tune` has written, for schedule, microbatches,
+            replicas, cut, recompute and, where they are left out, devices.
+        compile: "stages" has torch.compile make one function of the layers of each stage, when it
+            first runs. The numbers are those of the compiled code: alike in every step, and others
+            than the plain model's in their last bits. See docs/training-loops.md.
         **options: for the schedule, e.g. `waves=2`; for "auto" e.g. `memory=0.5`.
 
     Raises:
@@ -109,7 +116,7 @@ class Pipeline(Steps):
         self,
         model: nn.Module | Sequence[nn.Module],
         *,
-        devices: Devices,
+        devices: Devices | None = None,
         schedule: Schedule = "one_f_one_b",
         microbatches: int | None = None,
         replicas: int = 1,
@@ -127,32 +134,34 @@ class Pipeline(Steps):
         tensor_parallel: TensorParallelism | None = None,
         verify: bool | int | Verify = False,
         timeout: float | None = None,
+        tuned: str | os.PathLike[str] | None = None,
+        compile: Compile = False,
         **options: Any,
     ) -> None:
-        self._open(
-            Request(
-                model=model,
-                devices=devices,
-                schedule=schedule,
-                microbatches=microbatches,
-                replicas=replicas,
-                loss_fn=loss_fn,
-                reduction=reduction,
-                balance=balance,
-                sample=sample,
-                split_at=split_at,
-                whole=whole,
-                capture=capture,
-                recompute=recompute,
-                check_finite=check_finite,
-                deferred_batch_norm=deferred_batch_norm,
-                process_group=process_group,
-                tensor_parallel=tensor_parallel,
-                verify=verify,
-                timeout=timeout,
-                options=options,
-            )
-        )
+        arguments = {
+            "model": model,
+            "devices": devices,
+            "schedule": schedule,
+            "microbatches": microbatches,
+            "replicas": replicas,
+            "loss_fn": loss_fn,
+            "reduction": reduction,
+            "balance": balance,
+            "sample": sample,
+            "split_at": split_at,
+            "whole": whole,
+            "capture": capture,
+            "recompute": recompute,
+            "check_finite": check_finite,
+            "deferred_batch_norm": deferred_batch_norm,
+            "process_group": process_group,
+            "tensor_parallel": tensor_parallel,
+            "verify": verify,
+            "timeout": timeout,
+            "compile": compile,
+            "options": options,
+        }
+        self._open(Request(**with_tuned(tuned, arguments)))
 
     def _open(self, asked: Request) -> None:
         """Makes all that this is made of."""
@@ -175,6 +184,6 @@ class Pipeline(Steps):
             self.optimizer, self._data = built.optimizer, built.features.find(DataParallel)
             self._train_program = self._executor.driver.program(self.plan)
             self._predict_program = self._executor.driver.program(self.plan.forward_only())
-            refused = refused_with("gradients through the output", asked, self.plan)
+            refused = refused_with(OUTSIDE, asked, self.plan)
             self._with_graph = WithGraph(self._executor, self.plan, self._levels, refused)
             self._map_refused = refused_with("a loss of a call", asked, self.plan)

@@ -27,6 +27,8 @@ from .choose_levels import RecomputeArgument
 from .choose_plan import Schedule
 
 BatchReduction = Literal["mean", "sum"]
+# torch compiles whole stages, or only the layers that the user has compiled.
+Compile = Literal[False, "stages"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +63,7 @@ class Request:
     tensor_parallel: TensorParallelism | None = None
     verify: bool | int | Verify = False
     timeout: float | None = None
+    compile: Compile = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -76,6 +79,7 @@ class Request:
             )
         _require_one_of("check_finite", self.check_finite, get_args(CheckFinite))
         _require_one_of("capture", self.capture, (False, True, "auto", "step"))
+        _require_one_of("compile", self.compile, get_args(Compile))
         refuse_timeout(self.timeout)
         # Made now, so that what is wrong with them is told now.
         _ = self.verified, self.shares

@@ -61,6 +61,11 @@ class WithGraph:
     def _halves(self) -> tuple[Program, Program]:
         return self._executor.driver.halves(self._plan)
 
+    @property
+    def _is_timed(self) -> bool:
+        """Whether what runs now leaves a timeline: on CPU workers, in one memory, all does."""
+        return self._executor.traced or self._executor.in_one_memory
+
     def run(
         self,
         call: Call,
@@ -78,7 +83,7 @@ class WithGraph:
             enter: as of a `Batch`.
             model: that the parameters belong to.
         """
-        ran = Ran(self._halves[0])
+        ran = Ran(self._halves[0], is_timed=self._is_timed)
         call, _ = self._executor.replicas.place(call, None)
         ends, begin = GraphEnds(weights), _Begin(enter)
         has_graph = any(tensor.requires_grad for tensor in _tensors(call))
@@ -98,7 +103,10 @@ class WithGraph:
         # Segments of a recorded model hold its parameters too, and are not its modules.
         layers = [layer for stage in self._executor.stages for layer in stage.originals]
         yield from model.modules()
-        yield from (layer for layer in layers if isinstance(layer, Segment))
+        for layer in layers:
+            # A compiled stage is one layer that has them.
+            inside = (layer, *layer.children())
+            yield from (module for module in inside if isinstance(module, Segment))
 
     def _run_back(self, kept: _Kept, gradients: OutputGradients) -> Sequence[Tensor | None]:
         """The gradients of the inputs of the operation; what was kept is used up."""
@@ -115,15 +123,23 @@ class WithGraph:
             set_autocast(kept.autocast)
             aliases.take_place()
             self._executor.resume(self._halves[1], batch, kept.left)
-        kept.ran.backwards = self._halves[1]
+        if kept.ran.is_timed and self._is_timed:
+            kept.ran.backwards = self._halves[1]
         return [*(leaf.grad for leaf in kept.leaves), *aliases.take_gradients()]
 
 
 @dataclass
 class Ran:
-    """The programs that one call has run: its forwards, and its backwards if they have run."""
+    """The programs that one call has run.
+
+    Attributes:
+        forwards: have run.
+        is_timed: whether they left a timeline.
+        backwards: where they have run and both are timed.
+    """
 
     forwards: Program
+    is_timed: bool
     backwards: Program | None = None
 
     def timeline(self, driver: Driver, ago: int) -> Timeline:
@@ -131,18 +147,24 @@ class Ran:
         first = driver.timeline(self.forwards, ago)
         if self.backwards is None:
             return first
-        start_ns = first.makespan_ns
-        return Timeline(
-            [
-                [
-                    *row,
-                    *(Span(s.action, start_ns + s.start_ns, start_ns + s.end_ns) for s in behind),
-                ]
-                for row, behind in zip(
-                    first.rows, driver.timeline(self.backwards, ago).rows, strict=True
-                )
-            ]
-        )
+        return _behind(first, driver.timeline(self.backwards, ago), first.makespan_ns)
+
+    def copies(self, executor: Executor) -> Timeline:
+        """Those of both, in the time of `timeline`."""
+        first = executor.copies(self.forwards)
+        if self.backwards is None or not first.rows:
+            return first
+        start_ns = executor.driver.timeline(self.forwards, 0).makespan_ns
+        return _behind(first, executor.copies(self.backwards), start_ns)
+
+
+def _behind(first: Timeline, second: Timeline, start_ns: float) -> Timeline:
+    """One timeline, and another from a time on."""
+    rows = [
+        [*row, *(Span(s.action, start_ns + s.start_ns, start_ns + s.end_ns) for s in later)]
+        for row, later in zip(first.rows, second.rows, strict=True)
+    ]
+    return Timeline(rows)
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from operator import itemgetter
-from typing import Any, Protocol, cast, runtime_checkable
+from operator import itemgetter, mul
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -18,7 +19,12 @@ from .microbatch import to_device
 Loss = Callable[..., Tensor]
 
 
-@runtime_checkable
+# The types whose products and sums Python's numbers give with torch's bits, and what `array` calls
+# them: a product or sum of two numbers of 24 bits that is rounded to 53, then to 24, is the same as
+# one that is rounded once.
+_CODES = {torch.float32: "f", torch.float64: "d"}
+
+
 class InOnePass(Protocol):
     """A loss that may come with gradients, those of parameters already added to their `.grad`."""
 
@@ -42,6 +48,11 @@ class Losses:
         scale: by which all gradients are multiplied: float32 []; None for 1.
         must_be_finite: whether a loss that is not is an error.
         in_one_memory: whether what one action has written all others may read, as on CPU workers.
+
+    Attributes:
+        function: the loss.
+        scale: as given.
+        is_in_one_pass: whether the loss is an `InOnePass`.
     """
 
     def __init__(
@@ -59,21 +70,22 @@ class Losses:
         self._must_be_finite = must_be_finite
         self._targets = targets
         self._weights = weights
-        self._losses: list[Tensor | None] = [None] * len(weights)
-        # Asked once: it takes as long as a small action.
-        self._is_in_one_pass = isinstance(loss_fn, InOnePass)
+        # Numbers where `_type` is known, which takes less time than tensors.
+        self._losses: list[Tensor | float | None] = [None] * len(weights)
+        self.is_in_one_pass = callable(getattr(loss_fn, "with_gradients", None))
         self._in_one_memory = in_one_memory
         # All targets are parts of one tree.
         first = targets[0] if targets else None
         self._on_cpu = type(first) is Tensor and first.is_cpu
         # Where losses on the CPU start, by microbatch, and of which type: made with the first.
+        # One for each: a hook may write into it.
         self._starts: list[Tensor] = []
         self._type: torch.dtype | None = None
 
     @property
     def knows_gradients(self) -> bool:
         """Whether gradients are made here, of the shape and type of their outputs."""
-        return not self._is_in_one_pass
+        return not self.is_in_one_pass
 
     def __call__(
         self, microbatch: int, output: Any, once: bool
@@ -92,7 +104,7 @@ class Losses:
             if not (self._on_cpu and type(output) is Tensor and output.is_cpu):
                 target = to_device(target, _device_of(output))
             # What adds to gradients must not happen twice.
-            if once and self._is_in_one_pass:
+            if once and self.is_in_one_pass:
                 function = cast(InOnePass, self.function)
                 weight = self._weights[microbatch]
                 share = weight if self.scale is None else self.scale.to(_device_of(output)) * weight
@@ -101,22 +113,24 @@ class Losses:
                     self._keep(microbatch, ended.loss)
                     return ended.outputs, ended.gradients
             loss = self.function(output, target)
-        if (
+        if not (
             type(loss) is Tensor
             and loss.dtype is self._type
             and loss.is_cpu
             and loss.requires_grad
             and loss.dim() == 0
         ):
-            start = self._starts[microbatch]
-        else:
             _require_scalar(loss, microbatch)
-            start = self._start(microbatch, loss)
-        kept = loss.detach()
+            if not self._make_starts(loss):
+                kept = loss.detach()
+                if self._must_be_finite:
+                    self._require_finite(microbatch, kept)
+                self._losses[microbatch] = kept
+                return (loss,), (self._start(microbatch, loss),)
         if self._must_be_finite:
-            self._require_finite(microbatch, kept)
-        self._losses[microbatch] = kept
-        return (loss,), (start,)
+            self._require_finite(microbatch, loss)
+        self._losses[microbatch] = loss.item()
+        return (loss,), (self._starts[microbatch],)
 
     def _keep(self, microbatch: int, loss: Tensor) -> None:
         if self._must_be_finite:
@@ -129,29 +143,36 @@ class Losses:
     def _start(self, microbatch: int, loss: Tensor) -> Tensor:
         """The gradient of a loss.
 
-        One for each: two stages that end on one GPU could not share it without waiting, and a hook
-        may write into it. On CPU workers all are made with the first, which is faster.
+        One for each: two stages that end on one GPU could not share it without waiting.
         """
         weight = self._weights[microbatch]
         if self.scale is not None:
             # Rounded in the order of the backward of (loss * weight) * scale.
             return self.scale.to(loss.device, loss.dtype) * weight
-        if not self._in_one_memory or type(loss) is not Tensor or not loss.is_cpu:
-            return torch.full_like(loss, weight, requires_grad=False)
+        return torch.full_like(loss, weight, requires_grad=False)
+
+    def _make_starts(self, loss: Tensor) -> bool:
+        """Makes the gradients of all losses if this one is as those on CPU workers usually are.
+
+        That takes less time than one by one. All of them have one type.
+        """
+        plain = type(loss) is Tensor and loss.is_cpu and loss.dtype in _CODES
+        another = self._type not in (None, loss.dtype)
+        if not plain or another or not self._in_one_memory or self.scale is not None:
+            return False
         starts: list[Tensor] = []
         for alike, group in groupby(self._weights):
-            starts += torch.full(
-                (len(list(group)),), alike, dtype=loss.dtype, device="cpu"
-            ).unbind()
+            count = len(list(group))
+            starts += torch.full((count,), alike, dtype=loss.dtype, device="cpu").unbind()
         # The type last: from then on another thread may look here.
         self._starts, self._type = starts, loss.dtype
-        return starts[microbatch]
+        return True
 
     def of(self, microbatch: int) -> Tensor:
         """The loss of a microbatch that has ended."""
         loss = self._losses[microbatch]
         assert loss is not None
-        return loss
+        return loss if isinstance(loss, Tensor) else torch.tensor(loss, dtype=self._type)
 
     def among(
         self, targets: Sequence[Any] | None, count: int, scale: Tensor | None = None
@@ -169,22 +190,35 @@ class Losses:
 
         Where the last stages of several replicas are on several devices, it is on the first's.
         """
-        pairs = zip(self._losses, self._weights, strict=True)
-        ran = [(loss, weight) for loss, weight in pairs if loss is not None]
-        home = ran[0][0].device
+        ran = [number for number, loss in enumerate(self._losses) if loss is not None]
+        weights = [self._weights[number] for number in ran]
+        numbers = [loss for loss in self._losses if type(loss) is float]
+        if self._type is not None and len(numbers) == len(ran):
+            return _sum_of_numbers(numbers, weights, self._type)
+        losses = [self.of(number) for number in ran]
+        home = losses[0].device
         terms: list[Tensor] = []
         # Equal weights stand together. One product for each, because a call for every microbatch
         # would be most of what a step of tiny stages costs beyond its actions.
-        for weight, group in groupby(ran, key=itemgetter(1)):
-            losses = [loss for loss, _ in group]
-            if home.type != "cpu":
-                losses = [loss.to(home) for loss in losses]
-            terms += (torch.stack(losses) * weight).unbind()
+        for weight, group in groupby(zip(weights, losses, strict=True), key=itemgetter(0)):
+            terms += (torch.stack([loss.to(home) for _, loss in group]) * weight).unbind()
         first, *others = terms
         total = first.clone()
         for term in others:
             total += term
         return total
+
+
+def _sum_of_numbers(
+    losses: Sequence[float], weights: Sequence[float], dtype: torch.dtype
+) -> Tensor:
+    """The sum of losses by weight, in their order, rounded as torch rounds: []."""
+    code = _CODES[dtype]
+    terms = array(code, map(mul, losses, array(code, weights)))
+    total = terms[:1]
+    for term in terms[1:]:
+        total[0] += term
+    return torch.tensor(total[0], dtype=dtype)
 
 
 def _require_scalar(loss: object, microbatch: int) -> None:

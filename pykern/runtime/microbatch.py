@@ -61,11 +61,14 @@ def refuse_graphs(tree: Any) -> None:
 def split(tree: Any, rows: Sequence[int]) -> list[Any]:
     """One tree per microbatch: tensors cut along dimension 0, everything else given to all."""
     if isinstance(tree, Tensor):
-        return list(tree.split(list(rows))) if tree.dim() > 0 else [tree] * len(rows)
+        # Tensor.split is a function in Python around this one.
+        return list(tree.split_with_sizes(list(rows))) if tree.dim() > 0 else [tree] * len(rows)
     if type(tree) is tuple:
         columns = [split(part, rows) for part in tree]
         return list(zip(*columns, strict=True)) if columns else [()] * len(rows)
     if type(tree) is dict:
+        if not tree:
+            return [{} for _ in rows]
         return [dict(zip(tree, part, strict=True)) for part in split(tuple(tree.values()), rows)]
     leaves, spec = flatten(tree)
     if spec.is_leaf():

@@ -59,7 +59,7 @@ def polish(found: Found, seconds: float) -> Found:
     used = {action for action, cell in model.cells.items() if solver.value(cell.used)}
     plan = _plan_of(found.plan, {action: starts[action] for action in used})
     better = _search(
-        [Candidate(plan.placement, found.costs, found.memory)],
+        [Candidate(plan.placement, found.costs, found.memory, found.loss == "outside")],
         plan.num_microbatches,
         found.cap,
         [(0, plan)],
@@ -191,6 +191,15 @@ class _Model:
                 self._after(action, Action(Kind.F, stage, microbatch))
             if kind is Kind.W:
                 self._after(action, Action(Kind.I, stage, microbatch))
+        if self.found.loss == "outside":
+            self._add_barrier()
+
+    def _add_barrier(self) -> None:
+        """The first backward comes after the last forward, which all others come before."""
+        stage = self.plan.num_stages - 1
+        for kind in (Kind.I, Kind.B):
+            last = Action(Kind.F, stage, self.plan.num_microbatches - 1)
+            self._after(Action(kind, stage, 0), last)
 
     def _add_device(self, device: int, found: Found) -> None:
         mine = {a: c for a, c in self.cells.items() if self.plan.device_of(a) == device}

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal, get_args
 
 from .._C import WORK_PER_MS, Candidate
 from .._C import search as _search
 from ..plan import Costs, Kind, Memory, Placement, Plan, require_counts
 from ..plan.costs import changed
+from ..plan.halves import forwards_first
 from .catalogue import placement_name, placements, published
 
 # Most stages on a device where the caller does not say.
@@ -22,6 +25,9 @@ _SHARED = ("forward_ns", "backward_ns", "recompute_ns", "input_ns", "weight_ns")
 
 # One device's share of the model; with a list, its stages; or what each of so many stages costs.
 CostsOf = Costs | Callable[[int], Costs]
+# Where losses are computed: in the last stage, or by whoever gets the output of the pipeline, which
+# needs all forwards before any backward.
+LossPlace = Literal["inside", "outside"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,7 @@ class Found:
         seeds: Makespan in ns of each published schedule that keeps the cap, by name and options.
         refused: Published schedules that break the cap, by name and options.
         work_ms: Work done, in milliseconds of one core as the search counts them.
+        loss: Where the loss is; outside, all plans have their forwards first.
     """
 
     plan: Plan
@@ -53,6 +60,7 @@ class Found:
     seeds: Mapping[str, float]
     refused: tuple[str, ...]
     work_ms: float
+    loss: LossPlace
 
     @property
     def gap(self) -> float:
@@ -98,11 +106,12 @@ def auto(  # noqa: PLR0913 - what a search is about, by keyword
     num_microbatches: int,
     *,
     costs: CostsOf = Costs(1.0, 2.0),  # noqa: B008 - immutable
-    memory: float | Sequence[float] = 1.0,
+    memory: float | Sequence[float] | None = None,
     kept: float = 1.0,
     budget_ms: float = 100,
     seed: int = 0,
     max_chunks: int = MAX_CHUNKS,
+    loss: LossPlace = "inside",
 ) -> Found:
     """The best plan that a search finds, never worse than a published schedule at equal memory.
 
@@ -115,11 +124,14 @@ def auto(  # noqa: PLR0913 - what a search is about, by keyword
             of as many stages, and plans of other numbers of stages are left out; or a function from
             a number of stages to the costs of each of them.
         memory: Most that a device may hold, for all or for each, in units of 1F1B's peak:
-            `num_devices` microbatch activations of one device's share.
+            `num_devices` microbatch activations of one device's share. None for 1, or where the
+            loss is outside, for what every plan then holds: the activations of all microbatches.
         kept: Share of an activation that is held on from the end of I to the end of W, 0 to 1.
         budget_ms: Work, in milliseconds of one core. 100 is quick, 1000 to 10000 tunes.
         seed: Of the random choices.
         max_chunks: Most stages on one device.
+        loss: "outside" for calls of a pipeline whose loss follows outside of it: each device runs
+            all its forwards before any backward, published schedules too.
 
     Returns:
         The plan with its makespan, a proven lower bound, its memory, and the schedules it beat.
@@ -140,17 +152,19 @@ def auto(  # noqa: PLR0913 - what a search is about, by keyword
         )
     if not 0 <= kept <= 1:
         raise ValueError(f"kept must be 0 to 1, got {kept}")
-    cap = _cap(memory, num_devices)
+    outside = _is_outside(loss)
+    cap = _cap(memory, num_devices, num_microbatches if outside else 0)
     tried = _of_as_many_stages(placements(num_devices, max_chunks), costs)
-    candidates = {placement: _candidate(placement, costs, kept) for placement in tried}
+    make = partial(_candidate, costs=costs, kept=kept, outside=outside)
+    candidates = {placement: make(placement) for placement in tried}
     lengths = {placement.num_stages for placement in candidates}
     plans = {}
     for name, plan in published(num_devices, num_microbatches, max_chunks).items():
         if plan.num_stages not in lengths:
             continue
-        candidate = candidates.setdefault(plan.placement, _candidate(plan.placement, costs, kept))
+        candidate = candidates.setdefault(plan.placement, make(plan.placement))
         if _knows_splits(candidate.costs) or not plan.has(Kind.I):
-            plans[name] = plan
+            plans[name] = forwards_first(plan) if outside else plan
     index = {placement: i for i, placement in enumerate(candidates)}
     result = _search(
         list(candidates.values()),
@@ -173,11 +187,22 @@ def auto(  # noqa: PLR0913 - what a search is about, by keyword
         seeds={name: ns for name, ns in makespans.items() if math.isfinite(ns)},
         refused=tuple(name for name, ns in makespans.items() if not math.isfinite(ns)),
         work_ms=result.work / WORK_PER_MS,
+        loss=loss,
     )
 
 
-def _cap(memory: float | Sequence[float], num_devices: int) -> tuple[float, ...]:
-    """Of each device, in microbatch activations of one device's share."""
+def _is_outside(loss: LossPlace) -> bool:
+    if loss not in get_args(LossPlace):
+        raise ValueError(f"loss must be 'inside' or 'outside', got {loss!r}")
+    return loss == "outside"
+
+
+def _cap(
+    memory: float | Sequence[float] | None, num_devices: int, all_held: int
+) -> tuple[float, ...]:
+    """Of each device, in microbatch activations of one device's share; so many it has to hold."""
+    if memory is None:
+        memory = max(1.0, all_held / num_devices)
     shares = [float(memory)] * num_devices if isinstance(memory, int | float) else list(memory)
     if len(shares) != num_devices:
         raise ValueError(
@@ -191,17 +216,25 @@ def _cap(memory: float | Sequence[float], num_devices: int) -> tuple[float, ...]
                 f"memory must be at least 1 / num_devices = {1 / num_devices:.3g}, which holds one "
                 f"microbatch, got {share}"
             )
+        if share * num_devices < all_held - 1e-9:
+            raise ValueError(
+                "memory must be at least num_microbatches / num_devices = "
+                f"{all_held / num_devices:.3g} with loss='outside', where a device holds the "
+                f"activations of all microbatches, got {share}. Leave it out, or use fewer "
+                "microbatches, or recompute"
+            )
     return tuple(share * num_devices for share in shares)
 
 
-def _candidate(placement: Placement, costs: CostsOf, kept: float) -> Candidate:
+def _candidate(placement: Placement, costs: CostsOf, kept: float, outside: bool) -> Candidate:
     num_chunks = placement.num_stages / placement.num_devices
     activation = 1 / num_chunks
     held = Memory(activation, kept * activation)
     if not isinstance(costs, Costs):
-        return Candidate(placement, costs(placement.num_stages), held)
+        return Candidate(placement, costs(placement.num_stages), held, outside)
     of_stages = _stage_lists(costs)
-    return Candidate(placement, costs if of_stages else _share(costs, num_chunks), held)
+    own = costs if of_stages else _share(costs, num_chunks)
+    return Candidate(placement, own, held, outside)
 
 
 def _stage_lists(costs: Costs) -> dict[str, int]:

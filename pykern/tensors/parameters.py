@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -44,6 +45,13 @@ def on_device(original: nn.Parameter, device: torch.device | None) -> nn.Paramet
     # `to` of the class may move tensors that the original still needs.
     moved: Any = copy.deepcopy(original).to(device)
     return moved if isinstance(moved, type(original)) else original
+
+
+def num_values(parameter: Tensor) -> int:
+    """How many numbers a parameter stands for, also where some are packed into a byte."""
+    state = getattr(parameter, "quant_state", None)
+    shape = getattr(state, "shape", None)
+    return parameter.numel() if shape is None else math.prod(shape)
 
 
 def num_bytes(parameter: Tensor) -> int:

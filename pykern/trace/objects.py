@@ -51,7 +51,11 @@ class Shells:
 
     def filled(self, tensors: Sequence[Any]) -> list[Any]:
         """New objects that hold these tensors."""
-        made = [copy.copy(shell) for shell in self.empty]
+        # torch's compiler sees through a list's own method, and not through that of `copy`.
+        made = [
+            shell.copy() if type(shell) in (list, dict) else copy.copy(shell)
+            for shell in self.empty
+        ]
         for slot, tensor in zip(self.slots, tensors, strict=True):
             made[slot] = tensor
         for number, parts, inner in self.tuples:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
+from ..tensors.parameters import num_values
 from ..torch_private import HOOKS
 from .errors import CutError
 
@@ -160,4 +161,4 @@ def require_openable(opened: Iterable[nn.Module], model: nn.Module) -> None:
 
 
 def _size(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+    return sum(map(num_values, module.parameters()))

@@ -145,10 +145,12 @@ class Reference:
         if self._targets is not None:
             devices = [tensor.device for tensor in tensors_of(output)]
             target = self._targets[number]
-            arguments.append(to_device(target, devices[0]) if devices else target)
-            if self._once and isinstance(losses.function, InOnePass):
+            target = to_device(target, devices[0]) if devices else target
+            arguments.append(target)
+            if self._once and losses.is_in_one_pass:
                 share = weight if losses.scale is None else losses.scale.to(devices[0]) * weight
-                ended = losses.function.with_gradients(*arguments, share)
+                function = cast(InOnePass, losses.function)
+                ended = function.with_gradients(output, target, share)
                 if ended is not None:
                     return (ended.outputs, ended.gradients), ended.loss
         loss = losses.function(*arguments)

@@ -12,7 +12,7 @@ import pykern
 from pykern import checkpoint
 from pykern.partition.balance import partition
 from pykern.runtime.stage.layer_copies import copy_layers
-from pykern.tensors.parameters import num_bytes
+from pykern.tensors.parameters import num_bytes, num_values
 from tests.support.plain_step import by_microbatch
 from tests.support.quantised import KINDS, FourBits, of_codes, quantise
 
@@ -141,6 +141,16 @@ def test_bytes_of_quantised_weights_are_those_in_memory() -> None:
     assert num_bytes(linear.weight) == 16 * 32 * 4
     assert num_bytes(of_codes(linear).weight) == 16 * 32 + 16 * 4
     assert num_bytes(FourBits(linear).weight) == 16 * 32 // 2 + 16 * 4
+
+
+def test_two_weights_in_a_byte_are_two_where_parameters_are_counted() -> None:
+    layers = [nn.Linear(32, 32, bias=False) for _ in range(4)]
+    packed = [FourBits(layer) for layer in layers[:2]]
+    assert [num_values(layer.weight) for layer in (packed[0], layers[0])] == [32 * 32] * 2
+    assert num_values(of_codes(layers[0]).weight) == 32 * 32
+    # By bytes, the two packed ones would be as one of the others.
+    cut = partition([*packed, *layers[2:]], 2)
+    assert [len(stage) for stage in cut.stages] == [2, 2]
 
 
 def test_memory_counts_moments_where_weights_train() -> None:

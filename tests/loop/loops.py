@@ -15,6 +15,19 @@ from tests.support.plain_step import rows_of
 WIDTH = 8
 
 
+class Block(nn.Module):
+    """A layer that is not one of torch's own, which torch's compiler looks into."""
+
+    def __init__(self, rate: float = 0.0) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Linear, tanh and dropout at the rate."""
+        return F.dropout(torch.tanh(self.linear(x)), self.rate, self.training)
+
+
 def mlp(num_layers: int = 6) -> nn.Sequential:
     """Linear layers with something between them that has no parameters."""
     layers: list[nn.Module] = []

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pykern import schedules
 from pykern.plan import Kind
-from tests.loop.loops import WIDTH, assert_same, batch, mlp, pipeline, plain_loop_step
+from tests.loop.loops import Block, assert_same, batch, mlp, pipeline, plain_loop_step
 from tests.support.plain_step import plain_step
 
 
@@ -24,18 +24,6 @@ def _nothing_compiled() -> Iterator[None]:
 
 # torch's compiler asks every input for its gradient, leaf or not.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-
-
-class Block(nn.Module):
-    """What torch's own modules are not: looked into when compiled in place and called alone."""
-
-    def __init__(self, rate: float = 0.0) -> None:
-        super().__init__()
-        self.linear = nn.Linear(WIDTH, WIDTH)
-        self.rate = rate
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.dropout(torch.tanh(self.linear(x)), self.rate, self.training)
 
 
 def blocks(rate: float = 0.0) -> nn.Sequential:

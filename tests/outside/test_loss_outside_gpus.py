@@ -100,3 +100,21 @@ def test_a_half_needs_forwards_first(gpus: FakeCuda) -> None:
         lanes = pipe._executor.driver.gpus.lanes  # type: ignore[attr-defined]
         with pytest.raises(ValueError, match="needs its forwards first, got 0F2 behind 0B0"):
             _C.StreamProgram.half(pipe.plan, lanes, forwards=True)
+
+
+@pytest.mark.parametrize("capture", ["auto", True, "step"])
+def test_graph_mode_runs_calls_without_graphs(gpus: FakeCuda, capture: Any) -> None:
+    layers = model()
+    options = {"capture": capture}
+    with planned(layers, schedules.one_f_one_b(2, 3), mean_square, "cuda", **options) as pipe:
+        for _ in range(3):
+            pipe.step(batch(6))
+        pipe.zero_grad()
+        require_the_bits(pipe, layers)
+        # Steps are replayed as before.
+        pipe.zero_grad()
+        reference = copy.deepcopy(layers)
+        pipe.step(batch(6))
+        for part in batch(6).split(2):
+            (mean_square(reference(part)) / 3).backward()
+        assert_same_gradients(layers, reference)

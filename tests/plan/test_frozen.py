@@ -1,6 +1,7 @@
 """Plans of which some stages have nothing to train."""
 
 import pytest
+import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -187,6 +188,11 @@ def test_torch_is_told_of_the_actions_alone(tmp_path: object) -> None:
     save_plan(plan, f"{tmp_path}/plan.csv")
     with pytest.raises(ValueError, match=r"must have a backward of every stage .* from stage 1 on"):
         save_plan(plan, f"{tmp_path}/plan.comms.csv", transfers=True)
+
+
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="the runtime of an older torch is another")
+def test_torch_does_not_run_plans_with_frozen_stages() -> None:
+    plan = schedules.one_f_one_b(4, 8).with_frozen([0])
     with pytest.raises(ValueError, match=r"must have a backward of every stage .* from stage 1 on"):
         plan.to_torch([])
 

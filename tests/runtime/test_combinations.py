@@ -14,8 +14,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel
 
 import pykern
-from pykern.pipeline.combinations import OPTIONS, REFUSED, refuse_combinations
+from pykern.pipeline.combinations import OPTIONS, OUTSIDE, REFUSED, refuse_combinations
 from pykern.pipeline.request import Request
+from pykern.runtime.features import compiled
 from tests.fake_cuda.fake import FakeCuda
 
 
@@ -35,7 +36,8 @@ GIVEN: dict[str, dict[str, Any]] = {
     "a plan of replicas": {"schedule": "chimera"},
     "capture": {"capture": "auto"},
     "capture that has to be": {"capture": True},
-    "recompute": {"recompute": "layer"},
+    "recompute": {"recompute": "stage"},
+    "recompute of parts of a stage": {"recompute": "layer"},
     "a budget": {"recompute": pykern.Budget(10**9, sample=torch.ones(2, 4))},
     "check_finite": {"check_finite": "activations"},
     "deferred_batch_norm": {"deferred_batch_norm": True},
@@ -44,18 +46,22 @@ GIVEN: dict[str, dict[str, Any]] = {
     "tensor_parallel": {"tensor_parallel": None},
     "verify": {"verify": True},
     "timeout": {"timeout": 60.0},
+    "compile": {"compile": "stages"},
     "scaler": {},
 }
 # Two ways to give one argument; two devices are too few for both kinds of replicas.
 ONE_ARGUMENT = [
     {"recompute", "a budget"},
+    {"recompute", "recompute of parts of a stage"},
+    {"a budget", "recompute of parts of a stage"},
     {"a plan of replicas", "optimizer"},
     {"replicas", "a plan of replicas"},
 ]
 IMPLIED = {
-    "replicas": "a plan of replicas",
-    "capture that has to be": "capture",
-    "a budget": "recompute",
+    "replicas": ["a plan of replicas"],
+    "capture that has to be": ["capture"],
+    "recompute of parts of a stage": ["recompute"],
+    "a budget": ["recompute", "recompute of parts of a stage"],
 }
 
 
@@ -73,6 +79,11 @@ def groups() -> Iterator[dict[str, dict[str, Any]]]:
     dist.destroy_process_group()
 
 
+@pytest.fixture(autouse=True)
+def _compiled_in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "BACKEND", "eager")
+
+
 def step(options: dict[str, Any], scaler: Any = None) -> None:
     """Makes a pipeline of these options, and a step of it."""
     # Replicas have no running statistics, whose updates would have no order.
@@ -88,7 +99,8 @@ def step(options: dict[str, Any], scaler: Any = None) -> None:
 
 def message(pair: tuple[str, str], options: dict[str, Any]) -> str | None:
     """What the table says of two options on CPU workers; None for nothing."""
-    there = {*pair, *(IMPLIED[name] for name in pair if name in IMPLIED), "CPU workers"}
+    implied = [other for name in pair for other in IMPLIED.get(name, [])]
+    there = {*pair, *implied, "CPU workers"}
     found = next((text for names, text in REFUSED.items() if there >= set(names)), None)
     if found is None:
         return None
@@ -130,6 +142,6 @@ def test_what_gpus_cannot_have(gpus: FakeCuda) -> None:
 
 def test_the_table_is_of_options() -> None:
     assert {option for pair in REFUSED for option in pair} <= OPTIONS.keys()
-    of_calls = {"gradients through the output", "a loss of a call"}
+    of_calls = {OUTSIDE, "a loss of a call"}
     assert OPTIONS.keys() - GIVEN.keys() == {"GPUs", *of_calls}
     assert not any(pair[::-1] in REFUSED for pair in REFUSED)

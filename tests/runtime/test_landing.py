@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import gc
 import weakref
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import pykern
 from pykern._C import Landing
+from pykern.budget.live_bytes import LiveBytes
 from pykern.kernels.head_loss import WithGradients
+from pykern.runtime.autograd.landing import take
 
 
 def leaf_of(*shape: int) -> Tensor:
@@ -92,3 +96,21 @@ def test_gradients_that_a_loss_brings_are_looked_at_by_torch() -> None:
     )
     with pipe, pytest.raises(RuntimeError, match="Mismatch in shape"):
         pipe.step(torch.randn(4, 3), target=torch.randn(4, 3))
+
+
+@pytest.mark.parametrize("fake", [False, True])
+def test_gradients_that_share_memory_are_copied_also_where_they_have_no_values(fake: bool) -> None:
+    """An estimate has to count the copies that a step makes."""
+    with FakeTensorMode() if fake else nullcontext():
+        leaves = [torch.randn(2, 3, 4, requires_grad=True) for _ in range(3)]
+        alone = torch.randn(2, 3, requires_grad=True)
+        landings = [Landing(leaf) for leaf in (*leaves, alone)]
+        joined = torch.cat(leaves, -1) @ torch.randn(12, 5)
+        (joined.sum() + (alone @ torch.randn(3, 3)).sum()).backward()
+        live = LiveBytes()
+        with live:
+            found = [take(landing) for landing in landings]
+            # Of the memory from a first element to a last, with all that lies between; the last
+            # view has the memory to itself by then.
+            assert live.now == 2 * 4 * (5 * 12 + 4)
+        assert all(gradient is not None for gradient in found)

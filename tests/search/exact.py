@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pykern.plan import Costs
+
 
 @dataclass(frozen=True)
 class Instance:
@@ -12,6 +14,7 @@ class Instance:
     Attributes:
         device_of: Of each stage.
         cap: Most microbatches times stages that a device holds, from F to the end of W.
+        forwards_first: Whether no backward begins on a device before all its forwards have.
     """
 
     device_of: tuple[int, ...]
@@ -21,6 +24,18 @@ class Instance:
     weight: int
     hop: int
     cap: int
+    forwards_first: bool = False
+
+
+def costs_of(instance: Instance) -> Costs:
+    """The same times as the planner takes them."""
+    return Costs(
+        instance.forward,
+        instance.gradient + instance.weight,
+        instance.hop,
+        input_ns=instance.gradient,
+        weight_ns=instance.weight,
+    )
 
 
 def shortest(instance: Instance) -> int:
@@ -78,6 +93,10 @@ class _Solver:
                 yield "F", 0
             elif len(forwards[stage - 1]) > done:
                 yield "F", forwards[stage - 1][done] + self._hop(stage - 1)
+        if self.instance.forwards_first and any(
+            len(forwards[other]) < self.instance.num_microbatches for other in self._beside(stage)
+        ):
+            return
         if back < done:
             if stage == self.num_stages - 1:
                 yield "I", 0
@@ -87,12 +106,13 @@ class _Solver:
             yield "W", 0
 
     def _has_room(self, stage, forwards, weights) -> bool:
-        mine = [
-            s
-            for s in range(self.num_stages)
-            if self.instance.device_of[s] == self.instance.device_of[stage]
-        ]
-        return sum(len(forwards[s]) - weights[s] for s in mine) < self.instance.cap
+        held = (len(forwards[s]) - weights[s] for s in self._beside(stage))
+        return sum(held) < self.instance.cap
+
+    def _beside(self, stage) -> list[int]:
+        """The stages of its device."""
+        device_of = self.instance.device_of
+        return [s for s in range(self.num_stages) if device_of[s] == device_of[stage]]
 
     def _hop(self, stage: int) -> int:
         """Between a stage and the next."""

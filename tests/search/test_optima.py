@@ -5,7 +5,7 @@ import pytest
 from pykern import _C
 from pykern.plan import Costs, Memory, Placement
 from pykern.search import auto, wave_of
-from tests.search.exact import Instance, shortest
+from tests.search.exact import Instance, costs_of, shortest
 
 # A proven optimum is never undercut, and no bound is above it.
 SMALL = [
@@ -60,14 +60,8 @@ def search_one(placement, memory, budget_ms, num_microbatches=8):
 @pytest.mark.parametrize("instance", SMALL, ids=str)
 def test_tiny_instances_are_solved(instance):
     num_devices = max(instance.device_of) + 1
-    costs = Costs(
-        instance.forward,
-        instance.gradient + instance.weight,
-        instance.hop,
-        input_ns=instance.gradient,
-        weight_ns=instance.weight,
-    )
-    candidate = _C.Candidate(Placement(num_devices, instance.device_of), costs, Memory(1))
+    placement = Placement(num_devices, instance.device_of)
+    candidate = _C.Candidate(placement, costs_of(instance), Memory(1))
     caps = [float(instance.cap)] * num_devices
     found = _C.search([candidate], instance.num_microbatches, caps, [], 20, 0)
     optimum = shortest(instance)

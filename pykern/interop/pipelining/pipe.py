@@ -17,7 +17,8 @@ from ... import _C
 from ...modes import as_before
 from ...tensors.trees import Call, flatten
 from ...trace import CutError, Marked, Marks, Untouched, is_list
-from .recorded import AllNames, FirstRecordedStage, RecordedStage
+from ...user_code import warn
+from .recorded import AllNames, FirstRecordedStage, Following, RecordedStage
 from .stage import PipelineStage
 
 
@@ -34,8 +35,10 @@ class PipeInfo:
     has_loss_and_backward: bool = False
 
 
-class Pipe(nn.Module):
+class Pipe(Following):
     """A model in stages. Called, it runs them one after another in the caller's thread.
+
+    Names of parameters are torch's: `split_gm.submod_pp_<stage>.<name in the model>`.
 
     Attributes:
         num_stages: how many there are.
@@ -44,11 +47,14 @@ class Pipe(nn.Module):
     def __init__(self, stages: Sequence[RecordedStage]) -> None:
         super().__init__()
         self.num_stages = len(stages)
-        self.stages = nn.ModuleList(stages)
+        self.split_gm = nn.Module()
+        self._stages = tuple(stages)
+        for index, stage in enumerate(stages):
+            self.split_gm.add_module(f"submod_pp_{index}", stage)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The leaves of what the model returns, a tuple also where it returns a tensor alone."""
-        first, *others = self.stages
+        first, *others = self._stages
         value = first(*args, **kwargs)
         for stage in others:
             value = stage(value)
@@ -62,7 +68,7 @@ class Pipe(nn.Module):
         """
         if not 0 <= stage_idx < self.num_stages:
             raise ValueError(f"stage_idx is {stage_idx}; stages are 0 to {self.num_stages - 1}")
-        return self.stages[stage_idx]
+        return self._stages[stage_idx]
 
     def info(self) -> PipeInfo:
         """What `build_stage` needs beside the module."""
@@ -135,8 +141,10 @@ def _nowhere(low: int, high: int, with_gradients: bool) -> bool:
 def _marks_in(module: nn.Module, call: Call, split_spec: Mapping[str, Any]) -> Marks:
     """The cuts of the forward: its calls of `pipe_split`, and those that the spec adds.
 
+    A module that the forward does not call is not a place to cut: torch does not say so.
+
     Raises:
-        CutError: a name of the spec is not that of a module that the forward calls.
+        CutError: a name of the spec is not that of a module.
     """
     modules = dict(module.named_modules(remove_duplicate=False))
     finder = _Finder(module)
@@ -157,9 +165,9 @@ def _marks_in(module: nn.Module, call: Call, split_spec: Mapping[str, Any]) -> M
         module(*call[0], **call[1])
     for name in split_spec:
         if modules[name] not in finder.called:
-            raise CutError(
-                f"split_spec must name modules that the forward calls, got {name!r}. Name a module "
-                "around it, or one in it"
+            warn(
+                f"split_spec names {name!r}, which the forward does not call: no stage begins or "
+                "ends there. Name a module around it, or one in it"
             )
     around = {part for each in finder.around for part in _with_lists(each)}
     return Marks(torch.ops.pippy._pipe_split, finder.before, finder.behind, around)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -79,19 +79,55 @@ class AllNames:
             for name in module._non_persistent_buffers_set
         }
 
-    def hold(self, root: nn.Module, it: nn.Module | Tensor) -> None:
-        """Adds something of the model to a module, under all names that it has in the model."""
+    def hold(self, root: nn.Module, it: nn.Module | Tensor) -> list[tuple[nn.Module, str]]:
+        """Adds something of the model to a module, under all names that it has in the model.
+
+        Returns:
+            Where it is new: in which module, and its name there.
+        """
+        places = []
         for name in self._names[id(it)]:
             if isinstance(it, nn.Module):
-                _hold(root, name, nn.Module.add_module, it)
+                place = _hold(root, name, nn.Module.add_module, it)
             elif isinstance(it, nn.Parameter):
-                _hold(root, name, nn.Module.register_parameter, it)
+                place = _hold(root, name, nn.Module.register_parameter, it)
             else:
                 persistent = name not in self._transient
-                _hold(root, name, partial(_register_buffer, persistent), it)
+                place = _hold(root, name, partial(_register_buffer, persistent), it)
+            if place is not None:
+                places.append(place)
+        return places
 
 
-class RecordedStage(nn.Module):
+class Following(nn.Module):
+    """A module with tensors of a model, which it looks up there before it shows them."""
+
+    def follow(self) -> None:
+        """Has all within this look up the tensors that the model has by now."""
+        for module in self.modules():
+            if module is not self and isinstance(module, Following):
+                module.follow()
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """See `nn.Module`."""
+        self.follow()
+        return super().state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """See `nn.Module`."""
+        self.follow()
+        return super().load_state_dict(*args, **kwargs)
+
+    def _named_members(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
+        self.follow()
+        return super()._named_members(*args, **kwargs)  # type: ignore[no-any-return]
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        self.follow()
+        return super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+
+class RecordedStage(Following):
     """A stage of a recorded model, with the model's names of what it holds.
 
     A tensor or module with several names in the model has all of them here, so that the states of
@@ -115,17 +151,35 @@ class RecordedStage(nn.Module):
             setattr(run, hooks, getattr(self, hooks))
         # Not as a submodule, for segments have other names for parameters.
         vars(self)["segment_run"] = run
+        # The tensors that are in the stage itself: where, and where a segment has them.
+        self._direct: list[tuple[nn.Module, str, Segment, str]] = []
         for segment in segments:
-            held: Iterable[nn.Module | Tensor] = chain(
-                segment.children(), segment.parameters(False), segment.buffers(False)
-            )
-            for it in held:
-                names.hold(self, it)
+            for module in segment.children():
+                names.hold(self, module)
+            tensors = {**segment._parameters, **segment._buffers}
+            for key, tensor in tensors.items():
+                if tensor is not None:
+                    places = names.hold(self, tensor)
+                    self._direct += [(*place, segment, key) for place in places]
         for tensor in [*self.parameters(), *self.buffers()]:
             names.hold(self, tensor)
 
+    def follow(self) -> None:
+        """Has the tensors that the model has by now.
+
+        Raises:
+            RuntimeError: a module is another by now.
+        """
+        self.segment_run.refresh()
+        for module, name, segment, key in self._direct:
+            if name in module._parameters:
+                module._parameters[name] = segment._parameters[key]
+            else:
+                module._buffers[name] = segment._buffers[key]
+
     def forward(self, env: Environment, /) -> Any:
         """Runs the segments."""
+        self.follow()
         return self.segment_run.forward(env)
 
 
@@ -134,6 +188,7 @@ class FirstRecordedStage(RecordedStage):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the segments on them."""
+        self.follow()
         return self.segment_run.forward(self.segment_run.enter(args, kwargs))
 
 
@@ -145,8 +200,14 @@ def _register_buffer(persistent: bool, root: nn.Module, name: str, it: Any) -> N
     root.register_buffer(name, it, persistent)
 
 
-def _hold(root: nn.Module, key: str, add: Callable[[nn.Module, str, Any], None], it: Any) -> None:
-    """Adds something under the name that it has in the model, if it is not there already."""
+def _hold(
+    root: nn.Module, key: str, add: Callable[[nn.Module, str, Any], None], it: Any
+) -> tuple[nn.Module, str] | None:
+    """Adds something under the name that it has in the model, if it is not there already.
+
+    Returns:
+        The module that it is added to, and its name there; None where it is there already.
+    """
     *path, name = key.split(".")
     for part in path:
         inner = root._modules.get(part)
@@ -154,7 +215,9 @@ def _hold(root: nn.Module, key: str, add: Callable[[nn.Module, str, Any], None],
             inner = _Group()
             root.add_module(part, inner)
         if not isinstance(inner, _Group):
-            return
+            return None
         root = inner
     if name not in root._modules and name not in root._parameters and name not in root._buffers:
         add(root, name, it)
+        return root, name
+    return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ..._C import Landing
 from ...torch_private import num_holders
@@ -22,12 +23,23 @@ def take(landing: Landing) -> Tensor | None:
     tensors may be views of the gradient. The next microbatch writes into that memory.
     """
     gradient = landing.take()
-    if type(gradient) is not Tensor or gradient.layout is not torch.strided:
+    if type(gradient) is not Tensor:
+        return None if gradient is None else _of_class(gradient)
+    if gradient.layout is not torch.strided:
         return gradient
     # A view holds its base tensor.
     if num_holders(gradient) > _ALONE + gradient._is_view():
         return copy_of(gradient)
     return gradient
+
+
+def _of_class(gradient: Tensor) -> Tensor:
+    """The gradient; of a fake tensor a copy where `take` would copy a real one."""
+    if not isinstance(gradient, FakeTensor):
+        return gradient
+    # The base of a fake view has one holder more.
+    alone = num_holders(gradient) <= _ALONE + 2 * gradient._is_view()
+    return gradient if alone else copy_of(gradient)
 
 
 def copy_of(tensor: Tensor) -> Tensor:

@@ -118,10 +118,7 @@ class Streams:
         return _C.StreamProgram(plan, self.gpus.lanes)
 
     def halves(self, plan: Plan) -> tuple[_C.StreamProgram, _C.StreamProgram]:
-        """The forwards of a plan, and a program of its other actions, which runs behind them.
-
-        Neither can be timed by itself.
-        """
+        """The forwards of a plan, and a program of its other actions, which runs behind them."""
         first, lanes = forwards_first(plan), self.gpus.lanes
         forwards = _C.StreamProgram.half(first, lanes, forwards=True)
         return forwards, _C.StreamProgram.half(first, lanes, forwards=False)
@@ -136,7 +133,6 @@ class Streams:
             CannotCapture: the step has to be captured and cannot be.
         """
         assert isinstance(program, _C.StreamProgram)
-        traced = traced and not program.is_half
         with torch.autograd.set_multithreading_enabled(False):
             recording = None if self._policy is None else self._policy.ready(program, batch)
             if recording is not None:

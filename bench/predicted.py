@@ -1,0 +1,118 @@
+"""Predicted against measured step times, for random configurations on CPU workers.
+
+    python -m bench.predicted --out predicted.jsonl     # 15 on two devices, 15 on four
+    python -m bench.predicted --smoke                   # a few tiny ones
+
+The model is measured once for each number of devices. Then a cut, a schedule with its options, and
+a number of microbatches and of replicas are drawn, and their steps are run. Where the devices are
+more than the cores, the prediction shares the cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pykern.models import gpt, next_token_loss
+from pykern.tuning.asked import Asked
+from pykern.tuning.left_alone import left_alone
+from pykern.tuning.measure import measure
+from pykern.tuning.measurements import Measurements
+from pykern.tuning.shared_cores import simulate_shared
+from pykern.tuning.space import max_chunks_of, plans_of, shares_of
+
+ROUNDS, WARMUPS = 9, 2
+
+
+def asked_of(num_devices: int, *, smoke: bool) -> Asked:
+    """A GPT and a batch for it."""
+    width, rows, context = (16, 2, 8) if smoke else (128, 16, 64)
+    model = gpt(layers=4, width=width, heads=4, context=context, seed=0)
+    ids = torch.randint(256, (rows, context + 1), generator=torch.Generator().manual_seed(0))
+    inputs, target = ids[:, :-1], ids[:, 1:]
+    return Asked(model, inputs, next_token_loss, f"cpu:{num_devices}", target)
+
+
+def compared(asked: Asked, measured: Measurements, draw: random.Random) -> dict[str, Any]:
+    """One random configuration: its predicted and its median measured step."""
+    num_units = len(asked.units.names)
+    shares = draw.choice(
+        [
+            shares
+            for shares in shares_of(asked.num_devices, asked.rows, replicated=True)
+            if max_chunks_of(shares, num_units) > 0
+        ]
+    )
+    name, plan = draw.choice(list(plans_of(shares, num_units)))
+    bounds = [0, *sorted(draw.sample(range(1, num_units), plan.num_stages - 1)), num_units]
+    spans = [range(start, end) for start, end in pairwise(bounds)]
+    plan = shares.side_by_side(plan)
+    costs = measured.costs(spans, asked.rows / plan.num_microbatches)
+    outside = measured.outside_ns(plan.num_actions, shares.replicas)
+    timeline = simulate_shared(plan, costs, measured.speeds)
+    return {
+        "devices": asked.num_devices,
+        "schedule": name,
+        "microbatches": plan.num_microbatches,
+        "replicas": shares.replicas,
+        "cut": [len(span) for span in spans],
+        "predicted_ms": (timeline.makespan_ns + outside) / 1e6,
+        "measured_ms": _run(asked, plan, spans) / 1e6,
+    }
+
+
+def _run(asked: Asked, plan: Any, spans: Any) -> float:
+    (args, kwargs), target = asked.batch(asked.rows)
+    times = []
+    with asked.pipeline(plan, spans) as pipe:
+        for _ in range(WARMUPS + ROUNDS):
+            start = time.perf_counter_ns()
+            pipe.step(*args, target=target, **kwargs)
+            times.append(time.perf_counter_ns() - start)
+    return statistics.median(times[WARMUPS:])
+
+
+def results(count: int, *, smoke: bool, on: Sequence[int] = (2, 4)) -> Iterator[dict[str, Any]]:
+    """One for each configuration; as many on each number of devices."""
+    for num_devices in on:
+        asked = asked_of(num_devices, smoke=smoke)
+        draw = random.Random(num_devices)
+        with left_alone([asked.model]):
+            measured = measure(asked, lambda _: None)
+            for _ in range(count // len(on)):
+                yield compared(asked, measured, draw)
+
+
+def error(one: dict[str, Any]) -> float:
+    """How far the prediction is off, as a share of what was measured."""
+    return abs(one["predicted_ms"] / one["measured_ms"] - 1)
+
+
+def main() -> None:
+    """Runs from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--out", type=Path, help="results are written to this file")
+    parser.add_argument("--count", type=int, default=30, help="configurations")
+    parser.add_argument("--smoke", action="store_true", help="tiny model, four configurations")
+    arguments = parser.parse_args()
+    found = []
+    for one in results(4 if arguments.smoke else arguments.count, smoke=arguments.smoke):
+        found.append(one | {"error": error(one)})
+        print(json.dumps(found[-1]), flush=True)
+    if arguments.out:
+        arguments.out.write_text("".join(f"{json.dumps(one)}\n" for one in found), encoding="utf-8")
+    errors = [one["error"] for one in found]
+    print(f"error: {statistics.median(errors):.1%} in the median, {max(errors):.1%} at worst")
+
+
+if __name__ == "__main__":
+    main()

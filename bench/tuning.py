@@ -1,0 +1,199 @@
+"""The choices of `pykern.tune` for five models, beside a run of every plan that it looks at.
+
+    python -m bench.tuning --out tuning.jsonl
+    python -m bench.tuning --only mlp --smoke
+
+Every number of microbatches and of replicas, and every plan of the catalogue with its options is
+run, with the cut whose slowest stage takes least. The default `Pipeline` runs beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import pykern
+from pykern.models import gpt, llama, next_token_loss
+from pykern.plan import Plan
+from pykern.tuning.asked import Asked
+from pykern.tuning.left_alone import left_alone
+from pykern.tuning.space import balanced_spans, max_chunks_of, plans_of, shares_of
+
+ROUNDS, WARMUPS = 5, 1
+DEVICES = "cpu:2"
+
+
+class Subject(NamedTuple):
+    """A model with a batch."""
+
+    model: nn.Module
+    sample: Any
+    target: Any
+    loss_fn: Callable[..., Any]
+
+
+def _text(make: Callable[..., nn.Module], small: bool) -> Subject:
+    layers, width, rows, context = (2, 16, 4, 8) if small else (4, 128, 16, 64)
+    ids = torch.randint(256, (rows, context + 1))
+    model = make(layers=layers, width=width, heads=4, context=context, seed=0)
+    return Subject(model, ids[:, :-1], ids[:, 1:], next_token_loss)
+
+
+class UNet(nn.Module):
+    """Two levels down and up, with values that skip the middle."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.into = nn.Conv2d(3, width, 3, padding=1)
+        self.down = nn.Conv2d(width, 2 * width, 3, stride=2, padding=1)
+        self.middle = nn.Conv2d(2 * width, 2 * width, 3, padding=1)
+        self.up = nn.ConvTranspose2d(2 * width, width, 2, stride=2)
+        self.out = nn.Conv2d(2 * width, 3, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """An image of the same size."""
+        kept = F.relu(self.into(x))
+        low = F.relu(self.middle(F.relu(self.down(kept))))
+        return self.out(torch.cat([kept, F.relu(self.up(low))], dim=1))
+
+
+def _unet(small: bool) -> Subject:
+    rows, side = (4, 8) if small else (16, 32)
+    x = torch.randn(rows, 3, side, side)
+    return Subject(UNet(4 if small else 32), x, x, F.mse_loss)
+
+
+def _bert(small: bool) -> Subject:
+    from transformers import BertConfig, BertForMaskedLM  # noqa: PLC0415 - an extra of tests
+
+    width = 16 if small else 128
+    config = BertConfig(
+        vocab_size=256,
+        hidden_size=width,
+        num_hidden_layers=2 if small else 4,
+        num_attention_heads=4,
+        intermediate_size=4 * width,
+    )
+    ids = torch.randint(256, (4 if small else 16, 32))
+
+    def loss(output: Any, target: Tensor) -> Tensor:
+        return F.cross_entropy(output.logits.flatten(0, 1), target.flatten())
+
+    return Subject(BertForMaskedLM(config), ids, ids, loss)
+
+
+def _mlp(small: bool) -> Subject:
+    """Layers with few parameters and much work, then the other way round."""
+    width, rows, depth = (16, 2, 2) if small else (256, 16, 24)
+
+    def repeated() -> nn.Module:
+        parts = [part for _ in range(depth) for part in (nn.Linear(narrow, narrow), nn.Tanh())]
+        return nn.Sequential(nn.Unflatten(1, (16, -1)), *parts, nn.Flatten())
+
+    narrow = width // 16
+    layers = [nn.Linear(width, width), *(repeated() for _ in range(4))]
+    layers += [nn.Linear(width, 4 * width), nn.Linear(4 * width, width)]
+    x = torch.randn(rows, width)
+    return Subject(nn.Sequential(*layers), x, x, F.mse_loss)
+
+
+SUBJECTS: dict[str, Callable[[bool], Subject]] = {
+    "gpt": lambda small: _text(gpt, small),
+    "llama": lambda small: _text(llama, small),
+    "unet": _unet,
+    "bert": _bert,
+    "mlp": _mlp,
+}
+
+
+def median_step(pipe: pykern.Pipeline, batch: Any) -> float:
+    """The median time of a few steps, in ns."""
+    (args, kwargs), target = batch
+    times = []
+    for _ in range(WARMUPS + ROUNDS):
+        start = time.perf_counter_ns()
+        pipe.step(*args, target=target, **kwargs)
+        times.append(time.perf_counter_ns() - start)
+    return statistics.median(times[WARMUPS:])
+
+
+def everything(choice: pykern.Choice, most: int | None) -> Iterator[float]:
+    """The step of every plan, or of so many of them."""
+    asked, measured = choice.asked, choice.measured
+    batch, num_units = asked.batch(asked.rows), len(measured.units)
+    done = 0
+    for shares in shares_of(asked.num_devices, asked.rows, replicated=asked.can_have_replicas):
+        if max_chunks_of(shares, num_units) == 0:
+            continue
+        for _, of_one in plans_of(shares, num_units):
+            if most is not None and done >= most:
+                return
+            done += 1
+            plan: Plan = shares.side_by_side(of_one)
+            spans = balanced_spans(measured, plan.num_stages, asked.rows / plan.num_microbatches)
+            with asked.pipeline(plan, spans) as pipe:
+                yield median_step(pipe, batch)
+
+
+def compared(name: str, *, smoke: bool) -> dict[str, Any]:
+    """The choice, the best of all, and the default, with the time that each search took."""
+    torch.manual_seed(0)
+    subject = SUBJECTS[name](smoke)
+    given: dict[str, Any] = subject._asdict()
+    start = time.perf_counter()
+    choice = pykern.tune(given.pop("model"), devices=DEVICES, **given)
+    tuned_s = time.perf_counter() - start
+    asked: Asked = choice.asked
+    batch = asked.batch(asked.rows)
+    with left_alone([asked.model]):
+        start = time.perf_counter()
+        every = list(everything(choice, 6 if smoke else None))
+        exhaustive_s = time.perf_counter() - start
+        sample = subject.sample if not isinstance(subject.model, nn.Sequential) else None
+        with pykern.Pipeline(
+            subject.model, devices=DEVICES, microbatches=4, loss_fn=subject.loss_fn, sample=sample
+        ) as pipe:
+            usual = median_step(pipe, batch)
+        with choice.pipeline() as pipe:
+            chosen = median_step(pipe, batch)
+    return {
+        "model": name,
+        "chosen_ms": chosen / 1e6,
+        "best_ms": min(every) / 1e6,
+        "default_ms": usual / 1e6,
+        "above_best": chosen / min(every) - 1,
+        "speedup_over_default": usual / chosen,
+        "plans": len(every),
+        "share_of_time": tuned_s / exhaustive_s,
+        "schedule": choice.best.schedule,
+        "microbatches": choice.best.microbatches,
+    }
+
+
+def main() -> None:
+    """Runs from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--out", type=Path, help="results are written to this file")
+    parser.add_argument("--only", default="", help="models whose names begin like this")
+    parser.add_argument("--smoke", action="store_true", help="tiny models, six plans each")
+    arguments = parser.parse_args()
+    found = []
+    for name in SUBJECTS:
+        if name.startswith(arguments.only):
+            found.append(compared(name, smoke=arguments.smoke))
+            print(json.dumps(found[-1]), flush=True)
+    if arguments.out:
+        arguments.out.write_text("".join(f"{json.dumps(one)}\n" for one in found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""`pykern tune`: the fastest pipeline of a model on this machine, measured."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .errors import bad_input
+from .values import number_option
+from .workloads import workload_of
+
+GIB = 2**30
+
+
+def tune(
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODULE:FUNCTION",
+            help="Returns (model, inputs, target) or (model, inputs, target, loss_fn) of a batch.",
+            show_default="a small GPT",
+        ),
+    ] = None,
+    devices: Annotated[int, number_option(about="CPU workers.")] = 2,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Rows of a batch.", show_default="those returned")
+    ] = None,
+    memory: Annotated[
+        float | None, typer.Option(min=0, help="Of each device, in GiB.", show_default="any")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="A file for Pipeline(model, tuned=...).", show_default="none"),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="A file that keeps the measurements.", show_default="none"),
+    ] = None,
+) -> None:
+    """Measure a model, search by simulation, run the best three, and print them with others."""
+    with bad_input():
+        from ..tuning import TuneInterrupted
+        from ..tuning import tune as tuned
+
+        workload = workload_of(source)(devices)
+        try:
+            choice = tuned(
+                workload.model,
+                sample=workload.inputs,
+                target=workload.target,
+                loss_fn=workload.loss_fn,
+                devices=f"cpu:{devices}",
+                batch_size=batch_size,
+                memory=None if memory is None else memory * GIB,
+                resume=resume,
+            )
+        except TuneInterrupted as interrupt:
+            typer.echo(str(interrupt.choice))
+            raise typer.Exit(130) from None
+        if out is not None:
+            choice.save(out)
+    typer.echo(str(choice))

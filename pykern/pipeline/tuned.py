@@ -1,0 +1,133 @@
+"""A tuned pipeline as a file: what `pykern.tune` has chosen for a model, and a `Pipeline` takes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ..partition.chain import max_stages
+from ..plan import Plan
+from ..plan.files import write_text
+from ..plan.files.json_form import from_json, to_json
+from ..plan.files.strict_json import read_json
+from .choose_levels import Levels
+
+FORMAT = "pykern-tuned"
+VERSION = 1
+_KEYS = ("format", "version", "num_layers", "devices", "split_at", "recompute", "plan")
+# The arguments of `Pipeline` that a file stands for, with what they are when they are left out.
+STANDS_FOR: Mapping[str, Any] = {
+    "schedule": "one_f_one_b",
+    "microbatches": None,
+    "replicas": 1,
+    "balance": None,
+    "split_at": None,
+    "recompute": None,
+}
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The contents of the file.
+
+    Attributes:
+        num_layers: of the model, as `max_stages` counts them.
+        devices: a name for each.
+        split_at: the names that stages begin with, but for the first.
+        recompute: by stage and microbatch; None where nothing is.
+        plan: of a step.
+    """
+
+    num_layers: int
+    devices: Sequence[str]
+    split_at: Sequence[str]
+    recompute: Levels | None
+    plan: Plan
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the file, at once or not at all.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        content = {
+            "format": FORMAT,
+            "version": VERSION,
+            "num_layers": self.num_layers,
+            "devices": list(self.devices),
+            "split_at": list(self.split_at),
+            "recompute": self.recompute,
+            "plan": json.loads(to_json(self.plan)),
+        }
+        write_text(Path(path), json.dumps(content, indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Tuned:
+        """Reads what `save` has written.
+
+        Raises:
+            ValueError: the file holds something else.
+            OSError: it cannot be read.
+        """
+        content = read_json(Path(path).read_text(encoding="utf-8"))
+        header = (FORMAT, VERSION)
+        if not isinstance(content, dict) or tuple(map(content.get, _KEYS[:2])) != header:
+            raise ValueError(
+                f"tuned must be a file that pykern.tune's Choice.save has written, got {path}"
+            )
+        if set(content) != set(_KEYS):
+            raise ValueError(f"{path}: the keys must be {', '.join(_KEYS)}, got {list(content)}")
+        plan, _ = from_json(json.dumps(content["plan"]))
+        return cls(**{key: content[key] for key in _KEYS[2:-1]}, plan=plan)
+
+
+def with_tuned(
+    tuned: str | os.PathLike[str] | None, arguments: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """The arguments of a `Pipeline`, with those that the file stands for.
+
+    Args:
+        tuned: the file; None without one.
+        arguments: all others, by name.
+
+    Raises:
+        TypeError: there are neither devices nor a file.
+        ValueError: the file is not one, an argument is given that it stands for, or it is for
+            another model.
+    """
+    if tuned is None:
+        if arguments["devices"] is None:
+            raise TypeError("devices must be given, got None. For example devices='cpu:4'")
+        return arguments
+    found = Tuned.load(tuned)
+    for name, usual in STANDS_FOR.items():
+        if arguments[name] is not usual and arguments[name] != usual:
+            raise ValueError(
+                f"{name} must be left out beside tuned=, got {arguments[name]!r}. The file says it"
+            )
+    _require_fits(found, arguments["model"], tuned)
+    devices = arguments["devices"]
+    return {
+        **arguments,
+        "devices": found.devices if devices is None else devices,
+        "schedule": found.plan,
+        "split_at": found.split_at,
+        "recompute": found.recompute,
+    }
+
+
+def _require_fits(
+    found: Tuned, model: nn.Module | Sequence[nn.Module], tuned: str | os.PathLike[str]
+) -> None:
+    num_layers = max_stages(model)
+    if num_layers != found.num_layers:
+        raise ValueError(
+            f"tuned must be for a model of {num_layers} layers, got {tuned}, which is for "
+            f"{found.num_layers}. Tune this model"
+        )

@@ -1,0 +1,119 @@
+"""The model, the batches and the devices that a pipeline is tuned for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..partition.chain import RecordedChain, call_of
+from ..pipeline.pipeline import Pipeline
+from ..plan import Plan, require_counts
+from ..runtime.devices import Devices, parse_devices
+from ..runtime.loss import Loss
+from ..runtime.microbatch import batch_size
+from ..runtime.stage.replica import refuse_replicas, refuse_trained_loss
+from ..tensors.trees import Call, map_tensors
+from .units import Units, units_of
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The arguments of `tune`, which its docstring describes.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong.
+    """
+
+    model: nn.Module | Sequence[nn.Module]
+    sample: Any
+    loss_fn: Loss
+    devices: Devices
+    target: Any = None
+    batch_size: int | None = None
+    memory: float | None = None
+    optimizer: Callable[[list[nn.Parameter]], Optimizer] | None = None
+    whole: Sequence[str] = ()
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, value in (("loss_fn", self.loss_fn), ("optimizer", self.optimizer)):
+            if not callable(value) and not (name == "optimizer" and value is None):
+                raise TypeError(f"{name} must be callable, got {type(value).__name__}")
+        if self.memory is not None and not self.memory > 0:
+            raise ValueError(f"memory must be above 0 bytes, got {self.memory}")
+        if self.batch_size is not None:
+            require_counts(batch_size=self.batch_size)
+        if parse_devices(self.devices)[0].device.type != "cpu":
+            raise ValueError(
+                f"devices must be CPU workers, got {self.devices!r}. On GPUs, measure with "
+                "pipe.costs() within pipe.tracing(), and search with pykern.search.auto"
+            )
+        _ = self.rows_of_sample
+
+    @cached_property
+    def rows_of_sample(self) -> int:
+        """How many rows the sample and the target have."""
+        return batch_size((self.sample, self.target))
+
+    @property
+    def rows(self) -> int:
+        """The number of rows of a batch."""
+        return self.rows_of_sample if self.batch_size is None else self.batch_size
+
+    @cached_property
+    def num_devices(self) -> int:
+        """How many there are."""
+        return len(parse_devices(self.devices))
+
+    @property
+    def num_cores(self) -> int:
+        """How many of the devices compute at once."""
+        return min(self.num_devices, len(os.sched_getaffinity(0)))
+
+    @cached_property
+    def units(self) -> Units:
+        """Where stages of the model can begin."""
+        return units_of(self.model, self.sample, self.num_devices, self.whole)
+
+    @cached_property
+    def can_have_replicas(self) -> bool:
+        """Whether the layers and the loss can run in several replicas."""
+        try:
+            refuse_replicas(self.units.chain.layers)
+            refuse_trained_loss(self.loss_fn)
+        except ValueError:
+            return False
+        return True
+
+    def batch(self, rows: int) -> tuple[Call, Any]:
+        """Inputs of so many rows, and the target: the sample's rows, again from its start."""
+        chosen = torch.arange(rows) % self.rows_of_sample
+
+        def taken(tensor: Tensor) -> Tensor:
+            return tensor.detach()[chosen] if tensor.dim() > 0 else tensor
+
+        call, target = map_tensors(taken, (call_of(self.sample), self.target))
+        return call, target
+
+    def pipeline(self, plan: Plan, spans: Sequence[range], **more: Any) -> Pipeline:
+        """A pipeline with stages of these units."""
+        return Pipeline(
+            self.model,
+            **{
+                "devices": f"cpu:{plan.num_devices}",
+                "schedule": plan,
+                "loss_fn": self.loss_fn,
+                "sample": self.sample if isinstance(self.units.chain, RecordedChain) else None,
+                "split_at": self.units.split_at(spans),
+                "whole": self.whole,
+                **self.more,
+                **more,
+            },
+        )

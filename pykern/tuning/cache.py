@@ -1,0 +1,34 @@
+"""Measurements in a file, so that tuning goes on where it was interrupted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..plan.files import write_text
+from .asked import Asked
+from .measure import measure, sizes_to_measure
+from .measurements import Measurements
+from .progress import Tell
+
+
+def measured_once(asked: Asked, path: Path | None, tell: Tell) -> Measurements:
+    """Reads the measurements from the file, or takes them now and writes them there.
+
+    Raises:
+        ValueError: the file has other measurements.
+        OSError: it cannot be read or written.
+    """
+    if path is None:
+        return measure(asked, tell)
+    if path.exists():
+        found = Measurements.from_json(path.read_text(encoding="utf-8"))
+        needed = asked.units.names, sizes_to_measure(asked.rows), asked.num_cores
+        if (found.units, found.rows, found.cores) != needed:
+            raise ValueError(
+                f"resume must be a file of the same model, batch size and devices, got {path}, "
+                "which has other measurements. Name another file"
+            )
+        return found
+    measured = measure(asked, tell)
+    write_text(path, measured.to_json())
+    return measured

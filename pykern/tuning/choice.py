@@ -1,0 +1,140 @@
+"""The result of tuning: proposals, the best first, and the pipeline of the best."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ..partition.chain import max_stages
+from ..pipeline.pipeline import Pipeline
+from ..pipeline.tuned import Tuned
+from ..tensors.trees import all_tensors
+from .asked import Asked
+from .measurements import Measurements
+from .proposal import Proposal
+
+COLUMNS = (
+    "cut",
+    "schedule",
+    "microbatches",
+    "replicas",
+    "recompute",
+    "predicted ms",
+    "measured ms",
+    "bubble",
+    "peak MiB",
+    "samples/s",
+)
+# Rows of the printed table.
+SHOWN = 10
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """The result of `pykern.tune`.
+
+    Attributes:
+        asked: the model, batches and devices.
+        measured: of the model.
+        proposals: those that were measured by measured time, then the rest by predicted time.
+        num_simulated: how many plans were simulated.
+    """
+
+    asked: Asked
+    measured: Measurements
+    proposals: tuple[Proposal, ...]
+    num_simulated: int
+
+    @property
+    def best(self) -> Proposal:
+        """The first of the proposals."""
+        return self.proposals[0]
+
+    def pipeline(self, **more: Any) -> Pipeline:
+        """The pipeline of the best proposal.
+
+        Args:
+            **more: further arguments of `Pipeline`, or others than `tune` was given.
+        """
+        best = self.best
+        return self.asked.pipeline(best.plan, best.spans, recompute=best.levels, **more)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes a file for `Pipeline(model, tuned=path)`: cut, plan and levels.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        best = self.best
+        Tuned(
+            max_stages(self.asked.model),
+            ["cpu"] * best.plan.num_devices,
+            self.asked.units.split_at(best.spans),
+            best.levels,
+            best.plan,
+        ).save(path)
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        """The table's rows, in the order of `columns`."""
+        for one in self.proposals[:SHOWN]:
+            yield self._row(one)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the table's columns."""
+        return COLUMNS if self.tokens_of_row is None else (*COLUMNS, "tokens/s")
+
+    @property
+    def tokens_of_row(self) -> int | None:
+        """How many tokens a row of the batch has; None where rows are not rows of integers."""
+        first: list[Tensor] = all_tensors(self.asked.sample)[:1]
+        is_text = first and first[0].dim() == 2 and not first[0].is_floating_point()
+        return first[0].size(1) if is_text else None
+
+    def _row(self, one: Proposal) -> tuple[str, ...]:
+        step_ns = one.predicted_ns if one.measured_ns is None else one.measured_ns
+        samples = self.asked.rows / step_ns * 1e9
+        row = (
+            "+".join(map(str, one.cut)),
+            one.schedule,
+            f"{one.microbatches}",
+            f"{one.replicas}",
+            _levels(one.levels),
+            f"{one.predicted_ns / 1e6:.2f}",
+            "-" if one.measured_ns is None else f"{one.measured_ns / 1e6:.2f}",
+            f"{one.bubble:.1%}",
+            " ".join(f"{num_bytes / 2**20:.1f}" for num_bytes in one.peak_bytes),
+            f"{samples:,.1f}",
+        )
+        tokens = self.tokens_of_row
+        return row if tokens is None else (*row, f"{samples * tokens:,.0f}")
+
+    def __str__(self) -> str:
+        """The proposals as a table, the best first."""
+        rows = [self.columns, *self.rows()]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.rjust, row, widths)) for row in rows]
+        return "\n".join([*lines, self.about()])
+
+    def about(self) -> str:
+        """The batches, devices and numbers of plans behind the table, in one line."""
+        asked, measured = self.asked, self.measured
+        shared = f" that share {measured.cores} cores" if measured.cores < asked.num_devices else ""
+        ran = sum(one.measured_ns is not None for one in self.proposals)
+        return (
+            f"batches of {asked.rows} rows, {len(measured.units)} units, {asked.num_devices} "
+            f"devices{shared}; {self.num_simulated} plans simulated, {ran} run"
+        )
+
+
+def _levels(levels: Sequence[Sequence[str | None]] | None) -> str:
+    """How many microbatches of how many stages have each level."""
+    if levels is None:
+        return "-"
+    counts = Counter(level for of_stage in levels for level in of_stage if level is not None)
+    return " ".join(f"{level} x{count}" for level, count in sorted(counts.items()))

@@ -1,0 +1,45 @@
+"""A model that trains for a measurement and is afterwards as it was before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from .. import _C
+from ..modes import random_states, set_states
+from ..partition.profile import as_in_training
+from ..runtime.recompute.buffers import modules_in
+
+
+@contextmanager
+def left_alone(models: Sequence[object]) -> Iterator[None]:
+    """Within it, models train; behind it gradients, buffers and random numbers are as before.
+
+    Args:
+        models: modules, among other objects that are passed over, such as a plain loss function.
+    """
+    modules = modules_in(models)
+    parameters = {p for module in modules for p in module._parameters.values() if p is not None}
+    gradients = [(parameter, parameter.grad) for parameter in parameters]
+    buffers = [b for module in modules for b in module._buffers.values() if b is not None]
+    values = [(buffer, buffer.detach().clone()) for buffer in buffers]
+    numbers = random_states([torch.device("cpu")])
+    with _C.Undo(_put_back, gradients, values), _C.Undo(set_states, numbers):
+        for parameter in parameters:
+            parameter.grad = None
+        with as_in_training([model for model in models if isinstance(model, nn.Module)]):
+            yield
+
+
+def _put_back(
+    gradients: Sequence[tuple[nn.Parameter, Tensor | None]],
+    values: Sequence[tuple[Tensor, Tensor]],
+) -> None:
+    for parameter, gradient in gradients:
+        parameter.grad = gradient
+    with torch.no_grad():
+        for buffer, value in values:
+            buffer.copy_(value)

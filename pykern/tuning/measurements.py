@@ -1,0 +1,170 @@
+"""Measured costs of a model's units, from which the costs of any stages follow."""
+
+from __future__ import annotations
+
+import json
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from ..budget.level_costs import LevelCost, Rebuilt, StageCosts
+from ..plan import Costs
+
+# By number of rows measured, then by unit.
+Table = tuple[tuple[float, ...], ...]
+
+SIZES = ("activation", "kept", "boundary", "rebuilt", "handed", "workspace")
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """Costs of the units of a model, for microbatches of several sizes.
+
+    Between two sizes, costs are on the line through both: t = a + b * rows. Beyond the largest, and
+    below the smallest, they are on the nearest line.
+
+    Attributes:
+        units: their names.
+        rows: sizes of microbatches, ascending.
+        times_ns: of F, B, I and W of a unit that is a stage of its own.
+        action_ns: by the same names, how much of it is an action's, whatever number of units it
+            runs.
+        sizes: bytes that a unit holds: `activation` from F to B or I, `kept` from I to W,
+            `boundary` from F to R, `rebuilt` from R on, `handed` to the next unit, and the most
+            that an action needs beside, `workspace`.
+        weights: by unit, the bytes of parameters, buffers, gradients and state of an optimizer.
+        reduce_ns: by unit, what the sum of a further replica's gradients takes.
+        issue_ns: between two actions of a device.
+        handover_ns: from an action to one on another device that waits for it.
+        step_ns: of a step, before its first action and behind its last.
+        setup_ns: of it, what every action adds.
+        replica_ns: of it, what every further replica adds.
+        speeds: of each device while one, two, ... of them compute, 1 being that of the times; one
+            for each core.
+    """
+
+    units: tuple[str, ...]
+    rows: tuple[int, ...]
+    times_ns: Mapping[str, Table]
+    action_ns: Mapping[str, float]
+    sizes: Mapping[str, Table]
+    weights: tuple[float, ...]
+    reduce_ns: tuple[float, ...]
+    issue_ns: float
+    handover_ns: float
+    step_ns: float
+    setup_ns: float
+    replica_ns: float
+    speeds: tuple[float, ...]
+
+    @property
+    def cores(self) -> int:
+        """How many of the devices compute at once."""
+        return len(self.speeds)
+
+    def of_units(self, name: str, rows: float) -> list[float]:
+        """A cost of each unit, in nanoseconds or bytes, for a microbatch of so many rows."""
+        table = self.times_ns.get(name) or self.sizes.get(name)
+        if table is None:
+            return [math.nan] * len(self.units)
+        if len(self.rows) == 1:
+            return [value * rows / self.rows[0] for value in table[0]]
+        upper = min(max(bisect_right(self.rows, rows), 1), len(self.rows) - 1)
+        low, high = self.rows[upper - 1], self.rows[upper]
+        share = (rows - low) / (high - low)
+        pairs = zip(table[upper - 1], table[upper], strict=True)
+        return [max(one + share * (other - one), 0.0) for one, other in pairs]
+
+    def of_stages(self, name: str, spans: Sequence[range], rows: float) -> list[float]:
+        """The time of an action of each stage, in nanoseconds."""
+        of_units, once = self.of_units(name, rows), self.action_ns.get(name, 0.0)
+        return [
+            max(sum(of_units[unit] for unit in span) - (len(span) - 1) * once, 0.0)
+            for span in spans
+        ]
+
+    def costs(self, spans: Sequence[range], rows: float) -> Costs:
+        """The costs of stages of these units."""
+        inputs, weights = (self.of_stages(name, spans, rows) for name in "IW")
+        # The first stage hands no gradient on, so that its W does all.
+        first = spans[0]
+        alone = self.of_units("I", rows)[first.start]
+        weights[0] += max(inputs[0] - alone, 0.0)
+        inputs[0] = min(inputs[0], alone)
+        return Costs(
+            self.of_stages("F", spans, rows),
+            self.of_stages("B", spans, rows),
+            self.handover_ns,
+            input_ns=inputs,
+            weight_ns=weights,
+            reduce_ns=[sum(self.reduce_ns[unit] for unit in span) for span in spans],
+            overhead_ns=self.issue_ns,
+        )
+
+    def levels(self, spans: Sequence[range], rows: float) -> list[StageCosts]:
+        """The costs of stages of these units, at each recompute level."""
+        costs = self.costs(spans, rows)
+        size = {name: self.of_units(name, rows) for name in SIZES}
+        found = []
+        for stage, span in enumerate(spans):
+            forward, backward = _of(costs.forward_ns, stage), _of(costs.backward_ns, stage)
+            total = {name: sum(values[unit] for unit in span) for name, values in size.items()}
+            halves = _of(costs.input_ns, stage), _of(costs.weight_ns, stage)
+            share = halves[0] / sum(halves) if sum(halves) > 0 else 0.5
+            first = size["boundary"][span.start]
+            found.append(
+                StageCosts(
+                    {
+                        "ops": LevelCost(
+                            forward, backward, total["activation"], total["kept"], share
+                        )
+                    },
+                    {
+                        "layer": Rebuilt(forward, total["boundary"], total["rebuilt"]),
+                        "stage": Rebuilt(forward, first, total["rebuilt"]),
+                    },
+                    workspace_bytes=max(size["workspace"][unit] for unit in span),
+                    gradient_bytes=size["handed"][span.start - 1] if span.start else 0.0,
+                    handed_bytes=size["handed"][span.stop - 1],
+                )
+            )
+        return found
+
+    def outside_ns(self, num_actions: int, replicas: int) -> float:
+        """The time of a step before its first action and behind its last, in nanoseconds."""
+        return self.step_ns + self.setup_ns * num_actions + self.replica_ns * (replicas - 1)
+
+    def weights_of(self, spans: Sequence[range]) -> list[float]:
+        """By stage, the bytes that are held whatever runs."""
+        return [sum(self.weights[unit] for unit in span) for span in spans]
+
+    def to_json(self) -> str:
+        """As text, which `from_json` reads."""
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Measurements:
+        """The measurements that `to_json` has written.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        try:
+            content = json.loads(text)
+            values = {field.name: _tuples(content[field.name]) for field in fields(cls)}
+        except (TypeError, KeyError, json.JSONDecodeError) as error:
+            raise ValueError(f"these are not measurements of pykern.tune: {error!r}") from None
+        return cls(**values)
+
+
+def _of(values: float | list[float], stage: int) -> float:
+    return values[stage] if isinstance(values, list) else values
+
+
+def _tuples(value: Any) -> Any:
+    """JSON's lists as tuples."""
+    if isinstance(value, dict):
+        return {key: _tuples(each) for key, each in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -1,0 +1,107 @@
+"""The overheads of a step, measured with layers that do next to nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+from torch import nn
+
+from ..pipeline.pipeline import Pipeline
+from ..plan import Plan
+from ..schedules import by_name
+from .by_unit import by_unit, even_spans
+from .gaps import gaps
+
+# By name of a kind, that of its times in `Costs`.
+KINDS = {"F": "forward_ns", "B": "backward_ns", "I": "input_ns", "W": "weight_ns"}
+
+_SCHEDULES = {"IW": "zb_h1", "FB": "one_f_one_b"}
+
+_NUM_UNITS = 16
+_ROUNDS = 30
+_WARMUPS = 5
+
+
+@dataclass(frozen=True)
+class Overheads:
+    """The time that steps take beside their layers, in nanoseconds.
+
+    Attributes:
+        action_ns: by kind, what an action takes whatever it runs.
+        issue_ns: between two actions of a device.
+        handover_ns: from an action to one on another device that waits for it.
+        step_ns: of a step, before its first action and behind its last.
+        setup_ns: of it, what every action adds.
+    """
+
+    action_ns: Mapping[str, float]
+    issue_ns: float
+    handover_ns: float
+    step_ns: float
+    setup_ns: float
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """Medians over steps of one plan: all microbatches' time by kind, and what is between."""
+
+    num_actions: int
+    kinds: Mapping[str, float]
+    issue_ns: float
+    handover_ns: float
+    outside_ns: float
+
+
+def overheads(num_devices: int) -> Overheads:
+    """Measures so many CPU workers with the same layers in a stage each, and in few stages."""
+    # On one worker, so that none waits for another's interpreter lock.
+    halves, wholes = (_actions_ns(kinds, name) for kinds, name in _SCHEDULES.items())
+    plan = by_name["one_f_one_b"](num_devices, 2 * num_devices)
+    fine = _steps(by_unit(plan, even_spans(_NUM_UNITS, num_devices)))
+    coarse = _steps(plan)
+    slope = (fine.outside_ns - coarse.outside_ns) / (fine.num_actions - coarse.num_actions)
+    setup_ns = max(slope, 0.0)
+    step_ns = max(coarse.outside_ns - setup_ns * coarse.num_actions, 0.0)
+    return Overheads(wholes | halves, coarse.issue_ns, coarse.handover_ns, step_ns, setup_ns)
+
+
+def _actions_ns(kinds: str, schedule: str) -> dict[str, float]:
+    """By kind, what an action takes; I and W alike, for a first stage does all in its W."""
+    plan = by_name[schedule](1, 2)
+    fine, coarse = _steps(by_unit(plan, [range(_NUM_UNITS)])), _steps(plan)
+    apart = {kind: (fine.kinds[kind] - coarse.kinds[kind]) / (_NUM_UNITS - 1) for kind in kinds}
+    if kinds == "IW":
+        apart = dict.fromkeys(kinds, sum(apart.values()) / 2)
+    return {kind: max(each, 0.0) for kind, each in apart.items()}
+
+
+def _steps(plan: Plan) -> _Steps:
+    layers = [nn.Linear(1, 1) for _ in range(_NUM_UNITS)]
+    issued, handed, outside, costs = [0.0], [0.0], [], []
+    with Pipeline(
+        nn.Sequential(*layers),
+        devices=f"cpu:{plan.num_devices}",
+        schedule=plan,
+        loss_fn=torch.sum,
+        balance=[len(span) for span in even_spans(_NUM_UNITS, plan.num_stages)],
+    ) as pipe:
+        for number in range(_WARMUPS + _ROUNDS):
+            start = time.perf_counter_ns()
+            pipe.step(torch.ones(plan.num_microbatches, 1))
+            took = time.perf_counter_ns() - start
+            if number >= _WARMUPS:
+                timeline = pipe.timeline()
+                between = gaps(plan, timeline)
+                issued += between[0]
+                handed += between[1]
+                outside.append(took - timeline.makespan_ns)
+                costs.append(pipe.costs())
+    kinds = {
+        kind: sum(map(median, zip(*(getattr(one, name) for one in costs), strict=True)))
+        for kind, name in KINDS.items()
+    }
+    return _Steps(plan.num_actions, kinds, median(issued), median(handed), median(outside))

@@ -1,0 +1,28 @@
+"""How far a part of tuning is: a bar where somebody watches a terminal, nothing elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+# Called with how much is done, 0 to 1.
+Tell = Callable[[float], object]
+
+
+@contextmanager
+def told(what: str) -> Iterator[Tell]:
+    """Gives what to call with how much is done.
+
+    Args:
+        what: names the part.
+    """
+    from rich.console import Console  # noqa: PLC0415 - only where something is shown
+    from rich.progress import Progress  # noqa: PLC0415
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task(what, total=1.0)
+        yield lambda share: bar.update(task, completed=share)

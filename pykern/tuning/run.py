@@ -1,0 +1,130 @@
+"""Tuning: measure a model, search by simulation, run the best."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ..runtime.devices import Devices
+from ..runtime.loss import Loss
+from .asked import Asked
+from .cache import measured_once
+from .choice import Choice
+from .left_alone import left_alone
+from .measurements import Measurements
+from .progress import Tell, told
+from .proposal import Proposal
+from .search import ProposalSearch
+from .trial import run_in_turn
+
+# How many proposals are run.
+TRIED = 3
+
+
+class TuneInterrupted(KeyboardInterrupt):
+    """Ctrl-C while the best proposals were run.
+
+    Attributes:
+        choice: what is known by then, the proposals that have run first.
+    """
+
+    def __init__(self, choice: Choice) -> None:
+        super().__init__("interrupted; the choice of what is known by now is in .choice")
+        self.choice = choice
+
+
+def tune(  # noqa: PLR0913 - a pipeline and what it trains with, by keyword
+    model: nn.Module | Sequence[nn.Module],
+    *,
+    sample: Any,
+    loss_fn: Loss,
+    devices: Devices,
+    target: Any = None,
+    batch_size: int | None = None,
+    memory: float | None = None,
+    optimizer: Callable[[list[nn.Parameter]], Optimizer] | None = None,
+    whole: Sequence[str] = (),
+    resume: str | os.PathLike[str] | None = None,
+    **more: Any,
+) -> Choice:
+    """Finds the pipeline whose steps take the least time on CPU workers of this machine.
+
+    First steps of the model show what each place between two possible cuts takes, for microbatches
+    of several sizes. Then all schedules, with their options, numbers of microbatches and replicas
+    are simulated, each with the cut that is best for it, and the best three are run in turn. The
+    model's gradients, buffers and the random numbers are afterwards as before. On a terminal, a bar
+    shows how far this is.
+
+    Args:
+        model: as for `Pipeline`.
+        sample: inputs of a batch, or of as many rows as there are: a tensor, a tuple of arguments
+            or a dict of keyword arguments. Larger batches repeat its rows.
+        loss_fn: as for `Pipeline`.
+        devices: as for `Pipeline`; CPU workers.
+        target: of the loss for the sample; None where `step` gets none.
+        batch_size: rows of a step's batch; None for those of the sample.
+        memory: bytes that each device has for parameters, gradients, the state of the optimizer and
+            activations; None for any number. Where they are too few, microbatches are recomputed.
+        optimizer: as for `estimate`; counts in `memory` only.
+        whole: as for `Pipeline`.
+        resume: a file for the measurements. If it has those of this model, nothing is measured.
+        **more: further arguments of the pipelines that are run, such as `reduction="sum"`.
+
+    Returns:
+        The proposals, the best first.
+
+    Raises:
+        TypeError, ValueError, CutError: an argument is wrong, the model cannot be cut for so many
+            devices, or no plan fits in the memory.
+        TuneInterrupted: Ctrl-C, once proposals are known; its `choice` has them. Before that a
+            plain KeyboardInterrupt is raised. The file of `resume` is written as soon as
+            everything is measured.
+        BaseException: what the model raises for the sample.
+    """
+    asked = Asked(
+        model, sample, loss_fn, devices, target, batch_size, memory, optimizer, whole, more
+    )
+    with left_alone([*(model if isinstance(model, Sequence) else [model]), loss_fn]):
+        with told("measuring") as tell:
+            measured = measured_once(asked, None if resume is None else Path(resume), tell)
+        with told("searching") as tell:
+            search = searched(asked, measured, tell)
+        with told("running the best") as tell:
+            return _tried(asked, measured, search, tell)
+
+
+def searched(asked: Asked, measured: Measurements, tell: Tell) -> ProposalSearch:
+    """The search through all proposals, which is done."""
+    search = ProposalSearch(
+        measured, asked.num_devices, asked.rows, asked.memory, replicated=asked.can_have_replicas
+    )
+    search.run(tell)
+    return search
+
+
+def _tried(asked: Asked, measured: Measurements, search: ProposalSearch, tell: Tell) -> Choice:
+    """The choice after the best have run."""
+    finalists = search.finalists(TRIED)
+    ran: list[Proposal] = finalists
+    try:
+        for now in run_in_turn(asked, finalists, tell):
+            ran = now
+    except KeyboardInterrupt as interrupt:
+        raise TuneInterrupted(_choice(asked, measured, search, finalists, ran)) from interrupt
+    return _choice(asked, measured, search, finalists, ran)
+
+
+def _choice(
+    asked: Asked,
+    measured: Measurements,
+    search: ProposalSearch,
+    finalists: Sequence[Proposal],
+    ran: Sequence[Proposal],
+) -> Choice:
+    rest = [one for one in search.best if one not in finalists]
+    return Choice(asked, measured, (*ran, *rest), search.num_simulated)

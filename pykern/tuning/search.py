@@ -1,0 +1,240 @@
+"""The proposals with the shortest predicted steps, by simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import cast
+
+from ..budget.fit import fit
+from ..budget.fit_memory import most_held
+from ..budget.level_costs import StageLevel
+from ..pipeline.choose_levels import Levels
+from ..plan import Costs, Plan, Timeline, simulate
+from ..plan.shares import Shares
+from ..search import auto
+from .measurements import Measurements
+from .proposal import Proposal
+from .shared_cores import simulate_shared
+from .space import (
+    balanced_spans,
+    max_chunks_of,
+    microbatches_of_one,
+    neighbours,
+    plans_of,
+    shares_of,
+)
+
+# Proposals that are kept while others are looked at, and those whose cuts are then made better.
+KEPT, POLISHED = 24, 8
+# Numbers of microbatches and replicas for which an order of its own is searched.
+ORDERED = 2
+
+
+class ProposalSearch:
+    """Looks at all proposals for what was measured. The same measurements give the same ones.
+
+    Args:
+        measured: of the model.
+        num_devices: that there are.
+        rows: of a batch.
+        memory: bytes that each device has; None for any number.
+        replicated: whether the model can have replicas.
+
+    Attributes:
+        best: the proposals found so far, by predicted time.
+        num_simulated: how many plans were simulated.
+        num_pruned: how many numbers of microbatches and replicas a bound has ruled out.
+    """
+
+    def __init__(
+        self,
+        measured: Measurements,
+        num_devices: int,
+        rows: int,
+        memory: float | None = None,
+        *,
+        replicated: bool = True,
+    ) -> None:
+        self._measured, self._rows, self._memory = measured, rows, memory
+        self._speeds = measured.speeds[:num_devices]
+        # As much work as all devices do in a nanosecond at most, and the speed of one.
+        self._most = max(n * speed for n, speed in enumerate(self._speeds, 1))
+        self._fastest = max(self._speeds)
+        self._shares = [
+            shares
+            for shares in shares_of(num_devices, rows, replicated=replicated)
+            if max_chunks_of(shares, len(measured.units)) > 0
+        ]
+        self.best: list[Proposal] = []
+        self.num_simulated = self.num_pruned = 0
+
+    def run(self, tell: Callable[[float], object]) -> list[Proposal]:
+        """All of it.
+
+        Args:
+            tell: called with how much is done, 0 to 1.
+
+        Raises:
+            ValueError: the model has fewer units than every replica has devices, or nothing fits
+                in the memory.
+        """
+        if not self._shares:
+            raise ValueError(
+                f"devices must be at most {len(self._measured.units)}, the number of places where "
+                "a stage of this model can begin. Use fewer devices"
+            )
+        for number, shares in enumerate(sorted(self._shares, key=self.bound_ns)):
+            # All that come later have higher bounds.
+            if self.bound_ns(shares) >= self._limit():
+                self.num_pruned = len(self._shares) - number
+                break
+            for name, plan in plans_of(shares, len(self._measured.units)):
+                self._take(name, plan, shares)
+            tell(0.8 * (number + 1) / len(self._shares))
+        for shares in self._of_the_best():
+            for name, plan in self._ordered(shares):
+                self._take(name, plan, shares)
+        tell(0.9)
+        for proposal in self.best[:POLISHED]:
+            self._polish(proposal)
+        if not self.best:
+            raise ValueError(
+                f"memory must be enough for some plan, got {self._memory} bytes, which none of "
+                f"{self.num_simulated} plans fits at any recompute level. Use more devices"
+            )
+        tell(1.0)
+        return self.best
+
+    def finalists(self, count: int) -> list[Proposal]:
+        """The best of so many kinds."""
+        by_kind = {proposal.kind: proposal for proposal in reversed(self.best)}
+        return sorted(by_kind.values(), key=lambda one: one.predicted_ns)[:count]
+
+    def bound_ns(self, shares: Shares) -> float:
+        """No plan with these microbatches takes less: all work, shared evenly."""
+        work, measured = 0.0, self._measured
+        count = microbatches_of_one(shares) * shares.replicas
+        rows = self._rows / count
+        once = len(measured.units) - shares.devices_of_one
+        whole, halves = (
+            sum(sum(measured.of_units(kind, rows)) - once * measured.action_ns[kind] for kind in of)
+            for of in ("FB", "FIW")
+        )
+        work = min(whole, halves)
+        return count * work / self._most + measured.outside_ns(0, shares.replicas)
+
+    def predict(self, plan: Plan, costs: Costs) -> Timeline:
+        """Simulates a step."""
+        if plan.num_devices > len(self._speeds) or self._fastest > 1:
+            return simulate_shared(plan, costs, self._speeds)
+        return simulate(plan, costs)
+
+    def _limit(self) -> float:
+        """The predicted time that a proposal has to beat."""
+        return self.best[-1].predicted_ns if len(self.best) == KEPT else float("inf")
+
+    def _take(self, name: str, plan: Plan, shares: Shares) -> None:
+        """Keeps the plan, with its cut of equal times, where it is one of the best."""
+        rows = self._rows / plan.num_microbatches / shares.replicas
+        spans = balanced_spans(self._measured, plan.num_stages, rows)
+        self._keep(self._proposal(name, shares.side_by_side(plan), spans, shares.replicas))
+
+    def _keep(self, proposal: Proposal | None) -> None:
+        if proposal is None or proposal.predicted_ns >= self._limit():
+            return
+        if any((one.plan, one.spans) == (proposal.plan, proposal.spans) for one in self.best):
+            return
+        # Stable: of equal ones the first stays in front.
+        self.best = sorted([*self.best, proposal], key=lambda one: one.predicted_ns)[:KEPT]
+
+    def _proposal(
+        self, name: str, plan: Plan, spans: tuple[range, ...], replicas: int
+    ) -> Proposal | None:
+        """The proposal with its levels; None where it is too slow, or too large."""
+        self.num_simulated += 1
+        rows = self._rows / plan.num_microbatches
+        costs = self._measured.costs(spans, rows)
+        # At the speed of one that computes alone, without R, it would take less.
+        outside_ns = self._measured.outside_ns(plan.num_actions, replicas)
+        if simulate(plan, costs).makespan_ns / self._fastest + outside_ns >= self._limit():
+            return None
+        stages = self._measured.levels(spans, rows)
+        weights = self._weights(plan, spans)
+        levels: list[StageLevel] = [StageLevel("ops")] * plan.num_stages
+        by_microbatch: Levels | None = None
+        if self._memory is not None:
+            budgets = [self._memory - held for held in weights]
+            if min(budgets) <= 0:
+                return None
+            try:
+                fitted = fit(plan, stages, budgets)
+            except ValueError:
+                return None
+            recomputes = fitted.plan.num_actions > plan.num_actions
+            plan, levels = fitted.plan, list(fitted.levels)
+            by_microbatch = cast("Levels", fitted.by_microbatch()) if recomputes else None
+        timeline = self.predict(plan, costs)
+        held = most_held(plan, stages, levels)
+        return Proposal(
+            name,
+            plan,
+            spans,
+            replicas,
+            by_microbatch,
+            timeline.makespan_ns + outside_ns,
+            timeline.bubble_ratio,
+            tuple(one + other for one, other in zip(weights, held, strict=True)),
+        )
+
+    def _weights(self, plan: Plan, spans: tuple[range, ...]) -> list[float]:
+        """By device, the bytes that it holds whatever runs."""
+        of_stages = self._measured.weights_of(spans)
+        homes = [set(devices) for devices in zip(*plan.placement.replicas, strict=True)]
+        return [
+            sum(of for of, devices in zip(of_stages, homes, strict=True) if device in devices)
+            for device in range(plan.num_devices)
+        ]
+
+    def _of_the_best(self) -> list[Shares]:
+        """The numbers of microbatches and replicas of the best, each once."""
+        found = dict.fromkeys((one.microbatches, one.replicas) for one in self.best)
+        return [
+            next(s for s in self._shares if (s.num_microbatches, s.replicas) == pair)
+            for pair in islice(found, ORDERED)
+        ]
+
+    def _ordered(self, shares: Shares) -> Iterator[tuple[str, Plan]]:
+        """Orders made for these costs: with as much in flight as 1F1B has, and with everything."""
+        count = microbatches_of_one(shares)
+        rows = self._rows / count / shares.replicas
+
+        def costs(num_stages: int) -> Costs:
+            return self._measured.costs(balanced_spans(self._measured, num_stages, rows), rows)
+
+        for memory in (1.0, max(count / shares.devices_of_one, 1.0)):
+            found = auto(
+                shares.devices_of_one,
+                count,
+                costs=costs,
+                memory=memory,
+                max_chunks=max_chunks_of(shares, len(self._measured.units)),
+            )
+            yield "auto", found.plan
+
+    def _polish(self, proposal: Proposal) -> None:
+        """Moves boundaries by a unit for as long as that makes a step shorter."""
+        better: Proposal | None = proposal
+        plan = None if proposal.levels is not None else proposal.plan
+        while better is not None and plan is not None:
+            proposal = better
+            tried = [
+                self._proposal(proposal.schedule, plan, spans, proposal.replicas)
+                for spans in neighbours(proposal.spans)
+            ]
+            found = [one for one in tried if one is not None]
+            better = min(found, key=lambda one: one.predicted_ns, default=None)
+            if better is None or better.predicted_ns >= proposal.predicted_ns:
+                break
+            self.best = [one for one in self.best if one is not proposal]
+            self._keep(better)

@@ -1,0 +1,124 @@
+"""Simulation of devices that share cores: each computes slower, the more of them compute."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush
+
+from ..plan import Action, Costs, Kind, Plan, Span, Timeline
+from .gaps import inputs
+
+
+def simulate_shared(plan: Plan, costs: Costs, speeds: Sequence[float]) -> Timeline:
+    """The timeline of a step on devices that slow each other down.
+
+    There are as many cores as speeds. More devices than cores share these evenly, as threads do.
+    With a core for each device and speeds of 1 it is the timeline of `pykern.plan.simulate`.
+
+    Args:
+        plan: without overlapped pairs and U.
+        costs: of its stages; a hand-over takes `transfer_ns`.
+        speeds: of each device while one, two, ... of them compute, 1 being that of the costs.
+    """
+    return _Shared(plan, costs, speeds).run()
+
+
+class _Shared:
+    """The state of a simulation.
+
+    All that runs is equally fast at any time, so one clock counts the work that each of the running
+    actions has had since the step began: an action ends when that clock has moved by its time.
+    """
+
+    def __init__(self, plan: Plan, costs: Costs, speeds: Sequence[float]) -> None:
+        self._plan, self._speeds, self._hop = plan, speeds, costs.transfer_ns
+        self._times = _times(plan, costs)
+        self._actions = {action for row in plan.rows for action in row}
+        self._next = [0] * plan.num_devices
+        self._ends: dict[Action, float] = {}
+        self._spans: list[list[Span]] = [[] for _ in plan.rows]
+        self._now = self._work = 0.0
+        # Where the clock of work will be when they end, and when they began.
+        self._running: list[tuple[float, int]] = []
+        self._began = [0.0] * plan.num_devices
+        # Devices whose next action has all inputs, and when the last of these arrives.
+        self._arriving: list[tuple[float, int]] = []
+        self._waiting = set(range(plan.num_devices))
+
+    def run(self) -> Timeline:
+        """See `simulate_shared`."""
+        self._look()
+        while self._running or self._arriving:
+            speed = speed_of(self._speeds, max(len(self._running), 1))
+            work = self._running[0][0] - self._work if self._running else math.inf
+            arrival = self._arriving[0][0] if self._arriving else math.inf
+            if arrival <= self._now + work / speed:
+                self._work += (arrival - self._now) * speed
+                self._now = arrival
+                self._begin(heappop(self._arriving)[1])
+            else:
+                self._now += work / speed
+                self._work += work
+                self._end(heappop(self._running)[1])
+        return Timeline(self._spans)
+
+    def _begin(self, device: int) -> None:
+        action = self._plan.rows[device][self._next[device]]
+        self._began[device] = self._now
+        heappush(self._running, (self._work + self._times[action.kind, action.stage], device))
+
+    def _end(self, device: int) -> None:
+        action = self._plan.rows[device][self._next[device]]
+        self._spans[device].append(Span(action, self._began[device], self._now))
+        self._ends[action] = self._now
+        self._next[device] += 1
+        self._waiting.add(device)
+        self._look()
+
+    def _look(self) -> None:
+        """Takes the waiting devices whose next action has its inputs."""
+        for device in sorted(self._waiting):
+            row = self._plan.rows[device]
+            if self._next[device] == len(row):
+                self._waiting.remove(device)
+                continue
+            ends = [self._arrival(one, device) for one in self._inputs(row[self._next[device]])]
+            arrival = max(ends, default=0.0)
+            if arrival < math.inf:
+                self._waiting.remove(device)
+                heappush(self._arriving, (max(arrival, self._now), device))
+
+    def _inputs(self, action: Action) -> Iterator[Action]:
+        if action.kind is Kind.REDUCE:
+            completing = (Kind.B, Kind.W)
+            others = (a for a in self._actions if a.stage == action.stage)
+            return (other for other in others if other.kind in completing)
+        return (one for one in inputs(action) if one in self._actions)
+
+    def _arrival(self, action: Action, device: int) -> float:
+        away = self._plan.device_of(action) != device
+        return self._ends.get(action, math.inf) + self._hop * away
+
+
+def speed_of(speeds: Sequence[float], num_running: int) -> float:
+    """The speed of each of so many devices that compute."""
+    cores = min(num_running, len(speeds))
+    return speeds[cores - 1] * cores / num_running
+
+
+def _times(plan: Plan, costs: Costs) -> dict[tuple[Kind, int], float]:
+    """By kind and stage, how long a device is busy with an action."""
+    values = {
+        Kind.F: costs.forward_ns,
+        Kind.B: costs.backward_ns,
+        Kind.I: costs.input_ns,
+        Kind.W: costs.weight_ns,
+        Kind.R: costs.recompute_ns,
+        Kind.REDUCE: costs.reduce_ns,
+    }
+    return {
+        (kind, stage): costs.overhead_ns + (of[stage] if isinstance(of, list) else of)
+        for kind, of in values.items()
+        for stage in range(plan.num_stages)
+    }

@@ -1,0 +1,76 @@
+"""The places where stages of a model can begin, in a form that holds for any number of stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from ..partition.chain import Chain, RecordedChain, max_stages, open_model
+
+# Of units for each device: more make the search longer, and cuts little better.
+MOST_OF_A_DEVICE = 16
+
+
+@dataclass(frozen=True)
+class Units:
+    """A model as a row of units, which stages are made of.
+
+    How finely a recorded model is looked into depends on the number of its stages. So a unit is
+    named by the module that it begins with, which `split_at=` takes whatever that number is.
+
+    Attributes:
+        names: of the units, in order.
+        layers: by unit, its layers in the chain.
+        chain: the model.
+    """
+
+    names: tuple[str, ...]
+    layers: tuple[range, ...]
+    chain: Chain | RecordedChain
+
+    def modules(self) -> list[list[nn.Module]]:
+        """By unit, its layers."""
+        layers = list(self.chain.layers.values())
+        return [layers[span.start : span.stop] for span in self.layers]
+
+    def split_at(self, spans: Sequence[range]) -> list[str]:
+        """The names that stages of these units begin with, all but the first."""
+        return [self.names[span.start] for span in spans[1:]]
+
+
+def units_of(
+    model: nn.Module | Sequence[nn.Module], sample: Any, num_devices: int, whole: Sequence[str]
+) -> Units:
+    """The units of a model.
+
+    Args:
+        model: as for `Pipeline`.
+        sample: as for `Pipeline`.
+        num_devices: of a pipeline.
+        whole: as for `Pipeline`.
+
+    Raises:
+        TypeError, CutError: as `Pipeline`.
+    """
+    most = num_devices * MOST_OF_A_DEVICE
+    chain = open_model(model, sample, min(max_stages(model), most), None, whole)
+    names = list(chain.layers)
+    starts = [0, *(i for i in range(1, len(names)) if _can_begin(chain, names, i))]
+    if len(starts) > most:
+        starts = [starts[len(starts) * i // most] for i in range(most)]
+    ends = [*starts[1:], len(names)]
+    spans = tuple(range(start, end) for start, end in zip(starts, ends, strict=True))
+    return Units(tuple(names[start] for start in starts), spans, chain)
+
+
+def _can_begin(chain: Chain | RecordedChain, names: Sequence[str], index: int) -> bool:
+    """Whether `split_at` finds the layer by its name."""
+    if isinstance(chain, Chain):
+        return True
+    # What a forward does outside of its modules, and a further call of one, have other names.
+    modules = dict(chain.root.named_modules()) if chain.root is not None else {}
+    name = names[index]
+    return name in modules and not any(name.startswith(f"{other}.") for other in names[:index])

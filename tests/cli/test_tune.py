@@ -1,0 +1,50 @@
+"""`pykern tune`: its table, its file, and its exit code after an interrupt."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import pykern
+from pykern import tuning
+from pykern.cli import app
+
+
+class Found:
+    """A choice that nothing was measured for."""
+
+    def __str__(self) -> str:
+        return "the table"
+
+    def save(self, path: Path) -> None:
+        """Writes something."""
+        path.write_text("saved")
+
+
+def test_the_choice_is_printed_and_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+
+    def tune(_: object, **more: Any) -> Found:
+        given.update(more)
+        return Found()
+
+    monkeypatch.setattr(tuning, "tune", tune)
+    out = tmp_path / "plan.json"
+    arguments = ["tune", "--devices", "3", "--memory", "2", "--out", str(out)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == "the table\n"
+    assert out.read_text() == "saved"
+    assert (given["devices"], given["memory"]) == ("cpu:3", 2 * 2**30)
+
+
+def test_an_interrupt_prints_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tune(*_: object, **__: object) -> None:
+        found: Any = Found()
+        raise pykern.TuneInterrupted(found)
+
+    monkeypatch.setattr(tuning, "tune", tune)
+    result = CliRunner().invoke(app, ["tune"])
+    assert result.exit_code == 130
+    assert result.stdout == "the table\n"

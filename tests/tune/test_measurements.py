@@ -1,0 +1,78 @@
+"""Costs of stages follow from those of units."""
+
+from collections.abc import Callable
+
+import pytest
+
+from pykern.plan import Costs, Plan, check, simulate
+from pykern.schedules import one_f_one_b, zb_h1
+from pykern.tuning.by_unit import by_unit, even_spans
+from pykern.tuning.gaps import gaps
+from pykern.tuning.measurements import Measurements
+
+from .synthetic import measurements
+
+SPANS = [range(1), range(1, 3)]
+
+
+def test_a_stage_takes_what_its_units_take() -> None:
+    costs = measurements([10.0, 20.0, 30.0]).costs(SPANS, 1)
+    assert costs.forward_ns == [10.0, 50.0]
+    assert costs.backward_ns == [20.0, 100.0]
+
+
+def test_an_action_is_paid_for_once_in_a_stage() -> None:
+    costs = measurements([10.0, 20.0, 30.0], action_ns=dict.fromkeys("FBIW", 4.0)).costs(SPANS, 1)
+    assert costs.forward_ns == [10.0, 46.0]
+
+
+def test_the_first_stage_hands_no_gradient_on() -> None:
+    costs = measurements([10.0, 20.0, 30.0]).costs([range(2), range(2, 3)], 1)
+    # The I of the second unit is work for its W's graph, and so belongs to the stage's W.
+    assert costs.input_ns == [10.0, 30.0]
+    assert costs.weight_ns == [50.0, 30.0]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4, 8])
+def test_costs_are_on_the_line_through_two_sizes(rows: int) -> None:
+    line = ((15.0,), (30.0,))  # 10 + 5 * rows
+    found = measurements([1.0], times_ns=dict.fromkeys("FBIW", line)).of_units("F", rows)
+    assert found == [10 + 5 * rows]
+
+
+def test_measurements_are_read_as_they_were_written() -> None:
+    found = measurements([10.0, 20.0])
+    assert Measurements.from_json(found.to_json()) == found
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"units": 1}'])
+def test_other_files_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not measurements"):
+        Measurements.from_json(text)
+
+
+@pytest.mark.parametrize("rule", [one_f_one_b, zb_h1])
+def test_units_run_in_the_order_of_their_stages(rule: Callable[[int, int], Plan]) -> None:
+    plan = rule(2, 4)
+    fine = by_unit(plan, even_spans(5, 2))
+    check(fine)
+    assert fine.num_stages == 5
+    first = [str(action) for action in fine.rows[0]]
+    assert first[:2] == ["0F0", "1F0"]
+    # The same costs, shared out: the same step.
+    spans = even_spans(5, 2)
+    units = [float(unit + 1) for unit in range(5)]
+    shared = Costs(units, units, input_ns=units, weight_ns=units)
+    stages = [sum(units[unit] for unit in span) for span in spans]
+    whole = Costs(stages, stages, input_ns=stages, weight_ns=stages)
+    assert simulate(fine, shared).makespan_ns <= simulate(plan, whole).makespan_ns
+
+
+def test_gaps_are_told_apart_by_what_was_waited_for() -> None:
+    plan = one_f_one_b(2, 2)
+    timeline = simulate(plan, Costs(10.0, 20.0, 3.0, overhead_ns=0.0))
+    issued, handed = gaps(plan, timeline)
+    assert set(issued) == {0.0}
+    assert set(handed) == {3.0}
+    # Every action but the first of the step began after something.
+    assert len(issued) + len(handed) == plan.num_actions - 1

@@ -1,0 +1,122 @@
+"""The search, for measurements that are made up."""
+
+import itertools
+
+import pytest
+
+from pykern.plan.shares import Shares
+from pykern.tuning.measurements import Measurements
+from pykern.tuning.search import ProposalSearch
+from pykern.tuning.space import balanced_spans, neighbours, shares_of
+
+from .synthetic import measurements
+
+UNEVEN = [10.0, 10.0, 10.0, 10.0, 40.0, 10.0, 80.0]
+
+
+def ignore(_: float) -> None:
+    pass
+
+
+def searched(
+    measured: Measurements, memory: float | None = None, devices: int = 2, rows: int = 8
+) -> ProposalSearch:
+    search = ProposalSearch(measured, devices, rows, memory)
+    search.run(ignore)
+    return search
+
+
+def test_the_same_measurements_give_the_same_candidates() -> None:
+    assert searched(measurements(UNEVEN)).best == searched(measurements(UNEVEN)).best
+
+
+def test_candidates_are_sorted_and_differ() -> None:
+    best = searched(measurements(UNEVEN, replica_ns=1e6)).best
+    times = [one.predicted_ns for one in best]
+    assert times == sorted(times)
+    pairs = itertools.combinations(best, 2)
+    assert all((a.plan, a.spans) != (b.plan, b.spans) for a, b in pairs)
+
+
+def test_stages_have_equal_times_where_replicas_are_dear() -> None:
+    best = searched(measurements(UNEVEN, replica_ns=1e6)).best[0]
+    assert best.replicas == 1
+    # By number of units the second device would have 130 of 170.
+    busy = [0.0, 0.0]
+    for stage, span in enumerate(best.spans):
+        busy[best.plan.placement.device_of(stage)] += sum(UNEVEN[unit] for unit in span)
+    assert max(busy) <= 90.0
+
+
+def test_replicas_win_where_they_cost_nothing() -> None:
+    found = searched(measurements(UNEVEN, reduce_ns=(0.0,) * 7)).best[0]
+    assert found.replicas == 2
+    assert found.predicted_ns == pytest.approx(8 * 3 * sum(UNEVEN) / 2)
+
+
+def test_no_plan_is_below_the_bound() -> None:
+    search = searched(measurements(UNEVEN, step_ns=7.0, handover_ns=5.0))
+    for one in search.best:
+        shares = Shares(2, one.microbatches, one.replicas)
+        assert one.predicted_ns >= search.bound_ns(shares) - 1e-6
+
+
+def test_what_is_pruned_is_not_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Every action adds so much that many microbatches are hopeless.
+    measured = measurements(
+        UNEVEN,
+        times_ns={
+            kind: tuple(tuple(1000.0 + time * rows for time in UNEVEN) for rows in (1, 4))
+            for kind in "FBIW"
+        },
+    )
+    pruned = searched(measured)
+    assert pruned.num_pruned > 0
+    monkeypatch.setattr(ProposalSearch, "bound_ns", lambda *_: 0.0)
+    every = searched(measured)
+    assert every.num_pruned == 0
+    assert every.best[0] == pruned.best[0]
+
+
+def test_memory_is_kept_by_recomputing() -> None:
+    measured = measurements([10.0] * 6, replica_ns=1e6)
+    free = searched(measured, rows=4)
+    most = max(max(one.peak_bytes) for one in free.best)
+    least = 6 * 1000 / 2 + 600.0
+    assert least < most
+    found = searched(measured, memory=least, rows=4)
+    assert all(max(one.peak_bytes) <= least for one in found.best)
+    assert found.best[0].predicted_ns > free.best[0].predicted_ns
+    assert any(one.levels is not None for one in found.best)
+
+
+def test_too_little_memory_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"memory must be enough for some plan, got 100"):
+        searched(measurements(UNEVEN), memory=100)
+
+
+def test_too_many_devices_are_refused() -> None:
+    search = ProposalSearch(measurements(UNEVEN), 16, 8, replicated=False)
+    with pytest.raises(ValueError, match="devices must be at most 7"):
+        search.run(ignore)
+
+
+def test_devices_that_share_cores_gain_nothing_from_being_more() -> None:
+    shared = searched(measurements([10.0] * 8, speeds=(1.0, 1.0)), devices=4)
+    work = 8 * 3 * 80.0
+    assert shared.best[0].predicted_ns >= work / 2 - 1e-6
+
+
+def test_finalists_are_of_different_kinds() -> None:
+    kinds = [one.kind for one in searched(measurements(UNEVEN)).finalists(3)]
+    assert len(set(kinds)) == 3
+
+
+def test_microbatches_are_divisors_and_powers() -> None:
+    counts = {shares.num_microbatches for shares in shares_of(2, 12, replicated=False)}
+    assert counts == {1, 2, 3, 4, 6, 8, 12}
+
+
+def test_neighbours_leave_no_stage_empty() -> None:
+    spans = balanced_spans(measurements([1.0, 1.0, 1.0]), 2, 1)
+    assert [tuple(map(len, near)) for near in neighbours(spans)] in ([(2, 1)], [(1, 2)])

@@ -1,0 +1,224 @@
+"""`pykern.tune` and `Pipeline(tuned=...)`, with few rounds, whatever is measured in them."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import pykern
+from pykern.search import search
+from pykern.tuning import cache, measure, overheads, run, trial
+from pykern.tuning.proposal import Proposal
+from pykern.tuning.search import ProposalSearch
+
+from .synthetic import measurements
+
+
+@pytest.fixture(autouse=True)
+def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "ROUNDS", 1)
+    monkeypatch.setattr(overheads, "_ROUNDS", 2)
+    monkeypatch.setattr(trial, "FEWEST", 2)
+    monkeypatch.setattr(trial, "MOST", 2)
+
+
+def mlp() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(4)))
+
+
+class Net(nn.Module):
+    """A model with a forward of its own, which calls its norm twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.body[:2]:
+            x = x + layer(x)
+        x = self.norm(x)
+        for layer in self.body[2:]:
+            x = x + layer(x)
+        return self.norm(x)
+
+
+def tuned(model: nn.Module, **more: Any) -> pykern.Choice:
+    x = torch.ones(4, 8)
+    given: dict[str, Any] = {"sample": x, "target": x, "devices": "cpu:2", "loss_fn": F.mse_loss}
+    return pykern.tune(model, **(given | more))
+
+
+@pytest.fixture
+def injected(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = measurements([10.0, 20.0, 30.0, 40.0])
+    monkeypatch.setattr(cache, "measure", lambda *_: found)
+
+
+def test_the_choice_is_the_model_again() -> None:
+    model = mlp()
+    x = torch.randn(8, 8)
+    expected = F.mse_loss(model(x), x)
+    choice = tuned(model, batch_size=8)
+    with choice.pipeline() as pipe:
+        torch.testing.assert_close(pipe.step(x, target=x), expected.detach())
+    measured = [one.measured_ns for one in choice.proposals if one.measured_ns is not None]
+    assert measured == sorted(measured)
+    assert choice.best.measured_ns == measured[0]
+
+
+def test_nothing_of_the_model_changes() -> None:
+    norm = [nn.Unflatten(1, (2, 4)), nn.BatchNorm1d(2), nn.Flatten()]
+    model = mlp().append(nn.Sequential(*norm, nn.Dropout(0.1)))
+    weight = model.get_parameter("0.0.weight")
+    weight.grad = torch.ones(8, 8)
+    model.eval()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    x = torch.randn(4, 8)
+    numbers = torch.get_rng_state()
+    tuned(model, sample=x, target=x, optimizer=torch.optim.AdamW)
+    assert torch.equal(torch.get_rng_state(), numbers)
+    assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
+    assert torch.equal(weight.grad, torch.ones(8, 8))
+    assert all(p.grad is None for name, p in model.named_parameters() if name != "0.0.weight")
+    assert not any(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize("make", [mlp, Net])
+def test_a_saved_choice_makes_the_same_pipeline(make: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = make(), torch.randn(4, 8)
+    choice = tuned(model, sample=x, target=x)
+    choice.save(tmp_path / "plan.json")
+    sample = x if make is Net else None
+    with (
+        choice.pipeline() as one,
+        pykern.Pipeline(
+            model, tuned=tmp_path / "plan.json", loss_fn=F.mse_loss, sample=sample
+        ) as other,
+    ):
+        assert one.plan == other.plan
+        assert one.partition.stages == other.partition.stages
+        assert torch.equal(one.step(x, target=x), other.step(x, target=x))
+
+
+def test_memory_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "MAX_CHUNKS", 1)
+    model, x = mlp(), torch.randn(8, 8)
+    free = tuned(model, sample=x, target=x)
+    memory = 0.8 * max(max(one.peak_bytes) for one in free.proposals)
+    choice = tuned(model, sample=x, target=x, memory=memory)
+    assert all(max(one.peak_bytes) <= memory for one in choice.proposals)
+    choice.save(tmp_path / "plan.json")
+    with pykern.Pipeline(model, tuned=tmp_path / "plan.json", loss_fn=F.mse_loss) as pipe:
+        expected = F.mse_loss(model(x), x).detach()
+        torch.testing.assert_close(pipe.step(x, target=x), expected)
+
+
+@pytest.mark.usefixtures("injected")
+def test_the_table_has_a_row_for_each_candidate() -> None:
+    choice = tuned(mlp())
+    lines = str(choice).splitlines()
+    assert lines[0].split()[:3] == ["cut", "schedule", "microbatches"]
+    assert len(lines) == 2 + min(len(choice.proposals), 10)
+    assert lines[-1].startswith("batches of 4 rows, 4 units, 2 devices")
+
+
+@pytest.mark.usefixtures("injected")
+def test_an_interrupt_of_the_last_part_has_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: object, ran: list[Proposal], __: object) -> Iterator[list[Proposal]]:
+        yield ran[::-1]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "run_in_turn", interrupted)
+    with pytest.raises(pykern.TuneInterrupted) as caught:
+        tuned(mlp())
+    proposals = caught.value.choice.proposals
+    # The first three as they were ranked by then.
+    assert proposals[0].predicted_ns >= proposals[2].predicted_ns
+
+
+@pytest.mark.usefixtures("injected")
+def test_an_interrupt_of_the_search_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ProposalSearch, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        tuned(mlp())
+    assert type(caught.value) is KeyboardInterrupt
+
+
+def test_measurements_are_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, path = mlp(), tmp_path / "measured.json"
+    first = tuned(model, resume=path)
+    monkeypatch.setattr(cache, "measure", None)
+    assert tuned(model, resume=path).measured == first.measured
+    with pytest.raises(ValueError, match="resume must be a file of the same model"):
+        tuned(mlp()[:3], resume=path)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"loss_fn": None}, "loss_fn must be callable, got NoneType"),
+        ({"memory": 0}, "memory must be above 0 bytes, got 0"),
+        ({"batch_size": 0}, "batch_size must be 1 to"),
+        ({"devices": "cpu:7"}, "devices must be at most 4"),
+        ({"target": torch.ones(3, 8)}, "has 3 rows"),
+    ],
+)
+@pytest.mark.usefixtures("injected")
+def test_what_is_refused(more: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        tuned(mlp(), **more)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"schedule": "gpipe"}, "schedule must be left out beside tuned=, got 'gpipe'"),
+        ({"microbatches": 2}, "microbatches must be left out beside tuned=, got 2"),
+        ({"balance": "layers"}, "balance must be left out"),
+        ({"model": mlp()[:3]}, "tuned must be for a model of 3 layers"),
+        ({"devices": "cpu:3"}, "the plan is for 2 devices, but there are 3"),
+    ],
+)
+@pytest.mark.usefixtures("injected")
+def test_what_does_not_go_with_a_file(more: dict[str, Any], message: str, tmp_path: Path) -> None:
+    tuned(mlp()).save(tmp_path / "plan.json")
+    model = more.pop("model", mlp())
+    with pytest.raises(ValueError, match=message):
+        pykern.Pipeline(model, tuned=tmp_path / "plan.json", loss_fn=F.mse_loss, **more)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([], "tuned must be a file that"),
+        ({"format": "pykern-plan", "version": 1}, "tuned must be a file that"),
+        ({"format": "pykern-tuned", "version": 1}, "the keys must be"),
+    ],
+)
+def test_other_files_are_refused(content: Any, message: str, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=message):
+        pykern.Pipeline(mlp(), tuned=tmp_path / "plan.json")
+
+
+def test_devices_are_needed_without_a_file() -> None:
+    with pytest.raises(TypeError, match="devices must be given, got None"):
+        pykern.Pipeline(mlp(), microbatches=2)
+
+
+def test_halves_of_rounds_have_to_agree() -> None:
+    assert trial.is_settled([[10, 10, 10, 10], [20, 20, 20, 20]])
+    assert not trial.is_settled([[10, 20, 10, 20], [20, 10, 20, 10]])
+    # Half a per cent apart is the same.
+    assert trial.is_settled([[1000, 1005, 1000, 1005], [1005, 1000, 1005, 1000]])
