@@ -267,7 +267,7 @@ resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 x = torch.ones(4, 2)
 keeps = Keeps()
 layers = [nn.Linear(2, 2), keeps, nn.Linear(2, 2)]
-options = dict(devices="cpu:3", microbatches=2, loss_fn=nn.functional.mse_loss, timeout=0.2)
+options = dict(devices="cpu:3", microbatches={microbatches}, loss_fn=nn.functional.mse_loss, timeout=0.2)
 pipe = pykern.Pipeline(layers, **options)
 with torch.no_grad():
     pipe(x)
@@ -299,7 +299,7 @@ def test_a_call_that_keeps_the_lock_is_told_while_it_hangs(
     call: str, where: str, waits: str
 ) -> None:
     """Neither this process nor its Ctrl-C could say so: all of that is Python code."""
-    code = KEEPS.format(microseconds=600_000_000, call=call)
+    code = KEEPS.format(microseconds=600_000_000, microbatches=2, call=call)
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -321,8 +321,10 @@ def test_a_call_that_keeps_the_lock_is_told_while_it_hangs(
 
 
 def test_a_step_stalls_when_the_lock_comes_back() -> None:
-    call = "pipe.step(x, target=x)"
-    result = run_python(KEEPS.format(microseconds=600_000, call=call))
+    # One microbatch: with a second one, device 0 may be within 0F1 and wait for the lock, for as
+    # long as device 1 is within 1F0.
+    code = KEEPS.format(microseconds=600_000, microbatches=1, call="pipe.step(x, target=x)")
+    result = run_python(code)
     assert result.returncode == 0
     assert result.stdout.startswith("stage 1, microbatch 0, action 1F0, device 1 has not ended for")
     assert result.stderr.count(KEPT) == 1
