@@ -14,7 +14,8 @@ from torch.distributed import ProcessGroup
 from ..parallel.peers.agreement import digest_of, require_alike
 from ..parallel.peers.groups import control_group
 from ..plan import Costs, Kind, Plan, check
-from ..plan.files.torch_csv import require_sayable, rows_with_transfers
+from ..plan.files.torch_csv import require_sayable
+from ..plan.files.torch_rows import rows_with_transfers, torch_waits
 from ..plan.files.transfers import ORDER_COSTS, require_all_trained
 
 try:
@@ -29,7 +30,7 @@ try:
     from .torch_stages import require_stages
 except ImportError as error:
     raise ImportError(
-        f"torch must be 2.13 or 2.14 to run plans on its runtime, got {torch.__version__}: {error}"
+        f"torch must be 2.13 to 2.15 to run plans on its runtime, got {torch.__version__}: {error}"
     ) from error
 
 # Of torch's runtime, what is called or replaced here: none of it is promised to anyone.
@@ -125,17 +126,16 @@ class PlanSchedule(_PipelineScheduleRuntime):
     ) -> None:
         super().__init__(stages, plan.num_microbatches, **options)  # type: ignore[no-untyped-call]
         for stage in stages:
-            # Set on the stage alone, whose method it shadows.
-            greet = partial(_to_others, stage.group_rank, stage._get_init_p2p_neighbors_ops)
-            stage.__dict__["_get_init_p2p_neighbors_ops"] = greet
-        rows = rows_with_transfers(plan, costs)
+            _greet_others_only(stage)
+        waits = torch_waits()
+        rows = rows_with_transfers(plan, costs, waits=waits)
         self._prepare_schedule_with_comms(
             {rank: list(map(_Action.from_str, row)) for rank, row in enumerate(rows)},
             format="compute_comms",
         )
         self._row = self.pipeline_order_with_comms[self.rank]
         # In evaluation torch would hand on gradients between stages of one process, and find none.
-        forwards = rows_with_transfers(plan.forward_only(), costs)
+        forwards = rows_with_transfers(plan.forward_only(), costs, waits=waits)
         self._evaluation_row = list(map(_Action.from_str, forwards[self.rank]))
         self._divisor = plan.num_microbatches if options["scale_grads"] else 1
         # Torch would divide what earlier steps have left in .grad too.
@@ -243,7 +243,7 @@ def _require_runtime() -> None:
     missing = [name for name in _USED if not hasattr(_PipelineScheduleRuntime, name)]
     if missing:
         raise ImportError(
-            f"torch must be 2.13 or 2.14 to run plans on its runtime, got {torch.__version__}: "
+            f"torch must be 2.13 to 2.15 to run plans on its runtime, got {torch.__version__}: "
             f"_PipelineScheduleRuntime has no {', '.join(missing)}"
         )
 
@@ -254,11 +254,19 @@ def _host_group(group: ProcessGroup | None) -> ProcessGroup:
     return found if dist.get_backend(found) == "gloo" else control_group(found)
 
 
-def _to_others(rank: int, greet: Callable[[], list[dist.P2POp]]) -> list[dist.P2POp]:
-    """What torch sends to neighbouring stages first, but for those of this process.
+def _greet_others_only(stage: _PipelineStageBase) -> None:
+    """Keeps what torch sends to neighbouring stages first from those of this process.
 
-    gloo sends nothing to its own process; torch 2.13 still does so for stages made by build_stage.
+    gloo sends nothing to its own process. torch 2.13 and 2.14 do so for stages made by build_stage;
+    torch 2.15 sends nothing beforehand.
     """
+    greet = getattr(stage, "_get_init_p2p_neighbors_ops", None)
+    if greet is not None:
+        # Set on the stage alone, whose method it shadows.
+        stage.__dict__["_get_init_p2p_neighbors_ops"] = partial(_to_others, stage.group_rank, greet)
+
+
+def _to_others(rank: int, greet: Callable[[], list[dist.P2POp]]) -> list[dist.P2POp]:
     return [operation for operation in greet() if operation.group_peer != rank]
 
 

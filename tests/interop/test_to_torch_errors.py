@@ -114,7 +114,7 @@ def test_a_step_without_target_or_of_uneven_microbatches_is_refused() -> None:
 
 
 def test_another_torch_is_refused_by_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    message = rf"torch must be 2.13 or 2.14 .* got {re.escape(torch.__version__)}"
+    message = rf"torch must be 2.13 to 2.15 .* got {re.escape(torch.__version__)}"
     with monkeypatch.context() as patch:
         patch.setattr(torch_runtime, "_USED", ("_step_microbatches", "_gone"))
         with pytest.raises(ImportError, match=f"{message}.* has no _gone"):

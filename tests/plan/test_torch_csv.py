@@ -10,6 +10,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.distributed import pipelining
+from torch.distributed.pipelining.schedules import _ComputationType
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from pykern.plan import Action, Kind, Placement, Plan, PlanError, load_plan
@@ -29,6 +30,13 @@ SMALL = (
 EARLY = (
     "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0RECV_B1,0B0,0B1,0REDUCE_GRAD\r\n"
     "1RECV_F0,1RECV_F1,1F0,1B0,1SEND_B0,1F1,1B1,1SEND_B1,1REDUCE_GRAD\r\n"
+)
+# The same for torch 2.15 and newer.
+WAITED = (
+    "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0RECV_B1,0B0,0WAIT_SEND_F0,0B1,0WAIT_SEND_F1,"
+    "0REDUCE_GRAD,0WAIT_REDUCE_GRAD\r\n"
+    "1RECV_F0,1RECV_F1,1F0,1B0,1SEND_B0,1F1,1B1,1SEND_B1,"
+    "1REDUCE_GRAD,1WAIT_REDUCE_GRAD,1WAIT_SEND_B0,1WAIT_SEND_B1\r\n"
 )
 
 
@@ -87,8 +95,15 @@ def test_a_file_of_torch_is_its_plan(
 def test_a_small_plan_is_written_as_torch_writes_it() -> None:
     plan = one_f_one_b(2, 2)
     assert to_torch_csv(plan) == "0F0,0F1,0B0,0B1\r\n1F0,1B0,1F1,1B1\r\n"
-    assert to_torch_csv(plan, transfers=True) == EARLY
-    assert from_torch_csv(EARLY) == from_torch_csv(SMALL) == plan
+    assert to_torch_csv(plan, transfers=True, waits=False) == EARLY
+    assert to_torch_csv(plan, transfers=True, waits=True) == WAITED
+    assert from_torch_csv(WAITED) == from_torch_csv(EARLY) == from_torch_csv(SMALL) == plan
+
+
+def test_the_waits_are_those_of_the_installed_torch() -> None:
+    has_waits = hasattr(_ComputationType, "WAIT_SEND_F")
+    expected = WAITED if has_waits else EARLY
+    assert to_torch_csv(one_f_one_b(2, 2), transfers=True) == expected
 
 
 def test_pairs_and_split_backwards_are_written_as_torch_writes_them() -> None:
@@ -96,7 +111,7 @@ def test_pairs_and_split_backwards_are_written_as_torch_writes_them() -> None:
     plan = from_torch_csv(row)
     assert plan.overlaps == ((1,),)
     assert to_torch_csv(plan) == row + "\r\n"
-    assert to_torch_csv(plan, transfers=True) == row + ",0REDUCE_GRAD\r\n"
+    assert to_torch_csv(plan, transfers=True, waits=False) == row + ",0REDUCE_GRAD\r\n"
 
 
 def test_bubbles_are_left_out() -> None:
@@ -123,7 +138,8 @@ def ends_though_sends_wait(rows: list[list[str]]) -> bool:
     while progress:
         progress = False
         for row in rows:
-            while row and "SEND" not in row[0] and "RECV" not in row[0]:
+            # A send is rendered as one that waits at once, so that waits have nothing to do.
+            while row and not TRANSFER.fullmatch(row[0]):
                 row.pop(0)
                 progress = True
             for other in rows:
@@ -146,16 +162,17 @@ def test_the_trial_sees_a_deadlock() -> None:
 def test_any_plan_survives_both_forms_and_ends_though_sends_wait(plan: Plan) -> None:
     assume(plan.placement.num_replicas == plan.num_slices == 1)
     assert from_torch_csv(to_torch_csv(plan)) == plan
-    text = to_torch_csv(plan, transfers=True)
-    assert from_torch_csv(text) == plan
-    assert ends_though_sends_wait([line.split(",") for line in text.splitlines()])
+    for waits in (False, True):
+        text = to_torch_csv(plan, transfers=True, waits=waits)
+        assert from_torch_csv(text) == plan
+        assert ends_though_sends_wait([line.split(",") for line in text.splitlines()])
 
 
 @pytest.mark.parametrize("name", sayable())
 def test_every_schedule_ends_though_sends_wait(name: str) -> None:
     for num_devices, num_microbatches in ((1, 2), (2, 4), (3, 7), (4, 8), (4, 13)):
         plan = by_name[name](num_devices, num_microbatches)
-        text = to_torch_csv(plan, transfers=True)
+        text = to_torch_csv(plan, transfers=True, waits=False)
         assert from_torch_csv(text) == plan
         assert ends_though_sends_wait([line.split(",") for line in text.splitlines()])
 
@@ -166,6 +183,7 @@ REFUSED = [
     ("0F0,0B0 ", "line 1, cell 2: a cell"),
     ("0F0,0B00", "line 1, cell 2: an action is stage, kind, microbatch"),
     ("0F0,0B0junk", "line 1, cell 2: a cell"),
+    ("0F0,0B0,0WAIT_SEND_F0", "1 waits are too many for 0 transfers"),
     ("0F0,0B0,0SEND_F0", "line 1, cell 3: 0SEND_F0 sends what is not made here"),
     ("0F0,0B0,0RECV_F0", "line 1, cell 3: 0RECV_F0 has no reader after it"),
     ("0F0,(0B0;0F1)OVERLAP_F_B,0B1", "line 1, cell 2: a cell"),
@@ -214,7 +232,7 @@ def test_what_torch_cannot_say_is_refused() -> None:
         to_torch_csv(Plan(Placement.linear(1), 1, [actions("0F0 0W0")]))
 
 
-WORDS = st.from_regex(r"[0-3](F|B|I|W|SEND_F|RECV_B|RESHARD)[0-2]?", fullmatch=True)
+WORDS = st.from_regex(r"[0-3](F|B|I|W|SEND_F|WAIT_SEND_F|RECV_B|RESHARD)[0-2]?", fullmatch=True)
 
 
 @given(st.data())

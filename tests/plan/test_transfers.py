@@ -1,6 +1,7 @@
 """Where sends and receives stand: none of them waits for one that is not needed yet."""
 
 import random
+import re
 from collections import defaultdict
 from itertools import pairwise
 
@@ -10,13 +11,8 @@ from hypothesis import strategies as st
 from torch.distributed.pipelining.schedules import _Action, _add_send_recv
 
 from pykern.plan import Action, Costs, Kind, Placement, Plan, check, simulate
-from pykern.plan.files.torch_csv import (
-    PER_STAGE,
-    from_torch_csv,
-    parse,
-    rows_with_transfers,
-    to_torch_csv,
-)
+from pykern.plan.files.torch_csv import PER_STAGE, from_torch_csv, parse, to_torch_csv
+from pykern.plan.files.torch_rows import rows_with_transfers
 from pykern.plan.files.transfers import ORDER_COSTS, Message, Transfer, with_transfers
 from pykern.schedules import by_name, hanayo, interleaved, zb_v
 from pykern.search import auto
@@ -44,8 +40,8 @@ def lowered_by_torch(plan: Plan) -> list[list[str]]:
 
 def expect_kept(plan: Plan, costs: Costs) -> None:
     for messages_by in (ORDER_COSTS, costs):
-        expect_runnable(rows_with_transfers(plan, messages_by))
-        expect_runnable(rows_with_transfers(plan.forward_only(), messages_by))
+        expect_runnable(rows_with_transfers(plan, messages_by, waits=False))
+        expect_runnable(rows_with_transfers(plan.forward_only(), messages_by, waits=False))
     assert from_torch_csv(to_torch_csv(plan, transfers=True)) == plan
 
 
@@ -82,7 +78,7 @@ CROSSED = Plan(
 
 
 def test_a_pair_sends_what_is_read_first_first() -> None:
-    rows = rows_with_transfers(CROSSED)
+    rows = rows_with_transfers(CROSSED, waits=False)
     expect_runnable(rows)
     pair = rows[0].index("(1F1;1B0)OVERLAP_F_B")
     sent = [cell for cell in rows[0][pair:] if "SEND" in cell][:2]
@@ -119,10 +115,24 @@ def test_transfers_that_take_no_time_cost_none(plan: Plan, data: st.DataObject) 
     def cost_of(action: Action) -> float:
         return times[action.kind][action.stage]
 
-    rows = rows_with_transfers(plan, costs)
+    rows = rows_with_transfers(plan, costs, waits=False)
     for by_pair in (False, True):
         streams = Streams(rows, plan.placement, cost_of, 0, by_pair=by_pair)
         assert streams.makespan() == predicted(plan, costs)
+
+
+@given(plans_for_torch())
+def test_each_send_has_one_wait_behind_it(plan: Plan) -> None:
+    """What ends though sends wait at once, ends where they wait later."""
+    plain = rows_with_transfers(plan, waits=False)
+    for bare, row in zip(plain, rows_with_transfers(plan, waits=True), strict=True):
+        assert [cell for cell in row if "WAIT" not in cell] == bare
+        ends = [cell.replace("WAIT_", "") for cell in row if "WAIT" in cell]
+        waited = [cell for cell in bare if "SEND" in cell or "REDUCE" in cell]
+        assert sorted(ends) == sorted(waited)
+        for begun in waited:
+            end = re.sub("(SEND|REDUCE)", r"WAIT_\1", begun)
+            assert row.index(begun) < row.index(end)
 
 
 @given(plans_for_torch())
@@ -151,7 +161,7 @@ def test_no_schedule_is_slower_than_by_torchs_order(name: str, transfer_ns: floa
     for by_pair in (False, True):
         ours, theirs = (
             makespan(plan, rows, transfer_ns, by_pair=by_pair)
-            for rows in (rows_with_transfers(plan), lowered_by_torch(plan))
+            for rows in (rows_with_transfers(plan, waits=False), lowered_by_torch(plan))
         )
         assert ours <= theirs
         assert transfer_ns > 0 or ours == predicted(plan, UNIT)
@@ -173,7 +183,7 @@ def test_torchs_order_holds_up_plans_where_transfers_share_a_stream(
         hanayo(num_devices, count, waves=2),
     ]
     assert [predicted(plan, UNIT) for plan in plans] == ours
-    assert [makespan(plan, rows_with_transfers(plan)) for plan in plans] == ours
+    assert [makespan(plan, rows_with_transfers(plan, waits=False)) for plan in plans] == ours
     lowered = [lowered_by_torch(plan) for plan in plans]
     assert list(map(makespan, plans, lowered)) == by_torch
     pairs = [makespan(p, rows, by_pair=True) for p, rows in zip(plans, lowered, strict=True)]
@@ -182,7 +192,7 @@ def test_torchs_order_holds_up_plans_where_transfers_share_a_stream(
 
 def test_the_streams_see_an_order_that_holds_up_and_one_that_never_ends() -> None:
     plan = by_name["one_f_one_b"](2, 2)
-    early, late = rows_with_transfers(plan)
+    early, late = rows_with_transfers(plan, waits=False)
     assert makespan(plan, [early, late]) == predicted(plan, UNIT) == 9
     # Device 1 takes the second microbatch only when it has sent the gradient of the last.
     swapped = [cell for cell in late if cell != "1RECV_F1"]

@@ -9,7 +9,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-STACKS = ("cpu", "torch-2.11", "torch-2.14")
+STACKS = ("cpu", "torch-2.11", "torch-2.15")
 
 
 @pytest.fixture(scope="module")

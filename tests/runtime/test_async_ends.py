@@ -56,10 +56,12 @@ def test_state_and_forwards_are_refused_until_the_flush() -> None:
         assert isinstance(loss, Tensor)
         assert loss.dim() == 0
         assert not loss.requires_grad
-        expected = nn.Sequential(*pipe.children())
-        assert torch.equal(pipe(x), expected(x))
+        plain = nn.Sequential(*pipe.children())
+        # Microbatch by microbatch: a product may be rounded otherwise with other numbers of rows.
+        expected = torch.cat([plain(rows) for rows in x.chunk(4)])
+        assert torch.equal(pipe(x), expected)
         (streamed,) = pipe.stream([x])
-        assert torch.equal(streamed, expected(x))
+        assert torch.equal(streamed, expected)
         pipe.load_state_dict(state)
 
 

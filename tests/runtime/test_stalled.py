@@ -267,8 +267,8 @@ resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 x = torch.ones(4, 2)
 keeps = Keeps()
 layers = [nn.Linear(2, 2), keeps, nn.Linear(2, 2)]
-options = dict(devices="cpu:3", microbatches={microbatches}, loss_fn=nn.functional.mse_loss, timeout=0.2)
-pipe = pykern.Pipeline(layers, **options)
+options = dict(microbatches={microbatches}, loss_fn=nn.functional.mse_loss, timeout=0.2)
+pipe = pykern.Pipeline(layers, devices="cpu:3", **options)
 with torch.no_grad():
     pipe(x)
 keeps.hangs = True

@@ -88,6 +88,7 @@ class PipelineSchedule:
         arg_mbs: Any = None,
         kwarg_mbs: Any = None,
         target_mbs: Any = None,
+        finalize_gradients: bool = True,  # noqa: ARG002 - torch's, for sharded parameters
         **kwargs: Any,
     ) -> Any:
         """Forward and, with a loss function, backward of one whole batch.
@@ -101,6 +102,7 @@ class PipelineSchedule:
             arg_mbs: pre-split args, a list with a tuple for each microbatch.
             kwarg_mbs: pre-split kwargs, a list with a dict for each microbatch.
             target_mbs: pre-split targets, a list with a target for each microbatch.
+            finalize_gradients: not used, as in torch where parameters are not sharded.
             **kwargs: for those of the rank's stages whose forward names them, cut like args.
 
         Returns:

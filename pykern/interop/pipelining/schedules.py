@@ -160,7 +160,7 @@ def _require_format(format: str) -> None:
 
 
 class _Looped(PipelineScheduleMulti):
-    """Those of torch's constructors that end in defer_pp_recv."""
+    """Those of torch's constructors that take chunk specs and, unused, `defer_pp_recv` and more."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - torch's arguments, in torch's order
         self,
@@ -173,9 +173,15 @@ class _Looped(PipelineScheduleMulti):
         scale_grads: bool = True,
         backward_requires_autograd: bool = True,
         defer_pp_recv: bool = False,
+        max_active_stages: int = 3,
+        unshard_lookahead: Literal["full", "auto"] | tuple[int, ...] = "full",
+        *,
+        defer_reduce_grad_wait: bool = False,
+        max_outstanding_sends: int | None = None,
     ) -> None:
-        # Nothing is received: there is one memory, or copies that the sender starts.
-        del defer_pp_recv
+        # Nothing is sharded, or received: there is one memory, or copies that the sender starts.
+        del defer_pp_recv, max_active_stages, unshard_lookahead
+        del defer_reduce_grad_wait, max_outstanding_sends
         super().__init__(
             stages,
             n_microbatches,
@@ -195,10 +201,7 @@ class ScheduleGPipe(PipelineScheduleSingle):
 
 
 class Schedule1F1B(PipelineScheduleSingle):
-    """A backward as early as possible, then F and B in turn: `pykern.schedules.one_f_one_b`.
-
-    The number of microbatches may be below that of stages.
-    """
+    """F and B in turn, with any number of microbatches: `pykern.schedules.one_f_one_b`."""
 
     _order = staticmethod(schedules.one_f_one_b)
 
@@ -206,8 +209,7 @@ class Schedule1F1B(PipelineScheduleSingle):
 class ScheduleLoopedBFS(PipelineScheduleMulti):
     """All microbatches through a stage before the next: `pykern.schedules.breadth_first`.
 
-    Arguments are those of `PipelineScheduleMulti`; `defer_pp_recv` is not used, because nothing is
-    received.
+    Arguments as for `PipelineScheduleMulti`; from `defer_pp_recv` on they are not used.
     """
 
     _order = staticmethod(schedules.breadth_first)
@@ -221,8 +223,14 @@ class ScheduleLoopedBFS(PipelineScheduleMulti):
         scale_grads: bool = True,
         backward_requires_autograd: bool = True,
         defer_pp_recv: bool = False,
+        max_active_stages: int = 3,
+        unshard_lookahead: Literal["full", "auto"] | tuple[int, ...] = "full",
+        *,
+        defer_reduce_grad_wait: bool = False,
+        max_outstanding_sends: int | None = None,
     ) -> None:
-        del defer_pp_recv
+        del defer_pp_recv, max_active_stages, unshard_lookahead
+        del defer_reduce_grad_wait, max_outstanding_sends
         super().__init__(
             stages,
             n_microbatches,

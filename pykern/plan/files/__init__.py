@@ -45,7 +45,9 @@ def save_plan(
         costs: What the plan was made for, kept in a .json.
         transfers: Whether a .csv holds sends and receives as well, each receive right before its
             reader or the first transfer that must follow it; torch reads that form as
-            "compute_comms" and the one without as "compute_only".
+            "compute_comms" and the one without as "compute_only". From torch 2.15 on that form has
+            waits as well, which an older torch cannot read; a file has them if the installed torch
+            is that new.
 
     Raises:
         ValueError: The plan cannot run, the costs are not for it, or the file is of another kind,
@@ -96,8 +98,8 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
 
     Args:
         path: .json as `save_plan` writes it, or .csv of this project or of torch, with or without
-            sends and receives; those must pair up and are then left out, as are bubbles and what
-            torch does for sharded parameters.
+            sends and receives; those must pair up and are then left out, as are waits, bubbles
+            and what torch does for sharded parameters.
 
     Returns:
         The plan.

@@ -2,27 +2,28 @@
 
 "2F0", "2B0", "2I0", "2W0" are as ours, "(2F3;1B0)OVERLAP_F_B" is a pair that shares its slot, an
 empty cell is a bubble. There is no header: counts and placement follow from the cells.
+
+With sends and receives there are two forms: from version 2.15 on, torch's runtime needs a wait for
+each send and each REDUCE_GRAD, which an older torch does not know.
 """
 
 import csv
 import io
 import re
 from array import array
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
-from pykern._C import Action, Costs, Kind, Placement, Plan, check
+from pykern._C import Action, Kind, Placement, Plan, check
 from pykern.plan.files.proved import MAX_ACTIONS, proved_plan, require_count
+from pykern.plan.files.torch_rows import cell_text, rows_with_transfers, torch_waits
 from pykern.plan.files.transfers import (
-    ORDER_COSTS,
     Message,
     ReadItem,
     Slot,
     Transfer,
     require_paired,
     slots_of,
-    with_transfers,
 )
 
 KINDS = (Kind.F, Kind.B, Kind.I, Kind.W)
@@ -35,10 +36,12 @@ ACTION = re.compile(r"[0-9]+[FBIW][0-9]+")
 PAIR = re.compile(r"\(([0-9]+F[0-9]+);([0-9]+[BI][0-9]+)\)OVERLAP_F_B")
 TRANSFER = re.compile(r"([0-9]{1,5})(SEND|RECV)_([FB])([0-9]{1,8})")
 # What torch does once for a stage, for parameters that are sharded or replicated over ranks.
-PER_STAGE = re.compile(r"[0-9]{1,5}(UNSHARD|RESHARD|REDUCE_GRAD)")
+PER_STAGE = re.compile(r"[0-9]{1,5}(UNSHARD|RESHARD|REDUCE_GRAD|WAIT_REDUCE_GRAD)")
+# The end of a send, for its sender alone.
+WAIT = re.compile(r"[0-9]{1,5}WAIT_SEND_[FB][0-9]{1,8}")
 
 
-def to_torch_csv(plan: Plan, *, transfers: bool = False) -> str:
+def to_torch_csv(plan: Plan, *, transfers: bool = False, waits: bool | None = None) -> str:
     """The plan as torch's runtime loads it.
 
     Args:
@@ -46,6 +49,8 @@ def to_torch_csv(plan: Plan, *, transfers: bool = False) -> str:
             not checked: as many ranks as devices, and on the last stage ascending microbatches.
         transfers: Whether to write sends, receives and torch's REDUCE_GRAD: the form that torch
             calls "compute_comms"; else the one that it calls "compute_only".
+        waits: Whether transfers come with the waits that torch 2.15 and newer need and older ones
+            do not know; None for the form of the torch that is installed.
 
     Returns:
         Lines as Python's csv writes them, each ending in a carriage return and a line feed.
@@ -59,20 +64,11 @@ def to_torch_csv(plan: Plan, *, transfers: bool = False) -> str:
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     if transfers:
-        writer.writerows(rows_with_transfers(plan))
+        waits = torch_waits() if waits is None else waits
+        writer.writerows(rows_with_transfers(plan, waits=waits))
     else:
         writer.writerows(map(cell_text, row) for row in slots_of(plan))
     return text.getvalue()
-
-
-def rows_with_transfers(plan: Plan, costs: Costs = ORDER_COSTS) -> list[list[str]]:
-    """The cells of every rank, with sends, receives and torch's REDUCE_GRAD.
-
-    Args:
-        plan: One that torch can be told of.
-        costs: Those by which messages are ordered, see `with_transfers`.
-    """
-    return [list(with_reductions(row)) for row in with_transfers(plan, costs)]
 
 
 def require_sayable(plan: Plan, reader: str = "torch's CSV", advice: str = "; use .json") -> None:
@@ -92,45 +88,12 @@ def require_sayable(plan: Plan, reader: str = "torch's CSV", advice: str = "; us
                 )
 
 
-def cell_text(item: Slot | Transfer) -> str:
-    """One cell."""
-    if isinstance(item, Transfer) or len(item) == 1:
-        return str(item if isinstance(item, Transfer) else item[0])
-    return f"({item[0]};{item[1]})OVERLAP_F_B"
-
-
-def with_reductions(row: Sequence[Slot | Transfer]) -> Iterator[str]:
-    """The cells of a row, with REDUCE_GRAD where a stage's gradients are complete and on their way.
-
-    Torch divides the gradients by the number of microbatches there.
-    """
-    left = Counter(stage for item in row for stage in completed_by(item))
-    due: list[str] = []
-    for item in row:
-        if not isinstance(item, Transfer):
-            yield from due
-            due.clear()
-        yield cell_text(item)
-        for stage in completed_by(item):
-            left[stage] -= 1
-            if left[stage] == 0:
-                due.append(f"{stage}REDUCE_GRAD")
-    yield from due
-
-
-def completed_by(item: Slot | Transfer) -> list[int]:
-    """The stages whose weight gradients of a microbatch this completes."""
-    if isinstance(item, Transfer):
-        return []
-    return [action.stage for action in item if action.kind in (Kind.B, Kind.W)]
-
-
 def from_torch_csv(text: str) -> Plan:
     """The plan that the text holds, whether this project or torch has written it.
 
     Args:
         text: With or without sends and receives. If there are any, they must be those that the plan
-            needs; they are left out, as are bubbles and what torch does once for a stage.
+            needs; they are left out, as are bubbles, waits, and what torch does once for a stage.
 
     Returns:
         The checked plan.
@@ -159,8 +122,11 @@ def require_cells(text: str) -> None:
     """Refuses more cells than a file may hold, and transfers that have no actions."""
     num_cells = text.count(",") + text.count("\n") + 1
     require_count("cells", num_cells, MAX_CELLS)
-    num_transfers = text.count("SEND_") + text.count("RECV_")
-    num_others = num_cells - num_transfers
+    num_waits = text.count("WAIT_SEND_")
+    num_transfers = text.count("SEND_") - num_waits + text.count("RECV_")
+    if num_waits > num_transfers:
+        raise ValueError(f"{num_waits} waits are too many for {num_transfers} transfers")
+    num_others = num_cells - num_transfers - num_waits
     if num_transfers > 2 * num_others:
         raise ValueError(
             f"{num_transfers} transfers are too many for {num_others} other cells. An action has "
@@ -205,7 +171,7 @@ class Row:
         self.num_actions = self.last_microbatch = 0
         self.has_transfers = False
         for number, text in enumerate(texts, start=1):
-            if text == "" or PER_STAGE.fullmatch(text):
+            if text == "" or PER_STAGE.fullmatch(text) or WAIT.fullmatch(text):
                 continue
             try:
                 self._add(number, parse(text))
