@@ -54,6 +54,9 @@ class Instruction:
     def __post_init__(self) -> None:
         args, kwargs = self.arguments
         self._key = key_of(self.target) if isinstance(self.target, str) else None
+        # In a tuple: before 2.13, torch's compiler takes a function that is an attribute for a
+        # method, and breaks its graph.
+        self._called: tuple[Any] = (self.target,)
         self._args: Build = builder(args)
         self._kwargs: Build | None = builder(kwargs) if kwargs else None
         if self.carried is not None:
@@ -95,8 +98,7 @@ class Instruction:
             here: where its arguments are.
             modules: those that stay whole, by key.
         """
-        # Before torch 2.13, its compiler cannot tell the type of `self.target` here.
-        function: Any = self.target if self._key is None else modules[self._key]
+        function: Any = self._called[0] if self._key is None else modules[self._key]
         args = self._args(here)
         kwargs = _NONE if self._kwargs is None else self._kwargs(here)
         if self.modes is None:
