@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .pipeline.asynchronous import AsyncPipeline
     from .plan import Plan, PlanError
     from .runtime.cpu.stalled import PipelineStalled
+    from .runtime.devices import Device
     from .runtime.microbatch import SplitError
     from .sizes import estimate
     from .trace import CutError
@@ -33,6 +34,7 @@ __all__ = [
     "Budget",
     "Choice",
     "CutError",
+    "Device",
     "HostOptimizer",
     "PeerError",
     "Pipeline",
@@ -55,6 +57,7 @@ _HOME = {
     "Budget": ".budget",
     "Choice": ".tuning",
     "CutError": ".trace",
+    "Device": ".runtime.devices",
     "HostOptimizer": ".optimizers.host",
     "PeerError": ".parallel.peers.errors",
     "Pipeline": ".pipeline",

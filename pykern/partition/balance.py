@@ -6,7 +6,7 @@ It decides where to cut and nothing else: it does not copy, move or wrap a layer
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import accumulate, pairwise
 from math import inf
@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ..tensors.parameters import num_bytes, num_values
-from .bottleneck import balanced_ends
+from .bottleneck import balanced_ends, ends_for_speeds
 from .profile import layer_bytes, layer_times_ns
 
 if TYPE_CHECKING:
@@ -42,6 +42,10 @@ class Partition:
         parameters: One parameter count per stage.
         layer_names: One name per layer of the whole model.
         balance: What a cost counts: "parameters", "layers", "time", "memory" or "prices".
+        layer_costs: One cost per layer of the whole model.
+        layer_parameters: One parameter count per layer of the whole model.
+        above_bound: On devices of unequal speed, by which share a simulated step takes longer than
+            a bound for all cuts and orders; None on equal devices.
     """
 
     stages: tuple[range, ...]
@@ -49,11 +53,23 @@ class Partition:
     parameters: tuple[int, ...]
     layer_names: tuple[str, ...]
     balance: str
+    layer_costs: tuple[int, ...] = ()
+    layer_parameters: tuple[int, ...] = ()
+    above_bound: float | None = None
 
     @property
     def num_stages(self) -> int:
         """Number of stages."""
         return len(self.stages)
+
+    def with_stages(self, stages: Sequence[range]) -> Partition:
+        """The same layers in other stages."""
+        return replace(
+            self,
+            stages=tuple(stages),
+            costs=_sums(self.layer_costs, stages),
+            parameters=_sums(self.layer_parameters, stages),
+        )
 
     def __str__(self) -> str:
         """The cut as a table: stage, layers, parameters and share of the whole cost."""
@@ -65,11 +81,14 @@ class Partition:
             share = f"{cost / total:.1%}" if total else "-"
             rows.append((str(stage), self._describe(layers), f"{parameters:,}", share))
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
-        return "\n".join(
+        lines = [
             f"{stage:>{widths[0]}}  {layers:<{widths[1]}}  {parameters:>{widths[2]}}"
             f"  {share:>{widths[3]}}"
             for stage, layers, parameters, share in rows
-        )
+        ]
+        if self.above_bound is not None:
+            lines.append(f"at most {self.above_bound:.1%} above the best cut and order, simulated")
+        return "\n".join(lines)
 
     def _describe(self, layers: range) -> str:
         """Layer indices and names, the middle of a long stage left out."""
@@ -86,6 +105,7 @@ def partition(
     num_stages: int,
     balance: Balance = "parameters",
     sample: Any = None,
+    speeds: Sequence[float] | None = None,
 ) -> Partition:
     """Cut a chain of layers into contiguous, non-empty stages.
 
@@ -104,6 +124,9 @@ def partition(
             counts, as in `{"embed*": 0, "*head": 2, "*": 1}`, where a layer without a name goes by
             its number and its type; or a list: the layers of each stage.
         sample: An input of the first layer; needed for, and only for, what is measured.
+        speeds: Of the device of each stage, in any unit. Then the stage that takes the longest,
+            its cost divided by its speed, takes as short as any cut can make it. None for equal
+            devices.
 
     Returns:
         The stages with their costs; a given list reports its cost in parameters.
@@ -122,23 +145,41 @@ def partition(
         _check_sample(balance, sample)
         layers_of = [layer for _, layer in chain]
         costs = _costs(balance, layers_of, parameters, sample, num_stages)
-        ends = balanced_ends(costs, num_stages)
+        ends = _ends(costs, num_stages, speeds)
     elif isinstance(balance, Mapping):
         costs = [
             _price(balance, name, kind) for (name, _), (kind, _) in zip(named, chain, strict=True)
         ]
-        ends = balanced_ends(costs, num_stages)
+        ends = _ends(costs, num_stages, speeds)
     else:
         costs = parameters
         ends = _given_ends(balance, num_stages, len(chain))
     stages = tuple(range(start, end) for start, end in pairwise([0, *ends]))
     return Partition(
         stages=stages,
-        costs=tuple(sum(costs[layer] for layer in stage) for stage in stages),
-        parameters=tuple(sum(parameters[layer] for layer in stage) for stage in stages),
+        costs=_sums(costs, stages),
+        parameters=_sums(parameters, stages),
         layer_names=tuple(name for name, _ in chain),
         balance=_counted(balance),
+        layer_costs=tuple(costs),
+        layer_parameters=tuple(parameters),
     )
+
+
+def _sums(of_layers: Sequence[int], stages: Sequence[range]) -> tuple[int, ...]:
+    return tuple(sum(of_layers[layer] for layer in stage) for stage in stages)
+
+
+def _ends(costs: Sequence[int], num_stages: int, speeds: Sequence[float] | None) -> list[int]:
+    """The ends of stages of equal cost, or of equal time on devices of unequal speed."""
+    if speeds is None or len(set(speeds)) == 1:
+        return balanced_ends(costs, num_stages)
+    if len(speeds) != num_stages:
+        raise ValueError(
+            f"speeds must have an entry for each of {num_stages} stages, got {len(speeds)}. Give "
+            "the speed of each stage's device"
+        )
+    return ends_for_speeds(costs, speeds)
 
 
 def as_chain(

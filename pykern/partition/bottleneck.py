@@ -1,11 +1,13 @@
-"""Cuts a row of costs into stages, so that the costliest costs the least."""
+"""Cuts a row of costs into stages, so that the slowest takes the least."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import accumulate, pairwise
+from math import ceil, floor
 
 
 def balanced_ends(costs: Sequence[int], num_stages: int) -> list[int]:
@@ -108,3 +110,56 @@ def _least_bottleneck(costs: Sequence[int], num_stages: int) -> int:
 
     low, high = max(costs), sum(costs)
     return low + bisect_left(range(low, high), True, key=fits)
+
+
+def ends_for_speeds(costs: Sequence[int], speeds: Sequence[float]) -> list[int]:
+    """The end of every stage of the cut whose slowest stage takes least.
+
+    Exact: stage i takes the sum of its costs by `speeds[i]`, and no other cut into non-empty stages
+    has a faster slowest one. What is tied keeps the first stages short.
+
+    Args:
+        costs: of layers, at least as many as stages.
+        speeds: by stage, above 0.
+    """
+    total = [0, *accumulate(costs)]
+    exact = [Fraction(speed) for speed in speeds]
+    num_stages, num_layers = len(speeds), len(costs)
+    ends = [*range(1, num_stages), num_layers]
+    low, best = Fraction(0), _slowest(total, ends, exact)
+    while True:
+        faster = _within(total, [ceil(best * speed) - 1 for speed in exact])
+        if faster is None:
+            return _within(total, [floor(best * speed) for speed in exact]) or ends
+        best = _slowest(total, faster, exact)
+        # Halving finds the neighbourhood of the best; single steps between cuts end there.
+        middle = Fraction(float(low + best) / 2)
+        if (halved := _within(total, [floor(middle * speed) for speed in exact])) is None:
+            low = middle
+        else:
+            best = min(best, _slowest(total, halved, exact))
+
+
+def _slowest(total: Sequence[int], ends: Sequence[int], speeds: Sequence[Fraction]) -> Fraction:
+    spans = zip(pairwise([0, *ends]), speeds, strict=True)
+    return max((total[end] - total[start]) / speed for (start, end), speed in spans)
+
+
+def _within(total: Sequence[int], limits: Sequence[int]) -> list[int] | None:
+    """Ends of non-empty stages whose costs are within the limits, or None without such a cut."""
+    num_layers = len(total) - 1
+    reached = [[0]]
+    for limit in limits:
+        ends: list[int] = []
+        for start in reached[-1]:
+            last = bisect_right(total, total[start] + limit) - 1
+            ends += range(max(start, ends[-1] if ends else 0) + 1, last + 1)
+        reached.append(ends)
+    if not reached[-1] or reached[-1][-1] != num_layers:
+        return None
+    found = [num_layers]
+    for starts, limit in zip(reached[-2::-1], reversed(limits), strict=True):
+        first = bisect_left(total, total[found[-1]] - limit)
+        # The earliest start is one from which the end was reached.
+        found.append(starts[bisect_left(starts, first)])
+    return found[-2::-1]

@@ -177,8 +177,11 @@ def share_out(
     balance: Balance | None,
     sample: Any,
     split_at: SplitAt | None,
+    speeds: Sequence[float] | None = None,
 ) -> Partition:
     """Which layers of the chain form each stage.
+
+    `speeds` are those of the stages' devices; None for equal ones.
 
     Raises:
         TypeError, ValueError: as `partition`, or both `balance` and `split_at` are given.
@@ -194,9 +197,9 @@ def share_out(
         root = list(chain.layers.values()) if chain.root is None else [chain.root]
         with as_in_training(root):
             given = None if sample is None else chain.first_input(sample)
-            return partition(chain.layers, num_stages, balance=balance, sample=given)
+            return partition(chain.layers, num_stages, balance, given, speeds)
     given = sample if isinstance(chain, Chain) else None
-    return partition(chain.layers, num_stages, balance=balance, sample=given)
+    return partition(chain.layers, num_stages, balance, given, speeds)
 
 
 def max_stages(model: nn.Module | Sequence[nn.Module] | ExportedProgram) -> int:

@@ -28,6 +28,7 @@ from ..parallel.tensor.tensor import TensorParallel, parse_tensor
 from ..partition.balance import Partition
 from ..partition.chain import Chain, RecordedChain, max_stages, open_model, share_out
 from ..partition.layers import make_stages, place_layers, refuse_foreign_devices, refuse_inside
+from ..partition.unequal import improved, stage_speeds
 from ..plan import Plan
 from ..plan.parts import Parts
 from ..runtime.asynchronous.executor import AsyncExecutor
@@ -174,7 +175,10 @@ def design(asked: Request) -> Design:
     chain = open_model(asked.model, asked.sample, plan.num_stages, asked.split_at, asked.whole)
     refuse_foreign_devices(chain.layers, asked.lanes[0].device.type)
     of = partial(Design, asked, plan, chosen, parts, chain)
-    share = partial(share_out, chain, plan.num_stages, asked.balance, asked.sample, asked.split_at)
+    speeds = None if asked.speeds is None else stage_speeds(plan, asked.speeds)
+    share = partial(
+        share_out, chain, plan.num_stages, asked.balance, asked.sample, asked.split_at, speeds
+    )
     groups = [group for group in (data_group, tensor_group) if group is not None]
     if asked.balance == "time":
         # On GPUs too, times are those of the CPU.
@@ -182,6 +186,8 @@ def design(asked: Request) -> Design:
             cut = of_first(groups, share, Partition)
     else:
         cut = share()
+    if asked.speeds is not None and not asked.is_cut:
+        cut = improved(cut, plan, asked.speeds)
     refuse_layers(asked, plan, chain.layers, cut)
     return of(cut, data_group, tensor_group)
 

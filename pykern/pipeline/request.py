@@ -99,6 +99,18 @@ class Request:
         """The devices and microbatches of each replica."""
         return Shares(len(self.lanes), self.microbatches, self.replicas)
 
+    @cached_property
+    def speeds(self) -> list[float] | None:
+        """The speed of each device; None where all are equal."""
+        speeds = [lane.speed for lane in self.lanes]
+        return speeds if len(set(speeds)) > 1 else None
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the request says which layers each stage has."""
+        by_rule = self.balance is None or isinstance(self.balance, str | Mapping)
+        return self.split_at is not None or not by_rule
+
     @property
     def on_gpus(self) -> bool:
         """Whether the devices are GPUs."""

@@ -5,15 +5,46 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 import torch
-
-Devices = str | Sequence[str | torch.device]
 
 _WORKERS = re.compile(r"cpu(?::([0-9]{1,4}))?")
 _GPU = re.compile(r"cuda:([0-9]{1,4})(?:/([0-9]{1,4}))?")
 MAX_WORKERS = 256
 MAX_PARTS = 64
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device of another speed than others: stages are cut so that all take equal time.
+
+    Attributes:
+        name: "cpu" for a CPU worker, or a GPU, "cuda:1".
+        speed: how much of the same work it does at a time, in any unit that all devices share.
+            Devices that are given by name alone have 1.
+
+    Raises:
+        TypeError, ValueError: `speed` is not a number above 0.
+    """
+
+    name: str | torch.device
+    speed: float = 1.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.speed, bool) or not isinstance(self.speed, int | float):
+            raise TypeError(
+                f"speed must be a number above 0, got {self.speed!r}. Omit speed for 1, that of "
+                "other devices"
+            )
+        if not 0 < self.speed < inf:
+            raise ValueError(
+                f"speed must be a number above 0, got {self.speed}. A device that does 60 % of "
+                "another's work has speed=0.6"
+            )
+
+
+Devices = str | Sequence[str | torch.device | Device]
 
 
 @dataclass(frozen=True)
@@ -24,19 +55,21 @@ class DeviceLane:
         device: where its tensors live: the CPU, or a GPU with its index.
         part: which of the groups of SMs that the GPU is split into, from 0.
         num_parts: how many groups that are; 1 where the GPU is not split.
+        speed: as of `Device`.
     """
 
     device: torch.device
     part: int = 0
     num_parts: int = 1
+    speed: float = 1.0
 
 
 def parse_devices(devices: Devices) -> list[DeviceLane]:
     """The lanes that a user's words stand for.
 
     "cpu:4" is four CPU workers, "cpu" one, "cuda" every GPU, "cuda:1" one GPU, "cuda:0/4" four
-    groups of the SMs of one GPU. A list names the device of each lane; lanes that name the same GPU
-    share all of it.
+    groups of the SMs of one GPU. A list names the device of each lane, or has a `Device`; lanes
+    that name the same GPU share all of it.
 
     Raises:
         TypeError: it is neither a string nor a list.
@@ -47,10 +80,11 @@ def parse_devices(devices: Devices) -> list[DeviceLane]:
         return _lanes(devices)
     if not isinstance(devices, Sequence):
         raise TypeError(f"devices is a string like 'cpu:4' or a list of devices, got {devices!r}")
-    names = [str(device) for device in devices]
+    given = [each if isinstance(each, Device) else Device(each) for each in devices]
+    names = [str(device.name) for device in given]
     if not names:
         raise ValueError("devices is empty: give at least one, for example 'cpu:4'")
-    lanes = [DeviceLane(_device(name)) for name in names]
+    lanes = [DeviceLane(_device(str(each.name)), speed=each.speed) for each in given]
     if len({lane.device.type for lane in lanes}) > 1:
         raise ValueError(f"devices={names!r}: a pipeline has CPU workers or GPUs, not both")
     return lanes

@@ -55,6 +55,11 @@ class Asked:
                 f"devices must be CPU workers, got {self.devices!r}. On GPUs, measure with "
                 "pipe.costs() within pipe.tracing(), and search with pykern.search.auto"
             )
+        if any(lane.speed != 1 for lane in parse_devices(self.devices)):
+            raise ValueError(
+                f"devices must have speed 1 for tune, which measures them, got {self.devices!r}. "
+                "Give their names alone, or a pykern.Pipeline their speeds"
+            )
         _ = self.rows_of_sample
 
     @cached_property

@@ -9,6 +9,7 @@ from typing import cast
 from ..budget.fit import fit
 from ..budget.fit_memory import most_held
 from ..budget.level_costs import StageLevel
+from ..partition.unequal import neighbours
 from ..pipeline.choose_levels import Levels
 from ..plan import Costs, Plan, Timeline, simulate
 from ..plan.shares import Shares
@@ -20,7 +21,6 @@ from .space import (
     balanced_spans,
     max_chunks_of,
     microbatches_of_one,
-    neighbours,
     plans_of,
     shares_of,
 )

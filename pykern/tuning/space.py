@@ -58,14 +58,3 @@ def balanced_spans(measured: Measurements, num_stages: int, rows: float) -> tupl
     # Whole numbers, so that the cut is exact; not 0, so that stages of cheap units spread evenly.
     ends = balanced_ends([max(round(sum(pair)), 1) for pair in pairs], num_stages)
     return tuple(range(start, end) for start, end in pairwise([0, *ends]))
-
-
-def neighbours(spans: tuple[range, ...]) -> Iterator[tuple[range, ...]]:
-    """The cuts with one boundary one unit further on or back."""
-    ends = [span.stop for span in spans]
-    for index in range(len(ends) - 1):
-        for by in (-1, 1):
-            moved = [0, *ends]
-            moved[index + 1] += by
-            if moved[index] < moved[index + 1] < moved[index + 2]:
-                yield tuple(range(start, end) for start, end in pairwise(moved))

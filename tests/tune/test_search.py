@@ -4,10 +4,11 @@ import itertools
 
 import pytest
 
+from pykern.partition.unequal import neighbours
 from pykern.plan.shares import Shares
 from pykern.tuning.measurements import Measurements
 from pykern.tuning.search import ProposalSearch
-from pykern.tuning.space import balanced_spans, neighbours, shares_of
+from pykern.tuning.space import balanced_spans, shares_of
 
 from .synthetic import measurements
 

@@ -1,0 +1,100 @@
+"""Cuts of a plan's stages for devices of unequal speed, and how good they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from ..plan import Costs, Kind, Plan, simulate
+from .balance import Partition
+
+# Parts of a layer's cost: what F takes, and what each half of its backward does.
+_PARTS = 3
+
+
+def stage_speeds(plan: Plan, speeds: Sequence[float]) -> list[float]:
+    """The speed of each stage's device, the slowest of its replicas' devices."""
+    return [
+        min(speeds[device] for device in of) for of in zip(*plan.placement.replicas, strict=True)
+    ]
+
+
+def improved(cut: Partition, plan: Plan, speeds: Sequence[float]) -> Partition:
+    """The cut after its boundaries moved by a layer for as long as a simulated step got shorter.
+
+    A third of a cost is taken for the forward. What devices wait for each other counts here, so
+    that stages at the ends of a pipeline may take longer than others.
+
+    Args:
+        cut: whose stages take equal time.
+        plan: of its stages.
+        speeds: by device.
+
+    Returns:
+        The cut, with `above_bound`.
+    """
+
+    def step(stages: Sequence[range]) -> float:
+        of_stages = [sum(cut.layer_costs[layer] for layer in stage) for stage in stages]
+        part = [float(cost) / _PARTS for cost in of_stages]
+        costs = Costs(
+            part,
+            [2 * each for each in part],
+            recompute_ns=part,
+            input_ns=part,
+            weight_ns=part,
+            device_speeds=list(speeds),
+        )
+        return simulate(plan, costs).makespan_ns
+
+    stages, least = cut.stages, step(cut.stages)
+    while True:
+        times = {near: step(near) for near in neighbours(stages)}
+        best = min(times, key=times.__getitem__, default=stages)
+        if times.get(best, least) >= least:
+            break
+        stages, least = best, times[best]
+    bound = bound_of(sum(cut.layer_costs), plan, speeds)
+    return replace(cut.with_stages(stages), above_bound=least / bound - 1 if bound > 0 else None)
+
+
+def neighbours(spans: tuple[range, ...]) -> Iterator[tuple[range, ...]]:
+    """The cuts with one boundary one unit further on or back."""
+    ends = [span.stop for span in spans]
+    for index in range(len(ends) - 1):
+        for by in (-1, 1):
+            moved = [0, *ends]
+            moved[index + 1] += by
+            if moved[index] < moved[index + 1] < moved[index + 2]:
+                yield tuple(range(start, end) for start, end in pairwise(moved))
+
+
+def bound_of(cost: float, plan: Plan, speeds: Sequence[float]) -> float:
+    """No cut, and no order on these devices, makes a step shorter.
+
+    All devices together do `sum(speeds)` of the work at a time. With a stage on each device, a
+    device also waits for the forwards of the stages in front of its own, and for their backwards
+    behind its last. For any shares x of the work, device d takes
+    `microbatches * x[d] / speeds[d]` and a share of the same for each device in front of it. Prices
+    of these times whose sum is at least each speed bound the whole step from below.
+
+    Args:
+        cost: of all layers, forward and backward, for a microbatch.
+        plan: how many microbatches, on how many devices.
+        speeds: by device.
+    """
+    count = plan.num_microbatches
+    alone = plan.num_stages == plan.num_devices and plan.placement.num_replicas == 1
+    waits = 0.0
+    if (
+        alone
+        and plan.first_trained == 0
+        and plan.placement.replicas[0] == tuple(range(plan.num_devices))
+    ):
+        # A weight gradient may be computed while stages in front are at their backwards.
+        waits = 1 / _PARTS if plan.has(Kind.W) else 1.0
+    prices = 0.0
+    for speed in reversed(speeds):
+        prices += max(0.0, (speed - waits * prices) / count)
+    return cost / prices
