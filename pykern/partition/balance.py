@@ -125,8 +125,8 @@ def partition(
             its number and its type; or a list: the layers of each stage.
         sample: An input of the first layer; needed for, and only for, what is measured.
         speeds: Of the device of each stage, in any unit. Then the stage that takes the longest,
-            its cost divided by its speed, takes as short as any cut can make it. None for equal
-            devices.
+            its cost divided by its speed, takes as short as any cut can make it. Bytes, of balance
+            "memory", do not depend on them. None for equal devices.
 
     Returns:
         The stages with their costs; a given list reports its cost in parameters.
@@ -145,7 +145,7 @@ def partition(
         _check_sample(balance, sample)
         layers_of = [layer for _, layer in chain]
         costs = _costs(balance, layers_of, parameters, sample, num_stages)
-        ends = _ends(costs, num_stages, speeds)
+        ends = _ends(costs, num_stages, None if balance == "memory" else speeds)
     elif isinstance(balance, Mapping):
         costs = [
             _price(balance, name, kind) for (name, _), (kind, _) in zip(named, chain, strict=True)

@@ -186,7 +186,7 @@ def design(asked: Request) -> Design:
             cut = of_first(groups, share, Partition)
     else:
         cut = share()
-    if asked.speeds is not None and not asked.is_cut:
+    if asked.speeds is not None and asked.is_cut_by_time:
         cut = improved(cut, plan, asked.speeds)
     refuse_layers(asked, plan, chain.layers, cut)
     return of(cut, data_group, tensor_group)

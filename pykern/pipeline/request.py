@@ -106,10 +106,10 @@ class Request:
         return speeds if len(set(speeds)) > 1 else None
 
     @property
-    def is_cut(self) -> bool:
-        """Whether the request says which layers each stage has."""
-        by_rule = self.balance is None or isinstance(self.balance, str | Mapping)
-        return self.split_at is not None or not by_rule
+    def is_cut_by_time(self) -> bool:
+        """Whether layers are shared out by what they take."""
+        is_rule = self.balance is None or isinstance(self.balance, str | Mapping)
+        return is_rule and self.balance != "memory" and self.split_at is None
 
     @property
     def on_gpus(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from math import inf
 
 import torch
@@ -25,13 +25,19 @@ class Device:
             Devices that are given by name alone have 1.
 
     Raises:
-        TypeError, ValueError: `speed` is not a number above 0.
+        TypeError, ValueError: `name` is no name, or `speed` not a number above 0.
     """
 
     name: str | torch.device
+    _: KW_ONLY
     speed: float = 1.0
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str | torch.device):
+            raise TypeError(
+                f"name must be a string such as 'cuda:1', or a torch.device, got {self.name!r}. "
+                "Give one device"
+            )
         if isinstance(self.speed, bool) or not isinstance(self.speed, int | float):
             raise TypeError(
                 f"speed must be a number above 0, got {self.speed!r}. Omit speed for 1, that of "
@@ -80,7 +86,7 @@ def parse_devices(devices: Devices) -> list[DeviceLane]:
         return _lanes(devices)
     if not isinstance(devices, Sequence):
         raise TypeError(f"devices is a string like 'cpu:4' or a list of devices, got {devices!r}")
-    given = [each if isinstance(each, Device) else Device(each) for each in devices]
+    given = [each if isinstance(each, Device) else Device(str(each)) for each in devices]
     names = [str(device.name) for device in given]
     if not names:
         raise ValueError("devices is empty: give at least one, for example 'cpu:4'")

@@ -154,6 +154,8 @@ def test_a_searched_plan_replicas_and_given_cuts() -> None:
             of_device[device] += len(stage)
         assert of_device[0] < of_device[1]
         assert pipe.partition.above_bound is not None
+    with pipeline(slow, balance="memory", sample=torch.ones(2, 4)) as pipe:
+        assert [len(stage) for stage in pipe.partition.stages] == [4, 5]
     with pipeline(slow, balance=[5, 4]) as pipe:
         assert [len(stage) for stage in pipe.partition.stages] == [5, 4]
     with pipeline([*slow, *slow], replicas=2) as pipe:
@@ -167,7 +169,10 @@ def test_speeds_that_are_none_are_refused(speed: float) -> None:
 
 
 def test_wrong_arguments_are_refused() -> None:
-    given: Any = "fast"
+    given: Any = 1
+    with pytest.raises(TypeError, match="name must be a string such as 'cuda:1', or a torch"):
+        pykern.Device(given)
+    given = "fast"
     with pytest.raises(TypeError, match="speed must be a number above 0, got 'fast'"):
         pykern.Device("cpu", speed=given)
     with pytest.raises(ValueError, match="speeds must have an entry for each of 2 stages, got 3"):

@@ -15,7 +15,7 @@ from ...runtime.recompute.recompute import Level
 from .skip import Carries, Skippable, verify_skippables
 
 Checkpoint = Literal["always", "except_last", "never"]
-Device = torch.device | int | str
+_Device = torch.device | int | str
 
 
 class BalanceError(ValueError):
@@ -51,7 +51,7 @@ class GPipe(nn.Module):
         module: nn.Sequential,
         balance: Iterable[int] | None = None,
         *,
-        devices: Iterable[Device] | None = None,
+        devices: Iterable[_Device] | None = None,
         chunks: int = 1,
         checkpoint: Checkpoint = "except_last",
         deferred_batch_norm: bool = False,
@@ -144,7 +144,7 @@ def _checked(balance: Iterable[int] | None, num_layers: int) -> list[int]:
     return counts
 
 
-def _chosen(devices: Iterable[Device] | None, count: int) -> list[torch.device]:
+def _chosen(devices: Iterable[_Device] | None, count: int) -> list[torch.device]:
     if devices is None:
         found = [torch.device("cuda", gpu) for gpu in range(torch.cuda.device_count())]
         found = found or [torch.device("cpu")] * count
