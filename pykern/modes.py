@@ -16,14 +16,17 @@ from torch import Tensor
 
 from . import _C
 from .torch_private import (
+    Interceptor,
     dispatch_modes,
     function_modes,
+    interceptor,
     multithreading,
     pop_dispatch_mode,
     pop_function_mode,
     push_dispatch_mode,
     push_function_mode,
     set_grad,
+    set_interceptor,
     set_multithreading,
 )
 
@@ -44,6 +47,7 @@ def as_before() -> _C.Undo:
         autocast(),
         function_modes(),
         dispatch_modes(),
+        interceptor(),
     )
 
 
@@ -65,7 +69,9 @@ def _put_back(
     of_autocast: Autocast,
     of_functions: Sequence[Any],
     of_dispatch: Sequence[Any],
+    of_draws: Interceptor | None,
 ) -> None:
+    set_interceptor(of_draws)
     set_grad(grad)
     set_multithreading(threads)
     set_autocast(of_autocast)

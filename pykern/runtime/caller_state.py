@@ -11,10 +11,12 @@ from ..torch_private import (
     dispatch_modes,
     function_modes,
     hooks_refused,
+    interceptor,
     pop_dispatch_mode,
     pop_function_mode,
     push_dispatch_mode,
     push_function_mode,
+    set_interceptor,
     top_hooks,
 )
 
@@ -25,8 +27,9 @@ class CallerState:
     """A snapshot of the calling thread. Calling it on a worker applies it and returns the undoing.
 
     Carried are grad mode, inference mode, autocast, the top pair of saved-tensor hooks, function
-    modes (`torch.device` as a context is one) and dispatch modes; contextvars travel with the C++
-    executor. The intra-op threads of torch are shared out: each worker gets its part, at least one.
+    modes (`torch.device` as a context is one), dispatch modes, and what draws the random numbers of
+    a stage around the call; contextvars travel with the C++ executor. The intra-op threads of torch
+    are shared out: each worker gets its part, at least one.
     """
 
     def __init__(self, num_workers: int) -> None:
@@ -45,6 +48,7 @@ class CallerState:
         self.saved_tensors_disabled = hooks_refused()
         self.function_modes = function_modes()
         self.dispatch_modes = dispatch_modes()
+        self.interceptor = interceptor()
 
     def __call__(self) -> Callable[[], None]:
         """Applies the state to the calling worker."""
@@ -70,6 +74,9 @@ class CallerState:
             for mode in self.dispatch_modes:
                 push_dispatch_mode(mode)
                 stack.callback(pop_dispatch_mode)
+            if self.interceptor is not None:
+                set_interceptor(self.interceptor)
+                stack.callback(set_interceptor, None)
             undo = stack.pop_all()
         return undo.close
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .batch import Batch
 from .random.seed import StepSeed
-from .recompute.cell import Cell
+from .recompute.recompute import KeptMicrobatch
 from .stage.settings import Settings
 from .stage.skips import Parcel
 from .stage.stage import Stage
@@ -37,7 +37,7 @@ class _OfStage:
     leaves: list[Sequence[Tensor]]
     opened: dict[int, list[Parcel]]
     sent: dict[int, list[Parcel]]
-    cells: dict[int, Cell]
+    cells: dict[int, KeptMicrobatch]
 
     def let_go(self) -> None:
         """Leaves everything to the stage, which frees it microbatch by microbatch."""

@@ -1,6 +1,7 @@
 """Each private thing of torch does what pykern takes it for, so that another torch fails here."""
 
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -254,6 +255,78 @@ with Mode():
 print("torch._dynamo" in sys.modules)
 """
     assert python("-c", program).stdout == f"{loads}\n"
+
+
+class Draws(torch_private.Interceptor):
+    """Notes what it is asked, and in front of which interceptor."""
+
+    def __init__(self):
+        self.asked = []
+
+    def draw(self, func, args, kwargs):
+        self.asked.append((str(func), torch_private.interceptor()))
+        return func(*args, **kwargs)
+
+
+def test_operations_that_may_draw_are_intercepted_and_no_others():
+    torch_private.watch_draws()
+    x = torch.ones(4, requires_grad=True)
+    with Draws() as outer, Draws() as inner:
+        assert torch_private.interceptor() is inner
+        torch.manual_seed(3)
+        y = torch.nn.functional.dropout(x * 2, 0.5)
+        torch.rand(2)
+        y.sum().backward()
+    assert torch_private.interceptor() is None
+    names = ["aten.bernoulli_.float", "aten.rand.default"]
+    assert inner.asked == [(name, outer) for name in names]
+    assert outer.asked == [(name, None) for name in names]
+    torch.manual_seed(3)
+    assert torch.equal(y, torch.nn.functional.dropout(x * 2, 0.5))
+    torch.rand(2)
+    assert len(inner.asked) == len(names)
+
+
+def test_what_an_interceptor_raises_comes_out_as_it_is():
+    class Refuses(Draws):
+        def draw(self, func, args, kwargs):
+            raise error
+
+    torch_private.watch_draws()
+    error = ValueError("planted")
+    with Refuses(), pytest.raises(ValueError, match="planted") as caught:
+        torch.rand(2)
+    assert caught.value is error
+    assert torch_private.interceptor() is None
+
+
+def test_operations_of_a_library_are_intercepted_from_the_next_look_on(monkeypatch):
+    library = torch.library.Library("pykern_test", "DEF")
+    library.define("noise(Tensor x) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+    library.impl("noise", lambda x: x.clone(), "CPU")
+    with Draws() as draws:
+        torch.ops.pykern_test.noise(torch.ones(2))
+        assert draws.asked == []
+        monkeypatch.setitem(sys.modules, "a_module_with_operations", None)
+        torch_private.watch_draws()
+        torch.ops.pykern_test.noise(torch.ones(2))
+    assert draws.asked == [("pykern_test.noise.default", None)]
+
+
+def test_an_interceptor_goes_where_torch_runs_a_backward():
+    class Noisy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, *gradients):
+            return gradients[0] + torch.rand(())
+
+    torch_private.watch_draws()
+    with Draws() as draws:
+        Noisy.apply(torch.ones(2, requires_grad=True)).sum().backward()
+    assert [name for name, _ in draws.asked] == ["aten.rand.default"]
 
 
 def test_writes_of_a_tensor_are_counted():

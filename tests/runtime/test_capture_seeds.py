@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import pykern
 from pykern import schedules
@@ -17,6 +16,7 @@ from pykern.runtime.gpu.capture.refusals import CannotCapture
 from pykern.runtime.random.eager import OwnState, Repeat
 from pykern.runtime.random.seed import StepSeed
 from pykern.runtime.stage.stage import Stage
+from pykern.torch_private import interceptor
 from tests.fake_cuda.fake import FakeCuda
 from tests.fake_cuda.host_gpus import unchecked_gpus
 from tests.runtime.models import Case
@@ -47,7 +47,7 @@ def test_no_generator_is_asked_in_a_capture() -> None:
 
     class Notes(Drop):
         def forward(self, x: Tensor) -> Tensor:
-            modes.append(_get_current_dispatch_mode())
+            modes.append(interceptor())
             return super().forward(x)
 
     stage, following = Stage(0, [Notes(8)]), Stage(1, ())

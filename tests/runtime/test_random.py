@@ -1,5 +1,6 @@
 """Random numbers: reproducible, the caller's generator moved by one draw at most."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -167,6 +168,51 @@ def test_a_loss_that_draws_is_part_of_the_last_stage() -> None:
             assert torch.equal(after, torch.rand(()))
     assert len(set(drawn)) == 4
     assert drawn[:4] == drawn[4:]
+
+
+class Calls(nn.Module):
+    """Calls something else in its forward."""
+
+    def __init__(self, call: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.call(x)
+
+
+def test_a_pipeline_in_a_layer_draws_by_the_state_of_the_action_around_it() -> None:
+    inner = pykern.Pipeline([nn.Dropout(0.5), nn.Dropout(0.5)], devices="cpu:2", microbatches=2)
+    layers = [nn.Dropout(0.5), Calls(inner.forward)]
+    results = []
+    with inner, pykern.Pipeline(layers, devices="cpu:2", microbatches=2) as outer:
+        for _ in range(3):
+            torch.manual_seed(7)
+            results.append((outer(torch.ones(4, 64)), torch.rand(())))
+    torch.manual_seed(7)
+    torch.empty((), dtype=torch.int64).random_()
+    after = torch.rand(())
+    for output, number in results:
+        assert torch.equal(output, results[0][0])
+        assert torch.equal(number, after)
+
+
+def test_what_others_draw_meanwhile_is_theirs() -> None:
+    """A thread beside the workers that reads the default generator finds the caller's state."""
+    states: list[bool] = []
+
+    def look(x: Tensor) -> Tensor:
+        before = torch.default_generator.get_state()
+        y = F.dropout(x, 0.5)
+        states.append(torch.equal(torch.default_generator.get_state(), before))
+        return y
+
+    with pykern.Pipeline([Calls(look), Calls(look)], devices="cpu:2", microbatches=4) as pipe:
+        for _ in range(2):
+            pipe(torch.ones(4, 6))
+    # The first draw of a step takes the step's seed from the caller.
+    assert len(states) == 16
+    assert states.count(False) <= 2
 
 
 class Checkpointed(nn.Module):

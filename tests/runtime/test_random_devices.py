@@ -69,13 +69,13 @@ def test_devices_and_their_generators(generators: list[torch.Generator]) -> None
 def test_an_action_draws_on_each_device_as_if_it_had_been_seeded(
     generators: list[torch.Generator], seed: StepSeed
 ) -> None:
-    draw = Operation()
+    draw: Any = Operation()
     mode = started(seed).forward(5)
     assert isinstance(mode, OwnState)
     drawn: list[float] = []
     for index in (0, 1, 0):
         device = torch.device("cuda", index)
-        drawn += [mode.__torch_dispatch__(draw, (), (), {"device": device})]
+        drawn += [mode.draw(draw, (), {"device": device})]
         with mode:
             drawn += [float(torch.rand(()))]
     of = [torch.Generator().manual_seed(action_seed(seed.value(), 3, 5)) for _ in range(3)]
@@ -92,12 +92,13 @@ def test_callers_generators_are_where_they_were(
     for generator, state in zip(generators, states, strict=True):
         generator.set_state(state)
     torch.manual_seed(7)
+    operation: Any = Operation()
     for microbatch in range(2):
         mode = started(seed).forward(microbatch)
         assert isinstance(mode, OwnState)
         for index in range(2):
             device = torch.device("cuda", index)
-            mode.__torch_dispatch__(Operation(), (), (), {"device": device})
+            mode.draw(operation, (), {"device": device})
     assert next_numbers(generators) == expected
 
 
@@ -105,12 +106,12 @@ def test_what_may_draw_and_does_not_leaves_everything_alone(
     generators: list[torch.Generator], seed: StepSeed
 ) -> None:
     """As attention without dropout does on a GPU."""
-    attend = Operation(draws=False)
+    attend: Any = Operation(draws=False)
     draws = started(seed)
     before = [g.get_state() for g in (torch.default_generator, *generators)]
     mode = draws.forward(0)
     assert isinstance(mode, OwnState)
-    mode.__torch_dispatch__(attend, (), (), {"device": torch.device("cuda", 0)})
+    mode.draw(attend, (), {"device": torch.device("cuda", 0)})
     with mode:
         pass
     after = [g.get_state() for g in (torch.default_generator, *generators)]
@@ -124,9 +125,9 @@ def test_a_backward_may_repeat_what_does_not_draw(
     kwargs = {"device": torch.device("cuda", 0)}
     before = generators[0].get_state()
     mode: Any = started(seed).backward(Kind.B, 0)
-    assert mode.__torch_dispatch__(Operation(draws=False), (), (), kwargs) == 0.0
+    assert mode.draw(Operation(draws=False), (), kwargs) == 0.0
     with pytest.raises(RuntimeError, match=r"draws random numbers in a backward \(3B0\)"):
-        mode.__torch_dispatch__(Operation(), (), (), kwargs)
+        mode.draw(Operation(), (), kwargs)
     assert torch.equal(before, generators[0].get_state())
 
 

@@ -1,8 +1,8 @@
 """Random numbers of stages with compiled layers, whose operations cannot be looked at one by one.
 
-torch runs no compiled code below a dispatch mode, so these take the place of the modes of
-`.random`: for the whole action the default generators are in the action's state. Meanwhile whoever
-else draws has to wait, so such actions take turns as long as a stage may draw.
+Compiled code may draw in its kernels, so these take the place of the interceptors of `.eager`: for
+the whole action the default generators are in the action's state. Meanwhile whoever else draws has
+to wait, so such actions take turns as long as a stage may draw.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from ...kernels import seeds
 from ...modes import set_states
 from ...plan import Action, Kind
 from .compiled import Whole, WholeStates
-from .eager import Begins, OwnState, RefuseInBackward, Repeat, refusal
+from .eager import Begins, OwnState, RefuseInBackward, Repeat, know_operations, refusal
 from .seed import StepSeed, action_seed, default_generator, generators_lent
 
 _NO_MODE = nullcontext()
@@ -28,6 +28,7 @@ class Draws:
     Changing the stage, as between train and eval mode or in what it trains, asks again.
 
     Attributes:
+        stage: its number.
         possible: whether a forward may draw.
         num_seeds: the most seeds of kernels that a forward has drawn.
         only_seeds: whether no forward has drawn anything else.
@@ -39,7 +40,7 @@ class Draws:
         self.num_seeds = 0
         self.only_seeds = True
         self.state: OwnState | Whole | None = None
-        self._stage = stage
+        self.stage = stage
         self._drew = False
         # The generators that the stage's compiled layers draw from; empty without such layers.
         self._whole: Sequence[torch.Generator] = ()
@@ -67,6 +68,8 @@ class Draws:
             self._safe.clear()
             # Last, so that an interrupt has it begin again.
             self._mode = mode
+        if self.possible:
+            know_operations()
 
     def watched(self, *, drew: bool, num_seeds: int, only_seeds: bool) -> None:
         """A forward action has ended. A layer that drew once may draw again, if not every time."""
@@ -77,7 +80,7 @@ class Draws:
 
     def seeds_of(self, seed: StepSeed, microbatch: int, count: int) -> Tensor:
         """The first that a forward draws if it draws nothing but seeds: int64 [count]."""
-        own = torch.Generator().manual_seed(action_seed(seed.value(), self._stage, microbatch))
+        own = torch.Generator().manual_seed(action_seed(seed.value(), self.stage, microbatch))
         return torch.empty(count, dtype=torch.int64, device="cpu").random_(generator=own)
 
     def forward(self, microbatch: int) -> AbstractContextManager[OwnState | Whole | None]:
@@ -90,7 +93,7 @@ class Draws:
         seed, index = self._seed.of(microbatch)
         if self._whole:
             return self._whole_forward(seed, index)
-        return OwnState(self.watched, seed, self._stage, index)
+        return OwnState(self, seed, index)
 
     def backward(
         self, kind: Kind, microbatch: int, form: object = None
@@ -102,7 +105,7 @@ class Draws:
         """
         if self.is_safe(kind, form) or seeds.are_provided():
             return _NO_MODE
-        action = Action(kind, self._stage, microbatch)
+        action = Action(kind, self.stage, microbatch)
         if self._whole:
             return self._whole_backward(action, form)
         return RefuseInBackward(self._safe, action, form)
@@ -112,7 +115,7 @@ class Draws:
         return not self.possible or (kind, form) in self._safe
 
     def _whole_forward(self, seed: StepSeed, index: int) -> AbstractContextManager[Whole]:
-        number = action_seed(seed.value(), self._stage, index)
+        number = action_seed(seed.value(), self.stage, index)
 
         def begin() -> None:
             for generator in self._whole:

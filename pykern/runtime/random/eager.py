@@ -1,63 +1,92 @@
-"""Modes in which single operations draw random numbers from states of an action's own."""
+"""Single operations that draw random numbers do so from states of an action's own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from ... import _C
 from ...kernels import seeds
 from ...plan import Action, Kind
-from ...torch_private import DispatchMode
+from ...torch_private import Interceptor, watch_draws
 from .seed import StepSeed, action_seed, default_generator, generators_lent
+
+if TYPE_CHECKING:
+    from .draws import Draws
 
 _CPU = torch.device("cpu")
 
 # The states of some generators.
 Begins = dict[torch.Generator, Tensor]
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
 
 
-def _generator_of(args: Any, kwargs: Any) -> torch.Generator:
+def know_operations() -> None:
+    """Makes known which operations may draw; called before any of the interceptors here."""
+    with generators_lent:
+        watch_draws()
+
+
+def _generator_of(args: Args, kwargs: Kwargs) -> torch.Generator:
     """The default generator of the device on which an operation draws."""
     of_tensors = (value.device for value in args if isinstance(value, Tensor))
     return default_generator(kwargs.get("device") or next(of_tensors, _CPU))
 
 
-@cache
-def _is_random(func: Any) -> bool:
-    """Whether the operation may draw. Attention on a GPU also has the tag without dropout."""
-    return torch.Tag.nondeterministic_seeded in func.tags
-
-
-def _own_generator(args: Any, kwargs: Any) -> torch.Generator | None:
+def _own_generator(args: Args, kwargs: Kwargs) -> torch.Generator | None:
     """The generator that the operation is given."""
     values = (*args, *kwargs.values())
     return next((value for value in values if isinstance(value, torch.Generator)), None)
 
 
-class OwnState(DispatchMode):
-    """Gives every random operation this action's state of the generator that it draws from.
+@cache
+def _num_before_generator(func: OpOverload) -> int:
+    """How many arguments may be given by position so that a generator can be given by name."""
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.name == "generator":
+            return len(func._schema.arguments) if argument.kwarg_only else position
+    return -1
+
+
+def _takes_generator(func: OpOverload, args: Args, kwargs: Kwargs) -> bool:
+    """Whether the operation draws on the CPU, and would do so from a generator that it is given.
+
+    Others than plain tensors, such as sharded ones, do something else with a generator.
+    """
+    return (
+        len(args) > 0
+        and type(args[0]) is Tensor
+        and args[0].is_cpu
+        and kwargs.get("generator") is None
+        and len(args) <= _num_before_generator(func)
+    )
+
+
+class OwnState(Interceptor):
+    """Gives every random operation a generator of this action's own.
+
+    An operation that takes none, or is on a GPU, finds its state in the default generator.
 
     Args:
-        ended: called where the action has not failed, with what it drew: `Draws.watched`.
+        draws: of the stage; told what the action has drawn, unless it fails.
         seed: of the step.
-        stage: of the action.
         microbatch: of the action.
     """
 
-    def __init__(
-        self, ended: Callable[..., object], seed: StepSeed, stage: int, microbatch: int
-    ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._ended = ended
+    def __init__(self, draws: Draws, seed: StepSeed, microbatch: int) -> None:
+        self._draws = draws
         self._seed = seed
-        self._key = (stage, microbatch)
-        self._states: Begins = {}
-        self._noted: Begins = {}
+        self._microbatch = microbatch
+        # By default generator, the action's own in its place.
+        self._generators: dict[torch.Generator, torch.Generator] = {}
+        self._noted: Begins | None = None
+        # Whether the stage is known to draw more than seeds of kernels: nothing else is to be seen.
+        self._is_known = not draws.only_seeds
         self._drew = False
         self._num_seeds = 0
         self._only_seeds = True
@@ -67,70 +96,103 @@ class OwnState(DispatchMode):
         self._noted = {}
         return self._noted
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if not _is_random(func):
+    def draw(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+        """Calls the operation with a generator of this action, or lends it the state of one."""
+        if not _takes_generator(func, args, kwargs):
+            return self._lend(func, args, kwargs)
+        own = self._own(torch.default_generator)
+        if self._noted is not None and torch.default_generator not in self._noted:
+            self._noted[torch.default_generator] = own.get_state()
+        kwargs["generator"] = own
+        if self._is_known and self._seed.is_used:
             return func(*args, **kwargs)
-        own = _own_generator(args, kwargs)
+        before = own.get_state()
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self._look(drew=not torch.equal(before, own.get_state()))
+
+    def _lend(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+        given = _own_generator(args, kwargs)
         with generators_lent:
             generator = _generator_of(args, kwargs)
-            before = after = callers = generator.get_state()
+            own = self._own(generator)
+            before = own.get_state()
+            drawn, state = (generator, before) if given is None else (given, given.get_state())
+            if self._noted is not None and drawn not in self._noted:
+                self._noted[drawn] = state
             try:
-                with _C.Undo(generator.set_state, callers):
-                    before = after = self._begin(generator)
-                    drawn = generator if own is None else own
-                    if drawn not in self._noted:
-                        self._noted[drawn] = drawn.get_state()
-                    try:
-                        return func(*args, **kwargs)
-                    finally:
-                        after = self._states[generator] = generator.get_state()
+                return _lent(generator, own, func, args, kwargs)
             finally:
-                if own is not None or not torch.equal(before, after):
-                    self._drew = True
-                    self._num_seeds += seeds.is_drawing()
-                    self._only_seeds = self._only_seeds and seeds.is_drawing()
-                    self._seed.use()
+                self._look(drew=given is not None or not torch.equal(before, own.get_state()))
 
-    def _begin(self, generator: torch.Generator) -> Tensor:
-        """Sets the generator to this action's state, which is returned."""
-        state = self._states.get(generator)
-        if state is not None:
-            generator.set_state(state)
-            return state
-        generator.manual_seed(action_seed(self._seed.value(), *self._key))
-        return generator.get_state()
+    def _look(self, *, drew: bool) -> None:
+        """Notes what an operation has drawn."""
+        if drew:
+            self._drew = True
+            self._num_seeds += seeds.is_drawing()
+            self._only_seeds = self._only_seeds and seeds.is_drawing()
+            self._seed.use()
 
-    def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)  # type: ignore[no-untyped-call]
-        if exception[0] is None:
-            self._ended(drew=self._drew, num_seeds=self._num_seeds, only_seeds=self._only_seeds)
+    def _own(self, generator: torch.Generator) -> torch.Generator:
+        """This action's in the place of a default generator."""
+        own = self._generators.get(generator)
+        if own is None:
+            own = torch.Generator(generator.device)
+            stage = self._draws.stage
+            own.manual_seed(action_seed(self._seed.value(), stage, self._microbatch))
+            self._generators[generator] = own
+        return own
+
+    def __exit__(self, *exception: object) -> None:
+        super().__exit__(*exception)
+        if exception[0] is None and not self._is_known:
+            self._draws.watched(
+                drew=self._drew, num_seeds=self._num_seeds, only_seeds=self._only_seeds
+            )
 
 
-class Repeat(DispatchMode):
+class Repeat(Interceptor):
     """Has random operations draw what was drawn when these states were noted."""
 
     def __init__(self, begins: Begins) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._states = dict(begins)
+        self._begins = begins
+        self._generators: dict[torch.Generator, torch.Generator] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if not _is_random(func):
+    def draw(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+        """Calls the operation so that it draws the same again."""
+        if _takes_generator(func, args, kwargs):
+            kwargs["generator"] = self._own(torch.default_generator, func)
             return func(*args, **kwargs)
         with generators_lent:
             generator = _own_generator(args, kwargs) or _generator_of(args, kwargs)
-            if generator not in self._states:
+            return _lent(generator, self._own(generator, func), func, args, kwargs)
+
+    def _own(self, generator: torch.Generator, func: OpOverload) -> torch.Generator:
+        """The one that draws what this generator drew."""
+        own = self._generators.get(generator)
+        if own is None:
+            if generator not in self._begins:
                 raise RuntimeError(f"{func} draws from a generator that the forward left alone")
-            with _C.Undo(generator.set_state, generator.get_state()):
-                generator.set_state(self._states[generator])
-                try:
-                    return func(*args, **kwargs)
-                finally:
-                    self._states[generator] = generator.get_state()
+            own = torch.Generator(generator.device)
+            own.set_state(self._begins[generator])
+            self._generators[generator] = own
+        return own
 
 
-class NoteOwn(DispatchMode):
+def _lent(
+    generator: torch.Generator, own: torch.Generator, func: OpOverload, args: Args, kwargs: Kwargs
+) -> Any:
+    """Calls an operation while a generator has the state of another, which goes on from there."""
+    with _C.Undo(generator.set_state, generator.get_state()):
+        generator.set_state(own.get_state())
+        try:
+            return func(*args, **kwargs)
+        finally:
+            own.set_state(generator.get_state())
+
+
+class NoteOwn(Interceptor):
     """Notes in which state generators are first drawn from that operations are given.
 
     Attributes:
@@ -138,30 +200,27 @@ class NoteOwn(DispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        know_operations()
         self.begins: Begins = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        own = _own_generator(args, kwargs) if _is_random(func) else None
+    def draw(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+        """Calls the operation as it is."""
+        own = _own_generator(args, kwargs)
         if own is not None and own not in self.begins:
             self.begins[own] = own.get_state()
         return func(*args, **kwargs)
 
 
-class RefuseInBackward(DispatchMode):
+class RefuseInBackward(Interceptor):
     """Finds recomputation that would draw other numbers than the forward it repeats."""
 
     def __init__(self, safe: set[tuple[Kind, object]], action: Action, form: object) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         self._safe = safe
         self._action = action
         self._form = form
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if not _is_random(func):
-            return func(*args, **kwargs)
+    def draw(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+        """Calls the operation, and raises if it has drawn."""
         if _own_generator(args, kwargs) is not None:
             raise refusal(func, self._action)
         with generators_lent:
@@ -173,8 +232,8 @@ class RefuseInBackward(DispatchMode):
                 raise refusal(func, self._action)
         return result
 
-    def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+    def __exit__(self, *exception: object) -> None:
+        super().__exit__(*exception)
         if exception[0] is None:
             self._safe.add((self._action.kind, self._form))
 

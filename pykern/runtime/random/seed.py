@@ -54,6 +54,8 @@ class StepSeed:
 
     def value(self) -> int:
         """The number; the same for all who ask in one step."""
+        if self._value is not None:
+            return self._value
         with generators_lent:
             if self._value is None:
                 generator = torch.default_generator
@@ -62,6 +64,11 @@ class StepSeed:
                     self._behind = generator.get_state()
                     self._value = int(draw.item())
             return self._value
+
+    @property
+    def is_used(self) -> bool:
+        """Whether the number has been taken from the caller's generator."""
+        return self._value is not None and self._behind is None
 
     def use(self) -> None:
         """Takes the number from the caller's generator, once however many use it."""

@@ -126,37 +126,69 @@ class Cell:
             arguments, before.value = (before.value,), None
         if segment.keeps or behind.outputs:
             return
+        which = segment.calls
         if self._buffers.is_empty and not (self._begins[number] or seeds.are_provided()):
-            value = _run(calls, segment.calls, arguments)
+            value = run(calls[which.start : which.stop], arguments)
         else:
             again = seeds.again_from(self._seeds[number])
             with self._buffers.lent(), repeat(self._begins[number]), again:
-                value = _run(calls, segment.calls, arguments)
+                value = run(calls[which.start : which.stop], arguments)
         is_last = number == len(self._segments) - 1
         behind.outputs = value if is_last else cut(value).outputs
-        self._require_same(number)
+        _require_same(segment, _described(behind.outputs), self._outputs[number])
 
-    def _require_same(self, number: int) -> None:
-        """Raises where a segment did not do again what it did in F."""
-        again, before = _described(self._cuts[number].outputs), self._outputs[number]
-        if again != before:
-            raise RuntimeError(
-                f"calls {self._segments[number].calls} of a stage returned {again} that require "
-                f"grad when they were recomputed, and {before} before: such layers cannot be "
-                "recomputed"
-            )
+
+class OneGraph:
+    """The same for a stage whose graph R makes as one, with nothing to put back meanwhile.
+
+    Args:
+        calls: of the stage; they run here, and the graph is gone in the end.
+        segment: all of them.
+        arguments: of the first call, as R will need them.
+    """
+
+    is_whole = True
+
+    def __init__(self, calls: Calls, segment: RecomputeSegment, arguments: tuple[Any, ...]) -> None:
+        self._arguments = arguments
+        self._segment = segment
+        self._outputs = _described(_run_pieces(calls, segment, arguments))
+
+    def again(self, calls: Calls) -> Sequence[Tensor]:
+        """R; returns the tensors that backward starts from."""
+        arguments, self._arguments = self._arguments, ()
+        if not self._outputs:
+            return ()
+        outputs: Sequence[Tensor] = run(calls, arguments)
+        _require_same(self._segment, _described(outputs), self._outputs)
+        return outputs
+
+
+def _require_same(segment: RecomputeSegment, again: list[object], before: list[object]) -> None:
+    """Raises where a segment did not do again what it did in F."""
+    if again != before:
+        raise RuntimeError(
+            f"calls {segment.calls} of a stage returned {again} that require grad when they were "
+            f"recomputed, and {before} before: such layers cannot be recomputed"
+        )
 
 
 def _run_pieces(calls: Calls, segment: RecomputeSegment, arguments: tuple[Any, ...]) -> Any:
     """The result of a segment; only the last piece keeps its graph."""
     *pieces, last = segment.pieces
     for piece in pieces:
-        arguments = (cut(_run(calls, piece, arguments)).value,)
-    return _run(calls, last, arguments)
+        value = run(calls[piece.start : piece.stop], arguments)
+        arguments = (_without_graph(value),)
+        del value
+    return run(calls[last.start : last.stop], arguments)
 
 
-def _run(calls: Calls, which: range, arguments: tuple[Any, ...]) -> Any:
-    return run(calls[which.start : which.stop], arguments)
+def _without_graph(value: Any) -> Any:
+    """The value, in which another graph begins."""
+    if not isinstance(value, Tensor):
+        return cut(value).value
+    leaf = value.detach()
+    return leaf.requires_grad_() if value.requires_grad else leaf
 
 
 def _described(tensors: Sequence[Tensor]) -> list[object]:

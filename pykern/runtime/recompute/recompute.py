@@ -13,12 +13,14 @@ from typing import Any, Literal, cast, get_args
 from torch import Tensor
 
 from ...kernels import levels as kernels
+from ...kernels import seeds
 from ...tensors.trees import tensors_of
+from ...torch_private import top_hooks
 from ..autograd.cut import copies
 from ..random.compiled import Whole
 from ..random.eager import Begins, OwnState
 from .buffers import Buffers, modules_in, names_in
-from .cell import Calls, Cell
+from .cell import Calls, Cell, OneGraph
 from .watch import RecomputeSegment, Seen, Watch, without_saved_tensors_hooks
 
 # What F keeps where there is an R: the input of each layer, or of the stage.
@@ -27,6 +29,9 @@ INPUTS: tuple[Inputs, ...] = get_args(Inputs)
 # What F keeps, in ascending order of what is computed again; the first are those of kernels.
 Level = kernels.KernelLevel | Inputs
 LEVELS: tuple[Level, ...] = (*kernels.LEVELS, *INPUTS)
+
+# What F keeps of one microbatch.
+KeptMicrobatch = Cell | OneGraph
 
 _NOTHING = nullcontext()
 _NO_BUFFERS = Buffers((), ())
@@ -44,7 +49,7 @@ class Recompute:
         self._seen: dict[tuple[bool, ...], Seen] = {}
         self._levels: Sequence[Level | None] = ()
         self._compiled = False
-        self._cells: dict[int, Cell] = {}
+        self._cells: dict[int, KeptMicrobatch] = {}
         # Whether any microbatch of the step has a level, and whether any is recomputed.
         self.has_levels = False
         self.in_use = False
@@ -67,12 +72,12 @@ class Recompute:
         if changed:
             self._seen = {}
 
-    def leave(self) -> dict[int, Cell]:
+    def leave(self) -> dict[int, KeptMicrobatch]:
         """Gives away what F has kept, for a backward in another step."""
         left, self._cells = self._cells, {}
         return left
 
-    def resume(self, cells: dict[int, Cell]) -> None:
+    def resume(self, cells: dict[int, KeptMicrobatch]) -> None:
         """Takes it in the step that has the backward."""
         self._cells = dict(cells)
 
@@ -123,18 +128,21 @@ class Recompute:
         else:
             needs = tuple(tensor.requires_grad for tensor in tensors_of(arguments))
         seen = self._seen.get(needs)
+        cell: KeptMicrobatch
         if seen is None:
             watch = Watch(arguments, reads=not self._compiled)
             cell, self._seen[needs] = _watched(
                 watch, calls, arguments, holders, state, by_layer=by_layer
             )
+        elif not by_layer and seen.whole is not None and _is_bare(state):
+            cell = OneGraph(calls, seen.whole, arguments)
         else:
             kept = copies(arguments) if seen.overwrites else arguments
             changed = seen.changed
             buffers = Buffers(modules_in(holders), changed) if changed else _NO_BUFFERS
             segments = seen.by_layer if by_layer else seen.by_stage
-            cell = Cell(kept, segments, buffers, by_layer=by_layer)
-            cell.forward(calls, arguments, state)
+            cell = in_parts = Cell(kept, segments, buffers, by_layer=by_layer)
+            in_parts.forward(calls, arguments, state)
         self._cells[microbatch] = cell
 
     def again(self, microbatch: int, calls: Calls) -> Sequence[Tensor]:
@@ -151,14 +159,20 @@ class Recompute:
         return cell.is_whole
 
     def take(self, microbatch: int) -> Cell | None:
-        """What there is of a microbatch for its backward."""
-        return self._cells.pop(microbatch, None)
+        """What there is of a microbatch for its backward, if that may be in parts."""
+        cell = self._cells.pop(microbatch, None)
+        return cell if isinstance(cell, Cell) else None
 
     @property
     def trains(self) -> Sequence[Tensor]:
         """What has been seen to collect gradients in a backward of the stage."""
         found = [tensor() for seen in self._seen.values() for tensor in seen.trains]
         return list({id(tensor): tensor for tensor in found if tensor is not None}.values())
+
+
+def _is_bare(state: OwnState | Whole | None) -> bool:
+    """Whether an F has nothing around it: random numbers, seeds, hooks of the caller."""
+    return state is None and not seeds.are_provided() and top_hooks() is None
 
 
 def _watched(

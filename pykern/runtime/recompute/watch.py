@@ -70,6 +70,13 @@ class Seen:
         """The calls in segments, one for each layer where it can be."""
         return self._segments(by_layer=True)
 
+    @cached_property
+    def whole(self) -> RecomputeSegment | None:
+        """All calls, if R repeats them at level `stage` with nothing to put back or to leave."""
+        first, *others = self.by_stage
+        is_bare = not (others or first.keeps or self.changed or self.overwrites)
+        return first if is_bare else None
+
     def _segments(self, *, by_layer: bool) -> list[RecomputeSegment]:
         found: list[RecomputeSegment] = []
         for piece in self._pieces():

@@ -25,7 +25,7 @@ Through = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]], None]
 
 
 def straight(stage: Stage) -> Run:
-    """B of one graph, all of whose outputs have a gradient, where nothing skips the stage.
+    """B of one graph, all of whose outputs have a gradient.
 
     A `Landing` is where the gradient of a leaf comes, in place of `.grad`; `take` gets it there.
     `WHOLE` tells torch's engine to go through the whole graph and to let go of it.
@@ -65,14 +65,20 @@ def straight(stage: Stage) -> Run:
     return backward
 
 
-def without_parcels(stage: Stage, run: Run) -> Run:
-    """B where values may skip stages, straight if none has."""
+def with_parcels(stage: Stage, run: Run) -> Run:
+    """Adds what farther stages give for what they were sent, and gives back for what has come."""
+    parcels = stage.parcels
 
     def backward(microbatch: int) -> None:
-        if stage.parcels.sent or stage.parcels.opened:
-            graph_by_graph(stage, microbatch)
-        else:
-            run(microbatch)
+        if microbatch in parcels.sent:
+            answers = parcels.answers(microbatch)
+            stage.gradients[microbatch] = (*stage.gradients[microbatch], *answers)
+        run(microbatch)
+        if microbatch in parcels.opened:
+            assert stage.previous is not None
+            found = stage.previous.gradients[microbatch]
+            given = parcels.answer(microbatch, found, stage.transport)
+            stage.previous.gradients[microbatch] = given
 
     return backward
 
@@ -81,8 +87,7 @@ def in_one_segment(stage: Stage, run: Run) -> Run:
     """B where microbatches have levels, straight if R has made the whole graph again."""
 
     def backward(microbatch: int) -> None:
-        skips = stage.parcels.sent or stage.parcels.opened
-        if not skips and stage.recomputed.take_whole(microbatch):
+        if stage.recomputed.take_whole(microbatch):
             run(microbatch)
         else:
             graph_by_graph(stage, microbatch)

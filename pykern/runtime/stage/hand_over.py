@@ -47,23 +47,23 @@ def values_to_next(stage: Stage, microbatch: int, output: Any) -> Sequence[Tenso
     if not isinstance(output, Environment):
         return by_transport(stage, microbatch, output)
     near, farther = output.apart(stage.index)
-    for value in near.values.values():
-        if not isinstance(value, Tensor):
-            return by_transport(stage, microbatch, output)
     # One that stands there twice stays one.
     handed: dict[int, Tensor] = {}
+    landed: dict[int, Tensor] = {}
     outputs: list[Tensor] = []
     leaves: list[Tensor] = []
-    for value in near.values.values():
-        if id(value) in handed:
-            continue
-        handed[id(value)] = leaf = value.detach()
-        if value.requires_grad:
-            outputs.append(value)
-            leaves.append(leaf.requires_grad_())
+    for number, value in near.values.items():
+        if not isinstance(value, Tensor):
+            return by_transport(stage, microbatch, output)
+        leaf = handed.get(id(value))
+        if leaf is None:
+            handed[id(value)] = leaf = value.detach()
+            if value.requires_grad:
+                outputs.append(value)
+                leaves.append(leaf.requires_grad_())
+        landed[number] = leaf
     following = stage.next
     assert following is not None
-    landed = {number: handed[id(value)] for number, value in near.values.items()}
     following.arguments[microbatch] = (Environment(near.cut_tape, landed),)
     following.leaves[microbatch] = leaves
     if farther:

@@ -157,7 +157,7 @@ class Stage:
             return partial(backward.graph_by_graph, self)
         run = backward.straight(self)
         if self._is_recorded:
-            run = backward.without_parcels(self, run)
+            run = backward.with_parcels(self, run)
         if self.recomputed.has_levels:
             run = backward.in_one_segment(self, run)
         return backward.watched(self, run) if self.draws.possible else run
