@@ -34,7 +34,7 @@ export PYTHONMALLOC=malloc  # every Python object is an allocation that the sani
 # behaviour sanitizer knows standard error only, which pytest must therefore leave alone.
 # Python never frees all it allocates, so leaks are looked for by the C++ tests only.
 rm -f "$build"/report.*
-export TSAN_OPTIONS="log_path=$build/report"
+export TSAN_OPTIONS="log_path=$build/report:suppressions=$PWD/tests/thread_sanitizer.supp"
 export ASAN_OPTIONS="log_path=$build/report:detect_leaks=0"
 export UBSAN_OPTIONS=print_stacktrace=1
 preload=$(for library in "${libraries[@]}"; do "${CXX:-c++}" -print-file-name="$library"; done)

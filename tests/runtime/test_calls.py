@@ -20,6 +20,7 @@ from torch import Tensor, nn
 import pykern
 from pykern.plan import Action, Kind, Placement, Plan
 from pykern.runtime.stage.stage import Stage
+from pykern.torch_private import intercepting
 
 WIDTH = 8
 NUM_MICROBATCHES = 4
@@ -146,6 +147,9 @@ def calls_of(model: nn.Module, kinds: str, options: dict[str, Any]) -> dict[str,
 
 
 PLAIN = {"F": [3, 3, 6], "B": [2, 4, 4]}
+# An action stashes its interceptor and puts None in its place; torch 2.11 needs a call for each.
+STASHES = 2 * (intercepting._stash is intercepting._stash_owned)
+DROPOUT = [25 + STASHES, 21 + STASHES, 24 + STASHES]
 
 
 @pytest.mark.parametrize(
@@ -156,7 +160,7 @@ PLAIN = {"F": [3, 3, 6], "B": [2, 4, 4]}
             linears, "IW", {}, {"F": [3, 3, 6], "I": [16, 42, 49], "W": [6, 14, 14]}, id="split"
         ),
         pytest.param(in_place, "B", {}, {"F": [3, 13, 16], "B": [2, 4, 4]}, id="in place"),
-        pytest.param(dropouts, "B", {}, {"F": [25, 21, 24], "B": [4, 6, 6]}, id="dropout"),
+        pytest.param(dropouts, "B", {}, {"F": DROPOUT, "B": [4, 6, 6]}, id="dropout"),
         pytest.param(
             pairs,
             "B",

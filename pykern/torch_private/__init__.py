@@ -5,19 +5,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import lru_cache, partial
 from traceback import walk_tb
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.utils.checkpoint
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.autograd import forward_ad
-from torch.library import Library, fallthrough_kernel
 from torch.overrides import _get_current_function_mode_stack as function_modes
 from torch.overrides import _pop_mode as pop_function_mode
 from torch.overrides import _push_mode as push_function_mode
@@ -25,6 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dispatch_modes
 from torch.utils._python_dispatch import _pop_mode as pop_dispatch_mode
 from torch.utils._python_dispatch import _push_mode as push_dispatch_mode
+
+from .intercepting import Interceptor, interceptor, set_interceptor, watch_draws
 
 __all__ = [
     "HOOKS",
@@ -108,101 +106,6 @@ class DispatchMode(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
-
-
-# A key of torch's dispatcher that is above all others, and that nothing in torch uses. A thread
-# that includes it calls what is registered there; for most operations that is what they do anyway.
-_KEY = "TESTING_ONLY_GenericMode"
-_key: Any = torch._C._parse_dispatch_key(_KEY)
-# Under this name the interceptor lies among what torch carries to the threads of a backward.
-_NAME = "pykern.interceptor"
-_include = torch._C._dispatch_tls_set_dispatch_key_included
-_stash = torch._C._stash_obj_in_tls
-_stashed = torch._C._get_obj_in_tls
-_libraries: dict[str, Library] = {}
-_watched: set[str] = set()
-
-
-class Interceptor:
-    """Within it, `draw` is called for operations of this thread that may draw random numbers.
-
-    These are those with torch's tag, of which `watch_draws` knows. Unlike a `DispatchMode` it costs
-    other operations nothing. During `draw` the interceptor around it is in force, if any.
-    """
-
-    _outer: Interceptor | None = None
-
-    def draw(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls the operation in some way, and returns what it returns."""
-        raise AssertionError(f"{self} does not draw: {func}, {args}, {kwargs}")
-
-    def __enter__(self) -> Self:
-        self._outer = interceptor()
-        set_interceptor(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        set_interceptor(self._outer)
-
-
-def interceptor() -> Interceptor | None:
-    """The interceptor that is in force on this thread."""
-    return _stashed(_NAME) if torch._C._dispatch_tls_is_dispatch_key_included(_key) else None
-
-
-def set_interceptor(instead: Interceptor | None) -> None:
-    """Has another interceptor be in force on this thread, or stops the one that is."""
-    if instead is None:
-        # In this order: what is included is called.
-        _include(_key, False)
-        _stash(_NAME, None)
-    else:
-        _stash(_NAME, instead)
-        _include(_key, True)
-
-
-def watch_draws() -> None:
-    """Makes the operations known that may draw, as libraries have registered them by now."""
-    _look_up(len(sys.modules), len(torch.ops.loaded_libraries))
-
-
-@lru_cache(maxsize=1)
-def _look_up(*_counts: int) -> None:
-    if not _libraries:
-        _libraries["_"] = Library("_", "IMPL")
-        _libraries["_"].fallback(fallthrough_kernel, _KEY)
-    for name in set(torch._C._dispatch_get_all_op_names()) - _watched:
-        operation, _, overload = name.partition(".")
-        # Those for TorchScript alone have no entry.
-        found = torch._C._get_operation_overload(operation, overload)
-        # A composite operation calls others, and each of them is asked for itself.
-        if (
-            found is not None
-            and torch.Tag.nondeterministic_seeded in found[2]
-            and not torch._C._dispatch_has_kernel_for_dispatch_key(
-                name, "CompositeImplicitAutograd"
-            )
-        ):
-            namespace, short = operation.split("::")
-            func = getattr(getattr(getattr(torch.ops, namespace), short), overload or "default")
-            if namespace not in _libraries:
-                _libraries[namespace] = Library(namespace, "IMPL")
-            _libraries[namespace].impl(func, partial(_intercepted, func), _KEY)
-        _watched.add(name)
-
-
-def _intercepted(func: OpOverload, *args: Any, **kwargs: Any) -> Any:
-    inner = _stashed(_NAME)
-    outer = inner._outer
-    if outer is not None:
-        _stash(_NAME, outer)
-    _include(_key, outer is not None)
-    try:
-        return inner.draw(func, args, kwargs)
-    finally:
-        if outer is not None:
-            _stash(_NAME, inner)
-        _include(_key, True)
 
 
 def version_of(tensor: Tensor) -> int:

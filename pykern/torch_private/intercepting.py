@@ -1,0 +1,125 @@
+"""Operations that may draw random numbers are intercepted, each thread's by its own interceptor."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any, Self
+
+import torch
+from torch._ops import OpOverload
+from torch.library import Library, fallthrough_kernel
+
+# A key of torch's dispatcher that is above all others, and that nothing in torch uses. A thread
+# that includes it calls what is registered there; for most operations that is what they do anyway.
+_KEY = "TESTING_ONLY_GenericMode"
+_key: Any = torch._C._parse_dispatch_key(_KEY)
+# Under this name the interceptor lies among what torch carries to the threads of a backward.
+_NAME = "pykern.interceptor"
+_include = torch._C._dispatch_tls_set_dispatch_key_included
+_stashed = torch._C._get_obj_in_tls
+_libraries: dict[str, Library] = {}
+_watched: set[str] = set()
+
+
+def _stash_owned(name: str, value: object) -> None:
+    """Stashes it for a torch that releases what is stashed and never took a reference: 2.11."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
+    torch._C._stash_obj_in_tls(name, value)
+
+
+def _stashing() -> Callable[[str, object], None]:
+    probe = object()
+    before = sys.getrefcount(probe)
+    torch._C._stash_obj_in_tls(_NAME, probe)
+    if sys.getrefcount(probe) > before:
+        return torch._C._stash_obj_in_tls
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(probe))
+    return _stash_owned
+
+
+_stash = _stashing()
+
+
+class Interceptor:
+    """Within it, `draw` is called for operations of this thread that may draw random numbers.
+
+    These are those with torch's tag, of which `watch_draws` knows. Unlike a `DispatchMode` it costs
+    other operations nothing. During `draw` the interceptor around it is in force, if any.
+    """
+
+    _outer: Interceptor | None = None
+
+    def draw(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls the operation in some way, and returns what it returns."""
+        raise AssertionError(f"{self} does not draw: {func}, {args}, {kwargs}")
+
+    def __enter__(self) -> Self:
+        self._outer = interceptor()
+        set_interceptor(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        set_interceptor(self._outer)
+
+
+def interceptor() -> Interceptor | None:
+    """The interceptor that is in force on this thread."""
+    return _stashed(_NAME) if torch._C._dispatch_tls_is_dispatch_key_included(_key) else None
+
+
+def set_interceptor(instead: Interceptor | None) -> None:
+    """Has another interceptor be in force on this thread, or stops the one that is."""
+    if instead is None:
+        # In this order: what is included is called.
+        _include(_key, False)
+        _stash(_NAME, None)
+    else:
+        _stash(_NAME, instead)
+        _include(_key, True)
+
+
+def watch_draws() -> None:
+    """Makes the operations known that may draw, as libraries have registered them by now."""
+    _look_up(len(sys.modules), len(torch.ops.loaded_libraries))
+
+
+@lru_cache(maxsize=1)
+def _look_up(*_counts: int) -> None:
+    if not _libraries:
+        _libraries["_"] = Library("_", "IMPL")
+        _libraries["_"].fallback(fallthrough_kernel, _KEY)
+    for name in set(torch._C._dispatch_get_all_op_names()) - _watched:
+        operation, _, overload = name.partition(".")
+        # Those for TorchScript alone have no entry.
+        found = torch._C._get_operation_overload(operation, overload)
+        # A composite operation calls others, and each of them is asked for itself.
+        if (
+            found is not None
+            and torch.Tag.nondeterministic_seeded in found[2]
+            and not torch._C._dispatch_has_kernel_for_dispatch_key(
+                name, "CompositeImplicitAutograd"
+            )
+        ):
+            namespace, short = operation.split("::")
+            func = getattr(getattr(getattr(torch.ops, namespace), short), overload or "default")
+            if namespace not in _libraries:
+                _libraries[namespace] = Library(namespace, "IMPL")
+            _libraries[namespace].impl(func, partial(_intercepted, func), _KEY)
+        _watched.add(name)
+
+
+def _intercepted(func: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    inner = _stashed(_NAME)
+    outer = inner._outer
+    if outer is not None:
+        _stash(_NAME, outer)
+    _include(_key, outer is not None)
+    try:
+        return inner.draw(func, args, kwargs)
+    finally:
+        if outer is not None:
+            _stash(_NAME, inner)
+        _include(_key, True)
