@@ -1,4 +1,4 @@
-"""Writes the README's table of features, which is made of the tests that show them."""
+"""Writes the table of features in features.md, which is made of the tests that show them."""
 
 import importlib
 import re
@@ -10,13 +10,13 @@ _TABLE = re.compile(r"(?<=<!-- features -->\n).*?(?=<!-- end of features -->)", 
 
 
 def made() -> str:
-    """The README with the table of now."""
+    """The page with the table of now."""
     sys.path.insert(0, str(ROOT))
     for module in ("test_any_model", "test_any_loop"):
         importlib.import_module(f"tests.features.{module}")
     markdown = importlib.import_module("tests.features.table").markdown()
-    return _TABLE.sub(lambda _: markdown, (ROOT / "README.md").read_text())
+    return _TABLE.sub(lambda _: markdown, (ROOT / "docs/features.md").read_text())
 
 
 if __name__ == "__main__":
-    (ROOT / "README.md").write_text(made())
+    (ROOT / "docs/features.md").write_text(made())

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from ..one_of import require_one_of
 from ..plan import Plan
 from .breadth_first import breadth_first
 from .chimera import chimera
@@ -38,6 +39,7 @@ __all__ = [
     "one_f_one_b_eager",
     "pipedream",
     "pipedream_2bw",
+    "require_named",
     "seq1f1b",
     "v_half",
     "v_min",
@@ -68,3 +70,22 @@ by_name: dict[str, Callable[..., Plan]] = {
     "pipedream_2bw": pipedream_2bw,
     "forward_only": forward_only,
 }
+
+# What papers and other libraries call them.
+_MEANT = {
+    "1f1b": "one_f_one_b",
+    "1f1beager": "one_f_one_b_eager",
+    "2bw": "pipedream_2bw",
+    "dualpipe": "dualpipe_v",
+    "interleaved1f1b": "interleaved",
+    "interleavedzerobubble": "interleaved_zb",
+    "loopedbfs": "breadth_first",
+    "zb": "zb_h1",
+    "zbvzerobubble": "zb_v",
+    "zerobubble": "zb_h1",
+}
+
+
+def require_named(schedule: str, *others: str) -> None:
+    """Raises ValueError unless the catalogue, or `others`, has a schedule of this name."""
+    require_one_of("schedule", schedule, sorted((*others, *by_name)), _MEANT)

@@ -61,7 +61,7 @@ class Budget:
             raise ValueError("a memory budget is for training: Pipeline(..., loss_fn=...)")
         self._of_devices(plan.num_devices)
         # Nothing would run for a sample of no rows, and nothing would seem to be held.
-        batch_size((self.sample, self.target))
+        batch_size({"sample": self.sample, "target": self.target})
         losses = Losses(loss_fn, None if self.target is None else [self.target], [1.0])
         levels: tuple[Level, ...] = (*_KEEP_BITS, "ops+stash") if self.stash else _KEEP_BITS
         try:

@@ -4,9 +4,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from ..schedules import require_named
 from .errors import bad_input
 from .schedule_options import Given, of_schedule, require_owned, with_schedule_options
-from .sources import CATALOGUE, require_named
+from .sources import CATALOGUE
 from .values import number_option
 from .workloads import workload_of
 

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
+from ..one_of import require_one_of
 from .errors import bad_input
 from .values import number_option
 
@@ -99,8 +100,7 @@ def scale(
 
         from ..scale import BY_NAME, Job, Transformer, best
 
-        if gpu not in BY_NAME:
-            raise ValueError(f"GPU '{gpu}' is unknown; there are {', '.join(BY_NAME)}")
+        require_one_of("GPU", gpu, BY_NAME)
         job = Job(Transformer(layers, width, sequence, vocabulary), batch, microbatch, int(zero))
         found = {n: best(job, BY_NAME[gpu], n, schedule.names, top) for n in gpus.numbers}
     table = Table(box=None, pad_edge=False, padding=(0, 0, 0, 1))

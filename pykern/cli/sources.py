@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ..plan import Costs, Plan, load_plan_and_costs
 from ..plan.files import SUFFIXES
 from ..plan.shares import Shares
-from ..schedules import by_name
+from ..schedules import by_name, require_named
 from .schedule_options import Given, of_schedule, require_owned
 from .search import AUTO, Search
 
@@ -112,12 +112,6 @@ def sources_of(
 def is_file(name: str) -> bool:
     """Whether this names a file rather than a schedule."""
     return Path(name).suffix.lower() in SUFFIXES
-
-
-def require_named(name: str) -> None:
-    """Refuses a name that the catalogue does not have."""
-    if name not in by_name:
-        raise ValueError(f"schedule '{name}' is unknown; there are {', '.join(by_name)}")
 
 
 def counts_with(name: str, plan: Plan, counts: Counts) -> Counts:

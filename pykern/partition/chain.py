@@ -31,6 +31,8 @@ class Chain:
     Attributes:
         layers: by name.
         root: the module that they belong to; None where they were given as a list.
+        taken: the arguments that a layer can be given by name.
+        of_first: those of the first layer.
         origins: records the tensors that layers make, while origins are tracked.
     """
 
@@ -40,7 +42,9 @@ class Chain:
         self.root = model if isinstance(model, nn.Module) else None
         if isinstance(model, nn.Sequential):
             refuse_hooks(model)
-        self._taken = {name for layer in self.layers.values() for name in keywords_of(layer)}
+        layers = list(self.layers.values())
+        self.taken = frozenset(name for layer in layers for name in keywords_of(layer))
+        self.of_first = frozenset[str]() if not layers else keywords_of(layers[0])
 
     def first_input(self, sample: Any) -> Any:
         """What the first layer is given for a sample."""
@@ -56,17 +60,7 @@ class Chain:
         """Is told that modules compute in another way by now."""
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        """What the first layer is given, and what all layers are offered.
-
-        Raises:
-            TypeError: no layer names a keyword argument.
-        """
-        for name in kwargs:
-            if name not in self._taken:
-                known = ", ".join(sorted(self._taken)) or "none"
-                raise TypeError(
-                    f"no layer takes a keyword argument {name!r}; those that any names: {known}"
-                )
+        """What the first layer is given, and what all layers are offered."""
         return args, kwargs
 
     def require_unchanged(self, modules: Mapping[str, nn.Module | None]) -> None:
@@ -213,6 +207,11 @@ def max_stages(model: nn.Module | Sequence[nn.Module] | ExportedProgram) -> int:
 
 
 def _require_module(model: object) -> nn.Module:
+    if isinstance(model, type):
+        raise TypeError(
+            f"model must be an nn.Module or a list of them, got the class {model.__name__}. Make "
+            f"the model first: {model.__name__}(...)"
+        )
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"model must be an nn.Module or a list of them, got {type(model).__name__}. Give the "

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from .. import schedules
-from ..notes import add_note
 from ..plan import Kind, Plan, with_reductions
 from ..plan.files.proved import MAX_ACTIONS
 from ..plan.parts import Parts
@@ -145,12 +144,6 @@ def _made_plan(schedule: Schedule, shares: Shares, options: Mapping[str, Any]) -
     if schedule == "auto":
         return search.auto(num_devices, microbatches, **options).plan
     if isinstance(schedule, str):
-        if schedule not in schedules.by_name:
-            known = ", ".join(sorted(["auto", *schedules.by_name]))
-            raise ValueError(f"schedule {schedule!r} is unknown; there are {known}")
+        schedules.require_named(schedule, "auto")
         schedule = schedules.by_name[schedule]
-    try:
-        return schedule(num_devices, microbatches, **options)
-    except TypeError as error:
-        add_note(error, f"the schedule was given {', '.join(options) or 'no options'}")
-        raise
+    return schedule(num_devices, microbatches, **options)

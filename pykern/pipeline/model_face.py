@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import Any, Self
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ..partition.chain import Chain, RecordedChain
 from ..runtime.loss import Loss
@@ -69,6 +72,43 @@ class Adopted(nn.Module):
         if root is None:
             return super().load_state_dict(*args, **kwargs)
         return root.load_state_dict(*args, **kwargs)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Refused: layers run on workers, where a compiled forward of the pipeline is unknown."""
+        del args, kwargs
+        raise RuntimeError(
+            "compile must be chosen when a pipeline is made. Use Pipeline(..., compile='stages'), "
+            "or call compile() of each layer before"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        """What the model knows, such as its `config`, though not its methods."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            chain = vars(self).get("_chain")
+            root = None if chain is None else chain.root
+            if root is None or not hasattr(root, name):
+                raise
+            value = getattr(root, name)
+            if not inspect.ismethod(value):
+                return value
+        raise AttributeError(
+            f"{name} must be called on the model itself, since it is a method of "
+            f"{type(root).__name__}, which would not run on the pipeline's devices. Keep the model "
+            f"that the pipeline was made of, and call model.{name}()"
+        )
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        # Before anything changes.
+        for device in {tensor.device for tensor in (*self.parameters(), *self.buffers())}:
+            moved = fn(torch.empty(0, device=device)).device
+            if moved != device:
+                raise RuntimeError(
+                    "the devices of a pipeline must stay as they were when it was made, got "
+                    f"{moved} for layers on {device}. Make a new one: Pipeline(..., devices=...)"
+                )
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call, no-any-return]
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         # torch calls this if the pipeline is a part of another module.

@@ -22,6 +22,7 @@ from ..runtime.features.finite import CheckFinite
 from ..runtime.gpu.capture.policy import Capture
 from ..runtime.loss import Loss
 from ..verify import Verify
+from .arguments import Arguments
 from .build import build, design
 from .choose_levels import RecomputeArgument
 from .choose_plan import Schedule
@@ -175,6 +176,7 @@ class Pipeline(Steps):
                 asked.reduction,
             )
             self._adopt(chosen.chain, asked.loss_fn)
+            self._arguments = Arguments(chosen.chain, asked.loss_fn)
             built = build(chosen, self)
             self.plan, self._levels, self.fitted = built.plan, built.levels, built.fitted
             self._executor, self._steps, self._features = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Literal, get_args
 
@@ -11,6 +11,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from ..budget.budget import Budget
+from ..one_of import require_one_of
 from ..parallel.peers.groups import Peers
 from ..parallel.tensor.tensor import TensorParallelism
 from ..partition.balance import Balance
@@ -23,6 +24,7 @@ from ..runtime.features.finite import CheckFinite
 from ..runtime.gpu.capture.policy import Capture
 from ..runtime.loss import Loss
 from ..verify import Verify, parse_verify
+from .arguments import refuse_unknown_options
 from .choose_levels import RecomputeArgument
 from .choose_plan import Schedule
 
@@ -67,19 +69,22 @@ class Request:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        arguments = [each.name for each in fields(self) if each.name != "options"]
         if "optimizer" in self.options:
             raise TypeError(
                 "optimizer must be left out of Pipeline: call optimizer.step() after its steps. A "
                 "pykern.AsyncPipeline takes an optimizer, which its steps call"
             )
-        _require_one_of("reduction", self.reduction, get_args(BatchReduction))
+        refuse_unknown_options(self.schedule, self.options, arguments)
+        _require_loss(self.loss_fn)
+        require_one_of("reduction", self.reduction, get_args(BatchReduction))
         if not isinstance(self.deferred_batch_norm, bool):
             raise TypeError(
                 f"deferred_batch_norm is True or False, got {self.deferred_batch_norm!r}"
             )
-        _require_one_of("check_finite", self.check_finite, get_args(CheckFinite))
-        _require_one_of("capture", self.capture, (False, True, "auto", "step"))
-        _require_one_of("compile", self.compile, get_args(Compile))
+        require_one_of("check_finite", self.check_finite, get_args(CheckFinite))
+        require_one_of("capture", self.capture, (False, True, "auto", "step"))
+        require_one_of("compile", self.compile, get_args(Compile))
         refuse_timeout(self.timeout)
         # Made now, so that what is wrong with them is told now.
         _ = self.verified, self.shares
@@ -117,7 +122,14 @@ class Request:
         return self.lanes[0].device.type != "cpu"
 
 
-def _require_one_of(name: str, value: object, known: Sequence[object]) -> None:
-    if value not in known:
-        *others, last = map(repr, known)
-        raise ValueError(f"{name} must be one of {', '.join(others)} or {last}, got {value!r}")
+def _require_loss(loss: object) -> None:
+    if isinstance(loss, type):
+        raise TypeError(
+            f"loss_fn must be a function of (output, target), got the class {loss.__name__}. Make "
+            f"the loss first: {loss.__name__}()"
+        )
+    if loss is not None and not callable(loss):
+        raise TypeError(
+            f"loss_fn must be a function of (output, target), got {loss!r}. Give the function, "
+            "such as torch.nn.functional.mse_loss"
+        )

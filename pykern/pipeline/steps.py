@@ -23,6 +23,7 @@ from ..runtime.mapped import Mapped
 from ..runtime.through import refuse_backward
 from ..tensors.trees import Call
 from ..torch_private import compiler, set_compiler
+from .arguments import Arguments
 from .choose_levels import Levels
 from .measured import Measured
 from .with_graph import WithGraph, end_of_backward, refuse_transforms
@@ -31,6 +32,7 @@ from .with_graph import WithGraph, end_of_backward, refuse_transforms
 class Steps(Measured):
     """The methods of a `Pipeline` that run its layers."""
 
+    _arguments: Arguments
     _features: Features
     _steps: Runner
     _levels: Levels
@@ -84,7 +86,9 @@ class Steps(Measured):
             if self._loss_fn is None:
                 raise RuntimeError("step needs a loss: Pipeline(..., loss_fn=...)")
             step = partial(self._step, (inputs, named), target, scaler, self._loss_fn)
-            return self._features.within(scaler, step)
+            loss = self._features.within(scaler, step)
+            loss.backward = _refuse_second_backward  # type: ignore[method-assign]
+            return loss
 
     def map(
         self,
@@ -141,7 +145,8 @@ class Steps(Measured):
         if not (self.plan.has(Kind.B) or self.plan.has(Kind.I)):
             raise RuntimeError("the plan has forward actions only; call the pipeline itself")
         self._chain.require_unchanged(self._modules)
-        rows = self._rows((*call, target))
+        self._arguments.require(call, target=target, loss=loss_fn)
+        rows = self._rows(call, target)
         microbatch.refuse_graphs((*call, target))
         call, target = self._executor.replicas.place(call, target)
         parts = None if target is None else microbatch.split(target, rows)
@@ -201,6 +206,7 @@ class Steps(Measured):
             set_compiler(None)
             self._chain.require_unchanged(self._modules)
             call = inputs, named
+            self._arguments.require(call)
             refuse_transforms(call)
             anchor = end_of_backward(call, self) if torch.is_grad_enabled() else None
             return self._predict(call) if anchor is None else self._outside(call, anchor)
@@ -250,6 +256,7 @@ class Steps(Measured):
 
     def _open_batch(self, call: Call) -> tuple[Batch, Outputs]:
         self._features.ready()
+        self._arguments.require(call)
         rows = self._rows(call)
         call, _ = self._executor.replicas.place(call, None)
         outputs = Outputs(self._weights(rows, sum(rows)))
@@ -273,7 +280,8 @@ class Steps(Measured):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _rows(self, batch: Any) -> list[int]:
+    def _rows(self, call: Call, target: Any = None) -> list[int]:
+        batch = {"inputs": call[0], "named": call[1], "target": target}
         return microbatch.sizes(microbatch.batch_size(batch), self.plan.num_microbatches)
 
     def _weights(self, rows: Sequence[int], total: int) -> list[float]:
@@ -282,3 +290,8 @@ class Steps(Measured):
     def _loss_weights(self, rows: Sequence[int], total: int) -> list[float]:
         """By which the losses of microbatches of a step count."""
         return self._weights(rows, total)
+
+
+def _refuse_second_backward(*_: object, **__: object) -> None:
+    """In place of the backward of a loss that `step` returns."""
+    raise RuntimeError("backward must be left out: step has run it. Call optimizer.step() next")

@@ -26,6 +26,8 @@ class Shares:
 
     def __post_init__(self) -> None:
         require_counts(replicas=self.replicas)
+        if self.num_microbatches is not None:
+            require_counts(microbatches=self.num_microbatches)
         if self.replicas == 1:
             return
         if self.num_devices % self.replicas:
@@ -33,10 +35,7 @@ class Shares:
                 f"replicas={self.replicas}, but there are {self.num_devices} devices, which are "
                 "not a multiple"
             )
-        if self.num_microbatches is None:
-            return
-        require_counts(microbatches=self.num_microbatches)
-        if self.num_microbatches < self.replicas:
+        if self.num_microbatches is not None and self.num_microbatches < self.replicas:
             raise ValueError(
                 f"replicas={self.replicas}, but there are {self.num_microbatches} microbatches; "
                 "each replica needs one"

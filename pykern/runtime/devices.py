@@ -116,6 +116,11 @@ def _device(name: str) -> torch.device:
         return torch.device("cpu")
     if name == "cuda":
         raise ValueError("device 'cuda' in a list says not which GPU: use 'cuda:0'")
+    if _WORKERS.fullmatch(name):
+        raise ValueError(
+            f"device {name!r} in a list must be 'cpu', since CPU workers have no numbers. Use "
+            "devices='cpu:2' for two"
+        )
     if (gpu := _GPU.fullmatch(name)) is None:
         raise _unknown(name)
     if gpu[2] is not None:

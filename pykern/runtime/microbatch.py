@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -27,14 +28,20 @@ def sizes(batch_size: int, num_microbatches: int) -> list[int]:
 def batch_size(tree: Any) -> int:
     """Size of dimension 0, on which all tensors of the tree that have one must agree.
 
+    The tree is a dict of arguments by name where messages are to name them.
+
     Raises:
         SplitError: there is no such tensor, they differ, or the batch is empty.
     """
-    rows = [
-        leaf.size(0)
-        for leaf in leaves_of_batch(tree)
-        if isinstance(leaf, Tensor) and leaf.dim() > 0
-    ]
+    rows: list[int] = []
+    others: list[Any] = []
+    for leaf in leaves_of_batch(tree):
+        if not isinstance(leaf, Tensor):
+            others.append(leaf)
+        elif leaf.dim() > 0:
+            rows.append(leaf.size(0))
+    for leaf in others:
+        _refuse_array(leaf, rows)
     if not rows:
         raise SplitError("the batch holds no tensor with a dimension 0 to cut into microbatches")
     if any(other != rows[0] for other in rows):
@@ -156,13 +163,25 @@ def leaves_of_batch(tree: Any) -> Iterator[Any]:
         yield from flatten(tree)[0]
 
 
+def _refuse_array(leaf: Any, rows: Sequence[int]) -> None:
+    """Raises SplitError for an array that is not a tensor and has the rows of a batch."""
+    shape: Sequence[int] = getattr(leaf, "shape", ())
+    if hasattr(leaf, "__array__") and len(shape) > 0 and (not rows or shape[0] == rows[0]):
+        raise SplitError(
+            f"arrays of a batch must be tensors, got a {type(leaf).__name__} of shape "
+            f"{tuple(shape)}. Use torch.from_numpy(array)"
+        )
+
+
 def _disagreement(tree: Any, rows: int) -> SplitError:
     """Names the first tensor that has another number of rows than those before it."""
     for path, leaf in with_paths(tree):
         if isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.size(0) != rows:
+            # As Python writes it: target, inputs[0].
+            name = re.sub(r"^\['(\w+)'\]", r"\1", path)
             return SplitError(
-                f"tensor {path} of the batch has {leaf.size(0)} rows (shape "
-                f"{tuple(leaf.shape)}), but those before it have {rows}: every tensor is cut "
-                "along dimension 0, so all must have the same number of rows there"
+                f"{name} must have as many rows in dimension 0 as the tensors before it have, "
+                f"{rows}, got {leaf.size(0)} (shape {tuple(leaf.shape)}). Give one row for each "
+                "sample"
             )
     raise AssertionError("all tensors agree")

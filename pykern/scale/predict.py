@@ -16,7 +16,7 @@ from pykern.plan import (
 from pykern.scale.cluster import Cluster
 from pykern.scale.mesh import Layout, Mesh
 from pykern.scale.transformer import BFLOAT16_BYTES, Part, Transformer
-from pykern.schedules import by_name
+from pykern.schedules import by_name, require_named
 
 # What AdamW in float32 holds of a parameter, as a loop under autocast has it: parameter, gradient,
 # two moments. Its step reads all four and writes all but the gradient.
@@ -199,8 +199,7 @@ def require_predictable(schedule: str) -> None:
         ValueError: The name is unknown, or the schedule does more than train one copy of the model
             in whole microbatches with an update at the end.
     """
-    if schedule not in by_name:
-        raise ValueError(f"schedule '{schedule}' is unknown; there are {', '.join(by_name)}")
+    require_named(schedule)
     if schedule in NOT_PREDICTED:
         raise ValueError(f"schedule '{schedule}' is not predicted: it {NOT_PREDICTED[schedule]}")
 

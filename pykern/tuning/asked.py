@@ -65,7 +65,7 @@ class Asked:
     @cached_property
     def rows_of_sample(self) -> int:
         """How many rows the sample and the target have."""
-        return batch_size((self.sample, self.target))
+        return batch_size({"sample": self.sample, "target": self.target})
 
     @property
     def rows(self) -> int:

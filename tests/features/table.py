@@ -8,7 +8,7 @@ from typing import TypeVar
 
 _F = TypeVar("_F", bound=Callable[..., None])
 
-# Whom the README compares with, and the versions that were looked at.
+# Whom docs/features.md compares with, and the versions that were looked at.
 PEERS = {
     "torch": "torch.distributed.pipelining 2.13, with torchtitan where it adds a feature",
     "torchgpipe": "torchgpipe 0.0.7 and fairscale 0.4.13",
@@ -61,7 +61,7 @@ def row(feature: str, peers: str) -> Callable[[_F], _F]:
 
 
 def markdown() -> str:
-    """The table as the README shows it."""
+    """The table as docs/features.md shows it."""
     lines = ["| feature | shown by | " + " | ".join(PEERS) + " |", "|---" * (len(PEERS) + 2) + "|"]
     # Whichever file was imported first.
     for one in sorted(ROWS, key=lambda one: one.file, reverse=True):

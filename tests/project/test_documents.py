@@ -14,13 +14,12 @@ from pykern.schedules import one_f_one_b
 @pytest.mark.timeout(300)
 def test_the_readmes_code_runs(python, root):
     blocks = re.findall(r"^```python\n(.*?)^```", (root / "README.md").read_text(), re.M | re.S)
-    assert len(blocks) == 3
+    assert len(blocks) == 2
     # On a busy machine a measured balance warns.
     quiet = ("-W", "error", "-W", "ignore:the times of layers differ")
     output = python(*quiet, "-c", "".join(blocks)).stdout
-    assert "torch.Size([32, 64])" in output
+    assert "torch.Size([1024, 512])" in output
     assert "share of time" in output
-    assert "bytes of activations" in output
 
 
 @pytest.mark.timeout(600)
@@ -96,16 +95,28 @@ def test_the_plan_shown_as_a_file_is_one(root):
     assert from_json(shown) == (one_f_one_b(2, 2), None)
 
 
-def test_links_between_documents_lead_somewhere(root):
+def anchors_of(page):
+    """The headings of a page, as links name them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings}
+
+
+def test_links_between_documents_lead_to_files_and_headings(root):
     documents = [*root.glob("*.md"), *root.glob("*/*.md"), *root.glob("docs/*/*.md")]
-    broken = [
-        f"{document.relative_to(root)}: {link}"
-        for document in documents
-        if ".venv" not in document.parts and "build" not in document.parts
-        for link in re.findall(r"\]\(([^)#:]+)\)", document.read_text())
-        if not (document.parent / link).exists()
-    ]
+    broken = []
+    for document in documents:
+        if ".venv" in document.parts or "build" in document.parts:
+            continue
+        for link in re.findall(r"\]\(([^):\s]+)\)", document.read_text()):
+            path, _, anchor = link.partition("#")
+            page = document.parent / path if path else document
+            if not page.exists() or (anchor and anchor not in anchors_of(page)):
+                broken.append(f"{document.relative_to(root)}: {link}")
     assert broken == []
+
+
+def test_the_readme_is_read_in_minutes(root):
+    assert len((root / "README.md").read_text().splitlines()) <= 120
 
 
 def test_the_reading_path_is_short(root):

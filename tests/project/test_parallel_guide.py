@@ -35,10 +35,3 @@ def test_the_plan_of_replicas_is_the_one_that_is_shown(root: Path) -> None:
         f"```\n{with_replicas(one_f_one_b(2, 4), 2)}\n```"
         in (root / "docs/parallel.md").read_text()
     )
-
-
-def test_links_within_the_guide_lead_to_its_headings(root: Path) -> None:
-    page = (root / "docs/parallel.md").read_text()
-    headings = re.findall(r"^#+ (.+)$", page, re.MULTILINE)
-    anchors = {re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings}
-    assert set(re.findall(r"\]\(#([^)]+)\)", page)) <= anchors

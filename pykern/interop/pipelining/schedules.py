@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from ... import schedules
+from ...one_of import require_one_of
 from ...plan import load_plan
 from ...plan.files import load_torch_csv, save_torch_csv
 from ...plan.files.torch_csv import from_torch_csv
@@ -294,5 +295,5 @@ def get_schedule_class(schedule_name: str) -> type[Any]:
     """
     by_lower_case = {name.lower(): found for name, found in _BY_NAME.items()}
     if schedule_name.lower() not in by_lower_case:
-        raise ValueError(f"schedule {schedule_name!r} is unknown; there are {', '.join(_BY_NAME)}")
+        require_one_of("schedule_name", schedule_name, _BY_NAME)
     return by_lower_case[schedule_name.lower()]

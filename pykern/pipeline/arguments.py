@@ -1,0 +1,186 @@
+"""Whether a model and its loss take the arguments of a call, asked before any worker starts."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from .. import schedules
+from ..one_of import nearest
+from ..partition.chain import Chain, RecordedChain
+from ..plan import Plan
+from ..runtime.loss import Loss
+from ..search import search
+from ..tensors.trees import Call
+
+# What other libraries call arguments of a pipeline.
+_MEANT = {
+    "activationcheckpointing": "recompute",
+    "checkpoint": "recompute",
+    "checkpointing": "recompute",
+    "chunks": "microbatches",
+    "criterion": "loss_fn",
+    "loss": "loss_fn",
+    "nummicrobatches": "microbatches",
+    "nmicrobatches": "microbatches",
+    "numdevices": "devices",
+    "numstages": "devices",
+    "split": "balance",
+    "splitspec": "split_at",
+    "stages": "devices",
+    "tp": "tensor_parallel",
+}
+# By `step` and `map` themselves.
+_OF_STEP = ("target", "scaler")
+
+
+def refuse_unknown_options(
+    schedule: str | Plan | Callable[..., Plan], options: Mapping[str, Any], arguments: Sequence[str]
+) -> None:
+    """Raises TypeError where an option is not one of the schedule's.
+
+    Args:
+        schedule: a name or function of `pykern.schedules`, "auto", or a plan, which takes none.
+        options: for the schedule.
+        arguments: the names of the pipeline's own.
+    """
+    if isinstance(schedule, Plan) or not options:
+        return
+    name = schedule if isinstance(schedule, str) else getattr(schedule, "__name__", "given")
+    make = search.auto if schedule == "auto" else schedules.by_name.get(name, schedule)
+    found = _parameters(make)
+    if found is None or any(each.kind is each.VAR_KEYWORD for each in found):
+        return
+    # The first two are the devices and the microbatches.
+    taken = [each.name for each in found[2:]]
+    for option in options:
+        if option not in taken:
+            near = nearest(option, taken) or nearest(option, arguments, _MEANT)
+            instead = f"Did you mean {near}=?" if near else f"Omit {option}"
+            raise TypeError(
+                f"arguments must be the pipeline's own or options of the schedule {name!r} "
+                f"({', '.join(taken) or 'it has no options'}), got {option}=. {instead}"
+            )
+
+
+class Arguments:
+    """Looks at each form of a call of a pipeline once.
+
+    Args:
+        chain: the model.
+        loss_fn: the pipeline's, which may be None.
+    """
+
+    def __init__(self, chain: Chain | RecordedChain, loss_fn: Loss | None) -> None:
+        self._chain = chain
+        self._loss_fn = loss_fn
+        self._seen: set[object] = set()
+
+    def require(self, call: Call, *, target: Any = None, loss: Loss | None = None) -> None:
+        """Raises TypeError where the model's forward or the loss would do so for this call.
+
+        Args:
+            call: arguments of the model.
+            target: of a step.
+            loss: of a step; None for a forward.
+        """
+        args, named = call
+        form = (len(args), *named, target is None, loss is None)
+        if form in self._seen:
+            return
+        self._require_names(named, is_step=loss is not None)
+        self._require_call(args, named, may_target=loss is not None and target is None)
+        if loss is not None and loss is self._loss_fn:
+            _require_target(loss, target)
+        self._seen.add(form)
+
+    def _require_names(self, named: Mapping[str, Any], *, is_step: bool) -> None:
+        if not isinstance(self._chain, Chain):
+            return
+        for name in named:
+            if name not in self._chain.taken:
+                taken = sorted(self._chain.taken)
+                near = nearest(name, (*taken, *(_OF_STEP if is_step else ())))
+                instead = f"Did you mean {near}=?" if near else f"Omit {name}"
+                raise TypeError(
+                    "arguments by name must be those that a layer's forward names "
+                    f"({', '.join(taken) or 'here no layer names any'}), got {name}=. {instead}"
+                )
+
+    def _require_call(
+        self, args: Sequence[Any], named: Mapping[str, Any], may_target: bool
+    ) -> None:
+        chain = self._chain
+        first: nn.Module | None = next(iter(chain.layers.values()))
+        if isinstance(chain, RecordedChain):
+            first = chain.root
+        else:
+            named = {name: named[name] for name in named if name in chain.of_first}
+        # Hooks may change what forward is given.
+        if first is None or first._forward_pre_hooks:
+            return
+        if (error := _refusal(first.forward, args, named)) is None:
+            return
+        instead = "Call the pipeline as the model itself is called"
+        if may_target and args and _refusal(first.forward, args[:-1], named) is None:
+            instead = "Name the target of the loss: step(x, target=y)"
+        raise TypeError(
+            f"inputs must be those of {type(first).__name__}.forward{_signature(first.forward)}, "
+            f"got {_counted(args, named)}: {error}. {instead}"
+        )
+
+
+def _require_target(loss: Loss, target: Any) -> None:
+    """Raises TypeError where a loss does not take the target, or needs one."""
+    function = loss
+    if isinstance(loss, nn.Module):
+        if loss._forward_pre_hooks:
+            return
+        function = loss.forward
+    given = ("output",) if target is None else ("output", "target")
+    if _refusal(function, given, {}) is None:
+        return
+    name = getattr(loss, "__name__", type(loss).__name__)
+    taken = f"{name}{_signature(function)}"
+    if target is None:
+        raise TypeError(
+            f"target must be given for the loss {taken}, got None. Call step(x, target=y)"
+        )
+    raise TypeError(
+        f"loss_fn must take an output and a target, got {taken}. Omit target= for a loss of the "
+        "output alone"
+    )
+
+
+def _refusal(
+    function: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]
+) -> str | None:
+    """Why the function does not take these arguments; None where it does, or cannot be asked."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+    try:
+        signature.bind(*args, **named)
+    except TypeError as error:
+        return str(error)
+    return None
+
+
+def _signature(function: Callable[..., Any]) -> str:
+    return f"({', '.join(inspect.signature(function).parameters)})"
+
+
+def _parameters(function: object) -> list[inspect.Parameter] | None:
+    try:
+        return list(inspect.signature(function).parameters.values())  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None
+
+
+def _counted(args: Sequence[Any], named: Mapping[str, Any]) -> str:
+    by_name = f" and {', '.join(named)} by name" if named else ""
+    return f"{len(args)} by position{by_name}"
