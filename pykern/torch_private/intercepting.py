@@ -33,7 +33,7 @@ def _stash_owned(name: str, value: object) -> None:
 def _stashing() -> Callable[[str, object], None]:
     probe = object()
     before = sys.getrefcount(probe)
-    torch._C._stash_obj_in_tls(_NAME, probe)
+    torch._C._stash_obj_in_tls(_NAME + ".probe", probe)
     if sys.getrefcount(probe) > before:
         return torch._C._stash_obj_in_tls
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(probe))
@@ -67,7 +67,8 @@ class Interceptor:
 
 def interceptor() -> Interceptor | None:
     """The interceptor that is in force on this thread."""
-    return _stashed(_NAME) if torch._C._dispatch_tls_is_dispatch_key_included(_key) else None
+    # Not whether the key is included: torch 2.11 cannot compile a caller that asks for this.
+    return _stashed(_NAME) if torch._C._is_key_in_tls(_NAME) else None
 
 
 def set_interceptor(instead: Interceptor | None) -> None:
@@ -114,12 +115,11 @@ def _look_up(*_counts: int) -> None:
 def _intercepted(func: OpOverload, *args: Any, **kwargs: Any) -> Any:
     inner = _stashed(_NAME)
     outer = inner._outer
-    if outer is not None:
-        _stash(_NAME, outer)
+    # As `set_interceptor`, which would be two more calls for every draw.
+    _stash(_NAME, outer)
     _include(_key, outer is not None)
     try:
         return inner.draw(func, args, kwargs)
     finally:
-        if outer is not None:
-            _stash(_NAME, inner)
+        _stash(_NAME, inner)
         _include(_key, True)

@@ -14,7 +14,7 @@ using namespace pykern;
 namespace {
 
 // Forms are all looked at, or one of so many. No thread but the test's own has a part in these.
-#if defined(__SANITIZE_THREAD__)
+#ifdef __SANITIZE_THREAD__
 constexpr std::size_t kNumRounds = 3;
 constexpr std::size_t kEveryForm = 20;
 #elif defined(__SANITIZE_ADDRESS__)

@@ -147,8 +147,9 @@ def calls_of(model: nn.Module, kinds: str, options: dict[str, Any]) -> dict[str,
 
 
 PLAIN = {"F": [3, 3, 6], "B": [2, 4, 4]}
-# An action stashes its interceptor and puts None in its place; torch 2.11 needs a call for each.
-STASHES = 2 * (intercepting._stash is intercepting._stash_owned)
+# An action stashes its interceptor and puts None in its place, and does so once more for its draw;
+# torch 2.11 needs a call for each.
+STASHES = 4 * (intercepting._stash is intercepting._stash_owned)
 DROPOUT = [25 + STASHES, 21 + STASHES, 24 + STASHES]
 
 
