@@ -33,7 +33,7 @@ def clipping(_: Path) -> Callable[[], object]:
     return lambda: clip_grad_norm_([parameter], 1.0)
 
 
-@pytest.mark.parametrize(("make", "stride"), [(loading, 3), (construction, 401), (clipping, 1)])
+@pytest.mark.parametrize(("make", "stride"), [(loading, 3), (construction, 801), (clipping, 1)])
 def test_an_interrupt_leaves_the_modes_of_the_thread(
     tmp_path: Path, make: Callable[[Path], Callable[[], object]], stride: int
 ) -> None:

@@ -298,7 +298,7 @@ REFUSED = [
     (["plan", "seq1f1b", "--recompute", "0"], "a plan of 2 slices cannot be recomputed"),
     (["plan", "gpipe", "--recompute", "0", "--out", "a.csv"], "device 0 has 0R0 at position 8"),
     (["plan", "gpipe", "--frob"], "No such option: --frob"),
-    (["plan", "2bw"], "schedule '2bw' is unknown; there are gpipe, one_f_one_b"),
+    (["plan", "2bw"], "schedule must be one of 'breadth_first', 'chimera',"),
     (["plan", "gpipe", "-p", "x"], "'x' is not a whole number of at least 1"),
     (["plan", "gpipe", "-m", "0"], "'0' is not a whole number of at least 1"),
     (["plan", "gpipe", "-m", "1.5"], "'1.5' is not a whole number of at least 1"),
@@ -311,7 +311,7 @@ REFUSED = [
     (["plan", "gpipe", "--costs", "1:1:1:1"], "'1:1:1:1' is not two times F:B or three F:I:W"),
     (["schedules", "--costs", "1:-1"], "'1:-1' is not two times F:B or three F:I:W"),
     (["plan", "gpipe", "--compare", "gpipe"], "needs another plan than gpipe itself"),
-    (["plan", "gpipe", "--compare", "2bw"], "schedule '2bw' is unknown"),
+    (["plan", "gpipe", "--compare", "2bw"], "got '2bw'. Did you mean 'pipedream_2bw'?"),
     (
         ["plan", "gpipe", "--compare", "hanayo", "--chunks", "2"],
         "none of the plans has --chunks; it is an option of interleaved",
@@ -339,7 +339,7 @@ REFUSED = [
     (["demo", "--steps", "0"], "'0' is not a whole number of at least 1"),
     (["demo", "--steps", "many"], "'many' is not a whole number of at least 1"),
     (["demo", "--microbatches", "-2"], "'-2' is not a whole number of at least 1"),
-    (["demo", "--schedule", "zb"], "schedule 'zb' is unknown"),
+    (["demo", "--schedule", "zb"], "got 'zb'. Did you mean 'zb_h1'?"),
     (["demo", "--schedule", "gpipe", "--waves", "2"], "gpipe has no --waves"),
     (
         ["demo", "--schedule", "pipedream"],

@@ -62,7 +62,7 @@ def test_pipelines_over_boxes_are_marked() -> None:
         (("--schedule", ""), "names must be different ones with commas between them, got ''."),
         (("--schedule", "gpipe,gpipe"), "got 'gpipe,gpipe'. Give each schedule once."),
         (("--schedule", "gpipe,"), "got 'gpipe,'. Give each schedule once."),
-        (("--gpu", "abacus"), "GPU 'abacus' is unknown; there are h100, h200"),
+        (("--gpu", "abacus"), "GPU must be one of 'h100' or 'h200', got 'abacus'"),
         (("--schedule", "chimera"), "schedule 'chimera' is not predicted"),
         (("--layers", "0"), "'0' is not a whole number of at least 1"),
     ],

@@ -122,7 +122,7 @@ def test_options_of_schedules() -> None:
         (["nobodys_model:make"], "No module named 'nobodys_model'"),
         (["users_model:two", "--schedule", "gpipe"], "must return (model, inputs, target) or"),
         (["users_model:no_loss", "--schedule", "gpipe"], "must return a loss_fn where it has no"),
-        (["--schedule", "nothing"], "schedule 'nothing' is unknown"),
+        (["--schedule", "nothing"], "got 'nothing'"),
         (["--schedule", "gpipe", "--waves", "2"], "gpipe has no --waves"),
         (["--devices", "tpu"], "tpu"),
         (["--rtol", "inf"], "rtol must be finite"),

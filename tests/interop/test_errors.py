@@ -63,7 +63,7 @@ MISUSES: dict[str, tuple[Misuse, type[Exception], str]] = {
         ValueError,
         "stage_index is 2; with num_stages=2 it is 0 to 1",
     ),
-    "name": (lambda library: library.schedule("2F2B"), ValueError, "'2F2B' is unknown"),
+    "name": (lambda library: library.schedule("2F2B"), ValueError, "one of '1F1B', .*got '2F2B'"),
     "V of four": (
         lambda library: make(library, "ZBVZeroBubble", parts(3)),
         ValueError,

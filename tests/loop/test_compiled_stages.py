@@ -137,6 +137,21 @@ def test_a_loss_outside_and_forwards_alone(name: str, counting: Counting) -> Non
             assert all(torch.equal(found, expected) for found in pipe.stream([x, x]))
 
 
+@pytest.mark.parametrize("name", ["one_f_one_b", "zb_h1", "recompute", "recorded"])
+def test_a_loss_that_comes_with_the_call(name: str, counting: Counting) -> None:
+    make, options = CASES[name]
+    layers = make()
+    reference = copy.deepcopy(layers)
+    x, y = batch(6)
+    with pipeline(layers, compile="stages", **options) as pipe:
+        for _ in range(2):
+            results = pipe.map(F.mse_loss, x, target=y)
+            expected = plain_loop_step(reference, x, y)
+            assert torch.equal(torch.stack([result / 3 for result in results]).sum(), expected)
+            assert_same(pipe, reference)
+        assert counting.calls > 0
+
+
 @pytest.mark.parametrize("recompute", [None, "stage"])
 def test_dropout_draws_what_it_draws_after_the_seed_of_its_action(recompute: Any) -> None:
     layers = blocks(0.5)

@@ -54,7 +54,7 @@ def test_what_names_stand_for(devices: Any, lanes: list[DeviceLane]) -> None:
         (["cuda"], "says not which GPU"),
         ([torch.device("cuda")], "says not which GPU"),
         (["cpu", "cuda:0"], "CPU workers or GPUs, not both"),
-        (["cpu:2"], "'cpu:2' is unknown"),
+        (["cpu:2"], "device 'cpu:2' in a list must be 'cpu'"),
         (["meta"], "'meta' is unknown"),
     ],
 )

@@ -108,7 +108,7 @@ def all_of(step: Callable[[], list[Tensor]], pipe: pykern.Pipeline) -> list[Tens
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("name", "stride"),
-    [*((name, 41) for name in SETTINGS), *(nightly(name, 1) for name in SETTINGS)],
+    [*((name, 83) for name in SETTINGS), *(nightly(name, 1) for name in SETTINGS)],
 )
 def test_the_next_step_is_that_of_a_fresh_pipeline(name: str, stride: int) -> None:
     setting = SETTINGS[name]

@@ -84,7 +84,10 @@ def test_numbers_count_by_weight() -> None:
 @pytest.mark.parametrize(
     ("tree", "message"),
     [
-        ((torch.ones(4), {"mask": torch.ones(3, 2)}), r"\[1\]\['mask'\].*3 rows.*have 4"),
+        (
+            (torch.ones(4), {"mask": torch.ones(3, 2)}),
+            r"\[1\]\['mask'\] must have as many rows .*, 4, got 3",
+        ),
         ((3, "text", torch.tensor(1.0)), "no tensor with a dimension 0"),
         ((torch.ones(0, 3),), "0 rows"),
     ],

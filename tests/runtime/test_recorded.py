@@ -178,9 +178,8 @@ def test_an_error_of_the_model_tells_that_it_was_recorded() -> None:
 
 
 def test_an_option_that_nobody_takes_is_told_as_the_schedules() -> None:
-    with pytest.raises(TypeError, match="'balanced'") as caught:
+    with pytest.raises(TypeError, match=r"got balanced=\. Did you mean balance=\?"):
         pipeline(Network(), balanced="time")
-    assert caught.value.__notes__ == ["pykern: the schedule was given balanced"]
 
 
 def test_a_model_without_a_sample_is_refused() -> None:
@@ -246,9 +245,7 @@ def test_in_a_chain_layers_get_the_arguments_that_they_name(schedule: str, recom
             assert ours.weight.grad is not None
             assert theirs.weight.grad is not None
             assert torch.equal(ours.weight.grad, theirs.weight.grad)
-        with pytest.raises(
-            TypeError, match=r"no layer takes a keyword argument 'shift'; .* power, scale"
-        ):
+        with pytest.raises(TypeError, match=r"\(power, scale\), got shift=\. Omit shift"):
             pipe.step(x, shift=scale, target=y)
 
 

@@ -80,7 +80,7 @@ if torch.__version__ >= "2.13":
 
 
 @pytest.mark.parametrize(
-    ("way", "stride"), [*((way, 331) for way in WAYS), *(nightly(way, 7) for way in WAYS)]
+    ("way", "stride"), [*((way, 661) for way in WAYS), *(nightly(way, 7) for way in WAYS)]
 )
 def test_an_interrupted_recording_leaves_no_trace(
     way: Callable[[nn.Module], Callable[[], object]], stride: int

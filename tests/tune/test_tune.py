@@ -171,7 +171,7 @@ def test_measurements_are_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ({"memory": 0}, "memory must be above 0 bytes, got 0"),
         ({"batch_size": 0}, "batch_size must be 1 to"),
         ({"devices": "cpu:7"}, "devices must be at most 4"),
-        ({"target": torch.ones(3, 8)}, "has 3 rows"),
+        ({"target": torch.ones(3, 8)}, "target must have as many rows"),
     ],
 )
 @pytest.mark.usefixtures("injected")
