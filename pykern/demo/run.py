@@ -31,7 +31,7 @@ SEED = 0
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """How big the demo is; the default takes about a minute on two cores.
+    """The sizes of the demo; a run with the defaults takes about a minute on two cores.
 
     Attributes:
         steps: Optimizer steps.

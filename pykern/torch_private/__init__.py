@@ -79,7 +79,7 @@ def checked_backward(
     inputs: tuple[Tensor, ...],
     *_: bool,
 ) -> None:
-    """As `run_backward`, with the checks that torch makes of gradients in Python."""
+    """Runs a backward as `run_backward`, with torch's checks of gradients in Python."""
     torch.autograd.backward(
         outputs, gradients, keep_graph, create_graph, inputs=inputs if inputs else None
     )

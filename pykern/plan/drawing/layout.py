@@ -1,4 +1,4 @@
-"""Where everything in a picture stands, whatever draws it."""
+"""The layout of a picture, the same for SVG and PNG."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
