@@ -31,7 +31,7 @@ from .torch_private import (
 )
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
-# By device: whether it is on, and to which type it casts.
+# The settings of autocast by device: whether it is on, and to which type it casts.
 Autocast = Sequence[tuple[str, bool, torch.dtype]]
 
 _P = ParamSpec("_P")
@@ -52,7 +52,7 @@ def as_before() -> _C.Undo:
 
 
 def no_grad(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """As `torch.no_grad()`, for functions that users call: an interrupt leaves gradients on."""
+    """A decorator like `torch.no_grad()`, after which gradients are on even after an interrupt."""
 
     @wraps(function)
     def without_gradients(*args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -93,7 +93,7 @@ def autocast() -> Autocast:
 
 
 def set_autocast(settings: Autocast) -> None:
-    """Gives this thread these settings."""
+    """Gives this thread these settings of autocast."""
     for device, enabled, dtype in settings:
         torch.set_autocast_enabled(device, enabled)
         torch.set_autocast_dtype(device, dtype)
@@ -117,7 +117,7 @@ def same_numbers() -> _C.Undo:
 
 @contextmanager
 def threads_of_a_worker(num_workers: int) -> Iterator[None]:
-    """Within it, torch has as many intra-op threads here as each of so many workers gets."""
+    """A context in which torch has as many intra-op threads as each of `num_workers` gets."""
     num_threads = torch.get_num_threads()
     with _C.Undo(torch.set_num_threads, num_threads):
         torch.set_num_threads(max(1, num_threads // num_workers))

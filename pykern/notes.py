@@ -1,13 +1,13 @@
-"""Notes on exceptions of the user's, which may be of any kind."""
+"""Notes on the user's exceptions, which may be of any kind."""
 
 from __future__ import annotations
 
 
 class _Note(str):
-    """A note, which can be told from notes of others.
+    """A note of pykern's, which can be told from other notes.
 
     Attributes:
-        of: who has added it.
+        of: the object that has added the note.
     """
 
     __slots__ = ("of",)
@@ -15,19 +15,19 @@ class _Note(str):
 
 
 def add_note(error: BaseException, text: str, of: object = None) -> None:
-    """Has the exception say what happened, if it takes notes.
+    """Adds a note to an exception, if the exception takes notes.
 
     Args:
-        error: any: it may have an `add_note` of its own, or refuse to be changed.
-        text: what happened; nothing is added that it says already.
-        of: by whom the note can be forgotten.
+        error: any exception, which may have an `add_note` of its own, or refuse to be changed.
+        text: the text of the note; it is not added twice.
+        of: the object for which `forget_notes` removes the note.
     """
     note = _Note(f"pykern: {text}")
     note.of = of
-    # Whatever goes wrong here, that exception is the one to be raised.
+    # The caller raises `error`, so no failure here may take its place.
     try:
         if note not in getattr(error, "__notes__", ()):
-            # Not the class's own, which may do anything.
+            # An `add_note` of the exception's own class may do anything.
             BaseException.add_note(error, note)
     except BaseException:
         return

@@ -1,8 +1,8 @@
-"""Replacing a file at once, so that a reader finds the old one or the new one and never a part.
+"""Replacing a file atomically: a reader finds the old file or the new one, never a part.
 
-The new one is written in a folder of its own beside it, since what writes it may make files beside
-it too. A writer that is killed leaves that folder behind. It held a lock on it, which ended with
-the writer: that is how the next one tells a leftover from what another is writing now.
+The new file is written in a folder of its own beside the old one, since the writing library may
+make files beside its file. A killed writer leaves its folder behind. A writer locks its folder, and
+the lock ends with the writer: so the next writer can tell a leftover from a folder in use.
 """
 
 import fcntl
@@ -17,13 +17,13 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """An empty file, which when the block ends takes the place of `path` with what it holds then.
+    """An empty file for the block to fill, which replaces `path` when the block ends.
 
-    What was at `path`, a symbolic link too, is replaced and not followed. If the block fails, all
-    is as it was. When this returns, the new file survives a loss of power.
+    A symbolic link at `path` is replaced, not followed. If the block fails, the old file is
+    unchanged. When the block has ended, the new file survives a loss of power.
 
     Raises:
-        OSError: the folder is not there, or cannot be written; it names `path`.
+        OSError: the folder does not exist, or cannot be written; the error names `path`.
     """
     try:
         _remove_leftovers(path)
@@ -46,7 +46,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _own_folder(path: Path) -> Iterator[Path]:
-    """A folder beside `path` under a lock, which goes when the block ends."""
+    """A locked folder beside `path`, which is removed when the block ends."""
     lock, folder = None, path
     try:
         while lock is None:
@@ -75,9 +75,9 @@ def _remove(folder: Path, lock: int) -> None:
 
 
 def _locked(folder: Path) -> int | None:
-    """The lock on a folder, or None where another writer took it for a leftover and removed it.
+    """The lock on a folder, or None if another writer took it for a leftover and removed it.
 
-    Between making a folder and locking it there is a moment in which it looks like a leftover.
+    For a moment, between being made and being locked, a folder looks like a leftover.
     """
     try:
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -97,7 +97,7 @@ def _locked(folder: Path) -> int | None:
 
 
 def folder_name(path: Path, token: str) -> str:
-    """The name of a folder for a new file at `path`: equally long for all paths."""
+    """The name of a folder for a new file at `path`; the length is the same for all paths."""
     name = hashlib.blake2b(os.fsencode(path.name), digest_size=8).hexdigest()
     return f".pykern-{name}.{token}.tmp"
 
@@ -122,11 +122,11 @@ def _remove_if_abandoned(folder: Path) -> None:
     try:
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
-        return  # It is gone, another user's, or not a folder.
+        return  # The folder is gone, belongs to another user, or is not a folder.
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return  # Its writer lives.
+        return  # The folder's writer is alive.
     else:
         _remove(folder, lock)
     finally:

@@ -17,8 +17,8 @@ from .fit import Fitted, fit
 from .level_costs import StageCosts
 from .measure import measure
 
-# In bytes: a loss is a number, and so is the gradient that its backward starts from. On CPU workers
-# those of all microbatches are made with the first.
+# The bytes of a loss, or of the gradient that its backward starts from: each is one number. On CPU
+# workers the starting gradients of all microbatches are made with the first.
 _LARGEST_NUMBER = 8
 
 _KEEP_BITS: tuple[Level, ...] = ("none", "ops", *INPUTS)
@@ -26,19 +26,19 @@ _KEEP_BITS: tuple[Level, ...] = ("none", "ops", *INPUTS)
 
 @dataclass(frozen=True)
 class Budget:
-    """What `Pipeline(recompute=...)` takes to choose a level for each stage and microbatch.
+    """A memory budget, for which `Pipeline(recompute=...)` chooses levels by stage and microbatch.
 
-    A microbatch is run a few times at each level, which shows how long its actions take and what
+    A microbatch is run a few times at each level, to measure the times of its actions and the bytes
     they hold; no gradient, buffer or random number of the model or the loss changes. Forward hooks
     are called, as is the loss function. Then the levels with the shortest predicted step are chosen
-    among those that fit.
+    among the levels that fit.
 
     Attributes:
-        num_bytes: what each device may hold in activations and what its actions need meanwhile:
-            one number for all devices or one for each. Parameters, gradients and optimizer states
-            are not counted, nor is what an allocator keeps in reserve.
+        num_bytes: the bytes that each device may hold in activations and in workspace of its
+            actions: one number for all devices or one for each. Parameters, gradients, optimizer
+            states and reserves of an allocator are not counted.
         sample: an input of the first layer, as large as one microbatch.
-        target: the second argument of the loss for it; None if `step` gets no target.
+        target: the second argument of the loss for the sample; None if `step` gets no target.
         stash: whether "ops+stash" may be chosen, which changes gradients.
     """
 
@@ -50,17 +50,18 @@ class Budget:
     def measure(
         self, plan: Plan, stages: Sequence[Stage], loss_fn: Loss | None
     ) -> list[StageCosts]:
-        """What each level costs these stages.
+        """The costs of these stages at each level.
 
         Raises:
-            ValueError: there is no loss, the budgets are not one for each device, or the sample
-                cannot be a microbatch or has no rows.
-            BaseException: what the layers or the loss raise for the sample, with a note.
+            ValueError: there is no loss, the number of budgets is not that of the devices, or the
+                sample cannot be a microbatch or has no rows.
+            BaseException: the exception that a layer or the loss raised for the sample, with a
+                note.
         """
         if loss_fn is None:
             raise ValueError("a memory budget is for training: Pipeline(..., loss_fn=...)")
         self._of_devices(plan.num_devices)
-        # Nothing would run for a sample of no rows, and nothing would seem to be held.
+        # A sample without rows is refused: no action would run, and no memory would seem held.
         batch_size({"sample": self.sample, "target": self.target})
         losses = Losses(loss_fn, None if self.target is None else [self.target], [1.0])
         levels: tuple[Level, ...] = (*_KEEP_BITS, "ops+stash") if self.stash else _KEEP_BITS
@@ -78,7 +79,8 @@ class Budget:
         """The levels for a plan over stages of these costs.
 
         Raises:
-            ValueError: the budgets are not one for each device, or one is too small at every level.
+            ValueError: the number of budgets is not that of the devices, or a budget is too small
+                at every level.
         """
         return fit(plan, costs, self._of_devices(plan.num_devices))
 

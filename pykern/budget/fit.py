@@ -1,9 +1,9 @@
 """Fits a plan's activations into a memory budget at the least predicted time.
 
-Each stage gets a level of the kernels and, where that is not enough, microbatches that are
-recomputed: as few as the budget allows, first those whose R costs nothing because their device
-waits before their backward anyway. The simulator decides between the candidates, and the levels
-that are the same everywhere are among them.
+Each stage gets a level of the kernels and, if that is not enough, microbatches that are recomputed.
+These are as few as the budget allows, and first those whose R costs nothing because their device
+waits before their backward anyway. The simulator decides between the candidates, which include the
+uniform ones: one level for all stages.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Fitted:
     """A plan that fits.
 
     Attributes:
-        plan: with the R of every cell that is recomputed.
-        levels: one for each stage.
-        timeline: as the simulator predicts it.
-        peak_bytes: predicted for each device, with what its actions need beside.
-        budget_bytes: what each device may hold.
+        plan: the plan, with the R of every cell that is recomputed.
+        levels: one level for each stage.
+        timeline: the timeline that the simulator predicts.
+        peak_bytes: the predicted peak of each device, including the workspace of its actions.
+        budget_bytes: the bytes that each device may hold.
     """
 
     plan: Plan
@@ -70,13 +70,13 @@ def fit(plan: Plan, stages: Sequence[StageCosts], budget_bytes: Sequence[float])
     """The fastest levels found under which no device holds more than its budget.
 
     Args:
-        plan: with backwards and without R.
-        stages: what each level costs each stage.
-        budget_bytes: one for each device.
+        plan: a plan with backwards and without R.
+        stages: the costs of each stage at each level.
+        budget_bytes: one budget for each device.
 
     Raises:
         ValueError: the plan holds R or no backward, a number does not fit the plan, or a device's
-            budget is too small for any levels; the message says what it needs at least.
+            budget is too small for any levels; the message gives the smallest possible budget.
     """
     if plan.has(Kind.R) or not any(plan.has(kind) for kind in BACKWARD):
         raise ValueError("levels are chosen for plans with a backward and without R")
@@ -102,7 +102,8 @@ class _Fit:
     def best(self) -> Fitted:
         """See `fit`."""
         fitting: list[Fitted] = []
-        # The extra bytes depend on the levels, and the levels on the extra bytes: least and most.
+        # The extra bytes depend on the levels, and the levels on the extra bytes. So the least
+        # possible extra bytes are tried first, and then the most.
         for beside in (self._least_beside, self._beside):
             self._caps = [budget - beside(d) for d, budget in enumerate(self._budgets)]
             candidates = [self._try(levels) for levels in self._uniform()]
@@ -116,7 +117,7 @@ class _Fit:
         return min(fitting, key=lambda fitted: fitted.time_ns)
 
     def _least_beside(self, device: int) -> float:
-        """The bytes that each of the device's stages needs at some level beyond those of cells."""
+        """The least bytes that the device needs beside its cells, over the levels of its stages."""
         found = [0.0]
         for stage in self._stages_on(device):
             costs = self._stages[stage]
@@ -126,7 +127,7 @@ class _Fit:
         return max(found)
 
     def _beside(self, device: int) -> float:
-        """What the device needs at most beside what its cells hold."""
+        """The most bytes that the device needs beside those of its cells."""
         stages = self._stages_on(device)
         workspace = max((self._stages[stage].workspace_bytes for stage in stages), default=0.0)
         # A gradient waits for a cell of the previous stage.
@@ -138,7 +139,7 @@ class _Fit:
         return workspace + gradients
 
     def _most_cells(self, stage: int) -> int:
-        """Of a stage, between their F and the end of their B or I at a time."""
+        """The most cells of a stage that are at a time between F and the end of their B or I."""
         most = now = 0
         for device in self._devices_of[stage]:
             for action in self._plan.rows[device]:
@@ -172,7 +173,7 @@ class _Fit:
     # --- as each device needs ---
 
     def _mixed(self) -> Fitted | None:
-        """Starts from what is best for each device alone, and changes it one device at a time."""
+        """Starts from the best levels for each device alone, and changes one device at a time."""
         options = [self._options(device) for device in range(self._plan.num_devices)]
         if not all(options):
             return None
@@ -192,7 +193,7 @@ class _Fit:
         return [levels[stage] for stage in range(len(self._stages))]
 
     def _options(self, device: int) -> list[dict[int, StageLevel]]:
-        """Levels of a device's stages that fit, those first that keep it busy for less time."""
+        """Levels of a device's stages that fit, the levels with the least busy time first."""
         stages = self._stages_on(device)
         found: list[tuple[float, int, dict[int, StageLevel]]] = []
         for kept in self._common(self._stages[stage].kept for stage in stages):
@@ -211,7 +212,7 @@ class _Fit:
     def _recomputed(
         self, device: int, kept: str, rebuilt: str | None
     ) -> tuple[float, set[tuple[int, int]]] | None:
-        """The cells a device has to recompute and how long it is busy then; None if no set fits."""
+        """The device's busy time and the cells that it has to recompute; None if no set fits."""
         row = self._plan.rows[device]
         sweep = Sweep(row, self._stages, kept, rebuilt, self._gaps(device, kept))
         for position in range(len(row)):
@@ -226,7 +227,7 @@ class _Fit:
         return busy + sum(sweep.price(cell) for cell in sweep.recomputed), sweep.recomputed
 
     def _gaps(self, device: int, kept: str) -> dict[tuple[int, int], float]:
-        """How long the device waits right before the backward of each cell, if nothing is done."""
+        """The time that the device waits right before each cell's backward, without recompute."""
         levels = [StageLevel(kept if kept in s.kept else next(iter(s.kept))) for s in self._stages]
         timeline = simulate(self._plan, self._costs_of(levels))
         gaps: dict[tuple[int, int], float] = {}
@@ -240,12 +241,12 @@ class _Fit:
     # --- what it comes to ---
 
     def _try(self, levels: Sequence[StageLevel]) -> Fitted | None:
-        """The plan at these levels; None where it does not fit."""
+        """The plan at these levels; None if it does not fit."""
         cells = _cells(levels)
         costs = self._costs_of(levels)
         plan = self._plan
         if cells:
-            # One cap for all devices: what a stage holds is told in shares of what its device may.
+            # All devices get the cap 1: a stage's bytes are given as shares of its device's cap.
             caps = [max(cap, 1.0) for cap in self._caps]
             shares = [1 / min(caps[d] for d in devices) for devices in self._devices_of]
             plan = with_recompute(plan, cells, costs, memory_of(self._stages, levels, shares), 1.0)
@@ -267,7 +268,7 @@ class _Fit:
         )
 
     def _least(self, device: int) -> Iterator[float]:
-        """What the device holds at most, at each level that keeps as little as it can."""
+        """The peak of the device at each uniform level, holding as little as possible."""
         for levels in self._uniform():
             cells = _cells(levels)
             plan = self._plan
@@ -278,7 +279,7 @@ class _Fit:
 
 
 def _cells(levels: Sequence[StageLevel]) -> list[Action]:
-    """The R of everything that is recomputed."""
+    """The R of every cell that is recomputed."""
     return [
         Action(Kind.R, stage, microbatch)
         for stage, level in enumerate(levels)

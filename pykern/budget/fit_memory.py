@@ -68,7 +68,7 @@ def _most(
     row = plan.rows[device]
     mine = {(action.stage, action.microbatch) for action in row}
     stages = sorted({stage for stage, _ in mine})
-    # By other device and how many of its actions have run: what these have let go of.
+    # By device and number of its actions that have run: the bytes that these have released.
     let_go = [[0.0, *accumulate(_by_others(a, stages, mine, held) for a in r)] for r in plan.rows]
     most = own = 0.0
     for position, action in enumerate(row):
@@ -95,7 +95,7 @@ def _by_others(
 
 
 def _clocks(plan: Plan) -> dict[_Key, list[int]]:
-    """For each action: how many of each device's have run when it begins, itself included."""
+    """For each action, the number of actions of each device run when it begins, with itself."""
     clocks: dict[_Key, list[int]] = {}
     backward = {
         (a.stage, a.microbatch): _key(a) for row in plan.rows for a in row if a.kind in BACKWARD

@@ -1,7 +1,7 @@
-"""What each recompute level costs a stage in time and memory, as the planner is told.
+"""The costs of a stage in time and memory at each recompute level, as the planner takes them.
 
-A level of the kernels (`none`, `ops`, `ops+stash`) says what F keeps for B. With `layer` and
-`stage` it keeps inputs only, and R makes the rest again.
+A level of the kernels (`none`, `ops`, `ops+stash`) determines what F keeps for B. With `layer` and
+`stage`, F keeps inputs only, and R computes the rest again.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class HeldBytes:
     """The bytes that one microbatch of a stage holds, by the action that changes them.
 
     Attributes:
-        own: by kind of the stage's action, how much more is held behind it.
-        beside: likewise, what the action needs beyond what is held before and behind it.
-        others: by kind and stage of another stage's action, how much more is held behind that:
-            less, for it lets go of what the two have in common.
+        own: by kind of the stage's action, how much more is held after the action.
+        beside: by kind, the bytes that the action needs beyond those held before and after it.
+        others: by kind and stage of another stage's action, how much more is held after that
+            action; negative, because it releases tensors that both stages hold.
     """
 
     own: Mapping[Kind, float]
@@ -36,12 +36,12 @@ class LevelCost:
     """One microbatch on one stage at a level of the kernels.
 
     Attributes:
-        forward_ns: of F.
-        backward_ns: of B, or of I and W together.
-        activation_bytes: held from F to the end of B or I.
-        weights_bytes: of it, or beside it, what is held from I to the end of W.
-        input_share: of backward_ns, what I takes, 0...1.
-        held: all of it action by action, where it was measured.
+        forward_ns: the time of F.
+        backward_ns: the time of B, or of I and W together.
+        activation_bytes: the bytes held from F to the end of B or I.
+        weights_bytes: the bytes held from I to the end of W, part of activation_bytes or not.
+        input_share: the share of backward_ns that I takes, 0...1.
+        held: the bytes action by action, if they were measured.
     """
 
     forward_ns: float
@@ -57,11 +57,11 @@ class Rebuilt:
     """One microbatch on one stage at a level that R belongs to.
 
     Attributes:
-        recompute_ns: of R.
-        boundary_bytes: held from F to R.
-        activation_bytes: held from R to the end of B or I.
-        backward_ns: by how much B, or I, is longer.
-        held: all of it action by action, where it was measured.
+        recompute_ns: the time of R.
+        boundary_bytes: the bytes held from F to R.
+        activation_bytes: the bytes held from R to the end of B or I.
+        backward_ns: the additional time of B, or I.
+        held: the bytes action by action, if they were measured.
     """
 
     recompute_ns: float
@@ -73,12 +73,12 @@ class Rebuilt:
 
 @dataclass(frozen=True)
 class StageLevel:
-    """What a stage does: the level of its kernels, and which microbatches are recomputed and how.
+    """The levels of a stage: that of its kernels, and that of its recomputed microbatches.
 
     Attributes:
         kept: the level of the kernels.
-        rebuilt: `layer` or `stage`; None where nothing is recomputed.
-        microbatches: those that are recomputed, unless their B or I follows right behind their F.
+        rebuilt: `layer` or `stage`; None if nothing is recomputed.
+        microbatches: the recomputed microbatches, except if B or I follows right behind F.
     """
 
     kept: str
@@ -91,12 +91,13 @@ class StageCosts:
     """One stage at every level that it can have.
 
     Attributes:
-        kept: by level of the kernels.
-        rebuilt: by `layer` and `stage`; empty for a stage that cannot be recomputed.
-        workspace_bytes: the most that an action needs beyond what is held before or after it.
-        gradient_bytes: of its input; held from B or I to the end of the previous stage's.
-        step_bytes: held for all of a step, whatever its levels.
-        handed_bytes: of what F hands to the stage behind.
+        kept: the costs by level of the kernels.
+        rebuilt: the costs of `layer` and `stage`; empty for a stage that cannot be recomputed.
+        workspace_bytes: the most bytes that an action needs beyond those held before or after it.
+        gradient_bytes: the bytes of the input's gradient, which is held from B or I to the end of
+            the previous stage's B or I.
+        step_bytes: the bytes held for a whole step, at all levels.
+        handed_bytes: the bytes that F hands to the next stage.
     """
 
     kept: Mapping[str, LevelCost]
@@ -110,9 +111,9 @@ class StageCosts:
 def costs_of(
     stages: Sequence[StageCosts], levels: Sequence[StageLevel], num_microbatches: int
 ) -> Costs:
-    """What the actions of the stages take at these levels.
+    """The costs of the stages' actions at these levels.
 
-    Where some microbatches of a stage have longer backwards, all take the mean.
+    If some microbatches of a stage have longer backwards, all backwards get the mean time.
     """
     forward, recompute, inputs, weights = [], [], [], []
     for stage, level in zip(stages, levels, strict=True):

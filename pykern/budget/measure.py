@@ -1,8 +1,8 @@
-"""Measures what each recompute level costs each stage, by running one microbatch through them.
+"""Measures the costs of each stage at each recompute level, by running one microbatch through.
 
-What runs are stages like those of the pipeline, with copies of their layers: the same parameters,
-gradients of their own. Buffers, the states of random number generators and the gradients of what
-the loss trains are put back.
+The measured stages are like those of the pipeline, with copies of their layers: the same
+parameters, but separate gradients. Buffers, the states of random number generators and the
+gradients of the loss's own parameters are put back.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _REPEATS = 3
 
 @dataclass
 class _Cost:
-    """Of one action: how long it takes, what it leaves behind, and what it needs meanwhile."""
+    """The costs of one action: its times, the bytes it leaves behind, and its workspace."""
 
     times_ns: list[int] = field(default_factory=list)
     held_bytes: int = 0
     workspace_bytes: int = 0
     handed_bytes: int = 0
-    # By stage, how much more others hold behind it.
+    # By other stage, how much more that stage holds after the action.
     others: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -47,9 +47,9 @@ class _Cost:
         return min(self.times_ns, default=0)
 
 
-# By kind and stage.
+# The costs of actions by kind and stage.
 _Costs = dict[tuple[Kind, int], _Cost]
-# Gets which action it is, and what it does.
+# A function that runs an action; it gets the action's kind and stage, and the action's function.
 _Around = Callable[[tuple[Kind, int], Callable[[], None]], None]
 
 
@@ -62,15 +62,15 @@ def measure(
     split: bool,
     timed: bool = True,
 ) -> list[StageCosts]:
-    """What stages cost at each level: the best of three runs, after two that warm up.
+    """The costs of stages at each level: the best of three runs, after two that warm up.
 
     Args:
-        stages: all of one replica, on their devices.
-        arguments: of the first layer, for one microbatch.
+        stages: all stages of one replica, on their devices.
+        arguments: arguments of the first layer, for one microbatch.
         finish: as of a step; called with microbatch 0.
-        levels: which to measure, one of those of kernels at least.
+        levels: the levels to measure, at least one of them a level of the kernels.
         split: whether backwards are I and W.
-        timed: whether times are wanted; without, they are 0, and each level runs twice.
+        timed: whether to measure times; otherwise they are 0, and each level runs twice.
     """
     trial = Trial(finish)
     with torch.inference_mode(False), torch.enable_grad(), trial.without_trace(stages):
@@ -100,7 +100,7 @@ def _of_stage(costs: dict[Level, _Costs], stage: int, *, split: bool) -> StageCo
         if level in INPUTS:
             again = of_level[Kind.R, stage]
             inputs, whole = forward.held_bytes, forward.held_bytes + again.held_bytes
-            # Only kernels' own level matters to what R makes: it is the default one.
+            # R's activations depend on the kernels' own level alone, which is the default level.
             usual_ns = kept.get("ops", next(iter(kept.values()))).backward_ns
             longer_ns = max(backward_ns - usual_ns, 0.0)
             rebuilt[level] = Rebuilt(again.time_ns, inputs, whole, longer_ns, held)
@@ -148,7 +148,7 @@ class _Chain:
         self._backward = (Kind.I, Kind.W) if split else (Kind.B,)
 
     def at(self, level: Level, finish: Finish) -> _Costs:
-        """What each action of each stage costs at this level."""
+        """The costs of each action of each stage at this level."""
         costs: _Costs = {}
         for _ in range(self._num_warm):
             self.run(level, finish)
@@ -169,11 +169,11 @@ class _Chain:
     def run(
         self, level: Level, finish: Finish, around: _Around = lambda _, action: action()
     ) -> None:
-        """Runs all actions of a step at this level, `around` each."""
+        """Runs all actions of a step at this level, each through `around`."""
         seed = StepSeed()
         for stage in self._stages:
             stage.begin(1, seed, finish, [level])
-        # A layer may write into what it is given.
+        # A layer may write into its arguments, so each run gets copies.
         self._stages[0].enter([map_tensors(_leaf, self._arguments)])
         try:
             for stage in self._stages:
@@ -183,7 +183,8 @@ class _Chain:
                     around((Kind.R, stage.index), partial(stage.recompute, 0))
                 kind = self._backward[0]
                 around((kind, stage.index), partial(_backward, stage, kind))
-            # The last W of what two stages hold together is the later one's, as in a step.
+            # Ws run in the order of stages, so that the later stage frees what two stages hold
+            # together, as in a step.
             for kind in self._backward[1:]:
                 for stage in self._stages:
                     around((kind, stage.index), partial(_backward, stage, kind))
@@ -208,7 +209,7 @@ class _Chain:
 
 
 class _Move(Transport):
-    """Takes what passes to the device of the stage that it is for."""
+    """Copies outputs and gradients to the device of the stage that reads them."""
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         self._devices = devices

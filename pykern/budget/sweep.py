@@ -35,7 +35,7 @@ class Sweep:
         self._held = 0.0
 
     def price(self, cell: tuple[int, int]) -> float:
-        """How much longer the device is busy if it recomputes the cell."""
+        """The additional busy time of the device if it recomputes the cell."""
         rebuilt = self._rebuilt[cell[0]]
         return max(rebuilt.recompute_ns - self._gaps[cell], 0.0) + rebuilt.backward_ns
 

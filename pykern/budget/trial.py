@@ -18,7 +18,7 @@ from ..runtime.stage.stage import Ends, Finish, Stage
 
 
 class Trial:
-    """Notes in a first run what else would change than the stages' own gradients.
+    """Notes in a first run what changes besides the stages' own gradients, and restores it.
 
     Attributes:
         noting: the mode of the first run.
@@ -26,7 +26,7 @@ class Trial:
 
     def __init__(self, finish: Finish) -> None:
         self._finish = finish
-        # What the loss is computed from has gradients of its own, put aside meanwhile.
+        # Leaves of the loss, such as its parameters, with the gradients they had before the trial.
         self._gradients: list[tuple[Tensor, Tensor | None]] = []
         self.noting = NoteOwn()
 

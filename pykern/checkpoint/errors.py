@@ -2,8 +2,7 @@
 
 
 class CheckpointError(ValueError):
-    """A checkpoint cannot be written as asked, or a file is none, or is not of this model.
+    """A checkpoint cannot be written as asked, or a file is not a checkpoint of this model.
 
-    Nothing has been changed when it is raised: neither the file that was there before, nor the
-    model, nor the optimizer.
+    When this error is raised, the former file, the model and the optimizer are unchanged.
     """

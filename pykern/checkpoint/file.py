@@ -1,4 +1,4 @@
-"""The file: safetensors, with an index in its metadata that says what each tensor is.
+"""The file: safetensors, with an index in its metadata that describes each tensor.
 
 The index is JSON: a header, dtype, shape and SHA-256 of every tensor, the parts of the run, and its
 own SHA-256. safetensors itself proves that tensors and bytes of the file match one to one.
@@ -37,7 +37,7 @@ from .form import described
 
 FORMAT = "pykern-checkpoint"
 VERSION = 1
-# Those that safetensors and torch both have.
+# The dtypes that safetensors and torch both have.
 DTYPES = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.bool),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
@@ -46,7 +46,7 @@ DTYPES = (
 PARTS = ("model", "grads", "optimizer", "scheduler", "scaler", "rng", "extra")
 HEADER = ("format", "version", "tensors", "sha256")
 
-# Its key in the metadata, where another entry tells other programs that the tensors are torch's.
+# The index's key in the metadata; another entry tells other programs that the tensors are torch's.
 INDEX = "pykern"
 # A safetensors file begins with the length of its header, at most `_MAX_HEADER_BYTES`.
 _LENGTH = struct.Struct("<Q")
@@ -62,12 +62,12 @@ class Tensors:
         self._storages: set[int] = set()
 
     def add(self, name: str, tensor: Tensor) -> str:
-        """Takes a tensor from whichever device, returns the name that it has in the file.
+        """Takes a tensor from any device, and returns the tensor's name in the file.
 
-        Of a DTensor all parts are taken: a collective of the processes that have them.
+        The parts of a DTensor are gathered, by a collective of the processes that have the parts.
 
         Raises:
-            CheckpointError: it is of a kind that safetensors has not.
+            CheckpointError: safetensors does not support this kind of tensor.
         """
         require_storable(name, tensor)
         host = whole(tensor).cpu().resolve_conj().resolve_neg().contiguous()
@@ -81,7 +81,7 @@ class Tensors:
 
 
 def require_storable(name: str, tensor: object) -> None:
-    """Refuses what is no plain tensor with values of its own, or of a dtype that files have not."""
+    """Refuses all but plain, dense tensors with values, of a dtype that safetensors supports."""
     if type(tensor) not in (Tensor, torch.nn.Parameter) and not is_dtensor(tensor):
         raise CheckpointError(
             f"{name} must be a plain tensor, got a {type(tensor).__name__}. If it is frozen, save "
@@ -96,12 +96,12 @@ def require_storable(name: str, tensor: object) -> None:
 
 
 def write(path: Path, parts: dict[str, Any], tensors: Tensors) -> None:
-    """Writes the file at once: readers find what was there before, or all of this.
+    """Writes the file atomically: readers find the former file or the complete new one.
 
     Args:
         path: a file name in a folder that exists.
         parts: a value of JSON for each of `PARTS`.
-        tensors: what the parts refer to.
+        tensors: the tensors that the parts refer to.
 
     Raises:
         CheckpointError: the path is a folder, or the parts hold more than `reading` takes.
@@ -130,7 +130,7 @@ def write(path: Path, parts: dict[str, Any], tensors: Tensors) -> None:
 
 
 def _not_written(path: Path, error: SafetensorError) -> OSError:
-    """The system's error, from the text that safetensors keeps of it."""
+    """The operating system's error, from the text of safetensors' error."""
     if found := re.search(r"\(os error (\d+)\)", str(error)):
         number = int(found[1])
         return OSError(number, os.strerror(number), str(path))
@@ -141,7 +141,7 @@ class Saved:
     """A checkpoint that is being read.
 
     Attributes:
-        parts: the JSON of each of `PARTS`; whole, but of any form.
+        parts: the JSON of each of `PARTS`; undamaged, but of any form.
     """
 
     def __init__(self, file: Any) -> None:
@@ -154,9 +154,9 @@ class Saved:
             raise CheckpointError("the index names other tensors than the file holds")
 
     def tensor(self, key: str) -> Tensor:
-        """The tensor, on the CPU, once it is known to be the one that was saved.
+        """The tensor on the CPU, checked against its SHA-256.
 
-        The same one each time.
+        Each call for a key returns the same object.
         """
         if key not in self._entries:
             raise CheckpointError(f"the file has no tensor {shown(key)}")
@@ -172,11 +172,11 @@ class Saved:
 
 @contextmanager
 def reading(path: Path) -> Iterator[Saved]:
-    """Opens a file that may be anybody's. What goes wrong in the block is the file's fault.
+    """Opens an untrusted file; errors raised in the block are reported as errors of this file.
 
     Raises:
-        CheckpointError: it is not a checkpoint, or a damaged one.
-        OSError: it cannot be opened or read.
+        CheckpointError: the file is not a checkpoint, or is damaged.
+        OSError: the file cannot be opened or read.
     """
     if path.exists() and not path.is_file():
         raise CheckpointError(f"{path} is not a regular file")

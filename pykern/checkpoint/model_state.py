@@ -11,19 +11,19 @@ from .errors import CheckpointError
 from .file import Tensors, digest, require_storable
 from .form import require_like, require_names
 
-# What `torch.compile` puts into the names of a layer's parameters.
+# The part that `torch.compile` adds to the names of a layer's parameters.
 _COMPILED = "_orig_mod."
 
 Commit = Callable[[], None]
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """The model's parameters and buffers, themselves, as `state_dict` names them.
+    """The model's own parameters and buffers (not copies), as `state_dict` names them.
 
-    A layer that `torch.compile` has wrapped has the names that it had before.
+    A layer that `torch.compile` has wrapped keeps the names that it had before.
 
     Raises:
-        CheckpointError: an entry is no plain tensor.
+        CheckpointError: an entry is not a plain tensor.
     """
     named = {
         name.replace(_COMPILED, ""): tensor
@@ -35,7 +35,7 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The model's parameters by name; one that is tied has several."""
+    """The model's parameters by name; a tied parameter has several names."""
     named = model.named_parameters(remove_duplicate=False)
     return {name.replace(_COMPILED, ""): parameter for name, parameter in named}
 
@@ -57,10 +57,10 @@ def add_model(model: nn.Module, tensors: Tensors) -> dict[str, str]:
 
 
 def fit_model(model: nn.Module, saved: Mapping[str, Tensor]) -> Commit:
-    """What copies the saved tensors into the model, once all of them fit.
+    """A function that copies the saved tensors into the model; made only if all of them fit.
 
     Raises:
-        CheckpointError: names, shapes or dtypes differ, or two tensors that are one in the model.
+        CheckpointError: names, shapes or dtypes differ, or tied tensors differ in the file.
     """
     here = tensors_of(model)
     require_names(here.keys(), saved.keys(), "the model")
@@ -86,7 +86,7 @@ def fit_model(model: nn.Module, saved: Mapping[str, Tensor]) -> Commit:
 
 
 def _place(tensor: Tensor) -> object:
-    """Equal for two tensors that are one: tied."""
+    """A key that is equal for tied tensors, which share their memory."""
     mine = local(tensor)
     if mine.numel() == 0:
         return id(tensor)
@@ -94,7 +94,7 @@ def _place(tensor: Tensor) -> object:
 
 
 def add_grads(model: nn.Module, tensors: Tensors) -> dict[str, str]:
-    """Puts the gradients there are among the tensors of the file; returns the key of each name."""
+    """Puts the existing gradients among the file's tensors; returns the key of each name."""
     return {
         name: tensors.add(f"grads/{name}", parameter.grad)
         for name, parameter in _once(model)
@@ -103,10 +103,10 @@ def add_grads(model: nn.Module, tensors: Tensors) -> dict[str, str]:
 
 
 def fit_grads(model: nn.Module, saved: Mapping[str, Tensor]) -> Commit:
-    """What sets the gradients of all parameters, to None where none was saved.
+    """A function that sets the gradients of all parameters; a gradient not saved becomes None.
 
     Raises:
-        CheckpointError: one is of no parameter, or not like it.
+        CheckpointError: a gradient belongs to no parameter, or does not fit its parameter.
     """
     parameters = parameters_of(model)
     if strange := sorted(saved.keys() - parameters.keys()):

@@ -1,6 +1,6 @@
 """An optimizer's state by the names of parameters, out of an optimizer and into a fresh one.
 
-It has the form that torch.distributed.checkpoint uses: `state` by parameter name, and
+The saved state has the form that torch.distributed.checkpoint uses: `state` by parameter name, and
 `param_groups` whose `params` are names.
 """
 
@@ -21,7 +21,7 @@ from .model_state import Commit, parameters_of
 
 Named = dict[str, Any]
 
-# How an update is computed, not what: these stay as they are here.
+# Settings for how an update is computed, which do not change its result; loading keeps them.
 _WAYS = ("foreach", "fused", "capturable", "differentiable")
 # Numbers that torch's optimizers keep on the CPU, unless the update never leaves the GPU.
 _ON_CPU = ("step", "mu_product")
@@ -29,19 +29,19 @@ _ON_CPU = ("step", "mu_product")
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """Where the state of an optimizer is.
+    """The place of an optimizer's state.
 
-    An optimizer that keeps it for other tensors than the model's, or in several processes, says so
-    by methods `whole`, which gives what is to be saved, `own`, which gives where to load it, and
-    `adopt`, which is called when that has been done. If other processes have to take part in
-    saving, `saving` is the context of that; it gives whether this one is to write the file.
+    An optimizer may keep its state for other tensors than the model's, or in several processes. It
+    then has three methods: `whole` gives the state to save, `own` gives the state to load into, and
+    `adopt` is called after loading. If other processes have to take part in saving, it also has a
+    context `saving`, which gives whether this process writes the file.
 
     Attributes:
-        kind: of the optimizer that does the work.
-        groups: its groups.
-        state: its state, by what it steps.
-        stepped: what is stepped for a parameter of the model.
-        keeps: whether the state of a parameter is to be here.
+        kind: the class of the optimizer that does the work.
+        groups: the groups of that optimizer.
+        state: the state of that optimizer, by the tensors it steps.
+        stepped: gives the tensor that is stepped for a parameter of the model.
+        keeps: gives whether this process keeps the state of a parameter.
     """
 
     kind: type[Optimizer]
@@ -60,10 +60,10 @@ def _kept(optimizer: Optimizer, method: str) -> OptimizerState:
 
 @contextmanager
 def saving(optimizer: Optimizer | None, *, grads: bool) -> Iterator[bool]:
-    """Around all that saves a run: whether this process is the one that writes it.
+    """The context in which a run is saved; gives whether this process writes the file.
 
     Raises:
-        CheckpointError: gradients are to be saved, which are in several processes.
+        CheckpointError: gradients were to be saved, but they are spread over several processes.
     """
     of_its_own = getattr(optimizer, "saving", None)
     if of_its_own is None:
@@ -87,7 +87,8 @@ def named_state(optimizer: Optimizer, model: nn.Module) -> Named:
     """The optimizer's state and groups with names in the place of parameters.
 
     Raises:
-        CheckpointError: it trains what is not in the model, or keeps state for something else.
+        CheckpointError: the optimizer trains a parameter that is not in the model, or keeps state
+            for something else.
     """
     kept = _kept(optimizer, "whole")
     of_model = parameters_of(model)
@@ -112,14 +113,14 @@ def named_state(optimizer: Optimizer, model: nn.Module) -> Named:
 
 
 def fit_optimizer(optimizer: Optimizer, model: nn.Module, saved: Any) -> Commit:
-    """What gives the optimizer the saved state and settings, once they fit.
+    """A function that gives the optimizer the saved state and settings; made only if they fit.
 
     The tensors are made first, on the devices of their parameters.
 
     Args:
-        optimizer: over the same parameters in the same groups; what it keeps by now is replaced.
+        optimizer: over the same parameters in the same groups; its present state is replaced.
         model: the model that it trains.
-        saved: of the form that `named_state` returns.
+        saved: a state in the form that `named_state` returns.
 
     Raises:
         CheckpointError: groups, names, settings or shapes differ.
@@ -196,7 +197,7 @@ def _require_members(
 
 
 def _fit_settings(group: dict[str, Any], saved: dict[str, Any], where: str) -> dict[str, Any]:
-    """The settings that a group takes from the file; also those that only the file has."""
+    """The settings that a group takes from the file, including settings that only the file has."""
     settings = {}
     for key, value in settings_of(saved).items():
         if key in group and key in _WAYS:
@@ -210,7 +211,7 @@ def _fit_settings(group: dict[str, Any], saved: dict[str, Any], where: str) -> d
 def _require_plausible(
     kept: OptimizerState, state: dict[str, Any], of_model: dict[str, nn.Parameter]
 ) -> None:
-    """Refuses state of what is not trained, and shapes that torch's optimizers never have."""
+    """Refuses state of untrained parameters, and shapes that torch's optimizers never have."""
     trained = {id(parameter) for group in kept.groups for parameter in group["params"]}
     of_torch = kept.kind.__module__.startswith("torch.optim")
     for name, entries in state.items():
@@ -224,7 +225,7 @@ def _require_plausible(
 
 
 def _require_part(value: Any, parameter: Tensor, where: str) -> None:
-    """A number, or as large as the parameter in each dimension where it is not 1."""
+    """Refuses a tensor whose dimensions are neither 1 nor those of the parameter."""
     if not isinstance(value, Tensor):
         return
     shape = (1,) * (parameter.dim() - value.dim()) + tuple(value.shape)
@@ -238,12 +239,12 @@ def _require_part(value: Any, parameter: Tensor, where: str) -> None:
 def _placed(
     entries: dict[str, Any], parameter: Tensor, device: torch.device, group: dict[str, Any]
 ) -> dict[str, Any]:
-    """The state of a parameter that is stepped on a device, its tensors where they are kept."""
+    """The state of a parameter that is stepped on a device, each tensor on its proper device."""
     stays = not (group.get("capturable") or group.get("fused"))
 
     def placed(value: Any, on: torch.device) -> Any:
         if isinstance(value, Tensor) and value.shape == parameter.shape and value.dim() > 0:
-            # Laid out like the parameter, as when the optimizer makes it.
+            # The tensor gets the layout of the parameter, as when the optimizer makes it.
             there = torch.empty_like(parameter, dtype=value.dtype, device=on)
             return there.copy_(shard_like(parameter, value))
         if isinstance(value, list):

@@ -16,12 +16,12 @@ from .model_state import Commit
 
 _WORDS = 624
 
-# What generators, and reading numbers out of values of any kind, raise.
+# The exceptions of generators, and of reading numbers out of values of any kind.
 _NO_STATE = (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError)
 
 
 def random_state() -> dict[str, Any]:
-    """The state of each, in values that JSON has; of GPUs once torch uses them.
+    """The state of each generator, in values that JSON has; GPUs are included if torch uses them.
 
     Raises:
         CheckpointError: numpy's global generator was replaced by one of another kind.
@@ -47,12 +47,12 @@ def random_state() -> dict[str, Any]:
 
 
 def fit_random(saved: Any) -> Commit:
-    """What sets the generators; those of GPUs where there are as many.
+    """A function that sets the generators; GPUs' are set if their number is that of the file.
 
-    Each state is tried on a generator that nobody uses.
+    Each state is first tried on a new generator.
 
     Raises:
-        CheckpointError: one is no state of its generator.
+        CheckpointError: a state is not valid for its generator.
     """
     if not isinstance(saved, dict):
         raise CheckpointError(f"no random state: {shown(saved)}")
@@ -105,7 +105,7 @@ def _python_state(saved: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _numpy_state(saved: dict[str, Any]) -> tuple[Any, ...]:
-    """Checked, since numpy takes a position behind the words and reads there."""
+    """The state, checked here because numpy accepts a position behind the words and reads there."""
     words, position = saved["words"], saved["position"]
     if len(words) != _WORDS or type(position) is not int or not 0 <= position <= _WORDS:
         raise ValueError(f"{len(words)} words and position {shown(position)}")

@@ -1,4 +1,4 @@
-"""Save and load of a training run: a model, all that trains it, and what else it needs."""
+"""Save and load of a training run: a model, its optimizer and the rest of the training state."""
 
 from os import PathLike
 from pathlib import Path
@@ -33,16 +33,17 @@ def save(  # noqa: PLR0913 - all that a run is made of, by keyword
     rng: bool = True,
     grads: bool = False,
 ) -> None:
-    """Writes a training run to a file, which is replaced at once.
+    """Writes a training run to a file, which is replaced atomically.
 
-    A reader, or what is left after the writer was killed, is the file from before or the new one,
-    whole. Tensors may be on any devices. Nothing is written if anything cannot be.
+    A reader finds the former file or the complete new one, even if the writer is killed. Tensors
+    may be on any devices. If any part cannot be written, nothing is written.
 
-    With a `ZeroOptimizer` all processes call it, and the first writes, one file for all: with its
-    random state, and the optimizer's as a plain optimizer of one process has it.
+    With a `ZeroOptimizer` all processes call this function, and the first writes one file for all.
+    The file has the first process's random state, and the optimizer state in the form of a plain
+    optimizer of one process.
 
-    A model that is sharded over processes (tensor parallel) is saved whole: all of them call this,
-    the first of them writes, and all return when the file is there.
+    A model that is sharded over processes (tensor parallel) is saved whole: all processes call this
+    function, the first one writes, and all return when the file is there.
 
     Args:
         path: the file; its folder exists. A symbolic link is replaced, not followed.
@@ -51,14 +52,13 @@ def save(  # noqa: PLR0913 - all that a run is made of, by keyword
         optimizer: over parameters of the model. Its state is saved by their names.
         scheduler: of the learning rate.
         scaler: of the gradients.
-        extra: what else the run needs: tensors, numbers, strings, booleans and None, in lists,
-            tuples and dicts.
+        extra: other values that the run needs: tensors, numbers, strings, booleans and None, in
+            lists, tuples and dicts.
         rng: whether to save the states of torch's, Python's and numpy's global generators.
-        grads: whether to save what `.grad` holds, for a run saved between two steps of an
-            accumulation.
+        grads: whether to save `.grad`, for a run that is saved within gradient accumulation.
 
     Raises:
-        CheckpointError: something is of a kind that the file cannot hold; the message names it. Or
+        CheckpointError: a value is of a kind that the file cannot hold; the message names it. Or
             another process could not write the file.
         OSError: the file cannot be written.
     """
@@ -66,7 +66,7 @@ def save(  # noqa: PLR0913 - all that a run is made of, by keyword
         if not writes:
             return
         tensors = Tensors()
-        # First, so that each of the model's tensors has its own name in the file.
+        # The model is added first, so that each of its tensors has its own name in the file.
         names = add_model(model, tensors)
         kept = None
         if optimizer is not None:
@@ -92,31 +92,31 @@ def load(
     scaler: torch.amp.GradScaler | None = None,
     rng: bool = True,
 ) -> Any:
-    """Reads a training run into a model, and what is given beside it.
+    """Reads a training run into a model, and into the other given objects.
 
-    The file may be anybody's: it is read as data, and all that is asked for is checked before the
-    first change. What is not asked for stays in the file, but gradients that were saved are set.
+    The file may be untrusted: it is read as data, and all requested parts are checked before the
+    first change. Parts that are not requested stay in the file, but saved gradients are always set.
 
-    Each of the processes that a model is sharded over reads the file, which any number of them may
-    have written.
+    If the model is sharded over processes, each of them reads the file. The file may have been
+    written by any number of processes.
 
     Args:
-        path: what `save` wrote.
-        model: with the same names, shapes and dtypes; cut in other stages, on other devices, in a
-            `Pipeline` or not.
-        optimizer: of the same type over the same parameters, fresh or not. Learning rate and the
-            like become those of the file; how it computes (`foreach`, `fused`, `capturable`,
-            `differentiable`) stays.
+        path: a file that `save` wrote.
+        model: a model with the same names, shapes and dtypes; it may be cut into other stages, on
+            other devices, in a `Pipeline` or not.
+        optimizer: of the same type over the same parameters, fresh or not. Settings such as the
+            learning rate are taken from the file; settings for how updates are computed
+            (`foreach`, `fused`, `capturable`, `differentiable`) stay.
         scheduler: of the same type, made on this optimizer.
-        scaler: enabled if the saved one was.
+        scaler: enabled if the saved scaler was.
         rng: whether to set the random generators.
 
     Returns:
         The `extra` that was saved.
 
     Raises:
-        CheckpointError: the file is no checkpoint, is damaged, does not hold what is asked for, or
-            does not fit. Nothing has been changed.
+        CheckpointError: the file is not a checkpoint, is damaged, lacks a requested part, or does
+            not fit. Nothing has been changed.
         OSError: the file cannot be read.
     """
     with as_before():
@@ -140,7 +140,7 @@ def load(
 
 
 def _part(saved: Saved, name: str) -> Any:
-    """A part that is asked for."""
+    """A requested part."""
     if saved.parts[name] is None:
         raise CheckpointError(f"the file holds no {name}; load with {name}={_WITHOUT[name]}")
     return decode(saved.parts[name], saved.tensor)
@@ -173,7 +173,7 @@ def _fit_scaler(scaler: torch.amp.GradScaler | None, saved: Saved) -> Commit:
     for name, value in here.items():
         dtype = torch.int32 if type(value) is int else torch.float32
         try:
-            # As the scaler will.
+            # The scaler will fill its tensor in the same way.
             torch.zeros((), dtype=dtype).fill_(state[name])
         except (OverflowError, RuntimeError) as error:
             raise CheckpointError(f"the scaler: {name} is {shown(state[name])}") from error

@@ -1,4 +1,4 @@
-"""One file for a model of which several processes have parts."""
+"""One file for a model that is sharded over several processes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .errors import CheckpointError
 
 
 def write_once(model: nn.Module, write: Callable[[], None]) -> None:
-    """Has the first of the processes that a model is sharded over write, for all to return then.
+    """Makes the first of the model's processes write; all processes return after that.
 
     Raises:
-        CheckpointError: that process could not.
-        BaseException: this is that process, and could not.
+        CheckpointError: the first process could not write.
+        BaseException: this is the first process, and `write` raised it.
     """
     parameters: Iterator[Any] = model.parameters()
     mesh = next((one.device_mesh for one in parameters if is_dtensor(one)), None)

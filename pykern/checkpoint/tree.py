@@ -1,8 +1,8 @@
 """Nested values as JSON, and back.
 
-Numbers, strings, booleans, None and lists stand for themselves. What JSON lacks is an object with
-one key that says what it is: a tensor, a tuple, a dict (whose keys may be numbers), a Counter of
-ints, or a float that is not finite. Nothing else is written, and nothing else is read.
+Numbers, strings, booleans, None and lists stand for themselves. A value of a type that JSON lacks
+is an object with one key, which names the type: a tensor, a tuple, a dict (whose keys may be
+numbers), a Counter of ints, or a float that is not finite. Other types are not written or read.
 """
 
 import math
@@ -17,7 +17,7 @@ from ..tensors.dtensor import is_dtensor
 from .errors import CheckpointError
 
 _PLAIN = (type(None), bool, int, float, str)
-# Within the index, which is an object, down to what `decode` opens for a tensor or a number.
+# The levels within the index, without those of the index object and of an encoded tensor or number.
 _LEVELS = MAX_NESTING - 2
 _NOT_FINITE = ("nan", "inf", "-inf")
 
@@ -30,12 +30,12 @@ def encode(value: object, where: str, add: Callable[[str, Tensor], str]) -> Any:
     """The value as JSON.
 
     Args:
-        value: What is to be saved.
-        where: Its name, which becomes a part of its tensors' names.
-        add: Takes the name and the tensor, returns the key that stands for it.
+        value: The value to save.
+        where: The value's name, which becomes a part of its tensors' names.
+        add: Takes the name and the tensor, returns the tensor's key.
 
     Raises:
-        CheckpointError: A part of it is of another kind, or contains itself; the message names it.
+        CheckpointError: A part is of another type, or contains itself; the message names it.
     """
     try:
         return _encode(value, where, add, _LEVELS)
@@ -47,7 +47,7 @@ def _encode(value: Any, where: str, add: Callable[[str, Tensor], str], levels: i
     """As `encode`; `levels` of lists and objects may still be opened."""
     kind = type(value)
     if isinstance(value, float):
-        # Also numpy's float64, which is one.
+        # This branch takes numpy's float64 too, which is a float.
         return float(value) if math.isfinite(value) else {"float": repr(float(value))}
     if kind in _PLAIN:
         return value
@@ -72,7 +72,7 @@ def _encode(value: Any, where: str, add: Callable[[str, Tensor], str], levels: i
 
 
 def _levels_in(levels: int, opened: int) -> int:
-    """How many levels are left within a value that opens so many."""
+    """The number of levels left within a value that opens `opened` levels."""
     if opened > levels:
         raise _TooDeepError
     return levels - opened
@@ -88,14 +88,14 @@ def decode(value: Any, read: Callable[[str], Tensor]) -> Any:
     """The value that `encode` wrote.
 
     Args:
-        value: JSON from a file that may be anybody's.
-        read: Takes the key that stands for a tensor, returns the tensor.
+        value: JSON from an untrusted file.
+        read: Takes a tensor's key, returns the tensor.
 
     Raises:
-        CheckpointError: It is not of that form.
+        CheckpointError: The JSON does not have the form that `encode` writes.
     """
     if type(value) in _PLAIN and not (isinstance(value, float) and math.isinf(value)):
-        # JSON's 1e999 is one.
+        # JSON's 1e999 is read as infinity, which `encode` writes in another form.
         return value
     if isinstance(value, list):
         return [decode(item, read) for item in value]
@@ -123,7 +123,7 @@ def _pair(pair: Any, read: Callable[[str], Tensor]) -> tuple[str | int, Any]:
 
 
 def _counter(items: dict[Any, Any]) -> Counter[int]:
-    """Of ints only: others need not have the order that a Counter's repr puts them in."""
+    """A Counter of ints only: other items may lack an order, which a Counter's repr needs."""
     if strange := [pair for pair in items.items() if {*map(type, pair)} != {int}]:
         raise CheckpointError(f"a Counter counts ints; it has {shown(strange[0])}")
     return Counter(items)

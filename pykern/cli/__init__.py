@@ -1,6 +1,6 @@
 """The command line: `demo`, `plan`, `schedules`, `scale`, `fit`, `tune` and `verify`.
 
-It reads and refuses options; the work is done by what it calls, imported only when it is needed.
+The commands read and refuse options; other modules do the work and are imported only when needed.
 """
 
 from typing import Annotated
@@ -63,5 +63,5 @@ app.command(epilog="Example: pykern verify my_model:make --schedule zb_h1 --devi
 
 
 def main() -> None:
-    """What the installed command `pykern` runs."""
+    """Runs the installed command `pykern`."""
     app()

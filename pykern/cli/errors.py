@@ -1,4 +1,4 @@
-"""What the user gave cannot be used: one line on stderr and exit code 2, whoever found it."""
+"""Errors in the user's input: one line on stderr and exit code 2, from whichever module."""
 
 import io
 import sys
@@ -11,13 +11,13 @@ from typer.core import TyperGroup
 
 
 class BadInput(typer.TyperException):
-    """What the user gave cannot be used; the message says why."""
+    """The user's input cannot be used; the message says why."""
 
     exit_code = 2
 
 
 class OneLineErrors(TyperGroup):
-    """A group whose errors are one line on stderr, whoever found them."""
+    """A group that shows every error as one line on stderr."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run the command line and exit."""
@@ -35,7 +35,7 @@ class OneLineErrors(TyperGroup):
 
 @contextmanager
 def bad_input() -> Iterator[None]:
-    """Turn what preparations refuse into one line for the user."""
+    """Turn errors of preparations into one line for the user."""
     try:
         yield
     except OSError as error:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 DEFAULT_COSTS = "1:2"
 
-# By the ends of names, the longer before the shorter.
+# The forms by the ends of file names, the longer ends before the shorter.
 FORMS = {
     ".trace.json": "a Chrome trace",
     ".json": "the plan",
@@ -131,7 +131,7 @@ def plan(
 
 
 def lines_below(drawn: list[Costed]) -> Iterator[str]:
-    """What stands below the drawing about each plan."""
+    """The lines below the drawing about each plan."""
     for source, costs, former in drawn:
         start = f"{source.label}: " if len(drawn) > 1 else ""
         yield start + peaks_in_words(source.plan)
@@ -142,7 +142,7 @@ def lines_below(drawn: list[Costed]) -> Iterator[str]:
 def costs_for(
     source: PlanSource, costs: ShareCosts | None, transfer: float | None, num_sources: int
 ) -> "Costs":
-    """Those of the command line; where it has none, those of the file, unless that misleads."""
+    """The costs of the command line, else those of the file; refused if a comparison misleads."""
     if source.costs is None or costs is not None or transfer is not None:
         return (costs or share_costs(DEFAULT_COSTS)).of(source.plan, transfer or 0.0)
     if num_sources > 1:

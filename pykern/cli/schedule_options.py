@@ -9,7 +9,7 @@ import typer
 from ..schedules import by_name
 from .values import count
 
-# What every schedule takes first: the devices and the microbatches.
+# The number of first parameters of every schedule: the devices and the microbatches.
 NUM_COUNTS = 2
 
 Given = dict[str, int | bool]
@@ -27,7 +27,7 @@ def owners_of(option: str) -> list[str]:
 
 
 def flag_of(option: str) -> str:
-    """Its name on the command line: "num_chunks" is "--chunks"."""
+    """The option's name on the command line: "num_chunks" is "--chunks"."""
     return "--" + option.removeprefix("num_").replace("_", "-")
 
 
@@ -45,10 +45,10 @@ def with_schedule_options(command: Callable[..., None]) -> Callable[..., None]:
     """Gives a command a flag for every option of every schedule.
 
     Args:
-        command: Its parameter `options` gets those that were given, by their names in Python.
+        command: Its parameter `options` gets the given options, by their names in Python.
 
     Returns:
-        The command as typer is to see it: with flags in the place of `options`.
+        The command for typer, with flags in the place of `options`.
     """
     flags = {
         option: parameter for name in by_name for option, parameter in options_of(name).items()
@@ -73,7 +73,7 @@ def with_schedule_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def as_flag(option: str, parameter: inspect.Parameter) -> inspect.Parameter:
-    """The parameter that makes typer show and read the flag; None where it is not given."""
+    """The parameter that makes typer show and read the flag; its default is None."""
     about = f"For {', '.join(owners_of(option))}."
     if parameter.annotation is bool:
         kind: Any = Annotated[bool | None, typer.Option(flag_of(option), help=about)]
@@ -84,6 +84,6 @@ def as_flag(option: str, parameter: inspect.Parameter) -> inspect.Parameter:
 
 
 def of_schedule(name: str, options: Mapping[str, int | bool]) -> Given:
-    """Those of the options that this schedule has."""
+    """The given options that this schedule has."""
     own = options_of(name)
     return {option: value for option, value in options.items() if option in own}

@@ -1,4 +1,4 @@
-"""`pykern plan auto`: the search, and what it has to say when it is done."""
+"""`pykern plan auto`: the search, and its report when it is done."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Search:
     """Makes the plan of the name "auto".
 
     Args:
-        costs: Of a device's share of the model.
+        costs: Costs of a device's share of the model.
         transfer_ms: Latency between devices.
-        memory: Cap in 1F1B's, or None.
-        budget_ms: Work, or None.
+        memory: Cap on memory, in units of 1F1B's peak, or None.
+        budget_ms: Work of the search, in ms of one core, or None.
     """
 
     def __init__(
@@ -35,14 +35,14 @@ class Search:
         self.found: Found | None = None
 
     def __call__(self, num_devices: int, num_microbatches: int) -> Plan:
-        """Search, and keep what was found."""
+        """Search, and keep the result in `found`."""
         from ..search.search import auto
 
         self.found = auto(num_devices, num_microbatches, costs=self.costs, **self.limits)
         return self.found.plan
 
     def require_used(self, names: list[str], *, recomputes: bool) -> None:
-        """Refuses limits where nothing is searched, and for memory nothing recomputed."""
+        """Refuses limits without a search; a limit on memory is allowed with recompute too."""
         owners = {"memory": f"{AUTO} and --recompute", "budget_ms": AUTO}
         for option in self.limits:
             if AUTO not in names and not (option == "memory" and recomputes):

@@ -1,4 +1,4 @@
-"""Where plans come from: a name of the catalogue, or a file."""
+"""Sources of plans: a name of the catalogue, or a file."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,14 +22,14 @@ TRAINED = [name for name in by_name if name not in _NOT_TRAINED]
 
 
 class Counts(NamedTuple):
-    """Devices and microbatches of all replicas; None is as the plan has it."""
+    """Devices and microbatches of all replicas; None to take the plan's number."""
 
     devices: int | None
     microbatches: int | None
     replicas: int = 1
 
     def shares(self) -> Shares:
-        """Who gets what, with the usual counts where none are given.
+        """The counts shared out to the replicas, with defaults for counts that are not given.
 
         Raises:
             ValueError: the devices cannot be shared out, or a replica would have no microbatch.
@@ -39,7 +39,7 @@ class Counts(NamedTuple):
 
 
 class PlanSource(NamedTuple):
-    """A plan, what it is called, and its own costs where its file has them."""
+    """A plan, its label, and the costs of its file, if the file has costs."""
 
     label: str
     plan: Plan
@@ -47,7 +47,7 @@ class PlanSource(NamedTuple):
 
 
 class Costed(NamedTuple):
-    """A source, what its actions take, and its plan before it was recomputed, if it was."""
+    """A source, the costs of its actions, and the former plan if recompute was added."""
 
     source: PlanSource
     costs: Costs
@@ -67,16 +67,16 @@ def sources_of(
     """The plans of these names or files, all for the same counts.
 
     Args:
-        names: A name that ends like a plan's file is one.
-        counts: Where they are not given, a file's counts hold for the schedules beside it.
-        options: Of the schedules; each must belong to one of them.
+        names: Names of schedules or files; a name with the suffix of a plan's file is a file.
+        counts: Counts that are not given are taken from a file, also for the schedules beside it.
+        options: Options of the schedules; each must belong to one of them.
         search: Makes the plan of the name "auto".
 
     Returns:
-        As many plans, in that order.
+        A plan for each name, in the order of the names.
 
     Raises:
-        ValueError: A name is unknown, an option nobody's, or a count another than a file's.
+        ValueError: A name is unknown, no schedule has an option, or a count differs from a file's.
         OSError: A file cannot be read.
     """
     files = {name: load_plan_and_costs(name) for name in names if is_file(name)}
@@ -110,7 +110,7 @@ def sources_of(
 
 
 def is_file(name: str) -> bool:
-    """Whether this names a file rather than a schedule."""
+    """Whether the name is that of a file, not of a schedule."""
     return Path(name).suffix.lower() in SUFFIXES
 
 

@@ -9,22 +9,22 @@ from ..plan import Costs, Plan
 
 
 class ShareCosts(NamedTuple):
-    """What one microbatch takes over a device's whole share of the model, in ms."""
+    """The times of one microbatch over a device's whole share of the model, in ms."""
 
     forward: float
     input: float
     weight: float
 
     def of(self, plan: Plan, transfer_ms: float) -> Costs:
-        """What each action takes when model and microbatch are the same however they are cut."""
+        """The costs of each action, for one model and one microbatch, however they are cut."""
         return self._times(plan.num_devices / (plan.num_stages * plan.num_slices), transfer_ms)
 
     def times(self, factor: float) -> "ShareCosts":
-        """Those of a share that many times as large."""
+        """The costs of a share that is `factor` times as large."""
         return ShareCosts(self.forward * factor, self.input * factor, self.weight * factor)
 
     def of_share(self, transfer_ms: float) -> Costs:
-        """What a whole share takes."""
+        """The costs of a whole share."""
         return self._times(1.0, transfer_ms)
 
     def _times(self, part: float, transfer_ms: float) -> Costs:
@@ -39,7 +39,7 @@ class ShareCosts(NamedTuple):
 
 
 def count(given: object) -> int:
-    """What is given on the command line, or a default, which is a number already."""
+    """A count of at least 1; `given` is text of the command line, or a default number."""
     text = str(given)
     if not text.isdecimal() or int(text) < 1:
         raise typer.BadParameter(f"'{text}' is not a whole number of at least 1")
@@ -63,7 +63,7 @@ def positive(given: object) -> float:
 
 
 def share_costs(given: object) -> ShareCosts:
-    """F:B, whose backward is half for the inputs and half for the weights, or F:I:W."""
+    """The costs from F:I:W, or from F:B, whose B is half for the inputs, half for the weights."""
     times = [time_of(text) for text in str(given).split(":")]
     if len(times) not in (2, 3) or any(map(math.isnan, times)):
         raise typer.BadParameter(f"'{given}' is not two times F:B or three F:I:W of at least 0")
@@ -73,13 +73,13 @@ def share_costs(given: object) -> ShareCosts:
 
 
 class Stages(NamedTuple):
-    """Numbers of stages, each once; None is all of them."""
+    """Numbers of stages, each once; None for all stages."""
 
     numbers: tuple[int, ...] | None
 
 
 def stages(given: object) -> Stages:
-    """All, or numbers with commas between them."""
+    """The stages from "all", or from numbers with commas between them."""
     texts = str(given).split(",")
     if texts == ["all"]:
         return Stages(None)
@@ -89,7 +89,7 @@ def stages(given: object) -> Stages:
 
 
 def time_of(text: str) -> float:
-    """The number, or NaN for what is none or is negative or infinite."""
+    """The number, or NaN if the text is not a number, or is negative or infinite."""
     try:
         number = float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The demo's progress: a bar where somebody watches a terminal, a few plain lines elsewhere."""
+"""The demo's progress: a bar on a terminal, a few plain lines elsewhere."""
 
 from __future__ import annotations
 

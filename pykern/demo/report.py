@@ -1,4 +1,4 @@
-"""What the demo tells: what it is about to do, what came of it, and the files that it leaves."""
+"""The demo's report: its settings, its results, and the files that it writes."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ TRACE = "trace.json"
 
 
 def make_folder(out: Path) -> None:
-    """Make the folder for what is kept, or refuse one that could not be written to in the end.
+    """Make the folder for the demo's files, or refuse early a folder that cannot be written to.
 
     Raises:
-        OSError: If it cannot be made.
-        ValueError: If it is not a folder, or may not be written to.
+        OSError: If the folder cannot be made.
+        ValueError: If `out` is not a folder, or may not be written to.
     """
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file; --out needs a folder")
@@ -41,7 +41,7 @@ def make_folder(out: Path) -> None:
 def opening(
     console: Console, pipe: Pipeline, corpus: Corpus, steps: int, bytes_per_step: int
 ) -> None:
-    """Say what is trained, on what, and how it is cut."""
+    """Print the model, its cut into stages, and the training data."""
     parameters = sum(parameter.numel() for parameter in pipe.parameters())
     plan = pipe.plan
     console.print(
@@ -59,7 +59,7 @@ def opening(
 
 
 def result(console: Console, before: float, after: float, text: bytes) -> None:
-    """Say how well the model predicts text that it never saw, and show what it writes."""
+    """Print how well the model predicts held-out text, and a text that the model writes."""
     bits_before, bits_after = before / math.log(2), after / math.log(2)
     console.print(
         f"\nHeld-out loss in nats per byte: {before:.3f} before training, {after:.3f} after.\n"
@@ -72,7 +72,7 @@ def result(console: Console, before: float, after: float, text: bytes) -> None:
 def timelines(
     console: Console, measured: Timeline, predicted: Timeline, out: Path, *, by_workers: bool
 ) -> None:
-    """Show the last step beside its prediction, and keep both as a picture and as a trace."""
+    """Print the last step and its prediction, and write both as a picture and as a trace."""
     both = {"measured (last step)": measured, "predicted": predicted}
     console.print("\nWhat ran when:\n")
     console.print(as_text(both, console.width))
@@ -93,7 +93,7 @@ def timelines(
 
 
 def closing(console: Console) -> None:
-    """Say what to try next."""
+    """Print the next commands to try."""
     console.print(
         "\nNext:\n"
         "  pykern demo --waves 2                twice as many stages, a smaller bubble\n"

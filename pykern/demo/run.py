@@ -1,6 +1,6 @@
 """The demo from start to finish: build, train, compare, sample, draw.
 
-It decides sizes and order; each part is in a file of its own.
+This module decides sizes and order; each part is in a file of its own.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SEED = 0
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """How big the demo is; the default takes about a minute on two cores.
+    """The sizes of the demo; a run with the defaults takes about a minute on two cores.
 
     Attributes:
         steps: Optimizer steps.
@@ -40,8 +40,8 @@ class DemoSettings:
         heads: Attention heads.
         context: Bytes that the model sees at once.
         batch: Fewest rows per step; a plan with more microbatches gets one row for each.
-        learning_rate: The highest of the run.
-        held_out_windows: Windows on which the model is judged.
+        learning_rate: The highest learning rate of the run.
+        held_out_windows: Number of held-out windows for the loss.
         sample_bytes: Bytes to generate.
     """
 
@@ -63,7 +63,7 @@ class DemoSettings:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Keep torch from threads of its own: while those spin, the workers lack their cores."""
+    """Keep torch to one thread: while its other threads spin, the workers lack cores."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -84,11 +84,11 @@ def run(
 
     Args:
         plan: The schedule; its number of microbatches and stages is the demo's.
-        devices: What the plan runs on, as for `Pipeline`.
+        devices: The devices that the plan runs on, as for `Pipeline`.
         corpus: The text.
-        out: An existing folder for the files to keep.
-        console: Where the story is told.
-        settings: How big everything is.
+        out: An existing folder for the demo's files.
+        console: The console for the report.
+        settings: The sizes of the demo.
     """
     model = gpt(
         layers=max(settings.blocks, -(-plan.num_stages // 2)),

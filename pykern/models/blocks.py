@@ -1,12 +1,12 @@
-"""What the models have in common: how a norm and a linear layer become one, a head, initial values.
+"""Parts that the models share: a norm fused with a linear layer, a head, initial values.
 
 Every half of a block is x + f(norm(x)), a layer of its own, and hands over one tensor [batch, seq,
-width]: the finished sum. That is all that the next half keeps of its input, as its residual and its
-norm's input at once, and all that crosses from one stage to the next. To hand over x and f(norm(x))
-apart, for the next half's norm to add up, would keep as much and send twice as much.
+width]: the finished sum. The next half keeps only this tensor of its input, as its residual and its
+norm's input at once, and only this tensor crosses from stage to stage. To hand over x and
+f(norm(x)) apart, for the next half's norm to add up, would keep as much and send twice as much.
 
 Norms and linear layers hold parameters here, which the fused operations of `pykern.kernels` read.
-Most are not called, so hooks on them do not run.
+Most of these modules are not called, so hooks on them do not run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Norm = nn.LayerNorm | nn.RMSNorm
 
 
 def normed_linear(norm: Norm, linear: nn.Linear, x: Tensor) -> tuple[Tensor, Tensor]:
-    """`x`, to go on with as the residual, and linear(norm(x)); norm(x) is not kept."""
+    """`x`, for use as the residual, and linear(norm(x)); norm(x) is not kept."""
     kind: NormKind = "rms" if isinstance(norm, nn.RMSNorm) else "layer"
     return norm_linear(
         x,
@@ -50,8 +50,8 @@ def normed(norm: Norm, x: Tensor) -> Tensor:
 class Head(nn.Module):
     """Final norm and output layer: [batch, seq, width] -> logits [batch, seq, vocab].
 
-    With `fused_loss`, where gradients of a training step are wanted, it leaves the product to a
-    loss that never holds all logits: `pykern.kernels.head_loss.LinearCrossEntropy`.
+    With `fused_loss`, in a training step with gradients, the head leaves the product to a loss that
+    never holds all logits: `pykern.kernels.head_loss.LinearCrossEntropy`.
     """
 
     def __init__(self, vocab: int, norm: Norm, *, fused_loss: bool) -> None:
@@ -69,7 +69,7 @@ class Head(nn.Module):
 
 
 class OnPair(nn.Module):
-    """Holds a layer that is for the first of a pair."""
+    """Holds a layer for the first tensor of a pair."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class OnPair(nn.Module):
 
 
 class OnFirst(OnPair):
-    """A layer on the first of a pair, whose other part passes by."""
+    """A layer on the first tensor of a pair; the second tensor passes unchanged."""
 
     def forward(self, pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Apply the layer to the first."""
@@ -86,7 +86,7 @@ class OnFirst(OnPair):
 
 
 class First(OnPair):
-    """A layer on the first of a pair, whose other part ends here."""
+    """A layer on the first tensor of a pair; the second tensor is dropped."""
 
     def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor | LazyLogits:
         """Apply the layer to the first."""
@@ -94,26 +94,26 @@ class First(OnPair):
 
 
 def check_sizes(sizes: Mapping[str, int]) -> None:
-    """Raises ValueError where a size is below 1."""
+    """Raises ValueError if a size is below 1."""
     for name, size in sizes.items():
         if size < 1:
             raise ValueError(f"{name} is {size}; it must be at least 1")
 
 
 def check_heads(width: int, heads: int) -> None:
-    """Raises ValueError where heads cannot share a width."""
+    """Raises ValueError if the number of heads does not divide the width."""
     if width % heads:
         raise ValueError(f"width is {width} and heads is {heads}; heads must divide width")
 
 
 def check_rate(dropout: float) -> None:
-    """Raises ValueError where it is no rate of dropout."""
+    """Raises ValueError if the rate of dropout is out of range."""
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout is {dropout}; it must be at least 0 and below 1")
 
 
 def initialise(model: nn.Module, layers: int) -> None:
-    """GPT-2's: normal with deviation 0.02, narrower where 2 * layers projections add up."""
+    """Initialise as GPT-2: normal, deviation 0.02, narrower if 2 * layers projections add up."""
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             nn.init.zeros_(parameter)

@@ -1,6 +1,6 @@
 """A Llama-style language model as a chain of layers fine enough for many stages.
 
-It holds no training code and knows nothing of stages or devices.
+The module holds no training code and does not depend on stages or devices.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RotaryAttention(nn.Module):
         self.project = nn.Linear(width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Let every position look at itself and at those before it."""
+        """Let every position attend to itself and to the positions before it."""
         x, qkv = normed_linear(self.norm, self.qkv, x)
         query, key, value = rope(qkv, self.heads, self.kv_heads, base=self.base)
         # enable_gqa: keys and values are not repeated for the queries that share them.
@@ -70,7 +70,7 @@ def llama(  # noqa: PLR0913, PLR0917
 ) -> nn.Sequential:
     """A Llama as a chain of 2 * layers + 2 modules: embedding, attention and MLP in turn, head.
 
-    Blocks are of RMSNorm before each half, rotary positions, keys and values shared by groups of
+    Blocks have RMSNorm before each half, rotary positions, keys and values shared by groups of
     queries, SwiGLU, and no biases. The proportions of Llama 3 8B are hidden = 3.5 * width and
     kv_heads = heads / 4.
 
@@ -81,9 +81,9 @@ def llama(  # noqa: PLR0913, PLR0917
         heads: Attention heads per block; a multiple of `kv_heads`.
         kv_heads: Heads of keys and values per block.
         hidden: Width within the MLP.
-        base: Of the wavelengths of positions, above 0; 500000 in Llama 3.
+        base: Base of the wavelengths of positions, above 0; 500000 in Llama 3.
         seed: Seed of the initial weights. Torch's global random numbers are left alone.
-        fused_loss: As of `gpt`.
+        fused_loss: As for `gpt`.
 
     Returns:
         The model: int64 ids [batch, seq] -> float32 logits [batch, seq, vocab].
@@ -110,7 +110,7 @@ def llama(  # noqa: PLR0913, PLR0917
 
 
 def check_attention(width: int, heads: int, kv_heads: int, base: float) -> None:
-    """Raises ValueError where rotary attention cannot be of these sizes."""
+    """Raises ValueError if rotary attention cannot have these sizes."""
     check_heads(width, heads)
     if width // heads % 2:
         raise ValueError(f"width / heads is {width // heads}; it must be even")

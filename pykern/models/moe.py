@@ -1,6 +1,6 @@
 """A Llama-style language model whose MLPs are experts, of which each token visits a few.
 
-It holds no training code and knows nothing of stages or devices.
+The module holds no training code and does not depend on stages or devices.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..modes import same_numbers
 from .blocks import Head, OnFirst, OnPair, check_sizes, initialise, normed
 from .llama import EPS, RotaryAttention, check_attention
 
-# What passes between layers: x [batch, seq, width], and the sum of balance losses so far, a scalar.
+# The input and output of layers: x [batch, seq, width], and a scalar, the sum of balance losses.
 Balanced = tuple[Tensor, Tensor]
 
 
@@ -47,7 +47,7 @@ class Experts(nn.Module):
         self.project = nn.Parameter(torch.empty(num_experts, width, hidden))
 
     def forward(self, balanced: Balanced) -> Balanced:
-        """Send every position to the experts that its router likes best."""
+        """Send every position to the experts that its router scores highest."""
         x, balance = balanced
         y = normed(self.norm, x)
         logits = self.router(y)
@@ -82,9 +82,10 @@ def moe(  # noqa: PLR0913, PLR0917
 ) -> nn.Sequential:
     """A mixture of experts as a chain of 2 * layers + 2 modules.
 
-    Embedding, attention and experts in turn, head; attention is that of `llama`. Between the layers
-    passes a pair: x [batch, seq, width], and the sum of the routers' balance losses, a scalar, so
-    that every stage adds to it and the last one has it for the loss (`with_balance`).
+    The modules are an embedding, attention and experts in turn, and a head; attention is that of
+    `llama`. Layers pass on a pair: x [batch, seq, width], and the sum of the routers' balance
+    losses, a scalar. Every stage adds to the sum, and the last stage uses it in the loss
+    (`with_balance`).
 
     Args:
         vocab: Number of tokens; 256 for bytes.
@@ -95,9 +96,9 @@ def moe(  # noqa: PLR0913, PLR0917
         hidden: Width within an expert; a multiple of 8.
         num_experts: Experts per block.
         num_chosen: Experts that a token visits, at most `num_experts`.
-        base: As of `llama`.
+        base: As for `llama`.
         seed: Seed of the initial weights. Torch's global random numbers are left alone.
-        fused_loss: As of `gpt`.
+        fused_loss: As for `gpt`.
 
     Returns:
         The model: int64 ids [batch, seq] -> float32 logits [batch, seq, vocab]; while training,
@@ -134,11 +135,11 @@ def moe(  # noqa: PLR0913, PLR0917
 def with_balance(
     loss_fn: Callable[[Any, Tensor], Tensor], coefficient: float = 0.01
 ) -> Callable[[tuple[Any, Tensor], Tensor], Tensor]:
-    """A loss of what `moe` returns in training: a loss of the logits, and the sum's share.
+    """A loss of the output of `moe` in training: a loss of the logits plus the balance losses.
 
     Args:
         loss_fn: Called with logits, or `LazyLogits`, and target.
-        coefficient: Of the sum of balance losses; 0.01 in the paper.
+        coefficient: Factor of the sum of balance losses; 0.01 in the paper.
     """
 
     def loss(output: tuple[Any, Tensor], target: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ..modes import no_grad
 from ..tensors.dtensor import local, whole
 
-# Parameters whose gradients are in one of several processes each, with anything.
+# Parameters whose gradients are each in one process only, as keys; the values have no meaning.
 shared_out = WeakTensorKeyDictionary()
 
 
@@ -24,27 +24,28 @@ def clip_grad_norm_(
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
 ) -> Tensor:
-    """Scales gradients down, in place, where their norm is above `max_norm`.
+    """Scales gradients down, in place, if their norm is above `max_norm`.
 
     `torch.nn.utils.clip_grad_norm_` groups gradients by device and type first, and adds up by
     group. Here the norm of each gradient, in float32 or a wider type, is taken on its device; these
-    are combined in the order of the parameters, on the device of the first. So the bits are the
-    same for every number of stages and devices of a kind.
+    norms are combined in the order of the parameters, on the device of the first gradient. So the
+    bits are the same for every number of stages and devices of a kind.
 
     Args:
-        parameters: those whose `.grad`, dense and of any shape, is clipped; None is passed over.
-            DTensors count as a whole; their processes call this together.
-        max_norm: what the norm is at most afterwards, up to rounding.
+        parameters: parameters whose `.grad`, dense and of any shape, is clipped; a `.grad` of None
+            is skipped. A DTensor counts as a whole; its processes call this function together.
+        max_norm: the largest norm afterwards, up to rounding.
         norm_type: p of the p-norm; may be `inf`.
         error_if_nonfinite: whether a norm that is infinite or NaN is an error.
 
     Returns:
-        The norm before: [], on the device of the first gradient; 0 where there are none.
+        The norm before: [], on the device of the first gradient; 0 without gradients.
 
     Raises:
         ValueError: `max_norm` is negative or NaN.
-        RuntimeError: the norm is not finite, and is to be; gradients are as before. Or gradients
-            are shared out to processes, by a `ZeroOptimizer`, which has a `clip_grad_norm_`.
+        RuntimeError: `error_if_nonfinite` is set and the norm is not finite; gradients are
+            unchanged. Or a `ZeroOptimizer` shares out the gradients to processes: call the
+            `clip_grad_norm_` of that optimizer.
     """
     require_norm(max_norm)
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
@@ -67,21 +68,21 @@ def clip_by(
     norm_type: float,
     error_if_nonfinite: bool,
 ) -> Tensor:
-    """As `clip_grad_norm_`, of this process's gradients, where the norms of all are known."""
+    """Clips this process's gradients as `clip_grad_norm_` does, by the norms of all gradients."""
     total: Tensor = torch.linalg.vector_norm(torch.stack(list(norms)), norm_type)
     if error_if_nonfinite and not total.isfinite():
         raise RuntimeError(
             f"the norm of order {norm_type} of the gradients is {total.item()}, so they cannot be "
             "clipped by it; error_if_nonfinite=False scales them by it anyway"
         )
-    # A part is scaled as the whole is; torch has no product for DTensors of several meshes.
+    # Local parts are scaled in place of DTensors: torch cannot scale those of several meshes.
     parts: Any = [SimpleNamespace(grad=local(gradient)) for gradient in gradients]
     torch.nn.utils.clip_grads_with_norm_(parts, max_norm, total)
     return total
 
 
 def require_norm(max_norm: float) -> None:
-    """Raises ValueError where the largest norm is negative or NaN."""
+    """Raises ValueError if the largest norm is negative or NaN."""
     if not max_norm >= 0:
         raise ValueError(f"max_norm is a number of at least 0, got {max_norm}")
 

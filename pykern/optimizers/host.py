@@ -25,33 +25,33 @@ _MASTER = "master"
 class HostOptimizer(Optimizer):
     """Any of torch's optimizers, run on the host for a pipeline on GPUs.
 
-    GPUs hold parameters and gradients; the optimizer's state, and a copy of the parameters that it
-    steps, are in pinned memory of the host. A stage's gradients are on their way there as soon as
-    the step has collected the last of them, while other stages still compute; in `step` the stages
-    are stepped one after another, and the parameters of each go back while the next is stepped.
-    So are a plan's REDUCE in `pipe.plan`, from now on.
+    GPUs hold parameters and gradients. Pinned memory of the host holds the optimizer state and a
+    copy of the parameters, which the optimizer steps. The copy of a stage's gradients to the host
+    starts as soon as the pipeline's step has collected the last of them, while other stages still
+    compute; for this, `pipe.plan` has REDUCE actions from now on. The optimizer's `step` steps the
+    stages one after another; a stage's parameters are copied back while the next stage is stepped.
 
-    What a GPU would compute the host computes, with the same operations: on CPU workers, where all
-    is on the host anyway, results are bit for bit those of the plain optimizer. Parameters of half
-    precision have masters in float32, which are stepped and then rounded; so their results are
-    better than the plain optimizer's, not equal.
+    The host uses the same operations as a GPU would. On CPU workers, where all tensors are on the
+    host anyway, results are bit for bit those of the plain optimizer. Parameters of half precision
+    have masters in float32, which are stepped and then rounded; so their results are better than
+    the plain optimizer's, not equal.
 
-    `.grad` stays where it is and is what counts: gradients that were clipped, unscaled or changed
-    otherwise after `pipe.step` are copied again. So are those of pipelines that capture graphs or
-    have a `process_group`, and of steps with a scaler, whose gradients become final later. Also a
-    parameter that was written to is read again. What `.data` writes torch does not count: a
-    gradient's change is then seen by its norm, a parameter's is not.
+    `.grad` stays on its device and decides: gradients that were clipped, unscaled or changed after
+    `pipe.step` are copied again. Gradients that become final later are copied in `step` too:
+    those of pipelines that capture graphs or have a `process_group`, and of steps with a scaler. A
+    parameter that was written to is read again. Torch does not count writes through `.data`: such a
+    change of a gradient is noticed by its norm, such a change of a parameter is not noticed.
 
     Args:
-        pipe: whose parameters are trained.
-        optimizer_class: of `torch.optim`, or one like them, which updates each parameter by its own
-            gradient and state alone.
+        pipe: the pipeline whose parameters are trained.
+        optimizer_class: a class of `torch.optim`, or a similar class, which updates each parameter
+            by its own gradient and state alone.
         params: parameters of the pipeline, or groups of them, as for any optimizer; None for all
             that require grad.
-        **defaults: for the optimizer.
+        **defaults: arguments of the optimizer.
 
     Raises:
-        TypeError: the optimizer is one that looks at all parameters at once.
+        TypeError: the optimizer looks at all parameters at once.
         ValueError: a parameter is not the pipeline's, or is a DTensor.
     """
 
@@ -74,7 +74,7 @@ class HostOptimizer(Optimizer):
             pipe._at_reduce(_weakly(self._stream))
 
     def _mirrored(self, group: dict[str, Any]) -> dict[str, Any]:
-        """The same group of what is stepped."""
+        """The same group, with the host's copies in place of the parameters."""
         for parameter in group["params"]:
             if parameter not in self._part_of:
                 raise ValueError(
@@ -98,7 +98,7 @@ class HostOptimizer(Optimizer):
             self._inner.add_param_group(self._mirrored(self.param_groups[-1]))
 
     def _stream(self, stage: Stage) -> None:
-        # A scaler will unscale them.
+        # With a scaler, gradients are not final here: the scaler unscales them later.
         if getattr(stage.finish, "scale", None) is None:
             self._parts[stage.index].stream()
 
@@ -106,11 +106,11 @@ class HostOptimizer(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Steps all parameters that have a gradient.
 
-        Whatever is raised, each parameter has the values that the host has for it, and a parameter
-        is stepped as a whole or not at all, as far as the optimizer does that.
+        After any exception, each parameter equals its copy on the host, and a parameter is stepped
+        as a whole or not at all, as far as the optimizer guarantees that.
 
         Args:
-            closure: computes the gradients first; what it returns is returned.
+            closure: computes the gradients first; its result is returned.
 
         Raises:
             TypeError: a gradient is not dense. Nothing has been stepped.
@@ -120,7 +120,7 @@ class HostOptimizer(Optimizer):
             part.require_dense()
         copy_settings(self.param_groups, to=self._inner.param_groups)
         try:
-            # In the order in which backwards end.
+            # Parts are fetched in the order in which backwards end.
             for part in reversed(self._parts):
                 part.fetch()
             for part in reversed(self._parts):
@@ -139,12 +139,12 @@ class HostOptimizer(Optimizer):
                 part.give_back()
 
     def _link_state(self) -> None:
-        """Has `state` show what is kept, by the pipeline's parameters."""
+        """Makes `state` show the optimizer state by the pipeline's parameters."""
         stepped = ((parameter, mirror.master) for parameter, mirror in self._mirrors.items())
         show_state(self, self._inner.state, stepped)
 
     def state_dict(self) -> dict[str, Any]:
-        """As of any optimizer; with the `master` of each parameter of half precision."""
+        """The state, as for any optimizer, with the `master` of each half-precision parameter."""
         packed = super().state_dict()
         in_order = (each for group in self.param_groups for each in group["params"])
         for index, parameter in enumerate(in_order):
@@ -154,7 +154,7 @@ class HostOptimizer(Optimizer):
 
     @no_grad
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes what `state_dict` gave, or the plain optimizer's."""
+        """Loads the result of `state_dict`, of this optimizer or of the plain one."""
         self._inner.load_state_dict(state_dict)
         self.adopt()
 
@@ -165,7 +165,7 @@ class HostOptimizer(Optimizer):
         return OptimizerState(type(self._inner), self.param_groups, kept)
 
     def own(self) -> OptimizerState:
-        """Where to load the state."""
+        """The state into which a checkpoint is loaded."""
         inner = self._inner
         copy_settings(self.param_groups, to=inner.param_groups)
         return OptimizerState(type(inner), inner.param_groups, inner.state, self._stepped)
@@ -181,7 +181,7 @@ class HostOptimizer(Optimizer):
 
     @no_grad
     def adopt(self) -> None:
-        """Shows what has been loaded into the inner optimizer."""
+        """Shows the state that has been loaded into the inner optimizer."""
         for mirror in self._mirrors.values():
             entries = self._inner.state.get(mirror.master, {})
             if _MASTER in entries:
@@ -197,7 +197,7 @@ class HostOptimizer(Optimizer):
 
 
 def _parts(pipe: Pipeline) -> tuple[dict[nn.Parameter, StageMirrors], list[StageMirrors]]:
-    """A part for each stage, and which of them a parameter belongs to: its first stage's."""
+    """The part of each parameter, which is that of its first stage, and a part for each stage."""
     parts: list[StageMirrors] = []
     part_of: dict[nn.Parameter, StageMirrors] = {}
     for stage in pipe._executor.stages:
@@ -205,12 +205,12 @@ def _parts(pipe: Pipeline) -> tuple[dict[nn.Parameter, StageMirrors], list[Stage
         for layer in stage.originals:
             for parameter in layer.parameters():
                 part_of.setdefault(parameter, parts[-1])
-    # No stage uses the others.
+    # Parameters that no stage uses go to the first part.
     return {each: part_of.get(each, parts[0]) for each in pipe.parameters()}, parts
 
 
 def _weakly(method: Callable[[Stage], None]) -> Callable[[Stage], None]:
-    """Calls the method as long as there is its object."""
+    """A function that calls the method as long as the method's object lives."""
     reference = weakref.WeakMethod(method)
 
     def call(stage: Stage) -> None:

@@ -16,10 +16,10 @@ Group = dict[str, Any]
 
 
 def groups_of(pipe: Pipeline, params: Iterable[Any] | None) -> list[Group]:
-    """The groups of parameters that a user gives; None for all that train."""
+    """The user's groups of parameters; `params` of None gives all parameters that train."""
     if params is None:
         params = [parameter for parameter in pipe.parameters() if parameter.requires_grad]
-    # It knows all forms in which parameters can be given.
+    # torch's Optimizer accepts all forms in which parameters can be given.
     return Optimizer(params, {}).param_groups
 
 
@@ -30,7 +30,7 @@ def with_settings(groups: Iterable[Group], inner: Iterable[Group]) -> list[Group
 
 
 def copy_settings(given: Iterable[Group], to: Iterable[Group]) -> None:
-    """Gives groups the settings of others."""
+    """Copies the settings of the given groups to other groups."""
     for one, other in zip(given, to, strict=True):
         other.update(settings_of(one))
 
@@ -38,12 +38,12 @@ def copy_settings(given: Iterable[Group], to: Iterable[Group]) -> None:
 def show_state(
     optimizer: Optimizer, kept: Mapping[Tensor, Any], stepped: Iterable[tuple[Tensor, Tensor]]
 ) -> None:
-    """Has an optimizer's `state` show what the inner one keeps.
+    """Makes an optimizer's `state` show the state of its inner optimizer.
 
     Args:
-        optimizer: the outer one.
-        kept: the state of what is stepped.
-        stepped: parameters of the pipeline, each with what is stepped for it.
+        optimizer: the outer optimizer.
+        kept: the inner optimizer's state, by the tensors that it steps.
+        stepped: parameters of the pipeline, each with the tensor that is stepped for it.
     """
     optimizer.state.clear()
     for parameter, one in stepped:

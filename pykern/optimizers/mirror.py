@@ -1,4 +1,4 @@
-"""The parameters of a stage on the host, with the way there and back."""
+"""Mirrors: copies of a stage's parameters on the host, with the transfers there and back."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 class Mirror:
-    """A parameter on the host.
+    """A parameter's copy on the host.
 
     Args:
-        parameter: of a stage; dense.
-        link: of the stage.
+        parameter: a dense parameter of a stage.
+        link: the host link of the stage.
 
     Attributes:
-        parameter: as given.
-        master: its values, which are stepped; in float32 where the parameter has half precision.
+        parameter: the given parameter.
+        master: the values that are stepped; in float32 if the parameter has half precision.
     """
 
     def __init__(self, parameter: nn.Parameter, link: HostLink) -> None:
@@ -31,34 +31,34 @@ class Mirror:
         self.is_half = parameter.dtype in _HALVES
         dtype = torch.float32 if self.is_half else parameter.dtype
         self.master = nn.Parameter(link.buffer(parameter, dtype))
-        # What travels between the two, of the parameter's type.
+        # The buffer for transfers between the two, of the parameter's type.
         self._wire = self.master.detach()
         if self.is_half:
             self._wire = link.buffer(parameter, parameter.dtype)
-            # To nothing equal, so that at first all values are taken.
+            # NaN is equal to no value, so that at first all values are taken.
             self.master.detach().fill_(torch.nan)
         self._landing: Tensor | None = None
-        # Which gradient `_landing` was read from, and how often that had been written to.
+        # The gradient that `_landing` was read from, and the gradient's version then.
         self._read: tuple[weakref.ref[Tensor], int] | None = None
-        # Of the parameter when it had the master's values.
+        # The parameter's version and address when it had the master's values.
         self._state: tuple[int, int] | None = None
 
     def read(self, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        """What has to be copied to have the gradient here, and where it goes."""
+        """The source and the target of the copy that brings the gradient to the host."""
         if self._landing is None or self._landing.dtype != gradient.dtype:
             self._landing = self._link.buffer(self.parameter, gradient.dtype)
         self._read = weakref.ref(gradient), gradient._version
         return gradient.detach(), self._landing
 
     def has_read(self, gradient: Tensor) -> bool:
-        """Whether the last that was read is this one, and torch knows of no change of it."""
+        """Whether this gradient was the last one read, and torch has counted no write since."""
         if self._read is None:
             return False
         reference, version = self._read
         return reference() is gradient and version == gradient._version
 
     def take_gradient(self) -> None:
-        """Gives the master the gradient that has come, if the parameter has one."""
+        """Gives the master the gradient that has arrived, if the parameter has a gradient."""
         if self.parameter.grad is None:
             self.master.grad = None
         else:
@@ -66,24 +66,24 @@ class Mirror:
             self.master.grad = self._landing.to(self.master.dtype)
 
     def is_behind(self) -> bool:
-        """Whether somebody else has written to the parameter since it had the master's values."""
+        """Whether the parameter was written to otherwise since it had the master's values."""
         return self._state != self._state_now()
 
     def is_current(self) -> None:
-        """The parameter has the master's values, or nobody else will write to it before it has."""
+        """Notes that the parameter has the master's values, or gets them before any other write."""
         self._state = self._state_now()
 
     def _state_now(self) -> tuple[int, int]:
         return self.parameter._version, self.parameter.data_ptr()
 
     def arrive(self) -> tuple[Tensor, Tensor]:
-        """What has to be copied to have the parameter's values here, and where they go."""
+        """The source and the target of the copy that brings the parameter's values to the host."""
         return self.parameter.detach(), self._wire
 
     def take_values(self) -> None:
-        """Has the master follow the values that have come.
+        """Makes the master follow the values that have arrived.
 
-        Where they are still the master's, rounded, it keeps its bits.
+        Where a value is still the master's value, rounded, the master keeps its bits.
         """
         if self.is_half:
             is_other = self.master.to(self._wire.dtype) != self._wire
@@ -92,18 +92,18 @@ class Mirror:
         self.is_current()
 
     def leave(self) -> tuple[Tensor, Tensor]:
-        """What has to be copied for the parameter to have the master's values."""
+        """The source and the target of the copy that gives the parameter the master's values."""
         if self.is_half:
             self._wire.copy_(self.master)
         return self._wire, self.parameter.detach()
 
 
 class StageMirrors:
-    """The mirrors of a stage, which travel together.
+    """The mirrors of a stage, which are copied together.
 
     Attributes:
-        mirrors: of parameters of the stage.
-        num_streamed: how many gradients the last `fetch` has found on the host, as they were.
+        mirrors: the mirrors of the stage's parameters.
+        num_streamed: the number of gradients that the last `fetch` found on the host, unchanged.
     """
 
     def __init__(self, link: HostLink) -> None:
@@ -112,7 +112,7 @@ class StageMirrors:
         self._link = link
         self._coming: list[Copied] = []
         self._going: Copied | None = None
-        # Whose gradients `stream` has read, and their norms.
+        # The mirrors whose gradients `stream` has read, and the norms of these gradients.
         self._streamed: list[Mirror] = []
         self._norms = torch.empty(0)
 
@@ -123,7 +123,7 @@ class StageMirrors:
 
     @torch.no_grad()
     def stream(self) -> None:
-        """Starts to copy the gradients there are; to be called where they have been computed."""
+        """Starts to copy the existing gradients; call it on the stream that computes them."""
         found = {
             mirror: mirror.parameter.grad
             for mirror in self.mirrors
@@ -135,7 +135,7 @@ class StageMirrors:
             self._read(found)
 
     def require_dense(self) -> None:
-        """Raises TypeError where a gradient is not dense."""
+        """Raises TypeError if a gradient is not dense."""
         for mirror in self.mirrors:
             gradient = mirror.parameter.grad
             if gradient is not None and gradient.layout is not torch.strided:
@@ -147,7 +147,7 @@ class StageMirrors:
 
     @torch.no_grad()
     def fetch(self) -> None:
-        """Starts to copy what has not been streamed, or has been written to since."""
+        """Starts to copy the gradients that were not streamed, or were written to since."""
         gradients = {
             mirror: mirror.parameter.grad
             for mirror in self.mirrors
@@ -159,7 +159,7 @@ class StageMirrors:
         self.follow()
 
     def _fresh(self, gradients: dict[Mirror, Tensor]) -> set[Mirror]:
-        """Those that have been streamed and are as they were."""
+        """The mirrors whose gradients have been streamed and are unchanged."""
         places = [
             (place, mirror)
             for place, mirror in enumerate(self._streamed)
@@ -168,7 +168,7 @@ class StageMirrors:
         self._streamed = []
         if not places:
             return set()
-        # What writes without torch's knowing, such as a scaler, changes the norm.
+        # A write that torch does not count, such as a scaler's, changes the norm.
         before = self._norms[[place for place, _ in places]]
         now = _norms([gradients[mirror] for _, mirror in places])
         same = ((now == before) & now.isfinite()).tolist()
@@ -181,7 +181,7 @@ class StageMirrors:
 
     @torch.no_grad()
     def follow(self) -> None:
-        """Has masters follow the parameters to which somebody else has written."""
+        """Makes masters follow parameters that were written to otherwise."""
         behind = [mirror for mirror in self.mirrors if mirror.is_behind()]
         if not behind:
             return
@@ -191,7 +191,7 @@ class StageMirrors:
             mirror.take_values()
 
     def land(self) -> bool:
-        """Waits for what comes, and gives the masters their gradients; whether there are any."""
+        """Waits for the copies, gives the masters their gradients; whether there are any."""
         while self._coming:
             self._coming.pop().wait()
         self._wait_for_going()
@@ -214,12 +214,12 @@ class StageMirrors:
             self._going = None
 
     def join(self) -> None:
-        """Has torch's current stream wait for all of this."""
+        """Makes torch's current stream wait for all copies of this stage."""
         self._link.join()
 
 
 def _norms(gradients: Sequence[Tensor]) -> Tensor:
-    """The norm of each, in float32, or float64 where one is: [n]."""
+    """The norm of each gradient: [n], in float64 if any gradient is, otherwise in float32."""
     real = [torch.view_as_real(one) if one.is_complex() else one.detach() for one in gradients]
     is_double = any(one.dtype == torch.float64 for one in real)
     dtype = torch.float64 if is_double else torch.float32

@@ -29,25 +29,25 @@ from .zero_refusals import data_of, require_steppable
 class ZeroOptimizer(Optimizer):
     """Any of torch's optimizers, its state shared out to the processes of a pipeline's group.
 
-    It is torch's `ZeroRedundancyOptimizer`: each process steps some of the parameters and sends
-    them to the others. From now on each process gets the sums of the gradients of these alone, by
-    one reduce-scatter for each stage and step; after a step the gradients of the others are None.
-    Updates are those of the plain optimizer, bit for bit where the sums are.
+    The work is done by torch's `ZeroRedundancyOptimizer`: each process steps some parameters, and
+    sends them to the others. From now on each process gets the gradient sums of its own parameters
+    only, by one reduce-scatter for each stage and step; after a step its other gradients are None.
+    Updates equal the plain optimizer's bit for bit if the gradient sums do.
 
-    To be made, and all of its methods but `zero_grad` called, in all processes, in the same order.
+    All processes must make this optimizer, and call its methods (except `zero_grad`), in one order.
 
     Args:
-        pipe: with a `process_group`.
-        optimizer_class: of `torch.optim`, or one like them, which updates each parameter by its own
-            gradient and state alone.
+        pipe: a pipeline with a `process_group`.
+        optimizer_class: a class of `torch.optim`, or a similar class, which updates each parameter
+            by its own gradient and state alone.
         params: all parameters of the pipeline that train, or groups of them, as for any optimizer;
-            None for just that.
+            None for all parameters that train.
         stage: 1.
-        **defaults: for the optimizer.
+        **defaults: arguments of the optimizer.
 
     Raises:
-        TypeError: the optimizer is one that looks at all parameters at once; parameters are of
-            several types, which torch's optimizer refuses.
+        TypeError: the optimizer looks at all parameters at once; or parameters are of several
+            types, which torch's optimizer refuses.
         ValueError: the pipeline has no `process_group`; stages 2 and 3, with the reason; a
             parameter is not contiguous, which it has to be to be sent.
     """
@@ -64,11 +64,11 @@ class ZeroOptimizer(Optimizer):
         self._data = data_of(pipe, stage)
         groups = groups_of(pipe, params)
         self._rank = self._data.group.rank()
-        # What is stepped for each: for a DTensor, the part that this process has.
+        # The tensor stepped for each parameter: for a DTensor, the part that this process has.
         self._local_of: dict[Tensor, nn.Parameter] = {}
         locals_ = [self._locally(group) for group in groups]
         require_steppable(optimizer_class, list(self._local_of.values()))
-        # Which process has what is private to it.
+        # The partition of parameters over processes is private to torch's optimizer.
         self._zero: Any = _sharded()(
             locals_, optimizer_class, process_group=self._data.group, **defaults
         )
@@ -77,13 +77,13 @@ class ZeroOptimizer(Optimizer):
         self._share_out()
 
     def _locally(self, group: dict[str, Any]) -> dict[str, Any]:
-        """The same group of what is stepped."""
+        """The same group, with the stepped tensors in place of the parameters."""
         for parameter in group["params"]:
             self._local_of[parameter] = _local(parameter)
         return group | {"params": [self._local_of[each] for each in group["params"]]}
 
     def _share_out(self) -> None:
-        """Has the pipeline sum each gradient in the process that steps its parameter."""
+        """Makes the pipeline sum each gradient in the process that steps its parameter."""
         ranks = {
             id(stepped): rank
             for rank, groups in enumerate(self._zero._partition_parameters())
@@ -115,10 +115,10 @@ class ZeroOptimizer(Optimizer):
             self._share_out()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Steps this process's parameters, and gets the others from theirs.
+        """Steps this process's parameters, and gets the others from their owners.
 
         Args:
-            closure: computes the gradients first; what it returns is returned.
+            closure: computes the gradients first; its result is returned.
 
         Raises:
             PeerError: a process is gone, or has not come in time.
@@ -137,29 +137,29 @@ class ZeroOptimizer(Optimizer):
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
     ) -> Tensor:
-        """As `pykern.clip_grad_norm_` of all parameters, by the norm over all processes.
+        """Clips as `pykern.clip_grad_norm_`, by the norm of all parameters over all processes.
 
-        Norms of parameters are put together in their order, so the bits do not depend on how many
-        processes there are.
+        Norms are combined in the order of the parameters, so the bits do not depend on the number
+        of processes.
 
         Args:
-            max_norm: what the norm is at most afterwards, up to rounding.
+            max_norm: the largest norm afterwards, up to rounding.
             norm_type: p of the p-norm; may be `inf`.
             error_if_nonfinite: whether a norm that is infinite or NaN is an error.
 
         Returns:
-            The norm before: [], the same in all processes; 0 where there are no gradients.
+            The norm before: [], the same in all processes; 0 without gradients.
 
         Raises:
             ValueError: `max_norm` is negative or NaN.
-            RuntimeError: the norm is not finite, and is to be; gradients are as before.
+            RuntimeError: `error_if_nonfinite` is set, but the norm is not; gradients are unchanged.
             PeerError: a process is gone, or has not come in time.
         """
         require_norm(max_norm)
         order = {parameter: number for number, parameter in enumerate(self._local_of)}
         device = next(iter(order)).device
         dtype = torch.promote_types(next(iter(order)).dtype, torch.float32)
-        # Of each parameter the norm, and whether it has one: nobody else adds to them.
+        # Each column has a parameter's norm, and 1 if it has a norm; only its owner adds to it.
         norms = torch.zeros(2, len(order), dtype=dtype, device=device)
         with as_before(), torch.no_grad():
             for parameter in self._owned:
@@ -175,21 +175,21 @@ class ZeroOptimizer(Optimizer):
         return clip_by(mine, list(found), max_norm, norm_type, error_if_nonfinite)
 
     def _link_state(self) -> None:
-        """Has `state` show what this process keeps, by the pipeline's parameters."""
+        """Makes `state` show this process's share, by the pipeline's parameters."""
         stepped = ((parameter, self._local_of[parameter]) for parameter in self._owned)
         show_state(self, self._zero.optim.state, stepped)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes what `state_dict` gave, which is this process's share, or a plain optimizer's."""
+        """Loads this process's share from its `state_dict`, or a plain optimizer's state."""
         self._zero.load_state_dict({**state_dict, "state": dict(state_dict["state"])})
         self.adopt()
 
     @contextmanager
     def saving(self) -> Iterator[bool]:
-        """Around what saves the run in a file: whether this process is the one that writes it.
+        """The context in which a run is saved; gives whether this process writes the file.
 
         Raises:
-            CheckpointError: another process is to write it, and cannot.
+            CheckpointError: the process that writes the file has failed.
             PeerError: a process is gone, or has not come in time.
         """
         copy_settings(self.param_groups, to=self._zero.param_groups)
@@ -217,14 +217,14 @@ class ZeroOptimizer(Optimizer):
             return from_text(str, text_of(to_text(outcome), self._data.control, 0))
 
     def whole(self) -> OptimizerState:
-        """The state of all processes, within `saving` where that says so."""
+        """The state of all processes; complete within `saving`, in the process that writes."""
         indexed = self._zero.state_dict()["state"]
         in_order = [each for group in self.param_groups for each in group["params"]]
         state = {in_order[i]: _parts_of_whole(in_order[i], of) for i, of in indexed.items()}
         return OptimizerState(self._kind, self.param_groups, state)
 
     def own(self) -> OptimizerState:
-        """Where to load what this process keeps."""
+        """The state into which this process's share of a checkpoint is loaded."""
         copy_settings(self.param_groups, to=self._zero.param_groups)
         owned = {id(parameter) for parameter in self._owned}
         return OptimizerState(
@@ -236,7 +236,7 @@ class ZeroOptimizer(Optimizer):
         )
 
     def adopt(self) -> None:
-        """Shows what has been loaded; of DTensors this process's parts are kept."""
+        """Shows the loaded state, and keeps only this process's parts of DTensors."""
         kept = self._zero.optim.state
         for stepped, entries in kept.items():
             kept[stepped] = {key: _part(value) for key, value in entries.items()}
@@ -258,7 +258,7 @@ class ZeroOptimizer(Optimizer):
 def _sharded() -> Any:
     """Torch's optimizer, whose package takes most of a second to import."""
     with warnings.catch_warnings():
-        # It compiles others, which are not used here, in a way that torch has deprecated.
+        # The package compiles other optimizers, not used here, in a way that torch has deprecated.
         warnings.simplefilter("ignore", DeprecationWarning)
         from torch.distributed.optim import ZeroRedundancyOptimizer  # noqa: PLC0415 - see above
     return ZeroRedundancyOptimizer
@@ -271,7 +271,7 @@ def _local(parameter: nn.Parameter) -> nn.Parameter:
 
 
 def _parts_of_whole(parameter: Tensor, entries: dict[str, Any]) -> dict[str, Any]:
-    """The state of a parameter, as parts of DTensors if that is one."""
+    """The state of a parameter; if the parameter is a DTensor, as parts of DTensors."""
     if not is_dtensor(parameter):
         return entries
     from torch.distributed.tensor import DTensor  # noqa: PLC0415 - takes long

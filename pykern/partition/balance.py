@@ -1,6 +1,6 @@
 """Cuts a chain of layers into stages of nearly equal cost.
 
-It decides where to cut and nothing else: it does not copy, move or wrap a layer.
+This module only decides where to cut: it does not copy, move or wrap a layer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .profile import layer_bytes, layer_times_ns
 if TYPE_CHECKING:
     from typing import Any
 
-# What makes stages equal, layers for each stage, or the price of a layer by a pattern of its name.
+# The measure that stages share equally, the layers of each stage, or prices by patterns of names.
 Balance: TypeAlias = (
     Literal["parameters", "layers", "time", "memory"] | Sequence[int] | Mapping[str, float]
 )
@@ -41,11 +41,11 @@ class Partition:
             millionths of prices.
         parameters: One parameter count per stage.
         layer_names: One name per layer of the whole model.
-        balance: What a cost counts: "parameters", "layers", "time", "memory" or "prices".
+        balance: The unit of a cost: "parameters", "layers", "time", "memory" or "prices".
         layer_costs: One cost per layer of the whole model.
         layer_parameters: One parameter count per layer of the whole model.
-        above_bound: On devices of unequal speed, by which share a simulated step takes longer than
-            a bound for all cuts and orders; None on equal devices.
+        above_bound: On devices of unequal speed, the excess of a simulated step over a bound for
+            all cuts and orders, as a share of the bound; None on equal devices.
     """
 
     stages: tuple[range, ...]
@@ -110,23 +110,23 @@ def partition(
     """Cut a chain of layers into contiguous, non-empty stages.
 
     The costliest stage is as cheap as any cut can make it. Among such cuts the stages are as equal
-    as possible in cost, then in number of layers (least sum of squares); what is still tied keeps
-    the first stages short, because they hold the most microbatches in flight.
+    as possible in cost, then in number of layers (least sum of squares). Among cuts that are still
+    tied, the first stages are short, because they hold the most microbatches in flight.
 
     Args:
-        layers: The model as a chain: each layer takes the output of the one before. They may come
-            by name.
+        layers: The model as a chain, in which each layer takes the output of the layer before; by
+            name or not.
         num_stages: How many stages to make; at least 1, at most the number of layers.
-        balance: What makes stages equal: "parameters", "layers", "time" (forward and backward,
-            measured on `sample`), "memory" (bytes of weights, gradients and Adam's moments, and
-            of what a forward keeps for its backward, measured on `sample`, for as many microbatches
-            as there are stages), prices by patterns of layer names, of which the first that fits
-            counts, as in `{"embed*": 0, "*head": 2, "*": 1}`, where a layer without a name goes by
-            its number and its type; or a list: the layers of each stage.
-        sample: An input of the first layer; needed for, and only for, what is measured.
-        speeds: Of the device of each stage, in any unit. Then the stage that takes the longest,
-            its cost divided by its speed, takes as short as any cut can make it. Bytes, of balance
-            "memory", do not depend on them. None for equal devices.
+        balance: The measure that stages share equally: "parameters", "layers", "time" (forward and
+            backward, measured on `sample`), "memory" (bytes of weights, gradients, Adam's moments,
+            and activations of as many microbatches as stages, measured on `sample`); or prices by
+            patterns of layer names, as in `{"embed*": 0, "*head": 2, "*": 1}`, where the first
+            match counts and a layer without a name goes by its number and its type; or a list of
+            the number of layers of each stage.
+        sample: An input of the first layer; only, and always, for balance "time" and "memory".
+        speeds: Speed of each stage's device, in any unit. The slowest stage, by cost divided by
+            speed, is then as fast as any cut can make it. Balance "memory" ignores the speeds.
+            None for equal devices.
 
     Returns:
         The stages with their costs; a given list reports its cost in parameters.
@@ -137,7 +137,7 @@ def partition(
             the model, a parameter has no shape yet, or `sample` is missing or superfluous.
     """
     named = as_chain(layers)
-    # A reader knows a layer by its own name, or by its type where that is a number.
+    # A reader knows a layer by its own name, or by its type if the name is a number.
     chain = [(type(each).__name__ if name.isdigit() else name, each) for name, each in named]
     _check_num_stages(num_stages, len(chain))
     parameters = [_count_parameters(name, layer) for name, layer in chain]
@@ -188,12 +188,12 @@ def as_chain(
     """Each layer with its name, or number.
 
     Raises:
-        TypeError: they are not modules in a row.
+        TypeError: the layers are not a sequence or mapping of modules.
     """
     if isinstance(layers, Mapping):
         named = list(layers.items())
     elif isinstance(layers, nn.Sequential):
-        # Not named_children, which leaves out a layer that occurs twice.
+        # `named_children` would leave out a layer that occurs twice.
         named = [(name, layer) for name, layer in layers._modules.items() if layer is not None]
     elif isinstance(layers, Sequence | nn.ModuleList):
         named = [(str(index), layer) for index, layer in enumerate(layers)]
@@ -255,7 +255,7 @@ def _check_sample(balance: str, sample: Any) -> None:
 def _costs(
     balance: str, layers: list[nn.Module], parameters: list[int], sample: Any, num_stages: int
 ) -> list[int]:
-    """The cost of every layer. Integers, so that the cut is exact."""
+    """The cost of every layer, as integers so that the cut is exact."""
     if balance == "time":
         return layer_times_ns(layers, sample)
     if balance == "memory":
@@ -276,7 +276,7 @@ def _bytes_of(layer: nn.Module) -> int:
 
 
 def _price(prices: Mapping[str, float], name: str, kind: str) -> int:
-    """The cost of a layer in millionths; `name`: its name or number, `kind`: that or its type."""
+    """The cost of a layer in millionths; `name` may be a number, and `kind` is then its type."""
     for pattern, price in prices.items():
         if fnmatchcase(name, pattern) or fnmatchcase(kind, pattern):
             if not isinstance(price, int | float) or not 0 <= price < inf:

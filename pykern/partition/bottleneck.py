@@ -1,4 +1,4 @@
-"""Cuts a row of costs into stages, so that the slowest takes the least."""
+"""Cuts a row of costs into stages, so that the slowest stage is as fast as possible."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from math import ceil, floor
 def balanced_ends(costs: Sequence[int], num_stages: int) -> list[int]:
     """The end of every stage, by the rule that `partition` documents.
 
-    For n layers in S stages it takes S n log n steps at most, and few where stages can only end
-    near their share of the cost.
+    For n layers in S stages the search takes at most S n log n steps, and few if stages can only
+    end near their share of the cost.
     """
     total = [0, *accumulate(costs)]
     limit = _least_bottleneck(costs, num_stages)
@@ -35,9 +35,9 @@ class _Ends:
     """The best cuts of layers[:end] into as many stages as rounds passed, by end.
 
     Attributes:
-        badness: squares of costs, then of counts, in one number.
-        rank: where the cut stands among those of other ends, by the ends of the first stages.
-        start: of the last stage.
+        badness: sum of squares of costs, then of counts, in one number.
+        rank: rank of the cut among the cuts of other ends, by the ends of the first stages.
+        start: start of the last stage.
     """
 
     badness: dict[int, int]
@@ -46,9 +46,9 @@ class _Ends:
 
 
 def _bands(total: Sequence[int], num_stages: int, limit: int) -> list[range]:
-    """The range of ends of each stage, after the start of all, if every cost is within the limit.
+    """The range of ends of each stage, after that of the chain's start, with costs in the limit.
 
-    These are whole ranges: a stage that can end at two layers can end between them.
+    The ranges have no gaps: a stage that can end at two layers can end between them.
     """
     num_layers = len(total) - 1
     last = [0]
@@ -67,9 +67,9 @@ def _longer(total: Sequence[int], best: _Ends, before: range, band: range, limit
     """The best cuts with one stage more, whose ends are in the band.
 
     A later end never has an earlier best start, since squares of sums are convex. So the middle end
-    is looked at first, and says where the starts of those on either side of it are.
+    is computed first, and its start bounds the starts of the ends on either side.
     """
-    # More than squares of counts add up to, so that costs come first.
+    # The scale exceeds any sum of squares of counts, so that costs come first.
     scale = len(total) ** 2
     badness: dict[int, int] = {}
     starts: dict[int, int] = {}
@@ -97,7 +97,7 @@ def _longer(total: Sequence[int], best: _Ends, before: range, band: range, limit
 def _least_bottleneck(costs: Sequence[int], num_stages: int) -> int:
     """The smallest limit under which greedy filling needs at most `num_stages` stages.
 
-    Fewer stages than asked for are enough: splitting one further never makes a stage costlier.
+    Fewer stages than `num_stages` are fine: splitting a stage further never makes it costlier.
     """
 
     def fits(limit: int) -> bool:
@@ -115,12 +115,12 @@ def _least_bottleneck(costs: Sequence[int], num_stages: int) -> int:
 def ends_for_speeds(costs: Sequence[int], speeds: Sequence[float]) -> list[int]:
     """The end of every stage of the cut whose slowest stage takes least.
 
-    Exact: stage i takes the sum of its costs by `speeds[i]`, and no other cut into non-empty stages
-    has a faster slowest one. What is tied keeps the first stages short.
+    The cut is exact: stage i takes the sum of its costs divided by `speeds[i]`, and no other cut
+    into non-empty stages has a faster slowest stage. Among tied cuts, the first stages are short.
 
     Args:
-        costs: of layers, at least as many as stages.
-        speeds: by stage, above 0.
+        costs: the costs of layers, at least as many as stages.
+        speeds: the speeds by stage, above 0.
     """
     total = [0, *accumulate(costs)]
     exact = [Fraction(speed) for speed in speeds]
@@ -160,6 +160,6 @@ def _within(total: Sequence[int], limits: Sequence[int]) -> list[int] | None:
     found = [num_layers]
     for starts, limit in zip(reached[-2::-1], reversed(limits), strict=True):
         first = bisect_left(total, total[found[-1]] - limit)
-        # The earliest start is one from which the end was reached.
+        # The end was reached from some start, so the earliest start in the limit reaches it too.
         found.append(starts[bisect_left(starts, first)])
     return found[-2::-1]

@@ -1,4 +1,4 @@
-"""A model as a chain of layers, whichever form it comes in."""
+"""A model in any form, as a chain of layers."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from .split_points import SplitAt, counts_at, names_of, whole_names
 class Chain:
     """Layers that are called one after another.
 
-    The first may take several arguments, every other takes what the one before has returned. Those
-    whose forward names a keyword argument of the model get it as well.
+    The first layer may take several arguments, every other layer takes the output of the layer
+    before it. Layers whose forward names a keyword argument of the model get it as well.
 
     Attributes:
-        layers: by name.
-        root: the module that they belong to; None where they were given as a list.
-        taken: the arguments that a layer can be given by name.
-        of_first: those of the first layer.
+        layers: the layers by name.
+        root: the module that the layers belong to; None if they were given as a list.
+        taken: the names of the keyword arguments that any layer takes.
+        of_first: the names of the keyword arguments that the first layer takes.
         origins: records the tensors that layers make, while origins are tracked.
     """
 
@@ -47,20 +47,20 @@ class Chain:
         self.of_first = frozenset[str]() if not layers else keywords_of(layers[0])
 
     def first_input(self, sample: Any) -> Any:
-        """What the first layer is given for a sample."""
+        """The input of the first layer for a sample."""
         return sample
 
     def cut(self, spans: Iterable[range], devices: Sequence[torch.device], direct: Direct) -> None:
-        """Is told which layers are in which stage, where that is, and what reaches what."""
+        """Ignores the layers and the device of each stage, which only recorded models need."""
 
     def before_recording(self, settle: Callable[[], None]) -> None:
-        """Is told what to call before a forward runs to be recorded."""
+        """Ignores the function to call before a recording, as forwards are not recorded here."""
 
     def forget(self) -> None:
-        """Is told that modules compute in another way by now."""
+        """Does nothing when modules have changed, as forwards are not recorded here."""
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        """What the first layer is given, and what all layers are offered."""
+        """The arguments of the first layer, and the keyword arguments offered to all layers."""
         return args, kwargs
 
     def require_unchanged(self, modules: Mapping[str, nn.Module | None]) -> None:
@@ -82,7 +82,7 @@ class RecordedChain:
     Attributes:
         layers: the segments by name.
         root: the model.
-        origins: as of a `Chain`, and of what forwards have made while they were recorded.
+        origins: as of a `Chain`; it also records the tensors that recorded forwards made.
     """
 
     def __init__(
@@ -111,23 +111,23 @@ class RecordedChain:
         self.origins = self._traced.origins
 
     def first_input(self, sample: Any) -> Any:
-        """What the first segment is given for a sample."""
+        """The input of the first segment for a sample."""
         return self._traced.enter(*call_of(sample))
 
     def cut(self, spans: Iterable[range], devices: Sequence[torch.device], direct: Direct) -> None:
-        """Is told which segments are in which stage, where that is, and what reaches what."""
+        """Sets the segments and the device of each stage, and the direct routes between devices."""
         self._traced.cut(spans, devices, direct)
 
     def before_recording(self, settle: Callable[[], None]) -> None:
-        """Is told what to call before a forward runs to be recorded."""
+        """Sets the function to call before a forward runs to be recorded."""
         self._traced.before_recording = settle
 
     def forget(self) -> None:
-        """Is told that modules compute in another way by now: forwards are recorded again."""
+        """Forgets recorded forwards, because modules have changed; they are recorded again."""
         self._traced.forget()
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        """What the first segment is given.
+        """The input of the first segment.
 
         Raises:
             CutError: these inputs lead another way through the model than the sample.
@@ -135,7 +135,7 @@ class RecordedChain:
         return (self._traced.enter(args, kwargs),), {}
 
     def require_unchanged(self, modules: Mapping[str, nn.Module | None]) -> None:
-        """Raises RuntimeError where a module is another by now."""
+        """Raises RuntimeError if a module was replaced."""
         del modules
         self._traced.refresh()
 
@@ -147,11 +147,11 @@ def open_model(
     split_at: SplitAt | None,
     whole: Sequence[str] = (),
 ) -> Chain | RecordedChain:
-    """The model as a chain: of its layers where it does nothing else, otherwise recorded.
+    """The model as a chain of its layers; recorded, if the model has a forward of its own.
 
     Raises:
-        TypeError: it is not a model, or names are not names.
-        CutError: it cannot be cut like this.
+        TypeError: `model` is not a model, or a name is not a string.
+        CutError: the model cannot be cut as asked.
     """
     names = whole_names(whole)
     if isinstance(model, ExportedProgram):
@@ -173,9 +173,9 @@ def share_out(
     split_at: SplitAt | None,
     speeds: Sequence[float] | None = None,
 ) -> Partition:
-    """Which layers of the chain form each stage.
+    """The layers of the chain that form each stage.
 
-    `speeds` are those of the stages' devices; None for equal ones.
+    `speeds` are the speeds of the stages' devices; None for equal devices.
 
     Raises:
         TypeError, ValueError: as `partition`, or both `balance` and `split_at` are given.
@@ -187,7 +187,7 @@ def share_out(
         balance = counts_at(list(chain.layers), split_at, num_stages)
     balance = "parameters" if balance is None else balance
     if balance in ("time", "memory"):
-        # In the modes in which it is measured, which lead the way through a forward.
+        # The input is made in the modes of the measurement, because modes may steer a forward.
         root = list(chain.layers.values()) if chain.root is None else [chain.root]
         with as_in_training(root):
             given = None if sample is None else chain.first_input(sample)
@@ -197,7 +197,7 @@ def share_out(
 
 
 def max_stages(model: nn.Module | Sequence[nn.Module] | ExportedProgram) -> int:
-    """How many stages a model can be cut into at most: by its layers, or modules that train."""
+    """The most stages that a model can have: the number of layers, or of modules that train."""
     if isinstance(model, ExportedProgram):
         return len(list(model.parameters()))
     if is_chain(model):
@@ -221,7 +221,7 @@ def _require_module(model: object) -> nn.Module:
 
 
 def is_chain(model: object) -> TypeGuard[nn.Sequential | Sequence[nn.Module]]:
-    """Whether the model is layers called one after another, and nothing else."""
+    """Whether the model only calls layers one after another."""
     if isinstance(model, nn.Sequential):
         return type(model).forward is nn.Sequential.forward and "forward" not in vars(model)
     return isinstance(model, Sequence | nn.ModuleList)
@@ -237,7 +237,7 @@ def _all_modules(layers: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
 
 
 def call_of(sample: Any) -> Call:
-    """A sample as arguments: a dict of keyword arguments, a tuple of positional ones, or one."""
+    """The sample as arguments: a dict by keyword, a tuple by position, else the only argument."""
     if isinstance(sample, dict):
         return (), sample
     return (sample if isinstance(sample, tuple) else (sample,)), {}

@@ -1,4 +1,4 @@
-"""Layers on the devices of their stages, and which of them a pipeline cannot run."""
+"""Places layers on the devices of their stages, and refuses layers that a pipeline cannot run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def refuse_hooks(model: nn.Module) -> None:
 
 
 def refuse_inside(model: object, kind: type[nn.Module]) -> None:
-    """Raises TypeError where the model, or the list of layers, has a module of the kind in it."""
+    """Raises TypeError if the model, or the list of layers, has a module of the kind in it."""
     for layer in model if isinstance(model, Sequence) else [model]:
         inside = layer.named_modules() if isinstance(layer, nn.Module) else ()
         for name, module in inside:
@@ -35,12 +35,12 @@ def refuse_inside(model: object, kind: type[nn.Module]) -> None:
 
 
 def refuse_foreign_devices(layers: Mapping[str, nn.Module], device_type: str) -> None:
-    """Raises ValueError where the pipeline's devices cannot have a parameter or buffer.
+    """Raises ValueError if a parameter or buffer cannot be moved to the pipeline's devices.
 
     Args:
         layers: the layers by name.
-        device_type: of the pipeline's devices. CPU workers take what is on the CPU; to a GPU
-            ("cuda") it can be moved from there and from other GPUs.
+        device_type: the type of the pipeline's devices. CPU workers take only tensors on the CPU;
+            a GPU ("cuda") also takes tensors on other GPUs.
     """
     for name, layer in layers.items():
         for tensor_name, tensor in (*layer.named_parameters(), *layer.named_buffers()):
@@ -57,15 +57,15 @@ def place_layers(
 ) -> None:
     """Moves the layers, in place, to the devices of their stages; parameters stay the same objects.
 
-    What several stages use goes where the first of them is.
+    Modules and parameters that several stages use go to the device of the first of these stages.
 
     Args:
         layers: the layers by name, which `refuse_foreign_devices` has let pass.
-        cut: which of them form each stage.
-        devices: one per stage.
+        cut: the layers of each stage.
+        devices: one device per stage.
 
     Raises:
-        ValueError: torch is set to make new parameters where it moves a module. No layer has been
+        ValueError: torch is set to make new parameters when it moves a module. No layer has been
             moved.
     """
     names = list(layers)
@@ -89,7 +89,7 @@ def place_layers(
 def make_stages(
     layers: Sequence[nn.Module], cut: Partition, devices: Sequence[torch.device]
 ) -> list[Stage]:
-    """The stages of layers, which are where their stages are."""
+    """The stages of layers, which are already on the devices of their stages."""
     return [
         Stage(index, layers[span.start : span.stop], device)
         for index, (span, device) in enumerate(zip(cut.stages, devices, strict=True))
@@ -102,7 +102,7 @@ def _tensors(module: nn.Module) -> Iterator[Tensor]:
 
 
 def _move(layer: nn.Module, device: torch.device, there: set[int]) -> None:
-    """Moves what is not in its place yet: the ids of these modules and parameters are `there`."""
+    """Moves the modules and parameters of a layer, except if already placed (ids in `there`)."""
     held = {id(item) for item in (*layer.modules(), *layer.parameters())}
     if any(tensor.device != device for tensor in _tensors(layer)):
         if held.isdisjoint(there):
@@ -121,9 +121,9 @@ def _move_alone(module: nn.Module, device: torch.device, there: set[int]) -> Non
 
 
 def refuse_shared(layers: Mapping[str, nn.Module], cut: Partition) -> None:
-    """Raises ValueError where stages have in common what they cannot: see `runtime.ties`.
+    """Raises ValueError if stages share modules that cannot be shared: see `runtime.ties`.
 
-    That is running statistics, and parameters of layers that cannot have copies.
+    These are running statistics, and parameters of layers that cannot be copied.
     """
     names = list(layers)
     by_stage = [{name: layers[name] for name in names[s.start : s.stop]} for s in cut.stages]
@@ -156,7 +156,7 @@ def _refuse_shared_statistics(by_stage: Sequence[Mapping[str, nn.Module]]) -> No
 
 
 def _running_statistics(layer: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """What a forward writes. Other buffers, such as masks, are taken to be constant."""
+    """The buffers that a forward writes; other buffers, such as masks, are taken as constant."""
     for name, module in layer.named_modules():
         if isinstance(module, nn.modules.batchnorm._NormBase):
             yield from module.named_buffers(prefix=name, recurse=False)

@@ -69,7 +69,7 @@ def layer_times_ns(layers: Sequence[nn.Module], sample: Any) -> list[int]:
 
 
 def disagreement(rounds: Sequence[Sequence[float]]) -> float:
-    """How far the layers' times in every other round are from those in the rest, as a share."""
+    """The difference, as a share, between the layers' times in even and in odd rounds."""
     first, second = _medians(rounds[::2]), _medians(rounds[1::2])
     apart = sum(abs(one - other) for one, other in zip(first, second, strict=True))
     return 2 * apart / max(sum(first) + sum(second), 1)
@@ -112,7 +112,7 @@ def layer_bytes(layers: Sequence[nn.Module], sample: Any) -> list[int]:
 
 @contextmanager
 def as_in_training(models: Sequence[nn.Module]) -> Iterator[None]:
-    """Within it gradients are on, and models that are in eval mode altogether are in training mode.
+    """A context with gradients on, and with models that are wholly in eval mode in training mode.
 
     A mix of modules in training mode and in eval mode is the user's choice, and stays.
 
@@ -124,7 +124,7 @@ def as_in_training(models: Sequence[nn.Module]) -> Iterator[None]:
         try:
             if not any(was for _, was in modes):
                 for model in models:
-                    # Some modules have some of theirs stay as they are.
+                    # Modules may override `train`, and keep some submodules in eval mode.
                     model.train()
             yield
         finally:

@@ -1,4 +1,4 @@
-"""Where stages begin, said by the names of layers."""
+"""The beginnings of stages, given by the names of layers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ SplitAt: TypeAlias = Sequence[str] | Mapping[str, Any]
 
 
 def names_of(split_at: SplitAt | None) -> list[str]:
-    """The names in it.
+    """The names in `split_at`.
 
     Raises:
-        TypeError: it is something else than `SplitAt`.
+        TypeError: `split_at` is not a `SplitAt`.
     """
     if split_at is None:
         return []
@@ -33,7 +33,7 @@ def whole_names(whole: Sequence[str]) -> list[str]:
     """The names of modules that stay whole.
 
     Raises:
-        TypeError: it is something else than a list of names.
+        TypeError: `whole` is not a list of names.
     """
     is_list = isinstance(whole, Sequence) and not isinstance(whole, str)
     if not is_list or not all(isinstance(name, str) for name in whole):
@@ -42,15 +42,15 @@ def whole_names(whole: Sequence[str]) -> list[str]:
 
 
 def counts_at(layers: Sequence[str], split_at: SplitAt, num_stages: int) -> list[int]:
-    """How many layers each stage has.
+    """The number of layers of each stage.
 
     Args:
-        layers: the names of all, in order.
+        layers: the names of all layers, in order.
         split_at: where stages begin. A name may be that of a module around several layers.
-        num_stages: how many the plan has.
+        num_stages: the number of stages of the plan.
 
     Raises:
-        CutError: there is no such layer, or stages would be empty or too many.
+        CutError: a layer does not exist, or stages would be empty or too many.
     """
     starts = [_position(layers, name, _is_end(split_at, name)) for name in names_of(split_at)]
     bounds = [0, *starts, len(layers)]

@@ -1,4 +1,4 @@
-"""Cuts of a plan's stages for devices of unequal speed, and how good they are."""
+"""Cuts of a plan's stages for devices of unequal speed, and their distance from a bound."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import pairwise
 from ..plan import Costs, Kind, Plan, simulate
 from .balance import Partition
 
-# Parts of a layer's cost: what F takes, and what each half of its backward does.
+# The number of equal parts of a layer's cost: F, and each half of its backward.
 _PARTS = 3
 
 
@@ -21,15 +21,15 @@ def stage_speeds(plan: Plan, speeds: Sequence[float]) -> list[float]:
 
 
 def improved(cut: Partition, plan: Plan, speeds: Sequence[float]) -> Partition:
-    """The cut after its boundaries moved by a layer for as long as a simulated step got shorter.
+    """The cut after moving its boundaries by one layer as long as a simulated step gets shorter.
 
-    A third of a cost is taken for the forward. What devices wait for each other counts here, so
-    that stages at the ends of a pipeline may take longer than others.
+    The forward takes a third of a cost. The simulated step includes the waits of devices for each
+    other, so that stages at the ends of a pipeline may take longer than others.
 
     Args:
-        cut: whose stages take equal time.
-        plan: of its stages.
-        speeds: by device.
+        cut: a cut whose stages take equal time.
+        plan: the plan of the stages.
+        speeds: the speeds by device.
 
     Returns:
         The cut, with `above_bound`.
@@ -71,18 +71,18 @@ def neighbours(spans: tuple[range, ...]) -> Iterator[tuple[range, ...]]:
 
 
 def bound_of(cost: float, plan: Plan, speeds: Sequence[float]) -> float:
-    """No cut, and no order on these devices, makes a step shorter.
+    """A lower bound on the time of a step, over all cuts and all orders on these devices.
 
     All devices together do `sum(speeds)` of the work at a time. With a stage on each device, a
-    device also waits for the forwards of the stages in front of its own, and for their backwards
-    behind its last. For any shares x of the work, device d takes
+    device also waits for the forwards of the stages in front of its own, and after its last
+    backward for theirs. For any shares x of the work, device d takes
     `microbatches * x[d] / speeds[d]` and a share of the same for each device in front of it. Prices
     of these times whose sum is at least each speed bound the whole step from below.
 
     Args:
-        cost: of all layers, forward and backward, for a microbatch.
-        plan: how many microbatches, on how many devices.
-        speeds: by device.
+        cost: the cost of all layers, forward and backward, for a microbatch.
+        plan: gives the numbers of microbatches and devices.
+        speeds: the speeds by device.
     """
     count = plan.num_microbatches
     alone = plan.num_stages == plan.num_devices and plan.placement.num_replicas == 1

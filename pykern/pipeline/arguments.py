@@ -1,4 +1,4 @@
-"""Whether a model and its loss take the arguments of a call, asked before any worker starts."""
+"""Checks that a model and its loss take the arguments of a call, before any worker starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..runtime.loss import Loss
 from ..search import search
 from ..tensors.trees import Call
 
-# What other libraries call arguments of a pipeline.
+# Names that other libraries use for arguments of a pipeline.
 _MEANT = {
     "activationcheckpointing": "recompute",
     "checkpoint": "recompute",
@@ -33,19 +33,19 @@ _MEANT = {
     "stages": "devices",
     "tp": "tensor_parallel",
 }
-# By `step` and `map` themselves.
+# Arguments that `step` and `map` take themselves.
 _OF_STEP = ("target", "scaler")
 
 
 def refuse_unknown_options(
     schedule: str | Plan | Callable[..., Plan], options: Mapping[str, Any], arguments: Sequence[str]
 ) -> None:
-    """Raises TypeError where an option is not one of the schedule's.
+    """Raises TypeError if the schedule does not have an option.
 
     Args:
-        schedule: a name or function of `pykern.schedules`, "auto", or a plan, which takes none.
-        options: for the schedule.
-        arguments: the names of the pipeline's own.
+        schedule: a name or function of `pykern.schedules`, "auto", or a plan, which has no options.
+        options: the options for the schedule.
+        arguments: the names of the pipeline's own arguments.
     """
     if isinstance(schedule, Plan) or not options:
         return
@@ -54,7 +54,7 @@ def refuse_unknown_options(
     found = _parameters(make)
     if found is None or any(each.kind is each.VAR_KEYWORD for each in found):
         return
-    # The first two are the devices and the microbatches.
+    # The first two parameters are the devices and the microbatches.
     taken = [each.name for each in found[2:]]
     for option in options:
         if option not in taken:
@@ -67,11 +67,11 @@ def refuse_unknown_options(
 
 
 class Arguments:
-    """Looks at each form of a call of a pipeline once.
+    """Checks each form of a call of a pipeline once.
 
     Args:
         chain: the model.
-        loss_fn: the pipeline's, which may be None.
+        loss_fn: the pipeline's loss function, or None.
     """
 
     def __init__(self, chain: Chain | RecordedChain, loss_fn: Loss | None) -> None:
@@ -80,12 +80,12 @@ class Arguments:
         self._seen: set[object] = set()
 
     def require(self, call: Call, *, target: Any = None, loss: Loss | None = None) -> None:
-        """Raises TypeError where the model's forward or the loss would do so for this call.
+        """Raises TypeError if the model's forward or the loss would do so for this call.
 
         Args:
             call: arguments of the model.
-            target: of a step.
-            loss: of a step; None for a forward.
+            target: the target of a step.
+            loss: the loss of a step; None for a forward.
         """
         args, named = call
         form = (len(args), *named, target is None, loss is None)
@@ -119,7 +119,7 @@ class Arguments:
             first = chain.root
         else:
             named = {name: named[name] for name in named if name in chain.of_first}
-        # Hooks may change what forward is given.
+        # Hooks may change the arguments before forward gets them.
         if first is None or first._forward_pre_hooks:
             return
         if (error := _refusal(first.forward, args, named)) is None:
@@ -134,7 +134,7 @@ class Arguments:
 
 
 def _require_target(loss: Loss, target: Any) -> None:
-    """Raises TypeError where a loss does not take the target, or needs one."""
+    """Raises TypeError if a loss does not take the target, or needs a missing target."""
     function = loss
     if isinstance(loss, nn.Module):
         if loss._forward_pre_hooks:
@@ -158,7 +158,7 @@ def _require_target(loss: Loss, target: Any) -> None:
 def _refusal(
     function: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]
 ) -> str | None:
-    """Why the function does not take these arguments; None where it does, or cannot be asked."""
+    """The reason why the function refuses these arguments; None if it takes them, or unknown."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):

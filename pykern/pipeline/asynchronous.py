@@ -1,4 +1,4 @@
-"""Pipelines whose schedule updates weights within a step: PipeDream and its like."""
+"""Pipelines whose schedule updates weights within a step, such as PipeDream."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _FIELDS = {field.name for field in fields(Request)}
 
 
 class AsyncPipeline(Pipeline):
-    """A `Pipeline` whose steps leave microbatches in flight, with an optimizer that they call.
+    """A `Pipeline` whose steps leave microbatches in flight, and call the optimizer themselves.
 
-    That is another rule than SGD's; see docs/asynchronous.md. It runs on CPU workers.
+    The update rule differs from SGD's; see docs/asynchronous.md. The pipeline runs on CPU workers.
 
     Args:
         model: as for `Pipeline`.
@@ -36,12 +36,12 @@ class AsyncPipeline(Pipeline):
         microbatches: how many parts each batch is cut into.
         optimizer: makes an optimizer of a list of parameters; it is called once.
         loss_fn: as for `Pipeline`; it has no parameters that train.
-        reduction: as for `Pipeline`; "mean" is of the rows of an update.
-        **options: for the schedule, e.g. `group=8`; and of the arguments of `Pipeline`: `balance`,
-            `sample`, `split_at`, `whole`, `check_finite="loss"` and `timeout`.
+        reduction: as for `Pipeline`; "mean" is the mean over the rows of an update.
+        **options: options of the schedule, e.g. `group=8`; and these arguments of `Pipeline`:
+            `balance`, `sample`, `split_at`, `whole`, `check_finite="loss"` and `timeout`.
 
     Attributes:
-        optimizer: what updates the parameters of all stages.
+        optimizer: the optimizer of the parameters of all stages.
 
     Raises:
         TypeError, ValueError, PlanError: as for `Pipeline`; nothing has been started.
@@ -80,10 +80,10 @@ class AsyncPipeline(Pipeline):
     def flush(self) -> Tensor | None:
         """Runs the microbatches that are in flight, with their updates.
 
-        It is to be called in the state of the steps before (gradients on, autocast).
+        Call it with the same settings as the steps before (gradients on, autocast).
 
         Returns:
-            The mean loss of the rows whose loss was computed now, or None where there were none.
+            The mean loss of the rows whose loss was computed now, or None without such rows.
 
         Raises:
             RuntimeError, BaseException: as for `step`.
@@ -98,10 +98,10 @@ class AsyncPipeline(Pipeline):
         return loss
 
     def prediction(self) -> Timeline:
-        """As of a pipeline whose steps end with a flush.
+        """The simulator's timeline for the last forward; steps without a flush have no prediction.
 
         Raises:
-            RuntimeError: the last step had none.
+            RuntimeError: the last run was a step or a flush, not a forward.
         """
         if self._last_program is not self._predict_program:
             raise RuntimeError(
@@ -111,7 +111,7 @@ class AsyncPipeline(Pipeline):
         return super().prediction()
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As of any module.
+        """The state of the model, as for any module.
 
         Raises:
             RuntimeError: microbatches are in flight, so that stages are at different updates.
@@ -120,10 +120,10 @@ class AsyncPipeline(Pipeline):
         return super().state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As of any module.
+        """Loads a state into the model, as for any module.
 
         Raises:
-            RuntimeError: microbatches are in flight, whose backwards need what is here.
+            RuntimeError: microbatches are in flight, whose backwards need the present weights.
         """
         self._executor.require_flushed("weights cannot be loaded")
         return super().load_state_dict(*args, **kwargs)
@@ -134,7 +134,7 @@ class AsyncPipeline(Pipeline):
         return loss
 
     def _loss_weights(self, rows: Sequence[int], total: int) -> list[float]:
-        """Those of each update's own microbatches."""
+        """The weights of the losses, by the rows of each update's own microbatches."""
         del total
         size = self._executor.group
         groups = [rows[first : first + size] for first in range(0, len(rows), size)]

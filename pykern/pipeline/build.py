@@ -1,4 +1,4 @@
-"""From a request to the parts of a pipeline: what is chosen first, then what is made."""
+"""From a request to the parts of a pipeline: choices first (`design`), then parts (`build`)."""
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ from .request import Request
 
 @dataclass(frozen=True)
 class Design:
-    """What is chosen for a request before anything is started or changed.
+    """The choices for a request, before anything is started or changed.
 
     Attributes:
         asked: the request.
-        plan: of training steps.
-        levels: what each forward keeps for its backward.
-        parts: of a plan that goes on without an end; None of one that ends.
+        plan: the plan of training steps.
+        levels: the recompute levels: what each forward keeps for its backward.
+        parts: the parts of a plan without an end; None for a plan that ends.
         chain: the model.
         partition: the layers of each stage.
-        data_group: the processes with batches of their own; None for none.
-        tensor_group: the processes with shards of the same stages; None for none.
+        data_group: the data-parallel processes; None without data parallelism.
+        tensor_group: the tensor-parallel processes; None without tensor parallelism.
     """
 
     asked: Request
@@ -90,13 +90,13 @@ class Design:
 
 @dataclass
 class Built(Made):
-    """What a pipeline is made of.
+    """The parts of a pipeline.
 
     Attributes:
-        levels: what each forward keeps for its backward.
-        fitted: what a `Budget` has led to; None without one.
-        optimizer: that the steps call; None where the caller does.
-        features: what steps do beside their actions.
+        levels: the recompute levels: what each forward keeps for its backward.
+        fitted: the levels that a `Budget` has chosen; None without a `Budget`.
+        optimizer: the optimizer that the steps call; None if the caller steps an optimizer.
+        features: the features, which steps run beside their actions.
     """
 
     levels: Levels
@@ -127,10 +127,10 @@ def _verifier(of: Design, _: nn.Module) -> Feature | None:
     return None if asked.verified is None else Verifier(asked.verified, subject)
 
 
-# One line for each feature: it, or None where it is not in force. In this order they wrap actions,
-# the last outermost, enter steps, the first outermost, and begin; they finish and close in reverse.
-# Peers of shards are met before those of data, whose sums are over whole gradients; what looks at
-# arguments is told after what changes layers; and what repeats whole steps is last.
+# Each line makes a feature, or None if it is not in force. In this order features wrap actions (the
+# last outermost), enter steps (the first outermost) and begin; they finish and close in
+# reverse. Tensor parallelism comes before data parallelism, whose sums are over whole gradients;
+# features that look at arguments follow those that change layers; repeaters of steps come last.
 FEATURES: Sequence[Callable[[Design, nn.Module], Feature | None]] = (
     lambda of, _: Scaler(refused_with("scaler", of.asked)),
     _checks,
@@ -149,8 +149,8 @@ def design(asked: Request) -> Design:
     """Chooses the plan of a request and cuts its model.
 
     Raises:
-        TypeError, ValueError, CutError, PlanError: it cannot be; see `Pipeline`.
-        RuntimeError: this child was forked while a stage ran, whose locks nobody will give back.
+        TypeError, ValueError, CutError, PlanError: the request cannot be met; see `Pipeline`.
+        RuntimeError: this child was forked while a stage ran, whose locks are never released here.
     """
     _C.refuse_after_hasty_fork()
     refuse_inside(asked.model, Adopted)
@@ -193,10 +193,10 @@ def design(asked: Request) -> Design:
 
 
 def build(of: Design, model: nn.Module) -> Built:
-    """Places the layers of a design, and makes what runs them.
+    """Places the layers of a design, and makes the driver, executor and features that run them.
 
     Raises:
-        BaseException: nothing that was started is left.
+        BaseException: a part cannot be made; all parts that were started have been closed.
     """
     features = Features([made for make in FEATURES if (made := make(of, model)) is not None])
     asked, plan, levels, fitted = of.asked, of.plan, of.levels, None
@@ -224,7 +224,7 @@ def build(of: Design, model: nn.Module) -> Built:
 
 
 def _open_driver(asked: Request) -> Driver:
-    """The driver of the devices; raises RuntimeError where GPUs cannot be used."""
+    """The driver of the devices; raises RuntimeError if GPUs cannot be used."""
     if asked.lanes[0].device.type != "cpu":
         return Streams(asked.lanes, asked.capture)
     return Workers(len(asked.lanes), asked.timeout)
@@ -249,7 +249,7 @@ def _place(
 
 
 def _fit(of: Design, asked: Budget, stages: Sequence[Stage]) -> Fitted:
-    """What fits into a budget, as the first process has measured it."""
+    """The levels that fit into a budget, from the first process's measurements."""
     budget = replace(asked, sample=of.chain.first_input(asked.sample))
     measure = partial(budget.measure, of.plan, stages, of.asked.loss_fn)
     return budget.fit(of.plan, of_first(of.peers, measure, list[StageCosts]))
@@ -258,7 +258,7 @@ def _fit(of: Design, asked: Budget, stages: Sequence[Stage]) -> Fitted:
 def _open_executor(
     of: Design, plan: Plan, stages: Sequence[Stage], devices: Sequence[torch.device], driver: Driver
 ) -> Executor:
-    """What runs the plan, or the parts of one without an end."""
+    """The executor of the plan, or of the parts of a plan without an end."""
     if of.parts is None:
         return Executor(stages, plan, devices, driver)
     assert isinstance(driver, Workers)
@@ -266,6 +266,6 @@ def _open_executor(
 
 
 def _told(of: Design, plan: Plan, model: nn.Module) -> Mapping[str, str]:
-    """What the pipelines of other processes have to have alike."""
+    """The texts that must be equal in the pipelines of all processes."""
     told = {"reduction": of.asked.reduction, "the loss function": likeness(of.asked.loss_fn)}
     return told | alike(plan, of.partition, model)

@@ -1,4 +1,4 @@
-"""From what a user says of recompute to a level for each microbatch of each stage."""
+"""From the user's `recompute` to a level for each microbatch of each stage."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ RecomputeArgument = Level | Sequence[Level | Sequence[Level | None] | None] | No
 # An R takes as long as an F, a B twice as long.
 _USUAL = Costs(1.0, 2.0)
 
-# By stage and microbatch.
+# The levels by stage and microbatch.
 Levels = Sequence[Sequence[Level | None]]
 
 
 def choose_levels(plan: Plan, recompute: RecomputeArgument) -> tuple[Plan, Levels]:
     """The plan with an R for each microbatch that is recomputed, and all levels.
 
-    A plan that has any R is run as it is: those microbatches are recomputed, and no others.
+    A plan that has any R is run unchanged: only the microbatches of its R are recomputed.
 
     Args:
-        plan: of a schedule, or the user's.
-        recompute: what the user asks for.
+        plan: the plan of a schedule, or the user's.
+        recompute: the user's argument.
 
     Raises:
-        ValueError: there is no such level, or not one for each stage or microbatch, or the plan has
-            no backward.
+        ValueError: a level is unknown, the number of levels does not fit the stages or
+            microbatches, or the plan has no backward.
     """
     if recompute == "auto":
         raise ValueError(

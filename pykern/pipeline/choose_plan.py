@@ -1,4 +1,4 @@
-"""From what a user asks for to the plan that runs."""
+"""From the user's arguments to the plan that runs."""
 
 from __future__ import annotations
 
@@ -27,20 +27,19 @@ def choose_plan(
     over_peers: bool = False,
     outside: bool = False,
 ) -> Plan:
-    """The plan of a schedule, with what its steps need beside what the schedule says.
+    """The plan of a schedule, on all replicas and with the REDUCE actions that its steps need.
 
     Args:
         schedule: a name or function of `pykern.schedules`, a plan, or "auto".
-        shares: how many devices and microbatches there are, and replicas, for one of which the
-            schedule is.
-        num_layers: how many the model has: "auto" makes no more stages of them.
-        options: for the schedule.
-        over_peers: whether other processes add to its gradients.
+        shares: the numbers of devices, microbatches and replicas; the schedule is for one replica.
+        num_layers: the number of layers of the model, which is the most stages that "auto" makes.
+        options: options of the schedule.
+        over_peers: whether gradients are summed over other processes.
         outside: whether losses come from outside. "auto" then looks for a plan with all forwards
-            first, unless options say where the loss is, or how much memory there is.
+            first, unless options give the place of the loss, or the memory.
 
     Raises:
-        TypeError, ValueError: the schedule is unknown, does not fit, or holds what cannot run here.
+        TypeError, ValueError: the schedule is unknown, does not fit, or holds unsupported actions.
         PlanError: the plan cannot run at all.
     """
     if schedule == "auto":
@@ -58,8 +57,8 @@ def choose_parts(schedule: Schedule, shares: Shares, options: Mapping[str, Any])
 
     Args:
         schedule: a name or function of `pykern.schedules`.
-        shares: how many devices there are, and parts that a batch is cut into.
-        options: for the schedule.
+        shares: the numbers of devices and microbatches.
+        options: options of the schedule.
 
     Raises:
         TypeError, ValueError: the schedule is unknown, updates nothing, or cannot go on for ever.

@@ -1,4 +1,4 @@
-"""What ran when in the steps of a pipeline, what that cost, and what the simulator makes of it."""
+"""Measurements of a pipeline's steps: timelines, costs, and the simulator's prediction."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .with_graph import Ran
 
 
 class Measured(Adopted):
-    """The half of a pipeline that says how steps are taken, and tells about them."""
+    """The half of a pipeline that sets how steps run, and measures them."""
 
     plan: Plan
     _executor: Executor
@@ -30,9 +30,10 @@ class Measured(Adopted):
     _last_program: Program | Ran | None = None
 
     def timeline(self, ago: int = 0) -> Timeline:
-        """What ran when in the last step or forward; on GPUs, in the last that was traced.
+        """The timeline of the last step or forward; on GPUs, of the last one that was traced.
 
-        After a backward through the output, it has both, without the time between them.
+        After a backward through the output, the timeline has forward and backward, without the time
+        between them.
 
         Args:
             ago: how many steps, or forwards, before the last one. CPU workers keep the last eight,
@@ -50,11 +51,11 @@ class Measured(Adopted):
         return driver.timeline(self._last_program, ago)
 
     def copies(self) -> Timeline:
-        """When each copy between GPUs ran in the last step that was traced.
+        """The timeline of the copies between GPUs in the last step that was traced.
 
         Returns:
-            A row for each copy stream, in the time of `timeline()`; no rows on CPU workers, where
-            nothing is copied.
+            A row for each copy stream, in the time of `timeline()`; no rows on CPU workers, which
+            copy nothing.
 
         Raises:
             RuntimeError: nothing has run yet, or on GPUs, nothing within `tracing()`.
@@ -66,7 +67,7 @@ class Measured(Adopted):
 
     @contextmanager
     def tracing(self) -> Iterator[None]:
-        """Within it, steps, calls and their backwards on GPUs are timed. On CPU workers all are.
+        """Times steps, calls and their backwards on GPUs; on CPU workers all are always timed.
 
         Timing a step waits for everything before it, and its events take time of their own.
         """
@@ -77,7 +78,7 @@ class Measured(Adopted):
             self._executor.traced = False
 
     def reductions(self) -> Timeline:
-        """When gradients were on their way to other processes in the last step.
+        """The timeline of the all-reduces of gradients over processes in the last step.
 
         Returns:
             A row for each device with a span for each of its stages, in the time of `timeline()`;
@@ -90,37 +91,37 @@ class Measured(Adopted):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Within it, steps do not add up gradients over processes.
+        """Within this context, steps do not all-reduce gradients over processes.
 
-        The first step outside does, with all that was collected since: accumulation for the price
-        of one sum. Losses are those of all processes as ever. Without a `process_group`, nothing
-        changes.
+        The first step outside of it sums all gradients collected since: gradient accumulation for
+        the price of one all-reduce. Losses are those of all processes as usual. Without a
+        `process_group`, nothing changes.
         """
         with nullcontext() if self._data is None else self._data.no_sync():
             yield
 
     def _can_stream_gradients(self) -> bool:
-        """Whether gradients are final when a stage's REDUCE runs, and Python with it."""
+        """Whether a stage's gradients are final when its REDUCE runs, and REDUCE runs Python."""
         return self._data is None and not self._executor.driver.captures
 
     def _at_reduce(self, call: Callable[[Stage], None]) -> None:
-        """From now on, calls it for each stage that has collected its last gradient of a step."""
+        """Makes steps call the function for each stage after the stage's last gradient."""
         self.plan = with_reductions(self.plan, over_peers=True)
         self._train_program = self._executor.driver.program(self.plan)
         for stage in self._executor.stages:
             stage.reductions.append(partial(call, stage))
 
     def costs(self) -> Costs:
-        """What the last step cost: the mean times of each stage's actions by kind.
+        """The costs of the last step: the mean times of each stage's actions by kind.
 
-        On GPUs also of the copies between each two stages. Plans can be compared, and searched
-        (`pykern.search.auto`), with them.
+        On GPUs the costs include the copies between each two stages. They serve to compare plans,
+        and to search for plans (`pykern.search.auto`).
 
         Returns:
-            Lists with a value for each stage. A kind that did not run has NaN: it is not known, and
-            a plan that needs it is refused. After a step with whole backwards these are I and W;
-            a step with split backwards (`zb_h1`) knows F, I and W, and takes a B for I and W
-            together.
+            Lists with a value for each stage. A kind that did not run has NaN: its time is not
+            known, and a plan that needs it is refused. After a step with whole backwards, I and W
+            are unknown. After a step with split backwards (`zb_h1`), F, I and W are known, and the
+            time of B is that of I and W together.
         """
         return _mean_costs(self.timeline(), self.copies(), self.plan.num_stages)
 
@@ -135,7 +136,7 @@ class Measured(Adopted):
 
 
 def _mean_costs(timeline: Timeline, copies: Timeline, num_stages: int) -> Costs:
-    """The mean time of each stage by kind, NaN where none ran, and of copies, 0 without any."""
+    """The mean time by stage and kind, NaN if it did not run; and of copies, 0 without copies."""
     times: dict[tuple[Kind, int], list[float]] = defaultdict(list)
     for span in _spans(timeline):
         times[span.action.kind, span.action.stage].append(span.end_ns - span.start_ns)

@@ -26,7 +26,7 @@ _SHARED = (
 
 
 class Adopted(nn.Module):
-    """The half of a pipeline that is the model that it was made of."""
+    """The half of a pipeline that stands for the model it was made of."""
 
     _chain: Chain | RecordedChain
     _loss_fn: Loss | None
@@ -45,12 +45,12 @@ class Adopted(nn.Module):
                 self.add_module(name, layer)
             self.training = any(layer.training for layer in named.values())
         else:
-            # The same dictionaries, so that whatever is set in the model is set here.
+            # The pipeline shares the model's dictionaries, so that it has every new attribute too.
             for held in _SHARED:
                 vars(self)[held] = vars(root)[held]
             self.training = root.training
         self._chain = chain
-        # Not as an attribute is set: a loss that is a module would become one of the model's.
+        # Setting the attribute would register a loss that is a module as a part of the model.
         vars(self)["_loss_fn"] = loss_fn
 
     def train(self, mode: bool = True) -> Self:
@@ -82,7 +82,7 @@ class Adopted(nn.Module):
         )
 
     def __getattr__(self, name: str) -> Any:
-        """What the model knows, such as its `config`, though not its methods."""
+        """An attribute of the model, such as its `config`; methods of the model are refused."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -100,7 +100,7 @@ class Adopted(nn.Module):
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        # Before anything changes.
+        # Every device is checked before any tensor changes.
         for device in {tensor.device for tensor in (*self.parameters(), *self.buffers())}:
             moved = fn(torch.empty(0, device=device)).device
             if moved != device:

@@ -41,8 +41,8 @@ class Pipeline(Steps):
 
     Args:
         model: an `nn.Sequential` or a list of modules, called one after another: the first may take
-            several arguments, every other takes the output of the one before. Or any module with a
-            forward of its own, which is recorded on the `sample` and cut (`pykern.trace`).
+            several arguments, every other takes the output of the module before it. Or any module
+            with a forward of its own, which is recorded on the `sample` and cut (`pykern.trace`).
         devices: "cpu:4" for four CPU workers, "cuda" for every GPU, "cuda:0/4" for four groups of
             the SMs of one GPU, or a list with one name per device. Layers are moved to the GPU of
             their stage. In a list, `pykern.Device("cuda:1", speed=0.6)` is a slower one; stages are
@@ -54,9 +54,9 @@ class Pipeline(Steps):
             in their order, and on every so many-th microbatch. The schedule, or `Plan`, is for one
             of them. All see one set of parameters; their gradients are summed in the step.
         loss_fn: called with (output, target) of a microbatch, or (output) when `step` gets no
-            target; returns a tensor without dimensions. Runs in the last stage: it may train
-            parameters of its own or of that stage, where it uses those of others the order of
-            their sums is not fixed.
+            target; returns a tensor without dimensions. It runs in the last stage, and may train
+            parameters of its own or of that stage. If it uses parameters of other stages, the
+            order of their gradient sums is not deterministic.
         reduction: how `loss_fn` combines the rows it is given. With "mean" each microbatch counts
             by its rows, so that the loss and the gradients are those of the mean over the full
             batch; with "sum" they are added.
@@ -110,7 +110,7 @@ class Pipeline(Steps):
         PlanError: the plan cannot run.
     """
 
-    # What a `Budget` has led to, and what updates the weights of an `AsyncPipeline`.
+    # The levels that a `Budget` has chosen, and the optimizer of an `AsyncPipeline`.
     fitted: Fitted | None = None
     optimizer: Optimizer | None = None
 
@@ -166,7 +166,7 @@ class Pipeline(Steps):
         self._open(Request(**with_tuned(tuned, arguments)))
 
     def _open(self, asked: Request) -> None:
-        """Makes all that this is made of."""
+        """Makes all parts of the pipeline."""
         super().__init__()
         with as_before():
             chosen = design(asked)

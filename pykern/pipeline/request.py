@@ -86,12 +86,12 @@ class Request:
         require_one_of("capture", self.capture, (False, True, "auto", "step"))
         require_one_of("compile", self.compile, get_args(Compile))
         refuse_timeout(self.timeout)
-        # Made now, so that what is wrong with them is told now.
+        # These values are computed now, so that errors in their arguments are raised now.
         _ = self.verified, self.shares
 
     @cached_property
     def verified(self) -> Verify | None:
-        """Which steps are verified, and how; None for none."""
+        """The steps that are verified, and how; None without verification."""
         return parse_verify(self.verify)
 
     @cached_property
@@ -106,7 +106,7 @@ class Request:
 
     @cached_property
     def speeds(self) -> list[float] | None:
-        """The speed of each device; None where all are equal."""
+        """The speed of each device; None if all are equal."""
         speeds = [lane.speed for lane in self.lanes]
         return speeds if len(set(speeds)) > 1 else None
 

@@ -98,17 +98,16 @@ class Steps(Measured):
         scaler: Any = None,
         **named: Any,
     ) -> list[Any]:
-        """A step whose loss comes with the call, and which returns the results by microbatch.
+        """A step with a loss function for this call only; returns its results by microbatch.
 
         The plan decides when the backward of a microbatch starts, as in `step`. Under 1F1B a device
         holds the activations of a few microbatches; a loss outside of the pipeline needs those of
         all. Gradients are added to `.grad` as in `step`. Each call may bring another function.
 
         Args:
-            function: called with (output, target) of a microbatch, or (output) where there is no
-                target, on the device of the last stage. It returns the microbatch's loss, without
-                dimensions, or a tuple of the loss and anything else. Each loss counts as
-                `reduction` says.
+            function: called with (output, target) of a microbatch, or (output) without a target, on
+                the device of the last stage. It returns the microbatch's loss, without dimensions,
+                or a tuple of the loss and anything else. `reduction` combines the losses.
             *inputs: as for `step`.
             target: as for `step`.
             scaler: as for `step`.
@@ -120,7 +119,7 @@ class Steps(Measured):
 
         Raises:
             TypeError: `function` is not callable.
-            ValueError: an option of the pipeline takes no loss of a call; the message names it.
+            ValueError: an option of the pipeline does not support `map`; the message names it.
             BaseException: as for `step`.
         """
         with _C.HoldForks(), as_before():
@@ -169,7 +168,7 @@ class Steps(Measured):
         return self._train(batch, losses)
 
     def _train(self, batch: Batch, losses: Losses) -> Tensor:
-        # Still in the step: what features say of its end may make it one that fails.
+        # Features finish within the step, because they may still make it fail.
         result = partial(self._features.finish, losses.total)
         return self._run(self._train_program, batch, result)  # type: ignore[no-any-return]
 
@@ -190,8 +189,8 @@ class Steps(Measured):
             **named: as for `step`.
 
         Returns:
-            What the last layer returns, its tensors joined along dimension 0. One without
-            dimensions, such as a loss that the model computes, counts as `reduction` says.
+            The output of the last layer, with its tensors joined along dimension 0. Tensors without
+            dimensions, such as a loss that the model computes, are combined as `reduction` says.
 
         Raises:
             SplitError: the batch cannot be cut, or outputs cannot be joined.
@@ -212,7 +211,7 @@ class Steps(Measured):
             return self._predict(call) if anchor is None else self._outside(call, anchor)
 
     def _outside(self, call: Call, anchor: Tensor) -> Any:
-        """The output of a forward whose backward is the caller's, and would lead to `anchor`."""
+        """The output of a forward whose backward the caller runs, and which leads to `anchor`."""
         outside = self._with_graph
         if outside.refused is not None:
             return refuse_backward(self._predict(call), outside.refused, anchor)
@@ -224,18 +223,18 @@ class Steps(Measured):
         return output
 
     def _predict(self, call: Call) -> Any:
-        """The output of a forward alone."""
+        """The output of a forward without a backward."""
         output = self._steps.predict(self._predict_program, *self._open_batch(call))
         self._last_program = self._predict_program
         return output
 
     def stream(self, batches: Iterable[Any]) -> InOrder:
-        """The outputs of batches, each what the pipeline returns for it alone, bit for bit.
+        """The outputs of batches, bit for bit as the pipeline returns them for each batch alone.
 
-        No device waits for the end of a batch: the next are asked for, in the calling thread, and
-        under way while the caller has one output. Layers that draw random numbers get their batches
-        one by one instead, as in a loop, and so does the first until that is known. Until the
-        iterator ends, is left or closed, the pipeline does nothing else; nor may the model change.
+        No device waits for the end of a batch: later batches are fetched in the calling thread and
+        run while the caller uses an output. If layers draw random numbers, batches run one by one,
+        as in a loop; the first batch always does, as it shows whether layers draw. Until the
+        iterator ends, is left or closed, do not use the pipeline otherwise or change the model.
 
         Args:
             batches: of any sizes, perhaps without end: a tensor, a tuple of arguments, or a dict of
@@ -263,13 +262,13 @@ class Steps(Measured):
         return Batch(call, None, rows, outputs, (), self._chain.enter), outputs
 
     def flush(self) -> Tensor | None:
-        """Runs what steps have left in flight: nothing, but for an `AsyncPipeline`."""
+        """Runs the microbatches in flight; only an `AsyncPipeline` has any after a step."""
         return None
 
     def close(self) -> None:
         """Ends the worker threads, or gives back GPU memory; the layers stay usable.
 
-        Happens by itself at exit.
+        The interpreter's exit closes the pipeline too.
         """
         self._executor.close()
         self._features.close()
@@ -288,10 +287,10 @@ class Steps(Measured):
         return [1.0 if self._reduction == "sum" else n / total for n in rows]
 
     def _loss_weights(self, rows: Sequence[int], total: int) -> list[float]:
-        """By which the losses of microbatches of a step count."""
+        """The weights of the losses of a step's microbatches."""
         return self._weights(rows, total)
 
 
 def _refuse_second_backward(*_: object, **__: object) -> None:
-    """In place of the backward of a loss that `step` returns."""
+    """Replaces the backward of a loss that `step` returns."""
     raise RuntimeError("backward must be left out: step has run it. Call optimizer.step() next")

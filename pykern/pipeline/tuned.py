@@ -37,11 +37,11 @@ class Tuned:
     """The contents of the file.
 
     Attributes:
-        num_layers: of the model, as `max_stages` counts them.
-        devices: a name for each.
-        split_at: the names that stages begin with, but for the first.
-        recompute: by stage and microbatch; None where nothing is.
-        plan: of a step.
+        num_layers: the number of layers of the model, as `max_stages` counts them.
+        devices: the name of each device.
+        split_at: the names of the layers that stages begin with, except the first stage.
+        recompute: the levels by stage and microbatch; None if nothing is recomputed.
+        plan: the plan of a step.
     """
 
     num_layers: int
@@ -51,10 +51,10 @@ class Tuned:
     plan: Plan
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the file, at once or not at all.
+        """Writes the file atomically.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         content = {
             "format": FORMAT,

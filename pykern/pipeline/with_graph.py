@@ -34,10 +34,10 @@ class WithGraph:
     """Runs the forwards of a pipeline as one operation of autograd.
 
     Args:
-        executor: of the pipeline.
-        plan: of its training steps.
-        levels: what each forward keeps for its backward.
-        refused: the reason why gradients cannot come back; None where they can.
+        executor: the pipeline's executor.
+        plan: the plan of its training steps.
+        levels: the recompute levels: what each forward keeps for its backward.
+        refused: the reason why gradients cannot come back; None if they can.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class WithGraph:
 
     @property
     def _is_timed(self) -> bool:
-        """Whether what runs now leaves a timeline: on CPU workers, in one memory, all does."""
+        """Whether the present run leaves a timeline; on CPU workers, in one memory, every run."""
         return self._executor.traced or self._executor.in_one_memory
 
     def run(
@@ -74,21 +74,21 @@ class WithGraph:
         enter: Enter,
         model: nn.Module,
     ) -> tuple[Any, Ran]:
-        """The output for the whole batch, in the graph of the caller, and what has run.
+        """The output for the whole batch, in the graph of the caller, and the programs that ran.
 
         Args:
             call: arguments of the model, for all rows.
-            rows: how many of them each microbatch has.
-            weights: of the microbatches, for numbers.
+            rows: the number of rows of each microbatch.
+            weights: the weights of the microbatches, for outputs without dimensions.
             enter: as of a `Batch`.
-            model: that the parameters belong to.
+            model: the model that the parameters belong to.
         """
         ran = Ran(self._halves[0], is_timed=self._is_timed)
         call, _ = self._executor.replicas.place(call, None)
         ends, begin = GraphEnds(weights), _Begin(enter)
         has_graph = any(tensor.requires_grad for tensor in _tensors(call))
         batch = Batch(call, None, rows, ends, self._levels, begin if has_graph else enter)
-        # First, for a forward that is recorded has to find the model's own parameters.
+        # The calls are made first, as a recorded forward has to find the model's own parameters.
         _ = batch.calls
         aliases = Aliases(self._modules(model))
         with aliases.in_place(), _outside_checkpoints():
@@ -100,16 +100,16 @@ class WithGraph:
         return ends.merged(outputs), ran
 
     def _modules(self, model: nn.Module) -> Iterator[nn.Module]:
-        # Segments of a recorded model hold its parameters too, and are not its modules.
+        # Segments of a recorded model hold its parameters too, but are not modules of the model.
         layers = [layer for stage in self._executor.stages for layer in stage.originals]
         yield from model.modules()
         for layer in layers:
-            # A compiled stage is one layer that has them.
+            # A compiled stage is one layer that has the segments as children.
             inside = (layer, *layer.children())
             yield from (module for module in inside if isinstance(module, Segment))
 
     def _run_back(self, kept: _Kept, gradients: OutputGradients) -> Sequence[Tensor | None]:
-        """The gradients of the inputs of the operation; what was kept is used up."""
+        """The gradients of the inputs of the operation; `kept` cannot be used again."""
         aliases = kept.aliases
         if kept.left.recomputes and aliases.written:
             raise RuntimeError(
@@ -118,7 +118,7 @@ class WithGraph:
             )
         batch = Batch(((), {}), None, (), GraphEnds(kept.weights, gradients), self._levels)
         with _C.HoldForks(), as_before(), aliases.in_place():
-            # As in the forward, of which R is a repetition.
+            # The settings are those of the forward, because R repeats the forward.
             set_grad(True)
             set_autocast(kept.autocast)
             aliases.take_place()
@@ -133,9 +133,9 @@ class Ran:
     """The programs that one call has run.
 
     Attributes:
-        forwards: have run.
-        is_timed: whether they left a timeline.
-        backwards: where they have run and both are timed.
+        forwards: the program of the forwards, which has run.
+        is_timed: whether the forwards left a timeline.
+        backwards: the program of the backwards, if it has run and both are timed.
     """
 
     forwards: Program
@@ -143,14 +143,14 @@ class Ran:
     backwards: Program | None = None
 
     def timeline(self, driver: Driver, ago: int) -> Timeline:
-        """Both, without the time between them, in which the caller has the output."""
+        """The timeline of both programs, without the caller's time between them."""
         first = driver.timeline(self.forwards, ago)
         if self.backwards is None:
             return first
         return _behind(first, driver.timeline(self.backwards, ago), first.makespan_ns)
 
     def copies(self, executor: Executor) -> Timeline:
-        """Those of both, in the time of `timeline`."""
+        """The copies of both programs, in the time of `timeline`."""
         first = executor.copies(self.forwards)
         if self.backwards is None or not first.rows:
             return first
@@ -159,7 +159,7 @@ class Ran:
 
 
 def _behind(first: Timeline, second: Timeline, start_ns: float) -> Timeline:
-    """One timeline, and another from a time on."""
+    """The first timeline, followed by the second from `start_ns` on."""
     rows = [
         [*row, *(Span(s.action, start_ns + s.start_ns, start_ns + s.end_ns) for s in later)]
         for row, later in zip(first.rows, second.rows, strict=True)
@@ -172,12 +172,12 @@ class _Kept:
     """Everything that a forward keeps for its backward.
 
     Attributes:
-        weights: of the microbatches, for numbers.
-        left: by the stages.
-        aliases: of the parameters.
-        leaves: behind the cut in front of the first stage.
-        autocast: its settings.
-        ran: tells what has run.
+        weights: the weights of the microbatches, for outputs without dimensions.
+        left: the state that the stages have left for their backwards.
+        aliases: the aliases of the parameters.
+        leaves: the leaves behind the cut in front of the first stage.
+        autocast: the autocast settings of the forward.
+        ran: the programs that have run.
     """
 
     weights: Sequence[float]
@@ -192,8 +192,8 @@ class _Begin:
     """Cuts the graph in front of the first stage.
 
     Attributes:
-        outside: the tensors before it that require grad, in the graph of the caller.
-        leaves: for each of them, the one behind.
+        outside: the tensors before the cut that require grad, in the graph of the caller.
+        leaves: for each of these tensors, the leaf behind the cut.
     """
 
     def __init__(self, enter: Enter) -> None:
@@ -209,7 +209,7 @@ class _Begin:
 
 
 def end_of_backward(call: Call, model: nn.Module) -> Tensor | None:
-    """A tensor that a backward would lead to; None where nothing trains."""
+    """A tensor that a backward would lead to; None if nothing trains."""
     tensors = chain(model.parameters(), _tensors(call))
     return next((tensor for tensor in tensors if tensor.requires_grad), None)
 
@@ -226,7 +226,7 @@ def _outside_checkpoints() -> AbstractContextManager[object]:
 
 
 def refuse_transforms(call: Call) -> None:
-    """Raises RuntimeError where torch wants more of a forward than its result and one backward."""
+    """Raises RuntimeError if torch needs more of a forward than its result and one backward."""
     found = transform(_tensors(call))
     if found is not None:
         raise RuntimeError(

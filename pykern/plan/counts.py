@@ -1,4 +1,4 @@
-"""Counts and flags from a caller: refused before any work starts, whatever they are for."""
+"""Checks of counts and flags from a caller, before any work starts."""
 
 from pykern._C import MAX_CELLS
 

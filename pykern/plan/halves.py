@@ -10,14 +10,14 @@ from .parts import PlanPart
 def forwards_first(plan: Plan) -> Plan:
     """The plan with the forwards of each device before its other actions, each in their order.
 
-    What is valid stays so: an F needs only others, and whatever needs an F finds it done.
+    A valid plan stays valid: an F needs only other Fs, and actions that need an F come after it.
     """
     rows = [sorted(row, key=lambda action: action.kind is not Kind.F) for row in plan.rows]
     return Plan(plan.placement, plan.num_microbatches, rows, plan.num_slices)
 
 
 def backward_half(plan: Plan) -> PlanPart:
-    """The actions of a plan behind its forwards."""
+    """The part of a plan that follows its forwards."""
     whole = forwards_first(plan)
     num_forwards = [sum(action.kind is Kind.F for action in row) for row in whole.rows]
     return PlanPart(whole, tuple(num_forwards), tuple(map(len, whole.rows)))

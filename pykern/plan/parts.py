@@ -9,25 +9,25 @@ from itertools import chain, pairwise
 
 from pykern._C import Action, Costs, Kind, Plan, simulate, weight_versions
 
-# Makes the plan for as many microbatches.
+# A function that makes the plan for a number of microbatches.
 MakePlan = Callable[[int], Plan]
 
-# From this batch on all parts are alike. Two go before it: the first fills the pipeline, and with a
-# delay of two groups the second has no update yet.
+# From this batch on all parts are alike. Two batches precede it: the first fills the pipeline, and
+# with a delay of two groups the second has no update yet.
 _ALIKE = 2
 
-# What places the cuts: a backward takes about twice as long as a forward, and an update is short.
+# The costs that place the cuts: a backward takes twice as long as a forward, an update no time.
 _COSTS = Costs(1.0, 2.0)
 
 
 @dataclass(frozen=True)
 class PlanPart:
-    """What stands between two positions of each row.
+    """The actions of a plan between two positions of each row.
 
     Attributes:
-        plan: the whole.
-        begins: by device.
-        ends: by device.
+        plan: the whole plan.
+        begins: the position of the first action, by device.
+        ends: the position behind the last action, by device.
     """
 
     plan: Plan
@@ -44,21 +44,22 @@ class PlanPart:
 class Parts:
     """The parts of a schedule that updates weights within a step.
 
-    A long plan is cut where the first stage would begin with the next batch, every device at that
-    time by the simulator. So no device waits for a ramp between two parts, but only for those that
-    are slower than the simulator thinks. Batches are counted since the pipeline was empty.
-    From the third on their parts are alike but for the numbers of microbatches.
+    A long plan is cut at the times when the first stage would begin with the next batch; the
+    simulator tells where every device is at that time. So no device waits for a ramp between two
+    parts, but only for devices that are slower than simulated. Batches are counted since the
+    pipeline was empty. From the third batch on, the parts are alike except that the microbatches
+    have other numbers.
 
     Args:
         make: the schedule, for any number of microbatches.
-        num_microbatches: of a batch.
+        num_microbatches: number of microbatches of a batch.
 
     Attributes:
-        plan: for one batch alone.
-        windows: by batch, what is run when it is given.
-        rests: by batch, what drains the pipeline after it, its last updates at the least.
-        group: microbatches of an update.
-        num_slots: no two microbatches in flight have the same number modulo this.
+        plan: the plan for one batch alone, with its flush.
+        windows: by batch, the part that runs when the batch is given.
+        rests: by batch, the part that drains the pipeline after it, at least its last updates.
+        group: number of microbatches of an update.
+        num_slots: no two microbatches in flight have the same number modulo this number.
         versions: by stage, the most versions of its weights that are held at once.
 
     Raises:
@@ -67,7 +68,7 @@ class Parts:
 
     def __init__(self, make: MakePlan, num_microbatches: int) -> None:
         self._size = num_microbatches
-        # Of one batch, and its flush.
+        # The plan of one batch, with its flush.
         self.plan = make(num_microbatches)
         if num_microbatches < self.plan.num_devices:
             raise ValueError(
@@ -94,17 +95,17 @@ class Parts:
         self.rests: Sequence[PlanPart] = rests[: _ALIKE + 1]
 
     def alike(self, number: int) -> tuple[int, int]:
-        """Which of the windows, or rests, is that of a batch.
+        """The position of a batch's part in `windows` and `rests`.
 
         Returns:
-            Its position, and what to add to its microbatches to count them from when the pipeline
-            was empty.
+            The position, and the offset to add to the part's microbatches so that they are counted
+            since the pipeline was empty.
         """
         position = min(number, _ALIKE)
         return position, (number - position) * self._size
 
     def _rest(self, plan: Plan) -> PlanPart:
-        """What is left of a plan of some batches when the next one does not come."""
+        """The rest of a plan of some batches, which runs if the next batch does not come."""
         begins = self._cuts[plan.num_microbatches // self._size]
         for row, long, begin in zip(plan.rows, self._plan.rows, begins, strict=True):
             if row[:begin] != long[:begin]:
@@ -116,7 +117,7 @@ class Parts:
 
 
 def _group_of(plan: Plan, num_microbatches: int) -> int:
-    """How many microbatches an update is of."""
+    """The number of microbatches of an update."""
     ends = [
         sorted(action.microbatch + 1 for action in _of_stage(plan, Kind.U, stage))
         for stage in range(plan.num_stages)
@@ -139,7 +140,7 @@ def _group_of(plan: Plan, num_microbatches: int) -> int:
 
 
 def _require_one_version(plan: Plan, group: int) -> None:
-    """Raises ValueError where a group reads two versions, or an update misses a backward."""
+    """Raises ValueError if a group reads two versions, or an update misses a backward."""
     updates = [0] * plan.num_stages
     # By stage and group: the version that its forwards read, and how many backwards have ended.
     read: dict[tuple[int, int], int] = {}
@@ -162,7 +163,7 @@ def _require_one_version(plan: Plan, group: int) -> None:
 
 
 def _cuts(plan: Plan, num_microbatches: int) -> list[tuple[int, ...]]:
-    """Where each row is when the first stage would begin with a batch, by batch."""
+    """By batch, the position of each row when the first stage would begin with the batch."""
     rows = simulate(plan, _COSTS).rows
     begins = {span.action: span.start_ns for row in rows for span in row}
     cuts = []

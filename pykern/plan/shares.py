@@ -1,4 +1,4 @@
-"""Devices and microbatches, shared out among replicas of a model that stand side by side."""
+"""Shares of devices and microbatches for replicas of a model that run side by side."""
 
 from dataclasses import dataclass
 
@@ -8,12 +8,12 @@ from pykern.plan.counts import require_counts
 
 @dataclass(frozen=True)
 class Shares:
-    """What there is, and how many replicas get a share of it.
+    """All devices and microbatches, and the number of replicas that share them.
 
     Attributes:
-        num_devices: Of all replicas.
-        num_microbatches: Of all replicas; None where the plan will say.
-        replicas: How many there are, each with as many devices.
+        num_devices: Number of devices of all replicas together.
+        num_microbatches: Number of microbatches of all replicas together; None to take the plan's.
+        replicas: Number of replicas; each has the same number of devices.
 
     Raises:
         TypeError: A count is not an int.
@@ -43,19 +43,19 @@ class Shares:
 
     @property
     def devices_of_one(self) -> int:
-        """The devices of a replica."""
+        """The number of devices of a replica."""
         return self.num_devices // self.replicas
 
     @property
     def microbatches_of_one(self) -> int | None:
-        """The microbatches of a replica that has the most."""
+        """The largest number of microbatches of a replica."""
         if self.num_microbatches is None or self.replicas == 1:
             return self.num_microbatches
         return -(-self.num_microbatches // self.replicas)
 
     @property
     def whose(self) -> str:
-        """Ends a message about what one replica has."""
+        """The end of a message about the share of one replica."""
         return f" for each of {self.replicas} replicas" if self.replicas > 1 else ""
 
     def side_by_side(self, plan: Plan) -> Plan:

@@ -1,4 +1,4 @@
-"""Where a search starts: the placements it tries, and published schedules with their options."""
+"""Starting points of a search: placements, and published schedules with their options."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from collections.abc import Callable, Iterator, Sequence
 from ..plan import Kind, Placement, Plan
 from ..schedules import by_name
 
-# Of chunks a device, all up to this many and as many spread evenly beyond.
+# The most numbers of chunks per device that are tried: all of them, or this many spread evenly.
 MOST_COUNTS = 8
-# About so many actions in the plans of one schedule and number of chunks, with all their groups.
+# The approximate number of actions in all plans of one schedule and number of chunks, over groups.
 MOST_ACTIONS = 1 << 22
 
 _SYNCHRONOUS = {Kind.F, Kind.B, Kind.I, Kind.W}
 
 
 def placements(num_devices: int, max_chunks: int) -> Iterator[Placement]:
-    """The placements worth a search, with at most so many stages on a device.
+    """The placements worth a search, with at most `max_chunks` stages on a device.
 
-    Of the stages of one device: round and round, or down the devices and back up.
+    The stages go round and round the devices, or down the devices and back up.
     """
     counts = _spread(range(1, max_chunks + 1), MOST_COUNTS)
     for chunks in counts:
         yield Placement.looped(num_devices, chunks)
     for chunks in counts:
-        # Of one chunk, and on one device, they are the loops.
+        # With one chunk per device, or on one device, a wave is the same as a loop.
         if chunks > 1 and num_devices > 1:
             yield wave_of(num_devices, chunks)
 
 
 def wave_of(num_devices: int, num_chunks: int) -> Placement:
-    """Stages run down the devices and back up, `num_chunks` passes in all, also an odd number."""
+    """A placement down the devices and back up, in `num_chunks` passes; the number may be odd."""
     down = list(range(num_devices))
     passes = [down if chunk % 2 == 0 else down[::-1] for chunk in range(num_chunks)]
     return Placement(num_devices, [device for stages in passes for device in stages])
 
 
 def placement_name(placement: Placement) -> str:
-    """What people call the placement of a plan with one replica."""
+    """The usual name of the placement of a plan with one replica."""
     num_chunks = placement.num_stages // placement.num_devices
     if placement == Placement.looped(placement.num_devices, num_chunks):
         return "linear" if num_chunks == 1 else f"looped, {num_chunks} chunks a device"
@@ -51,8 +51,8 @@ def placement_name(placement: Placement) -> str:
 def published(num_devices: int, num_microbatches: int, max_chunks: int) -> dict[str, Plan]:
     """The plans of the catalogue that a search may start from, by name and options, each once.
 
-    They are those of synchronous schedules with one replica and whole microbatches. Overlapped
-    pairs run one after the other, since the costs say nothing of what an overlap gains.
+    Only synchronous schedules with one replica and unsliced microbatches are included. Overlapped
+    pairs run one after the other, since the costs do not tell the gain of an overlap.
     """
     plans: dict[str, Plan] = {}
     alike: dict[tuple[int, int], list[Plan]] = {}
@@ -77,7 +77,7 @@ def published(num_devices: int, num_microbatches: int, max_chunks: int) -> dict[
 def _options(
     rule: Callable[..., Plan], num_devices: int, num_microbatches: int, max_chunks: int
 ) -> Iterator[dict[str, int | None]]:
-    """The options of a schedule that make plans of their own, in all combinations."""
+    """The options of a schedule that change its plan, in all combinations."""
     worthwhile: dict[str, Sequence[int | None]] = {
         "num_chunks": _spread(range(1, max_chunks + 1), MOST_COUNTS),
         "waves": _spread(range(1, max_chunks // 2 + 1), MOST_COUNTS),
@@ -91,9 +91,10 @@ def _options(
 
 
 def _groups(num_devices: int, num_microbatches: int, max_chunks: int) -> list[int | None]:
-    """The sizes of a group, from half the devices: one for each number of groups that they make.
+    """The sizes of a group, from half the devices on: one size for each number of groups.
 
-    Microbatches are cut into that many groups of near-equal size, whatever the size asked for.
+    The schedule cuts microbatches into that number of near-equal groups, so other sizes that give
+    the same number of groups would change nothing.
     """
     most = max(2, MOST_ACTIONS // (3 * num_devices * num_microbatches * max_chunks))
 
@@ -107,7 +108,7 @@ def _groups(num_devices: int, num_microbatches: int, max_chunks: int) -> list[in
 
 
 def _spread(values: Sequence[int], most: int) -> list[int]:
-    """All, or so many of them at even distances, the first and the last among them."""
+    """All values, or `most` of them at even distances, including the first and the last."""
     if len(values) <= most:
         return list(values)
     return [values[i * (len(values) - 1) // (most - 1)] for i in range(most)]

@@ -1,6 +1,6 @@
-"""Polish: a search's plan made better by an exact solver, for plans of a few hundred actions.
+"""Polish: a search's plan improved by an exact solver, for plans of a few hundred actions.
 
-It needs OR-tools: `pip install pykern-runtime[search]`.
+Polishing needs OR-tools: `pip install pykern-runtime[search]`.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
     from ortools.sat.python.cp_model import CpModel, CpSolver, IntervalVar, IntVar
     from ortools.sat.python.cp_model_helper import CpSolverStatus
 
-# Ticks of the longest action where the times have no common unit that makes it less.
+# The ticks of the longest action, unless a common unit of all times makes it fewer.
 _MOST_TICKS = 1000
-# Of one activation, so that a part that is kept is whole too.
+# The units of one activation: so many that the part kept until W is a whole number too.
 _MEMORY_UNITS = 1_000_000
-# What the search gets to fuse the backwards that need no split.
+# The search's budget to fuse the backwards that need no split.
 _FUSE_MS = 10
 
 
 def polish(found: Found, seconds: float) -> Found:
-    """The same placement with the best order that CP-SAT finds, starting from the one found.
+    """The same placement with the best order that CP-SAT finds, starting from the order of `found`.
 
     Microbatches run first in, first out on every stage, which loses nothing because they are alike.
-    How far the solver comes in its time depends on the machine.
+    The solver's progress within its time depends on the machine.
 
     Args:
-        found: What `pykern.search.auto` returned. Its activations must be alike on all stages.
-        seconds: How long to solve, on all cores.
+        found: The result of `pykern.search.auto`, with equal activations on all stages.
+        seconds: Time to solve, on all cores.
 
     Returns:
-        What was found with the better plan, or `found` itself.
+        The result with the better plan, or `found` itself if the solver finds no better plan.
 
     Raises:
         ImportError: OR-tools is not installed.
@@ -72,8 +72,8 @@ def polish(found: Found, seconds: float) -> Found:
 
 
 def _solve(solver: CpSolver, model: CpModel) -> CpSolverStatus:
-    """On a thread of its own, so that an interrupt reaches the caller and ends the solver."""
-    # Its own handler would take the place of Python's, and not give it back.
+    """Solves on a separate thread, so that an interrupt reaches the caller and ends the solver."""
+    # The solver's own handler would replace Python's, and not restore it.
     solver.parameters.catch_sigint_signal = False
     with ThreadPoolExecutor(1) as pool:
         status = pool.submit(solver.solve, model)
@@ -86,7 +86,7 @@ def _solve(solver: CpSolver, model: CpModel) -> CpSolverStatus:
 
 @dataclass(frozen=True)
 class _Cell:
-    """One action in the model; `used` is 1 for all but the halves and wholes of a backward."""
+    """One action in the model; `used` is constant 1, or a variable for an I, W or B."""
 
     start: IntVar
     end: IntVar
@@ -159,7 +159,7 @@ class _Model:
             self.model.add_hint(start, self.hints[whole] + half)
 
     def _after(self, later: Action, earlier: Action, hop: int = 0) -> None:
-        """Where both are used."""
+        """Constrains `later` to start after `earlier`, if both are used."""
         if later in self.cells and earlier in self.cells:
             cells = (self.cells[later], self.cells[earlier])
             constraint = self.model.add(cells[0].start >= cells[1].end + hop)
@@ -195,7 +195,7 @@ class _Model:
             self._add_barrier()
 
     def _add_barrier(self) -> None:
-        """The first backward comes after the last forward, which all others come before."""
+        """Makes the first backward start after the last forward, so after all forwards."""
         stage = self.plan.num_stages - 1
         for kind in (Kind.I, Kind.B):
             last = Action(Kind.F, stage, self.plan.num_microbatches - 1)
@@ -221,7 +221,7 @@ class _Model:
 
 
 def _memory_units(memory: Memory) -> tuple[float, int]:
-    """An activation, and how many units of it are kept until W."""
+    """The bytes of an activation, and the number of its units that are kept until W."""
     activation, kept = memory.activation_bytes, memory.kept_bytes
     if isinstance(activation, list) or isinstance(kept, list):
         raise ValueError("polish needs activations that are alike on all stages")
@@ -238,13 +238,13 @@ def _time_ns(found: Found, action: Action) -> float:
     }[action.kind]
     speed = _at(costs.device_speeds, found.plan.device_of(action))
     time_ns = _at(times, action.stage)
-    if math.isnan(time_ns):  # of a half, which is then not used, and makes the split's price
+    if math.isnan(time_ns):  # a half of unknown time is not used; this value prices the split
         time_ns = _at(costs.backward_ns, action.stage)
     return costs.overhead_ns + time_ns / speed
 
 
 def _hop_ns(found: Found, stage: int) -> float:
-    """From a stage to the next, or back."""
+    """The time of a transfer from a stage to the next, or back."""
     placement = found.plan.placement
     if placement.device_of(stage) == placement.device_of(stage + 1):
         return 0.0
@@ -257,7 +257,7 @@ def _at(values: float | list[float], index: int) -> float:
 
 
 def _times(found: Found) -> list[float]:
-    """All that occur, in ns."""
+    """All times that occur, in ns."""
     stages = range(found.plan.num_stages)
     kinds = (Kind.F, Kind.B, Kind.I, Kind.W)
     times = [_time_ns(found, Action(kind, stage, 0)) for kind in kinds for stage in stages]
@@ -277,7 +277,7 @@ def _split_has_price(found: Found) -> bool:
 
 
 def _ticks_per_ns(found: Found) -> float:
-    """The coarsest unit in which all times are whole, or one that rounds them a little."""
+    """The coarsest unit in which all times are whole, or a unit that rounds them a little."""
     times = _times(found)
     largest = max(times)
     shares = [Fraction(time / largest).limit_denominator(_MOST_TICKS) for time in times]

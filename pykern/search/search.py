@@ -15,38 +15,38 @@ from ..plan.costs import changed
 from ..plan.halves import forwards_first
 from .catalogue import placement_name, placements, published
 
-# Most stages on a device where the caller does not say.
+# Most stages on a device, if the caller gives no number.
 MAX_CHUNKS = 4
-# Stages times microbatches: the published schedules alone take seconds and a GB to try for these.
+# Most stages times microbatches; the published schedules alone then take seconds and a GB to try.
 MAX_SEARCHED = 1 << 19
 
-# Of a device's share, and so of its stages together.
+# The costs of a device's share of the model, which its stages share evenly.
 _SHARED = ("forward_ns", "backward_ns", "recompute_ns", "input_ns", "weight_ns")
 
-# One device's share of the model; with a list, its stages; or what each of so many stages costs.
+# Costs of one device's share of the model, or lists by stage; or a function of a number of stages.
 CostsOf = Costs | Callable[[int], Costs]
-# Where losses are computed: in the last stage, or by whoever gets the output of the pipeline, which
-# needs all forwards before any backward.
+# The place where losses are computed: in the last stage, or by the caller, who gets the output of
+# the pipeline; the second needs all forwards before any backward.
 LossPlace = Literal["inside", "outside"]
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found, and how good that is.
+    """The result of a search: the best plan, with measures of its quality.
 
     Attributes:
         plan: The plan.
-        costs: Of the plan's stages.
-        memory: Of the plan's stages, in microbatch activations of one device's share.
-        makespan_ns: Of the plan, by the simulator.
-        bound_ns: No order on any of the placements takes less.
-        proven: The makespan is the bound: nothing is better.
+        costs: Costs of the plan's stages.
+        memory: Memory of the plan's stages, in microbatch activations of one device's share.
+        makespan_ns: Makespan of the plan, by the simulator.
+        bound_ns: Lower bound on the makespan of every order on all the placements.
+        proven: Whether the makespan is the bound, so that no plan is better.
         peak: Most that each device holds, in microbatch activations of one device's share.
         cap: Most that each device may hold, in the same unit.
         seeds: Makespan in ns of each published schedule that keeps the cap, by name and options.
         refused: Published schedules that break the cap, by name and options.
         work_ms: Work done, in milliseconds of one core as the search counts them.
-        loss: Where the loss is; outside, all plans have their forwards first.
+        loss: Place of the loss; if it is outside, all plans have their forwards first.
     """
 
     plan: Plan
@@ -64,7 +64,7 @@ class Found:
 
     @property
     def gap(self) -> float:
-        """By which share of the bound the makespan is above it; 0 is optimal."""
+        """The makespan's excess over the bound, as a share of the bound; 0 is optimal."""
         return self.makespan_ns / self.bound_ns - 1
 
     def __str__(self) -> str:
@@ -89,14 +89,14 @@ class Found:
         return "\n".join(lines)
 
     def _best_seeds(self) -> list[tuple[str, float]]:
-        """Each schedule with the options that take least time, the best first."""
+        """Each schedule with its fastest options, the fastest schedule first."""
         best: dict[str, tuple[str, float]] = {}
         for name, makespan_ns in sorted(self.seeds.items(), key=lambda item: item[1]):
             best.setdefault(_schedule_of(name), (name, makespan_ns))
         return list(best.values())
 
     def _over_the_cap(self) -> list[str]:
-        """Schedules of which no options keep it."""
+        """The schedules that break the memory cap with all of their options."""
         within = set(map(_schedule_of, self.seeds))
         return list(dict.fromkeys(n for n in map(_schedule_of, self.refused) if n not in within))
 
@@ -118,27 +118,27 @@ def auto(  # noqa: PLR0913 - what a search is about, by keyword
     The same arguments give the same plan on every machine: the budget is counted work, not time.
 
     Args:
-        num_devices: Devices.
-        num_microbatches: Microbatches of one step.
-        costs: Of one device's share of the model, shared evenly by its stages; with a list, of each
-            of as many stages, and plans of other numbers of stages are left out; or a function from
-            a number of stages to the costs of each of them.
+        num_devices: Number of devices.
+        num_microbatches: Number of microbatches of one step.
+        costs: Costs of one device's share of the model, shared evenly by its stages; or costs with
+            lists by stage, which leave out plans of other numbers of stages; or a function from a
+            number of stages to the costs of these stages.
         memory: Most that a device may hold, for all or for each, in units of 1F1B's peak:
-            `num_devices` microbatch activations of one device's share. None for 1, or where the
-            loss is outside, for what every plan then holds: the activations of all microbatches.
+            `num_devices` microbatch activations of one device's share. None for 1; if the loss is
+            outside, None for the activations of all microbatches, which every plan then holds.
         kept: Share of an activation that is held on from the end of I to the end of W, 0 to 1.
-        budget_ms: Work, in milliseconds of one core. 100 is quick, 1000 to 10000 tunes.
-        seed: Of the random choices.
+        budget_ms: Work, in milliseconds of one core: 100 for a quick search, 1000 to 10000 to tune.
+        seed: Seed of the random choices.
         max_chunks: Most stages on one device.
-        loss: "outside" for calls of a pipeline whose loss follows outside of it: each device runs
-            all its forwards before any backward, published schedules too.
+        loss: "outside" if the caller computes the loss from the pipeline's output. Each device then
+            runs all its forwards before any backward, published schedules too.
 
     Returns:
         The plan with its makespan, a proven lower bound, its memory, and the schedules it beat.
 
     Raises:
         TypeError: A count is not an int.
-        ValueError: A number makes no sense, no plan has as many stages as the costs, a time that
+        ValueError: A number is out of range, no plan has as many stages as the costs, a time that
             every plan needs is not known, or no plan fits in the memory.
     """
     require_counts(
@@ -200,7 +200,7 @@ def _is_outside(loss: LossPlace) -> bool:
 def _cap(
     memory: float | Sequence[float] | None, num_devices: int, all_held: int
 ) -> tuple[float, ...]:
-    """Of each device, in microbatch activations of one device's share; so many it has to hold."""
+    """The cap of each device, at least `all_held` microbatch activations of a device's share."""
     if memory is None:
         memory = max(1.0, all_held / num_devices)
     shares = [float(memory)] * num_devices if isinstance(memory, int | float) else list(memory)
@@ -238,13 +238,13 @@ def _candidate(placement: Placement, costs: CostsOf, kept: float, outside: bool)
 
 
 def _stage_lists(costs: Costs) -> dict[str, int]:
-    """How many stages each list is for."""
+    """The length of each of the costs that is a list by stage."""
     values = {name: getattr(costs, name) for name in (*_SHARED, "message_bytes")}
     return {name: len(value) for name, value in values.items() if isinstance(value, list)}
 
 
 def _of_as_many_stages(placements: Iterable[Placement], costs: CostsOf) -> list[Placement]:
-    """Those that the costs are for: all, unless they hold lists."""
+    """The placements with as many stages as the lists of the costs; all if there are no lists."""
     tried = list(placements)
     lists = _stage_lists(costs) if isinstance(costs, Costs) else {}
     for name, length in lists.items():
@@ -260,12 +260,12 @@ def _of_as_many_stages(placements: Iterable[Placement], costs: CostsOf) -> list[
 
 
 def _share(costs: Costs, num_chunks: float) -> Costs:
-    """Of one of a device's chunks."""
+    """The costs of one chunk of a device."""
     return changed(costs, **{name: getattr(costs, name) / num_chunks for name in _SHARED})
 
 
 def _schedule_of(seed: str) -> str:
-    """The name without its options."""
+    """The name of a seed's schedule, without its options."""
     return seed.partition(" ")[0]
 
 

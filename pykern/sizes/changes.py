@@ -30,7 +30,7 @@ class PlannedStep:
     arguments: dict[str, Any]
 
     def estimate(self) -> Estimate:
-        """For the first microbatch, which is as large as any."""
+        """The estimate for the first microbatch, which is as large as any other."""
         both = self.inputs, self.target
         rows = microbatch.sizes(microbatch.batch_size(both), self.microbatches)
         sample, target = microbatch.split(both, rows)[0]

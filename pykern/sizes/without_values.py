@@ -32,7 +32,7 @@ class WithoutValues:
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
-        """Within it, errors get a note, and torch neither logs them nor warns of addresses."""
+        """A context in which errors get a note; torch neither logs them nor warns of addresses."""
         logger = logging.getLogger("torch._subclasses.fake_tensor")
         was_disabled, logger.disabled = logger.disabled, True
         try:

@@ -1,4 +1,4 @@
-"""torch's DTensors, told from other tensors without importing what is seldom there."""
+"""torch's DTensors, told from other tensors without importing their seldom used module."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from torch import Tensor
 
 def is_dtensor(tensor: object) -> bool:
     """Whether it is a DTensor."""
-    # Their module takes half a second to import, for nothing where there is none.
+    # The type's name is enough: importing the module of DTensors takes half a second.
     return type(tensor).__name__ == "DTensor"
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This process's part of a tensor, detached; of one that is no DTensor, all of it."""
+    """This process's part of a tensor, detached; the whole tensor if it is not a DTensor."""
     part: Any = tensor.detach()
     return part.to_local() if is_dtensor(part) else part  # type: ignore[no-any-return]
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor, detached: a collective of the processes that have the parts."""
+    """The whole tensor, detached, gathered by a collective of the processes that have the parts."""
     full: Any = tensor.detach()
     return full.full_tensor() if is_dtensor(full) else full  # type: ignore[no-any-return]
 
 
 def shard_like(one: Tensor, full: Tensor) -> Tensor:
-    """A tensor of one's shape as a DTensor if that is one, with this process's part of it.
+    """`full`, or if `one` is a DTensor, a DTensor like `one` with this process's part of `full`.
 
     Nothing is sent.
     """
@@ -42,9 +42,9 @@ def shard_like(one: Tensor, full: Tensor) -> Tensor:
 
 @torch.no_grad()
 def settle_gradient(parameter: Tensor) -> None:
-    """Gives a DTensor's gradient the parameter's own layout: its sums are made, once.
+    """Gives a DTensor's gradient the parameter's own layout, which sums partial gradients once.
 
-    torch leaves what a backward has found as it is: as parts of a sum, or whole for each process.
+    torch leaves the gradient of a backward as it is: as partial sums, or whole in each process.
     """
     gradient: Any = parameter.grad
     if is_dtensor(gradient):

@@ -12,16 +12,16 @@ from torch import Tensor, nn
 
 from ..torch_private import is_traceable_wrapper_subclass
 
-# How deep the scales of a quantised parameter lie: those of its scales have scales of their own.
+# The depth of nested scales of a quantised parameter: scales may have scales of their own.
 _DEPTH = 3
 
 
 def with_values(original: nn.Parameter, values: Tensor) -> nn.Parameter:
-    """A parameter of the class and with the attributes of another, and a gradient of its own.
+    """A parameter with the class and attributes of the original, and a gradient of its own.
 
     Args:
-        original: the other.
-        values: of the new one, which shares their memory.
+        original: the original parameter.
+        values: the values of the new parameter, which shares their memory.
     """
     made: Any
     if _has_class(original):
@@ -34,11 +34,11 @@ def with_values(original: nn.Parameter, values: Tensor) -> nn.Parameter:
 
 
 def on_device(original: nn.Parameter, device: torch.device | None) -> nn.Parameter:
-    """The parameter that a copy on a device is made of, moved there by its own class if need be.
+    """The parameter from which a copy on a device is made; its class moves it if necessary.
 
     Args:
         original: a parameter.
-        device: None for where it is.
+        device: the device; None for that of the parameter.
     """
     if device is None or original.device == device or not _has_class(original):
         return original
@@ -48,20 +48,20 @@ def on_device(original: nn.Parameter, device: torch.device | None) -> nn.Paramet
 
 
 def num_values(parameter: Tensor) -> int:
-    """How many numbers a parameter stands for, also where some are packed into a byte."""
+    """The number of values of a parameter, also if several values are packed into a byte."""
     state = getattr(parameter, "quant_state", None)
     shape = getattr(state, "shape", None)
     return parameter.numel() if shape is None else math.prod(shape)
 
 
 def num_bytes(parameter: Tensor) -> int:
-    """Bytes of a parameter and of what it needs to be read, such as scales."""
+    """The bytes of a parameter and of the tensors needed to read it, such as scales."""
     parts = {part.untyped_storage()._cdata: part.nbytes for part in _parts(parameter)}
     return sum(parts.values())
 
 
 def _has_class(parameter: nn.Parameter) -> bool:
-    """Whether it is more than torch's: of a subclass, other than tensors that are marked as one."""
+    """Whether the class is a proper subclass of nn.Parameter; a marked tensor does not count."""
     return type(parameter) is not nn.Parameter and nn.Parameter in type(parameter).__mro__
 
 

@@ -1,6 +1,6 @@
 """The private interfaces of torch that pykern uses, so that another torch fails here first.
 
-`pykern.interop` has its own list: it follows torch.distributed.pipelining.
+`pykern.interop` has its own list of interfaces of torch.distributed.pipelining.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ Hooks = tuple[Callable[..., Any], Callable[..., Any]]
 # The attributes in which a module has its hooks.
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
-# Whether the node of a custom function can be held without what leads to it.
+# Whether the node of a custom function can be held without holding the graph that leads to it.
 NODES_LAST = torch.__version__ >= "2.13"
 
-# What `run_backward` gets besides outputs and gradients: the graph is not kept, nor is one made of
-# the backward; no inputs, so all leaves; outputs may reach none; gradients are added to `.grad`.
+# Arguments of `run_backward` besides outputs and gradients: do not keep the graph; make no graph of
+# the backward; no inputs, so all leaves; outputs may reach no leaf; add gradients to `.grad`.
 WHOLE = (False, False, (), True, True)
 
 
@@ -79,7 +79,7 @@ def checked_backward(
     inputs: tuple[Tensor, ...],
     *_: bool,
 ) -> None:
-    """As `run_backward`, with the checks that torch makes of gradients in Python."""
+    """Runs a backward as `run_backward`, with torch's checks of gradients in Python."""
     torch.autograd.backward(
         outputs, gradients, keep_graph, create_graph, inputs=inputs if inputs else None
     )
@@ -91,16 +91,16 @@ def _engine() -> Callable[..., object]:
     return run
 
 
-# `torch.autograd.backward` for gradients of the shapes and types of their outputs, where it would
-# look at nothing but that: `run_backward(outputs, gradients, *WHOLE)`, both of them tuples.
+# `torch.autograd.backward` without its checks in Python, for gradients that have the shapes and
+# types of their outputs: `run_backward(outputs, gradients, *WHOLE)`, with two tuples.
 run_backward = _engine()
 
 
 class DispatchMode(TorchDispatchMode):
     """A mode for operations, under which torch does not load its compiler.
 
-    Loading takes a second in the first operation, maybe of a worker. An interrupt would leave the
-    compiler half imported.
+    Loading takes a second in the first operation, which may run on a worker. An interrupt would
+    leave the compiler half imported.
     """
 
     @classmethod
@@ -109,7 +109,7 @@ class DispatchMode(TorchDispatchMode):
 
 
 def version_of(tensor: Tensor) -> int:
-    """How often the tensor has been written; tensors of inference mode do not count it."""
+    """The number of writes to the tensor; 0 for tensors of inference mode, which do not count."""
     return 0 if tensor.is_inference() else tensor._version
 
 
@@ -129,7 +129,7 @@ def push_hooks(pack: Callable[..., Any], unpack: Callable[..., Any]) -> None:
 
 
 def hooks_refused() -> str | None:
-    """The reason for which saved-tensors hooks are refused on this thread, None if they are not."""
+    """The reason why saved-tensors hooks are refused on this thread; None if they are allowed."""
     return torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
 
 
@@ -150,7 +150,7 @@ def set_grad(enabled: bool) -> None:
 
 # torch's compiler of the Python code that this thread runs; None without one.
 compiler: Callable[[], Any] = torch._C._dynamo.eval_frame.get_eval_frame_callback
-# Sets it.
+# Sets the compiler of this thread.
 set_compiler: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_eval_frame
 
 
@@ -170,14 +170,14 @@ def transform(tensors: Iterable[Tensor]) -> str | None:
 
 
 def num_holders(tensor: Tensor) -> int:
-    """How many tensors, and what else, hold the storage of a tensor."""
+    """The number of tensors and other objects that hold the storage of a tensor."""
     return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
 def release_pool(gpu: int, pool: Any) -> None:
-    """Takes back what a capture that torch could not end has done to its allocator.
+    """Restores torch's allocator after a capture that torch could not end.
 
-    Refused by a torch that has done so itself (pytorch #180395).
+    A torch that has restored it itself refuses both calls (pytorch #180395).
     """
     with suppress(RuntimeError):
         torch._C._cuda_endAllocateToPool(gpu, pool)
@@ -187,9 +187,9 @@ def release_pool(gpu: int, pool: Any) -> None:
 
 @contextmanager
 def checkpoints_ended() -> Iterator[None]:
-    """An exception that leaves it leaves no saved-tensors hooks of torch.utils.checkpoint behind.
+    """Removes saved-tensors hooks of torch.utils.checkpoint if an exception leaves the context.
 
-    Before torch 2.13 these stay until the exception is freed, in the way of whatever runs next.
+    Before torch 2.13 these hooks stay until the exception is freed, and disturb later operations.
     """
     try:
         yield

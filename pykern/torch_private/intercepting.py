@@ -12,11 +12,12 @@ import torch
 from torch._ops import OpOverload
 from torch.library import Library, fallthrough_kernel
 
-# A key of torch's dispatcher that is above all others, and that nothing in torch uses. A thread
-# that includes it calls what is registered there; for most operations that is what they do anyway.
+# A key of torch's dispatcher that is above all others, and that torch itself does not use. A thread
+# that includes the key calls the kernels registered for it; for most operations that is a
+# fallthrough to their usual kernels.
 _KEY = "TESTING_ONLY_GenericMode"
 _key: Any = torch._C._parse_dispatch_key(_KEY)
-# Under this name the interceptor lies among what torch carries to the threads of a backward.
+# The name of the interceptor among the objects that torch carries to the threads of a backward.
 _NAME = "pykern.interceptor"
 _include = torch._C._dispatch_tls_set_dispatch_key_included
 _stashed = torch._C._get_obj_in_tls
@@ -25,7 +26,7 @@ _watched: set[str] = set()
 
 
 def _stash_owned(name: str, value: object) -> None:
-    """Stashes it for a torch that releases what is stashed and never took a reference: 2.11."""
+    """Stashes an object with a reference, which torch 2.11 releases later but does not take."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
     torch._C._stash_obj_in_tls(name, value)
 
@@ -44,16 +45,17 @@ _stash = _stashing()
 
 
 class Interceptor:
-    """Within it, `draw` is called for operations of this thread that may draw random numbers.
+    """A context in which `draw` is called for this thread's operations that may draw numbers.
 
-    These are those with torch's tag, of which `watch_draws` knows. Unlike a `DispatchMode` it costs
-    other operations nothing. During `draw` the interceptor around it is in force, if any.
+    These are the operations with torch's tag for random draws, as found by `watch_draws`. Unlike a
+    `DispatchMode`, an interceptor costs other operations nothing. During `draw` the interceptor
+    around this one is in force, if any.
     """
 
     _outer: Interceptor | None = None
 
     def draw(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls the operation in some way, and returns what it returns."""
+        """Calls the operation in some way, and returns the operation's result."""
         raise AssertionError(f"{self} does not draw: {func}, {args}, {kwargs}")
 
     def __enter__(self) -> Self:
@@ -72,9 +74,9 @@ def interceptor() -> Interceptor | None:
 
 
 def set_interceptor(instead: Interceptor | None) -> None:
-    """Has another interceptor be in force on this thread, or stops the one that is."""
+    """Sets the interceptor in force on this thread; None for no interceptor."""
     if instead is None:
-        # In this order: what is included is called.
+        # The key is excluded before the stash is emptied, because an included key may be called.
         _include(_key, False)
         _stash(_NAME, None)
     else:
@@ -83,7 +85,7 @@ def set_interceptor(instead: Interceptor | None) -> None:
 
 
 def watch_draws() -> None:
-    """Makes the operations known that may draw, as libraries have registered them by now."""
+    """Registers the operations that may draw, from all libraries loaded by now."""
     _look_up(len(sys.modules), len(torch.ops.loaded_libraries))
 
 
@@ -94,9 +96,9 @@ def _look_up(*_counts: int) -> None:
         _libraries["_"].fallback(fallthrough_kernel, _KEY)
     for name in set(torch._C._dispatch_get_all_op_names()) - _watched:
         operation, _, overload = name.partition(".")
-        # Those for TorchScript alone have no entry.
+        # Operations for TorchScript alone have no entry.
         found = torch._C._get_operation_overload(operation, overload)
-        # A composite operation calls others, and each of them is asked for itself.
+        # A composite operation calls other operations, and each of them is intercepted itself.
         if (
             found is not None
             and torch.Tag.nondeterministic_seeded in found[2]

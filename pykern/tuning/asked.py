@@ -64,7 +64,7 @@ class Asked:
 
     @cached_property
     def rows_of_sample(self) -> int:
-        """How many rows the sample and the target have."""
+        """The number of rows of the sample and the target."""
         return batch_size({"sample": self.sample, "target": self.target})
 
     @property
@@ -74,17 +74,17 @@ class Asked:
 
     @cached_property
     def num_devices(self) -> int:
-        """How many there are."""
+        """The number of devices."""
         return len(parse_devices(self.devices))
 
     @property
     def num_cores(self) -> int:
-        """How many of the devices compute at once."""
+        """The number of devices that compute at once."""
         return min(self.num_devices, len(os.sched_getaffinity(0)))
 
     @cached_property
     def units(self) -> Units:
-        """Where stages of the model can begin."""
+        """The units of the model, at which stages can begin."""
         return units_of(self.model, self.sample, self.num_devices, self.whole)
 
     @cached_property
@@ -98,7 +98,7 @@ class Asked:
         return True
 
     def batch(self, rows: int) -> tuple[Call, Any]:
-        """Inputs of so many rows, and the target: the sample's rows, again from its start."""
+        """Inputs and target of `rows` rows: the sample's rows, repeated as often as needed."""
         chosen = torch.arange(rows) % self.rows_of_sample
 
         def taken(tensor: Tensor) -> Tensor:

@@ -40,9 +40,9 @@ class Choice:
 
     Attributes:
         asked: the model, batches and devices.
-        measured: of the model.
-        proposals: those that were measured by measured time, then the rest by predicted time.
-        num_simulated: how many plans were simulated.
+        measured: the measurements of the model.
+        proposals: the proposals that were run, by measured time, then the rest by predicted time.
+        num_simulated: the number of plans that were simulated.
     """
 
     asked: Asked
@@ -91,7 +91,7 @@ class Choice:
 
     @property
     def tokens_of_row(self) -> int | None:
-        """How many tokens a row of the batch has; None where rows are not rows of integers."""
+        """The number of tokens in a row of the batch; None if rows are not rows of integers."""
         first: list[Tensor] = all_tensors(self.asked.sample)[:1]
         is_text = first and first[0].dim() == 2 and not first[0].is_floating_point()
         return first[0].size(1) if is_text else None
@@ -133,7 +133,7 @@ class Choice:
 
 
 def _levels(levels: Sequence[Sequence[str | None]] | None) -> str:
-    """How many microbatches of how many stages have each level."""
+    """The number of microbatches, summed over all stages, that have each level."""
     if levels is None:
         return "-"
     counts = Counter(level for of_stage in levels for level in of_stage if level is not None)

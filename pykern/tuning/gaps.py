@@ -1,4 +1,4 @@
-"""The time between actions of a step: what it takes to issue one, and to hand over to another."""
+"""The time between actions of a step: to issue an action, and to hand over to another device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _GRADIENTS = (Kind.B, Kind.I)
 
 
 def gaps(plan: Plan, timeline: Timeline) -> tuple[list[float], list[float]]:
-    """How long each action of a measured step began after it could, in nanoseconds.
+    """The delays of the actions of a measured step after they could begin, in nanoseconds.
 
     Returns:
         Those that waited for the action before on their own device, and those that waited for an
@@ -30,7 +30,7 @@ def gaps(plan: Plan, timeline: Timeline) -> tuple[list[float], list[float]]:
 
 
 def _last_input(plan: Plan, span: Span, spans: dict[Action, Span]) -> float:
-    """When the last of what an action needs from another device has ended; -1 without any."""
+    """The end of the last action on another device that an action needs; -1 without any."""
     here = plan.device_of(span.action)
     ends = [
         spans[action].end_ns
@@ -41,7 +41,7 @@ def _last_input(plan: Plan, span: Span, spans: dict[Action, Span]) -> float:
 
 
 def inputs(action: Action) -> Iterator[Action]:
-    """The actions of other stages that one waits for, and such as the plan may not have."""
+    """The actions of other stages that an action waits for; the plan may lack some of them."""
     if action.kind is Kind.F and action.stage > 0:
         yield Action(Kind.F, action.stage - 1, action.microbatch)
     if action.kind in _GRADIENTS:

@@ -1,4 +1,4 @@
-"""A model that trains for a measurement and is afterwards as it was before."""
+"""Training of a model for a measurement, after which the model is restored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..runtime.recompute.buffers import modules_in
 
 @contextmanager
 def left_alone(models: Sequence[object]) -> Iterator[None]:
-    """Within it, models train; behind it gradients, buffers and random numbers are as before.
+    """A context in which models train; it restores gradients, buffers and random numbers.
 
     Args:
         models: modules, among other objects that are passed over, such as a plain loss function.

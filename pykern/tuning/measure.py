@@ -1,4 +1,4 @@
-"""Runs a model on its devices, and finds what its units take and hold."""
+"""Runs a model on its devices, and measures the times and bytes of its units."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .measurements import SIZES, Measurements, Table
 from .overheads import KINDS, Overheads, overheads
 from .progress import Tell
 
-# Rounds that count, behind those that warm up.
+# The number of rounds that count, after the warm-up rounds.
 WARMUPS, ROUNDS = 2, 7
 # Sizes of microbatches that are measured, evenly on the scale of their logarithm.
 MOST_SIZES = 4
@@ -50,7 +50,7 @@ class _Form:
 
     kinds: str
     pipe: Pipeline
-    # By size of microbatches, a round each.
+    # The costs of each round, by size of microbatches.
     costs: dict[int, list[Costs]]
 
 
@@ -83,7 +83,7 @@ def sizes_to_measure(rows: int) -> tuple[int, ...]:
 def _times(
     asked: Asked, sizes: Sequence[int], tell: Tell
 ) -> tuple[dict[str, Table], tuple[float, ...]]:
-    """By kind, size and unit: medians of rounds in which all forms and sizes run in turn.
+    """The times by kind, size and unit: medians of rounds of all forms and sizes in turn.
 
     Returns:
         These, and the speeds of devices by how many of them compute.
@@ -126,12 +126,12 @@ def _work(form: _Form) -> float:
 
 
 def _speeds(num_measured: int, num_cores: int, slower: float) -> tuple[float, ...]:
-    """From the speed of one device alone evenly down to 1, where as many compute as measured.
+    """The speeds from one device alone evenly down to 1, for as many devices as were measured.
 
     Args:
-        num_measured: how many devices computed together.
-        num_cores: how many can.
-        slower: how many times as long they took as one alone.
+        num_measured: the number of devices that computed together.
+        num_cores: the number of devices that can compute at once.
+        slower: the time of the devices together, divided by the time of one device alone.
     """
     faster = max(slower - 1, 0.0) / max(num_measured - 1, 1)
     return tuple(1 + faster * max(num_measured - n, 0) for n in range(1, num_cores + 1))
@@ -143,7 +143,7 @@ def _medians(rounds: Sequence[Costs], name: str, num_units: int) -> tuple[float,
 
 
 def _of_replicas(asked: Asked, beside: Overheads) -> tuple[tuple[float, ...], float]:
-    """By unit, what the sum of another replica's gradients takes; and what one adds to a step."""
+    """By unit, the time to sum another replica's gradients; and a replica's part of a step."""
     num_units = len(asked.units.names)
     if asked.num_cores == 1 or not asked.can_have_replicas:
         return (0.0,) * num_units, 0.0
@@ -165,7 +165,7 @@ def _of_replicas(asked: Asked, beside: Overheads) -> tuple[tuple[float, ...], fl
 
 
 def _held(asked: Asked, sizes: Sequence[int]) -> dict[str, Table]:
-    """By name, size and unit, the bytes of `Measurements.sizes`."""
+    """The bytes of `Measurements.sizes`, by name, size and unit."""
     tables: dict[str, list[tuple[float, ...]]] = {name: [] for name in SIZES}
     for size in sizes:
         held = [_sizes_of(costs) for costs in _levels(asked, size)]
@@ -175,7 +175,7 @@ def _held(asked: Asked, sizes: Sequence[int]) -> dict[str, Table]:
 
 
 def _levels(asked: Asked, size: int) -> list[StageCosts]:
-    """The bytes that each unit holds at each level, for a microbatch of so many rows."""
+    """The bytes that each unit holds at each level, for a microbatch of `size` rows."""
     units = asked.units
     (args, kwargs), target = asked.batch(size)
     homes = [torch.device("cpu")] * len(units.names)
@@ -199,7 +199,7 @@ def _sizes_of(costs: StageCosts) -> dict[str, float]:
 
 
 def _weights(asked: Asked) -> tuple[float, ...]:
-    """By unit, the bytes that are held whatever runs."""
+    """By unit, the bytes that are held all the time."""
     held = []
     for layers in asked.units.modules():
         parameters = distinct(p for layer in layers for p in layer.parameters())

@@ -12,7 +12,7 @@ from typing import Any
 from ..budget.level_costs import LevelCost, Rebuilt, StageCosts
 from ..plan import Costs
 
-# By number of rows measured, then by unit.
+# A value for each number of rows measured, and each unit.
 Table = tuple[tuple[float, ...], ...]
 
 SIZES = ("activation", "kept", "boundary", "rebuilt", "handed", "workspace")
@@ -26,21 +26,21 @@ class Measurements:
     below the smallest, they are on the nearest line.
 
     Attributes:
-        units: their names.
+        units: the names of the units.
         rows: sizes of microbatches, ascending.
-        times_ns: of F, B, I and W of a unit that is a stage of its own.
-        action_ns: by the same names, how much of it is an action's, whatever number of units it
-            runs.
+        times_ns: the times of F, B, I and W of a unit that is a stage of its own.
+        action_ns: by the same names, the part of the time that an action takes for any number of
+            units.
         sizes: bytes that a unit holds: `activation` from F to B or I, `kept` from I to W,
             `boundary` from F to R, `rebuilt` from R on, `handed` to the next unit, and the most
             that an action needs beside, `workspace`.
         weights: by unit, the bytes of parameters, buffers, gradients and state of an optimizer.
-        reduce_ns: by unit, what the sum of a further replica's gradients takes.
-        issue_ns: between two actions of a device.
-        handover_ns: from an action to one on another device that waits for it.
-        step_ns: of a step, before its first action and behind its last.
-        setup_ns: of it, what every action adds.
-        replica_ns: of it, what every further replica adds.
+        reduce_ns: by unit, the time to sum a further replica's gradients.
+        issue_ns: the time between two actions of a device.
+        handover_ns: the time from an action to an action on another device that waits for it.
+        step_ns: the time of a step before its first action and after its last.
+        setup_ns: the part of step_ns that every action adds.
+        replica_ns: the part of step_ns that every further replica adds.
         speeds: of each device while one, two, ... of them compute, 1 being that of the times; one
             for each core.
     """
@@ -61,11 +61,11 @@ class Measurements:
 
     @property
     def cores(self) -> int:
-        """How many of the devices compute at once."""
+        """The number of devices that compute at once."""
         return len(self.speeds)
 
     def of_units(self, name: str, rows: float) -> list[float]:
-        """A cost of each unit, in nanoseconds or bytes, for a microbatch of so many rows."""
+        """A cost of each unit, in nanoseconds or bytes, for a microbatch of `rows` rows."""
         table = self.times_ns.get(name) or self.sizes.get(name)
         if table is None:
             return [math.nan] * len(self.units)
@@ -137,11 +137,11 @@ class Measurements:
         return self.step_ns + self.setup_ns * num_actions + self.replica_ns * (replicas - 1)
 
     def weights_of(self, spans: Sequence[range]) -> list[float]:
-        """By stage, the bytes that are held whatever runs."""
+        """By stage, the bytes that are held all the time."""
         return [sum(self.weights[unit] for unit in span) for span in spans]
 
     def to_json(self) -> str:
-        """As text, which `from_json` reads."""
+        """The measurements as text, which `from_json` reads."""
         return json.dumps(asdict(self), indent=1)
 
     @classmethod
@@ -149,7 +149,7 @@ class Measurements:
         """The measurements that `to_json` has written.
 
         Raises:
-            ValueError: it is something else.
+            ValueError: the text does not hold measurements.
         """
         try:
             content = json.loads(text)

@@ -16,7 +16,7 @@ from ..schedules import by_name
 from .by_unit import by_unit, even_spans
 from .gaps import gaps
 
-# By name of a kind, that of its times in `Costs`.
+# The names of the times in `Costs`, by the names of kinds.
 KINDS = {"F": "forward_ns", "B": "backward_ns", "I": "input_ns", "W": "weight_ns"}
 
 _SCHEDULES = {"IW": "zb_h1", "FB": "one_f_one_b"}
@@ -31,11 +31,11 @@ class Overheads:
     """The time that steps take beside their layers, in nanoseconds.
 
     Attributes:
-        action_ns: by kind, what an action takes whatever it runs.
-        issue_ns: between two actions of a device.
-        handover_ns: from an action to one on another device that waits for it.
-        step_ns: of a step, before its first action and behind its last.
-        setup_ns: of it, what every action adds.
+        action_ns: by kind, the time that an action takes beside its layers.
+        issue_ns: the time between two actions of a device.
+        handover_ns: the time from an action to an action on another device that waits for it.
+        step_ns: the time of a step before its first action and after its last.
+        setup_ns: the part of step_ns that every action adds.
     """
 
     action_ns: Mapping[str, float]
@@ -47,7 +47,7 @@ class Overheads:
 
 @dataclass(frozen=True)
 class _Steps:
-    """Medians over steps of one plan: all microbatches' time by kind, and what is between."""
+    """Medians over steps of one plan: all microbatches' time by kind, and the time between."""
 
     num_actions: int
     kinds: Mapping[str, float]
@@ -57,7 +57,7 @@ class _Steps:
 
 
 def overheads(num_devices: int) -> Overheads:
-    """Measures so many CPU workers with the same layers in a stage each, and in few stages."""
+    """Measures CPU workers with the same layers, in a stage each and in few stages."""
     # On one worker, so that none waits for another's interpreter lock.
     halves, wholes = (_actions_ns(kinds, name) for kinds, name in _SCHEDULES.items())
     plan = by_name["one_f_one_b"](num_devices, 2 * num_devices)
@@ -70,7 +70,7 @@ def overheads(num_devices: int) -> Overheads:
 
 
 def _actions_ns(kinds: str, schedule: str) -> dict[str, float]:
-    """By kind, what an action takes; I and W alike, for a first stage does all in its W."""
+    """By kind, the time of an action; I and W get the same, as a first stage does all in its W."""
     plan = by_name[schedule](1, 2)
     fine, coarse = _steps(by_unit(plan, [range(_NUM_UNITS)])), _steps(plan)
     apart = {kind: (fine.kinds[kind] - coarse.kinds[kind]) / (_NUM_UNITS - 1) for kind in kinds}

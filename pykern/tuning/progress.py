@@ -1,17 +1,17 @@
-"""How far a part of tuning is: a bar where somebody watches a terminal, nothing elsewhere."""
+"""The progress of a part of tuning: a bar on a terminal, nothing elsewhere."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-# Called with how much is done, 0 to 1.
+# A function that is called with the share that is done, 0 to 1.
 Tell = Callable[[float], object]
 
 
 @contextmanager
 def told(what: str) -> Iterator[Tell]:
-    """Gives what to call with how much is done.
+    """Gives a function to call with the share that is done.
 
     Args:
         what: names the part.

@@ -1,4 +1,4 @@
-"""One way to run a model's steps, with what it is predicted and measured to take."""
+"""A proposal: one way to run a model's steps, with its predicted and measured time."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ class Proposal:
 
     Attributes:
         schedule: its name and options; "auto" for one of `pykern.search`.
-        plan: as it runs, on all devices, with its replicas and the R of what is recomputed.
+        plan: the plan on all devices, with its replicas and the R of recomputed microbatches.
         spans: by stage, the units of the model.
-        replicas: how many copies of the schedule's plan stand side by side.
-        levels: what each forward keeps; None for what kernels keep anyway.
-        predicted_ns: of a step.
+        replicas: the number of copies of the schedule's plan side by side.
+        levels: the level of each forward; None for the level of the kernels.
+        predicted_ns: the predicted time of a step.
         bubble: share of the devices' time without an action, as predicted, 0...1.
         peak_bytes: by device, as predicted: parameters, gradients, state of the optimizer and
             activations.
-        measured_ns: the median step; None where it was not run.
+        measured_ns: the median time of a step; None if the proposal was not run.
     """
 
     schedule: str
@@ -42,7 +42,7 @@ class Proposal:
 
     @property
     def cut(self) -> tuple[int, ...]:
-        """By stage, how many units it has."""
+        """By stage, the number of its units."""
         return tuple(len(span) for span in self.spans)
 
     @property

@@ -22,7 +22,7 @@ from .proposal import Proposal
 from .search import ProposalSearch
 from .trial import run_in_turn
 
-# How many proposals are run.
+# The number of proposals that are run.
 TRIED = 3
 
 
@@ -30,7 +30,7 @@ class TuneInterrupted(KeyboardInterrupt):
     """Ctrl-C while the best proposals were run.
 
     Attributes:
-        choice: what is known by then, the proposals that have run first.
+        choice: the choice at that time; the proposals that have run come first.
     """
 
     def __init__(self, choice: Choice) -> None:
@@ -99,7 +99,7 @@ def tune(  # noqa: PLR0913 - a pipeline and what it trains with, by keyword
 
 
 def searched(asked: Asked, measured: Measurements, tell: Tell) -> ProposalSearch:
-    """The search through all proposals, which is done."""
+    """The completed search through all proposals."""
     search = ProposalSearch(
         measured, asked.num_devices, asked.rows, asked.memory, replicated=asked.can_have_replicas
     )
@@ -108,7 +108,7 @@ def searched(asked: Asked, measured: Measurements, tell: Tell) -> ProposalSearch
 
 
 def _tried(asked: Asked, measured: Measurements, search: ProposalSearch, tell: Tell) -> Choice:
-    """The choice after the best have run."""
+    """The choice after the best proposals have run."""
     finalists = search.finalists(TRIED)
     ran: list[Proposal] = finalists
     try:

@@ -35,16 +35,16 @@ class ProposalSearch:
     """Looks at all proposals for what was measured. The same measurements give the same ones.
 
     Args:
-        measured: of the model.
-        num_devices: that there are.
-        rows: of a batch.
+        measured: the measurements of the model.
+        num_devices: the number of devices.
+        rows: the number of rows of a batch.
         memory: bytes that each device has; None for any number.
         replicated: whether the model can have replicas.
 
     Attributes:
         best: the proposals found so far, by predicted time.
-        num_simulated: how many plans were simulated.
-        num_pruned: how many numbers of microbatches and replicas a bound has ruled out.
+        num_simulated: the number of plans that were simulated.
+        num_pruned: the number of pairs of microbatches and replicas that a bound has ruled out.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class ProposalSearch:
                 "a stage of this model can begin. Use fewer devices"
             )
         for number, shares in enumerate(sorted(self._shares, key=self.bound_ns)):
-            # All that come later have higher bounds.
+            # All later shares have higher bounds.
             if self.bound_ns(shares) >= self._limit():
                 self.num_pruned = len(self._shares) - number
                 break
@@ -107,12 +107,12 @@ class ProposalSearch:
         return self.best
 
     def finalists(self, count: int) -> list[Proposal]:
-        """The best of so many kinds."""
+        """The best proposals, of `count` kinds."""
         by_kind = {proposal.kind: proposal for proposal in reversed(self.best)}
         return sorted(by_kind.values(), key=lambda one: one.predicted_ns)[:count]
 
     def bound_ns(self, shares: Shares) -> float:
-        """No plan with these microbatches takes less: all work, shared evenly."""
+        """A lower bound for all plans with these microbatches: all work, shared evenly."""
         work, measured = 0.0, self._measured
         count = microbatches_of_one(shares) * shares.replicas
         rows = self._rows / count
@@ -135,7 +135,7 @@ class ProposalSearch:
         return self.best[-1].predicted_ns if len(self.best) == KEPT else float("inf")
 
     def _take(self, name: str, plan: Plan, shares: Shares) -> None:
-        """Keeps the plan, with its cut of equal times, where it is one of the best."""
+        """Keeps the plan, with its cut of equal times, if it is among the best."""
         rows = self._rows / plan.num_microbatches / shares.replicas
         spans = balanced_spans(self._measured, plan.num_stages, rows)
         self._keep(self._proposal(name, shares.side_by_side(plan), spans, shares.replicas))
@@ -145,13 +145,13 @@ class ProposalSearch:
             return
         if any((one.plan, one.spans) == (proposal.plan, proposal.spans) for one in self.best):
             return
-        # Stable: of equal ones the first stays in front.
+        # The sort is stable: among equal proposals the first stays in front.
         self.best = sorted([*self.best, proposal], key=lambda one: one.predicted_ns)[:KEPT]
 
     def _proposal(
         self, name: str, plan: Plan, spans: tuple[range, ...], replicas: int
     ) -> Proposal | None:
-        """The proposal with its levels; None where it is too slow, or too large."""
+        """The proposal with its levels; None if it is too slow, or too large."""
         self.num_simulated += 1
         rows = self._rows / plan.num_microbatches
         costs = self._measured.costs(spans, rows)
@@ -188,7 +188,7 @@ class ProposalSearch:
         )
 
     def _weights(self, plan: Plan, spans: tuple[range, ...]) -> list[float]:
-        """By device, the bytes that it holds whatever runs."""
+        """By device, the bytes that it holds all the time."""
         of_stages = self._measured.weights_of(spans)
         homes = [set(devices) for devices in zip(*plan.placement.replicas, strict=True)]
         return [
@@ -197,7 +197,7 @@ class ProposalSearch:
         ]
 
     def _of_the_best(self) -> list[Shares]:
-        """The numbers of microbatches and replicas of the best, each once."""
+        """The numbers of microbatches and replicas of the best proposals, each pair once."""
         found = dict.fromkeys((one.microbatches, one.replicas) for one in self.best)
         return [
             next(s for s in self._shares if (s.num_microbatches, s.replicas) == pair)
@@ -205,7 +205,7 @@ class ProposalSearch:
         ]
 
     def _ordered(self, shares: Shares) -> Iterator[tuple[str, Plan]]:
-        """Orders made for these costs: with as much in flight as 1F1B has, and with everything."""
+        """Orders made for these costs: with as much in flight as in 1F1B, and without a limit."""
         count = microbatches_of_one(shares)
         rows = self._rows / count / shares.replicas
 
@@ -223,7 +223,7 @@ class ProposalSearch:
             yield "auto", found.plan
 
     def _polish(self, proposal: Proposal) -> None:
-        """Moves boundaries by a unit for as long as that makes a step shorter."""
+        """Moves boundaries by a unit as long as this makes a step shorter."""
         better: Proposal | None = proposal
         plan = None if proposal.levels is not None else proposal.plan
         while better is not None and plan is not None:

@@ -17,9 +17,9 @@ def simulate_shared(plan: Plan, costs: Costs, speeds: Sequence[float]) -> Timeli
     With a core for each device and speeds of 1 it is the timeline of `pykern.plan.simulate`.
 
     Args:
-        plan: without overlapped pairs and U.
-        costs: of its stages; a hand-over takes `transfer_ns`.
-        speeds: of each device while one, two, ... of them compute, 1 being that of the costs.
+        plan: a plan without overlapped pairs and U.
+        costs: the costs of its stages; a hand-over takes `transfer_ns`.
+        speeds: the speed of a device while one, two, ... devices compute; the costs are at speed 1.
     """
     return _Shared(plan, costs, speeds).run()
 
@@ -27,8 +27,8 @@ def simulate_shared(plan: Plan, costs: Costs, speeds: Sequence[float]) -> Timeli
 class _Shared:
     """The state of a simulation.
 
-    All that runs is equally fast at any time, so one clock counts the work that each of the running
-    actions has had since the step began: an action ends when that clock has moved by its time.
+    All running actions are equally fast at any time. So one clock counts the work that each of them
+    would have had since the step began: an action ends when that clock has moved by its time.
     """
 
     def __init__(self, plan: Plan, costs: Costs, speeds: Sequence[float]) -> None:
@@ -39,7 +39,7 @@ class _Shared:
         self._ends: dict[Action, float] = {}
         self._spans: list[list[Span]] = [[] for _ in plan.rows]
         self._now = self._work = 0.0
-        # Where the clock of work will be when they end, and when they began.
+        # The running actions' ends on the clock of work, with their devices; and their start times.
         self._running: list[tuple[float, int]] = []
         self._began = [0.0] * plan.num_devices
         # Devices whose next action has all inputs, and when the last of these arrives.
@@ -102,13 +102,13 @@ class _Shared:
 
 
 def speed_of(speeds: Sequence[float], num_running: int) -> float:
-    """The speed of each of so many devices that compute."""
+    """The speed of each device while `num_running` devices compute."""
     cores = min(num_running, len(speeds))
     return speeds[cores - 1] * cores / num_running
 
 
 def _times(plan: Plan, costs: Costs) -> dict[tuple[Kind, int], float]:
-    """By kind and stage, how long a device is busy with an action."""
+    """By kind and stage, the time that a device is busy with an action."""
     values = {
         Kind.F: costs.forward_ns,
         Kind.B: costs.backward_ns,

@@ -10,19 +10,19 @@ from torch import nn
 
 from ..partition.chain import Chain, RecordedChain, max_stages, open_model
 
-# Of units for each device: more make the search longer, and cuts little better.
+# The most units for each device: more units make the search longer, and cuts little better.
 MOST_OF_A_DEVICE = 16
 
 
 @dataclass(frozen=True)
 class Units:
-    """A model as a row of units, which stages are made of.
+    """A model as a row of units, of which stages are made.
 
-    How finely a recorded model is looked into depends on the number of its stages. So a unit is
-    named by the module that it begins with, which `split_at=` takes whatever that number is.
+    The segments of a recorded model depend on the number of its stages. So a unit is named by the
+    module that it begins with, a name that `split_at=` takes for any number of stages.
 
     Attributes:
-        names: of the units, in order.
+        names: the names of the units, in order.
         layers: by unit, its layers in the chain.
         chain: the model.
     """
@@ -49,7 +49,7 @@ def units_of(
     Args:
         model: as for `Pipeline`.
         sample: as for `Pipeline`.
-        num_devices: of a pipeline.
+        num_devices: the number of devices of a pipeline.
         whole: as for `Pipeline`.
 
     Raises:
@@ -70,7 +70,7 @@ def _can_begin(chain: Chain | RecordedChain, names: Sequence[str], index: int) -
     """Whether `split_at` finds the layer by its name."""
     if isinstance(chain, Chain):
         return True
-    # What a forward does outside of its modules, and a further call of one, have other names.
+    # Operations outside of modules, and further calls of a module, do not have a module's name.
     modules = dict(chain.root.named_modules()) if chain.root is not None else {}
     name = names[index]
     return name in modules and not any(name.startswith(f"{other}.") for other in names[:index])

@@ -58,7 +58,7 @@ class Difference:
 def compare(
     kind: str, name: str, ours: Tensor | None, plain: Tensor | None, bounds: Bounds
 ) -> Difference | None:
-    """How two tensors differ; None where they agree."""
+    """The difference of two tensors; None if they agree."""
     if ours is None or plain is None:
         if ours is plain:
             return None
@@ -79,7 +79,7 @@ def compare(
 
 
 def compare_trees(kind: str, ours: Any, plain: Any, bounds: Bounds) -> Iterator[Difference]:
-    """How two trees differ, leaf by leaf."""
+    """The differences of two trees, leaf by leaf."""
     theirs, other = flatten(plain)
     _, spec = flatten(ours)
     if spec != other:
@@ -100,7 +100,7 @@ def compare_named(
     plain: Mapping[str, Tensor | None],
     bounds: Bounds,
 ) -> Iterator[Difference]:
-    """How tensors of the same names differ, in the order of the names."""
+    """The differences of tensors of the same names, in the order of the names."""
     for name, one in ours.items():
         found = compare(kind, name, one, plain.get(name), bounds)
         if found is not None:

@@ -35,15 +35,15 @@ class Verifier(Feature):
     boundary are compared. Then the state after the step is restored.
 
     Args:
-        verify: which steps.
-        subject: makes the model that is compared with, of the stages and the plan.
+        verify: the steps to verify, and the tolerances.
+        subject: makes the plain model for the comparison, from the stages and the plan.
     """
 
     def __init__(self, verify: Verify, subject: Callable[[Sequence[Stage], Plan], Subject]) -> None:
         self._verify = verify
         self._make_subject = subject
         self._boundaries = Boundaries()
-        # How many steps there were, and forwards.
+        # The number of steps so far, and of forwards.
         self._counts = {True: 0, False: 0}
 
     def attach(self, made: Made) -> None:
@@ -55,7 +55,7 @@ class Verifier(Feature):
         made.runner = self
 
     def run(self, program: Program, batch: Batch, result: Any) -> Any:
-        """As `Executor.run`.
+        """Runs a step as `Executor.run` does, and verifies it if it is due.
 
         Raises:
             VerifyError: the step differs from the plain model.
@@ -64,7 +64,7 @@ class Verifier(Feature):
         return self._checked(batch, partial(self._executor.run, program, batch, result))
 
     def predict(self, program: Program, batch: Batch, outputs: Outputs) -> Any:
-        """As `Executor.predict`.
+        """Runs a forward as `Executor.predict` does, and verifies it if it is due.
 
         Raises:
             VerifyError: the outputs differ from the plain model's.

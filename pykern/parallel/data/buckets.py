@@ -14,20 +14,20 @@ from torch.distributed import ProcessGroup
 from ...tensors.dtensor import local
 from ..peers.waiting import Pending
 
-# Small gradients go together, because each collective takes time of its own; but not all of a
-# stage's, so that one bucket is made while another is under way.
+# Small gradients share a bucket, because each collective has a fixed cost. A stage may have several
+# buckets, so that one bucket is made while another is being summed.
 BUCKET_BYTES = 25 * 2**20
 
 
 class GradientSum:
     """The sum over processes of the gradients of parameters, which are on one device.
 
-    A parameter that has a gradient in no process has none afterwards. One that has in some gets
-    their sum in all. All processes have to give equal lists of parameters.
+    A parameter without a gradient in any process stays without. A parameter with a gradient in some
+    processes gets their sum in all processes. All processes must give equal lists of parameters.
 
     Args:
-        parameters: that train, each once.
-        group: of processes and the device.
+        parameters: the parameters that train, each once.
+        group: the process group of the device.
 
     Attributes:
         pending: the collectives so far.
@@ -42,7 +42,7 @@ class GradientSum:
         self.pending: list[Pending] = []
 
     def launch(self) -> None:
-        """Starts the sum of what has been collected in `.grad`, behind the current stream.
+        """Starts to sum the gradients in `.grad`, after the work on the current stream.
 
         Raises:
             TypeError: a gradient is sparse.
@@ -97,19 +97,19 @@ class GradientSum:
             pending.wait()
 
     def finish(self) -> None:
-        """Puts the sums, which have been waited for, into `.grad`."""
+        """Puts the finished sums into `.grad`."""
         if not self._flats:
             return
         found, *flats = self._flats
         has = self._having(found)
         for bucket, flat in zip(self._buckets, flats, strict=True):
             self._take(bucket, flat, has)
-        # As large as all gradients, and these may be dropped before the next step.
+        # The flat tensors are as large as all gradients, which may be dropped before the next step.
         self._flats.clear()
 
     def _having(self, found: Tensor) -> set[int]:
         """The ids of the parameters that have a gradient in any process."""
-        # To look is to wait for a GPU, and most have gradients of their own.
+        # Reading the counts would wait for a GPU; mostly all parameters have own gradients.
         is_missing = any(parameter.grad is None for parameter in self._parameters)
         counts = found.tolist() if is_missing else [1.0] * len(self._parameters)
         pairs = zip(self._parameters, counts, strict=True)
@@ -119,7 +119,7 @@ class GradientSum:
     def _take(self, parameters: Sequence[Tensor], sums: Tensor, has: Set[int]) -> None:
         """Puts the sums of parameters, behind one another, into those that have a gradient."""
         if sums.is_cuda:
-            # It belongs to the stream of the lane, and is read on this one.
+            # The sums belong to the stream of the device, and are read on the current stream.
             sums.record_stream(torch.cuda.current_stream(sums.device))
         sizes = [size_of(parameter) for parameter in parameters]
         for parameter, part in zip(parameters, sums[: sum(sizes)].split(sizes), strict=True):
@@ -128,7 +128,7 @@ class GradientSum:
 
 
 def size_of(parameter: Tensor) -> int:
-    """How many values of it this process has."""
+    """The number of the parameter's values that this process has."""
     return local(parameter).numel()
 
 

@@ -29,31 +29,31 @@ from .sums import StepSums, sums_of
 
 
 class _Phase(Enum):
-    """Where a step is, as peers see it."""
+    """The phase of a step, as the peers see it."""
 
-    BEFORE = auto()  # they will hear from this process
-    TELLING = auto()  # they may have heard
-    WITHIN = auto()  # they wait for its sums, and will hear again
-    OVER = auto()  # they have heard all
+    BEFORE = auto()  # the peers will hear from this process
+    TELLING = auto()  # the peers may have heard from this process
+    WITHIN = auto()  # the peers wait for this process's sums, and will hear from it again
+    OVER = auto()  # the peers have heard everything
 
 
 class DataParallel(Feature):
     """The sums over processes of a pipeline's gradients and losses.
 
-    A stage's gradients are on their way when its REDUCE has run; they are waited for when the step
-    has ended. A process whose step fails still takes part in what its peers wait for, and tells
-    them, so that all of them can go on.
+    A stage's REDUCE launches the all-reduce of its gradients; the end of the step waits for it. A
+    process whose step fails still takes part in the collectives that its peers wait for, and tells
+    its peers, so that all of them can go on.
 
-    What `.grad` holds before a step is the same in all processes, and counts once: the first
-    process keeps it, the others begin with nothing. After a step within `no_sync` it is each one's
-    own, and all keep it.
+    The `.grad` before a step is the same in all processes, and counts once: the first process keeps
+    its `.grad`, the others drop theirs. After a step within `no_sync` each process has gradients of
+    its own, and all processes keep them.
 
     Args:
-        given: of processes that each have such a pipeline.
-        model: what trains, by the user's names.
+        given: group of the processes, each with a pipeline of the same model.
+        model: the trained model, with the user's parameter names.
 
     Attributes:
-        owners: whose gradient is whose.
+        owners: the process that owns each gradient's sum.
     """
 
     def __init__(self, given: ProcessGroup, model: nn.Module) -> None:
@@ -70,7 +70,7 @@ class DataParallel(Feature):
         self._local = False
         self._checked = False
         self._phase = _Phase.BEFORE
-        # Of the last step.
+        # The sums and the loss of the last step.
         self._sums = StepSums({}, [])
         self._loss: Pending | None = None
 
@@ -78,7 +78,7 @@ class DataParallel(Feature):
         """Meets the other processes; the plan has a REDUCE for each stage.
 
         Raises:
-            PeerError: a process has something else, or has not come.
+            PeerError: a process has another plan or model, or has not come.
         """
         self._stages, self._plan = made.executor.stages, made.plan
         with meeting(self._given):
@@ -92,7 +92,7 @@ class DataParallel(Feature):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Within it, gradients of steps stay those of this process."""
+        """Steps within this context leave each process its own gradients, without all-reduce."""
         before, self._local = self._local, True
         try:
             yield
@@ -101,30 +101,30 @@ class DataParallel(Feature):
 
     @property
     def group(self) -> ProcessGroup:
-        """For collectives of the calling thread, between steps."""
+        """The group for collectives of the calling thread between steps."""
         return self._groups[0]
 
     @property
     def control(self) -> ProcessGroup:
-        """For what the host alone has to know; of the calling thread, between steps."""
+        """The gloo group for host-only data, for the calling thread between steps."""
         return self._control
 
     def step(self, scaler: object) -> AbstractContextManager[None]:
-        """Around all of a step; what is raised within it is told to the peers.
+        """The context around a whole step; it tells the peers about exceptions raised within.
 
         Raises:
             PeerError: peers were lost before.
-            RuntimeError: another thread is within it.
+            RuntimeError: another thread is running a step.
         """
         del scaler
         self._require_peers()
         return ErrorContext(self._leave, self._enter)
 
     def talking(self) -> AbstractContextManager[None]:
-        """Around collectives of the calling thread between steps, on `group` or `control`.
+        """The context around the caller's collectives on `group` or `control`, between steps.
 
         Raises:
-            PeerError: peers were lost before; or a collective finds that one is gone, or has not
+            PeerError: peers were lost before; or a collective finds that a peer is gone, or has not
                 come in time.
         """
         self._require_peers()
@@ -154,10 +154,10 @@ class DataParallel(Feature):
             self._turn.release()
 
     def begin(self, step: TrainingStep) -> None:
-        """Begins a step together with the peers, by the rows of all of whom losses count.
+        """Begins a step together with the peers; the rows of all peers weight the losses.
 
         Raises:
-            ValueError: a parameter collects gradients where they are not summed.
+            ValueError: a parameter has a `main_grad`, which is not summed.
             PeerError: a peer has failed, does something else, is gone, or has not come in time.
         """
         self.owners.require_scaler(step.scaler)
@@ -169,14 +169,14 @@ class DataParallel(Feature):
         self._checked = True
         if self._summed:
             self.owners.keep_once(self._model.parameters())
-        # What stages share is the last that the first device's group gets.
+        # Parameters that stages share are the last ones that the first device's group sums.
         shared_by = None if self._local else self._groups[0]
         self._sums = sums_of(self._stages, self._stage_groups, shared_by, self.owners)
         self._phase = _Phase.WITHIN
         step.total = sum(other.rows for other in said)
 
     def _digest(self) -> int:
-        """Of which parameters train, and in the first step, of what all of them hold."""
+        """A digest of which parameters train; in the first step, of the model's values as well."""
         trains = bytes(parameter.requires_grad for parameter in self._model.parameters())
         digest = zlib.crc32(trains)
         if not self._checked:
@@ -192,7 +192,7 @@ class DataParallel(Feature):
         """Waits for the sums of a step that has succeeded.
 
         Args:
-            loss: this process's part of it: [].
+            loss: this process's part of the loss: [].
 
         Returns:
             The loss of all processes' batches: [].
@@ -211,7 +211,7 @@ class DataParallel(Feature):
         return total
 
     def _end(self, loss: Tensor) -> Tensor:
-        """The sum of losses, when everything that was launched is there."""
+        """The sum of losses, after waiting for all launched collectives."""
         total = loss.clone()
         try:
             if self._loss is None:
@@ -225,7 +225,7 @@ class DataParallel(Feature):
         return total
 
     def _exchange(self, message: PeerMessage, then: _Phase) -> list[PeerMessage]:
-        # What is interrupted from here on, peers may have heard or not.
+        # If the exchange is interrupted from here on, the peers may have heard the message or not.
         self._phase = _Phase.TELLING
         try:
             said = exchange(message, self._control)
@@ -235,7 +235,7 @@ class DataParallel(Feature):
         return said
 
     def _fail(self, error: BaseException) -> None:
-        """Tells the peers, and takes part in what they wait for."""
+        """Tells the peers about the error, and takes part in the collectives they wait for."""
         if self._lost or self._phase is _Phase.OVER:
             return
         if self._phase is _Phase.TELLING:
@@ -246,7 +246,7 @@ class DataParallel(Feature):
                 self._complete()
             self._exchange(PeerMessage(failure=shown(error)), _Phase.OVER)
         except BaseException as other:
-            # An interrupt, perhaps, of who does not want to wait for peers that hang.
+            # The exception may be the interrupt of a user who does not wait for hanging peers.
             if not self._lost:
                 self._lose(other)
             add_note(error, f"the peers could not be told: {shown(other)}")
@@ -262,7 +262,7 @@ class DataParallel(Feature):
         self._end(torch.zeros((), device=self._stages[-1].device))
 
     def _lose(self, error: BaseException) -> PeerError:
-        """From now on there is nobody to talk to; who waits for this process sees it leave."""
+        """Gives up the peers for good; peers that wait for this process see it leave."""
         self._lost = shown(error)
         self.close()
         seconds = self._timeout.total_seconds()
@@ -271,14 +271,14 @@ class DataParallel(Feature):
         )
 
     def reductions(self, timeline: Timeline) -> Timeline:
-        """When the gradients of each stage were on their way in the last step.
+        """The spans of the last step's all-reduces, by stage.
 
         Args:
-            timeline: of that step.
+            timeline: the timeline of that step.
 
         Returns:
             A row for each device, in the time of the timeline; no rows after a step within
-            `no_sync`, or on GPUs, where the host does not know.
+            `no_sync`, or on GPUs, where the host cannot see when a collective runs.
         """
         return self._sums.timeline(timeline)
 

@@ -25,7 +25,7 @@ def refuse_foreign_loss(loss_fn: object, layers: Iterable[nn.Module]) -> None:
 
 
 def refuse_main_grads(model: nn.Module) -> None:
-    """Raises ValueError where a parameter collects gradients in another place than `.grad`."""
+    """Raises ValueError if a parameter collects gradients elsewhere than in `.grad`."""
     for name, parameter in model.named_parameters():
         if getattr(parameter, "main_grad", None) is not None:
             raise ValueError(
@@ -34,7 +34,7 @@ def refuse_main_grads(model: nn.Module) -> None:
 
 
 def refuse_others(said: Sequence[PeerMessage], own: PeerMessage) -> None:
-    """Raises PeerError where a process of the group begins another step than this one."""
+    """Raises PeerError if a process of the group begins another step than this process."""
     for rank, other in enumerate(said):
         if other.is_local != own.is_local:
             ours, its = ("in", "out of") if own.is_local else ("out of", "in")

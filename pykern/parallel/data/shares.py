@@ -1,4 +1,4 @@
-"""Gradients that are summed over processes, each in the one that owns it."""
+"""Gradient sums over processes, each kept only in the process that owns the parameter."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .buckets import GradientSum, flat_gradients, size_of
 
 
 class GradientShare(GradientSum):
-    """As a sum, but each process gets those of the parameters that it owns: a reduce-scatter.
+    """A reduce-scatter: each process gets the gradient sums of the parameters that it owns.
 
-    The other gradients are gone afterwards, and with them their memory.
+    The other gradients are dropped afterwards, which frees their memory.
 
     Args:
-        parameters: that train, each once.
-        group: of processes and the device.
-        owner_of: the rank in the group of whom each parameter's sum is for.
+        parameters: the parameters that train, each once.
+        group: the process group of the device.
+        owner_of: the rank in the group that owns each parameter's sum.
     """
 
     def __init__(
@@ -39,11 +39,11 @@ class GradientShare(GradientSum):
             for dtype in dict.fromkeys(parameter.dtype for parameter in parameters)
         ]
         self._counts: Tensor | None = None
-        # By type: this process's.
+        # This process's sums, by type.
         self._sums: list[Tensor] = []
 
     def launch(self) -> None:
-        """Starts the sums of what has been collected in `.grad`, behind the current stream.
+        """Starts to sum the gradients in `.grad`, after the work on the current stream.
 
         Raises:
             TypeError: a gradient is sparse.
@@ -52,7 +52,7 @@ class GradientShare(GradientSum):
         self._scatter(self._found(), flat_gradients)
 
     def complete(self) -> None:
-        """Takes part, with zeros, in what has not been started."""
+        """Takes part, with zeros, in the collectives that have not been started."""
         self._scatter(torch.zeros(len(self._parameters), device=self._device), self._zeros)
 
     def _scatter(self, found: Tensor, flat: Callable[[Sequence[Tensor]], Tensor]) -> None:
@@ -66,7 +66,7 @@ class GradientShare(GradientSum):
             self._sums.append(self._reduce_scatter(pieces))
 
     def _nothing(self, by_owner: Sequence[Sequence[Tensor]]) -> Tensor:
-        """For who owns nothing: one value, because not all backends send none."""
+        """The piece of a rank that owns nothing: one value, as some backends need at least one."""
         dtype = next(parameter.dtype for share in by_owner for parameter in share)
         return torch.zeros(1, dtype=dtype, device=self._device)
 
@@ -77,8 +77,8 @@ class GradientShare(GradientSum):
     def _reduce_scatter(self, pieces: list[Tensor]) -> Tensor:
         mine = self._group.rank()
         if self._device.type == "cpu":
-            # Gloo makes one of as many sums that all processes get, and cannot be asked whether it
-            # is done. To an owner each is what it takes.
+            # Gloo's reduce_scatter would all-reduce every piece, and cannot be asked whether it is
+            # done. So each piece is reduced to its owner instead.
             for owner, piece in enumerate(pieces):
                 self._note(dist.reduce(piece, group=self._group, group_dst=owner, async_op=True))
             return pieces[mine]
@@ -87,7 +87,7 @@ class GradientShare(GradientSum):
         return into
 
     def finish(self) -> None:
-        """Puts this process's sums, which have been waited for, into `.grad`; drops the others."""
+        """Puts this process's finished sums into `.grad`; drops the other gradients."""
         if self._counts is None:
             return
         has = self._having(self._counts)
@@ -102,10 +102,10 @@ class GradientShare(GradientSum):
 
 
 class Owners:
-    """Which process gets the sum of which gradient: all get all, until they are shared out.
+    """The owner of each gradient's sum; until `share_out`, every process gets every sum.
 
     Args:
-        rank: of this process in the group.
+        rank: this process's rank in the group.
     """
 
     def __init__(self, rank: int) -> None:
@@ -114,20 +114,20 @@ class Owners:
         self._scaler_is_refused = ""
 
     def share_out(self, owner_of: Mapping[Tensor, int], refused: str = "") -> None:
-        """From the next step on, gives each sum to one process: to be called by all.
+        """Gives each sum to one process from the next step on; all processes must call it.
 
         Args:
-            owner_of: the rank in the group, for every parameter that trains.
-            refused: why no scaler can look at such gradients; empty where one can.
+            owner_of: the owner's rank in the group, for every parameter that trains.
+            refused: the reason why a scaler cannot check such gradients; empty if it can.
         """
         self._owner_of = owner_of
         self._scaler_is_refused = refused
 
     def keep_once(self, parameters: Iterable[Tensor]) -> None:
-        """Of gradients that are the same in all processes, or in their owner, keeps one.
+        """Keeps one copy of each summed gradient: in its owner, or in the first process.
 
         Raises:
-            RuntimeError: a parameter trains, and nobody owns it.
+            RuntimeError: a parameter trains, but has no owner.
         """
         for parameter in parameters:
             if parameter.requires_grad and self._keeper_of(parameter) != self._rank:
@@ -144,10 +144,10 @@ class Owners:
         return self._owner_of[parameter]
 
     def sum_of(self, parameters: Sequence[Tensor], group: ProcessGroup) -> GradientSum:
-        """What sums the gradients of some parameters in the next step.
+        """The sum of some parameters' gradients in the next step.
 
         Raises:
-            RuntimeError: a parameter trains, and nobody owns it.
+            RuntimeError: a parameter trains, but has no owner.
         """
         if self._owner_of is None:
             return GradientSum(parameters, group)
@@ -155,10 +155,10 @@ class Owners:
         return GradientShare(parameters, group, owner_of)
 
     def require_scaler(self, scaler: object) -> None:
-        """Refuses a scaler that would look at the gradients of this process alone.
+        """Refuses a scaler that would check only the gradients of this process.
 
         Raises:
-            TypeError: it is such a one, or cannot be used at all.
+            TypeError: the scaler checks one process only, or no scaler can be used at all.
         """
         if scaler is None or self._owner_of is None:
             return

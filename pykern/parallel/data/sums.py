@@ -1,4 +1,4 @@
-"""The sums of one step: of the gradients of each stage, and of what stages share."""
+"""The sums of one step: of each stage's own gradients, and of those that stages share."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class StepSums:
     """The sums of one step.
 
     Attributes:
-        of_stage: by stage, of what it alone uses.
-        shared: of what several stages use, which has its sum when the step has ended.
+        of_stage: by stage, the sum for the parameters that only this stage uses.
+        shared: the sums for parameters that several stages use, complete when the step has ended.
     """
 
     of_stage: Mapping[int, GradientSum]
@@ -33,7 +33,7 @@ class StepSums:
         yield from self.shared
 
     def timeline(self, step: Timeline) -> Timeline:
-        """When the gradients of each stage were on their way, in the time of the step's."""
+        """The spans of the stages' all-reduces, in the time of the step's timeline."""
         rows = [
             [
                 self._span(span)
@@ -59,13 +59,13 @@ def sums_of(
     """The sums of the next step.
 
     Args:
-        stages: of the first replica.
-        groups: by stage.
-        shared_by: the group for what stages share; None where that is not to be summed.
-        owners: whose gradient is whose.
+        stages: the stages of the first replica.
+        groups: the process groups, by stage.
+        shared_by: the group for parameters that stages share; None not to sum their gradients.
+        owners: the owner of each gradient's sum.
 
     Raises:
-        RuntimeError: a parameter trains, and nobody owns it.
+        RuntimeError: a parameter trains, but has no owner.
     """
     trained = [
         dict.fromkeys(p for layer in s.originals for p in layer.parameters() if p.requires_grad)

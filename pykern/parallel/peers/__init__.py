@@ -1,1 +1,1 @@
-"""How the processes of a pipeline find, tell and check each other."""
+"""Communication of a pipeline's processes: groups, messages and checks of agreement."""

@@ -1,4 +1,4 @@
-"""Whether processes that are to work together have been given the same."""
+"""Agreement: checks that processes that work together have been given the same things."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from .typed_json import from_text, to_text
 
 
 def require_alike(group: ProcessGroup, told: Mapping[str, str]) -> None:
-    """Has all processes of a gloo group compare what they have been given.
+    """Makes all processes of a gloo group compare the texts that describe their arguments.
 
     Args:
-        group: of tensors on the CPU.
-        told: by what it is, which texts have to be equal.
+        group: a group for tensors on the CPU.
+        told: the texts that have to be equal, by the name of the thing they describe.
 
     Raises:
-        PeerError: they are not, or one sent something else. Every process of the group raises it.
+        PeerError: texts differ, or a process sent another kind of message; raised in all processes.
         RuntimeError: a process is gone, or has not come in time.
     """
     texts = texts_of_all(to_text(told), group)
@@ -52,10 +52,10 @@ def _read(text: str, rank: int) -> dict[str, str]:
 
 
 def agreed_group(group: ProcessGroup, told: Mapping[str, str]) -> ProcessGroup:
-    """A control group of the same processes, which have found that they agree.
+    """A control group of the same processes, after checking that the processes agree.
 
     Raises:
-        PeerError, RuntimeError: as `require_alike`; then there is no such group.
+        PeerError, RuntimeError: as `require_alike`; the control group is then given back.
     """
     control = control_group(group)
     try:
@@ -67,7 +67,7 @@ def agreed_group(group: ProcessGroup, told: Mapping[str, str]) -> ProcessGroup:
 
 
 def alike(plan: Plan, cut: Partition, model: nn.Module) -> dict[str, str]:
-    """What pipelines need to have alike to train one model, each on its own process."""
+    """The texts that must be equal in all processes whose pipelines train one model."""
     kinds = [f"{name} {tuple(p.shape)} {p.dtype}" for name, p in model.named_parameters()]
     return {
         "torch": torch.__version__,
@@ -79,7 +79,7 @@ def alike(plan: Plan, cut: Partition, model: nn.Module) -> dict[str, str]:
 
 
 def digest_of(texts: Iterable[str]) -> str:
-    """A short text that is equal where all of these are."""
+    """A short digest, which is equal if all texts are equal."""
     together = hashlib.blake2b(digest_size=8)
     for text in texts:
         together.update(text.encode() + b"\0")
@@ -87,9 +87,9 @@ def digest_of(texts: Iterable[str]) -> str:
 
 
 def values_digest(named: Iterable[tuple[str, Tensor]]) -> int:
-    """63 bits that are equal where names and tensors are, bit for bit.
+    """A digest of 63 bits, which is equal if names and tensors are equal, bit for bit.
 
-    Reads all of them on the host: a GB takes about a second.
+    The host reads all tensors: a GB takes about a second.
     """
     together = hashlib.blake2b(digest_size=8)
     for name, tensor in named:

@@ -1,4 +1,4 @@
-"""What peers do to each other, and how errors are told."""
+"""Errors that come from peers, and how errors are told to peers."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import torch.distributed as dist
 
 
 class PeerError(RuntimeError):
-    """Another process of a group has failed, is gone, or does something else than this one."""
+    """Another process of a group has failed, is gone, or does not do the same as this process."""
 
 
 class SlicesLost(PeerError):
-    """A process with other shards of the same stages has failed or is gone: this one cannot go on.
+    """A process with other shards of the same stages has failed or is gone, so this one must stop.
 
-    Its peers in other groups do not know of that.
+    This process's peers in other groups do not know about the failure.
     """
 
 
 def is_of_peers(error: BaseException | None) -> bool:
-    """Whether a collective has raised it: torch has a type for that only where NCCL does."""
+    """Whether a collective raised the error; torch has an error type for NCCL's errors only."""
     if isinstance(error, PeerError):
         return False
     is_gloos = isinstance(error, RuntimeError) and "/gloo/" in str(error)
@@ -28,7 +28,7 @@ def is_of_peers(error: BaseException | None) -> bool:
 
 
 def shown(error: BaseException) -> str:
-    """What it is, also where it cannot say so itself."""
+    """The type and the message of an error; the type alone if the message itself raises."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:
@@ -37,10 +37,10 @@ def shown(error: BaseException) -> str:
 
 @contextmanager
 def understanding(sender: str) -> Iterator[None]:
-    """Around reading a message of a process of a group.
+    """The context around reading a message from a process of a group.
 
     Raises:
-        PeerError: the message is something else.
+        PeerError: the message does not have the expected form.
     """
     try:
         yield
@@ -52,10 +52,10 @@ def understanding(sender: str) -> Iterator[None]:
 
 
 class ErrorContext:
-    """A context that leaves exceptions as they are: contextlib's assigns to what may be frozen.
+    """A context that leaves exceptions unchanged; contextlib's assigns to them, even if frozen.
 
     Args:
-        leave: gets what was raised within it, or None; may raise something else.
+        leave: gets the exception raised within the context, or None; may raise another exception.
         enter: called first.
     """
 

@@ -1,4 +1,4 @@
-"""What peers tell each other around a step."""
+"""Messages that peers exchange around a step."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _TEXT_BYTES = 480
 
 @dataclass(frozen=True)
 class PeerMessage:
-    """What a process tells all of its peers.
+    """A message of a process to all of its peers.
 
     Attributes:
-        rows: of its batch.
-        digest: of what all have to have alike; 63 bits.
-        is_local: whether its gradients stay its own in this step.
-        failure: what has failed; empty where nothing has.
+        rows: number of rows of the sender's batch.
+        digest: digest, in 63 bits, of the data that must be equal in all processes.
+        is_local: whether the sender's gradients are not summed in this step.
+        failure: the failure of the sender; empty if it has not failed.
     """
 
     rows: int = 0
@@ -57,7 +57,7 @@ class PeerMessage:
 
 
 def exchange(message: PeerMessage, group: ProcessGroup) -> list[PeerMessage]:
-    """What every process of the group tells in this exchange, in the order of their ranks.
+    """The messages of all processes of the group in this exchange, by rank.
 
     Raises:
         PeerError: a peer sent something else.

@@ -1,4 +1,4 @@
-"""What one process finds, for instance by measuring, and all others take from it."""
+"""Results that one process finds, for instance by measuring, and all others take from it."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ class _Outcome:
 def of_first(
     groups: Sequence[ProcessGroup], find: Callable[[], _Answer], kind: type[_Answer]
 ) -> _Answer:
-    """What the first of all processes finds; it alone looks, and the others wait for it.
+    """The result of the first process, which alone calls `find` while the others wait for it.
 
-    To be called by all processes of the groups, which are the dimensions of a mesh: the first is
-    the one with rank 0 in each of them.
+    All processes of the groups must call this function. The groups are the dimensions of a mesh;
+    the first process is the one with rank 0 in each of them.
 
     Args:
-        groups: that this process is in; none, and it looks itself.
+        groups: the groups that this process is in; without groups, this process calls `find`.
         find: called in the first process.
-        kind: the type of what it finds, one that `typed_json` reads.
+        kind: the type of the result, which `typed_json` must be able to read.
 
     Raises:
         BaseException: this is the first process, and `find` raised it.
-        PeerError: the first process could not, or one is gone, has not come in time, or sends
-            something else.
+        PeerError: `find` failed in the first process; or a process is gone, has not come in time,
+            or sent another kind of message.
     """
     if not groups:
         return find()
@@ -61,7 +61,7 @@ def of_first(
 
 
 def _told(outcome: _Outcome, group: ProcessGroup) -> _Outcome:
-    """That of the group's first process."""
+    """The outcome of the group's first process."""
     with meeting(group):
         control = control_group(group)
         try:

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from .errors import PeerError
 
-# What `group_of` takes: a group of processes, or a mesh of one dimension, which is one.
+# The types that `group_of` takes: a process group, or a mesh of one dimension, which has a group.
 Peers = ProcessGroup | DeviceMesh
 
 
@@ -21,8 +21,8 @@ def group_of(peers: object, argument: str) -> ProcessGroup:
     """The process group that a user's argument stands for.
 
     Raises:
-        TypeError: it is no group, and no mesh of one dimension.
-        ValueError: this process is not in it.
+        TypeError: the argument is neither a process group nor a mesh of one dimension.
+        ValueError: this process is not in the group.
     """
     if isinstance(peers, DeviceMesh) and peers.ndim == 1:
         return peers.get_group()
@@ -41,16 +41,17 @@ def group_of(peers: object, argument: str) -> ProcessGroup:
 def lane_groups(group: ProcessGroup, num_lanes: int) -> Sequence[ProcessGroup]:
     """A group of the same processes for each device of a pipeline.
 
-    Collectives of a group have to be called in the same order by all of its processes. Devices do
-    not wait for each other, so what two of them call has no order; each device has that of its row.
+    All processes of a group have to call its collectives in the same order. Devices do not wait for
+    each other, so the collectives of two devices have no common order; those of one device have the
+    order of its row.
 
-    To be called by all of the group's processes, for pipelines in the same order.
+    All processes of the group must call this function, for their pipelines in the same order.
     """
     return [_like(group) for _ in range(num_lanes)]
 
 
 def control_group(group: ProcessGroup) -> ProcessGroup:
-    """A group of the same processes for what the host alone has to know: tensors on the CPU."""
+    """A group of the same processes for host-only data: tensors on the CPU."""
     return _like(group, backend="gloo")
 
 
@@ -65,33 +66,33 @@ def _like(group: ProcessGroup, backend: str | None = None) -> ProcessGroup:
 
 
 def _backend_of(group: ProcessGroup) -> str:
-    """By one name where it is the same for all devices: of several, torch may find none first."""
+    """The backend; as one name if all device types have it, since torch may misread several."""
     given = dist.get_backend_config(group)
     names = {part.rpartition(":")[2] for part in given.split(",")}
     return names.pop() if len(names) == 1 else given
 
 
 class _Closed:
-    """What torch counts in place of a group that has been given back.
+    """A placeholder that torch counts in place of a group that has been given back.
 
-    Torch names a group by its ranks and by how many groups the process has. A name that comes again
-    would have the next group find in the store where the processes of the first were listening. So
-    the count only grows; it also stays the same in processes that close a pipeline and in others
+    Torch names a group by its ranks and by the number of groups in the process. If a name were used
+    again, the new group would find the old group's addresses in the store. With the placeholder the
+    count only grows; it also stays the same in processes that close a pipeline and in processes
     that keep theirs.
     """
 
     def shutdown(self) -> None:
-        """There is nothing left; torch asks for it when everything ends."""
+        """Does nothing; torch calls it when the process ends."""
 
     abort = shutdown
 
     def _get_backend(self, _: object) -> None:
-        # Earlier versions of torch ask for it, and take this for a group without GPUs.
+        # Earlier versions of torch call this method; the error tells them of a group without GPUs.
         raise RuntimeError("the group has been given back")
 
 
 def give_back(groups: Iterable[ProcessGroup]) -> None:
-    """Destroys groups that were made here, as far as they have not gone with torch.distributed."""
+    """Destroys groups that were made here, unless torch.distributed has destroyed them already."""
     for group in groups:
         names: Any = distributed_c10d._world.pg_names
         if group not in names:
@@ -105,10 +106,10 @@ def give_back(groups: Iterable[ProcessGroup]) -> None:
 
 @contextmanager
 def meeting(group: ProcessGroup) -> Iterator[None]:
-    """Around what all processes of a group do to make their pipelines.
+    """The context in which all processes of a group make their pipelines.
 
     Raises:
-        PeerError: one has not come in time, or is gone.
+        PeerError: a process has not come in time, or is gone.
     """
     try:
         yield
@@ -122,9 +123,9 @@ def meeting(group: ProcessGroup) -> Iterator[None]:
 
 
 def timeout_of(group: ProcessGroup) -> timedelta:
-    """For how long a collective of the group waits for its peers.
+    """The time that a collective of the group waits for its peers.
 
-    A mesh makes groups that wait for half an hour, whatever `init_process_group` was told.
+    A mesh makes groups that wait for half an hour, even if `init_process_group` got a timeout.
     """
     return min(_timeout(group), _timeout(cast(ProcessGroup, dist.group.WORLD)))
 

@@ -1,4 +1,4 @@
-"""Waiting for collectives, in a way that signals get through."""
+"""Waiting for collectives without blocking signals."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Any
 
-# How often a thread that waits lets Python handle signals.
+# The interval at which a waiting thread lets Python handle signals.
 _TICK_S = 0.05
 
 
@@ -14,11 +14,11 @@ class Pending:
     """A collective under way.
 
     Args:
-        work: what torch.distributed gave for it; its tensors are on the CPU, or on a GPU, where
-            nobody waits on the host.
+        work: the Work object of torch.distributed.
+        on_host: whether the tensors are on the CPU, so that the host waits for the collective.
 
     Attributes:
-        start_ns, end_ns: of `time.perf_counter_ns`; the end is 0 before it is known.
+        start_ns, end_ns: times of `time.perf_counter_ns`; the end is 0 before it is known.
     """
 
     def __init__(self, work: Any, *, on_host: bool) -> None:
@@ -35,7 +35,7 @@ class Pending:
         self._done.set()
 
     def wait(self) -> None:
-        """Waits for its end; on a GPU torch's current stream does.
+        """Waits for the collective's end; on a GPU torch's current stream waits, not the host.
 
         Raises:
             RuntimeError: a peer is gone, or has not come in time.
@@ -45,5 +45,5 @@ class Pending:
         while self._on_host and not self._done.wait(_TICK_S):
             pass
         self._work.wait()
-        # It holds its tensors, and this is kept to tell when they were on their way.
+        # The work holds its tensors, so it is dropped; this object is kept for its times.
         self._work = None

@@ -1,9 +1,9 @@
-"""The collectives within the actions of devices: how a failure ends them in all processes.
+"""Device meshes for tensor parallelism: how a failure ends the collectives in all processes.
 
 A device whose action waits for a peer waits as long as the peer's process keeps its end of the
 group, at most for the group's timeout. So after a failure every process gives back the groups of
-devices that do nothing, at once, and of others when their action ends: peers that wait are told by
-that, fail in turn and do the same, until nobody waits.
+idle devices at once, and the groups of other devices when their action ends. Waiting peers notice
+this, fail in turn and do the same, until no process waits.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ class DeviceMeshes:
     """A mesh for each device of a pipeline.
 
     Args:
-        group: of the processes.
-        device_type: of the pipeline's devices.
+        group: the group of the processes.
+        device_type: the type of the pipeline's devices.
         lane_of: by stage, its device.
 
     Attributes:
-        meshes: by device.
-        lost: why the processes cannot go on; empty while they can.
+        meshes: by device, its mesh.
+        lost: the reason why the processes cannot go on; empty while they can.
     """
 
     def __init__(self, group: ProcessGroup, device_type: str, lane_of: Sequence[int]) -> None:
         groups = lane_groups(group, max(lane_of) + 1)
-        # torch remembers what follows from a mesh for all that are equal, and those of one name
-        # are: then one device's tensors would get another's group.
+        # torch caches results by mesh, and meshes of one name are equal: with one name for all,
+        # the tensors of a device would get the group of another device.
         self.meshes = [
             DeviceMesh.from_group(own, device_type, mesh_dim_names=(f"tp_{own.group_name}",))
             for own in groups
@@ -49,7 +49,7 @@ class DeviceMeshes:
         self.lost = ""
         self._lane_of = lane_of
         self._timeout: timedelta = timeout_of(group)
-        # On GPUs nobody waits on the host, and to give a group back is to wait for it.
+        # On GPUs no host thread waits for a peer, and giving a group back would wait for the GPU.
         self._gives_back = device_type == "cpu"
         self._lock = threading.Lock()
         self._groups: dict[int, ProcessGroup] = dict(enumerate(groups))
@@ -57,7 +57,7 @@ class DeviceMeshes:
         self._busy: set[int] = set()
 
     def around(self, kind: Kind, stage: Stage, call: Run) -> Run:
-        """What to call for an action instead."""
+        """The function to call instead of `call`, the function of an action."""
         if kind is Kind.F and stage.next is not None:
             call = partial(_handing_over, stage.next, call)
         return partial(self._guarded, self._lane_of[stage.index], call)
@@ -65,7 +65,7 @@ class DeviceMeshes:
     def _guarded(self, lane: int, call: Run, microbatch: int) -> None:
         with self._lock:
             if self.lost:
-                # An exception is on its way to the caller, from another device.
+                # Another device has raised, and its exception is on the way to the caller.
                 return
             self._busy.add(lane)
         try:
@@ -83,14 +83,14 @@ class DeviceMeshes:
 
     @property
     def message(self) -> str:
-        """What to say to who wants to go on."""
+        """The error message for further calls after the loss."""
         return (
             f"this pipeline has lost the processes with its other shards: {self.lost}; make the "
             "pipeline again, of a plain model, in every process"
         )
 
     def lose(self, error: BaseException) -> SlicesLost:
-        """There is nobody to go on with from now on; returns what to raise if peers did that."""
+        """Gives up the peers for good; returns the error to raise if peers are the cause."""
         with self._lock:
             self.lost = self.lost or shown(error)
             self._give_back(self._groups.keys() - self._busy)
@@ -103,7 +103,7 @@ class DeviceMeshes:
     def _give_back(self, lanes: Any) -> None:
         for lane in lanes if self._gives_back else ():
             group = self._groups.pop(lane, None)
-            # Whoever holds the group keeps its connections.
+            # A group's connections last as long as any reference to it, so the mesh must drop it.
             vars(self.meshes[lane]).get("_pg_registry", {}).clear()
             if group is not None:
                 give_back([group])

@@ -1,4 +1,4 @@
-"""Which modules of a model are sharded, said as torch's `parallelize_module` takes it."""
+"""The sharded modules of a model, given by styles as for torch's `parallelize_module`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ...trace import CutError
 if TYPE_CHECKING:
     from torch.distributed.tensor.parallel import ParallelStyle
 
-# By name of a module, in which each part between dots may have wildcards.
+# Styles by module name; each part of the name between dots may have wildcards.
 Styles: TypeAlias = "Mapping[str, ParallelStyle]"
 
-# Where modules hold parameters that they do not call, but have fused operations read.
+# Modules in this package hold parameters for fused operations, which read them directly.
 _FUSED = "pykern.models."
 
 
@@ -27,10 +27,10 @@ class ShardedModule:
     """A module that is sharded.
 
     Attributes:
-        name: in the user's model.
-        module: itself.
-        style: how.
-        stage: the only one that runs it.
+        name: the module's name in the user's model.
+        module: the module itself.
+        style: the style by which the module is sharded.
+        stage: the only stage that runs the module.
     """
 
     name: str
@@ -42,15 +42,15 @@ class ShardedModule:
 def find_shards(
     model: nn.Module, stages: Sequence[Sequence[nn.Module]], styles: Styles
 ) -> list[ShardedModule]:
-    """The modules that the styles are for, in the order of these, then of the model.
+    """The modules that match the styles, in the order of the styles, then of the model.
 
     Args:
-        model: with the user's names.
-        stages: the layers of each.
-        styles: by pattern.
+        model: the model, with the user's names.
+        stages: the layers of each stage.
+        styles: the styles, by pattern.
 
     Raises:
-        TypeError: styles are none, or not for such modules.
+        TypeError: a value is not a ParallelStyle, or its style does not support the module.
         ValueError: a pattern matches nothing, or a parameter is used in several places.
         CutError: the stages are cut within a module that has a style.
     """

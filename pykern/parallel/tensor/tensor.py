@@ -25,12 +25,12 @@ from ..peers.groups import Peers, give_back, group_of, meeting
 from .meshes import DeviceMeshes
 from .shards import Styles, find_shards
 
-# The processes, and what is sharded in which way.
+# The processes, and the styles by which modules are sharded.
 TensorParallelism: TypeAlias = tuple[Peers, Styles]
 
 
 def parse_tensor(given: TensorParallelism | None) -> ProcessGroup | None:
-    """The processes of a user's argument; None for none.
+    """The process group of a user's `tensor_parallel`; None without tensor parallelism.
 
     Raises:
         TypeError, ValueError: the argument is wrong.
@@ -46,15 +46,15 @@ class TensorParallel(Feature):
     """The shards of a pipeline's stages that its process runs.
 
     Each device has a mesh with a process group of its own, since devices call collectives in no
-    common order. Of a device's stages each action, which is the same in all processes, has its
-    place in the row of the plan.
+    common order. Within a device, the row of the plan orders the actions, so all processes call the
+    device's collectives in the same order.
 
     Args:
-        group: the processes.
-        styles: by name of a module.
-        plan: of the pipeline.
-        model: with the user's names.
-        stages: the layers of each.
+        group: the group of the processes.
+        styles: the styles, by module name.
+        plan: the plan of the pipeline.
+        model: the model, with the user's names.
+        stages: the layers of each stage.
 
     Raises:
         TypeError, ValueError: as `find_shards`.
@@ -78,10 +78,10 @@ class TensorParallel(Feature):
         self._own: list[ProcessGroup] = []
 
     def place(self, model: nn.Module, device_type: str, told: Told) -> None:
-        """Shards the modules, together with the other processes; the first one's values are taken.
+        """Shards the modules, together with the other processes; the first process's values count.
 
         Raises:
-            PeerError: they have other models, or one has not come.
+            PeerError: a process has another model, or has not come.
         """
         values = values_digest((*model.named_parameters(), *model.named_buffers()))
         styles = [f"{one.name} {one.style}" for one in self._found]
@@ -105,14 +105,14 @@ class TensorParallel(Feature):
                 raise
 
     def attach(self, made: Made) -> None:
-        """Is told of what runs; the stages say whether they draw random numbers."""
+        """Wraps the executor's actions, and keeps its stages, which tell if layers draw numbers."""
         made.executor.watch(self.lanes.around)
         self._stages = made.executor.stages
         for stage in self._stages:
             stage.reductions.append(partial(_settle, stage))
 
     def step(self, scaler: object) -> AbstractContextManager[None]:
-        """Around all of a step; peers that wait for it to begin are told what is raised in it."""
+        """The context around a step; it tells errors to peers that wait for the step to begin."""
         del scaler
         self._begun = False
         return ErrorContext(self._leave)
@@ -125,11 +125,11 @@ class TensorParallel(Feature):
         elif not (self._begun or self.lanes.lost):
             self._tell(error)
         if is_of_peers(error):
-            # Of a forward that was recorded: those of devices are looked at there.
+            # The error comes from a recorded forward; DeviceMeshes handles the errors of devices.
             raise self._lose(error) from error
 
     def ready(self) -> None:
-        """Raises SlicesLost where other processes cannot take part."""
+        """Raises SlicesLost if the other processes cannot take part any more."""
         if self.lanes.lost:
             raise SlicesLost(self.lanes.message)
 
@@ -137,8 +137,8 @@ class TensorParallel(Feature):
         """Begins a step together with the other processes, which have the same batch.
 
         Raises:
-            SlicesLost: one was lost before, is gone, or has not come in time.
-            PeerError: one has failed, or does something else.
+            SlicesLost: a process was lost before, is gone, or has not come in time.
+            PeerError: a process has failed, or has another batch or other random numbers.
         """
         self.ready()
         said = self._exchange(PeerMessage(sum(step.rows), self._digest(step.batch)))
@@ -162,7 +162,7 @@ class TensorParallel(Feature):
         self._first = False
 
     def _digest(self, batch: Any) -> int:
-        """Of the first batch; later, where layers draw, of the generator."""
+        """A digest of the first batch; later of the generator, if layers draw random numbers."""
         if self._first:
             return values_digest(("", tensor) for tensor in tensors_in(batch))
         if not any(stage.draws.possible for stage in self._stages):
@@ -170,7 +170,7 @@ class TensorParallel(Feature):
         return zlib.crc32(torch.default_generator.get_state().numpy().tobytes())
 
     def _exchange(self, message: PeerMessage) -> list[PeerMessage]:
-        # What is interrupted from here on, peers may have heard or not.
+        # If the exchange is interrupted from here on, the peers may have heard the message or not.
         self._telling = True
         try:
             said = exchange(message, self._control)
@@ -187,13 +187,13 @@ class TensorParallel(Feature):
             add_note(error, f"the peers could not be told: {shown(other)}")
 
     def _lose(self, error: BaseException) -> SlicesLost:
-        """There is nobody to go on with; who waits for this process sees it leave."""
+        """Gives up the peers; peers that wait for this process see it leave."""
         self._telling = False
         self.close()
         return self.lanes.lose(error)
 
     def close(self) -> None:
-        """Gives back what steps need; the parameters keep their groups, to be gathered."""
+        """Gives back the groups of steps; parameters keep their groups, so they can be gathered."""
         give_back(self._own)
 
 

@@ -1,4 +1,4 @@
-"""Where everything in a picture stands, whatever draws it."""
+"""The layout of a picture, the same for SVG and PNG."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -14,7 +14,7 @@ PANEL_WIDTH = WIDTH - MARGIN_LEFT - 18.0
 ROW_HEIGHT = 26.0
 TITLE_HEIGHT = 34.0
 FOOT_HEIGHT = 68.0
-# Of an action that takes no time.
+# The width of an action that takes no time.
 THIN_WIDTH = 2.0
 LETTER_HEIGHT = 8.0
 LETTER_WIDTH = 0.62 * LETTER_HEIGHT
@@ -26,7 +26,7 @@ LOWER = (0.22, 0.44)
 
 
 class Drawn(NamedTuple):
-    """A span as it is drawn: its row and part of it, its time from the panel's left, its text."""
+    """A span as it is drawn: row, part of the row, time from the panel's left edge, and text."""
 
     device: int
     band: tuple[float, float]
@@ -56,14 +56,14 @@ def cells_of(timeline: Timeline, longest_ns: float) -> Iterator[Drawn]:
 
 
 def cell_text(span: Span, width: float) -> str:
-    """Kind, microbatch and slice, those without the kind, or nothing: what fits in the cell."""
+    """The longest text that fits: kind, microbatch and slice; without the kind; or nothing."""
     number = number_of(span.action)
     texts = (span.action.kind.name + number, number)
     return next((text for text in texts if (len(text) + 0.5) * LETTER_WIDTH < width), "")
 
 
 def legend_of(timelines: Mapping[str, Timeline]) -> list[tuple[str | None, str]]:
-    """The kinds with their lightest colours, then what the darker ones are, without a colour."""
+    """The kinds with their lightest colours, then an entry without a colour for darker ones."""
     all_shades = [Shades(timeline) for timeline in timelines.values()]
     num_shades = max(shades.num_shades for shades in all_shades)
     entries: list[tuple[str | None, str]] = [

@@ -40,13 +40,13 @@ POINTS_PER_INCH = 72
 def save_picture(timelines: Mapping[str, Timeline], path: str | os.PathLike[str]) -> None:
     """Draws timelines one under another on one time axis.
 
-    A cell shows "F0" (forward, microbatch; "F0.1" the second slice of it) or "0" where that fits;
-    later chunks and replicas are darker. Two actions that share a slot have half its height each.
-    The grey ground ends at the makespan. The same timelines make the same file.
+    A cell shows "F0" (forward of microbatch 0; "F0.1" is its second slice), or "0" where "F0" does
+    not fit. Later chunks and replicas are darker. Two actions that share a slot have half its
+    height each. The grey background ends at the makespan. The same timelines make the same file.
 
     Args:
-        timelines: By label. A label may hold anything.
-        path: File to write, .png or .svg; an existing one is replaced at once or not at all.
+        timelines: The timelines by label; a label may be any string.
+        path: File to write, .png or .svg; an existing file is replaced atomically.
 
     Raises:
         ValueError: There is nothing to draw, or the file is of another kind.
@@ -128,7 +128,7 @@ def draw_cells(axes: "Axes", cells: list[Drawn], unit_ns: float) -> None:
 
 
 def draw_legend(figure: "Figure", timelines: Mapping[str, Timeline]) -> None:
-    """What the colours mean, below the axis."""
+    """Draws the meaning of the colours below the axis."""
     from matplotlib.patches import Patch  # noqa: PLC0415  an extra: imported where it is used
 
     patches = [Patch(facecolor=fill or "none", label=name) for fill, name in legend_of(timelines)]

@@ -27,10 +27,10 @@ def as_svg(timelines: Mapping[str, Timeline]) -> str:
     """The whole picture.
 
     Args:
-        timelines: By label. A label may hold anything.
+        timelines: The timelines by label; a label may be any string.
 
     Returns:
-        A document of its own.
+        A complete SVG document.
     """
     rows = sum(timeline.num_devices for timeline in timelines.values())
     height = rows * ROW_HEIGHT + len(timelines) * TITLE_HEIGHT + FOOT_HEIGHT
@@ -55,14 +55,14 @@ def number(value: float) -> str:
 
 
 def text(x: float, y: float, content: str, more: str = "") -> str:
-    """A text that ends, starts or is centred at x, as `more` says."""
-    # XML has no place for a lone surrogate, whatever a label holds.
+    """A text that ends, starts or is centred at x; the attributes in `more` decide which."""
+    # XML cannot hold a lone surrogate, but a label may contain one.
     shown = escape(content.encode("utf-8", "replace").decode("utf-8"), quote=False)
     return f'<text x="{number(x)}" y="{number(y)}"{more}>{shown}</text>'
 
 
 def panel(label: str, timeline: Timeline, top: float, longest_ns: float) -> Iterator[str]:
-    """One timeline: title and measures, the first row at the top, grey as far as it goes."""
+    """One timeline: title, measures, and rows from the top on grey that ends with the timeline."""
     right = MARGIN_LEFT + PANEL_WIDTH
     yield text(MARGIN_LEFT, top - 7, clean(label), ' font-size="11" font-weight="bold"')
     more = ' font-size="10" text-anchor="end" fill="#444"'
@@ -77,7 +77,7 @@ def panel(label: str, timeline: Timeline, top: float, longest_ns: float) -> Iter
 
 
 def cells(timeline: Timeline, top: float, longest_ns: float) -> Iterator[str]:
-    """The spans, all of one colour as one path and one group of texts."""
+    """The spans: one path for all bars of a colour, one group for all texts of a colour."""
     bars, texts = defaultdict(list), defaultdict(list)
     for cell in cells_of(timeline, longest_ns):
         middle, share = cell.band
@@ -119,7 +119,7 @@ def round_step(largest: float) -> float:
 
 
 def legend(timelines: Mapping[str, Timeline], y: float) -> Iterator[str]:
-    """What the colours mean, on one line, centred."""
+    """The meaning of the colours, on one line, centred."""
     entries = legend_of(timelines)
     widths = [30 + LEGEND_LETTER_WIDTH * len(name) for _, name in entries]
     x = (WIDTH - sum(widths)) / 2

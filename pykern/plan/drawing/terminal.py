@@ -22,12 +22,12 @@ from pykern.plan.drawing.words import (
     row_names,
 )
 
-# Fills a cell behind its text, so that kinds can be told apart without colour.
+# These characters fill a cell behind its text, so that kinds can be told apart without colour.
 FILLS = {Kind.F: "-", Kind.B: "=", Kind.I: ":", Kind.W: "+", Kind.R: "."}
 OTHER_FILL = "~"
 
 FEWEST_COLUMNS = 16
-# A drawing of more devices shows the first half of these lines, then the last devices.
+# A drawing of more devices than this shows half as many of the first and half of the last.
 MOST_LINES = 128
 
 
@@ -43,13 +43,13 @@ class Columns(NamedTuple):
 def as_text(timelines: Mapping[str, Timeline], width: int = 100) -> Text:
     """Draws timelines one under another on one time scale.
 
-    A cell shows "2F0" (stage, forward, microbatch) where all cells of its timeline can, else "F0"
-    or "F", so that every cell starts with a letter or every one with a number. Two actions that
-    share a slot have one half of it each, one after the other. Of more devices than anybody can
-    look through the first and the last are drawn, and a line between them says how many are not.
+    A cell shows "2F0" (stage, forward, microbatch) if this fits in all cells of its timeline, else
+    "F0" or "F"; so either all cells start with a letter or all start with a number. Two actions
+    that share a slot have one half of it each, one after the other. If there are very many
+    devices, only the first and the last are drawn; a line between them gives the number left out.
 
     Args:
-        timelines: By label. A label may hold anything.
+        timelines: The timelines by label; a label may be any string.
         width: Columns of the terminal.
 
     Returns:
@@ -79,7 +79,7 @@ def as_text(timelines: Mapping[str, Timeline], width: int = 100) -> Text:
 
 
 def legend(timelines: Mapping[str, Timeline]) -> str:
-    """What the letters and what fills their cells stand for."""
+    """The meaning of the letters and of the characters that fill their cells."""
     kinds = kinds_of(timelines)
     words = [
         f"{kind.name[0]}{FILLS.get(kind, OTHER_FILL) * 2} {KIND_NAMES[kind]}" for kind in kinds
@@ -129,7 +129,7 @@ def lines_of(
 
 
 def halved(row: list[Columns], starts: set[int]) -> list[Columns]:
-    """The row with the two cells of each pair beside each other, where there is room for both."""
+    """The row with the cells of each pair side by side, where there is room for both cells."""
     cells = list(row)
     for start in starts:
         first, second = cells[start : start + 2]
@@ -141,7 +141,7 @@ def halved(row: list[Columns], starts: set[int]) -> list[Columns]:
 
 
 def cell_text(action: Action, width: int, with_stage: bool) -> str:
-    """The action, or what fits of it without its stage, filled up to the width."""
+    """The action, or as much of it as fits without its stage, filled up to the width."""
     kind = action.kind.name
     short = kind + number_of(action)
     text = str(action) if with_stage else short if len(short) <= width else kind[0]

@@ -1,4 +1,4 @@
-"""What every drawing says about a timeline in words."""
+"""The words that all drawings of a timeline share: names, units, labels."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -7,7 +7,7 @@ from statistics import fmean
 from pykern._C import Action, Kind, Span, Timeline
 
 LONGEST_LABEL = 80
-# In the name of a row of copies.
+# The most stages that the name of a row of copies lists.
 MOST_STAGES = 2
 
 COPIES = (Kind.COPY_F, Kind.COPY_B)
@@ -38,31 +38,31 @@ def require_timelines(timelines: Mapping[str, Timeline]) -> None:
 
 
 def clean(label: str) -> str:
-    """The label on one line, whatever it holds: control characters become question marks."""
+    """The label on one line, with question marks in place of control characters."""
     shown = "".join(letter if letter.isprintable() else "?" for letter in label)
     return shown if len(shown) <= LONGEST_LABEL else shown[: LONGEST_LABEL - 3] + "..."
 
 
 def time_unit(longest_ns: float) -> tuple[str, float]:
-    """The unit that writes times up to this one with few digits, and its nanoseconds."""
+    """The unit that writes times up to `longest_ns` with few digits, and its nanoseconds."""
     units = [("s", 1e9), ("ms", 1e6), ("us", 1e3)]
     return next((unit for unit in units if longest_ns >= unit[1]), ("ns", 1.0))
 
 
 def holds_copies(timeline: Timeline) -> bool:
-    """Whether its rows are copy streams, not devices."""
+    """Whether the rows of the timeline are copy streams, not devices."""
     return any(kind in COPIES for kind in timeline.kinds)
 
 
 def row_names(timeline: Timeline) -> list[str]:
-    """What each row is: a device, or the copies of what F or B of some stages give."""
+    """The name of each row: a device, or the copies of F's or B's results of some stages."""
     if not holds_copies(timeline):
         return [f"device {device}" for device in range(timeline.num_devices)]
     return [copies_name(row) for row in timeline.rows]
 
 
 def copies_name(row: Sequence[Span]) -> str:
-    """A copy stream by what it carries: "F of 0, 2" is what stages 0 and 2 give by F."""
+    """The name of a copy stream: "F of 0, 2" carries the outputs of F on stages 0 and 2."""
     kinds = sorted({span.action.kind.name.removeprefix("COPY_") for span in row})
     stages = sorted({span.action.stage for span in row})
     shown = [*map(str, stages[:MOST_STAGES]), *["…"][: len(stages) > MOST_STAGES]]
@@ -70,7 +70,7 @@ def copies_name(row: Sequence[Span]) -> str:
 
 
 def measures(timeline: Timeline) -> str:
-    """Makespan and bubble ratio, or how long a copy takes."""
+    """Makespan and bubble ratio; for copies, their number and the mean time of a copy."""
     if holds_copies(timeline):
         times = [span.end_ns - span.start_ns for row in timeline.rows for span in row]
         unit, unit_ns = time_unit(fmean(times))
@@ -81,21 +81,21 @@ def measures(timeline: Timeline) -> str:
 
 
 def first_start_ns(timeline: Timeline) -> float:
-    """Where the drawing of this timeline starts: copies are drawn in the time of their step."""
+    """The time at which the drawing starts; copies are drawn in the time of their step."""
     if holds_copies(timeline):
         return 0.0
     return timeline.first_start_ns
 
 
 def length_ns(timeline: Timeline) -> float:
-    """How far the drawing of this timeline goes from where it starts."""
+    """The length of the drawing of this timeline, from its start."""
     if holds_copies(timeline):
         return max(span.end_ns for row in timeline.rows for span in row)
     return timeline.makespan_ns
 
 
 def number_of(action: Action) -> str:
-    """The microbatch, and which slice of it if not the first."""
+    """The microbatch, and the slice of the microbatch if it is not the first slice."""
     return f"{action.microbatch}.{action.slice}" if action.slice else str(action.microbatch)
 
 
@@ -106,7 +106,7 @@ def kinds_of(timelines: Mapping[str, Timeline]) -> list[Kind]:
 
 
 def pair_starts(row: Sequence[Span]) -> set[int]:
-    """Positions of the first of every two spans that share their time on one device."""
+    """Positions of the first span of each pair of spans that share their time on one device."""
     starts: set[int] = set()
     for position, (span, after) in enumerate(pairwise(row)):
         together = span.start_ns == after.start_ns < min(span.end_ns, after.end_ns)

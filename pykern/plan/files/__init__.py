@@ -1,7 +1,7 @@
 """Plans as files: JSON with a header, and the CSV of torch.distributed.pipelining.
 
-A file is taken to be hostile: what is not a plan that can run is refused, naming file, place and
-value. What a plan is for, a model or a machine, is not in it.
+Files are untrusted: a file that does not hold a runnable plan is refused, and the message names
+file, place and value. A plan's file does not name the model or machine that the plan is for.
 """
 
 import os
@@ -24,8 +24,7 @@ __all__ = [
 
 SUFFIXES = (".json", ".csv")
 
-# What a file may hold at most, before anything of it is parsed: a plan of a million actions is a
-# little more than half of it.
+# The largest file that is parsed; a plan of a million actions takes a little more than half of it.
 MAX_FILE_BYTES = 1 << 24
 
 
@@ -39,19 +38,19 @@ def save_plan(
     """Writes a plan that `load_plan` reads back as the same plan.
 
     Args:
-        plan: One that passes `check`. A .csv holds F, B, I and W of one replica and one slice.
-        path: .json, or .csv for torch's runtime; an existing file is replaced at once or not at
-            all.
-        costs: What the plan was made for, kept in a .json.
+        plan: A plan that passes `check`. A .csv holds F, B, I and W of one replica and one slice.
+        path: .json, or .csv for torch's runtime; an existing file is replaced atomically.
+        costs: The costs that the plan was made for; only a .json keeps them.
         transfers: Whether a .csv holds sends and receives as well, each receive right before its
-            reader or the first transfer that must follow it; torch reads that form as
-            "compute_comms" and the one without as "compute_only". From torch 2.15 on that form has
-            waits as well, which an older torch cannot read; a file has them if the installed torch
-            is that new.
+            reader or the first transfer that must follow it. Torch reads the form with transfers
+            as "compute_comms" and the form without them as "compute_only". From torch 2.15 on
+            "compute_comms" has waits as well, which an older torch cannot read; the file has waits
+            if the installed torch is that new.
 
     Raises:
-        ValueError: The plan cannot run, the costs are not for it, or the file is of another kind,
-            cannot say it, or would be larger than 16 MiB or hold more than 2**20 actions.
+        ValueError: The plan cannot run, the costs are not for it, the suffix is another, or the
+            format cannot express the plan; or the file would be larger than 16 MiB or hold more
+            than 2**20 actions.
         OSError: The file cannot be written.
     """
     target = Path(path)
@@ -72,7 +71,7 @@ def save_torch_csv(plan: Plan, path: str | os.PathLike[str], *, transfers: bool 
     """Writes a plan as torch's CSV, as `save_plan` does, into a file of any name.
 
     Raises:
-        ValueError: As from `save_plan`.
+        ValueError: For the same reasons as `save_plan`.
         OSError: The file cannot be written.
     """
     require_count("actions", plan.num_actions, MAX_ACTIONS)
@@ -83,7 +82,7 @@ def load_torch_csv(path: str | os.PathLike[str]) -> Plan:
     """Reads torch's CSV, as `load_plan` does, from a file of any name.
 
     Raises:
-        ValueError: As from `load_plan`.
+        ValueError: For the same reasons as `load_plan`.
         OSError: The file cannot be read.
     """
     text = read_text(Path(path))
@@ -98,15 +97,15 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
 
     Args:
         path: .json as `save_plan` writes it, or .csv of this project or of torch, with or without
-            sends and receives; those must pair up and are then left out, as are waits, bubbles
-            and what torch does for sharded parameters.
+            sends and receives. Sends and receives must pair up and are then left out; waits,
+            bubbles and torch's actions for sharded parameters are left out too.
 
     Returns:
         The plan.
 
     Raises:
-        ValueError: The file is no plan, or one that breaks a rule: the error it comes from is then
-            a `PlanError`. The message names file, place and value.
+        ValueError: The file does not hold a plan, or the plan breaks a rule; the cause of the error
+            is then a `PlanError`. The message names file, place and value.
         OSError: The file cannot be read.
     """
     return load_plan_and_costs(path)[0]
@@ -116,13 +115,13 @@ def load_plan_and_costs(path: str | os.PathLike[str]) -> tuple[Plan, Costs | Non
     """Reads a plan, and the costs that were saved with it.
 
     Args:
-        path: As for `load_plan`.
+        path: A file as for `load_plan`.
 
     Returns:
-        The plan, and its costs or None where the file holds none.
+        The plan, and its costs; None if the file holds no costs.
 
     Raises:
-        ValueError: As from `load_plan`.
+        ValueError: For the same reasons as `load_plan`.
         OSError: The file cannot be read.
     """
     source = Path(path)
@@ -136,7 +135,7 @@ def load_plan_and_costs(path: str | os.PathLike[str]) -> tuple[Plan, Costs | Non
 
 
 def suffix_of(path: Path) -> str:
-    """Which of the two kinds of file this is."""
+    """The suffix of the file, which tells its format."""
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise ValueError(f"a plan's file name must end in .json or .csv, got {str(path)!r}")
@@ -144,7 +143,7 @@ def suffix_of(path: Path) -> str:
 
 
 def read_text(path: Path) -> str:
-    """The whole file, which must be an ordinary one, of bounded size, in ASCII."""
+    """The text of the file, which must be a regular file of bounded size, in ASCII."""
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is not a regular file")
     with path.open("rb") as file:
@@ -157,7 +156,7 @@ def read_text(path: Path) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replaces a file at once, or not at all."""
+    """Replaces a file atomically."""
     data = text.encode("ascii")
     require_size(path, len(data))
     with replacing(path) as partial:

@@ -1,6 +1,6 @@
 """A plan as JSON: a header, the counts, a line of actions for each device, and a checksum.
 
-Keys, types and ranges are exact; nothing is guessed or defaulted.
+Keys, types and ranges are exact; the reader guesses nothing and has no defaults.
 """
 
 import hashlib
@@ -16,10 +16,10 @@ from pykern.plan.files.strict_json import read_json, shown
 
 FORMAT = "pykern-plan"
 VERSION = 1
-# Pairs are at most half as many as actions, and devices of stages at most as many.
+# A plan has at most half as many pairs as actions, and at most as many devices of stages.
 MAX_VALUES = 2 * MAX_ACTIONS
 
-# In the order in which they are written. Costs are the only ones that may be left out.
+# The keys in the order in which they are written. Only the costs may be left out.
 KEYS = (
     "format",
     "version",
@@ -37,14 +37,14 @@ Content = dict[str, Any]
 
 
 def to_json(plan: Plan, costs: Costs | None = None) -> str:
-    """The plan as text, readable and with small differences between versions of it.
+    """The plan as readable text; a small change of the plan changes few lines.
 
     Args:
-        plan: One that passes `check`.
-        costs: What it was made for.
+        plan: A plan that passes `check`.
+        costs: The costs that the plan was made for.
 
     Returns:
-        ASCII, which `from_json` reads back as equal values.
+        ASCII text, which `from_json` reads back as equal values.
 
     Raises:
         PlanError: The plan breaks a rule.
@@ -73,19 +73,19 @@ def to_json(plan: Plan, costs: Costs | None = None) -> str:
 
 
 def finite_or_none(value: float) -> float | None:
-    """JSON has no infinity."""
+    """The value, or None for infinity, which JSON lacks."""
     return value if value <= float_info.max else None
 
 
 def known_or_none(times: float | list[float]) -> float | list[float | None] | None:
-    """JSON has no NaN, which says that a time is not known."""
+    """The times, with None for NaN, which marks an unknown time and which JSON lacks."""
     if isinstance(times, list):
         return [None if isnan(time) else time for time in times]
     return None if isnan(times) else times
 
 
 def nan_for_none(times: Any) -> Any:
-    """What `known_or_none` was given."""
+    """The times with NaN for None: the inverse of `known_or_none`."""
     if isinstance(times, list):
         return [nan if time is None else time for time in times]
     return nan if times is None else times
@@ -99,7 +99,7 @@ def laid_out(value: Any) -> str:
 
 
 def checksum(content: Content) -> str:
-    """SHA-256 over the values, however the text that they stand in is laid out."""
+    """SHA-256 over the values, independent of the layout of the text."""
     values = {key: value for key, value in content.items() if key != "sha256"}
     canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode("ascii")).hexdigest()
@@ -109,20 +109,20 @@ def from_json(text: str) -> tuple[Plan, Costs | None]:
     """The plan that the text holds, and its costs if it has them.
 
     Args:
-        text: As written by `to_json`; layout and order of keys may differ.
+        text: Text as `to_json` writes it; layout and order of keys may differ.
 
     Returns:
         The checked plan, and its costs.
 
     Raises:
-        ValueError: The text is not such a plan; the message names the key and the value.
+        ValueError: The text does not hold a plan; the message names the key and the value.
         PlanError: The plan breaks a rule.
     """
     return values_of(parse(text))
 
 
 def values_of(content: Content) -> tuple[Plan, Costs | None]:
-    """What the object says, once it is known to be whole."""
+    """The plan and the costs of the object, after its header is checked."""
     require_header(content)
     replicas = [
         int_list(f"replicas[{index}]", replica, 0)
@@ -152,7 +152,7 @@ def parse(text: str) -> Content:
 
 
 def require_header(content: Content) -> None:
-    """Refuses what is of another format or version, has other keys, or was changed."""
+    """Refuses an object of another format or version, with other keys, or that was changed."""
     require_equal("format", content.get("format"), FORMAT)
     require_equal("version", content.get("version"), VERSION)
     require_keys("a plan", content, required=set(KEYS) - {"costs"}, allowed=set(KEYS))
@@ -161,7 +161,7 @@ def require_header(content: Content) -> None:
 
 
 def require_lengths(content: Content) -> None:
-    """Refuses more rows or actions than a plan has: all the rest takes longer to tell."""
+    """Refuses too many rows or actions early, because all other checks take longer."""
     num_devices = count(content, "num_devices")
     rows = list_of("rows", content["rows"])
     for name, lists in ("rows", rows), ("overlaps", list_of("overlaps", content["overlaps"])):
@@ -182,7 +182,7 @@ def require_keys(what: str, content: Content, required: set[str], allowed: set[s
 
 
 def require_equal(key: str, value: object, expected: object) -> None:
-    """Refuses another value, or the same of another type."""
+    """Refuses another value, or an equal value of another type."""
     if type(value) is not type(expected) or value != expected:
         raise ValueError(f"{key} must be {shown(expected)}, got {shown(value)}")
 
@@ -213,7 +213,7 @@ def int_list(where: str, value: object, least: int) -> list[int]:
 
 def actions_of(where: str, value: object) -> list[Action]:
     """A row: actions with one space between them."""
-    # What a terminal would take as a command reaches no message, and a lone surrogate no core.
+    # Terminal control characters must not reach a message, nor a lone surrogate the C++ core.
     if not isinstance(value, str) or not value.isprintable():
         raise ValueError(f"{where} must be a string of actions, got {shown(value)}")
     actions = []
@@ -226,7 +226,7 @@ def actions_of(where: str, value: object) -> list[Action]:
 
 
 def costs_of(value: object, plan: Plan) -> Costs:
-    """Costs for that plan; their ranges beyond those of all times are the core's to check."""
+    """The costs for that plan; ranges that differ between costs are checked by the C++ core."""
     if not isinstance(value, dict):
         raise ValueError(f"costs must be an object, got {shown(value)}")
     require_keys("costs", value, required=set(COSTS), allowed=set(COSTS))
@@ -248,7 +248,7 @@ def costs_of(value: object, plan: Plan) -> Costs:
 def require_numbers(
     where: str, value: object, length: int | None, *, or_null: bool = False
 ) -> None:
-    """Refuses anything but a number, or a list of so many where there may be one."""
+    """Refuses anything but a number, or a list of `length` numbers if a length is given."""
     if isinstance(value, list) and len(value) != length:
         either = f" or a list of {length}" if length else ""
         raise ValueError(f"{where} must be one number{either}, got {shown(value)}")
@@ -258,5 +258,5 @@ def require_numbers(
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a number from 0 to the largest that a float holds; True is none."""
+    """Whether it is a number from 0 to the largest float; True does not count as a number."""
     return type(value) in (int, float) and 0 <= value <= float_info.max  # type: ignore[operator]

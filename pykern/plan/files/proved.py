@@ -1,4 +1,4 @@
-"""The last step of reading a plan, whatever form it was written in."""
+"""The last step of reading a plan from any form of file."""
 
 from collections.abc import Sequence
 

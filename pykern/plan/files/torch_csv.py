@@ -1,10 +1,10 @@
 """A plan as the CSV of torch.distributed.pipelining: a line for each rank, a cell for each action.
 
-"2F0", "2B0", "2I0", "2W0" are as ours, "(2F3;1B0)OVERLAP_F_B" is a pair that shares its slot, an
-empty cell is a bubble. There is no header: counts and placement follow from the cells.
+"2F0", "2B0", "2I0", "2W0" mean the same as in pykern, "(2F3;1B0)OVERLAP_F_B" is a pair that shares
+its slot, an empty cell is a bubble. There is no header: counts and placement follow from the cells.
 
-With sends and receives there are two forms: from version 2.15 on, torch's runtime needs a wait for
-each send and each REDUCE_GRAD, which an older torch does not know.
+Files with sends and receives have two forms: from version 2.15 on, torch's runtime needs a wait for
+each send and each REDUCE_GRAD, and an older torch cannot read waits.
 """
 
 import csv
@@ -27,15 +27,15 @@ from pykern.plan.files.transfers import (
 )
 
 KINDS = (Kind.F, Kind.B, Kind.I, Kind.W)
-# What a placement takes; a line is a device.
+# The most devices that a placement takes; a line is a device.
 MAX_DEVICES = 1 << 16
-# Actions, transfers and bubbles.
+# The limit for actions, transfers and bubbles together.
 MAX_CELLS = 2 * MAX_ACTIONS
 
 ACTION = re.compile(r"[0-9]+[FBIW][0-9]+")
 PAIR = re.compile(r"\(([0-9]+F[0-9]+);([0-9]+[BI][0-9]+)\)OVERLAP_F_B")
 TRANSFER = re.compile(r"([0-9]{1,5})(SEND|RECV)_([FB])([0-9]{1,8})")
-# What torch does once for a stage, for parameters that are sharded or replicated over ranks.
+# Torch's actions once per stage, for parameters that are sharded or replicated over ranks.
 PER_STAGE = re.compile(r"[0-9]{1,5}(UNSHARD|RESHARD|REDUCE_GRAD|WAIT_REDUCE_GRAD)")
 # The end of a send, for its sender alone.
 WAIT = re.compile(r"[0-9]{1,5}WAIT_SEND_[FB][0-9]{1,8}")
@@ -45,19 +45,20 @@ def to_torch_csv(plan: Plan, *, transfers: bool = False, waits: bool | None = No
     """The plan as torch's runtime loads it.
 
     Args:
-        plan: One that passes `check`. What torch's runtime asks for beyond what its file can say is
-            not checked: as many ranks as devices, and on the last stage ascending microbatches.
-        transfers: Whether to write sends, receives and torch's REDUCE_GRAD: the form that torch
-            calls "compute_comms"; else the one that it calls "compute_only".
-        waits: Whether transfers come with the waits that torch 2.15 and newer need and older ones
-            do not know; None for the form of the torch that is installed.
+        plan: A plan that passes `check`. Two more rules of torch's runtime, which the file cannot
+            express, are not checked: as many ranks as devices, and ascending microbatches on the
+            last stage.
+        transfers: Whether to write sends, receives and torch's REDUCE_GRAD, the form that torch
+            calls "compute_comms"; otherwise torch's "compute_only" is written.
+        waits: Whether to write waits with the transfers, which torch 2.15 and newer need and older
+            versions cannot read; None for the form of the installed torch.
 
     Returns:
         Lines as Python's csv writes them, each ending in a carriage return and a line feed.
 
     Raises:
         PlanError: The plan breaks a rule.
-        ValueError: It has replicas, slices, or actions of a kind that torch does not know.
+        ValueError: The plan has replicas, slices, or actions of a kind that torch lacks.
     """
     check(plan)
     require_sayable(plan)
@@ -72,7 +73,7 @@ def to_torch_csv(plan: Plan, *, transfers: bool = False, waits: bool | None = No
 
 
 def require_sayable(plan: Plan, reader: str = "torch's CSV", advice: str = "; use .json") -> None:
-    """Refuses what torch has no word for."""
+    """Refuses a plan that torch's format cannot express."""
     for name, number in (
         ("replicas", plan.placement.num_replicas),
         ("slices", plan.num_slices),
@@ -92,14 +93,15 @@ def from_torch_csv(text: str) -> Plan:
     """The plan that the text holds, whether this project or torch has written it.
 
     Args:
-        text: With or without sends and receives. If there are any, they must be those that the plan
-            needs; they are left out, as are bubbles, waits, and what torch does once for a stage.
+        text: The CSV, with or without sends and receives. If there are any, they must be exactly
+            the ones that the plan needs. They are left out of the result, as are bubbles, waits,
+            and torch's actions once per stage.
 
     Returns:
         The checked plan.
 
     Raises:
-        ValueError: The text is not such a plan; the message names line, cell and value.
+        ValueError: The text does not hold a plan; the message names line, cell and value.
         PlanError: The plan breaks a rule.
     """
     require_cells(text)
@@ -135,7 +137,7 @@ def require_cells(text: str) -> None:
 
 
 def lines_of(text: str) -> Iterator[list[str]]:
-    """The cells, line by line: all cells at once take many times the memory of the text."""
+    """The cells, line by line, because all cells at once take many times the text's memory."""
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         for number, cells in enumerate(reader, start=1):
@@ -224,7 +226,7 @@ def parse(text: str) -> Slot | Transfer:
 
 
 def placement_of(rows: Sequence[Row]) -> Placement:
-    """A stage is on the device in whose line its actions stand."""
+    """The placement: each stage is on the device whose line holds the actions of the stage."""
     device_of: dict[int, int] = {}
     for device, row in enumerate(rows):
         for stage in {action.stage for slot in row.slots() for action in slot}:

@@ -1,7 +1,7 @@
-"""What crosses between devices, as torch's runtime is told: sends, receives, and their order.
+"""Transfers between devices for torch's runtime: sends, receives, and their order.
 
-Messages between stages of one device are none. A message from one device to another is received in
-the order of sending: torch matches them by that order alone.
+Stages on one device need no messages. Messages from one device to another are received in the order
+of sending, because torch matches sends and receives by that order alone.
 """
 
 from collections import defaultdict, deque
@@ -10,16 +10,16 @@ from typing import NamedTuple
 
 from pykern._C import Action, Costs, Kind, Placement, Plan, Span, simulate
 
-# One action, or two that share it.
+# A slot holds one action, or two actions that share it.
 Slot = tuple[Action, ...]
 
-# What messages are ordered by where nobody knows better. Their own time, which is next to none,
-# tells apart what is made at once: what has come a longer way goes later.
+# The default costs that order messages. The tiny transfer time orders messages that are made at the
+# same time: a message whose inputs came a longer way goes later.
 ORDER_COSTS = Costs(1, 2, transfer_ns=2**-10)
 
 
 class Message(NamedTuple):
-    """An output on its way down, or a gradient on its way up. `stage` is the sender's."""
+    """An output on its way down, or a gradient on its way up; `stage` is the sender's."""
 
     down: bool
     stage: int
@@ -27,7 +27,7 @@ class Message(NamedTuple):
 
     @property
     def reader(self) -> int:
-        """The stage that receives it."""
+        """The stage that receives the message."""
         return self.stage + 1 if self.down else self.stage - 1
 
 
@@ -38,7 +38,7 @@ class Transfer(NamedTuple):
     message: Message
 
     def __str__(self) -> str:
-        """As torch writes it: the stage is that of the row."""
+        """The transfer as torch writes it, with the stage of the row it stands in."""
         stage = self.message.stage if self.sends else self.message.reader
         word = "SEND" if self.sends else "RECV"
         return f"{stage}{word}_{'F' if self.message.down else 'B'}{self.message.microbatch}"
@@ -60,7 +60,7 @@ def slots_of(plan: Plan) -> list[list[Slot]]:
 
 
 def sent_by(action: Action, placement: Placement) -> Message | None:
-    """What leaves the device when the action is done."""
+    """The message that leaves the device after the action, if there is one."""
     if action.kind is Kind.W:
         return None
     message = Message(action.kind is Kind.F, action.stage, action.microbatch)
@@ -68,7 +68,7 @@ def sent_by(action: Action, placement: Placement) -> Message | None:
 
 
 def read_by(action: Action, placement: Placement) -> Message | None:
-    """What must have come before the action starts."""
+    """The message that must arrive before the action starts, if there is one."""
     if action.kind is Kind.W:
         return None
     down = action.kind is Kind.F
@@ -77,7 +77,7 @@ def read_by(action: Action, placement: Placement) -> Message | None:
 
 
 def crosses(message: Message, placement: Placement) -> bool:
-    """Whether it has a sender and a reader, on different devices."""
+    """Whether the message has a sender and a reader, on different devices."""
     stages = range(placement.num_stages)
     if message.stage not in stages or message.reader not in stages:
         return False
@@ -85,15 +85,15 @@ def crosses(message: Message, placement: Placement) -> bool:
 
 
 def in_order(plan: Plan, costs: Costs = ORDER_COSTS) -> list[Message]:
-    """All messages in an order in which they could be made, that of the simulator.
+    """All messages in the order in which the simulator makes them.
 
-    Of those that are made at once, the one that is read first goes first.
+    Where several messages are made at the same time, the message that is read first goes first.
     """
     unit, spans = spans_of(plan, ORDER_COSTS), spans_of(plan, costs)
     readers = {read_by(action, plan.placement): span for action, span in spans.items()}
 
     def when(sender: Action) -> tuple[float, float, float]:
-        # Actions that take no time end together with what they need; in these units none does.
+        # Actions that take no time end together with their inputs; no action of `unit` does.
         reader = readers[sent_by(sender, plan.placement)]
         return spans[sender].end_ns, unit[sender].end_ns, reader.start_ns
 
@@ -103,7 +103,7 @@ def in_order(plan: Plan, costs: Costs = ORDER_COSTS) -> list[Message]:
 
 
 def require_all_trained(plan: Plan) -> None:
-    """Raises ValueError where stages that are not trained stand in front of some that are."""
+    """Raises ValueError if stages that are not trained stand in front of trained stages."""
     if 0 < plan.first_trained < plan.num_stages:
         raise ValueError(
             "the plan must have a backward of every stage for torch's runtime, got one from stage "
@@ -112,29 +112,30 @@ def require_all_trained(plan: Plan) -> None:
 
 
 def spans_of(plan: Plan, costs: Costs) -> dict[Action, Span]:
-    """When each action runs; those of a device are in the order of its row."""
+    """The span of each action; the actions of a device are in the order of its row."""
     return {span.action: span for row in simulate(plan, costs).rows for span in row}
 
 
 def with_transfers(plan: Plan, costs: Costs = ORDER_COSTS) -> list[list[Slot | Transfer]]:
     """The rows with sends and receives.
 
-    Every device sends and receives in one global order of messages, that in which they are made. A
-    send stands behind what makes it, a receive behind the send before it in that order, or first:
-    as early as may be, so that no send waits for its receive. The rows end even where every
-    transfer waits for its other end: what a row sends or computes before a transfer needs earlier
-    ones alone, hence each follows from those before it.
+    Every device sends and receives in one global order of messages, the order in which they are
+    made. A send stands behind the action that makes its message. A receive stands as early as
+    possible, first or right behind the send that precedes it in the global order, so that no send
+    waits for its receive. The rows cannot deadlock even if every transfer waits for its other end:
+    whatever a row sends or computes before a transfer needs only earlier transfers, so each
+    transfer can follow from the transfers before it.
 
     Args:
-        plan: Of one replica and one slice, with F, B, I and W only.
-        costs: Those by which the messages are ordered.
+        plan: A plan of one replica and one slice, with F, B, I and W only.
+        costs: The costs that order the messages.
 
     Returns:
         A row for each device.
 
     Raises:
-        ValueError: A stage without a backward stands in front of one that has it: torch's stages
-            all send gradients back.
+        ValueError: A stage without a backward stands in front of a stage with a backward, but all
+            of torch's stages send gradients back.
     """
     require_all_trained(plan)
     messages = in_order(plan, costs)
@@ -154,10 +155,10 @@ def row_with_transfers(
     number: Mapping[Message, int],
     placement: Placement,
 ) -> Iterator[Slot | Transfer]:
-    """One device's row; `inbox` holds what it receives, in order.
+    """One device's row; `inbox` holds the messages that the device receives, in order.
 
     A pair in a slot makes two messages at once. They are sent in the global order as well: a device
-    that receives both matches them by order alone, and both may have the same shape.
+    that receives both messages matches them by order alone, and they may have the same shape.
     """
     sent = [
         sorted((m for action in slot if (m := sent_by(action, placement))), key=number.__getitem__)
@@ -179,7 +180,7 @@ def row_with_transfers(
 
 
 class ReadItem(NamedTuple):
-    """An item of a row that was read, and where it stands."""
+    """An item of a row that was read, with its line and its place in the line."""
 
     line: int
     number: int
@@ -187,16 +188,16 @@ class ReadItem(NamedTuple):
 
     @property
     def where(self) -> str:
-        """In words; made only where it is said, as a file may have millions of cells."""
+        """The place in words; made only for a message, as a file may have millions of cells."""
         return f"line {self.line}, cell {self.number}"
 
 
 def require_paired(rows: Sequence[Iterable[ReadItem]], placement: Placement) -> None:
-    """Refuses rows whose sends and receives are not those that their actions need.
+    """Refuses rows whose sends and receives are not exactly those that their actions need.
 
     Args:
-        rows: Those of a plan that passes `check`, with transfers between them.
-        placement: That plan's.
+        rows: The rows of a plan that passes `check`, with transfers between the actions.
+        placement: The placement of that plan.
 
     Raises:
         ValueError: A transfer is missing, superfluous, on a wrong device, before its maker or after
@@ -223,7 +224,7 @@ def require_paired(rows: Sequence[Iterable[ReadItem]], placement: Placement) -> 
 
 
 def require_row(row: Iterable[ReadItem], placement: Placement) -> None:
-    """Refuses a row that sends what it has not made, or computes with what has not come."""
+    """Refuses a row that sends a message before making it, or computes before receiving one."""
     made: dict[Message, ReadItem] = {}
     came: dict[Message, ReadItem] = {}
     for cell in row:
@@ -247,6 +248,6 @@ def require_row(row: Iterable[ReadItem], placement: Placement) -> None:
 
 
 def require_empty(left: Mapping[Message, ReadItem], *, sends: bool, what: str) -> None:
-    """Refuses the first that is left over at the end of a row."""
+    """Refuses the first message that is left over at the end of a row."""
     for message, cell in left.items():
         raise ValueError(f"{cell.where}: {Transfer(sends, message)} {what}")
