@@ -45,7 +45,7 @@ class Graph:
         self._entries += [list(aside.values()) for aside in self.forks.values()]
 
     def _visit(self, root: Node) -> None:
-        # Depth first without recursion: a node lies below its successors on the stack, and ends last.
+        # Depth first without recursion: a node lies below its successors, and is left after them.
         stack = [(root, False)]
         while stack:
             node, leave = stack.pop()

@@ -1,8 +1,9 @@
 """Running statistics of batch normalisation over the full batch, not one microbatch after another.
 
 Each microbatch is normalised by its own statistics, as always. `running_mean` and `running_var`
-are updated once per step, towards the mean and the unbiased variance of all rows of the batch, as
-with the DeferredBatchNorm of torchgpipe (Kim et al., 2020, arXiv 2004.09910), whose variance is biased.
+are updated once per step, towards the mean and the unbiased variance of all rows of the batch. The
+DeferredBatchNorm of torchgpipe (Kim et al., 2020, arXiv 2004.09910) does the same with the biased
+variance.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Beside(Feature):
 
     Args:
         loss_fn: called by the last stage.
-        origins: a register of who made which tensor; also filled while a forward was recorded.
+        origins: the record of which stage made which tensor, or of a recorded forward.
     """
 
     def __init__(self, loss_fn: object, origins: Origins) -> None:

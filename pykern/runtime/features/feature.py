@@ -94,7 +94,7 @@ class Feature:
         """Raises where a forward alone cannot run."""
 
     def step(self, scaler: object) -> AbstractContextManager[None]:
-        """A context around a training step, which sees its exceptions; later features nest in it."""
+        """A context around a training step; sees its exceptions, and contains later features."""
         del scaler
         return nullcontext()
 
