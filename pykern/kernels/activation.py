@@ -173,8 +173,8 @@ def gelu(x: Tensor, bias: Tensor | None = None, *, approximate: Approximate = "n
         As `x`, contiguous; rounded once from float32.
 
     Raises:
-        ValueError: `x` has no columns, the bias has not the shape of a row or is on another device,
-            or `approximate` is unknown.
+        ValueError: `x` has no columns, the bias does not have the shape of a row or is on another
+            device, or `approximate` is unknown.
         TypeError: `x` or the bias is not floating.
 
     Paper: D. Hendrycks, K. Gimpel, "Gaussian Error Linear Units", 2016.

@@ -73,7 +73,7 @@ def dropout(x: Tensor, rate: float, training: bool = True) -> Tensor:
     Args:
         x: float32, bfloat16, float16 or float64, of any shape.
         rate: the probability of zero, 0 <= rate < 1, to 32 bits.
-        training: False leaves `x` as it is.
+        training: False returns `x` unchanged.
 
     Returns:
         As `x`; the product is rounded once from float32.

@@ -107,7 +107,7 @@ def experts(x: Tensor, routing: Routing, gate_up: Tensor, down: Tensor) -> Tenso
 
     The grouped products read the number of rows per expert on the device. GPUs have such products
     for bfloat16 only (compute capability 9 and 10). In other types, every row is multiplied with
-    every expert, which is correct but slow, and meant for tests.
+    every expert, which is correct, and meant for tests.
 
     Paper: N. Shazeer et al., "Outrageously Large Neural Networks: The Sparsely-Gated
         Mixture-of-Experts Layer", ICLR 2017, arXiv 1701.06538; N. Shazeer, "GLU Variants Improve

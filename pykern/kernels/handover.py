@@ -1,4 +1,4 @@
-"""Operations whose backward comes in two parts: the gradients of inputs, then those of weights.
+"""Operations whose backward comes in two parts: gradients of inputs, then gradients of weights.
 
 torch runs a custom function's backward as a whole, and does not tell it which gradients are wanted.
 Here a backward returns the gradients of its inputs, and a function that computes the gradients of

@@ -159,7 +159,7 @@ def add_norm(
         kind: "rms" or "layer".
         eps: as of `rms_norm` and `layer_norm`.
         rate: as of `dropout.dropout`.
-        training: False leaves `delta` as it is.
+        training: False adds `delta` without dropout.
 
     Returns:
         The sum and the normed output, each as `x`. Only the sum is saved for the backward.

@@ -114,7 +114,7 @@ def norm_linear(
         kind: "rms" or "layer".
         eps: as of `norm.rms_norm` and `norm.layer_norm`.
         rate: as of `dropout.dropout`.
-        training: False leaves `delta` as it is.
+        training: False adds `delta` without dropout.
 
     Returns:
         The sum, as `x`; without a delta it shares the memory of `x`. The linear layer's output

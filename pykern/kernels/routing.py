@@ -100,7 +100,7 @@ class _Route(torch.autograd.Function):
 
 
 def route(logits: Tensor, num_chosen: int) -> Routing:
-    """Chooses the experts of each token: those with the highest logits.
+    """Chooses the experts of each token: the experts with the highest logits.
 
     Args:
         logits: float32, bfloat16, float16 or float64 [.., num_experts], of T tokens in all.

@@ -26,7 +26,7 @@ CODES: dict[StashForm, tuple[torch.dtype, float]] = {
 }
 # Columns of a block.
 BLOCK = 128
-# A block with smaller elements only counts as zeros: its inverse scale could overflow.
+# A block whose elements are all smaller becomes zeros: its inverse scale could overflow.
 SMALLEST = 2.0**-100
 
 

@@ -23,7 +23,7 @@ def _as_it_is(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
 
 @dataclass(frozen=True)
 class Batch:
-    """One batch, and how a step runs it.
+    """A batch, and how a step runs the batch.
 
     Attributes:
         inputs: arguments of the model, positional and by name, for all rows.
@@ -54,10 +54,10 @@ class Batch:
 
 
 class Outputs:
-    """Takes what the last stage returns, and starts no backward.
+    """Takes the outputs of the last stage, and starts no backward.
 
     Args:
-        weights: of the microbatches, for averaging outputs without dimensions.
+        weights: of the microbatches, for the sum of outputs without dimensions.
 
     Attributes:
         parts: the outputs, by microbatch.

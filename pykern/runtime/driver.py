@@ -36,7 +36,7 @@ class Driver(Protocol):
         """Whether steps may be replayed without Python."""
 
     def direct(self, plan: Plan, /) -> Direct:
-        """The routes by which a value can skip the stages between two stages."""
+        """A function that tells whether values can go past the stages between two stages."""
 
     def connect(self, replicas: Sequence[Sequence[Stage]], plan: Plan) -> None:
         """Connects stages with their neighbours."""

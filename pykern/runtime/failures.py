@@ -10,7 +10,7 @@ from .driver import Failure, Located
 
 
 class Failures:
-    """Notes at exceptions where actions of an executor have failed.
+    """Adds notes to exceptions, which name the failed action of an executor.
 
     Args:
         where: names a device for messages.

@@ -149,7 +149,7 @@ def _nothing() -> None:
 
 
 def _not_the_end(call: Callable[[], Any]) -> Any:
-    """The result of the call. Turns StopIteration, which would end the stream, to RuntimeError."""
+    """The result of the call; StopIteration, which would end the stream, becomes RuntimeError."""
     try:
         return call()
     except StopIteration as error:

@@ -26,7 +26,7 @@ _CODES = {torch.float32: "f", torch.float64: "d"}
 
 
 class InOnePass(Protocol):
-    """A loss that may compute gradients at once, and add those of parameters to their `.grad`."""
+    """A loss that may compute gradients at once, and add up the `.grad` of parameters."""
 
     def with_gradients(
         self, output: Any, target: Any, share: float | Tensor

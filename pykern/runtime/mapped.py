@@ -27,7 +27,7 @@ class Mapped:
     """
 
     losses: Losses
-    # The losses make gradients of the shapes and types of what the function returns.
+    # The losses make gradients of the shapes and types of the function's results.
     knows_gradients = True
 
     def __init__(self, function: Callable[..., Any]) -> None:

@@ -1,4 +1,4 @@
-"""Cuts a batch into microbatches and puts results together again. It computes nothing."""
+"""Cuts a batch into microbatches, and joins their results."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def refuse_graphs(tree: Any) -> None:
 
 
 def split(tree: Any, rows: Sequence[int]) -> list[Any]:
-    """One tree per microbatch: tensors cut along dimension 0, everything else given to all."""
+    """One tree per microbatch: tensors are cut along dimension 0, other leaves go to all."""
     if isinstance(tree, Tensor):
         # Tensor.split is a function in Python around this one.
         return list(tree.split_with_sizes(list(rows))) if tree.dim() > 0 else [tree] * len(rows)
@@ -173,7 +173,7 @@ def _refuse_array(leaf: Any, rows: Sequence[int]) -> None:
 
 
 def _disagreement(tree: Any, rows: int) -> SplitError:
-    """Names the first tensor that has another number of rows than those before it."""
+    """The error for the first tensor that has another number of rows than earlier tensors."""
     for path, leaf in with_paths(tree):
         if isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.size(0) != rows:
             # The name is written as in Python: target, inputs[0].

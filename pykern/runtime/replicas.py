@@ -1,4 +1,4 @@
-"""The stages of all replicas of a plan, and what each replica gets of a batch."""
+"""The stages of all replicas of a plan, and the share of each replica in a batch."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class Flow(ABC):
 
     Each microbatch with rows has a slot until its batch is taken out. There are slots for two full
     batches, one of which the caller may be working on, and for one more microbatch per stage. So
-    batches with fewer microbatches than the plan keep all stages busy, too.
+    batches with fewer microbatches than stages keep all stages busy, too.
 
     Args:
         plan: of the pipeline.

@@ -28,7 +28,7 @@ class GraphEnds:
     """Takes the outputs of the last stage, with their autograd graphs.
 
     Args:
-        weights: of the microbatches, for averaging outputs without dimensions.
+        weights: of the microbatches, for the sum of outputs without dimensions.
         gradients: the gradients that backwards start from; None in a forward.
 
     Attributes:
@@ -96,7 +96,7 @@ class PipelineCall(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The gradients of the inputs, from those of the outputs."""
+        """The gradients of the inputs, from the gradients of the outputs."""
         return None, *ctx.made.backward(gradients)
 
 

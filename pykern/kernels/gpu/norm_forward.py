@@ -45,7 +45,7 @@ def _sum(
     DROPS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Some columns of the sum in float32, rounded as it is stored."""
+    """Some columns of the sum in float32, rounded as the stored sum."""
     columns = first + tl.arange(0, COLUMNS)[None, :]
     values = tl.load(x + rows * x_stride + columns, inside, 0).to(tl.float32)
     if delta is not None:

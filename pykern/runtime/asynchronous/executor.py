@@ -122,7 +122,7 @@ class AsyncExecutor(Executor):
         """Runs the remaining actions, with their updates.
 
         Returns:
-            As `step`; None instead of the loss or the program where there was nothing left.
+            As `step`; None in place of a loss or a program if no work was left.
 
         Raises:
             RuntimeError, BaseException: as for `step`.
@@ -219,7 +219,7 @@ class AsyncExecutor(Executor):
         }
 
     def _finish(self, slot: int, output: Any, once: bool) -> Ends:
-        """Computes the loss of a microbatch, and lets go of its batch."""
+        """Computes the loss of a microbatch, and releases its batch."""
         cell = self._cells[slot]
         assert cell is not None
         batch, index = cell

@@ -71,7 +71,7 @@ class StageOptimizer:
         """Changes the parameters that have a gradient.
 
         Raises:
-            RuntimeError: the optimizer keeps something in its groups, which belong to all stages.
+            RuntimeError: the optimizer keeps state in its groups, which belong to all stages.
         """
         if not self._groups:
             return

@@ -82,7 +82,8 @@ class Graph:
     def sums_alike(self) -> bool:
         """Whether sums aside round the same when all gradients of forks come first.
 
-        They do unless three or more gradients meet, some from forks and some from nodes aside.
+        Sums round the same unless three or more gradients meet, some from forks and some from nodes
+        aside.
         """
         first = Counter((edge.node, edge.output_nr) for edges in self._entries for edge in edges)
         later = Counter(

@@ -1,4 +1,4 @@
-"""Backward in two parts: I computes the gradients of a stage's inputs, W those of its parameters.
+"""Backward in two parts: I computes gradients of a stage's inputs, W gradients of parameters.
 
 Both run one autograd graph. I runs the nodes that lead to an input. Some of them are forks, such as
 the product of a linear layer: I skips their gradients for parameters and keeps their incoming
@@ -72,7 +72,7 @@ def backward_to_inputs(
         return None
     number_of = {fork: number for number, fork in enumerate(forks)}
     with taking(lambda node, weights: kept.append((number_of[node], weights))):
-        # As with WHOLE, but the graph is kept, and only these leaves get gradients.
+        # These flags differ from WHOLE: the graph is kept, and only these leaves get gradients.
         run(outputs, gradients, True, False, tuple(inputs), True, True)
     for node in graph.on_the_way():
         _release(node)

@@ -158,7 +158,7 @@ class WorkerFlow(Flow):
         return self._fate.get("lives", False) and not self._news.ended
 
     def feed(self, call: Call) -> None:
-        """Cuts a batch into microbatches, which run after those of earlier batches.
+        """Cuts a batch into microbatches, which run after the microbatches of earlier batches.
 
         Raises:
             RuntimeError: the system refuses a thread, or the flow is from before a fork.
@@ -193,7 +193,7 @@ class WorkerFlow(Flow):
         self._claim.feed(self.program, slot)
 
     def keep(self, slot: int, output: Any, once: bool) -> Ends:
-        """Takes what the last stage returns for a slot."""
+        """Takes the output of the last stage for a slot."""
         cell = self._cells[slot]
         assert cell is not None
         batch, index = cell

@@ -36,7 +36,7 @@ class Workers:
         self.claim = _C.WorkerExecutor(num_devices, timeout or 0.0)
 
     def direct(self, _: Plan) -> Direct:
-        """The routes by which a value can skip the stages between two stages: all."""
+        """A function that tells that values can go past the stages between any two stages."""
         return everywhere
 
     def connect(self, replicas: Sequence[Sequence[Stage]], plan: Plan) -> None:

@@ -37,7 +37,7 @@ class _Seen:
 class DeferredBatchNorm(Feature):
     """Updates running statistics when a step has succeeded, and leaves them alone when it fails.
 
-    Only calls of an F count, not those of an R. If a module is called several times for a
+    Only calls of an F count, not calls of an R. If a module is called several times for a
     microbatch, all calls count. Forwards without gradients update a module in train mode call by
     call, as without this feature: a stream of them may have no end.
 
@@ -118,7 +118,7 @@ class DeferredBatchNorm(Feature):
         updates = [
             update for module, seen in self._seen.items() for update in _updates(module, seen)
         ]
-        # One call, because an interrupt between several calls would leave partial updates.
+        # One call copies all: an interrupt between several calls would leave partial updates.
         if updates:
             buffers, values = zip(*updates, strict=True)
             torch._foreach_copy_(buffers, values)

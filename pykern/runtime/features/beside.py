@@ -43,12 +43,12 @@ class Beside(Feature):
 
     Args:
         loss_fn: called by the last stage.
-        origins: the record of which stage made which tensor, or of a recorded forward.
+        origins: the record of tensors, and of the stage or recorded forward that made them.
     """
 
     def __init__(self, loss_fn: object, origins: Origins) -> None:
         self.origins = origins
-        # By identity of a place that threads do not share, the stages that write there.
+        # The stages that write to a place, by identity of places that threads do not share.
         self.writers: dict[int, set[int]] = {}
         # Whether anything was refused, so that the next step is watched and refused again.
         self.has_refused = False

@@ -71,7 +71,7 @@ class TrainingStep:
 
 
 class Feature:
-    """One thing that a pipeline does beside the actions of its steps.
+    """A part of a pipeline's work beside the actions of its steps.
 
     A feature inherits from this class, and overrides the methods that it needs. Features have an
     order (`FEATURES` in `pipeline/build.py`), in which all methods are called but `finish` and

@@ -46,7 +46,7 @@ class Checks(Feature):
         step.checked = True
 
     def _looking(self, stage: Stage, microbatch: int, calls: Calls) -> Calls:
-        """The calls of a stage, with a check of what layers return."""
+        """The calls of a stage, with a check of the layers' outputs."""
         *layers, end = calls
         names = self._names[stage.index]
         where = f"stage {stage.index}, microbatch {microbatch}"

@@ -171,7 +171,7 @@ class Gpus:
         return CapturedGraph(graph, graph.raw_cuda_graph_exec(), graph.raw_cuda_graph())
 
     def synchronize(self) -> None:
-        """Waits until all GPUs have done what was issued."""
+        """Waits until all GPUs have finished the issued work."""
         for gpu in self._unique:
             torch.cuda.synchronize(gpu)
 

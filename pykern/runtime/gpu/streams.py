@@ -52,10 +52,10 @@ class Streams:
         return self.gpus.device(lane)
 
     def direct(self, plan: Plan) -> Direct:
-        """The routes by which a value can skip the stages between two stages.
+        """A function that tells whether values can go past the stages between two stages.
 
-        Steps of forwards only have no such routes, because a slot gets its next microbatch before a
-        farther stage has read the tensors from it.
+        In steps of forwards only, values cannot: a slot gets its next microbatch before a farther
+        stage has read the tensors from it.
         """
         reaches = self.gpus.lanes.reaches
 

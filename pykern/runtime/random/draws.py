@@ -1,4 +1,4 @@
-"""Whether the actions of a stage draw random numbers, and the modes for those that do."""
+"""Finds whether the actions of a stage draw random numbers, and gives them their modes."""
 
 from __future__ import annotations
 

@@ -39,14 +39,14 @@ def _generator_of(args: Args, kwargs: Kwargs) -> torch.Generator:
 
 
 def _own_generator(args: Args, kwargs: Kwargs) -> torch.Generator | None:
-    """The generator that the operation is given."""
+    """The generator among the operation's arguments, if any."""
     values = (*args, *kwargs.values())
     return next((value for value in values if isinstance(value, torch.Generator)), None)
 
 
 @cache
 def _num_before_generator(func: OpOverload) -> int:
-    """How many arguments may be given by position so that a generator can be given by name."""
+    """The most positional arguments with which a generator can be given by name."""
     for position, argument in enumerate(func._schema.arguments):
         if argument.name == "generator":
             return len(func._schema.arguments) if argument.kwarg_only else position
@@ -205,7 +205,7 @@ class NoteOwn(Interceptor):
         self.begins: Begins = {}
 
     def draw(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-        """Calls the operation as it is."""
+        """Calls the operation unchanged."""
         own = _own_generator(args, kwargs)
         if own is not None and own not in self.begins:
             self.begins[own] = own.get_state()

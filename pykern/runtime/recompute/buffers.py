@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ... import _C
 from ...torch_private import version_of
 
-# The number of a module among those of the layers, and the name of its buffer.
+# The number of a module among all modules of the layers, and the name of its buffer.
 Names = Sequence[tuple[int, str]]
 
 

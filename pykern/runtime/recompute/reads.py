@@ -28,7 +28,7 @@ class Reads(DispatchMode):
     def __init__(self, given: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.crossed: set[int] = set()
-        # By address: the storage, unless another one has its memory by now, and its call.
+        # By address: the storage, unless a new storage has its memory now, and its call.
         self._made: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
         self._returned: list[set[int]] = []
         for storage in _storages(tensors_of(given)):

@@ -120,7 +120,7 @@ class Recording:
         for stage, seeds in zip(self._stages, self._seeds, strict=True):
             rows, count = seeds.shape
             if count > 0:
-                # The count is that of the capture, whatever other steps have drawn since.
+                # The number of seeds is as in the capture, whatever other steps have drawn since.
                 drawn = [stage.draws.seeds_of(step, number, count) for number in range(rows)]
                 seeds.copy_(torch.stack(drawn), non_blocking=True)
         step.use()
@@ -130,7 +130,7 @@ class Recording:
         losses.take(list(self._loss_of.unbind()))
 
     def _capture(self, plan: Plan) -> None:
-        """Captures all forwards, then all backwards, since results show their shapes to neighbours.
+        """Captures all forwards, then all backwards: results are examples for the next stage.
 
         Within a slot of a stage, the order is the same as in every step.
         """

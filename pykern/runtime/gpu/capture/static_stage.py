@@ -114,7 +114,7 @@ class StaticStage(Transport):
         ]
 
     def handed(self, slot: int) -> tuple[tuple[Any, ...], Sequence[Tensor]]:
-        """The arguments that F has made for the next stage, and those among them with gradients."""
+        """The arguments that F has made for the next stage, and the tensors that need gradients."""
         assert self._after is not None
         arguments = self._after.arguments[slot]
         assert arguments is not None
@@ -133,7 +133,7 @@ class StaticStage(Transport):
         return self._cells[slot][1] in INPUTS
 
     def trains(self, slot: int) -> list[Tensor]:
-        """The leaves that collect gradients in a backward, to be called before the backward."""
+        """The leaves that collect gradients in a backward. Call this before the backward."""
         if self.is_recomputed(slot):
             return list(self._stage.trains)
         own = {id(leaf) for leaf in self._leaves[slot]}
