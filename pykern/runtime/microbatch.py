@@ -1,4 +1,4 @@
-"""Cuts a batch into microbatches, and joins their results."""
+"""Cuts a batch into microbatches, and joins their results. No layer runs here."""
 
 from __future__ import annotations
 
