@@ -1,5 +1,6 @@
-"""Fused operations that keep little for their backward and make the rest again within its kernels.
+"""Fused operations that save few tensors, and recompute the rest inside their backward kernels.
 
-Each is a file: a twin in plain torch, which is also what runs on the CPU, the operation as torch
-knows it, and the autograd function; its Triton kernels are in the file of the same name in `gpu`.
+Each operation has a file with a twin in plain torch, which also runs on the CPU, the operator
+registered with torch, and the autograd function. The Triton kernels are in the file of the same
+name in `gpu`.
 """

@@ -13,10 +13,10 @@ from .handover import TwoParts, Weights
 from .levels import KernelLevel
 from .operation import define, wide
 
-# The first two multiply an activation of the first half of the columns by the second half.
+# Gated kinds multiply an activation of the first half of the columns by the second half.
 Gated = Literal["swiglu", "geglu"]
 GATED: tuple[Gated, ...] = get_args(Gated)
-# The form of GELU: of the error function, as nn.GELU() has it, or of the hyperbolic tangent.
+# The form of GELU: with the error function, as nn.GELU(), or with the hyperbolic tangent.
 Approximate = Literal["none", "tanh"]
 APPROXIMATES: tuple[Approximate, ...] = get_args(Approximate)
 Activation = Literal["swiglu", "geglu", "gelu", "gelu_tanh"]
@@ -27,11 +27,11 @@ def activated(x: Tensor, bias: Tensor | None, kind: Activation) -> Tensor:
 
     Args:
         x: floating, of any shape.
-        bias: floating, added to each row of `x`; None for none, and where the kind is gated.
-        kind: which activation.
+        bias: floating, added to each row of `x`; None for no bias, and for gated kinds.
+        kind: the activation.
 
     Returns:
-        Of the type of `x`, contiguous; gated kinds have half of its columns.
+        The result in the dtype of `x`, contiguous; gated kinds have half of its columns.
     """
     before, factor = _parts(x, bias, kind)
     after = _forward(before, kind)
@@ -45,14 +45,14 @@ def differentiated(
 
     Args:
         gradient: floating, of the shape of `activated`'s result.
-        x: as it was.
-        bias: as it was.
-        kind: as it was.
-        again: whether the result of `activated` is wanted once more, the same bits.
+        x: as in the forward.
+        bias: as in the forward.
+        kind: as in the forward.
+        again: whether to return the result of `activated` again, with the same bits.
 
     Returns:
-        The gradient of `x` of its type and shape, contiguous; that of the bias in float32, or
-        float64, without elements if there is none; what `activated` returned, or no elements.
+        The gradient of `x` in its dtype and shape, contiguous; the gradient of the bias in float32
+        or float64, empty without a bias; the result of `activated`, empty if not wanted.
     """
     before, factor = _parts(x, bias, kind)
     gradient = gradient.to(before.dtype)
@@ -63,13 +63,13 @@ def differentiated(
         of_gate = _backward(gradient * factor, before, kind)
         of_x = torch.cat((of_gate, gradient * after), -1)
         after = after.mul_(factor) if again else x.new_empty(0)
-    # One row is its own sum, but two results of an operation share no memory.
+    # A single row is its own sum, but the results of an operation must not share memory.
     of_bias = before.new_empty(0) if bias is None else of_x.sum_to_size(bias.shape).clone()
     return of_x.to(x.dtype), of_bias, after.to(x.dtype)
 
 
 def _parts(x: Tensor, bias: Tensor | None, kind: Activation) -> tuple[Tensor, Tensor | None]:
-    """What the activation is of, and what it is multiplied by."""
+    """The argument of the activation, and the factor of its result, if any."""
     if kind in GATED:
         half = x.shape[-1] // 2
         values = wide(x.contiguous())
@@ -132,7 +132,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
         [..., f], of the same type; rounded once from float32.
 
     Raises:
-        ValueError: the number of columns is odd, or there are none.
+        ValueError: the number of columns is odd or 0.
         TypeError: `gate_up` is not floating.
 
     Paper: N. Shazeer, "GLU Variants Improve Transformer", 2020.
@@ -142,7 +142,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 
 def geglu(gate_up: Tensor) -> Tensor:
-    """gelu(gate) * up, with GELU in the form of the tangent: the activation of Gemma and T5 1.1.
+    """gelu(gate) * up, with GELU in its tanh form: the activation of Gemma and T5 1.1.
 
     Args:
         gate_up: float32, bfloat16, float16 or float64, [..., 2 * f]: the gate, then up.
@@ -151,7 +151,7 @@ def geglu(gate_up: Tensor) -> Tensor:
         [..., f], of the same type; rounded once from float32.
 
     Raises:
-        ValueError: the number of columns is odd, or there are none.
+        ValueError: the number of columns is odd or 0.
         TypeError: `gate_up` is not floating.
 
     Paper: N. Shazeer, "GLU Variants Improve Transformer", 2020.
@@ -161,20 +161,20 @@ def geglu(gate_up: Tensor) -> Tensor:
 
 
 def gelu(x: Tensor, bias: Tensor | None = None, *, approximate: Approximate = "none") -> Tensor:
-    """X + bias times the normal distribution's share below it.
+    """GELU of y = x + bias: y times the standard normal distribution function of y.
 
     Args:
         x: float32, bfloat16, float16 or float64, [..., f].
-        bias: floating, [f]; added in float32. None for none.
-        approximate: "none" is the exact form, of the error function: nn.GELU(), BERT, GPT-NeoX.
+        bias: floating, [f]; added in float32. None for no bias.
+        approximate: "none" is the exact form, with the error function: nn.GELU(), BERT, GPT-NeoX.
             "tanh" approximates it: GPT-2, GPT-J.
 
     Returns:
         As `x`, contiguous; rounded once from float32.
 
     Raises:
-        ValueError: `x` has no columns, the bias is not one row of `x` or on another device, or
-            there is no such form.
+        ValueError: `x` has no columns, the bias does not have the shape of a row or is on another
+            device, or `approximate` is unknown.
         TypeError: `x` or the bias is not floating.
 
     Paper: D. Hendrycks, K. Gimpel, "Gaussian Error Linear Units", 2016.
@@ -185,10 +185,10 @@ def gelu(x: Tensor, bias: Tensor | None = None, *, approximate: Approximate = "n
 
 
 def gelu_kind(approximate: Approximate) -> Activation:
-    """The kind of a form of GELU.
+    """The kind of activation for a form of GELU.
 
     Raises:
-        ValueError: there is no such form.
+        ValueError: the form is unknown.
     """
     if approximate not in APPROXIMATES:
         raise ValueError(f"a form of GELU is one of {', '.join(APPROXIMATES)}, got {approximate!r}")
@@ -200,7 +200,7 @@ def check(x: Tensor, bias: Tensor | None, kind: Activation) -> None:
 
     Raises:
         ValueError: a shape or a device is wrong.
-        TypeError: a type is.
+        TypeError: a dtype is wrong.
     """
     for tensor in (x,) if bias is None else (x, bias):
         if not tensor.is_floating_point():

@@ -1,7 +1,7 @@
-"""An activation and the linear layer behind it, which keep no tensor between them.
+"""An activation fused with the linear layer behind it; the tensor between them is not saved.
 
-What the linear layer multiplies is needed again for its weight's gradient. The backward of the
-activation reads all that it was made from, and makes it again on the way, the same bits.
+The gradient of the linear layer's weight needs the activation's output again. The backward of the
+activation reads the inputs of that output anyway, and recomputes it on the way, bit for bit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .operation import multiplied_type
 
 
 class _ActivationLinear(TwoParts):
-    """Of x, input bias, weight, bias, kind, level; ctx.dtype is what x had."""
+    """The operation on (x, input bias, weight, bias, kind, level); ctx.dtype is the dtype of x."""
 
     weights = (1, 2, 3)
 
@@ -80,21 +80,21 @@ def gated_linear(
 ) -> Tensor:
     """A linear layer of silu(gate) * up, or gelu(gate) * up.
 
-    For its backward it keeps `gate_up` only: 2 * f numbers per row, at level ops+stash in 8 bits;
-    at level none also the product, f numbers. Under autocast the operands of the matrix product
-    are cast, as a linear layer's.
+    The operation saves only `gate_up`: 2 * f numbers per row, at level ops+stash in 8 bits; at
+    level none also the product, f numbers. Autocast casts the operands of the matrix product, as
+    for nn.Linear.
 
     Args:
         gate_up: float32, bfloat16, float16 or float64, [..., 2 * f]: the gate, then up.
-        weight: [out, f], of the type of `gate_up` but under autocast.
-        bias: [out], of the same type; None for none.
+        weight: [out, f], of the type of `gate_up`; of any type under autocast.
+        bias: [out], likewise; None for no bias.
         activation: "swiglu" or "geglu", as in `pykern.kernels.activation`.
 
     Returns:
         [..., out].
 
     Raises:
-        ValueError: shapes or devices do not fit, or there is no such activation.
+        ValueError: shapes or devices do not fit, or `activation` is unknown.
         TypeError: types do not fit.
 
     Paper: N. Shazeer, "GLU Variants Improve Transformer", 2020.
@@ -114,22 +114,22 @@ def gelu_linear(
 ) -> Tensor:
     """A linear layer of gelu(x + input_bias).
 
-    For its backward it keeps `x` only: f numbers per row, at level ops+stash in 8 bits; at level
-    none also what is multiplied, f numbers. Under autocast the operands of the matrix product are
-    cast, as a linear layer's.
+    The operation saves only `x`: f numbers per row, at level ops+stash in 8 bits; at level none
+    also the output of GELU, f numbers. Autocast casts the operands of the matrix product, as for
+    nn.Linear.
 
     Args:
         x: float32, bfloat16, float16 or float64, [..., f].
-        input_bias: floating, [f]; added in float32. None for none.
-        weight: [out, f], of the type of `x` but under autocast.
-        bias: [out], of the same type; None for none.
+        input_bias: floating, [f]; added in float32. None for no bias.
+        weight: [out, f], of the type of `x`; of any type under autocast.
+        bias: [out], likewise; None for no bias.
         approximate: the form of GELU, as in `pykern.kernels.activation.gelu`.
 
     Returns:
         [..., out].
 
     Raises:
-        ValueError: shapes or devices do not fit, or there is no such form.
+        ValueError: shapes or devices do not fit, or `approximate` is unknown.
         TypeError: types do not fit.
 
     Paper: D. Hendrycks, K. Gimpel, "Gaussian Error Linear Units", 2016.

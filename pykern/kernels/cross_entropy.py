@@ -1,4 +1,4 @@
-"""Cross entropy of rows of logits, and its gradient in their place."""
+"""Cross entropy of rows of logits, whose gradient overwrites the logits."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from .operation import define, wide
 def losses_of_rows(
     logits: Tensor, target: Tensor, scale: Tensor | None, num_classes: int, ignore_index: int
 ) -> tuple[Tensor, Tensor]:
-    """The loss of each row of logits and, in their place, its gradient.
+    """The loss of each row of logits; may overwrite the logits with its gradient.
 
     Args:
         logits: floating [rows, width]; columns from `num_classes` on are padding.
         target: int64 [rows].
-        scale: float32 (float64 for float64) []: the gradient of each loss, and that the gradients
-            of logits take their place; None to leave them.
-        num_classes: how many columns count, at least 1.
+        scale: float32 (float64 for float64) []: the gradient of each loss; gradients then overwrite
+            the logits. None to keep the logits.
+        num_classes: number of columns that count, at least 1.
         ignore_index: the target of rows that do not count. Their loss is 0.
 
     Returns:
         The losses and the logarithms of the rows' sums of exponentials, both float32 [rows]
-        (float64 for float64). NaN where a target is none of the classes.
+        (float64 for float64). Elements are NaN where the target is not a class.
     """
     values = wide(logits[:, :num_classes])
     classes, known, ignored = _targets(target, num_classes, ignore_index)
@@ -43,14 +43,14 @@ def gradients_of_rows(
     num_classes: int,
     ignore_index: int,
 ) -> None:
-    """Puts the gradient in the place of logits: (softmax - 1 at the target) * scale.
+    """Overwrites logits with their gradient: (softmax - 1 at the target) * scale.
 
-    It is formed in float32 and rounded once. The arguments are those of `losses_of_rows`, and the
-    logarithms that it returns.
+    The gradient is computed in float32 and rounded once. The arguments are as in `losses_of_rows`;
+    `log_sums` are the logarithms that it returns.
     """
     inside = logits[:, :num_classes]
     classes, known, ignored = _targets(target, num_classes, ignore_index)
-    # A tensor of its own unless it needs no other type.
+    # `values` is a new tensor, or the logits themselves if their dtype is wide enough.
     values = wide(inside).sub_(log_sums[:, None]).exp_()
     ones = known.to(values.dtype)[:, None]
     values.scatter_add_(1, classes[:, None], -ones)

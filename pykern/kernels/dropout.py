@@ -1,4 +1,4 @@
-"""Dropout whose mask is a function of a seed: it is made again in the backward, never stored."""
+"""Dropout whose mask is a function of a seed: the backward recomputes it; no mask is stored."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .philox import random_words
 
 
 def threshold(rate: float) -> int:
-    """What a random word must reach for its element to be kept.
+    """The smallest random word with which an element is kept.
 
     Raises:
         ValueError: the rate is not 0 <= rate < 1.
     """
     if not 0 <= rate < 1:
         raise ValueError(f"a rate of dropout is at least 0 and below 1, got {rate}")
-    # What rounds to 2**32 would be no number of 32 bits.
+    # A rate near 1 would round to 2**32, which does not fit into 32 bits.
     return min(round(rate * 2**32), 2**32 - 1)
 
 
@@ -41,7 +41,7 @@ def masked(x: Tensor, rate: float, seed: int, place: Tensor | None) -> Tensor:
 
 
 def keeps(x: Tensor, rate: float, seed: int, place: Tensor | None) -> Tensor:
-    """Which elements of `x` are kept: bool, of its shape. Columns are its last dimension."""
+    """The mask of kept elements: bool, of the shape of `x`. Columns are the last dimension."""
     num_columns = x.shape[-1] if x.dim() else 1
     num_rows = x.numel() // num_columns if num_columns else 0
     words = random_words(seed if place is None else place, num_rows, num_columns, x.device)
@@ -73,13 +73,13 @@ def dropout(x: Tensor, rate: float, training: bool = True) -> Tensor:
     Args:
         x: float32, bfloat16, float16 or float64, of any shape.
         rate: the probability of zero, 0 <= rate < 1, to 32 bits.
-        training: False leaves `x` as it is.
+        training: False returns `x` unchanged.
 
     Returns:
         As `x`; the product is rounded once from float32.
 
     Raises:
-        ValueError: the rate is outside.
+        ValueError: the rate is not 0 <= rate < 1.
         TypeError: `x` is not floating.
 
     Paper: N. Srivastava et al., "Dropout: A Simple Way to Prevent Neural Networks from

@@ -1,8 +1,8 @@
-"""Tokens through the gated layers of their experts, which keeps each token once.
+"""Runs tokens through the gated layers of their experts, and saves each token once.
 
-The weight of a row is multiplied into its gated product. So the way back is the way there: rows are
-gathered for the experts, and summed for the tokens. The gathered rows and the product are made
-again in the backward; the choice itself is kept and used again, never made again.
+The weight of a row is multiplied into its gated product. So backward has the same form as forward:
+rows are gathered for the experts, and summed for the tokens. Backward recomputes the gathered rows
+and the product; the routing is saved and reused, never recomputed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .weighted_swiglu import weighted_swiglu, weighted_swiglu_gradient
 
 
 class _Experts(TwoParts):
-    """Of x, gate_up, down, weights, order, places, ends, level."""
+    """The operation on (x, gate_up, down, weights, order, places, ends, level)."""
 
     weights = (1, 2)
 
@@ -38,7 +38,7 @@ class _Experts(TwoParts):
             product = weighted_swiglu(pre, weights, order)
             results = times(product, down.to(kind).mT, ends)
             y = row_sums(results, places.view_as(weights))
-        # Of a frozen weight, what it is multiplied with is not needed again.
+        # A frozen weight does not need its other operand again.
         aside = (rows, product) if level == "none" and any(ctx.needs_input_grad[1:3]) else ()
         kept = (*aside, *stash.packed(pre, level))
         ctx.num_aside = len(aside)
@@ -77,17 +77,17 @@ class _Experts(TwoParts):
 
 
 def _rows(x: Tensor, weights: Tensor, order: Tensor) -> Tensor:
-    """For every row its token: [T * num_chosen, width]."""
+    """The token of every row: [T * num_chosen, width]."""
     return x.index_select(0, order // weights.shape[1])
 
 
 def experts(x: Tensor, routing: Routing, gate_up: Tensor, down: Tensor) -> Tensor:
-    """The weighted sum, for each token, of what its experts make of it.
+    """The weighted sum of the outputs of each token's experts.
 
     Expert e computes `down[e] @ (silu(gate) * up)`, with gate and up the halves of
-    `gate_up[e] @ x`. Products are rounded as those of nn.Linear; the weight of an expert is
-    multiplied into silu(gate) * up in float32 before that is rounded; sums over experts are of
-    float32 and rounded once.
+    `gate_up[e] @ x`. Products are rounded as in nn.Linear. The weight of an expert is multiplied
+    into silu(gate) * up in float32, before the product is rounded. Sums over experts are in float32
+    and rounded once.
 
     Args:
         x: float32, bfloat16, float16 or float64 [.., width], of T tokens in all.
@@ -96,18 +96,18 @@ def experts(x: Tensor, routing: Routing, gate_up: Tensor, down: Tensor) -> Tenso
         down: of the type of `x` [num_experts, width, hidden].
 
     Returns:
-        As `x`; within autocast, and then with weights and `x` of any type, of autocast's type.
+        As `x`. Within autocast, `x` and weights may have any type, and the result has autocast's.
 
-    What is kept for the backward is `x`, once; of each row its gate and up, at level ops+stash in 8
-    bits, and 12 bytes of the routing; at level none also what is multiplied.
+    The operation saves `x` once, and for each row its gate and up, at level ops+stash in 8 bits,
+    and 12 bytes of the routing; at level none also the operands of the products.
 
     Raises:
-        ValueError: sizes, types or devices that do not fit each other, or a width or hidden size
-            whose rows are not multiples of 16 bytes, which grouped products need.
+        ValueError: sizes, types or devices do not fit each other, or the rows of width or hidden
+            are not multiples of 16 bytes, which grouped products need.
 
-    The grouped products read on the device how many rows an expert has. On GPUs there are such
-    products for bfloat16 alone (of compute capability 9 and 10); in other types every row is
-    multiplied with every expert, which is right, and meant for tests.
+    The grouped products read the number of rows per expert on the device. GPUs have such products
+    for bfloat16 only (compute capability 9 and 10). In other types, every row is multiplied with
+    every expert, which is correct, and meant for tests.
 
     Paper: N. Shazeer et al., "Outrageously Large Neural Networks: The Sparsely-Gated
         Mixture-of-Experts Layer", ICLR 2017, arXiv 1701.06538; N. Shazeer, "GLU Variants Improve

@@ -1,4 +1,4 @@
-"""Products of rows with the matrix of their group, where groups are known on the device alone."""
+"""Products of rows with the matrix of their group, if only the device knows the groups."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def times(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
 
     Args:
         rows: floating [N, a], adjacent columns.
-        matrices: of that type [groups, a, b], or as the transpose of such [groups, b, a].
+        matrices: of that type [groups, a, b], or a transposed view of [groups, b, a].
         ends: int32 [groups]; the rows of group g end before row `ends[g]`.
 
     Returns:
@@ -43,7 +43,7 @@ def outer(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
         return left.new_zeros((len(ends), left.shape[1], right.shape[1]))
     if _native(left):
         return F.grouped_mm(left.t(), right, offs=ends)
-    # Not a product with zero: what is NaN in one group must not reach another.
+    # A product with zero would not do: NaN of one group must not reach another.
     members = _members(left, ends)
     return torch.stack(
         [torch.where(m, left, 0.0).t() @ torch.where(m, right, 0.0) for m in members]
@@ -51,12 +51,12 @@ def outer(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
 
 
 def _native(rows: Tensor) -> bool:
-    """Whether torch's grouped product takes it without asking the device for the ends.
+    """Whether torch's grouped product supports the rows without copying `ends` to the host.
 
-    On a GPU without kernels for it, torch copies them to the host. float64 it does not take at all.
+    On a GPU without kernels for it, torch copies `ends` to the host. float64 is not supported.
     """
     if rows.untyped_storage().device.type == "meta":
-        # Sizes alone are asked for: torch's own answer knows bfloat16 only.
+        # A meta tensor needs only sizes, and torch's own function supports only bfloat16 there.
         return False
     if rows.is_cuda:
         capability = torch.cuda.get_device_capability(rows.device)
@@ -65,7 +65,7 @@ def _native(rows: Tensor) -> bool:
 
 
 def _members(rows: Tensor, ends: Tensor) -> list[Tensor]:
-    """For each group, which rows are its own: bool [N, 1]."""
+    """For each group, the mask of its rows: bool [N, 1]."""
     numbers = torch.arange(len(rows), device=rows.device)
     groups = torch.searchsorted(ends, numbers, right=True, out_int32=True)[:, None]
     return [groups == group for group in range(len(ends))]

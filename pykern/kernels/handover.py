@@ -1,8 +1,9 @@
-"""Operations whose backward comes in two parts: the gradients of inputs, then those of weights.
+"""Operations whose backward comes in two parts: gradients of inputs, then gradients of weights.
 
 torch runs a custom function's backward as a whole, and does not tell it which gradients are wanted.
-Here it returns the gradients of its inputs together with a function that computes the others. In an
-ordinary backward that is called at once; whoever splits a backward takes it and calls it later.
+Here a backward returns the gradients of its inputs, and a function that computes the gradients of
+weights. An ordinary backward calls that function at once; a split backward takes it, and calls it
+later.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ..torch_private import multithreading, set_multithreading
 
 # Computes the gradients of some arguments, by their position.
 Weights = Callable[[], dict[int, Tensor]]
-# Called with a node, and with what computes the gradients of some of its edges.
+# Called with a node, and with a function that computes the gradients of some of its edges.
 Take = Callable[[Node, Weights], None]
 
 
@@ -35,11 +36,11 @@ _local = _TakeOfThread()
 
 
 class TwoParts(torch.autograd.Function):
-    """An autograd function that tells the gradients of its weights apart.
+    """An autograd function that can compute the gradients of its weights separately.
 
-    A class of this kind has `compute(ctx, *arguments)` in place of `forward`, and in place of
-    `backward` has `gradients(ctx, *gradients)`, which returns the gradients of all arguments, None
-    for weights, and what computes the weights'.
+    A subclass has `compute(ctx, *arguments)` in place of `forward`. In place of `backward` it has
+    `gradients(ctx, *gradients)`, which returns the gradients of all arguments, None for weights,
+    and a function that computes the gradients of weights.
 
     Attributes:
         weights: positions of the arguments whose gradients the second part computes.
@@ -49,25 +50,25 @@ class TwoParts(torch.autograd.Function):
 
     @staticmethod
     def compute(ctx: Any, *arguments: Any) -> Any:
-        """The results."""
+        """Computes the results."""
         raise NotImplementedError
 
     @staticmethod
     def gradients(ctx: Any, *gradients: Tensor) -> tuple[list[Tensor | None], Weights]:
-        """The gradients of the arguments in two parts."""
+        """Computes the gradients of the arguments, in two parts."""
         raise NotImplementedError
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Any:
-        """What autograd calls."""
-        # A node has an edge for each argument that is a tensor, in their order.
+        """Runs `compute`, called by autograd."""
+        # A node has one edge for each tensor argument, in the order of arguments.
         ctx.edges = [i for i, argument in enumerate(arguments) if isinstance(argument, Tensor)]
         return ctx._forward_cls.compute(ctx, *arguments)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """What autograd calls."""
+        """Runs `gradients`, called by autograd."""
         results, weights = ctx._forward_cls.gradients(ctx, *gradients)
         if not any(ctx.needs_input_grad[position] for position in ctx._forward_cls.weights):
             return tuple(results)
@@ -81,7 +82,7 @@ class TwoParts(torch.autograd.Function):
 
 
 def edges_of_weights(node: Node) -> list[int] | None:
-    """Edges of a node to its weights that need gradients; None if it is of another kind."""
+    """The edges of a node to weights that need gradients; None if it is not a TwoParts."""
     function = getattr(node, "_forward_cls", None)
     if function is None or not issubclass(function, TwoParts):
         return None
@@ -97,15 +98,15 @@ def edges_of_weights(node: Node) -> list[int] | None:
 def are_taken() -> bool:
     """Whether the second part of a backward that runs now is called later, and not at once.
 
-    Who computes both parts together more cheaply asks in the first.
+    The first part of a backward asks this if it can compute both parts together more cheaply.
     """
     return _local.take is not None
 
 
 def taking(take: Take) -> AbstractContextManager[object]:
-    """A context, within which backwards of this thread hand over what computes weights' gradients.
+    """A context in which backwards of this thread hand over the functions of their second parts.
 
-    They run on this thread: those of CUDA tensors would have threads of autograd's own.
+    Backwards run on this thread: otherwise autograd would use its own threads for CUDA tensors.
 
     Args:
         take: called with each node and a function that returns gradients by edge of the node.

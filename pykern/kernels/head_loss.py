@@ -1,7 +1,8 @@
 """The loss of a model's head in one pass: loss, gradient of hidden states, gradient of the weight.
 
-Where backward follows forward, as in the last stage of a pipeline, nothing has to be kept between
-the two, nor multiplied out twice. The gradient of the weight is added where gradients collect.
+If backward follows forward directly, as in the last stage of a pipeline, no tensor has to be saved
+between the two, and logits are computed once. The gradient of the weight is added to its `.grad`,
+or to its `main_grad`.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from .linear_cross_entropy import FusedHead, Reduction, check, linear_cross_entr
 
 
 class LazyLogits(NamedTuple):
-    """Logits that have not been multiplied out: hidden @ weight.T.
+    """Logits hidden @ weight.T whose product is not computed yet.
 
-    A head returns them while it trains with gradients, and logits otherwise.
+    A head returns `LazyLogits` while it trains with gradients, and logits otherwise.
 
     Attributes:
         hidden: [..., h].
@@ -36,8 +37,9 @@ class WithGradients(NamedTuple):
 
     Attributes:
         loss: [], detached.
-        outputs: where the rest of the backward starts; empty where nothing before the head trains.
-        gradients: theirs.
+        outputs: the tensors where the rest of the backward starts; empty if no layer before the
+            head trains.
+        gradients: of the outputs.
     """
 
     loss: Tensor
@@ -53,7 +55,7 @@ class LinearCrossEntropy:
         reduction: "mean" over the rows that count, or "sum".
 
     Raises:
-        ValueError: there is no such reduction.
+        ValueError: the reduction is unknown.
     """
 
     def __init__(self, ignore_index: int = -100, reduction: Reduction = "mean") -> None:
@@ -70,10 +72,10 @@ class LinearCrossEntropy:
             target: int64 [...], see `linear_cross_entropy`.
 
         Returns:
-            float32 [], or float64 where `output` is that.
+            float32 [], or float64 if `output` is float64.
 
         Raises:
-            TypeError: `output` is none of these.
+            TypeError: `output` has another type.
         """
         if isinstance(output, Tensor):
             logits = output.reshape(-1, output.shape[-1])
@@ -96,10 +98,11 @@ class LinearCrossEntropy:
     def with_gradients(
         self, output: LazyLogits | Tensor, target: Tensor, share: float | Tensor
     ) -> WithGradients | None:
-        """Loss and gradients in one pass, which adds the weight's to where they collect.
+        """Computes loss and gradients in one pass, and adds up the weight's gradient.
 
-        That is `weight.main_grad` where the weight has one (float32), else `weight.grad`, which
-        begins as zeros. In a bfloat16 or float16 `.grad` every chunk of rows is rounded.
+        The gradient is added to `weight.main_grad` if the weight has one (float32), otherwise to
+        `weight.grad`, which begins as zeros. A bfloat16 or float16 `.grad` is rounded after every
+        chunk of rows.
 
         Args:
             output: as of a call.
@@ -107,8 +110,8 @@ class LinearCrossEntropy:
             share: the gradient of the loss, a number or a tensor without dimensions.
 
         Returns:
-            The loss and where the rest of the backward starts; None, and nothing done, where
-            `obstacle` says why this cannot be.
+            The loss, and the tensors where the rest of the backward starts. None, without any
+            effect, if `obstacle` returns a reason.
         """
         if self.obstacle(output) is not None:
             return None
@@ -132,7 +135,7 @@ class LinearCrossEntropy:
         return WithGradients(loss, (hidden,), (of_hidden.view(hidden.shape).to(hidden.dtype),))
 
     def obstacle(self, output: LazyLogits | Tensor) -> str | None:
-        """Why there is no way in one pass for what a head returns; None where there is."""
+        """The reason why a head's output cannot take one pass; None if it can."""
         if isinstance(output, Tensor):
             return "the head has multiplied the logits out"
         hidden, weight = _parts(output)
@@ -160,7 +163,7 @@ def _parts(output: Any) -> LazyLogits:
 def _has_hooks(weight: Tensor) -> bool:
     if weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):
         return True
-    # Others hook the node that adds to `.grad`. Its hooks are seen by whoever adds one.
+    # Hooks may also be on the node that adds to `.grad`. Adding a hook there shows the others.
     node = get_gradient_edge(weight).node
     for register in (node.register_hook, node.register_prehook):
         handle = register(lambda *_: None)
@@ -172,7 +175,7 @@ def _has_hooks(weight: Tensor) -> bool:
 
 
 def _collected(weight: Tensor) -> Tensor:
-    """The tensor that gradients of a weight are added to."""
+    """The tensor that collects the gradients of a weight."""
     main = getattr(weight, "main_grad", None)
     if main is not None:
         if main.dtype != torch.float32 or main.shape != weight.shape:
@@ -187,7 +190,7 @@ def _collected(weight: Tensor) -> Tensor:
 
 
 def new_gradient(parameter: Tensor) -> Tensor:
-    """Zeros to add the gradients of a parameter to, of the type that it wants them in."""
-    # Later versions of torch let a parameter say which; None stands for any.
+    """Zeros to add a parameter's gradients to, in the dtype that the parameter asks for."""
+    # Later versions of torch have `grad_dtype`; None stands for any dtype.
     dtype = getattr(parameter, "grad_dtype", None) or parameter.dtype
     return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)

@@ -1,4 +1,4 @@
-"""How much the operations here keep for their backward."""
+"""Recompute levels of kernels: which tensors the operations save for their backward."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Literal, get_args
 
 from .. import _C
 
-# none: everything that the backward reads. ops: what it cannot make again within its own kernels.
-# ops+stash: as ops, and the inputs of gated activations in 8 bits, which changes their gradients.
+# none: saves all tensors that the backward reads. ops: saves only tensors that the backward cannot
+# recompute inside its kernels. ops+stash: as ops, but with inputs of gated activations in 8 bits,
+# which changes their gradients.
 KernelLevel = Literal["none", "ops", "ops+stash"]
 LEVELS: tuple[KernelLevel, ...] = get_args(KernelLevel)
 
@@ -18,15 +19,15 @@ _level: ContextVar[KernelLevel] = ContextVar("level", default="ops")
 
 
 def level() -> KernelLevel:
-    """The level of operations called now: "ops" where nothing else has been asked for."""
+    """The level of operations called now; "ops" by default."""
     return _level.get()
 
 
 def keeping(wanted: KernelLevel) -> AbstractContextManager[object]:
-    """A context, within which operations keep as much as the level says.
+    """A context in which operations save tensors according to the level.
 
     Raises:
-        ValueError: there is no such level.
+        ValueError: the level is unknown.
     """
     if wanted not in LEVELS:
         raise ValueError(f"a level of kernels is one of {', '.join(LEVELS)}, got {wanted!r}")

@@ -1,7 +1,7 @@
-"""Cross entropy of hidden @ weight.T, of which only a chunk of rows is ever there.
+"""Cross entropy of hidden @ weight.T, which computes only one chunk of rows of logits at a time.
 
-Logits are multiplied out again in the backward, from the hidden states and the logarithm of each
-row's sum of exponentials.
+The backward recomputes the logits, and needs the hidden states, the weight, and the logarithm of
+each row's sum of exponentials.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from .operation import wide
 
 Reduction = Literal["mean", "sum"]
 
-# Every chunk costs a pass over the gradient of the weight, so they are few: a quarter of the rows
-# each, but no fewer rows than keep a GPU busy, nor more than its memory is well used for.
+# Every chunk costs a pass over the gradient of the weight, so chunks are few: each has a quarter of
+# the rows, but enough rows to keep a GPU busy, and not so many that logits take too much memory.
 _FEWEST_ROWS, _MOST_ROWS, _NUM_CHUNKS = 2048, 4096, 4
-# Elements of a weight's gradient that are computed at a time. As float32 they stay in the cache of
-# a GPU until they have been added to the others.
+# Elements of a weight's gradient that are computed at a time. In float32 they stay in a GPU's cache
+# until they have been added to the total.
 _BLOCK = 2**23
-# Rows of logits begin at a multiple of so many elements, for wide accesses.
+# Rows of logits begin at a multiple of this many elements, for wide memory accesses.
 _ALIGNMENT = 16
 
 
 def chunks(num_rows: int) -> list[slice]:
-    """Rows whose logits are there at the same time. At least one chunk."""
+    """Chunks of rows whose logits are computed together. At least one chunk."""
     size = min(max(-(-num_rows // _NUM_CHUNKS), _FEWEST_ROWS), _MOST_ROWS)
     return [slice(start, start + size) for start in range(0, max(num_rows, 1), size)]
 
@@ -51,7 +51,7 @@ class FusedHead:
         self._rule = (len(weight), ignore_index)
 
     def room(self, num_rows: int) -> Tensor:
-        """Room for so many rows of logits, and for the padding behind each."""
+        """An empty tensor for rows of logits, with the padding of each row."""
         width = -(-len(self._weight) // _ALIGNMENT) * _ALIGNMENT
         return self._hidden.new_empty((num_rows, width))
 
@@ -59,7 +59,7 @@ class FusedHead:
         """The losses of all rows, and the logarithms of their sums of exponentials.
 
         Args:
-            kept: room where all logits are left for `gradients`; None to drop them.
+            kept: a tensor of `room` to store all logits for `gradients`; None to drop them.
         """
         made = [
             cross_entropy.losses(logits, self._target[rows], None, *self._rule)
@@ -71,21 +71,22 @@ class FusedHead:
     def gradients(
         self, log_sums: Tensor, scale: Tensor, kept: Tensor | None, *places: Tensor | None
     ) -> None:
-        """The gradients of the sum of all losses, times the scale.
+        """Computes the gradients of the sum of all losses, times the scale.
 
         Args:
             log_sums: of `losses`.
             scale: [].
             kept: of `losses`.
-            *places: where the gradient of the hidden states is put, and a tensor, of the weight's
-                type or a wider one, that the weight's is added to; None for what is not wanted.
+            *places: a tensor to store the gradient of the hidden states in, and a tensor, of the
+                weight's type or a wider one, to add the gradient of the weight to; None for an
+                unwanted gradient.
         """
         for rows, logits in self._logits(kept=kept):
             cross_entropy.gradients(logits, log_sums[rows], self._target[rows], scale, *self._rule)
             self._spread(rows, logits, *places)
 
     def in_one_pass(self, scale: Tensor, *places: Tensor | None) -> Tensor:
-        """The losses of all rows, and their gradients as of `gradients`."""
+        """The losses of all rows; also computes gradients, as `gradients`."""
         made = []
         for rows, logits in self._logits():
             losses, _ = cross_entropy.losses(logits, self._target[rows], scale, *self._rule)
@@ -96,7 +97,7 @@ class FusedHead:
     def _logits(
         self, *, into: Tensor | None = None, kept: Tensor | None = None
     ) -> Iterator[tuple[slice, Tensor]]:
-        """Chunks of logits, one after another in the same memory unless there is room for all."""
+        """Chunks of logits, in the same memory one after another unless `into` has room for all."""
         parts = chunks(len(self._hidden))
         room = self.room(len(self._hidden[parts[0]])) if into is None else into
         for rows in parts:
@@ -111,7 +112,7 @@ class FusedHead:
     def _spread(
         self, rows: slice, logits: Tensor, of_hidden: Tensor | None, of_weight: Tensor | None
     ) -> None:
-        """From the gradients of some rows of logits to those of what they were made of."""
+        """Computes gradients of hidden states and weight from gradients of some rows of logits."""
         gradients = logits[:, : len(self._weight)]
         if of_hidden is not None:
             torch.mm(gradients, self._weight, out=of_hidden[rows])
@@ -120,12 +121,12 @@ class FusedHead:
 
 
 def add_product(total: Tensor, first: Tensor, second: Tensor) -> None:
-    """Adds first @ second to a matrix, of their type or a wider one, without another of its size.
+    """Adds first @ second to a matrix of their type or a wider one, in blocks to save memory.
 
-    Sums round as where autograd adds a gradient to another.
+    Sums round as in autograd, when it adds one gradient to another.
     """
     size = max(_BLOCK // total.shape[1] // 128, 1) * 128
-    # A GPU multiplies what is narrow into what is wide; elsewhere the factors have to be as wide.
+    # A GPU can multiply narrow factors into a wide product; elsewhere factors must be as wide.
     mixed = total.is_cuda and total.dtype is torch.float32 and second.dtype.itemsize == 2
     if not mixed:
         second = second.to(total.dtype)
@@ -162,8 +163,8 @@ class _LinearCrossEntropy(TwoParts):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        # Refused here: where the gradient that came in requires none, torch would not refuse the
-        # second backward but leave this part of it out.
+        # create_graph is refused here: if the incoming gradient does not require grad, torch would
+        # not refuse a second backward, but silently leave this part out.
         if torch.is_grad_enabled():
             raise RuntimeError("linear_cross_entropy has no second derivative: no create_graph")
         return TwoParts.backward(ctx, *gradients)
@@ -175,7 +176,7 @@ class _LinearCrossEntropy(TwoParts):
         ignore_index = ctx.ignore_index
 
         def compute(*places: Tensor | None) -> None:
-            # Whoever calls the backward may be within autocast, which would round sums.
+            # A caller of the backward may be within autocast, which would round sums.
             with torch.autocast(hidden.device.type, enabled=False):
                 head = FusedHead(hidden, weight.to(hidden.dtype), target, ignore_index)
                 head.gradients(log_sums, scale, kept, *places)
@@ -201,7 +202,7 @@ class _LinearCrossEntropy(TwoParts):
 
 
 def _zeros(weight: Tensor, num_rows: int) -> Tensor:
-    """Where the gradient of a weight is added up, so that a sum of chunks is rounded once."""
+    """Zeros to add up the gradient of a weight, so that a sum of chunks is rounded once."""
     dtype = wide(weight[:0]).dtype if len(chunks(num_rows)) > 1 else weight.dtype
     return torch.zeros_like(weight, dtype=dtype)
 
@@ -214,29 +215,29 @@ def linear_cross_entropy(
     ignore_index: int = -100,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """As F.cross_entropy(hidden @ weight.T, target), without the logits of all rows at once.
+    """Same as F.cross_entropy(hidden @ weight.T, target), without the logits of all rows at once.
 
-    For its backward it keeps `hidden` and 4 bytes per row, and multiplies logits out once more; a
-    backward in two parts does that in each. At the level "none" it keeps the logits instead.
-    Within `torch.autocast` products are of its type, as those of a linear layer.
+    The operation saves `hidden` and 4 bytes per row, and its backward recomputes the logits; a
+    backward in two parts does so in each part. At level "none" the operation saves the logits, too.
+    Within `torch.autocast`, products have autocast's type, as in nn.Linear.
 
     Args:
         hidden: floating [..., h].
         weight: floating [V, h], of the same type and device.
-        target: int64 [...], 0 <= target < V, or `ignore_index`. It is not looked at before kernels
-            run: any other makes the loss, and the gradients of its row, NaN.
+        target: int64 [...], 0 <= target < V, or `ignore_index`. Targets are not checked before
+            kernels run: any other target makes the loss, and the gradients of its row, NaN.
         ignore_index: the target of rows that do not count.
-        reduction: "mean" over the rows that count, NaN if there are none; or "sum".
+        reduction: "mean" over the rows that count, which is NaN without such rows; or "sum".
 
     Returns:
-        The loss: float32 [], or float64 where `hidden` is that.
+        The loss: float32 [], or float64 if `hidden` is float64.
 
     Raises:
         ValueError: a shape, device or reduction is wrong.
         TypeError: a type is wrong.
 
     Paper: E. Wijmans et al., "Cut Your Losses in Large-Vocabulary Language Models", 2024
-        (arXiv 2411.09009), section 4.3, keeps as little; we cut rows instead of blocks of both.
+        (arXiv 2411.09009), section 4.3, saves as little; we cut rows, not rows and columns.
     """
     dtype = check(hidden, weight, target, reduction)
     with torch.autocast(hidden.device.type, enabled=False):
@@ -278,7 +279,7 @@ def _type_of_products(hidden: Tensor, weight: Tensor) -> torch.dtype:
     types = {hidden.dtype, weight.dtype}
     kind = hidden.device.type
     floating = hidden.is_floating_point() and weight.is_floating_point()
-    # What is float64 stays so, as in torch.
+    # Autocast leaves float64 unchanged, as in torch.
     if floating and torch.is_autocast_enabled(kind) and torch.float64 not in types:
         return torch.get_autocast_dtype(kind)
     if len(types) > 1 or not floating:

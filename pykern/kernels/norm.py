@@ -21,13 +21,13 @@ NormKind = Literal["rms", "layer"]
 
 
 class NormOptions(NamedTuple):
-    """What is no tensor of a call.
+    """The arguments of a call that are not tensors.
 
     Attributes:
-        centred: whether it is LayerNorm.
+        centred: whether the norm is LayerNorm.
         eps: added to the variance or mean square.
-        rate: of the dropout of the delta; 0 if it is not to be dropped.
-        seed: of that dropout, where it is no tensor.
+        rate: of the dropout of the delta; 0 for no dropout.
+        seed: of that dropout, if the seed is not in a tensor.
     """
 
     centred: bool
@@ -39,7 +39,7 @@ class NormOptions(NamedTuple):
 def of_delta(
     of_total: Tensor, dtype: torch.dtype | None, norm: NormOptions, place: Tensor | None
 ) -> Tensor | None:
-    """The gradient of a delta of some type, if there is one: the mask is made again."""
+    """The gradient of a delta of the given dtype, if any; recomputes the dropout mask."""
     if dtype is None:
         return None
     if norm.rate:
@@ -48,7 +48,7 @@ def of_delta(
 
 
 class _Norm(TwoParts):
-    """The sum, which may be `x`, and the normed output."""
+    """The operation; returns the sum, which may be `x`, and the normed output."""
 
     weights = (2, 3)
 
@@ -94,18 +94,18 @@ class _Norm(TwoParts):
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     """Rows of x / root mean square(x) * weight; rows are the last dimension.
 
-    It is computed in float32 and rounded once, after the product with the weight.
+    The result is computed in float32 and rounded once, after the product with the weight.
 
     Args:
         x: float32, bfloat16, float16 or float64, [..., h].
-        weight: any of these, [h].
+        weight: any of these types, [h].
         eps: added to the mean square, above 0.
 
     Returns:
         As `x`.
 
     Raises:
-        ValueError: a shape, type, device or number is none of these.
+        ValueError: a shape, dtype, device or value is unsupported.
 
     Paper: B. Zhang and R. Sennrich, "Root Mean Square Layer Normalization", NeurIPS 2019.
     """
@@ -116,11 +116,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
     """Rows of (x - mean(x)) / deviation(x) * weight + bias; rows are the last dimension.
 
-    It is computed in float32 and rounded once.
+    The result is computed in float32 and rounded once.
 
     Args:
         x: float32, bfloat16, float16 or float64, [..., h].
-        weight: any of these, [h].
+        weight: any of these types, [h].
         bias: likewise.
         eps: added to the variance, above 0.
 
@@ -128,7 +128,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float
         As `x`.
 
     Raises:
-        ValueError: a shape, type, device or number is none of these.
+        ValueError: a shape, dtype, device or value is unsupported.
 
     Paper: J. Ba, J. Kiros and G. Hinton, "Layer Normalization", 2016.
     """
@@ -149,23 +149,23 @@ def add_norm(
 ) -> tuple[Tensor, Tensor]:
     """The sum x + dropout(delta), and its norm.
 
-    The sum is rounded to the type of `x`, and what is normalised is the rounded sum.
+    The sum is rounded to the type of `x`, and then normalised.
 
     Args:
         x: the residual: float32, bfloat16, float16 or float64, [..., h].
-        delta: what a layer adds to it: any of these, of its shape.
-        weight: of the norm: any of these, [h].
+        delta: the term that a layer adds to it: any of these types, of its shape.
+        weight: of the norm: any of these types, [h].
         bias: of LayerNorm: likewise.
         kind: "rms" or "layer".
         eps: as of `rms_norm` and `layer_norm`.
         rate: as of `dropout.dropout`.
-        training: False leaves `delta` as it is.
+        training: False adds `delta` without dropout.
 
     Returns:
-        The sum and the normed output, each as `x`. Only the sum is kept for the backward.
+        The sum and the normed output, each as `x`. Only the sum is saved for the backward.
 
     Raises:
-        ValueError: a shape, type, device or number is none of these.
+        ValueError: a shape, dtype, device or value is unsupported.
     """
     norm = checked(x, delta, weight, bias, kind, eps, rate)
     norm, place = drawn(norm, training)
@@ -173,7 +173,7 @@ def add_norm(
 
 
 def drawn(norm: NormOptions, training: bool) -> tuple[NormOptions, Tensor | None]:
-    """With a seed where elements are to be dropped, or where that seed is."""
+    """The options with a seed for dropout, or with the tensor that will hold the seed."""
     if norm.rate == 0 or not training:
         return norm._replace(rate=0.0), None
     seed = seeds.draw()
@@ -189,10 +189,10 @@ def checked(
     eps: float,
     rate: float = 0.0,
 ) -> NormOptions:
-    """The norm that is asked for.
+    """Checks the arguments of a norm, and returns its options.
 
     Raises:
-        ValueError: a shape, type, device or number is none that a norm takes.
+        ValueError: a shape, dtype, device or value is unsupported.
     """
     if kind not in get_args(NormKind):
         raise ValueError(f"a norm is one of {', '.join(get_args(NormKind))}, got {kind!r}")

@@ -1,7 +1,7 @@
-"""A norm and the linear layer behind it, which keep nothing in between.
+"""A norm fused with the linear layer behind it; the tensor between them is not saved.
 
 The gradient of the linear layer's weight needs the normed output. The backward of the norm reads
-all that it follows from, and makes it again on the way.
+the inputs of that output anyway, and recomputes it on the way.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .norm_operation import backward_op, forward_op
 
 
 class _NormLinear(TwoParts):
-    """The sum, which may be `x`, and the linear layer's output."""
+    """The operation; returns the sum, which may be `x`, and the linear layer's output."""
 
     weights = (2, 3, 4, 5)
 
@@ -42,7 +42,7 @@ class _NormLinear(TwoParts):
         )
         total = x if delta is None else added
         kept = normed if level() == "none" and ctx.needs_input_grad[4] else None
-        # The weight in another type is made again too: of parameters nothing is kept twice.
+        # The backward casts the weight again, too, so that no copy of a parameter is saved.
         ctx.save_for_backward(total, norm_weight, norm_bias, weight, bias, place, rstd, mean, kept)
         ctx.set_materialize_grads(False)
         ctx.norm, ctx.delta_dtype = norm, None if delta is None else delta.dtype
@@ -101,28 +101,28 @@ def norm_linear(
 ) -> tuple[Tensor, Tensor]:
     """The sum x + dropout(delta), and a linear layer of its norm.
 
-    The backward keeps the sum, which the model goes on with anyway, and 4 bytes for each of its
-    rows, or 8 for LayerNorm; at level "none" (`pykern.kernels.levels`) the normed output too.
+    The operation saves the sum, which the model needs anyway, and 4 bytes for each of its rows, or
+    8 for LayerNorm; at level "none" (`pykern.kernels.levels`) the normed output, too.
 
     Args:
         x: the residual: float32, bfloat16, float16 or float64, [..., h].
-        delta: what a layer adds to it: any of these, of its shape; None if there is nothing to add.
-        norm_weight: of the norm: any of these, [h].
+        delta: the term that a layer adds to it: any of these types, of its shape; None for no term.
+        norm_weight: of the norm: any of these types, [h].
         norm_bias: of LayerNorm: likewise, or None.
-        weight: of the linear layer, [outputs, h], of the type of `x` outside of autocast.
+        weight: of the linear layer, [outputs, h], of the type of `x` outside autocast.
         bias: likewise, [outputs].
         kind: "rms" or "layer".
         eps: as of `norm.rms_norm` and `norm.layer_norm`.
         rate: as of `dropout.dropout`.
-        training: False leaves `delta` as it is.
+        training: False adds `delta` without dropout.
 
     Returns:
-        The sum, as `x`: the memory of `x` without a delta. The linear layer's output
-        [..., outputs], of the type of `x`, or of autocast's as that of `torch.nn.Linear` is. Going
-        on with this sum as the residual adds its gradient within the norm's kernel.
+        The sum, as `x`; without a delta it shares the memory of `x`. The linear layer's output
+        [..., outputs], of the type of `x`, or of autocast's type as in `torch.nn.Linear`. Use the
+        returned sum as the residual: then the norm's kernel adds the residual's gradient.
 
     Raises:
-        ValueError: a shape, type, device or number is none of these.
+        ValueError: a shape, dtype, device or value is unsupported.
 
     Paper: V. Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models",
         MLSys 2023.
@@ -135,7 +135,7 @@ def norm_linear(
 
 
 def _check_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> torch.dtype:
-    """The type that the linear layer multiplies in."""
+    """The type of the linear layer's product."""
     if weight.dim() != 2 or weight.shape[0] == 0 or weight.shape[1] != x.shape[-1]:
         raise ValueError(
             f"weight of a linear layer has shape (outputs, {x.shape[-1]}) here, "

@@ -25,23 +25,23 @@ def add_and_normalise(
     seed: int,
     place: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The operation in plain torch. It normalises the rounded sum, which is what is kept.
+    """The operation in plain torch. It normalises the rounded sum, which is saved.
 
     Args:
         x: floating [..., h].
-        delta: floating, of that shape; without it the sum is `x`.
+        delta: floating, of that shape; without a delta the sum is `x`.
         weight: floating [h].
         bias: floating [h], of LayerNorm only.
         eps: added to the variance or mean square.
-        centred: whether it is LayerNorm.
+        centred: whether the norm is LayerNorm.
         dtype: of the normed output.
         rate: of the dropout of `delta`, 0 <= rate < 1.
         seed: as of `seeds.Seed`.
         place: as of `seeds.Seed`.
 
     Returns:
-        The sum, as `x`, empty without a delta; the normed output; 1 / deviation, [..., 1], and the
-        mean, likewise but empty for RMSNorm, both in the type of `wide`.
+        The sum, as `x`, empty without a delta; the normed output; 1 / deviation, [..., 1]; and the
+        mean, likewise but empty for RMSNorm. The last two are in the type of `wide`.
     """
     added, total = x.new_empty(0), x
     if delta is not None:
@@ -82,7 +82,7 @@ def gradients(
 
     Args:
         gradient: of the normed output, [..., h].
-        residual: the gradient that comes into the sum from elsewhere, of that shape.
+        residual: another gradient of the sum, from the residual stream, of that shape.
         total: the sum.
         weight: as of the forward.
         bias: as of the forward.
@@ -90,12 +90,12 @@ def gradients(
         mean: as the forward returned it.
         eps: as of the forward.
         centred: as of the forward.
-        again: whether to make the normed output again, bit by bit as it was.
+        again: whether to recompute the normed output, bit for bit.
 
     Returns:
-        The gradient of the sum, as it, `residual` added before the one rounding; the normed output,
-        of the type of `gradient`, empty if not wanted; the gradients of weight and, if there is
-        one, of bias, [1 or 2, h], in the type of `wide`.
+        The gradient of the sum, as the sum, with `residual` added before the one rounding; the
+        normed output, of the type of `gradient`, empty if not wanted; the gradients of the weight
+        and of the bias, if any, [1 or 2, h], in the type of `wide`.
     """
     x, g = wide(total).contiguous(), wide(gradient).contiguous()
     scale = weight.to(x.dtype)

@@ -1,6 +1,6 @@
-"""How an operation is made known to torch: a twin in plain torch for the CPU, Triton for CUDA.
+"""Registers operations with torch: a twin in plain torch for the CPU, Triton for CUDA.
 
-Triton is imported when a CUDA tensor first needs it, so that machines without a GPU do without it.
+Triton is imported when a CUDA tensor first needs it, so machines without a GPU do not need it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ _library = torch.library.Library("pykern", "DEF")
 def define(schema: str, twin: Callable[..., Any], launcher: str) -> Any:
     """Defines `torch.ops.pykern.<name>` and returns it.
 
-    An operation computes without autograd: forward and backward are two of them, and an
-    `autograd.Function` around them keeps what is needed. What only the backward needs is a result.
+    An operation computes without autograd: forward and backward are two operations, and an
+    `autograd.Function` around them saves tensors. The forward also returns tensors that only the
+    backward needs.
 
     Args:
         schema: as of `torch.library.define`, beginning with the operation's name.
-        twin: computes it in plain torch, on tensors of any device, and tells their shapes.
+        twin: computes the operation in plain torch, on any device; also for meta tensors.
         launcher: "module:function" in `pykern.kernels.gpu`; launches the Triton kernels.
     """
     name = schema.split("(", 1)[0]
@@ -35,12 +36,12 @@ def define(schema: str, twin: Callable[..., Any], launcher: str) -> Any:
 
 
 def wide(x: Tensor) -> Tensor:
-    """The tensor in the type that sums are computed in: float32, or float64 where it is that."""
+    """The tensor in the type of sums: float64 for float64, float32 for all others."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def multiplied_type(x: Tensor) -> torch.dtype:
-    """The type of the operands of a matrix product: what autocast wants, as nn.Linear asks it."""
+    """The type of a matrix product's operands, which autocast may set, as for nn.Linear."""
     kind = x.device.type
     if torch.is_autocast_enabled(kind) and x.dtype is not torch.float64:
         return torch.get_autocast_dtype(kind)
@@ -48,9 +49,9 @@ def multiplied_type(x: Tensor) -> torch.dtype:
 
 
 class _Launcher:
-    """Imports a launcher when it is first called. What is float64 goes to the twin.
+    """Imports a launcher at its first call. Calls with float64 tensors go to the twin.
 
-    Triton launches on the current GPU, wherever tensors are, so theirs is made the current one.
+    Triton launches on the current GPU, wherever tensors are, so the tensors' GPU is made current.
     """
 
     def __init__(self, where: str, twin: Callable[..., Any]) -> None:

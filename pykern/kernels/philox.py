@@ -20,13 +20,13 @@ _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 def random_words(
     seed: int | Tensor, num_rows: int, num_columns: int, device: torch.device = _CPU
 ) -> Tensor:
-    """A number of 32 bits for every place in a matrix.
+    """A 32-bit random number for every element of a matrix.
 
     Element (row, column) is word `column % 4` of the counter (column // 4, row, row >> 32, 0), so
-    it does not depend on how the matrix is cut into blocks.
+    the element does not depend on how the matrix is cut into blocks.
 
     Args:
-        seed: 64 bits: a number, or an int64 tensor of one element.
+        seed: of 64 bits: a number, or an int64 tensor of one element.
         num_rows: of the matrix.
         num_columns: of the matrix.
         device: of the result, and of a seed that is a tensor.
@@ -52,10 +52,10 @@ def random_words(
 
 
 def _high_word(values: Tensor, factor: int) -> Tensor:
-    """The upper 32 bits of a product of 32 by 32, in steps that fit into 63."""
+    """The upper 32 bits of a product of two 32-bit numbers, in steps that fit into 63 bits."""
     return (values * (factor >> 16) + ((values * (factor & 0xFFFF)) >> 16)) >> 16
 
 
 def _low_word(values: Tensor, factor: int) -> Tensor:
-    # Overflow wraps around, which leaves the lower bits as they are.
+    # Overflow wraps around, which does not change the lower bits.
     return (values * factor) & _WORD

@@ -1,9 +1,9 @@
-"""Rotary position embedding of packed queries and keys, which keeps nothing for its backward.
+"""Rotary position embedding of packed queries and keys, which saves no tensor for its backward.
 
-Element i of the first half of a head and element i of the second are turned together, by an angle
-of position * base ** (-2 i / head_dim): the half-split form of Llama. A gradient is turned back.
-Angles are made where they are needed, in float64: there is no table to keep in float32 when a model
-is moved to another type, and they are right at any position.
+Element i of the first half of a head and element i of the second are rotated together, by an angle
+of position * base ** (-2 i / head_dim): the half-split form of Llama. A gradient is rotated back.
+Each call computes the angles in float64, so they are accurate at any position, and a model that is
+moved to another type has no table that must stay in float32.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def turned(
 
 
 def turned_back(q: Tensor, k: Tensor, v: Tensor, base: float, offset: int) -> Tensor:
-    """The gradient of `turned` from those of its results, packed and contiguous."""
+    """The gradient of `turned` from the gradients of its results, packed and contiguous."""
     q, k, v = (gradient.transpose(-3, -2) for gradient in (q, k, v))
     cos, sin = _cos_sin(q[..., 0, :], q.shape[-1], base, offset)
     return torch.cat((_turn(q, cos, -sin), _turn(k, cos, -sin), v), dim=-2).flatten(-2)
 
 
 def _cos_sin(like: Tensor, head_dim: int, base: float, offset: int) -> tuple[Tensor, Tensor]:
-    """Of the angles, [seq, 1, head_dim / 2] in the type that sums have."""
+    """Cosines and sines of the angles, [seq, 1, head_dim / 2] in the type of sums."""
     options: Any = {"dtype": torch.float64, "device": like.device}
     positions = torch.arange(offset, offset + like.shape[-2], **options)
     pairs = torch.arange(head_dim // 2, **options)
@@ -80,24 +80,24 @@ class _Rope(torch.autograd.Function):
 def rope(
     qkv: Tensor, num_heads: int, num_kv_heads: int, *, base: float = 10000.0, offset: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Splits a packed projection into queries, keys and values, and turns queries and keys.
+    """Splits a packed projection into queries, keys and values, and rotates queries and keys.
 
     Args:
         qkv: float32, bfloat16, float16 or float64 [.., seq, (num_heads + 2 * num_kv_heads) *
             head_dim]: the heads of queries, then of keys, then of values.
         num_heads: of queries.
         num_kv_heads: of keys and of values, a divisor of `num_heads`.
-        base: what the angles' slowest wavelength grows with.
+        base: of the angles; a larger base gives longer wavelengths.
         offset: the position of the first element of seq.
 
     Returns:
         q [.., num_heads, seq, head_dim], k and v [.., num_kv_heads, seq, head_dim] as `qkv`, for
-        `scaled_dot_product_attention`. In memory seq comes before heads. Sums are of float32
-        products and rounded once; v is a copy, so that `qkv` can be given back.
+        `scaled_dot_product_attention`. In memory, seq comes before heads. Results are computed in
+        float32 and rounded once; v is a copy, so that the memory of `qkv` can be freed.
 
     Raises:
-        ValueError: sizes that do not fit each other, another type, a base of at most 1, or a
-            negative offset.
+        ValueError: sizes do not fit each other, the type is not floating, the base is at most 1, or
+            the offset is negative.
 
     Paper: J. Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021,
         arXiv 2104.09864, section 3.4.

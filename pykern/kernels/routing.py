@@ -1,8 +1,8 @@
-"""Which experts a token goes to, and in which order experts take their tokens, without the host.
+"""Chooses the experts of each token, and the order of each expert's tokens, without the host.
 
-All sizes follow from the number of tokens, of experts and of choices, never from what was chosen,
-so nothing is read back and a CUDA graph can hold it. Ties go to the lower index and rows of one
-expert keep the order of tokens: the same logits always give the same bits.
+All sizes follow from the number of tokens, of experts and of choices, never from the choice itself.
+So the host reads no value back, and a CUDA graph can capture the routing. Ties go to the lower
+index, and rows of one expert keep the order of tokens: the same logits always give the same bits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Routing(NamedTuple):
         experts: int32 [T, num_chosen], from the highest logit down.
         order: int32 [T * num_chosen], a permutation: rows are sorted by their expert, and row r is
             choice `order[r] % num_chosen` of token `order[r] // num_chosen`.
-        places: int32 [T * num_chosen], its inverse: the row of each choice of each token.
+        places: int32 [T * num_chosen], the inverse of `order`: the row of each token's choices.
         ends: int32 [num_experts]: the rows of expert e end before row `ends[e]`.
     """
 
@@ -52,12 +52,12 @@ def chosen(logits: Tensor, num_chosen: int) -> tuple[Tensor, Tensor, Tensor, Ten
     columns = torch.arange(logits.shape[1], device=order.device)
     ends = torch.searchsorted(by_expert, columns, right=True)
     weights = _shares(logits, experts).gather(1, experts)
-    # Never a view: results of an operation have memory of their own.
+    # `to` copies here: an operation must not return views of shared memory.
     return weights, *(x.to(torch.int32) for x in (experts, order, places, ends))  # type: ignore[return-value]
 
 
 def chosen_gradient(gradient: Tensor, logits: Tensor, experts: Tensor) -> Tensor:
-    """The gradient of the logits, from that of the weights, as `logits`."""
+    """The gradient of the logits, as `logits`, from the gradient of the weights."""
     shares = _shares(logits, experts.long())
     wanted = torch.zeros_like(shares).scatter(1, experts.long(), gradient)
     mean = (wanted * shares).sum(-1, keepdim=True)
@@ -65,7 +65,7 @@ def chosen_gradient(gradient: Tensor, logits: Tensor, experts: Tensor) -> Tensor
 
 
 def _shares(logits: Tensor, experts: Tensor) -> Tensor:
-    """Weights of all experts: softmax over the chosen, or over all where only one is."""
+    """Weights of all experts: softmax over the chosen ones, or over all if only one is chosen."""
     scores = wide(logits)
     if experts.shape[1] > 1:
         left_out = torch.ones_like(scores, dtype=torch.bool).scatter(1, experts, False)
@@ -100,19 +100,21 @@ class _Route(torch.autograd.Function):
 
 
 def route(logits: Tensor, num_chosen: int) -> Routing:
-    """Chooses the experts of each token: those with the highest logits.
+    """Chooses the experts of each token: the experts with the highest logits.
 
     Args:
         logits: float32, bfloat16, float16 or float64 [.., num_experts], of T tokens in all.
         num_chosen: experts of a token, 1 <= num_chosen <= num_experts.
 
     Returns:
-        The choice. Weights of a token are softmax over the logits of its chosen experts, as
-        Mixtral's; with one expert they are its probability among all, as Switch's, since that of
-        one among one could not be learnt. The backward keeps the logits and the choice.
+        The choice. A token's weights are the softmax over the logits of its chosen experts, as in
+        Mixtral. With one chosen expert, the weight is its probability among all experts, as in
+        Switch: a softmax over one logit could not be learnt. The operation saves the logits and the
+        choice.
 
     Raises:
-        ValueError: another type, no such number of experts, or 2**31 rows and more.
+        ValueError: the type is not floating, `num_chosen` is out of range, or there are 2**31 rows
+            or more.
 
     Paper: W. Fedus et al., "Switch Transformers", JMLR 2022, arXiv 2101.03961, section 2.1;
         A. Jiang et al., "Mixtral of Experts", 2024, arXiv 2401.04088, section 2.1.
@@ -135,12 +137,12 @@ def balance_loss(logits: Tensor, routing: Routing) -> Tensor:
 
     Args:
         logits: as given to `route`.
-        routing: what it returned.
+        routing: the result of `route`.
 
     Returns:
         A scalar of the type of the weights: 1 when all experts have the same share, up to
-        num_experts when all rows go to one; 0 without tokens. Its gradient goes through the mean
-        probabilities.
+        num_experts when all rows go to one expert; 0 without tokens. The gradient goes through the
+        mean probabilities.
 
     Raises:
         ValueError: the routing is of other logits.

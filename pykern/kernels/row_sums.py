@@ -1,4 +1,4 @@
-"""Sums of some rows of a matrix, a fixed number for each result: a gather, so without atomics."""
+"""Sums of rows of a matrix, a fixed number for each result. A gather needs no atomics."""
 
 from __future__ import annotations
 

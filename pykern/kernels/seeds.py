@@ -1,7 +1,7 @@
-"""Where the random numbers of an operation begin: one seed of 64 bits for each call.
+"""Seeds of random operations: one 64-bit seed for each call.
 
-The numbers themselves are a function of the seed and of their place (counter-based), so nothing but
-the seed is needed to have them again.
+Random numbers are a function of the seed and of their place (counter-based), so the seed alone is
+enough to repeat them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from .. import _C
 
 
 class Seed(NamedTuple):
-    """A number, or where it is in the memory of a GPU.
+    """A seed: a number, or the place of that number in the memory of a GPU.
 
     Attributes:
-        value: the number, 0 <= value < 2**63; 0 where it is in memory.
+        value: the number, 0 <= value < 2**63; 0 for a seed in memory.
         place: int64 tensor of one element that holds the number when a kernel runs.
     """
 
@@ -30,7 +30,7 @@ class Seed(NamedTuple):
 
 
 class _SeedsOfThread(threading.local):
-    # Where seeds are provided, and which is next.
+    # The provided seeds, if any, and the position of the next one.
     places: Tensor | None = None
     position = 0
     is_drawing = False
@@ -59,9 +59,10 @@ def is_drawing() -> bool:
 
 
 def provided(places: Tensor) -> AbstractContextManager[object]:
-    """A context, within which calls of this thread read their seeds from memory.
+    """A context in which calls of this thread read their seeds from memory.
 
-    There they may change: a CUDA graph that is captured so draws other numbers in each replay.
+    The memory may change: a CUDA graph that is captured in this context draws other numbers in each
+    replay.
 
     Args:
         places: int64 tensor of one dimension; the first call reads its first element, and so on.
@@ -76,12 +77,12 @@ def are_provided() -> bool:
 
 
 def position() -> int:
-    """Which of the seeds that are provided is next."""
+    """The position of the next provided seed."""
     return _local.position
 
 
 def again_from(position: int) -> AbstractContextManager[object]:
-    """A context, within which calls read once more the seeds that were read from there on."""
+    """A context in which calls read the provided seeds again, from a position on."""
     places, before = _local.places, _local.position
     return _C.Within(partial(_read, places, position), lambda _: _read(places, before))
 

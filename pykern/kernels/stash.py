@@ -1,7 +1,8 @@
-"""Tensors kept in 8 bits until a backward needs them: a code per element, a scale per 128 of a row.
+"""Saved tensors in 8 bits: a code per element, and a scale per 128 elements of a row.
 
-The scale is float32, 1.03 bytes per element in all: a float16 would save 0.016 bytes, but the range
-of bfloat16 does not fit into it. What is not finite stays visible: all of its block comes back NaN.
+The scale is float32, so an element takes 1.03 bytes in all: a float16 scale would save 0.016 bytes,
+but does not cover the range of bfloat16. NaN and infinities stay visible: if a block has any, the
+whole block is restored as NaN.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from .operation import define
 
 StashForm = Literal["int8", "e4m3"]
 FORMS: tuple[StashForm, ...] = get_args(StashForm)
-# Of each form: the type of its codes, and the largest that is used.
+# By form: the dtype of its codes, and the largest code that is used.
 CODES: dict[StashForm, tuple[torch.dtype, float]] = {
     "int8": (torch.int8, 127.0),
     "e4m3": (torch.float8_e4m3fn, 448.0),
 }
 # Columns of a block.
 BLOCK = 128
-# A block whose elements are all smaller is one of zeros: the inverse of its scale could overflow.
+# A block whose elements are all smaller becomes zeros: its inverse scale could overflow.
 SMALLEST = 2.0**-100
 
 
@@ -33,20 +34,20 @@ def quantised(x: Tensor, form: StashForm) -> tuple[Tensor, Tensor]:
     """The operation in plain torch.
 
     Args:
-        x: floating, of any shape; what float32 cannot hold counts as infinite.
+        x: floating, of any shape; values beyond float32 count as infinite.
         form: of the codes.
 
     Returns:
-        The codes, of the shape of `x`. Scales, float32 [..., columns / 128 rounded up]: NaN where
-        a block holds what is not finite. Both contiguous.
+        The codes, of the shape of `x`. Scales, float32 [..., columns / 128 rounded up], which are
+        NaN for blocks with NaN or infinities. Both are contiguous.
     """
     dtype, largest = CODES[form]
     blocks = _blocks(x.float())
-    # What is not finite makes the largest of its block so.
+    # NaN or infinity in a block makes the maximum of the block not finite.
     magnitude = blocks.abs().amax(-1, keepdim=True)
     whole = torch.isfinite(magnitude)
     used = whole & (magnitude >= SMALLEST)
-    # No code is beyond the largest: what is rounded in this product is less than half a step.
+    # No code exceeds the largest: the rounding of this product is less than half a step.
     codes = (blocks * torch.where(used, largest / magnitude, 0.0)).nan_to_num_(0.0)
     if form == "int8":
         codes = codes.round_()
@@ -62,7 +63,7 @@ def restored(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _blocks(values: Tensor) -> Tensor:
-    """[..., columns] -> [..., blocks, 128], zeros behind the last column."""
+    """[..., columns] -> [..., blocks, 128], with zeros behind the last column."""
     num_missing = -values.shape[-1] % BLOCK
     padded = F.pad(values, (0, num_missing)) if num_missing else values
     blocks: Tensor = padded.unflatten(-1, (-1, BLOCK))
@@ -76,11 +77,12 @@ _restore = define(
 
 
 def quantise(x: Tensor, form: StashForm = "int8") -> tuple[Tensor, Tensor]:
-    """A tensor in 8 bits, for `restore`. No gradient goes through it.
+    """Quantises a tensor to 8 bits, for `restore`. No gradient goes through.
 
-    The error of an element is at most half a step, 1/254 of the largest magnitude of its 128
-    neighbours, for int8; for e4m3, a float of 3 bits of mantissa, 1/16 of the element. int8 is
-    nearer where a block's elements are of one size, e4m3 where few are much larger than the rest.
+    For int8, the error of an element is at most half a step: 1/254 of the largest magnitude of its
+    block of 128. For e4m3, a float with 3 bits of mantissa, the error is at most 1/16 of the
+    element. int8 is more accurate if a block's elements have similar magnitudes, e4m3 if few
+    elements are much larger than the rest.
 
     Args:
         x: float32, bfloat16, float16 or float64, [..., columns].
@@ -90,7 +92,7 @@ def quantise(x: Tensor, form: StashForm = "int8") -> tuple[Tensor, Tensor]:
         Codes, int8 or float8_e4m3fn, of the shape of `x`. Scales, float32, one per 128 columns.
 
     Raises:
-        ValueError: there is no such form, or `x` has no columns.
+        ValueError: the form is unknown, or `x` has no columns.
         TypeError: `x` is not floating.
 
     Paper: T. Dettmers et al., "8-bit Optimizers via Block-wise Quantization", ICLR 2022.
@@ -105,7 +107,7 @@ def quantise(x: Tensor, form: StashForm = "int8") -> tuple[Tensor, Tensor]:
 
 
 def restore(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """What `quantise` was given, nearly.
+    """Restores approximately the tensor that was given to `quantise`.
 
     Args:
         codes: as returned by `quantise`.
@@ -113,21 +115,21 @@ def restore(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
         dtype: of the result.
 
     Returns:
-        Of the shape of the codes.
+        The tensor, in the shape of the codes.
     """
     return _restore(codes, scales, dtype)  # type: ignore[no-any-return]
 
 
 def level() -> levels.KernelLevel:
-    """The level of the operation called now; nothing is quantised where no backward follows."""
+    """The level of the operation called now; without grad mode, no tensor is quantised."""
     return levels.level() if torch.is_grad_enabled() else "ops"
 
 
 def packed(x: Tensor, level: levels.KernelLevel) -> tuple[Tensor, ...]:
-    """What is saved of the input of an activation."""
+    """The tensors to save for the input of an activation."""
     return quantise(x) if level == "ops+stash" else (x,)
 
 
 def unpacked(saved: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """The input of an activation from what was saved of it."""
+    """The input of an activation, from its saved tensors."""
     return restore(saved[0], saved[1], dtype) if len(saved) == 2 else saved[0]

@@ -1,4 +1,4 @@
-"""SwiGLU of rows that each have a weight: silu(gate) * up * weight."""
+"""SwiGLU of weighted rows: silu(gate) * up * weight."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def product(gate_up: Tensor, weights: Tensor, order: Tensor) -> Tensor:
 def product_gradient(
     gradient: Tensor, gate_up: Tensor, weights: Tensor, order: Tensor, again: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of `gate_up` and of the weights, and the product, bit-equal to the forward's.
+    """The gradients of `gate_up` and of the weights, and the forward's product, bit for bit.
 
     Args:
         gradient: of the product, in its type.
@@ -37,7 +37,7 @@ def product_gradient(
         again: whether the product is wanted.
 
     Returns:
-        As `gate_up`, as `weights`, and what `product` returns, or no elements.
+        Gradients as `gate_up` and as `weights`; the result of `product`, empty if not wanted.
     """
     gate, up = wide(gate_up).chunk(2, dim=-1)
     silu, of_product = F.silu(gate), wide(gradient)

@@ -1,1 +1,1 @@
-"""What an action does to tensors, and how a step runs all of them. It knows no schedule by name."""
+"""The work of each action on tensors, and the run of a step. No schedule is known by name here."""

@@ -1,8 +1,8 @@
-"""Parameters under other names: leaves in the place of a model's parameters, for one call of it.
+"""Aliases of parameters: other leaves that replace a model's parameters during one call.
 
-Graphs that are made meanwhile end in the aliases, which collect gradients of their own. So an
-engine outside gets the gradient of a parameter once, complete, as from any other operation: its
-hooks are called once, and `torch.autograd.grad` leaves `.grad` alone.
+Graphs of that call end in the aliases, which collect their own gradients. So the backward outside
+gets the complete gradient of a parameter at once, as from any other operation: the parameter's
+hooks are called once, and `torch.autograd.grad` does not change `.grad`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Aliases:
     """An alias of each parameter that trains, with its values and its count of writes.
 
     Args:
-        modules: those that may have the parameters, in dictionaries of their own or in attributes.
+        modules: the modules that may have parameters, registered or in attributes.
 
     Attributes:
         originals: the parameters.
@@ -31,9 +31,9 @@ class Aliases:
         self.originals: list[nn.Parameter] = []
         self._aliases: list[nn.Parameter] = []
         self._alias_of: dict[int, nn.Parameter] = {}
-        # Places by dictionary and key, each with its alias.
+        # The places of parameters, by dictionary and key, each with its alias.
         self._places: list[tuple[dict[str, Any], str, object]] = []
-        # Likewise, with the object that the alias has replaced.
+        # The same places, with the objects that the aliases have replaced.
         self._before: list[tuple[dict[str, Any], str, object]] = []
         modules = list(modules)
         for module in modules:
@@ -55,7 +55,7 @@ class Aliases:
     def _in_attributes(
         self, attributes: dict[str, Any]
     ) -> Iterator[tuple[dict[str, Any], str, object]]:
-        """Where a module has parameters besides: recurrent ones have theirs in a list as well."""
+        """Other places of parameters: recurrent modules have theirs in a list, too."""
         for name, there in attributes.items():
             kind = type(there)
             if kind is list or kind is tuple:
@@ -66,11 +66,11 @@ class Aliases:
                 yield attributes, name, self._alias_of[id(there)]
 
     def in_place(self) -> _C.Undo:
-        """A context at whose end the parameters are where they were; `take_place` begins it."""
+        """A context that puts the parameters back at its end; call `take_place` within."""
         return _C.Undo(self._put_back)
 
     def take_place(self) -> None:
-        """Puts the aliases where the parameters are."""
+        """Replaces the parameters by their aliases."""
         for held, name, instead in self._places:
             self._before.append((held, name, held[name]))
             held[name] = instead
@@ -82,7 +82,7 @@ class Aliases:
 
     @property
     def written(self) -> bool:
-        """Whether a parameter has been written since."""
+        """Whether a parameter has been written since the aliases were made."""
         return self._writes != [version_of(original) for original in self.originals]
 
     def take_gradients(self) -> Sequence[Tensor | None]:

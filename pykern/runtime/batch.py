@@ -1,4 +1,4 @@
-"""What a step is given."""
+"""The batch that a step runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .loss import Losses
 from .recompute.recompute import Level
 from .stage.stage import Ends, Finish
 
-# Makes of a microbatch's arguments of the model those of the first layer.
+# Turns a microbatch's arguments of the model into arguments of the first layer.
 Enter = Callable[[tuple[Any, ...], dict[str, Any]], Call]
 
 
@@ -23,18 +23,18 @@ def _as_it_is(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
 
 @dataclass(frozen=True)
 class Batch:
-    """One batch and what becomes of it.
+    """A batch, and how a step runs the batch.
 
     Attributes:
         inputs: arguments of the model, positional and by name, for all rows.
-        target: of the loss, for all rows; None where there is none.
-        rows: how many of them each microbatch has.
+        target: of the loss, for all rows; None for a loss without targets.
+        rows: the number of rows of each microbatch.
         finish: called in the last stage with each microbatch and its output; returns where backward
             starts. `Losses` in a training step.
-        levels: by stage and microbatch, how it is recomputed, None where it is not; empty where
-            nothing is.
-        enter: gives for a microbatch of `inputs` what the first layer is called with, and what
-            every layer that names it gets by name.
+        levels: by stage and microbatch, the recompute level; None for a microbatch that is not
+            recomputed, empty for a step without recompute.
+        enter: turns a microbatch of `inputs` into the positional arguments of the first layer, and
+            keyword arguments for all layers whose forward names them.
     """
 
     inputs: Call
@@ -46,7 +46,7 @@ class Batch:
 
     @once
     def calls(self) -> Sequence[Call | None]:
-        """What `enter` gives for each microbatch; None for one without rows."""
+        """The result of `enter` for each microbatch; None for a microbatch without rows."""
         parts = microbatch.split(self.inputs, self.rows)
         return [
             self.enter(*part) if rows else None for part, rows in zip(parts, self.rows, strict=True)
@@ -54,13 +54,13 @@ class Batch:
 
 
 class Outputs:
-    """Takes what the last stage returns, and starts no backward.
+    """Takes the outputs of the last stage, and starts no backward.
 
     Args:
-        weights: of the microbatches, for numbers.
+        weights: of the microbatches, for the sum of outputs without dimensions.
 
     Attributes:
-        parts: by microbatch.
+        parts: the outputs, by microbatch.
     """
 
     def __init__(self, weights: Sequence[float]) -> None:

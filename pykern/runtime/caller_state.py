@@ -1,4 +1,4 @@
-"""Carries what torch keeps per thread from the caller of a step into the workers that run it."""
+"""Carries torch's thread-local state from the caller of a step to the workers that run it."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _AUTOCAST_DEVICES = ("cpu", "cuda")
 
 
 class CallerState:
-    """A snapshot of the calling thread. Calling it on a worker applies it and returns the undoing.
+    """A snapshot of the calling thread. A worker calls it to apply the state; returns the undo.
 
-    Carried are grad mode, inference mode, autocast, the top pair of saved-tensor hooks, function
-    modes (`torch.device` as a context is one), dispatch modes, and what draws the random numbers of
-    a stage around the call; contextvars travel with the C++ executor. The intra-op threads of torch
-    are shared out: each worker gets its part, at least one.
+    The snapshot has grad mode, inference mode, autocast, the top pair of saved-tensor hooks,
+    function modes (`torch.device` as a context is one), dispatch modes, and the interceptor of
+    random draws of a stage around the call. The C++ executor carries contextvars. torch's intra-op
+    threads are divided among the workers; each worker gets at least one.
     """
 
     def __init__(self, num_workers: int) -> None:
-        """Looks at the calling thread, on behalf of `num_workers` workers."""
+        """Takes the snapshot of the calling thread, for `num_workers` workers."""
         self._callers_threads = torch.get_num_threads()
         self.num_threads = max(1, self._callers_threads // num_workers)
         self.changed_threads = False
@@ -67,7 +67,7 @@ class CallerState:
             if self.saved_tensors_disabled is not None:
                 message = self.saved_tensors_disabled
                 stack.enter_context(torch.autograd.graph.disable_saved_tensors_hooks(message))
-            # Pushed bare: entering the object again would change the caller's own mode.
+            # Modes are pushed without entering them, which would change the caller's own mode.
             for mode in self.function_modes:
                 push_function_mode(mode)
                 stack.callback(pop_function_mode)
@@ -81,10 +81,9 @@ class CallerState:
         return undo.close
 
     def restore_threads(self) -> None:
-        """On the caller's thread, when no worker is in its state any more.
+        """Restores the number of threads; called by the caller when workers have undone the state.
 
-        A worker that takes its share of threads also changes a setting that MKL keeps per process;
-        this puts it back.
+        A worker that takes its share of threads also changes a setting that MKL keeps per process.
         """
         if self.changed_threads:
             torch.set_num_threads(self._callers_threads)

@@ -1,4 +1,4 @@
-"""Names of devices: what a user writes, and the lanes that it stands for."""
+"""Names of devices, as a user writes them, and the lanes that they stand for."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ MAX_PARTS = 64
 
 @dataclass(frozen=True)
 class Device:
-    """A device of another speed than others: stages are cut so that all take equal time.
+    """A device with its relative speed. Stages are cut so that all devices take equal time.
 
     Attributes:
         name: "cpu" for a CPU worker, or a GPU, "cuda:1".
-        speed: how much of the same work it does at a time, in any unit that all devices share.
-            Devices that are given by name alone have 1.
+        speed: how much work it does per unit of time, in any unit that all devices share.
+            Devices that are given by name alone have speed 1.
 
     Raises:
-        TypeError, ValueError: `name` is no name, or `speed` not a number above 0.
+        TypeError, ValueError: `name` is not a string or a torch.device, or `speed` is not a number
+            above 0.
     """
 
     name: str | torch.device
@@ -55,12 +56,12 @@ Devices = str | Sequence[str | torch.device | Device]
 
 @dataclass(frozen=True)
 class DeviceLane:
-    """What runs one device's row of a plan.
+    """A lane: a GPU, a group of SMs of a GPU, or a CPU worker, which runs one row of a plan.
 
     Attributes:
         device: where its tensors live: the CPU, or a GPU with its index.
-        part: which of the groups of SMs that the GPU is split into, from 0.
-        num_parts: how many groups that are; 1 where the GPU is not split.
+        part: the index of its group of SMs, from 0.
+        num_parts: the number of groups of SMs that the GPU is split into; 1 for a whole GPU.
         speed: as of `Device`.
     """
 
@@ -71,16 +72,16 @@ class DeviceLane:
 
 
 def parse_devices(devices: Devices) -> list[DeviceLane]:
-    """The lanes that a user's words stand for.
+    """The lanes that a user's `devices` argument stands for.
 
     "cpu:4" is four CPU workers, "cpu" one, "cuda" every GPU, "cuda:1" one GPU, "cuda:0/4" four
-    groups of the SMs of one GPU. A list names the device of each lane, or has a `Device`; lanes
-    that name the same GPU share all of it.
+    groups of the SMs of one GPU. A list has the name of each lane's device, or a `Device`. Lanes
+    that name the same GPU share the whole GPU.
 
     Raises:
-        TypeError: it is neither a string nor a list.
-        ValueError: a name is unknown, a count out of range, the list empty or of both kinds, or
-            there is no such GPU.
+        TypeError: `devices` is neither a string nor a list.
+        ValueError: a name is unknown, a count is out of range, the list is empty or mixes CPU
+            workers and GPUs, or a GPU does not exist.
     """
     if isinstance(devices, str):
         return _lanes(devices)
@@ -139,7 +140,7 @@ def _gpu(name: str, index: int) -> torch.device:
 
 
 def _num_gpus(name: str) -> int:
-    # Not torch.backends.cuda.is_built(), which is true for AMD's GPUs as well.
+    # torch.backends.cuda.is_built() would be true for AMD's GPUs as well.
     if torch.version.cuda is None:
         raise ValueError(
             f"device {name!r}: torch is built without CUDA; use CPU workers, e.g. 'cpu:4'"

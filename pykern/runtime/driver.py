@@ -1,4 +1,4 @@
-"""What an executor and the drivers that run its actions say to each other."""
+"""The interface between an executor and the drivers that run its actions."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .batch import Batch
 from .host_memory import HostLink
 from .stage.stage import Stage
 
-# A plan that is ready to run: on CPU workers, on GPUs.
+# A plan that is ready to run, on CPU workers or on GPUs.
 Program = _C.WorkerProgram | _C.StreamProgram
 Callbacks = Mapping[Kind, Sequence[Callable[[int], None]]]
-# The action that raised, or None, its device, or one below 0 for an interrupt, and the exception.
+# The action that raised (or None), its device (below 0 for an interrupt), and the exception.
 Failure = tuple[Action | None, int, BaseException]
-# Gives what an action was in its batch, and which batch that was if it was not the only one.
+# Returns the action numbered within its batch, and the batch's name ("" if not needed).
 Located = Callable[[Action], tuple[Action, str]]
 
 
@@ -29,43 +29,43 @@ class Driver(Protocol):
 
     @property
     def claim(self) -> AbstractContextManager[object]:
-        """Held while stages run; entering raises RuntimeError where that cannot be."""
+        """A context held while stages run. Entering raises RuntimeError if stages cannot run."""
 
     @property
     def captures(self) -> bool:
         """Whether steps may be replayed without Python."""
 
     def direct(self, plan: Plan, /) -> Direct:
-        """Where a value can go from a stage to a later one past those between."""
+        """A function that tells whether values can go past the stages between two stages."""
 
     def connect(self, replicas: Sequence[Sequence[Stage]], plan: Plan) -> None:
-        """Lets stages reach their neighbours."""
+        """Connects stages with their neighbours."""
 
     def host_link(self, device: int, /) -> HostLink:
-        """How tensors of a device of the plan get to the host and back."""
+        """The link that copies tensors of a device of the plan to the host and back."""
 
     def device(self, lane: int, /) -> torch.device:
-        """Where a device of the plan has its tensors."""
+        """The torch device that holds the tensors of a device of the plan."""
 
     def program(self, plan: Plan) -> Program:
-        """The plan, ready to run by this driver."""
+        """The plan as a program of this driver."""
 
     def halves(self, plan: Plan) -> tuple[Program, Program]:
-        """The forwards of a plan, and a program of its other actions, which runs behind them."""
+        """A program of the plan's forwards, and one of its other actions, to run after them."""
 
     def run(
         self, program: Program, callbacks: Callbacks, batch: Batch, *, traced: bool
     ) -> list[Failure]:
-        """Runs a step for whoever has the claim; returns what failed, first things first."""
+        """Runs a step for the holder of the claim; returns the failures, earliest first."""
 
     def end(self) -> None:
-        """Lets go of everything that belongs to the step."""
+        """Releases all objects of the step."""
 
     def timeline(self, program: Program, ago: int) -> Timeline:
-        """What ran when, `ago` steps before the last one."""
+        """The measured times of all actions, `ago` steps before the last one."""
 
     def where(self, device: int) -> str:
-        """What a device is called in a message."""
+        """The name of a device for messages."""
 
     def close(self) -> None:
-        """Ends what runs actions, after a step in progress."""
+        """Ends the threads that run actions, after a step in progress."""

@@ -1,4 +1,4 @@
-"""Runs plans over stages: one step in, its results out, or the first error that happened in it."""
+"""Runs plans over stages. A step returns its result, or raises the first error in it."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from .stage.stage import Run, Stage
 from .stage.ties import Ties
 from .stream import Flow, OpenBatch
 
-# Gets an action's kind, its stage, and what would be called; returns what to call.
+# Wraps the call of an action: gets the kind, the stage and the call; returns the new call.
 Around = Callable[[Kind, Stage, Run], Run]
-# What comes of a step that has ended.
+# Computes the result of a step whose actions have run.
 Result = Callable[[], Any]
 
 
@@ -41,20 +41,20 @@ _open: weakref.WeakSet[Executor] = weakref.WeakSet()
 
 
 class Executor:
-    """The stages of a model with what runs them.
+    """The stages of a model, with the driver that runs them.
 
-    A step ends in one of two ways: everything ran, or the first exception is raised, the same
-    object that user code raised, with a note of where. Either way no user code runs any more, no
-    tensor of the step is held, and the next step starts fresh.
+    A step ends in one of two ways: all actions ran, or the first exception is raised, the same
+    object that user code raised, with a note of its place. Either way no user code runs any more,
+    no tensor of the step is held, and the next step starts fresh.
 
     Args:
-        stages: those of the first replica.
-        plan: what the stages are for.
-        devices: where each device of the plan has its tensors.
-        driver: who runs the actions.
+        stages: of the first replica.
+        plan: the plan that the stages run.
+        devices: the torch device that holds the tensors of each device of the plan.
+        driver: runs the actions.
 
     Attributes:
-        driver: makes programs of plans, and tells what ran when.
+        driver: makes programs of plans, runs their actions, and measures them.
         replicas: the stages of all replicas.
     """
 
@@ -73,9 +73,9 @@ class Executor:
         self._observers: list[Observer] = []
         self._failures = Failures(driver.where)
         self._plan = plan
-        # The last one that there was.
+        # The last flow, if any.
         self._flow: Callable[[], Flow | None] = lambda: None
-        # Whether steps are timed where that is not free.
+        # Whether steps are timed even where this costs time.
         self.traced = False
         driver.connect(self.replicas.each, plan)
         _open.add(self)
@@ -85,10 +85,10 @@ class Executor:
         self._observers.append(observer)
 
     def watch(self, around: Around) -> None:
-        """From now on, calls for each action what `around` gives for its call.
+        """Wraps the call of each action in `around` from now on.
 
         Args:
-            around: asked once for every kind and stage.
+            around: called once for every kind and stage.
         """
         for kind, calls in self._callbacks.items():
             pairs = zip(self._stages, calls, strict=True)
@@ -96,21 +96,21 @@ class Executor:
 
     @property
     def stages(self) -> Sequence[Stage]:
-        """Those of the first replica, which have the parameters."""
+        """The stages of the first replica, which have the parameters."""
         return self.replicas.each[0]
 
     @property
     def in_one_memory(self) -> bool:
-        """Whether what one action has written all others may read: not so on streams of GPUs."""
+        """Whether all actions may read what one action has written; False on GPU streams."""
         return not isinstance(self.driver, Streams)
 
     def host_link(self, stage: Stage) -> HostLink:
-        """How parameters of a stage, and their gradients, get to the host and back."""
+        """The link that copies parameters of a stage, and gradients, to the host and back."""
         device = self._plan.placement.device_of(stage.index)
         return self.driver.host_link(device)
 
     def copies(self, program: Program) -> Timeline:
-        """When the program's copies ran in its last traced step; none where nothing is copied."""
+        """The measured times of the program's copies in its last traced step; empty on CPUs."""
         return Timeline([]) if isinstance(program, _C.WorkerProgram) else program.copies()
 
     def run(
@@ -120,7 +120,7 @@ class Executor:
         result: Result = lambda: None,
         located: Located | None = None,
     ) -> Any:
-        """Runs one step of a program over these stages; returns what `result` makes of it.
+        """Runs one step of a program over these stages; returns the value of `result()`.
 
         Raises:
             RuntimeError: the executor is closed, running, streaming, or from before a fork.
@@ -132,12 +132,12 @@ class Executor:
     def _run(
         self, program: Program, batch: Batch, result: Result, located: Located | None = None
     ) -> Any:
-        # The end is called whatever happens here, also where an interrupt hits the end itself.
+        # `_end` runs whatever happens here, even if an interrupt comes during `_end` itself.
         with self.driver.claim, _C.Undo(self._end):
             self._begin(batch)
             self._act(program, batch, located)
-            # Still in the step, for which closing waits: at exit the interpreter would end the
-            # process if a thread came back from one of torch's functions after it has gone.
+            # The result is computed within the step, because closing waits for steps: the process
+            # would abort if a thread returned from a torch function after the interpreter's exit.
             found = result()
             for observer in self._observers:
                 observer.succeed_run()
@@ -146,53 +146,53 @@ class Executor:
     def _act(self, program: Program, batch: Batch, located: Located | None = None) -> None:
         """Runs the actions of a step that has begun."""
         actions = self.replicas.put_together(self._callbacks)
-        # On CPUs `Workers` of C++ call these in the order of the plan's dependencies.
+        # On CPUs, C++ `Workers` call these in the order of the plan's dependencies.
         failures = self.driver.run(program, actions, batch, traced=self.traced)
         if failures:
             raise self._failures.first(failures, located)
         self._ties.finish()
 
     def leave(self) -> Halfway:
-        """Takes what a step of forwards leaves for its backwards; called before its end."""
+        """Takes the state that a step of forwards leaves for backwards; called before its end."""
         return Halfway(self.stages, self._ties)
 
     def resume(self, program: Program, batch: Batch, left: Halfway) -> None:
-        """Runs backwards with what their forwards have left; `batch.finish` has where they start.
+        """Runs backwards from the state of their forwards; `batch.finish` has the gradients.
 
         Raises:
             RuntimeError, BaseException: as for `run`.
         """
         self._refuse_flow()
         with self.driver.claim, _C.Undo(self._end):
-            # R has to find modules as F found them: an observer may change their settings.
+            # R needs the same module settings as F, and observers may change them.
             for observer in self._observers:
                 observer.begin_run()
             left.resume(batch)
             self._act(program, batch)
 
     def alone(self) -> AbstractContextManager[object]:
-        """A context without other runs; raises RuntimeError as `run` does."""
+        """A context that excludes other runs. Raises RuntimeError as `run` does."""
         self._refuse_flow()
         return self.driver.claim
 
     def predict(
         self, program: Program, batch: Batch, outputs: Outputs, located: Located | None = None
     ) -> Any:
-        """The outputs of a batch, whose `finish` they are."""
+        """The output of a batch, whose `finish` is `outputs`."""
         with torch.no_grad():
             return self.run(program, batch, outputs.merged, located)
 
     def stream(self, program: Program, batches: Iterator[Call], open_batch: OpenBatch) -> InOrder:
-        """What `predict` returns for each batch, in the order of the batches, which overlap.
+        """The result of `predict` for each batch, in their order; batches overlap.
 
         Random numbers come from the caller's generator, which the caller may use between two
-        outputs. So layers that draw have their batches one by one, as in a loop; where that is not
-        known, one batch tells.
+        outputs. So if layers draw, batches run one by one, as in a loop. Where drawing is not
+        known, the first batch shows it.
 
         Args:
             program: for one batch.
-            batches: the arguments of each, asked for in the thread that asks for outputs.
-            open_batch: makes a batch of them.
+            batches: the arguments of each batch, fetched in the thread that takes outputs.
+            open_batch: makes a batch from its arguments.
         """
 
         def alone(call: Call, number: int) -> Any:
@@ -207,7 +207,7 @@ class Executor:
             flow.settle()
 
     def _look(self) -> None:
-        """Has the stages see what has changed in their layers since the last step."""
+        """Has the stages notice changes of their layers since the last step."""
         self._refuse_flow()
         with torch.no_grad(), self.driver.claim, _C.Undo(self._end):
             self._begin(Batch(((), {}), None, (), Outputs(())))
@@ -215,7 +215,7 @@ class Executor:
     def _flow_from(self, program: Program, open_batch: OpenBatch, first: int) -> Flow | None:
         """A flow for batches from number `first` on; None while batches have to run one by one."""
         self._refuse_flow()
-        # Observers of steps have to see each batch as a step of its own.
+        # Observers must see each batch as a step of its own.
         if self._observers or any(stage.draws.possible for stage in self._stages):
             return None
         driver, plan = self.driver, self._plan
@@ -237,7 +237,7 @@ class Executor:
     def _run_flow(self, driver: Workers, flow: WorkerFlow) -> None:
         with driver.claim, _C.Undo(self._end):
             self._begin(Batch(((), {}), None, [0] * flow.num_slots, flow.keep))
-            # One list, so that whichever replica takes arguments lets go of them for all.
+            # Replicas share one list, so that arguments taken by one replica are released for all.
             firsts = [replica[0] for replica in self.replicas.each]
             for first in firsts:
                 first.arguments = firsts[0].arguments
@@ -264,7 +264,7 @@ class Executor:
             for stage in replica:
                 levels = batch.levels[stage.index] if batch.levels else ()
                 stage.begin(len(batch.rows), seed, batch.finish, levels)
-            # Further replicas are of what the stages of the first run with.
+            # Further replicas copy the layers that the first replica runs, which ties may replace.
             if number == 0:
                 self._ties.begin()
             calls = self.replicas.share_of(number, batch.calls)
@@ -275,7 +275,7 @@ class Executor:
                     stage.enter_by_name(keywords)
 
     def _end(self) -> None:
-        """Releases the step's objects. May be called twice; the next step does not depend on it."""
+        """Releases the step's objects. May be called twice; the next step works without it."""
         for stage in self._stages:
             stage.end()
         self._ties.end()
@@ -284,7 +284,7 @@ class Executor:
             observer.end_run()
 
     def close(self) -> None:
-        """Ends what runs the actions, after a step in progress in another thread."""
+        """Ends the driver's threads, after a step in progress in another thread."""
         self.driver.close()
 
 
@@ -294,6 +294,6 @@ def _in_batch(number: int) -> Located:
 
 @atexit.register
 def _close_all() -> None:
-    # Frees GPU memory too. The extension closes pipelines that later handlers open.
+    # This frees GPU memory too. The extension closes pipelines that later handlers open.
     for executor in list(_open):
         executor.close()

@@ -1,4 +1,4 @@
-"""The exception that a step raises: the first that happened, with notes of where and what else."""
+"""The exception of a step: the first that was raised, with notes of its place and of others."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from .driver import Failure, Located
 
 
 class Failures:
-    """Says where the actions of an executor have failed.
+    """Adds notes to exceptions, which name the failed action of an executor.
 
     Args:
-        where: what a device is called in a message.
+        where: names a device for messages.
     """
 
     def __init__(self, where: Callable[[int], str]) -> None:
         self._device = where
-        # Marks the notes of this executor, which go where an exception is raised once more.
+        # Marks the notes of this executor, which are removed when the exception is raised again.
         self._mark = object()
 
     def note(self, error: BaseException, text: str) -> None:
-        """Adds a note that goes when the exception comes again."""
+        """Adds a note, which is removed when the exception is raised again."""
         add_note(error, text, self._mark)
 
     def first(self, failures: Sequence[Failure], located: Located | None = None) -> BaseException:
-        """The exception that happened first, with notes of where and of what happened after it.
+        """The first exception, with notes of its place and of later failures.
 
         Args:
             failures: as the driver gives them.

@@ -20,14 +20,14 @@ from .through import GraphEnds
 
 @dataclass(frozen=True)
 class _OfStage:
-    """The graphs of a stage's forwards, and what else its backwards and R need of them.
+    """The graphs of a stage's forwards, and other state that its backwards and R need.
 
     Attributes:
-        layers: what it ran with, maybe copies.
+        layers: the layers that ran, maybe copies.
         settings: of its layers.
         keywords, outputs, leaves: as in the stage, by microbatch.
         opened, sent: of the stage's parcels.
-        cells: by microbatch, where it is recomputed.
+        cells: by microbatch, the state that R needs.
     """
 
     layers: Sequence[nn.Module]
@@ -40,7 +40,7 @@ class _OfStage:
     cells: dict[int, KeptMicrobatch]
 
     def let_go(self) -> None:
-        """Leaves everything to the stage, which frees it microbatch by microbatch."""
+        """Drops these references; the stage frees the objects microbatch by microbatch."""
         for held in (self.outputs, self.leaves, self.opened, self.sent, self.cells):
             held.clear()
 
@@ -49,8 +49,8 @@ class Halfway:
     """State that is taken out of a step of forwards before it ends.
 
     Args:
-        stages: those of one replica.
-        ties: what they share.
+        stages: of one replica.
+        ties: the parameters that the stages share.
     """
 
     def __init__(self, stages: Sequence[Stage], ties: Ties) -> None:
@@ -80,11 +80,11 @@ class Halfway:
         """Has the stages begin a step of backwards. May be called once.
 
         Args:
-            batch: whose `finish` has the gradients that the last stage begins with; its levels are
-                those of the forwards.
+            batch: its `finish` has the gradients that the last stage begins with; its levels are
+                the levels of the forwards.
 
         Raises:
-            RuntimeError: R would do something else than F has done.
+            RuntimeError: layers have changed, so that R would not repeat F.
         """
         for stage, left in zip(self._stages, self._of_stages, strict=True):
             levels = batch.levels[stage.index] if batch.levels else ()

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-# Each a source and where it goes.
+# Pairs of a source and a destination.
 CopyPairs = Sequence[tuple[Tensor, Tensor]]
 
 
@@ -16,17 +16,17 @@ class Copied(Protocol):
     """Copies that have been issued."""
 
     def wait(self) -> None:
-        """Returns when they are done."""
+        """Returns when the copies are done."""
 
 
 class HostLink(Protocol):
-    """How tensors of a stage get to the host and back."""
+    """Copies tensors of a stage to the host and back."""
 
     def buffer(self, like: Tensor, dtype: torch.dtype) -> Tensor:
-        """Memory of the host for as many values, in the same order."""
+        """Host memory for as many values as `like` has, in the same order."""
 
     def copy(self, pairs: CopyPairs, *, to_host: bool) -> Copied:
-        """Copies, behind torch's current stream; nobody may write what is read before the end."""
+        """Copies after torch's current stream. Do not write to the sources before the end."""
 
     def join(self) -> None:
         """Has torch's current stream wait for all copies."""
@@ -36,7 +36,7 @@ class OneMemory:
     """The link of a stage whose tensors are on the host."""
 
     def buffer(self, like: Tensor, dtype: torch.dtype) -> Tensor:
-        """Memory for as many values, in the same order."""
+        """Memory for as many values as `like` has, in the same order."""
         return torch.empty_like(like, dtype=dtype)
 
     def copy(self, pairs: CopyPairs, *, to_host: bool) -> Copied:
@@ -47,9 +47,9 @@ class OneMemory:
         return _Done()
 
     def join(self) -> None:
-        """Nothing is under way."""
+        """Does nothing: copies are done at once."""
 
 
 class _Done:
     def wait(self) -> None:
-        """They are done."""
+        """Does nothing: the copies are done."""

@@ -15,14 +15,14 @@ from .stream import Flow
 
 
 class InOrder(Iterator[Any]):
-    """Gives the output of each batch, from a flow as soon as there may be one.
+    """Yields the output of each batch, from a flow as soon as batches may overlap.
 
     An exception of `batches` is raised after the outputs of earlier batches; a KeyboardInterrupt is
     raised at once. After any exception, the stream has ended and no batch is running.
 
     Args:
-        batches: the arguments of each.
-        begin: called before the first.
+        batches: the arguments of each batch.
+        begin: called before the first batch.
         alone: runs one batch, given with its number, and returns the output.
         flow_from: opens a flow whose first batch has this number; returns None while batches have
             to run one by one.
@@ -55,8 +55,8 @@ class InOrder(Iterator[Any]):
 
         Raises:
             ValueError: an output is being taken already.
-            BaseException: of a stage, or of the batches. A StopIteration, which would end a loop as
-                if nothing had happened, is the cause of a RuntimeError.
+            BaseException: a stage or `batches` raised it. A StopIteration, which would end a loop
+                silently, becomes the cause of a RuntimeError.
         """
         turn = object()
         with _C.Undo(self._give_back, turn), as_before():
@@ -69,12 +69,12 @@ class InOrder(Iterator[Any]):
         turn = object()
         with _C.Undo(self._give_back, turn), as_before():
             self._take_turn(turn)
-            # As when a generator is closed: later failures are not reported.
+            # Later failures are not reported, as when a generator is closed.
             with _C.Undo(self._end, GeneratorExit()):
                 return
 
     def _take_turn(self, turn: object) -> None:
-        # One call in C, so that an interrupt cannot come between the check and the entry.
+        # `setdefault` is one call in C, so no interrupt comes between the check and the entry.
         if self._turn.setdefault("turn", turn) is not turn:
             raise ValueError("an output of this stream is being taken already")
 
@@ -87,7 +87,7 @@ class InOrder(Iterator[Any]):
             self._end(error)
 
     def _end(self, error: BaseException | None) -> None:
-        """May be called twice."""
+        """Ends the flow and its batches. May be called twice."""
         self._ended = True
         self._batches = iter(())
         if self._flow is not None:
@@ -129,7 +129,7 @@ class InOrder(Iterator[Any]):
         return self._alone(call, number)
 
     def _fill(self, flow: Flow) -> None:
-        """Takes as many batches as there is room for."""
+        """Feeds batches until the flow is full."""
         while flow.has_room and self._failure is None:
             try:
                 for call in self._batches:
@@ -149,7 +149,7 @@ def _nothing() -> None:
 
 
 def _not_the_end(call: Callable[[], Any]) -> Any:
-    """The result of the call; a StopIteration, which would end the stream, is a RuntimeError."""
+    """The result of the call; StopIteration, which would end the stream, becomes RuntimeError."""
     try:
         return call()
     except StopIteration as error:

@@ -1,4 +1,4 @@
-"""The loss of a step: one per microbatch, weighted so that together they are the full batch's."""
+"""The loss of a step: one per microbatch, weighted so that their sum is the full batch's loss."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from .microbatch import to_device
 Loss = Callable[..., Tensor]
 
 
-# The types whose products and sums Python's numbers give with torch's bits, and what `array` calls
-# them: a product or sum of two numbers of 24 bits that is rounded to 53, then to 24, is the same as
-# one that is rounded once.
+# The dtypes for which Python's floats give the same products and sums as torch, bit for bit, with
+# their type codes in `array`. A product or sum of two 24-bit numbers that is rounded to 53 bits and
+# then to 24 bits equals the result that is rounded once.
 _CODES = {torch.float32: "f", torch.float64: "d"}
 
 
 class InOnePass(Protocol):
-    """A loss that may come with gradients, those of parameters already added to their `.grad`."""
+    """A loss that may compute gradients at once, and add up the `.grad` of parameters."""
 
     def with_gradients(
         self, output: Any, target: Any, share: float | Tensor
     ) -> WithGradients | None:
-        """Loss and gradients by the share of a microbatch; None for the ordinary way."""
+        """The loss, and gradients times the microbatch's share; None to use autograd instead."""
 
 
 class Losses:
     """Computes the loss of each microbatch, and where its backward starts.
 
     Backward starts from the loss with the microbatch's weight as gradient, which gives the same
-    bits as the backward of loss * weight. A loss that has `with_gradients` is asked first whether
-    it does its part of the backward at once: see `pykern.kernels.head_loss`.
+    bits as the backward of loss * weight. If a loss has `with_gradients`, that is called first and
+    may do the loss's part of the backward at once: see `pykern.kernels.head_loss`.
 
     Args:
         loss_fn: called with (output, target), or (output) without targets.
         targets: one per microbatch, or None.
         weights: share of each microbatch in the loss of the batch.
-        scale: by which all gradients are multiplied: float32 []; None for 1.
-        must_be_finite: whether a loss that is not is an error.
-        in_one_memory: whether what one action has written all others may read, as on CPU workers.
+        scale: factor of all gradients: float32 []; None for 1.
+        must_be_finite: whether a loss that is NaN or infinite is an error.
+        in_one_memory: whether all actions may read what one action has written, as on CPU workers.
 
     Attributes:
         function: the loss.
@@ -70,32 +70,32 @@ class Losses:
         self._must_be_finite = must_be_finite
         self._targets = targets
         self._weights = weights
-        # Numbers where `_type` is known, which takes less time than tensors.
+        # Python floats where `_type` is known, since these take less time than tensors.
         self._losses: list[Tensor | float | None] = [None] * len(weights)
         self.is_in_one_pass = callable(getattr(loss_fn, "with_gradients", None))
         self._in_one_memory = in_one_memory
         # All targets are parts of one tree.
         first = targets[0] if targets else None
         self._on_cpu = type(first) is Tensor and first.is_cpu
-        # Where losses on the CPU start, by microbatch, and of which type: made with the first.
-        # One for each: a hook may write into it.
+        # The starting gradients of losses on the CPU, by microbatch, and their dtype; made with the
+        # first loss. Each microbatch has its own tensor, since a hook may write into it.
         self._starts: list[Tensor] = []
         self._type: torch.dtype | None = None
 
     @property
     def knows_gradients(self) -> bool:
-        """Whether gradients are made here, of the shape and type of their outputs."""
+        """Whether starting gradients are made here, with the shape and type of their outputs."""
         return not self.is_in_one_pass
 
     def __call__(
         self, microbatch: int, output: Any, once: bool
     ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        """The last stage's output becomes a loss; returns where backward starts, and gradients.
+        """Computes the loss; returns the tensors where backward starts, and their gradients.
 
         Args:
-            microbatch: which one.
+            microbatch: its index.
             output: of the last stage.
-            once: whether there is no R that gives any of the step's outputs once more.
+            once: whether each output of the step is computed only once, without an R.
         """
         if self._targets is None:
             loss = self.function(output)
@@ -103,7 +103,7 @@ class Losses:
             target = self._targets[microbatch]
             if not (self._on_cpu and type(output) is Tensor and output.is_cpu):
                 target = to_device(target, _device_of(output))
-            # What adds to gradients must not happen twice.
+            # A loss that adds to gradients must not run twice.
             if once and self.is_in_one_pass:
                 function = cast(InOnePass, self.function)
                 weight = self._weights[microbatch]
@@ -143,18 +143,19 @@ class Losses:
     def _start(self, microbatch: int, loss: Tensor) -> Tensor:
         """The gradient of a loss.
 
-        One for each: two stages that end on one GPU could not share it without waiting.
+        Each loss has its own tensor, since two last stages on one GPU would have to wait for each
+        other to share a tensor.
         """
         weight = self._weights[microbatch]
         if self.scale is not None:
-            # Rounded in the order of the backward of (loss * weight) * scale.
+            # The product rounds in the order of the backward of (loss * weight) * scale.
             return self.scale.to(loss.device, loss.dtype) * weight
         return torch.full_like(loss, weight, requires_grad=False)
 
     def _make_starts(self, loss: Tensor) -> bool:
-        """Makes the gradients of all losses if this one is as those on CPU workers usually are.
+        """Makes the gradients of all losses if this loss is an ordinary one on a CPU worker.
 
-        That takes less time than one by one. All of them have one type.
+        One call for all takes less time than a call for each. All gradients have the same dtype.
         """
         plain = type(loss) is Tensor and loss.is_cpu and loss.dtype in _CODES
         another = self._type not in (None, loss.dtype)
@@ -164,12 +165,12 @@ class Losses:
         for alike, group in groupby(self._weights):
             count = len(list(group))
             starts += torch.full((count,), alike, dtype=loss.dtype, device="cpu").unbind()
-        # The type last: from then on another thread may look here.
+        # `_type` is set last: once it is set, other threads may read `_starts`.
         self._starts, self._type = starts, loss.dtype
         return True
 
     def of(self, microbatch: int) -> Tensor:
-        """The loss of a microbatch that has ended."""
+        """The computed loss of a microbatch."""
         loss = self._losses[microbatch]
         assert loss is not None
         return loss if isinstance(loss, Tensor) else torch.tensor(loss, dtype=self._type)
@@ -177,18 +178,18 @@ class Losses:
     def among(
         self, targets: Sequence[Any] | None, count: int, scale: Tensor | None = None
     ) -> Losses:
-        """The same loss for as many other targets, each weighted as the first here is."""
+        """The same loss function for `count` other targets, each with the first weight here."""
         return Losses(self.function, targets, [self._weights[0]] * count, scale)
 
     def take(self, losses: Sequence[Tensor]) -> None:
-        """Takes the losses of all microbatches, computed elsewhere."""
+        """Stores the losses of all microbatches, which were computed elsewhere."""
         for microbatch, loss in enumerate(losses):
             self._keep(microbatch, loss)
 
     def total(self) -> Tensor:
         """The loss of the batch: weighted losses added in ascending order of microbatches.
 
-        Where the last stages of several replicas are on several devices, it is on the first's.
+        If the last stages of several replicas are on several devices, the sum is on the first.
         """
         ran = [number for number, loss in enumerate(self._losses) if loss is not None]
         weights = [self._weights[number] for number in ran]
@@ -198,8 +199,8 @@ class Losses:
         losses = [self.of(number) for number in ran]
         home = losses[0].device
         terms: list[Tensor] = []
-        # Equal weights stand together. One product for each, because a call for every microbatch
-        # would be most of what a step of tiny stages costs beyond its actions.
+        # Equal weights stand together, and each weight needs one product. A call for every
+        # microbatch would be most of the cost of a step of tiny stages beyond its actions.
         for weight, group in groupby(zip(weights, losses, strict=True), key=itemgetter(0)):
             terms += (torch.stack([loss.to(home) for _, loss in group]) * weight).unbind()
         first, *others = terms
@@ -212,7 +213,7 @@ class Losses:
 def _sum_of_numbers(
     losses: Sequence[float], weights: Sequence[float], dtype: torch.dtype
 ) -> Tensor:
-    """The sum of losses by weight, in their order, rounded as torch rounds: []."""
+    """The weighted sum of losses, added in their order and rounded as torch rounds: []."""
     code = _CODES[dtype]
     terms = array(code, map(mul, losses, array(code, weights)))
     total = terms[:1]
@@ -222,11 +223,11 @@ def _sum_of_numbers(
 
 
 def _require_scalar(loss: object, microbatch: int) -> None:
-    """Raises where there is no backward from a loss.
+    """Raises if no backward can start from the loss.
 
     Raises:
-        ValueError: it is not a real tensor without dimensions.
-        RuntimeError: it does not require grad.
+        ValueError: the loss is not a real tensor without dimensions.
+        RuntimeError: the loss does not require grad.
     """
     if not isinstance(loss, Tensor) or loss.dim() != 0:
         found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
@@ -246,7 +247,7 @@ def _require_scalar(loss: object, microbatch: int) -> None:
 
 
 def _device_of(output: Any) -> torch.device:
-    """Where the first tensor of an output is."""
+    """The device of the first tensor of an output."""
     if isinstance(output, Tensor):
         return output.device
     return next((tensor.device for tensor in all_tensors(output)), torch.device("cpu"))

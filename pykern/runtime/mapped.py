@@ -1,4 +1,4 @@
-"""A step whose loss is a function of the caller's, given with the batch."""
+"""A step whose loss function is given with the batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .stage.stage import Ends
 
 
 class Mapped:
-    """The `finish` of such a step, which keeps the results of the function by microbatch.
+    """The `finish` of such a step. Keeps the results of the function by microbatch.
 
     Graph mode replays steps of `Losses` alone, and runs these as usual.
 
@@ -27,7 +27,7 @@ class Mapped:
     """
 
     losses: Losses
-    # The losses make gradients of the shapes and types of what the function returns.
+    # The losses make gradients of the shapes and types of the function's results.
     knows_gradients = True
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -41,7 +41,7 @@ class Mapped:
         return self.losses.scale
 
     def loss(self, output: Any, *target: Any) -> Any:
-        """The loss of a microbatch; the rest of what the function returns is kept."""
+        """The loss of a microbatch. Other values that the function returns are kept."""
         found = self.function(output, *target)
         # Plans of several replicas are refused, so one last stage calls this for one microbatch
         # after another.

@@ -1,4 +1,4 @@
-"""Cuts a batch into microbatches and puts results together again. It computes nothing."""
+"""Cuts a batch into microbatches, and joins their results. No layer runs here."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def sizes(batch_size: int, num_microbatches: int) -> list[int]:
 def batch_size(tree: Any) -> int:
     """Size of dimension 0, on which all tensors of the tree that have one must agree.
 
-    The tree is a dict of arguments by name where messages are to name them.
+    A tree that is a dict of arguments by name lets messages name them.
 
     Raises:
-        SplitError: there is no such tensor, they differ, or the batch is empty.
+        SplitError: no tensor has a dimension 0, tensors differ in it, or the batch is empty.
     """
     rows: list[int] = []
     others: list[Any] = []
@@ -52,9 +52,9 @@ def batch_size(tree: Any) -> int:
 
 
 def refuse_graphs(tree: Any) -> None:
-    """Raises RuntimeError where a tensor was computed by what trains outside of the pipeline.
+    """Raises RuntimeError if a tensor has an autograd graph outside the pipeline.
 
-    The backward of the first microbatch would free the graph that all of them have in common.
+    The backward of the first microbatch would free the graph, which all microbatches share.
     """
     for leaf in leaves_of_batch(tree):
         if isinstance(leaf, Tensor) and leaf.grad_fn is not None:
@@ -66,7 +66,7 @@ def refuse_graphs(tree: Any) -> None:
 
 
 def split(tree: Any, rows: Sequence[int]) -> list[Any]:
-    """One tree per microbatch: tensors cut along dimension 0, everything else given to all."""
+    """One tree per microbatch: tensors are cut along dimension 0, other leaves go to all."""
     if isinstance(tree, Tensor):
         # Tensor.split is a function in Python around this one.
         return list(tree.split_with_sizes(list(rows))) if tree.dim() > 0 else [tree] * len(rows)
@@ -85,13 +85,13 @@ def split(tree: Any, rows: Sequence[int]) -> list[Any]:
 
 
 def to_device(tree: Any, device: torch.device) -> Any:
-    """The tree with its tensors on the device; those that are there already stay the same objects.
+    """The tree with its tensors on the device; tensors that are there stay the same objects.
 
-    A copy from pinned memory to a GPU does not wait until it is done: a later write to the source
-    must not come before that.
+    A copy from pinned memory to a GPU does not block: the caller must not write to the source
+    before the copy is done.
     """
     if isinstance(tree, Tensor):
-        # The other way the caller would read a tensor that is not there yet.
+        # A copy to the CPU blocks, or the caller would read a tensor that has not arrived.
         return tree.to(device, non_blocking=device.type == "cuda")
     if type(tree) is tuple:
         return tuple(to_device(part, device) for part in tree)
@@ -106,12 +106,11 @@ def to_device(tree: Any, device: torch.device) -> Any:
 def merge(parts: Sequence[Any], weights: Sequence[float]) -> Any:
     """The inverse of `split`: tensors joined along dimension 0, equal other values kept.
 
-    A number, which is a tensor without dimensions such as a loss that the model computes, becomes
-    the sum of all by weight.
+    Tensors without dimensions, such as a loss that the model computes, become their weighted sum.
 
     Args:
-        parts: what the model has returned for each microbatch.
-        weights: one for each.
+        parts: the model's output for each microbatch.
+        weights: one per microbatch.
 
     Raises:
         SplitError: the parts have different structures, or a value that is not a tensor differs
@@ -149,8 +148,8 @@ def _join(column: Sequence[Any], weights: Sequence[float]) -> Any:
 
 def leaves_of_batch(tree: Any) -> Iterator[Any]:
     """The leaves of a tree in order."""
-    # Tensors, tuples and dicts, the usual batch, do without pytree, which leaves a reference cycle
-    # behind for the cycle collector with each call.
+    # Tensors, tuples and dicts, the usual batch, avoid pytree: each of its calls leaves a reference
+    # cycle for the garbage collector.
     if isinstance(tree, Tensor):
         yield tree
     elif type(tree) is tuple:
@@ -174,10 +173,10 @@ def _refuse_array(leaf: Any, rows: Sequence[int]) -> None:
 
 
 def _disagreement(tree: Any, rows: int) -> SplitError:
-    """Names the first tensor that has another number of rows than those before it."""
+    """The error for the first tensor that has another number of rows than earlier tensors."""
     for path, leaf in with_paths(tree):
         if isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.size(0) != rows:
-            # As Python writes it: target, inputs[0].
+            # The name is written as in Python: target, inputs[0].
             name = re.sub(r"^\['(\w+)'\]", r"\1", path)
             return SplitError(
                 f"{name} must have as many rows in dimension 0 as the tensors before it have, "

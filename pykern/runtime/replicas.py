@@ -1,4 +1,4 @@
-"""The stages of all replicas of a plan, and what each replica gets of a batch."""
+"""The stages of all replicas of a plan, and the share of each replica in a batch."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ KINDS = (Kind.F, Kind.R, Kind.B, Kind.I, Kind.W, Kind.REDUCE)
 
 
 class Replicas:
-    """The stages of a plan, once for each replica, which take turns with the microbatches.
+    """The stages of a plan, once for each replica. Replicas take turns with the microbatches.
 
     Args:
-        stages: those of the first replica.
-        plan: what the stages are for.
-        devices: where each device of the plan has its tensors.
+        stages: of the first replica.
+        plan: the plan that the stages run.
+        devices: the torch device that holds the tensors of each device of the plan.
 
     Attributes:
         each: by replica, its stages.
-        stages: those of the first replica, then those of the second.
+        stages: of the first replica, then of the second.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Replicas:
         self.stages = [stage for replica in self.each for stage in replica]
 
     def actions(self) -> dict[Kind, list[Run]]:
-        """The functions that run an action, by kind and stage."""
+        """The functions that run actions, by kind and stage."""
         stages = self.stages
         return {
             Kind.F: [stage.forward for stage in stages],
@@ -60,7 +60,7 @@ class Replicas:
     def put_together(self, actions: dict[Kind, list[Run]]) -> Callbacks:
         """The same functions, with F and B as the stages have put them together for this step.
 
-        Where something is around an action, it calls the stage, which calls these.
+        A call that a feature has wrapped stays: it calls the stage, which calls these functions.
         """
         forwards = zip(self.stages, actions[Kind.F], strict=True)
         backwards = zip(self.stages, actions[Kind.B], strict=True)
@@ -72,20 +72,21 @@ class Replicas:
 
     @property
     def end(self) -> torch.device:
-        """Where the last stage of the first replica has its tensors."""
+        """The device of the last stage of the first replica."""
         return self.each[0][-1].device
 
     def place(self, inputs: Call, target: Any) -> tuple[Call, Any]:
-        """A batch where it is used; several replicas each take their microbatches of it."""
+        """The batch on the devices that use it. Several replicas copy their microbatches later."""
         first = self.each[0][0].device
         if first.type == "cpu" or len(self.each) > 1:
             return inputs, target
         return to_device(inputs, first), to_device(target, self.end)
 
     def place_targets(self, targets: Sequence[Any]) -> Sequence[Any]:
-        """Those of all microbatches, where their losses are computed.
+        """The targets of all microbatches, on the devices that compute their losses.
 
-        Before any action: a copy between GPUs within one would have both of their lanes wait.
+        The copies run before any action: inside an action, a copy between GPUs would have the lanes
+        of both GPUs wait.
         """
         ends = [replica[-1].device for replica in self.each]
         if ends[0].type == "cpu" or len(ends) == 1:
@@ -93,7 +94,7 @@ class Replicas:
         return [to_device(each, ends[m % len(ends)]) for m, each in enumerate(targets)]
 
     def share_of(self, number: int, calls: Sequence[Call | None]) -> Sequence[Call | None]:
-        """The calls of a batch that are for this replica; None for every other microbatch."""
+        """The calls of a batch for replica `number`; None for microbatches of other replicas."""
         if len(self.each) == 1:
             return calls
         turns = enumerate(calls)

@@ -1,4 +1,4 @@
-"""Batches that go through the stages one behind the other: none waits for the end of another."""
+"""A flow of batches: a batch enters the stages before earlier batches have ended."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from ..plan import Plan
 from ..tensors.trees import Call
 from .batch import Batch, Outputs
 
-# Makes a batch of the arguments of the model; the outputs are its `finish`.
+# Makes a Batch from the arguments of the model. Its `finish` is the returned Outputs.
 OpenBatch = Callable[[Call], tuple[Batch, Outputs]]
 
 
 class Flow(ABC):
-    """What is under way, of which no more is taken in than there are slots.
+    """Batches in flight, limited by the number of slots.
 
     Each microbatch with rows has a slot until its batch is taken out. There are slots for two full
-    batches, one of which the caller may be busy with, and for one more microbatch in each stage:
-    batches of less than a microbatch in each keep all stages busy as well.
+    batches, one of which the caller may be working on, and for one more microbatch per stage. So
+    batches with fewer microbatches than stages keep all stages busy, too.
 
     Args:
         plan: of the pipeline.
-        open_batch: makes a batch of what is fed.
+        open_batch: makes a batch from the arguments of the model.
         first: the number of the first batch, for notes.
     """
 
@@ -47,7 +47,7 @@ class Flow(ABC):
     @property
     @abstractmethod
     def is_open(self) -> bool:
-        """Whether the stages are its own."""
+        """Whether the flow occupies the stages."""
 
     @abstractmethod
     def feed(self, call: Call) -> None:
@@ -55,12 +55,12 @@ class Flow(ABC):
 
     @abstractmethod
     def take(self) -> Any:
-        """The output of the batch that was fed first among those here, once it is done."""
+        """Waits for the oldest batch of the flow, and returns its output."""
 
     @abstractmethod
     def settle(self) -> None:
-        """Waits until nothing of what has been fed is under way on the host."""
+        """Waits until no batch of the flow runs on the host."""
 
     @abstractmethod
     def close(self, error: BaseException | None) -> None:
-        """Ends it, and what is under way. A KeyboardInterrupt also interrupts that."""
+        """Ends the flow and its batches. A KeyboardInterrupt as `error` also interrupts stages."""

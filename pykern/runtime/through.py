@@ -1,4 +1,4 @@
-"""A pipeline as one operation of autograd: forwards when it is called, backwards when asked.
+"""A pipeline as one autograd operation: its forward runs forwards, its backward runs backwards.
 
 Huang et al., 2019 (arXiv 1811.06965) order a step in this way: all forwards, then all backwards.
 """
@@ -18,27 +18,27 @@ from . import microbatch
 from .autograd.cut import Cut, cut, hidden_in
 from .stage.stage import Ends
 
-# By microbatch, those of its outputs.
+# By microbatch, the gradients of its outputs.
 OutputGradients = Mapping[int, Sequence[Tensor | None]]
-# Gets them; returns those of the inputs of the operation.
+# Gets gradients of outputs; returns the gradients of the inputs of the operation.
 RunBack = Callable[[OutputGradients], Sequence[Tensor | None]]
 
 
 class GraphEnds:
-    """Takes what the last stage returns, with the graphs behind it.
+    """Takes the outputs of the last stage, with their autograd graphs.
 
     Args:
-        weights: of the microbatches, for numbers.
-        gradients: that backwards start from; None in a forward.
+        weights: of the microbatches, for the sum of outputs without dimensions.
+        gradients: the gradients that backwards start from; None in a forward.
 
     Attributes:
         cuts: by microbatch.
         gradients: empty in a forward.
     """
 
-    # They are of the shapes and types of the outputs, as autograd has seen to.
+    # Autograd has checked that gradients have the shapes and types of the outputs.
     knows_gradients = True
-    # For another step, in which backwards run.
+    # The graphs are kept for another step, in which backwards run.
     keeps_graphs = True
 
     def __init__(self, weights: Sequence[float], gradients: OutputGradients | None = None) -> None:
@@ -63,7 +63,7 @@ class GraphEnds:
         """The output for the whole batch.
 
         Args:
-            made: by identity of a leaf behind a cut, what stands for it in the graph outside.
+            made: by identity of a leaf behind a cut, its tensor in the graph outside.
         """
         ran = sorted(self.cuts)
 
@@ -79,16 +79,16 @@ class GraphEnds:
 
 
 def _logits(lazy: LazyLogits) -> Tensor:
-    """The output of a head that no loss takes apart."""
+    """The logits of a `LazyLogits`, which no fused loss consumes here."""
     return F.linear(lazy.hidden, lazy.weight)
 
 
 class PipelineCall(torch.autograd.Function):
-    """The operation, whose inputs are what gets gradients and whose outputs are what has them."""
+    """The operation. Its inputs get gradients, and its outputs bring them."""
 
     @staticmethod
     def forward(ctx: Any, made: ForwardPass, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """The outputs, which are there already."""
+        """Returns the outputs, which are computed already."""
         del inputs
         ctx.set_materialize_grads(False)
         ctx.made = made
@@ -96,7 +96,7 @@ class PipelineCall(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The gradients of the inputs, from those of the outputs."""
+        """The gradients of the inputs, from the gradients of the outputs."""
         return None, *ctx.made.backward(gradients)
 
 
@@ -114,7 +114,7 @@ class ForwardPass:
         self._run_back: RunBack | None = run_back
 
     def outputs(self, inputs: Sequence[Tensor]) -> dict[int, Tensor]:
-        """By identity of its leaf, each output with its place in the graph outside."""
+        """By identity of its leaf, each output as a tensor of the graph outside."""
         if not self.leaves:
             return {}
         made = PipelineCall.apply(self, *inputs)  # type: ignore[no-untyped-call]
@@ -125,7 +125,7 @@ class ForwardPass:
         """Runs the backwards, once.
 
         Raises:
-            RuntimeError: it has run, or its own graph is asked for.
+            RuntimeError: the backwards have run already, or `create_graph` is set.
             BaseException: as for `Pipeline.step`.
         """
         if torch.is_grad_enabled():
@@ -149,7 +149,7 @@ class ForwardPass:
 
 
 class Refused(torch.autograd.Function):
-    """Outputs of a pipeline through which no gradients come back: a backward says why."""
+    """Outputs of a pipeline that cannot run backward: a backward raises with the reason."""
 
     @staticmethod
     def forward(ctx: Any, reason: str, anchor: Tensor, *outputs: Tensor) -> tuple[Tensor, ...]:
@@ -166,7 +166,7 @@ class Refused(torch.autograd.Function):
 
 
 def refuse_backward(output: Any, reason: str, anchor: Tensor) -> Any:
-    """The output of a forward, through which a backward raises RuntimeError.
+    """Returns the output of a forward such that its backward raises RuntimeError.
 
     Args:
         output: any tree.

@@ -1,1 +1,1 @@
-"""Triton kernels and what launches them, one file per operation. Nothing else imports Triton."""
+"""Triton kernels and their launchers, one file per operation. Only this package imports Triton."""

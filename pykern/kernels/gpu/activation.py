@@ -11,17 +11,17 @@ from ..activation import GATED, Activation
 from .rounding import rounded
 from .rows import as_rows, tile, tiles
 
-# Elements of a program at a time, and columns of it at most: 16 bytes for each thread of bfloat16.
+# Elements of a program's tile, and its most columns: 16 bytes of bfloat16 for each thread.
 _TILE = 2048
 _COLUMNS = 256
-# The gradient of a bias is summed by so many programs for each block of columns, then over them.
+# This many programs sum the gradient of a bias for each block of columns; then their sums add up.
 _NUM_GROUPS = 64
 
 
 @triton.jit
 def _sigmoid(x):
-    """The function and its derivative."""
-    # An exponential of what is negative is never infinite.
+    """The sigmoid and its derivative."""
+    # The exponential of a negative number never overflows.
     small = tl.exp(-tl.abs(x))
     larger = 1 / (1 + small)
     return tl.where(x >= 0, larger, small * larger), small * larger * larger
@@ -31,8 +31,8 @@ def _sigmoid(x):
 def activation_and_slope(x, KIND: tl.constexpr):
     """An activation of float32 and its derivative.
 
-    What may be contracted to a fused multiplication and addition is written as one: else it could
-    be in one kernel and not in the other, and they would not agree on the activation's last bit.
+    Every multiplication and addition that a compiler could fuse is written as an explicit fma.
+    Otherwise only one of two kernels might fuse it, and their results could differ in the last bit.
     """
     if KIND == "swiglu":
         share, slope = _sigmoid(x)
@@ -97,8 +97,8 @@ def _backward(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    # Rows times their length may not fit into 32 bits. Columns may be many, so theirs is the first
-    # dimension of the grid: others have 65535 programs at most.
+    # Rows times their length may not fit into 32 bits. Columns may be many, so they use the first
+    # dimension of the grid: other dimensions have 65535 programs at most.
     start = tl.program_id(1).to(tl.int64) * group_rows
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     exists = columns < num_columns
@@ -126,7 +126,7 @@ def _backward(
         coming *= slope
         tl.store(out, rounded(coming, of_x.dtype.element_ty), inside)
         if BIAS:
-            # Rows that do not exist have gradients of zero.
+            # Rows behind the last one have zero gradients.
             sums += coming
         if AGAIN:
             again = rounded(product, result.dtype.element_ty)
@@ -207,6 +207,6 @@ def _size(num_columns: int) -> tuple[int, int]:
 
 
 def _groups(num_rows: int, rows: int) -> tuple[int, int]:
-    """How many programs share the rows, and how many rows each has: whole tiles."""
+    """The number of programs that share the rows, and the rows of each, in whole tiles."""
     group_rows = triton.cdiv(triton.cdiv(num_rows, rows), _NUM_GROUPS) * rows
     return (triton.cdiv(num_rows, group_rows) if num_rows else 0), group_rows

@@ -1,4 +1,4 @@
-"""Cross entropy of logits on GPUs, and its gradient in their place. A program does a row."""
+"""Cross entropy of logits on GPUs, and its gradient in place. A program computes a row."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from torch import Tensor
 
 from .rounding import rounded
 
-# Elements of a row that a program has at a time.
+# Elements of a row that a program loads at a time.
 _BLOCK = 4096
 
 
 @triton.jit
 def _values(row, columns, num_classes, width):
-    """Some logits in float32. Padding may hold anything, and counts as -inf."""
+    """Some logits in float32. Padding may have any content, and counts as -inf."""
     values = tl.load(row + columns, columns < width, other=0.0).to(tl.float32)
     return tl.where(columns < num_classes, values, float("-inf"))
 
 
 @triton.jit
 def _log_sum(row, num_classes, width, BLOCK: tl.constexpr):
-    """The logarithm of the sum of exponentials, in one pass: sums count from the largest so far."""
+    """The logarithm of the sum of exponentials, in one pass, relative to the largest so far."""
     largest = tl.full((), float("-inf"), tl.float32)
     total = tl.full((), 0.0, tl.float32)
     for first in range(0, width, BLOCK):
         values = _values(row, first + tl.arange(0, BLOCK), num_classes, width)
         new = tl.maximum(largest, tl.max(values, 0))
-        # Nothing can be counted from -inf.
+        # Differences from -inf would be NaN.
         base = tl.where(new == float("-inf"), 0.0, new)
         total = total * tl.exp(largest - base) + tl.sum(tl.exp(values - base), 0)
         largest = new

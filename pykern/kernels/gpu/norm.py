@@ -13,14 +13,14 @@ from . import norm_backward, norm_forward
 from .random import place_of
 from .rows import as_rows
 
-# Elements that a program holds at once, 16 for each thread, unless one row has more.
+# Elements of a program's tile, 16 for each thread, unless one row has more.
 _ELEMENTS = 2048
-# Columns that a program holds at once. Rows that are longer are read twice.
+# The most columns of a program's tile. Longer rows are read twice.
 _MOST_COLUMNS = 8192
-# Programs of a backward at most: each adds up the gradients of weights over its rows. Numbers do
-# not depend on the GPU, as they would if it were a matter of its processors.
+# The most programs of a backward. Each adds up the gradients of weights over its rows. A constant,
+# not the GPU's number of processors, gives the same results on every GPU.
 _MOST_PARTS = 256
-# What one program adds up of the parts at once.
+# The tile of parts that one program adds up at a time.
 _PARTS, _COLUMNS = 64, 32
 
 
@@ -148,7 +148,7 @@ def _tile(num_columns: int) -> tuple[int, int, int]:
 
 
 def _rows(**tensors: Tensor | None) -> dict[str, Any]:
-    """Arguments of a kernel: tensors as matrices, and how far apart their rows are."""
+    """Arguments of a kernel: tensors as matrices, and the strides of their rows."""
     matrices = {name: None if x is None else as_rows(x) for name, x in tensors.items()}
     strides = {f"{name}_stride": 0 if x is None else x.stride(0) for name, x in matrices.items()}
     return matrices | strides

@@ -23,7 +23,7 @@ def sums(
     CENTRED: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Of one row that is longer than a block: the two sums that its gradient depends on."""
+    """The two sums that the gradient of a row depends on, for a row longer than a block."""
     # Rows times their length may not fit into 32 bits.
     row = tl.program_id(0).to(tl.int64)
     deviation = tl.load(rstd + row)
@@ -44,7 +44,7 @@ def sums(
 
 @triton.jit
 def _of_normal(incoming, x, sums, rows, valid, num_columns, CENTRED: tl.constexpr):
-    """The gradient of the sum times the deviation, where x is normal; whole rows need no sums."""
+    """The gradient of the sum, times the deviation; x is normal. Whole rows need no `sums`."""
     if sums is None:
         slope = tl.sum(incoming * x, 1, keep_dims=True)
         offset = tl.sum(incoming, 1, keep_dims=True)
@@ -81,7 +81,7 @@ def backward(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """The gradients of some rows, or of some of their columns where their sums are known.
+    """The gradients of some rows, or of some columns of rows whose `sums` are given.
 
     A program goes through `tiles_each` tiles, and adds up its part of the gradients of weights.
     """
@@ -105,7 +105,7 @@ def backward(
         if AGAIN:
             result = rounded(scaled(x, weights, biases), normed.dtype.element_ty)
             tl.store(normed + places, result, inside)
-        # Outside of the row x is no zero, but what comes in is.
+        # Beyond the end of a row, x is not zero, but the incoming gradient is.
         of_weight += incoming * x
         if bias is not None:
             of_bias += incoming
@@ -125,7 +125,7 @@ def backward(
 
 @triton.jit
 def add_parts(parts, result, num_parts, num_columns, PARTS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Adds up what programs of `backward` have, in an order that the shape alone decides."""
+    """Adds up the parts of `backward`'s programs, in an order that only depends on the shape."""
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     tensor = tl.program_id(1)
     in_row = columns < num_columns

@@ -1,4 +1,4 @@
-"""Triton kernels of the forward of norms, and what the backward makes again as it was."""
+"""Triton kernels of the forward of norms; the backward reuses some to recompute bit for bit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .rounding import rounded
 
 @triton.jit
 def normal(x, mean, rstd, CENTRED: tl.constexpr):
-    """A block by its mean and 1 / deviation, before the weight."""
+    """Normalises a block by its mean and 1 / deviation, before the weight."""
     if CENTRED:
         x = x - mean
     return x * rstd
@@ -19,7 +19,7 @@ def normal(x, mean, rstd, CENTRED: tl.constexpr):
 
 @triton.jit
 def scaled(x, weight, bias):
-    """With the weight and the bias, if there is one; where to fuse is no choice of compilers."""
+    """Applies the weight and the bias, if any; explicit fma leaves the compiler no choice."""
     if bias is None:
         x *= weight
     else:
@@ -45,7 +45,7 @@ def _sum(
     DROPS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Some columns of the sum in float32, rounded as it is stored."""
+    """Some columns of the sum in float32, rounded as the stored sum."""
     columns = first + tl.arange(0, COLUMNS)[None, :]
     values = tl.load(x + rows * x_stride + columns, inside, 0).to(tl.float32)
     if delta is not None:
@@ -79,7 +79,7 @@ def statistics(
     DROPS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Adds up one row that is longer than a block, and computes what it is normalised by."""
+    """Adds up one row that is longer than a block, and computes its mean and 1 / deviation."""
     # Rows times their length may not fit into 32 bits.
     row = tl.program_id(0).to(tl.int64) + tl.zeros((1, 1), tl.int64)
     average = tl.zeros((1, 1), tl.float32)
@@ -105,7 +105,7 @@ def statistics(
             COLUMNS,
         )
         if CENTRED:
-            # Chan, Golub and LeVeque: squares around the average so far, and around the block's.
+            # Chan, Golub and LeVeque: squares around the mean so far, and around the block's mean.
             number = tl.minimum(num_columns - first, COLUMNS).to(tl.float32)
             block = tl.sum(total, 1, keep_dims=True) / number
             away = block - average
@@ -132,7 +132,7 @@ def _moments(
     CENTRED: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
-    """The mean, 0 if it is not wanted, and 1 / deviation: computed and stored, or known."""
+    """The mean (0 for RMSNorm) and 1 / deviation: computed and stored, or loaded."""
     average = tl.zeros((total.shape[0], 1), tl.float32)
     if WHOLE:
         if CENTRED:

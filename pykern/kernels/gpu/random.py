@@ -10,7 +10,7 @@ from torch import Tensor
 
 @triton.jit
 def seed_of(value, place):
-    """The seed of a launch: what is in memory when it runs, or at no place, given with it."""
+    """The seed of a launch: loaded from memory when it runs, or `value` without a place."""
     return tl.load(place, place.to(tl.int64) != 0, value.to(tl.int64))
 
 
@@ -22,7 +22,7 @@ def random_words(seed, rows, quads, NUM_QUADS: tl.constexpr):
         seed: int64.
         rows: int64 [R, 1].
         quads: int32 [1, NUM_QUADS], columns divided by four, one after another.
-        NUM_QUADS: how many.
+        NUM_QUADS: number of quads.
 
     Returns:
         uint32 [R, 4 * NUM_QUADS].
@@ -35,9 +35,10 @@ def random_words(seed, rows, quads, NUM_QUADS: tl.constexpr):
 
 
 def place_of(seed: Tensor | None, device: torch.device) -> Tensor:
-    """Where a seed is. One kernel does for both: in a capture none could be loaded for the other.
+    """The place of a seed. Seeds with and without a place share one kernel.
 
-    Arguments of its kind are in `do_not_specialize` of kernels for the same reason.
+    A second kernel could not be loaded during a capture. For the same reason, kernels have seeds
+    and places in `do_not_specialize`.
     """
-    # A tensor without elements is at address 0.
+    # A tensor without elements has address 0.
     return torch.zeros(0, dtype=torch.int64, device=device) if seed is None else seed

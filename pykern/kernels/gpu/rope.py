@@ -1,4 +1,4 @@
-"""Rotary position embedding on GPUs: a program for each token, which turns all of its heads."""
+"""Rotary position embedding on GPUs: a program rotates all heads of a few tokens."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 from .rounding import rounded
 from .rows import as_rows
 
-# Elements of one half of some heads that a program holds at a time.
+# Elements of one half of some heads that a program loads at a time.
 _BLOCK = 1024
-# Tokens of a program, which have the angles' steps in common.
+# Tokens of a program, which share the slopes of the angles.
 _TOKENS = 4
 
 
@@ -22,7 +22,7 @@ _TOKENS = 4
 def _slopes(HALF: tl.constexpr, WIDTH: tl.constexpr, LOG2_BASE: tl.constexpr):
     """Quarter turns per position, base ** (-pair / HALF) * 2 / pi, in float64."""
     pairs = tl.arange(0, WIDTH)[None, :].to(tl.float64)
-    # A bare number would be a float32.
+    # A plain number would be a float32.
     step = tl.full((1, 1), -LOG2_BASE / HALF, tl.float64)
     first = tl.full((1, 1), -0.6514961294723188, tl.float64)
     return tl.exp2(pairs * step + first)
@@ -30,10 +30,10 @@ def _slopes(HALF: tl.constexpr, WIDTH: tl.constexpr, LOG2_BASE: tl.constexpr):
 
 @triton.jit
 def _cos_sin(position, slopes):
-    """Of a position's angles, to some 2**-24.
+    """Cosines and sines of a position's angles, with errors of some 2**-24.
 
-    The nearest whole number of quarter turns is taken off in float64. What is left needs a few
-    terms; tl.cos would be ready for any angle, which costs a hundred instructions and a stack.
+    The nearest whole number of quarter turns is subtracted in float64. The remaining angle needs a
+    few terms; tl.cos supports any angle, which costs a hundred instructions and a stack.
     """
     turns = position.to(tl.float64) * slopes
     whole = tl.floor(turns + 0.5)
@@ -67,7 +67,7 @@ def _move(
     TURN: tl.constexpr,
     BACK: tl.constexpr,
 ):
-    """Heads of one token out of a packed row, or back into it; turned, or as they are."""
+    """Moves heads of one token out of a packed row, or back into it; may rotate them."""
     columns = tl.arange(0, WIDTH)[None, :]
     for begin in range(0, NUM_HEADS, HEADS):
         heads = begin + tl.arange(0, HEADS)[:, None]
@@ -185,7 +185,7 @@ def _launch(
         HEADS=at_once,
         LOG2_BASE=math.log2(base),
         BACK=back,
-        # Eight elements of a thread make 128 bits of bfloat16.
+        # Eight bfloat16 elements of a thread make 128 bits.
         num_warps=max(min(at_once * width // 256, 4), 1),
     )
 
@@ -193,7 +193,7 @@ def _launch(
 def _one_batch(x: Tensor) -> Tensor:
     """[batch, heads, seq, head_dim] with adjacent columns; a view wherever one is possible.
 
-    Results of `turned` are contiguous apart from an exchange, so for them it is always a view.
+    Results of `turned` are contiguous apart from a transposition, so their batch is always a view.
     """
     flat = x.reshape(-1, *x.shape[-3:]) if x.dim() != 4 else x
     return flat if flat.stride(-1) == 1 else flat.contiguous()

@@ -1,4 +1,4 @@
-"""Routing on GPUs: a stable counting sort. Blocks of tokens count, a sum tells where they begin."""
+"""Routing on GPUs: a stable counting sort. Blocks of tokens count, and sums give their places."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 from .rounding import rounded
 from .rows import as_rows
 
-# Logits of a program, where one token has not more.
+# Logits of a program, unless one token has more.
 _BLOCK = 2048
 _MOST_TOKENS = 64
 
 
 @triton.jit
 def _keys(scores, columns, NUM_EXPERTS: tl.constexpr):
-    """Numbers that order scores, NaN highest, and equal ones by their column, lowest first."""
+    """Keys that sort scores, NaN highest, and equal scores by their column, lowest first."""
     bits = (scores + 0.0).to(tl.int32, bitcast=True)
     is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
     ordered = tl.where(is_nan, 0x7FFFFFFF, bits ^ ((bits >> 31) & 0x7FFFFFFF))
@@ -59,7 +59,7 @@ def _choose(
         values = tl.where(slots == slot, value, values)
         count += tl.sum((here & inside).to(tl.int32), axis=0)
         keys = tl.where(here, -0x8000000000000000, keys)
-    # The highest chosen is the highest of all, so either sum can be taken around it.
+    # The highest chosen score is the highest of all, so both sums are relative to it.
     top = tl.max(values, axis=1)[:, None]
     shares = tl.exp(values - top)
     if NUM_CHOSEN == 1:
@@ -94,7 +94,7 @@ def _place(
         column = tl.load(experts + tokens * NUM_CHOSEN + slot, inside, -1)
         chosen += (columns == column).to(tl.int32)
     ends = tl.load(sums + columns * tl.num_programs(0) + tl.program_id(0), columns < NUM_EXPERTS, 0)
-    # A token takes an expert once, so those from it on tell how far from the end its row is.
+    # A token takes an expert once, so the count from it on gives its row's distance to the end.
     rows = ends - tl.cumsum(chosen, axis=0, reverse=True)
     for slot in tl.static_range(NUM_CHOSEN):
         choice = tokens * NUM_CHOSEN + slot
@@ -131,7 +131,7 @@ def _gradient(
         wanted = tl.where(columns == column, of_weight, wanted)
         chosen += (columns == column).to(tl.int32)
     if NUM_CHOSEN > 1:
-        # Tokens outside have chosen nothing; theirs stay numbers.
+        # Tokens behind the last one have chosen no expert; their scores stay finite.
         scores = tl.where((chosen > 0) | (tokens >= num_tokens), scores, float("-inf"))
     shares = tl.exp(scores - tl.max(scores, axis=1)[:, None])
     shares /= tl.sum(shares, axis=1)[:, None]
@@ -145,7 +145,7 @@ def chosen(logits: Tensor, num_chosen: int) -> tuple[Tensor, Tensor, Tensor, Ten
     logits = as_rows(logits)
     num_tokens, num_experts = logits.shape
     device, block = logits.device, _block(num_experts)
-    # One program at least, so that there are sums of no tokens.
+    # At least one program runs, so that sums exist without tokens, too.
     num_blocks = max(triton.cdiv(num_tokens, block["TOKENS"]), 1)
     weights = torch.empty((num_tokens, num_chosen), dtype=torch.float32, device=device)
     experts = torch.empty((num_tokens, num_chosen), dtype=torch.int32, device=device)
@@ -192,7 +192,7 @@ def chosen_gradient(gradient: Tensor, logits: Tensor, experts: Tensor) -> Tensor
 
 
 def _block(num_experts: int) -> dict[str, int]:
-    """What a program does, by the number of experts alone."""
+    """The constants of a program's block, which only depend on the number of experts."""
     columns = triton.next_power_of_2(num_experts)
     tokens = max(min(_BLOCK // columns, _MOST_TOKENS), 1)
     return {

@@ -1,4 +1,4 @@
-"""Sums of rows on GPUs: each program gathers what one result needs, in the order of its places."""
+"""Sums of rows on GPUs: each program gathers the rows of one result, in the order of places."""
 
 from __future__ import annotations
 

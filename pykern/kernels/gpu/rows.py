@@ -1,4 +1,4 @@
-"""Tensors as matrices: the last dimension are columns, all others together are rows."""
+"""Tensors as matrices: the last dimension are columns, all other dimensions are rows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Programs in any but the first dimension of a grid.
+# The most programs in any dimension of a grid but the first.
 _MOST_PROGRAMS = 65535
 
 
@@ -23,7 +23,7 @@ def tiles(
 ) -> tuple[int, int, int]:
     """The grid of a kernel whose programs have tiles of a matrix, one after another along rows.
 
-    There may be a few programs too many, whose rows do not exist.
+    A few programs may be superfluous: their rows lie behind the last one.
     """
     across, down = triton.cdiv(num_columns, tile_columns), triton.cdiv(num_rows, tile_rows)
     times = triton.cdiv(down, _MOST_PROGRAMS)
@@ -33,7 +33,7 @@ def tiles(
 def as_rows(x: Tensor) -> Tensor:
     """A matrix of the same elements whose columns are adjacent.
 
-    It is a view where rows are equally far apart, as those of a padded tensor are, else a copy.
+    The matrix is a view if rows have equal distances, as in a padded tensor, otherwise a copy.
     """
     num_columns = x.shape[-1] if x.dim() else 1
     if x.dim() == 2 and (x.stride(1) == 1 or num_columns == 1):

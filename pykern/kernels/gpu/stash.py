@@ -11,10 +11,10 @@ from ..stash import BLOCK, CODES, SMALLEST, StashForm
 from .rounding import INTERPRETED, rounded
 from .rows import as_rows
 
-# Elements of a program, and columns of it at most.
+# Elements of a program, and its most columns.
 _TILE = 4096
 _COLUMNS = 4096
-# Added to a small number it leaves the nearest integer in the lowest bits, ties to even.
+# This constant plus a small number has the nearest integer in its lowest bits, ties to even.
 _TO_INTEGER = tl.constexpr(1.5 * 2**23)
 
 
@@ -143,7 +143,7 @@ def restored(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _tiles(num_rows: int, num_blocks: int) -> tuple[tuple[int, int], int, int]:
-    """The programs, and rows and blocks of each."""
+    """The grid of programs, and the rows and blocks of each program."""
     blocks = min(triton.next_power_of_2(num_blocks), _COLUMNS // BLOCK)
     rows = _TILE // (blocks * BLOCK)
     return (triton.cdiv(num_rows, rows), triton.cdiv(num_blocks, blocks)), rows, blocks

@@ -11,7 +11,7 @@ from .activation import activation_and_slope
 from .rounding import rounded
 from .rows import as_rows
 
-# Columns of the product that a program holds at a time.
+# Columns of the product that a program computes at a time.
 _BLOCK = 1024
 
 
@@ -63,7 +63,7 @@ def _gradients(
         tl.store(here, rounded(of_gate, of_gate_up.dtype.element_ty), inside)
         tl.store(here + hidden, rounded(of_up, of_gate_up.dtype.element_ty), inside)
         if AGAIN:
-            # Only products, which nothing contracts: the bits of the forward.
+            # Products alone cannot be fused, so the bits are as in the forward.
             values = rounded(silu * up * weight, result.dtype.element_ty)
             tl.store(result + row * hidden + columns, values, inside)
     tl.store(of_weights + choice, tl.sum(total, axis=0))

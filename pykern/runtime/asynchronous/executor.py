@@ -26,25 +26,25 @@ from .refusals import refuse_shared
 from .seeds import BatchSeed, SlotSeeds
 from .versions import Versions
 
-# What such a plan may hold.
+# The kinds of action that such a plan may hold.
 KINDS = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.U)
 
 
 class AsyncExecutor(Executor):
-    """The stages of a model, with their versions of the weights, and what runs and updates them.
+    """The stages of a model with their weight versions, and the driver that runs and updates them.
 
-    A step gives one batch and ends where the next would be given. A microbatch has a slot from then
-    until its update. What fails in a step ends everything in flight.
+    A step takes one batch and ends where the next batch could enter. A microbatch has a slot from
+    its entry until its update. A failure in a step drops everything in flight.
 
     Args:
         stages: of one replica, all on the CPU.
         parts: of the plan.
-        driver: who runs the actions.
-        mean: whether losses count by their rows, or are added.
+        driver: the workers that run the actions.
+        mean: whether losses are averaged over rows (True) or added (False).
 
     Attributes:
         versions: of each stage.
-        group: microbatches of an update.
+        group: number of microbatches of one update.
     """
 
     def __init__(
@@ -59,12 +59,12 @@ class AsyncExecutor(Executor):
         self._windows = [driver.part(part) for part in parts.windows]
         self._rests = [driver.part(part) for part in parts.rests]
         self._updaters: Sequence[StageOptimizer] = ()
-        # By stage, in the last step; each is replaced by another where its layers have changed.
+        # By stage, the settings in the last step. A stage whose layers change has a new object.
         self._checked: list[Settings | None] = []
         self._forget()
 
     def update_by(self, optimizer: Optimizer) -> None:
-        """Tells what changes the weights."""
+        """Sets the optimizer that changes the weights."""
         self._optimizer = optimizer
         self._updaters = [
             StageOptimizer(optimizer, {p for layer in stage.originals for p in layer.parameters()})
@@ -73,29 +73,29 @@ class AsyncExecutor(Executor):
 
     @property
     def in_flight(self) -> bool:
-        """Whether a step has left anything undone, which each does until `flush`."""
+        """Whether microbatches are in flight: True from the first step until `flush`."""
         return self._num_batches > 0
 
     def require_flushed(self, what: str) -> None:
-        """Raises RuntimeError where microbatches are in flight, beside which `what` cannot be."""
+        """Raises RuntimeError for `what` if microbatches are in flight."""
         if self.in_flight:
             raise RuntimeError(f"{what} with microbatches in flight: call flush() first")
 
     def step(self, batch: Batch) -> tuple[Tensor, Program]:
-        """Gives a batch, and runs until the next could be given.
+        """Takes a batch, and runs until the next batch could enter.
 
         Args:
-            batch: whose `finish` are `Losses`, by which each update is of the mean of its group.
+            batch: its `finish` is a `Losses`, so that each update uses the mean of its group.
 
         Returns:
-            The loss of the rows whose loss was computed, and what has run.
+            The loss of the rows whose loss was computed, and the program that has run.
 
         Raises:
             RuntimeError: as for `run`, or layers have been changed under microbatches in flight.
-            BaseException: as for `run`. Then nothing is in flight any more.
+            BaseException: as for `run`. All microbatches in flight are dropped.
         """
         super()._refuse_flow()
-        # What goes wrong here has changed nothing.
+        # An exception here leaves all state unchanged.
         calls = batch.calls
         with self.driver.claim:
             self._require_untouched()
@@ -119,10 +119,10 @@ class AsyncExecutor(Executor):
                 return loss, program
 
     def flush(self) -> tuple[Tensor | None, Program | None]:
-        """Runs what is left, with its updates.
+        """Runs the remaining actions, with their updates.
 
         Returns:
-            As `step`, or None where no loss was left, or nothing to be run.
+            As `step`; None in place of a loss or a program if no work was left.
 
         Raises:
             RuntimeError, BaseException: as for `step`.
@@ -140,7 +140,7 @@ class AsyncExecutor(Executor):
                 return self._loss(), program
 
     def close(self) -> None:
-        """Ends the workers; what is in flight is dropped."""
+        """Ends the workers, and drops all microbatches in flight."""
         super().close()
         self._drop()
 
@@ -149,7 +149,7 @@ class AsyncExecutor(Executor):
         self.require_flushed("the pipeline cannot run a forward alone")
 
     def _go_on(self) -> None:
-        """Has the stages see what has changed in their layers, and the optimizer's settings."""
+        """Has the stages notice changes of their layers and of the optimizer's settings."""
         seeds, keep = self._seeds, self._finish
         for stage in self._stages:
             if self._num_batches == 0:
@@ -168,7 +168,7 @@ class AsyncExecutor(Executor):
             updater.begin()
 
     def _enter(self, number: int, call: Any, cell: tuple[Batch, BatchSeed, int]) -> None:
-        """Gives a microbatch, numbered since the pipeline was empty."""
+        """Takes a microbatch. `number` counts microbatches since the pipeline was last empty."""
         slot = number % self._parts.num_slots
         batch, seed, index = cell
         self._seeds.put(slot, seed, index)
@@ -186,7 +186,7 @@ class AsyncExecutor(Executor):
         self._note()
 
     def _leave(self, error: BaseException | None) -> None:
-        """Ends a part, which has changed what is in flight; may be called twice."""
+        """Ends the part of the plan that ran. May be called twice."""
         for stage in self._stages:
             stage.layers = stage.originals
         if error is not None:
@@ -198,7 +198,7 @@ class AsyncExecutor(Executor):
             )
 
     def _calls(self, shift: int) -> dict[Kind, list[Run]]:
-        """What each action calls with its microbatch of the plan, whose slot is found here."""
+        """The call of each action, which gets its microbatch of the plan and uses its slot."""
         num_slots = self._parts.num_slots
 
         def on_slot(call: Run) -> Run:
@@ -212,14 +212,14 @@ class AsyncExecutor(Executor):
         return {
             Kind.F: through(Kind.F, lambda versions: versions.forward),
             Kind.B: through(Kind.B, lambda versions: versions.backward),
-            # Its graph has the weights that it needs.
+            # The autograd graph holds the weights that I needs.
             Kind.I: [on_slot(call) for call in self._callbacks[Kind.I]],
             Kind.W: through(Kind.W, lambda versions: versions.backward),
             Kind.U: [on_slot(partial(of.update, updater.step)) for of, updater in updates],
         }
 
     def _finish(self, slot: int, output: Any, once: bool) -> Ends:
-        """Has the loss of a microbatch computed; its batch is not needed any more."""
+        """Computes the loss of a microbatch, and releases its batch."""
         cell = self._cells[slot]
         assert cell is not None
         batch, index = cell
@@ -231,7 +231,7 @@ class AsyncExecutor(Executor):
         return ends
 
     def _loss(self) -> Tensor | None:
-        """That of the rows whose losses the last part has computed."""
+        """The loss of the rows whose losses the last part has computed."""
         if not self._losses:
             return None
         num_rows = sum(rows for _, rows in self._losses)
@@ -248,7 +248,7 @@ class AsyncExecutor(Executor):
         return Action(action.kind, action.stage, index), where
 
     def _note(self) -> None:
-        """Remembers what nobody may change while microbatches are in flight."""
+        """Records modes and parameters, which must not change with microbatches in flight."""
         modules = [
             m for stage in self._stages for layer in stage.originals for m in layer.modules()
         ]
@@ -283,11 +283,11 @@ class AsyncExecutor(Executor):
 
     def _forget(self) -> None:
         num_slots = self._parts.num_slots
-        # Batches since the pipeline was empty.
+        # The number of batches since the pipeline was last empty.
         self._num_batches = 0
         self._seeds = SlotSeeds(num_slots)
         self._cells: list[tuple[Batch, int] | None] = [None] * num_slots
         self._keywords: list[dict[str, Any]] = [{}] * num_slots
-        # Computed in this part, with their rows.
+        # The losses computed in this part, each with its number of rows.
         self._losses: list[tuple[Tensor, int]] = []
         self._modes, self._written = [], []

@@ -13,10 +13,10 @@ MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 
 
 def make_optimizer(make: MakeOptimizer, parameters: Iterable[nn.Parameter]) -> Optimizer:
-    """What a user's function makes of the parameters of all stages.
+    """The optimizer that a user's function makes for the parameters of all stages.
 
     Raises:
-        TypeError: it is not callable, or returns no optimizer.
+        TypeError: `make` is not callable, or does not return an optimizer.
         ValueError: the optimizer cannot be stepped stage by stage.
     """
     if not callable(make):
@@ -44,8 +44,8 @@ def make_optimizer(make: MakeOptimizer, parameters: Iterable[nn.Parameter]) -> O
 class StageOptimizer:
     """Steps an optimizer for the parameters of one stage.
 
-    That is done by a twin of the optimizer with the same state and settings but other groups, so
-    that stages may step at the same time.
+    Each stage has a twin of the optimizer with the same state and settings but its own parameter
+    groups, so that stages may step at the same time.
     """
 
     def __init__(self, optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> None:
@@ -53,12 +53,12 @@ class StageOptimizer:
         self._ids = {id(parameter) for parameter in parameters}
         self._twin: Any = object.__new__(type(optimizer))
         vars(self._twin).update(vars(optimizer))
-        # That of a scheduler, which counts, would step all.
+        # A learning-rate scheduler replaces `step` by a counting one, which would step all stages.
         vars(self._twin).pop("step", None)
         self._groups: Sequence[tuple[dict[str, Any], dict[str, Any]]] = ()
 
     def begin(self) -> None:
-        """Takes the state and the settings that the optimizer has by now."""
+        """Takes the current state and settings of the optimizer."""
         self._groups = [
             (group, {**group, "params": mine})
             for group in self._optimizer.param_groups
@@ -71,7 +71,7 @@ class StageOptimizer:
         """Changes the parameters that have a gradient.
 
         Raises:
-            RuntimeError: the optimizer keeps something in its groups, which belong to all stages.
+            RuntimeError: the optimizer keeps state in its groups, which belong to all stages.
         """
         if not self._groups:
             return
@@ -86,5 +86,5 @@ class StageOptimizer:
 
 
 def stepped(optimizer: Optimizer) -> None:
-    """Has learning-rate schedulers know that the optimizer was stepped, which they look for."""
+    """Marks the optimizer as stepped; learning-rate schedulers check this mark."""
     optimizer._opt_called = True  # type: ignore[attr-defined]

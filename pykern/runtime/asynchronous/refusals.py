@@ -1,4 +1,4 @@
-"""Layers and losses whose weights cannot have versions."""
+"""Refuses layers and losses whose weights cannot have versions."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ WHY = "a schedule that updates weights within a step cannot run it"
 def refuse_unversioned(
     layers: Mapping[str, nn.Module], spans: Sequence[range], loss_fn: object
 ) -> None:
-    """Raises ValueError where stages have in common what they cannot, or weights no versions.
+    """Raises ValueError if the weights of any stage cannot have versions.
 
-    The latter is so where the loss trains, stages share parameters, parameters share memory, or a
-    copy of a layer could not take its place.
+    Weights cannot have versions if the loss trains, stages share parameters, parameters share
+    memory, or a copy cannot take the place of its layer.
 
     Args:
         layers: by name.
-        spans: which of them each stage has.
+        spans: by stage, the range of its layers.
         loss_fn: of the last stage.
     """
     if trains(loss_fn, set()):
@@ -58,7 +58,7 @@ def _refuse_parameter(
 
 
 def refuse_shared(settings: Iterable[Settings | None]) -> None:
-    """Raises RuntimeError where stages have come to share parameters or modules."""
+    """Raises RuntimeError if stages now share parameters or modules."""
     seen: set[int] = set()
     for stage, of_stage in enumerate(settings):
         assert of_stage is not None

@@ -1,10 +1,10 @@
-"""The weights of a stage as its microbatches in flight have read them, and their updates.
+"""The weight versions of a stage, each as some microbatches in flight have read it, and updates.
 
-Microbatches run on copies of the layers, one set for each group of an update, with gradients of
-their own. A copy has the storage that the original has when the group begins. An update of weights
-that microbatches in flight have read first gives the originals other storage, so that a backward
-finds what its forward read; when the last one of a version is gone, so is its storage. Weights that
-nobody in flight has read are updated where they are.
+Microbatches run on copies of the layers. Each group of an update has one set of copies, with its
+own gradients. A copy has the storage that the original has when the group begins. If microbatches
+in flight have read the weights, an update first moves the originals to new storage, so that a
+backward finds the weights of its forward. The storage of a version is freed with its last
+microbatch. Weights that no microbatch in flight has read are updated in place.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...torch_private import version_of
 from ..stage.layer_copies import Pairs, copy_layers, move_gradients
 from ..stage.stage import Run, Stage
 
-# Changes the originals by the gradients in their `.grad`.
+# Updates the originals from the gradients in their `.grad`.
 Update = Callable[[], None]
 
 
@@ -27,10 +27,10 @@ class _InFlight:
     """The copies of one group.
 
     Attributes:
-        version: how many updates were made before.
-        layers: those that its microbatches run.
+        version: number of updates made before.
+        layers: the copies that its microbatches run.
         pairs: parameters of the stage, with the copies.
-        buffers: the modules among the copies that have any, with what they had.
+        buffers: the copied modules that have buffers, each with its buffers at the time of copying.
     """
 
     version: int
@@ -39,7 +39,7 @@ class _InFlight:
     buffers: Sequence[tuple[nn.Module, dict[str, object]]]
 
     def require_whole(self, stage: int) -> None:
-        """Raises RuntimeError where a forward has done to a copy what others would not see."""
+        """Raises RuntimeError if a forward has changed a copy in a way that other copies miss."""
         for _, copy in self.pairs:
             if version_of(copy) != 0:
                 raise RuntimeError(
@@ -55,35 +55,35 @@ class _InFlight:
 
 
 class Versions:
-    """What a stage holds beside its newest weights, which are the layers' own.
+    """The older weight versions of a stage; its layers themselves hold the newest weights.
 
     Args:
-        stage: whose actions run by way of this.
-        group: microbatches of an update; slots of a group follow each other.
+        stage: its actions run through these versions.
+        group: number of microbatches of one update; slots of a group follow each other.
     """
 
     def __init__(self, stage: Stage, group: int) -> None:
         self.stage = stage
         self._group = group
         self._newest = 0
-        # By group, from its first forward to its last backward; how many backwards are left; and
-        # what these have collected, until the update.
+        # By group: its copies from its first forward to its last backward, the number of backwards
+        # left, and the gradients collected until the update.
         self._in_flight: dict[int, _InFlight] = {}
         self._num_left: dict[int, int] = {}
         self._sums: dict[int, Pairs] = {}
 
     @property
     def num_held(self) -> int:
-        """How many versions of the weights there are."""
+        """The number of weight versions held."""
         return len({self._newest, *(group.version for group in self._in_flight.values())})
 
     def begin(self) -> None:
-        """Begins with nothing in flight, and no gradients."""
+        """Begins without microbatches in flight, and without gradients."""
         for layer in self.stage.originals:
             layer.zero_grad()
 
     def forward(self, call: Run, slot: int) -> None:
-        """F on copies of the weights as they are; `call` does what it does to tensors."""
+        """Runs F, whose work is `call`, on copies of the current weights."""
         if self.stage.arguments[slot] is None:
             return
         number = slot // self._group
@@ -95,7 +95,7 @@ class Versions:
         in_flight.require_whole(self.stage.index)
 
     def backward(self, call: Run, slot: int) -> None:
-        """B or W, the last of a microbatch."""
+        """Runs B or W, the last action of a microbatch."""
         call(slot)
         number = slot // self._group
         num_left = self._num_left.pop(number, self._group) - 1
@@ -105,12 +105,12 @@ class Versions:
             self._sums[number] = self._in_flight.pop(number).pairs
 
     def update(self, step: Update, slot: int) -> None:
-        """U: has `step` change the weights by what a group has collected.
+        """Runs U: `step` updates the weights from the gradients that a group has collected.
 
-        A group without rows changes nothing.
+        A group without rows does not change the weights.
 
         Raises:
-            RuntimeError: parameters have gradients of something else.
+            RuntimeError: parameters have gradients from outside the group.
         """
         pairs = self._sums.pop(slot // self._group, None)
         if pairs is None:
@@ -129,7 +129,7 @@ class Versions:
                 original.grad = None
 
     def _refuse_others(self, pairs: Pairs) -> None:
-        """Raises RuntimeError for a gradient that no microbatch of the stage has given."""
+        """Raises RuntimeError for a gradient that does not come from a microbatch of the stage."""
         for original, _ in pairs:
             if original.grad is not None:
                 raise RuntimeError(

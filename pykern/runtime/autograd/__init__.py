@@ -1,1 +1,1 @@
-"""Where graphs are cut, and backwards in two parts."""
+"""Cuts of autograd graphs, and backwards in two parts."""

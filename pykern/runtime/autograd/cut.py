@@ -1,4 +1,4 @@
-"""Where the autograd graph of a microbatch is cut: between two stages, and within one."""
+"""Cuts the autograd graph of a microbatch, between two stages or within one stage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...tensors.trees import flatten, map_tensors, tensors_of, unflatten
 
-# In bytes: where allocators begin.
+# The alignment of allocators, in bytes.
 _BORDER = 64
 
 
@@ -20,9 +20,9 @@ class Cut:
     """A value with the graph before it and the leaves that the graph behind it begins at.
 
     Attributes:
-        value: what goes on, its tensors detached.
+        value: the value behind the cut, with detached tensors.
         outputs: the tensors before the cut that require grad.
-        leaves: for each of them, the one behind.
+        leaves: for each output, the leaf behind the cut.
     """
 
     value: Any
@@ -34,9 +34,9 @@ def cut(value: Any, carry: Callable[[Sequence[Tensor]], Sequence[Tensor]] | None
     """Cuts the graph behind a value.
 
     Args:
-        value: any tree. A tensor that occurs twice stays one, or its gradients would add up in
-            another order and a layer that works in place would change only one of the two.
-        carry: takes the detached tensors to where they are used; None where that is here.
+        value: any tree. A tensor that occurs twice stays one tensor: two would add up their
+            gradients in another order, and an in-place layer would change only one of them.
+        carry: moves the detached tensors to their reader; None for no move.
     """
     if isinstance(value, Tensor):
         leaf = value.detach()
@@ -59,7 +59,7 @@ def cut(value: Any, carry: Callable[[Sequence[Tensor]], Sequence[Tensor]] | None
 
 
 def hidden_in(value: Any) -> list[object]:
-    """The objects in a tree that hold tensors of a graph and are no trees to torch."""
+    """The objects in a tree that hold tensors of a graph, and that pytree does not open."""
     if isinstance(value, Tensor):
         return []
     return [leaf for leaf in flatten(value)[0] if _holds_a_graph(leaf)]
@@ -73,7 +73,7 @@ def _holds_a_graph(leaf: object) -> bool:
 
 
 def copies(value: Any) -> Any:
-    """The value with a copy of each tensor, one where it occurs twice."""
+    """The value with copies of its tensors; a tensor that occurs twice has one copy."""
     made: dict[int, Tensor] = {}
 
     def copy(tensor: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ def copies(value: Any) -> Any:
 def copy_in_graph(tensor: Tensor) -> Tensor:
     """A copy that leads to the tensor in the graph, in the same strides if no elements coincide.
 
-    It begins as far behind a border in memory, by which kernels may choose how they add up.
+    The copy has the same memory alignment, because kernels may choose their order of sums by it.
     """
     copied = tensor.clone()
     start = tensor.data_ptr() % _BORDER // tensor.element_size()

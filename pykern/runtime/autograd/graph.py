@@ -1,4 +1,4 @@
-"""Reads the autograd graph of a stage: what leads to its inputs, and what leaves that way."""
+"""Reads the autograd graph of a stage: nodes that lead to its inputs, and nodes aside."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 
 class Graph:
-    """The nodes behind some outputs, told apart by whether they lead to one of the inputs.
+    """The nodes behind some outputs, divided by whether they lead to one of the inputs.
 
     Attributes:
         reaches_inputs: whether any output depends on an input.
         forks: the nodes that lead to an input and also aside, to parameters alone, each with its
-            edges aside by their positions. They are read while the graph is there: before torch
-            2.13 the node of a custom function has none once nothing else holds the graph.
+            edges aside by their positions. The edges are read at once: before torch 2.13, the node
+            of a custom function loses its edges when the graph is freed.
         outputs_aside: positions of the outputs that depend on parameters alone.
     """
 
@@ -45,7 +45,7 @@ class Graph:
         self._entries += [list(aside.values()) for aside in self.forks.values()]
 
     def _visit(self, root: Node) -> None:
-        # Depth first, without recursion: a node lies under its successors, to be left after them.
+        # Depth first without recursion: a node lies below its successors, and is left after them.
         stack = [(root, False)]
         while stack:
             node, leave = stack.pop()
@@ -62,7 +62,7 @@ class Graph:
         return node is not None and not self._leads[node]
 
     def on_the_way(self) -> Iterator[Node]:
-        """The nodes that lead to an input and are no forks."""
+        """The nodes that lead to an input and are not forks."""
         return (node for node in self._edges if self._leads[node] and node not in self.forks)
 
     def meets_aside(self) -> bool:
@@ -82,8 +82,8 @@ class Graph:
     def sums_alike(self) -> bool:
         """Whether sums aside round the same when all gradients of forks come first.
 
-        They do unless three or more gradients meet, of which some come from forks and some from
-        nodes aside.
+        Sums round the same unless three or more gradients meet, some from forks and some from nodes
+        aside.
         """
         first = Counter((edge.node, edge.output_nr) for edges in self._entries for edge in edges)
         later = Counter(
@@ -115,7 +115,7 @@ def _names_of_saved(node_type: type[Node]) -> list[str]:
 
 def saved_by(node: Node) -> Iterator[Any]:
     """The tensors, as torch wraps them, that the node has saved."""
-    # The types of custom functions come and go; those of torch may be remembered.
+    # Only torch's own node types are cached, since types of custom functions come and go.
     custom = isinstance(node, BackwardCFunction)
     for name in ["_raw_saved_tensors"] if custom else _names_of_saved(type(node)):
         value = getattr(node, name)

@@ -17,7 +17,7 @@ __all__ = ["Landing", "copy_of", "memory_of", "span", "take"]
 
 
 def take(landing: Landing) -> Tensor | None:
-    """The gradient that has come, in memory that nothing else writes; restores the leaf.
+    """The gradient of the leaf, in memory that nothing else writes; restores the leaf.
 
     torch makes a gradient the `.grad` of a parameter if the tensor has one holder, although other
     tensors may be views of the gradient. The next microbatch writes into that memory.
@@ -34,7 +34,7 @@ def take(landing: Landing) -> Tensor | None:
 
 
 def _of_class(gradient: Tensor) -> Tensor:
-    """The gradient; of a fake tensor a copy where `take` would copy a real one."""
+    """The gradient; for a fake tensor, a copy wherever `take` would copy a real tensor."""
     if not isinstance(gradient, FakeTensor):
         return gradient
     # The base of a fake view has one holder more.
@@ -51,12 +51,12 @@ def copy_of(tensor: Tensor) -> Tensor:
 
 
 def memory_of(tensor: Tensor) -> Tensor:
-    """The memory from the tensor's first element to its last; `span` is the number of elements."""
+    """The memory from the tensor's first element to its last: `span` elements."""
     return tensor.as_strided((span(tensor),), (1,))
 
 
 def span(tensor: Tensor) -> int:
-    """How many elements of memory there are from the tensor's first to its last."""
+    """The number of elements of memory from the tensor's first to its last."""
     if tensor.numel() == 0:
         return 0
     return 1 + sum(

@@ -1,10 +1,10 @@
-"""Backward in two parts: I computes the gradients of a stage's inputs, W those of its parameters.
+"""Backward in two parts: I computes gradients of a stage's inputs, W gradients of parameters.
 
 Both run one autograd graph. I runs the nodes that lead to an input. Some of them are forks, such as
-the product of a linear layer: their gradients for parameters are left out, and what came in is
-kept. W computes those gradients from it and sends them on with an ordinary backward, so that sums
-round as in a whole backward and the hooks of parameters fire once. Custom functions of two parts
-(`pykern.kernels.handover`) say themselves what W has to compute.
+the product of a linear layer: I skips their gradients for parameters and keeps their incoming
+gradients. From these W computes the skipped gradients, and sends them on with an ordinary backward,
+so that sums round as in a whole backward and the hooks of parameters fire once. Custom functions of
+two parts (`pykern.kernels.handover`) define the computation of W themselves.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from .landing import copy_of
 
 Work = Callable[[], object]
 RunBackward = Callable[..., object]
-# In the order in which I ran the forks, a fork's number, and the gradients that came into it or
-# what it has handed over.
+# In the order in which I ran the forks: the number of a fork, and its incoming gradients or the
+# function that it has handed over.
 Kept = list[tuple[int, tuple[Tensor | None, ...] | Weights]]
 
 
@@ -38,22 +38,22 @@ def backward_to_inputs(
     finish_earlier: Work,
     run: RunBackward = run_backward,
 ) -> Work | None:
-    """Runs backward from the outputs of a stage as far as the `.grad` of its inputs.
+    """Runs backward from the outputs of a stage, and fills the `.grad` of its inputs.
 
-    A graph that cannot be split without calling something of the user's twice, or without adding in
-    another order, is run as a whole.
+    The graph runs as a whole if splitting it would call user code twice, or would change the order
+    of gradient sums.
 
     Args:
         outputs: tensors that require grad.
         gradients: one for each output.
         inputs: leaves of the graph.
-        finish_earlier: does what earlier calls have left; called before a backward as a whole, so
-            that gradients still add up in order.
-        run: runs a backward from the outputs: `run_backward`, or as it where gradients are not
-            known to fit.
+        finish_earlier: runs the remaining work of earlier calls; called before a backward as a
+            whole, so that gradients still add up in order.
+        run: runs a backward from the outputs: `run_backward`, or `checked_backward` if gradients
+            may not fit.
 
     Returns:
-        What remains to be done for the parameters, to be called once; None if nothing.
+        The remaining work for the parameters, to be called once; None if there is nothing to do.
     """
     if not outputs:
         return None
@@ -72,7 +72,7 @@ def backward_to_inputs(
         return None
     number_of = {fork: number for number, fork in enumerate(forks)}
     with taking(lambda node, weights: kept.append((number_of[node], weights))):
-        # As WHOLE says, but the graph is kept, and these leaves alone get gradients.
+        # These flags differ from WHOLE: the graph is kept, and only these leaves get gradients.
         run(outputs, gradients, True, False, tuple(inputs), True, True)
     for node in graph.on_the_way():
         _release(node)
@@ -91,29 +91,29 @@ def _can_split(graph: Graph) -> bool:
         return False
     for node, aside in graph.forks.items():
         if isinstance(node, BackwardCFunction):
-            # A function of the user's runs once, and may compute all its gradients anyway. One of
-            # two parts can be split where its parts are ours: weights aside, all else on the way.
+            # A user's function must run once, and may compute all its gradients anyway. A function
+            # of two parts can be split if its second part has exactly the weights that lie aside.
             if edges_of_weights(node) != list(aside) or not _outlast(aside.values()):
                 return False
             continue
-        # Unpacking twice is right but may be costly: in checkpointing it repeats a forward.
+        # Unpacking twice is correct but may be costly: in checkpointing it repeats a forward.
         if any(getattr(saved, "unpack_hook", None) is not None for saved in saved_by(node)):
             return False
     return graph.sums_alike()
 
 
 def _outlast(edges: Iterable[GradientEdge]) -> bool:
-    """Whether the nodes there can be held when the graph in front of them has gone."""
+    """Whether the nodes behind these edges outlive the graph in front of them."""
     return NODES_LAST or not any(isinstance(edge.node, BackwardCFunction) for edge in edges)
 
 
 def _keep(forks: Sequence[Node], kept: Kept) -> bool:
-    """Has each fork keep what comes in; False, and undone, where one has hooks of the user's."""
+    """Has each fork keep its incoming gradients. Returns False, and undoes it, for user hooks."""
     handles = []
     for number, fork in enumerate(forks):
         if isinstance(fork, BackwardCFunction):
             continue
-        # The hook must not hold the node that holds it: nothing could collect the cycle.
+        # The hook must not hold its node: the garbage collector cannot free such a cycle.
         handle = fork.register_hook(partial(_keep_incoming, kept, number))
         handles.append(handle)
         if len(handle.hooks_dict_ref() or ()) > 1:
@@ -128,9 +128,9 @@ def _keep_incoming(kept: Kept, number: int, _: Any, incoming: tuple[Tensor | Non
 
 
 def _release(node: Node) -> None:
-    """Lets go of what the node has saved, although forks before it keep the node alive."""
+    """Frees the saved tensors of the node, although forks before it keep the node alive."""
     for saved in saved_by(node):
-        # Refused where hooks of the user's have it.
+        # torch refuses this where a saved tensor has hooks of the user.
         with suppress(RuntimeError):
             saved.register_hooks(_drop, _refuse)
 
@@ -149,7 +149,7 @@ class _Weights:
     def __init__(self, graph: Graph, kept: Kept) -> None:
         self._forks: list[tuple[Node, dict[int, GradientEdge]] | None] = list(graph.forks.items())
         self._kept = kept
-        # Gradients that meet aside have to be sent on together, or they add up in another order.
+        # Gradients that meet aside are sent on together, or they would add up in another order.
         self._together = graph.meets_aside()
         self._edges: list[GradientEdge] = []
         self._gradients: list[Tensor] = []
@@ -183,18 +183,18 @@ class _Weights:
         aside: dict[int, GradientEdge],
         kept: tuple[Tensor | None, ...] | Weights,
     ) -> None:
-        # Called directly, the node runs no hooks: those of its tensors have run in I.
+        # A node that is called directly runs no hooks; the hooks of its tensors have run in I.
         gradients: Any = kept() if callable(kept) else node(*kept)  # type: ignore[operator]
         came = None if callable(kept) else kept[0]
         for position, edge in aside.items():
             gradient = gradients[position]
             if gradient is not None:
-                # The engine would do the same: nodes leave the sum over broadcast rows to it.
+                # The engine would do the same, since nodes leave sums over broadcast rows to it.
                 shape = edge.node._input_metadata[edge.output_nr].shape
                 total = gradient.sum_to_size(shape)
                 self._edges.append(edge)
-                # The previous stage may have the memory of what came in, and a parameter would make
-                # it the `.grad` that later microbatches write into.
+                # The previous stage may share the memory of the incoming gradient, and a parameter
+                # would make it the `.grad` that later microbatches write into.
                 self._gradients.append(copy_of(came) if total is came else total)
 
     def _send(self) -> None:
@@ -205,7 +205,7 @@ class _Weights:
 
 
 def _wanted(node: Node, aside: dict[int, GradientEdge]) -> Iterable[GradientEdge]:
-    """The edges of the gradients that the node computes in W: those in `aside`.
+    """The edges of the gradients that the node computes in W: the edges in `aside`.
 
     A channels-last group norm writes the input gradient whenever the gradients of weight and bias
     are requested. Without memory for the input gradient, the process would crash, as torch does for
@@ -222,8 +222,8 @@ def _wanted(node: Node, aside: dict[int, GradientEdge]) -> Iterable[GradientEdge
 class _InBackward(torch.autograd.Function):
     """Does some work inside a backward.
 
-    There a node computes only gradients that the backward wants, which are those of the edges given
-    as its inputs. Outside it would compute all of them, also those that I has computed.
+    Within a backward, a node computes only the gradients of edges given as inputs of the backward.
+    Outside, a node would compute all its gradients, also the gradients that I has computed.
     """
 
     @staticmethod

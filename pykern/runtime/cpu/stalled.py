@@ -11,7 +11,7 @@ from ...plan import Action
 
 # An action and its device.
 DeviceAction = tuple[Action, int]
-# Says where an action is, for a message.
+# Names an action and its device, for a message.
 Where = Callable[[Action, int], str]
 
 

@@ -23,7 +23,7 @@ from ..stage.stage import Ends
 from ..stream import Flow, OpenBatch
 from .stalled import PipelineStalled
 
-# How often those who wait look for themselves.
+# The longest wait before a waiting thread checks the state itself.
 _TICK_S = 0.1
 
 
@@ -71,10 +71,10 @@ def _live(flow: list[WorkerFlow], news: _News) -> None:
 
 
 class WorkerFlow(Flow):
-    """A flow on the workers, which an endless program keeps in one step.
+    """A flow on the workers, which run one endless step.
 
-    A thread of its own waits for the end of that step, so that batches go on while the caller does
-    something else. The caller feeds, and takes what is done.
+    A thread of the flow waits for the end of that step, so that batches run while the caller does
+    other work. The caller feeds batches and takes finished outputs.
 
     Args:
         plan, open_batch, first: as for `Flow`.
@@ -82,9 +82,9 @@ class WorkerFlow(Flow):
         run: runs `program` for this flow until it is stopped or fails.
 
     Attributes:
-        program: what takes slots through the stages.
-        takers: get a slot and what the model is called with for it; the first stages.
-        keywords: by slot, what layers get that name it in their forward; for every stage.
+        program: runs slots through the stages.
+        takers: of the first stages; each is called with a slot and the model's arguments for it.
+        keywords: by slot, keyword arguments for all layers whose forward names them.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class WorkerFlow(Flow):
         self._run = run
         self._batches: deque[_UnderWay] = deque()
         self._next_slot = 0
-        # By slot: the batch and which of its microbatches.
+        # By slot: the batch, and the index of the microbatch in the batch.
         self._cells: list[tuple[_UnderWay, int] | None] = [None] * self.num_slots
         self._caller = CallerState(plan.num_devices)
         self._caller.grad = False
@@ -122,7 +122,7 @@ class WorkerFlow(Flow):
         if not self._fate.setdefault("lives", True):
             return
         try:
-            # Of this thread: whether random numbers are watched for depends on it.
+            # This thread needs its own grad mode, which decides whether random draws are watched.
             with torch.no_grad():
                 self._run(self)
         except BaseException as error:
@@ -143,7 +143,7 @@ class WorkerFlow(Flow):
             self._news.wait()
 
     def begun(self) -> None:
-        """To be called when the program can be fed."""
+        """Marks that the program can be fed."""
         self._begun = True
         self._news.tell()
 
@@ -154,11 +154,11 @@ class WorkerFlow(Flow):
 
     @property
     def is_open(self) -> bool:
-        """Whether the stages are its own."""
+        """Whether the flow occupies the stages."""
         return self._fate.get("lives", False) and not self._news.ended
 
     def feed(self, call: Call) -> None:
-        """Cuts a batch into microbatches, which run after those of earlier batches.
+        """Cuts a batch into microbatches, which run after the microbatches of earlier batches.
 
         Raises:
             RuntimeError: the system refuses a thread, or the flow is from before a fork.
@@ -193,7 +193,7 @@ class WorkerFlow(Flow):
         self._claim.feed(self.program, slot)
 
     def keep(self, slot: int, output: Any, once: bool) -> Ends:
-        """Takes what the last stage returns for a slot."""
+        """Takes the output of the last stage for a slot."""
         cell = self._cells[slot]
         assert cell is not None
         batch, index = cell
@@ -205,10 +205,10 @@ class WorkerFlow(Flow):
         return ends
 
     def take(self) -> Any:
-        """The output of the batch that was fed first among those here, once it is done.
+        """Waits for the oldest batch of the flow, and returns its output.
 
         Raises:
-            BaseException: the first that a stage has raised; nothing is under way any more.
+            BaseException: the first exception of a stage. No batch runs any more.
         """
         self._refuse_fork()
         batch = self._batches[0]
@@ -221,12 +221,12 @@ class WorkerFlow(Flow):
             return batch.outputs.merged()
 
     def settle(self) -> None:
-        """Waits until nothing of what has been fed is under way."""
+        """Waits until no batch of the flow runs."""
         for batch in self._batches:
             self._wait_for(batch)
 
     def _wait_for(self, batch: _UnderWay) -> None:
-        """Until it is done, or will not be any more."""
+        """Waits until the batch is done, or the thread has ended."""
         while not (batch.is_done or self._news.ended):
             self._news.wait()
 
@@ -247,9 +247,9 @@ class WorkerFlow(Flow):
             error: the exception that ends the stream; None if the stream has come to its end.
 
         Raises:
-            KeyboardInterrupt: arrived meanwhile, whatever `error` is.
+            KeyboardInterrupt: an interrupt came during this call, whatever `error` is.
             PipelineStalled: an action did not end, whatever `error` is.
-            BaseException: of a stage, if `error` is None.
+            BaseException: a stage raised it, and `error` is None.
         """
         interrupt = error if isinstance(error, KeyboardInterrupt) else None
         again: KeyboardInterrupt | None = None

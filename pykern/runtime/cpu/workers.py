@@ -25,8 +25,8 @@ class Workers:
     """Runs plans on worker threads, one for each device.
 
     Args:
-        num_devices: how many.
-        timeout: for how many seconds an action may go on; None for any time.
+        num_devices: number of worker threads.
+        timeout: the longest time of an action, in seconds; None for no limit.
     """
 
     captures = False
@@ -36,38 +36,38 @@ class Workers:
         self.claim = _C.WorkerExecutor(num_devices, timeout or 0.0)
 
     def direct(self, _: Plan) -> Direct:
-        """Where a value can go from a stage to a later one past those between: everywhere."""
+        """A function that tells that values can go past the stages between any two stages."""
         return everywhere
 
     def connect(self, replicas: Sequence[Sequence[Stage]], plan: Plan) -> None:
-        """Lets stages reach their neighbours: in one memory they do."""
+        """Does nothing: stages that share one memory are connected already."""
 
     def host_link(self, _: int) -> OneMemory:
-        """How tensors of a device of the plan get to the host and back: they are there."""
+        """The link to the host, where the tensors are already."""
         return OneMemory()
 
     def program(self, plan: Plan) -> _C.WorkerProgram:
-        """The plan, ready to run."""
+        """The plan as a program of this driver."""
         return _C.WorkerProgram(plan)
 
     def halves(self, plan: Plan) -> tuple[_C.WorkerProgram, _C.WorkerProgram]:
-        """The forwards of a plan, and a program of its other actions, which runs behind them."""
+        """A program of the plan's forwards, and one of its other actions, to run after them."""
         return self.program(plan.forward_only()), self.part(backward_half(plan))
 
     def part(self, part: PlanPart) -> _C.WorkerProgram:
-        """A part of a plan, ready to run; what stands before it counts as done."""
+        """A program of a part of a plan; actions before the part count as done."""
         return _C.WorkerProgram.part(part.plan, part.begins, part.ends)
 
     def device(self, _: int) -> torch.device:
-        """Where a device of the plan has its tensors."""
+        """The torch device that holds the tensors of a device of the plan."""
         return torch.device("cpu")
 
     def run(
         self, program: Program, callbacks: Callbacks, batch: Batch, *, traced: bool
     ) -> list[Failure]:
-        """Runs a step for whoever has the claim; returns what failed, first things first.
+        """Runs a step for the holder of the claim; returns the failures, earliest first.
 
-        It is traced anyway, and the stages have the batch.
+        `traced` and `batch` are unused: workers always trace, and the stages hold the batch.
         """
         del batch, traced
         assert isinstance(program, _C.WorkerProgram)
@@ -76,20 +76,20 @@ class Workers:
             return self.claim.run(program, callbacks, caller, None, _stalled)
 
     def run_flow(self, flow: WorkerFlow, callbacks: Callbacks) -> list[Failure]:
-        """Runs what the flow is fed, for whoever has the claim; returns what failed."""
+        """Runs the batches that the flow is fed; returns the failures. The caller has the claim."""
         told = partial(stalled, partial(_where, flow.located))
         return self.claim.run(flow.program, callbacks, flow.carry, flow.begun, told)
 
     def end(self) -> None:
-        """Lets go of everything that belongs to the step."""
+        """Does nothing: workers keep no object of the step."""
 
     def timeline(self, program: Program, ago: int) -> Timeline:
-        """What ran when, `ago` steps before the last one."""
+        """The measured times of all actions, `ago` steps before the last one."""
         assert isinstance(program, _C.WorkerProgram)
         return program.timeline(ago)
 
     def where(self, device: int) -> str:
-        """What a device is called in a message."""
+        """The name of a device for messages."""
         return f"the worker of device {device}"
 
     def close(self) -> None:

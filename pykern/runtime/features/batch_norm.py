@@ -1,8 +1,9 @@
 """Running statistics of batch normalisation over the full batch, not one microbatch after another.
 
 Each microbatch is normalised by its own statistics, as always. `running_mean` and `running_var`
-move once in a step, towards the mean and the unbiased variance of all rows of the batch, as with
-the DeferredBatchNorm of torchgpipe (Kim et al., 2020, arXiv 2004.09910), whose variance is biased.
+are updated once per step, towards the mean and the unbiased variance of all rows of the batch. The
+DeferredBatchNorm of torchgpipe (Kim et al., 2020, arXiv 2004.09910) does the same with the biased
+variance.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from ...plan import Kind
 from ..stage.stage import Run, Stage
 from .feature import Feature, Made
 
-# Of 1d, 2d and 3d alike.
+# The base class of the 1d, 2d and 3d modules.
 BatchNorm = nn.modules.batchnorm._BatchNorm
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """What a call has been given: how many values a channel, their mean, their biased variance."""
+    """The input of a call: number of values per channel, their mean, their biased variance."""
 
     count: int
     mean: Tensor
@@ -36,17 +37,17 @@ class _Seen:
 class DeferredBatchNorm(Feature):
     """Updates running statistics when a step has succeeded, and leaves them alone when it fails.
 
-    Only calls of a forward count, not those of an R. Where a module is called several times for a
-    microbatch, all calls count. Forwards alone, without gradients, update as
-    without this, if the module is in train mode: a stream of them may have no end.
+    Only calls of an F count, not calls of an R. If a module is called several times for a
+    microbatch, all calls count. Forwards without gradients update a module in train mode call by
+    call, as without this feature: a stream of them may have no end.
 
-    The modules get hooks, until `close`.
+    The modules have hooks until `close`.
     """
 
     def __init__(self) -> None:
         # The microbatch of the F that each stage is in.
         self._now: dict[int, int] = {}
-        # Modules that do not update by themselves now.
+        # Modules whose own updates are off now.
         self._silent: list[BatchNorm] = []
         self._seen: dict[BatchNorm, list[tuple[int, _Seen]]] = {}
         self._modules: list[tuple[BatchNorm, int]] = []
@@ -77,7 +78,7 @@ class DeferredBatchNorm(Feature):
             handle.remove()
 
     def around(self, kind: Kind, stage: Stage, call: Run) -> Run:
-        """What to call for an action instead."""
+        """The call for an action: `call` itself, or for F a wrapper that notes the microbatch."""
         if kind is not Kind.F:
             return call
         return partial(self._forward, stage.index, call)
@@ -117,7 +118,7 @@ class DeferredBatchNorm(Feature):
         updates = [
             update for module, seen in self._seen.items() for update in _updates(module, seen)
         ]
-        # One call, because an interrupt between several calls would leave partial updates.
+        # One call copies all: an interrupt between several calls would leave partial updates.
         if updates:
             buffers, values = zip(*updates, strict=True)
             torch._foreach_copy_(buffers, values)
@@ -182,10 +183,10 @@ class OrderOfUpdates(Feature):
 def _updates(
     module: BatchNorm, seen: Sequence[tuple[int, _Seen]]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Buffers of a module and what they become."""
+    """The buffers of a module, each with its new value."""
     if not seen:
         return
-    # In the order of microbatches, whatever the plan's.
+    # Sums run in the order of microbatches, whatever the order of the plan.
     calls = [one for _, one in sorted(seen, key=lambda pair: pair[0])]
     counts = [one.count for one in calls]
     total = sum(counts)

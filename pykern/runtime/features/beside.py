@@ -20,41 +20,42 @@ from .feature import Feature, Made
 
 
 class _Turn(NamedTuple):
-    """The owner of what a stage makes of a microbatch."""
+    """A stage and a microbatch, as the owner of tensors that the stage makes."""
 
     stage: int
     microbatch: int
 
 
-# A place, those of its stages, and what was in it.
+# A place, the stages that reach it, and its content.
 _Held = tuple[Place, list[int], dict[Any, Any]]
 
 
 class Beside(Feature):
-    """Looks at first forwards for what stages have left for each other, and refuses it.
+    """Refuses state that stages pass to each other outside arguments and results.
 
-    Looked at are all forwards of the first step and one of each stage in the second. Refused is a
-    tensor that a stage reads, and that another has made and not handed over; a number in an object
-    of several stages that changes from forward to forward; and a thread-local or context variable
-    that one stage sets for another, whose thread would not see it. Checkpointing within a layer
-    calls its function again in a backward: refused is a tensor that this reads, and that another
-    microbatch has left in the stage since. Stages with compiled layers are not looked at.
+    The feature watches all forwards of the first step, and one of each stage in the second step. It
+    refuses a tensor that one stage reads and another stage has made but not handed over; a number
+    in an object of several stages that changes from forward to forward; and a thread-local or
+    context variable that one stage sets for another, whose thread would not see it. Checkpointing
+    within a layer calls a function again in the backward: a tensor that this function reads is
+    refused if another microbatch has left it in the stage since. Stages with compiled layers are
+    not watched.
 
     Args:
-        loss_fn: which the last stage calls.
-        origins: where it is noted what stages make; or has been, while a forward was recorded.
+        loss_fn: called by the last stage.
+        origins: the record of tensors, and of the stage or recorded forward that made them.
     """
 
     def __init__(self, loss_fn: object, origins: Origins) -> None:
         self.origins = origins
-        # By identity of places that threads do not share, the stages that write there.
+        # The stages that write to a place, by identity of places that threads do not share.
         self.writers: dict[int, set[int]] = {}
-        # Whether anything has been, so that whoever goes on all the same is refused again.
+        # Whether anything was refused, so that the next step is watched and refused again.
         self.has_refused = False
         self._loss_fn = loss_fn
 
     def attach(self, made: Made) -> None:
-        """Has the first forwards of all stages looked at."""
+        """Starts to watch the first forwards of all stages."""
         stages, loss_fn = made.executor.stages, self._loss_fn
         reached = [places_of(modules_in(stage.layers)) for stage in stages]
         reached[-1] |= places_of(modules_in([loss_fn]), [loss_fn])
@@ -88,21 +89,21 @@ class _Watch:
         self._stage = stage
         self._follow = Follow(beside.origins, self._refuse)
         self._again = FollowAgain(beside.origins, self._refuse_again)
-        # By microbatch, the memory that its F has read of earlier ones, and whose that was.
+        # By microbatch, the storages that its F has read from earlier owners, and these owners.
         self._read: dict[int, set[tuple[int, Hashable]]] = {}
-        # Others that look.
+        # The wrapper of another feature, which is called first.
         self._others = stage.look
 
     def begin(self, compiled: bool) -> None:
-        """Has the stage's next actions looked at, unless torch compiles any of its layers."""
+        """Starts to watch the stage's next actions, unless torch compiles any of its layers."""
         self._num_forwards = 0
-        # By what it is given for its outputs, the step of the last forward.
+        # The step of the last forward, identified by its `finish`.
         self._step: Callable[[], object] | None = None
         self._stage.look = self._others if compiled else self._look
         self._stage.look_back = None if compiled else self._look_back
 
     def _look(self, microbatch: int, calls: Calls) -> Calls:
-        """The calls of a microbatch, to be looked at."""
+        """The calls of a microbatch, wrapped to be watched."""
         if self._others is not None:
             calls = self._others(microbatch, calls)
         finish = self._stage.finish
@@ -162,7 +163,7 @@ class _Watch:
 
     @contextmanager
     def _look_back(self, microbatch: int) -> Iterator[None]:
-        """Around a backward, within which that of another microbatch may end."""
+        """A context around a backward; may nest the end of another microbatch's backward."""
         around = self._again.owner
         self._again.owner = _Turn(self._stage.index, microbatch)
         try:
@@ -172,13 +173,13 @@ class _Watch:
             self._again.owner = around
 
     def _has_read(self, storage: UntypedStorage, origin: Origin) -> None:
-        """Lets the backward of a microbatch read the tensors that its F has read."""
+        """Allows the backward of a microbatch to read a tensor that its F has read."""
         turn = self._follow.owner
         assert isinstance(turn, _Turn)
         self._read[turn.microbatch].add((storage._cdata, origin.owner))
 
     def _refuse_again(self, storage: UntypedStorage, origin: Origin, _: str) -> None:
-        """Refuses a read of another microbatch's tensor that the F of this one has not read."""
+        """Refuses a read of another microbatch's tensor, unless this microbatch's F has read it."""
         turn, owner = self._again.owner, origin.owner
         assert isinstance(turn, _Turn)
         if not isinstance(owner, _Turn) or owner.stage != turn.stage:
@@ -210,7 +211,7 @@ class _Watch:
 
 
 def _keywords(call: object) -> list[dict[str, Any]]:
-    """The keyword arguments of a call, also those of calls that it wraps."""
+    """The keyword arguments of a call, and of the calls that it wraps."""
     if not isinstance(call, partial):
         return []
     return [call.keywords, *(found for part in call.args for found in _keywords(part))]

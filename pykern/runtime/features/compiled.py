@@ -19,8 +19,8 @@ class CompiledStages(Feature):
     """Has each stage call its layers as one function, which torch compiles when it first runs."""
 
     def attach(self, made: Made) -> None:
-        """Puts one layer in the place of all that a stage has."""
-        # torch 2.11 crashes where the thread that has compiled first is gone, as a worker may be.
+        """Replaces the layers of each stage by one compiled layer."""
+        # torch 2.11 crashes if the thread that compiled first has ended, as a worker may have.
         torch.compile(torch.sin, backend="eager")(torch.zeros(()))
         for stage in made.executor.stages:
             stage.originals = stage.layers = [CompiledStage(stage)]
@@ -35,15 +35,15 @@ class CompiledStage(nn.Module):
         for number, layer in enumerate(stage.layers):
             self.add_module(str(number), layer)
         call = _calling(stage.layers, stage.keywords_of)
-        # torch counts what it has compiled by code object, and gives up after a few: each stage
-        # has one of its own.
+        # torch counts compilations by code object, and gives up after a few: each stage has a code
+        # object of its own.
         code = call.__code__.replace(co_name=f"stage_{stage.index}")
         own = FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
         self._compiled_call_impl = torch.compile(own, backend=BACKEND)
 
 
 def _calling(layers: Sequence[nn.Module], keywords_of: Sequence[frozenset[str]]) -> FunctionType:
-    """A function that calls the layers, each with those arguments that its forward names."""
+    """A function that calls the layers, each with the keyword arguments that its forward names."""
     first, *others = zip(layers, keywords_of, strict=True)
 
     def call(*arguments: Any, **named: Any) -> Any:
@@ -62,7 +62,7 @@ def _only(named: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
 
 
 def refuse_ties(layers: Mapping[str, nn.Module], stages: Sequence[range]) -> None:
-    """Raises ValueError where compiled stages share a parameter, of which one has a copy.
+    """Raises ValueError if compiled stages share a parameter, since one would run with a copy.
 
     Args:
         layers: of the model, by name.

@@ -1,4 +1,4 @@
-"""What a pipeline does beside the actions of its steps, in one part for each of these."""
+"""Features: the parts of a pipeline's work beside the actions of its steps."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from ..executor import Executor
 from ..stage.stage import Run, Stage
 
 _T = TypeVar("_T")
-# What all processes have to have alike, by what it is.
+# Values that must be the same in all processes, each with its description as the key.
 Told = Callable[[], Mapping[str, str]]
 
 
 class Runner(Protocol):
-    """Runs steps and forwards: an executor, or what takes its place."""
+    """Runs steps and forwards: an executor, or its replacement."""
 
     def run(self, program: Program, batch: Batch, result: Callable[[], Any]) -> Any:
-        """As `Executor.run`."""
+        """Runs a step, as `Executor.run`."""
 
     def predict(self, program: Program, batch: Batch, outputs: Outputs) -> Any:
-        """As `Executor.predict`."""
+        """Runs a forward, as `Executor.predict`."""
 
 
 @dataclass
@@ -39,8 +39,8 @@ class Made:
     Attributes:
         executor: runs its stages.
         plan: of its training steps.
-        told: of it, to other processes.
-        runner: what steps are run by; a feature may take the place of the one before.
+        told: values of the pipeline that other processes check.
+        runner: runs steps; a feature may replace it.
     """
 
     executor: Executor
@@ -57,8 +57,8 @@ class TrainingStep:
         batch: its inputs and targets, where they are used.
         rows: of each microbatch.
         scaler: as the caller gave it.
-        total: the rows by which losses count.
-        scale: what gradients are multiplied by; None for nothing.
+        total: the number of rows by which losses are weighted.
+        scale: the factor of gradients; None for 1.
         checked: whether losses must be finite.
     """
 
@@ -71,22 +71,22 @@ class TrainingStep:
 
 
 class Feature:
-    """One thing that a pipeline does beside the actions of its steps.
+    """A part of a pipeline's work beside the actions of its steps.
 
-    A feature inherits from this, and overrides what it has to do something for. Features have an
-    order (`FEATURES` in `pipeline/build.py`), in which all of these are called but `finish` and
+    A feature inherits from this class, and overrides the methods that it needs. Features have an
+    order (`FEATURES` in `pipeline/build.py`), in which all methods are called but `finish` and
     `close`, which are called in reverse.
     """
 
     def place(self, model: nn.Module, device_type: str, told: Told) -> None:
-        """Changes layers that are on their devices, before stages are made of them."""
+        """Changes layers on their devices, before stages are made from the layers."""
 
     def attach(self, made: Made) -> None:
-        """Begins to take part; whatever was done before is undone by `close`."""
+        """Attaches the feature to the pipeline; `close` undoes it, whatever was done until then."""
         made.executor.watch(self.around)
 
     def around(self, kind: Kind, stage: Stage, call: Run) -> Run:
-        """What to call for an action instead: `call` itself where there is nothing to do."""
+        """The call for an action: a wrapper of `call`, or `call` itself for no change."""
         del kind, stage
         return call
 
@@ -94,23 +94,23 @@ class Feature:
         """Raises where a forward alone cannot run."""
 
     def step(self, scaler: object) -> AbstractContextManager[None]:
-        """Around all of a training step, whose exceptions it sees; later features are within."""
+        """A context around a training step; sees its exceptions, and contains later features."""
         del scaler
         return nullcontext()
 
     def begin(self, step: TrainingStep) -> None:
-        """The step has been checked and is about to run."""
+        """Changes a step that has been checked and is about to run."""
 
     def finish(self, loss: Tensor) -> Tensor:
-        """The loss of a step whose actions have all run, from what it was so far: []."""
+        """The new loss of a step whose actions have all run, from its loss so far: []."""
         return loss
 
     def close(self) -> None:
-        """Gives back what was taken, which may be nothing yet. May be called twice."""
+        """Releases the resources that the feature has taken so far. May be called twice."""
 
 
 class Features:
-    """The features that are in force, each asked only for what it has to do something for."""
+    """The features in force. Each is called only for the methods that it overrides."""
 
     def __init__(self, parts: Sequence[Feature]) -> None:
         self._parts = parts
@@ -120,7 +120,7 @@ class Features:
         )
 
     def find(self, kind: type[_T]) -> _T | None:
-        """The feature of this type; None where that is not in force."""
+        """The feature of this type; None if it is not in force."""
         return next((part for part in self._parts if isinstance(part, kind)), None)
 
     def __iter__(self) -> Iterator[Feature]:
@@ -132,7 +132,7 @@ class Features:
             part.ready()
 
     def within(self, scaler: object, call: Callable[[], _T]) -> _T:
-        """Calls it within the contexts of all features."""
+        """Calls `call` within the contexts of all features."""
         for part in reversed(self._steps):
             call = partial(_within, part, scaler, call)
         return call()
@@ -143,7 +143,7 @@ class Features:
             part.begin(step)
 
     def finish(self, total: Callable[[], Tensor]) -> Tensor:
-        """The loss of a step, from that of this process's batch."""
+        """The loss of a step, from the loss of this process's batch."""
         loss = total()
         for part in reversed(self._finish):
             loss = part.finish(loss)

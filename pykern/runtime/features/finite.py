@@ -1,4 +1,4 @@
-"""Looks for values that are NaN or infinite, and says where the first of them are."""
+"""Looks for NaN or infinite values, and reports the place of the first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..recompute.cell import Calls
 from ..stage.stage import Run, Stage
 from .feature import Feature, TrainingStep
 
-# What is looked at: nothing, losses, also gradients, also what layers are given and return.
+# The values to check: nothing, losses, also gradients, also inputs and outputs of layers.
 CheckFinite = Literal["off", "loss", "grads", "activations"]
 
 
@@ -24,9 +24,9 @@ class Checks(Feature):
     """Looks at gradients, and at outputs of layers, as the actions of a step make them.
 
     Args:
-        level: what is looked at.
+        level: the values to check.
         names: of all layers.
-        spans: which of them each stage has.
+        spans: by stage, the range of its layers.
     """
 
     def __init__(self, level: CheckFinite, names: Sequence[str], spans: Sequence[range]) -> None:
@@ -34,7 +34,7 @@ class Checks(Feature):
         self._names = [names[span.start : span.stop] for span in spans]
 
     def around(self, kind: Kind, stage: Stage, call: Run) -> Run:
-        """What to call for an action instead."""
+        """The call for an action: `call` itself, or for a backward `call` and then a check."""
         if kind is Kind.F and self._level == "activations":
             stage.look = partial(self._looking, stage)
         if kind in (Kind.B, Kind.W) and self._level in ("grads", "activations"):
@@ -42,11 +42,11 @@ class Checks(Feature):
         return call
 
     def begin(self, step: TrainingStep) -> None:
-        """Has losses looked at, which is left to who computes them."""
+        """Has `Losses` check the losses."""
         step.checked = True
 
     def _looking(self, stage: Stage, microbatch: int, calls: Calls) -> Calls:
-        """The calls of a stage, those of layers with a look at what they return."""
+        """The calls of a stage, with a check of the layers' outputs."""
         *layers, end = calls
         names = self._names[stage.index]
         where = f"stage {stage.index}, microbatch {microbatch}"
@@ -69,14 +69,14 @@ class Checks(Feature):
 
     def _backward(self, stage: Stage, call: Run, microbatch: int) -> None:
         call(microbatch)
-        # A scaler looks itself, and leaves the step out.
+        # A scaler checks by itself, and skips the step.
         if getattr(stage.finish, "scale", None) is not None:
             return
         where = f"stage {stage.index}, microbatch {microbatch}"
         for name, layer in zip(self._names[stage.index], stage.layers, strict=True):
             for key, parameter in layer.named_parameters():
                 if parameter.grad is not None:
-                    # In a segment of a recorded model they have names of the whole model.
+                    # Parameters of a recorded model's segment have names of the whole model.
                     is_segment = isinstance(layer, Segment)
                     full = key.replace("/", ".") if is_segment else f"{name}.{key}"
                     require_finite(parameter.grad, f"the gradient of {full!r}", where)

@@ -1,4 +1,4 @@
-"""A scaler of gradients, by whose scale the losses of a step are multiplied."""
+"""Gradient scaling: a GradScaler's scale multiplies the losses of a step."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from .feature import Feature, Made, TrainingStep
 
 
 class Scaler(Feature):
-    """Takes the scale of the scaler that a step is given.
+    """Uses the scale of the scaler that a step is given.
 
     Args:
-        refused: why no step of this pipeline can have one; None where each can.
+        refused: why steps of this pipeline cannot have a scaler; None if they can.
     """
 
     def __init__(self, refused: str | None) -> None:
         self._refused = refused
 
     def attach(self, made: Made) -> None:
-        """Is told of the stages, whose last has the losses."""
+        """Keeps the executor, whose last stage has the losses."""
         self._executor = made.executor
 
     def step(self, scaler: object) -> AbstractContextManager[None]:
-        """Raises ValueError where a step has a scaler and cannot."""
+        """Raises ValueError if a step has a scaler that this pipeline refuses."""
         off = isinstance(scaler, torch.amp.GradScaler) and not scaler.is_enabled()
         if scaler is not None and not off and self._refused is not None:
             raise ValueError(self._refused)
@@ -38,14 +38,14 @@ class Scaler(Feature):
 
 
 def _scale_of(scaler: object, device: torch.device) -> Tensor | None:
-    """What a scaler multiplies losses by; None where nothing.
+    """The scale of a scaler; None if the scaler is disabled.
 
     Raises:
-        TypeError: it is no scaler.
+        TypeError: `scaler` is not a torch.amp.GradScaler.
     """
     if not isinstance(scaler, torch.amp.GradScaler):
         raise TypeError(f"scaler is a torch.amp.GradScaler, got a {type(scaler).__name__}")
     if not scaler.is_enabled():
         return None
-    # The number itself is private.
+    # The scale itself is a private attribute.
     return scaler.scale(torch.ones((), device=device))

@@ -17,14 +17,14 @@ class GpuLink:
         self._lane = lane
 
     def buffer(self, like: Tensor, dtype: torch.dtype) -> Tensor:
-        """Pinned memory for as many values, in the same order."""
-        # The strides of a tensor whose elements do not overlap and leave nothing between them.
+        """Pinned memory for as many values as `like` has, in the same order."""
+        # The strides of a dense tensor without overlaps.
         strides = torch.empty_like(like, device="meta").stride()
         storage = self._gpus.pinned(like.numel() * dtype.itemsize).untyped_storage()
         return torch.empty(0, dtype=dtype).set_(storage, 0, like.size(), strides)
 
     def copy(self, pairs: CopyPairs, *, to_host: bool) -> Copied:
-        """Issues the copies to the stream of their direction."""
+        """Issues the copies on the stream of their direction."""
         return _Issued(self._gpus.copy_beside(self._lane, pairs, to_host=to_host))
 
     def join(self) -> None:

@@ -1,8 +1,8 @@
-"""How tensors get to a stage on another GPU: by copies into memory that is used again and again.
+"""Copies tensors to stages on other GPUs, into memory that is reused.
 
-A stage has a ring of slots. A microbatch has one of them for as long as the stage works on it; what
-comes for it lands there, and what it sends is kept until the copy is done. When that is, the plan's
-waits say (csrc/exec/stream_program.hpp), so nothing here asks the GPU.
+A stage has a ring of slots. A microbatch has a slot for as long as the stage works on it. Tensors
+for the microbatch land in the slot, and tensors that it sends are kept until the copy is done. The
+plan's waits define that moment (csrc/exec/stream_program.hpp), so no code here queries the GPU.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ..autograd.landing import copy_of, span
 from ..stage.transport import Transport
 from .cuda import Gpus
 
-# To, from, bytes, and by way of which pinned memory, or 0.
+# Destination, source, number of bytes, and the pinned memory on the way, or 0.
 P2PTransfer = tuple[int, int, int, int]
 
 
 class RingBuffers:
-    """Where tensors for one stage land. A place is a slot and which of its tensors it is."""
+    """The memory where tensors for one stage land. A place is a slot and a tensor's index."""
 
     def __init__(self, memory: Gpus, lane: int) -> None:
         self.lane = lane
@@ -36,24 +36,24 @@ class RingBuffers:
         self._addresses: set[int] = set()
 
     def place(self, place: tuple[Any, ...], like: Tensor) -> Tensor:
-        """A tensor of the same type, shape and strides there, of which nothing else knows."""
+        """A new tensor at the place, with the type, shape and strides of `like`."""
         storage = self._room(place, num_bytes_of(like), host=False).untyped_storage()
         landed = torch.empty(0, dtype=like.dtype, device=storage.device)
         return landed.set_(storage, 0, like.shape, like.stride())
 
     def host(self, place: tuple[Any, ...], num_bytes: int) -> int:
-        """Address of as many bytes of the host, for what goes to that place."""
+        """The address of pinned host memory for copies to the place."""
         return self._room((*place, "host"), num_bytes, host=True).data_ptr()
 
     def owns(self, tensor: Tensor) -> bool:
-        """Whether it lies in the ring, and will be overwritten."""
+        """Whether a tensor lies in the ring, so that it will be overwritten."""
         return tensor.untyped_storage().data_ptr() in self._addresses
 
     def end(self) -> None:
-        """Lets go of what has been replaced, when nothing reads it any more.
+        """Frees buffers that were replaced, once no kernel or copy reads them any more.
 
-        The step is issued, not done, and torch would give the memory to others at once: it knows
-        nothing of the copies.
+        The step is issued but not done, and torch does not know about the copies, so it would reuse
+        the memory at once.
         """
         if self._outgrown:
             self._memory.synchronize()
@@ -61,7 +61,7 @@ class RingBuffers:
             self._outgrown.clear()
 
     def close(self) -> None:
-        """Gives all memory back: nothing reads it any more, and nothing lands here again."""
+        """Frees all memory. No copy may read from the ring or write to it any more."""
         self._buffers.clear()
         self._outgrown.clear()
 
@@ -70,7 +70,7 @@ class RingBuffers:
         if buffer is None or buffer.numel() < num_bytes:
             if buffer is not None:
                 self._outgrown.append(buffer)
-            # At least one byte, for an address.
+            # The buffer has at least one byte, so that it has an address.
             size = max(num_bytes, 1)
             buffer = self._memory.pinned(size) if host else self._memory.on_lane(self.lane, size)
             self._buffers[place] = buffer
@@ -79,17 +79,17 @@ class RingBuffers:
 
 
 class RingTransport(Transport):
-    """The way out of a stage on a GPU.
+    """The transport of a stage on a GPU.
 
-    What the next stage gets lands in the slot that the microbatch has there. A farther stage has no
-    slot for it yet, so that lands in a place of its own for each slot of the stage that sends it:
-    the microbatch has that one until everyone else is through with its B or I.
+    Outputs for the next stage land in the slot that the microbatch has there. A farther stage has
+    no slot for the microbatch yet, so it has a place for each slot of the sending stage: the
+    microbatch has its sender's slot until all later stages have ended its B or I.
 
     Args:
         stage: the stage's number.
         rings: by stage of the replica.
-        transports: by stage of the replica; filled by whoever makes them.
-        lanes: tells which lanes reach each other's memory.
+        transports: by stage of the replica; the caller fills the list.
+        lanes: knows which lanes reach each other's memory.
     """
 
     def __init__(
@@ -107,40 +107,40 @@ class RingTransport(Transport):
         self._lanes = lanes
         self._program: _C.StreamProgram | None = None
         self._keeps = False
-        # By slot: what is being sent for the microbatch that has it, or had it last.
+        # By slot: the tensors being sent for its current or last microbatch.
         self._held: dict[int, list[Tensor]] = {}
-        # By whether F sends it or B and I, and by microbatch: transfers with what they read. What a
-        # stage sends is in the outbox of the one behind which a copy leaves the lane.
+        # By direction (F, or B for B and I) and microbatch: transfers with their source tensors. A
+        # stage's transfers are in the outbox of the stage after which a copy leaves the lane.
         self._outbox: dict[tuple[Kind, int], list[tuple[P2PTransfer, Tensor]]] = {}
 
     def begin(self, program: _C.StreamProgram) -> None:
-        """Starts a step of this program, with nothing of the last one."""
+        """Starts a step of this program, without objects of the last step."""
         self.end()
         self._program = program
         self._keeps = program.is_half or program.plan.has(Kind.W)
 
     def end(self) -> None:
-        """Ends it: all copies are done before anything that is issued from now on."""
+        """Ends the step: work that is issued from now on runs after all copies."""
         self._program = None
         self._held.clear()
         self._outbox.clear()
         self._ring.end()
 
     def close(self) -> None:
-        """Gives the stage's ring back."""
+        """Frees the stage's ring."""
         self._ring.close()
 
     def start(self, kind: Kind, microbatch: int) -> None:
         """Begins an action, which is issued after the copies that it waits for.
 
-        An F has waited for all that was sent from its slot before, a B or I for the answer to what
-        its F has sent. So the memory of that may be used again by the lane.
+        An F has waited for all copies from its slot's last microbatch; a B or I has waited for the
+        answer to the tensors that its F has sent. So the lane may reuse the memory of sent tensors.
         """
         if kind in (Kind.F, Kind.B, Kind.I):
             self._held.pop(self._slot(self._stage, microbatch), None)
 
     def take_transfers(self, kind: Kind, microbatch: int) -> list[P2PTransfer]:
-        """What the action that just ended has to send."""
+        """The transfers of the action that just ended."""
         sent = self._outbox.pop((_way_of(kind), microbatch), None)
         if sent is None:
             return []
@@ -149,7 +149,7 @@ class RingTransport(Transport):
         return [transfer for transfer, _ in sent]
 
     def there(self, microbatch: int, reader: int, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Copies in the ring of the later stage."""
+        """Sends outputs into the ring of the later stage; returns the copies there."""
         ring = self._rings[reader]
         if ring.lane == self._ring.lane:
             return [self._own(output) for output in outputs]
@@ -164,7 +164,7 @@ class RingTransport(Transport):
     def back(
         self, microbatch: int, maker: int, gradients: Sequence[Tensor | None]
     ) -> Sequence[Tensor | None]:
-        """Copies in the ring of the earlier stage."""
+        """Sends gradients into the ring of the earlier stage; returns the copies there."""
         ring = self._rings[maker]
         if ring.lane == self._ring.lane:
             return gradients
@@ -179,21 +179,21 @@ class RingTransport(Transport):
         ]
 
     def arrive(self, values: Sequence[Tensor]) -> Sequence[Tensor]:
-        """In memory of their own where that of the ring is used again too early.
+        """Values in their own memory, if the ring's memory would be reused too early.
 
-        So it is where backwards are split, for a W may be later than the sender's, and where
-        backwards are another step.
+        The ring is reused too early if backwards are split, because a W may come later than the
+        sender's, and if backwards run in another step.
         """
         if not self._keeps:
             return values
         return [self._own(value.detach()).requires_grad_(value.requires_grad) for value in values]
 
     def take_in(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
-        """In memory of their own: a parameter may make a gradient its `.grad`, a hook keep it."""
+        """Gradients in their own memory, since a parameter or a hook may keep a gradient."""
         return [self._own(gradient) for gradient in gradients]
 
     def keep(self, output: Any) -> Any:
-        """In memory of its own: a layer may have returned what it was given."""
+        """The output in its own memory, since a layer may return its argument unchanged."""
 
         def own(tensor: Tensor) -> Tensor:
             return copy_in_graph(tensor) if self._ring.owns(tensor) else tensor
@@ -223,17 +223,17 @@ class RingTransport(Transport):
 
 
 def _way_of(kind: Kind) -> Kind:
-    """B for I as well, which sends what B would."""
+    """The direction of a kind: B also for I, which sends the same gradients."""
     return Kind.B if kind is Kind.I else kind
 
 
 def carrier_of(lanes: Sequence[int], stage: int, way: Kind) -> int:
-    """The stage with whose copy something leaves the lane of a stage.
+    """The stage whose copy takes the tensors of a stage off its lane.
 
     Args:
         lanes: by stage; a later, or for gradients an earlier, stage is on another lane.
-        stage: that sends it.
-        way: F, or B for gradients.
+        stage: the sender.
+        way: F for outputs, B for gradients.
     """
     step = 1 if way is Kind.F else -1
     while lanes[stage + step] == lanes[stage]:
@@ -242,10 +242,10 @@ def carrier_of(lanes: Sequence[int], stage: int, way: Kind) -> int:
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
-    """The tensor as copies see it, in its own strides.
+    """The tensor in a form that can be copied byte by byte, with its own strides.
 
-    Elements that lie on each other or apart are so where it lands, too: contiguous ones would be
-    summed in another order there than in the model on one device.
+    Overlaps and gaps between elements are kept at the destination: kernels may sum a contiguous
+    tensor in another order than in the model on one device.
     """
     if tensor.layout is not torch.strided:
         raise ValueError(
@@ -256,14 +256,14 @@ def as_bytes(tensor: Tensor) -> Tensor:
 
 
 def num_bytes_of(tensor: Tensor) -> int:
-    """How many bytes of memory it covers, those between its elements included."""
+    """The number of bytes that a tensor covers, with the gaps between its elements."""
     return span(tensor) * tensor.element_size()
 
 
 def transfers_between(
     places: Sequence[Tensor | None], made: Sequence[Tensor | None]
 ) -> list[P2PTransfer]:
-    """The transfers of what was made to its places, but for what is not there or empty."""
+    """The transfers of tensors to their places, without missing or empty ones."""
     return [
         transfer_to(place, tensor)
         for place, tensor in zip(places, made, strict=True)

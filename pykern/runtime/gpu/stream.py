@@ -16,15 +16,15 @@ from .cuda import Event, Gpus
 
 
 class GpuFlow(Flow):
-    """A flow whose batches are issued one after another, ahead of when they are taken out.
+    """A flow whose batches are issued ahead, before the caller takes earlier outputs.
 
-    The streams of the lanes do one batch behind the other. Where each is done is marked on streams
-    of the flow's own, so that the caller's streams wait for the batch that is taken out and for
-    none of those behind it.
+    The streams of the lanes run one batch after another. Events on the flow's own streams mark the
+    end of each batch, so that the caller's streams wait for the batch that is taken out and not for
+    later batches.
 
     Args:
         plan, open_batch, first: as for `Flow`.
-        gpus: those of the plan.
+        gpus: of the plan.
         issue: issues a step for a batch with its number.
     """
 
@@ -39,18 +39,18 @@ class GpuFlow(Flow):
         super().__init__(plan, open_batch, first)
         self._gpus = gpus
         self._issue = issue
-        # Each with its output, and with its inputs, whose memory the caller's streams may use again
-        # when it is done.
+        # By batch: number of microbatches, output, events at its end, and inputs, whose memory the
+        # caller's streams may reuse when the batch is done.
         self._batches: deque[tuple[int, Any, list[Event], Any]] = deque()
         self._closed = False
 
     @property
     def is_open(self) -> bool:
-        """Whether the stages are its own."""
+        """Whether the flow occupies the stages."""
         return not self._closed
 
     def feed(self, call: Call) -> None:
-        """Issues a batch behind those before."""
+        """Issues a batch after earlier batches."""
         batch: Batch | None = None
         number = self._num_fed
         self._num_fed += 1
@@ -60,7 +60,7 @@ class GpuFlow(Flow):
                 self._issue(batch, number)
                 output = outputs.merged()
             except BaseException:
-                # Left to `close`: what was issued may still read the inputs.
+                # `close` frees the inputs, because issued kernels may still read them.
                 self._batches.append((0, None, self._gpus.mark(), (call, batch)))
                 raise
             done = self._gpus.mark()
@@ -69,17 +69,17 @@ class GpuFlow(Flow):
         self._num_used += num_parts
 
     def take(self) -> Any:
-        """The output of the batch that was issued first among those here."""
+        """The output of the oldest batch of the flow."""
         num_parts, output, done, _ = self._batches.popleft()
         self._num_used -= num_parts
         self._gpus.follow(done, output)
         return output
 
     def settle(self) -> None:
-        """Issued is all that has been fed, and what the caller issues aside comes after it."""
+        """Does nothing: all batches are issued, and later work of the caller comes after them."""
 
     def close(self, _: BaseException | None) -> None:
-        """Lets go of what is under way: what the caller issues from now on comes after it."""
+        """Drops all batches; later work of the caller is ordered after them."""
         self._closed = True
         while self._batches:
             self.take()

@@ -38,8 +38,8 @@ class Streams:
 
     def __init__(self, lanes: Sequence[DeviceLane], capture: Capture) -> None:
         self.gpus = cuda.Gpus(lanes)
-        # The last step may be under way when nobody wants its rings and graphs any more. At exit
-        # nobody else gets their memory.
+        # The last step may still run when its rings and graphs are freed, so their end waits. At
+        # exit, the memory is not reused, so no wait is needed.
         weakref.finalize(self, _wait, self.gpus).atexit = False
         self._capture = capture
         self._policy: CapturePolicy | None = None
@@ -48,14 +48,14 @@ class Streams:
         self._transports: list[RingTransport] = []
 
     def device(self, lane: int) -> torch.device:
-        """Where a device of the plan has its tensors."""
+        """The GPU of a lane."""
         return self.gpus.device(lane)
 
     def direct(self, plan: Plan) -> Direct:
-        """Where a value can go from a stage to a later one past those between.
+        """A function that tells whether values can go past the stages between two stages.
 
-        In forwards alone it cannot, because a slot has its next microbatch before a farther stage
-        has read what it got from there.
+        In steps of forwards only, values cannot: a slot gets its next microbatch before a farther
+        stage has read the tensors from it.
         """
         reaches = self.gpus.lanes.reaches
 
@@ -81,7 +81,7 @@ class Streams:
         return self._capture is not False
 
     def connect(self, replicas: Sequence[Sequence[Stage]], plan: Plan) -> None:
-        """Lets stages reach their neighbours on other GPUs."""
+        """Connects stages with their neighbours on other GPUs."""
         lanes = self.gpus.lanes
         for stages, homes in zip(replicas, plan.placement.replicas, strict=True):
             rings = [RingBuffers(self.gpus, lane) for lane in homes]
@@ -97,7 +97,7 @@ class Streams:
             self._policy = CapturePolicy(self._capture, self.gpus, plan, replicas[0], homes)
 
     def _tell_of_detours(self, plan: Plan) -> None:
-        """Warns, once for all, of neighbours whose tensors go through the host."""
+        """Warns, in one message, of neighbours whose tensors go through the host."""
         lanes = self.gpus.lanes
         ends = {ends for homes in plan.placement.replicas for ends in pairwise(homes)}
         ends |= {(high, low) for low, high in ends}
@@ -110,15 +110,15 @@ class Streams:
             )
 
     def host_link(self, device: int) -> GpuLink:
-        """How tensors of a device of the plan get to the host and back."""
+        """The link that copies tensors of a device of the plan to the host and back."""
         return GpuLink(self.gpus, device)
 
     def program(self, plan: Plan) -> _C.StreamProgram:
-        """The plan, ready to run."""
+        """The plan as a program of this driver."""
         return _C.StreamProgram(plan, self.gpus.lanes)
 
     def halves(self, plan: Plan) -> tuple[_C.StreamProgram, _C.StreamProgram]:
-        """The forwards of a plan, and a program of its other actions, which runs behind them."""
+        """A program of the plan's forwards, and one of its other actions, to run after them."""
         first, lanes = forwards_first(plan), self.gpus.lanes
         forwards = _C.StreamProgram.half(first, lanes, forwards=True)
         return forwards, _C.StreamProgram.half(first, lanes, forwards=False)
@@ -126,11 +126,11 @@ class Streams:
     def run(
         self, program: Program, callbacks: Callbacks, batch: Batch, *, traced: bool
     ) -> list[Failure]:
-        """Issues a step for whoever has the claim; returns what failed.
+        """Issues a step for the holder of the claim; returns the failures.
 
         Raises:
             CudaError: the driver has failed; everything issued has ended.
-            CannotCapture: the step has to be captured and cannot be.
+            CannotCapture: the step must be captured, but cannot be.
         """
         assert isinstance(program, _C.StreamProgram)
         with torch.autograd.set_multithreading_enabled(False):
@@ -155,7 +155,7 @@ class Streams:
                         program, on_lanes, callers, replay=False, traced=traced
                     )
             finally:
-                # What has been on its way to the host since a REDUCE is the caller's again.
+                # The caller's streams wait for copies to the host that a REDUCE has begun.
                 self.gpus.join_beside()
             if self._policy is not None and not failures:
                 self._policy.learn(batch)
@@ -167,7 +167,7 @@ class Streams:
         recording.load(batch)
         callers = self.gpus.callers()
         with self.gpus.step():
-            # Nothing within one graph can be timed.
+            # Actions within one graph cannot be timed, so traced steps use a graph per action.
             if self._capture == "step" and not traced:
                 self.claim.run_whole(program, callers)
             else:
@@ -190,23 +190,23 @@ class Streams:
         return transport.take_transfers(kind, microbatch)
 
     def end(self) -> None:
-        """Lets go of everything that belongs to the step."""
+        """Releases all objects of the step."""
         for transport in self._transports:
             transport.end()
 
     def timeline(self, program: Program, ago: int) -> Timeline:
-        """What ran when in the last traced step."""
+        """The measured times of all actions in the last traced step; `ago` must be 0."""
         assert isinstance(program, _C.StreamProgram)
         if ago != 0:
             raise IndexError(f"on GPUs the last traced step is kept, not the one {ago} before it")
         return program.timeline()
 
     def where(self, device: int) -> str:
-        """What a device is called in a message."""
+        """The name of a device for messages."""
         return f"lane {device}"
 
     def close(self) -> None:
-        """Waits for all work, then gives back the memory of rings and graphs."""
+        """Waits for all work, then frees the memory of rings and graphs."""
         self.claim.close()
         _wait(self.gpus)
         self._policy = None
@@ -215,6 +215,6 @@ class Streams:
 
 
 def _wait(gpus: cuda.Gpus) -> None:
-    # After a fork, or when the context is lost, there is nothing to wait for.
+    # After a fork or a lost context, no work is left to wait for.
     with suppress(RuntimeError):
         gpus.synchronize()

@@ -1,1 +1,1 @@
-"""Random numbers that are the same wherever, and however often, a forward runs."""
+"""Random numbers that are the same wherever and however often a forward runs."""

@@ -1,8 +1,8 @@
-"""Random numbers of stages with compiled layers, whose operations cannot be looked at one by one.
+"""Random numbers of stages with compiled layers, whose operations cannot be watched one by one.
 
-Compiled code may draw in its kernels, so these take the place of the interceptors of `.eager`: for
-the whole action the default generators are in the action's state. Meanwhile whoever else draws has
-to wait, so such actions take turns as long as a stage may draw.
+Compiled code may draw in its kernels, so it cannot use the interceptors of `.eager`: during the
+whole action, the default generators are in the action's state. Meanwhile other threads that draw
+must wait, so such actions take turns as long as a stage may draw.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from ... import _C
 from ...modes import set_states
 
-# The states of some generators, to begin a whole action from.
+# The states of some generators at the begin of a whole action.
 States = dict[torch.Generator, Tensor]
 
 

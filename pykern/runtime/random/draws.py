@@ -1,4 +1,4 @@
-"""Whether the actions of a stage draw random numbers, and the modes for those that do."""
+"""Finds whether the actions of a stage draw random numbers, and gives them their modes."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ _CPU = torch.device("cpu")
 
 
 class Draws:
-    """Whether the forward actions of a stage draw random numbers, and which.
+    """Watches whether the forward actions of a stage draw random numbers, and which numbers.
 
-    `possible` is true until an action has been watched and drew nothing, so that a stage without
-    dropout pays for watching once; each kind of backward action is watched in the same way.
-    Changing the stage, as between train and eval mode or in what it trains, asks again.
+    `possible` is true until a watched action has drawn nothing, so that a stage without dropout
+    pays for watching once. Each kind of backward action is watched in the same way. Watching starts
+    again when the stage changes, for example between train and eval mode or in its parameters that
+    require grad.
 
     Attributes:
         stage: its number.
         possible: whether a forward may draw.
-        num_seeds: the most seeds of kernels that a forward has drawn.
-        only_seeds: whether no forward has drawn anything else.
-        state: what the forward that is under way draws from, None where nothing is watched.
+        num_seeds: the largest number of kernel seeds that a forward has drawn.
+        only_seeds: whether forwards have drawn kernel seeds only.
+        state: the random state of the running forward; None if the forward is not watched.
     """
 
     def __init__(self, stage: int) -> None:
@@ -53,7 +54,7 @@ class Draws:
         Args:
             seed: of the step.
             mode: any value that changes when other layers may draw.
-            compiled_for: where the stage is, if it has compiled layers.
+            compiled_for: the stage's device, if it has compiled layers.
         """
         self._seed = seed
         if compiled_for is None:
@@ -66,27 +67,28 @@ class Draws:
             self._drew = False
             self.num_seeds, self.only_seeds = 0, True
             self._safe.clear()
-            # Last, so that an interrupt has it begin again.
+            # The mode is set last, so that this runs again after an interrupt.
             self._mode = mode
         if self.possible:
             know_operations()
 
     def watched(self, *, drew: bool, num_seeds: int, only_seeds: bool) -> None:
-        """A forward action has ended. A layer that drew once may draw again, if not every time."""
+        """Takes the result of a forward action. A layer that drew once may draw again later."""
         self._drew = self._drew or drew
         self.possible = self._drew
         self.num_seeds = max(self.num_seeds, num_seeds)
         self.only_seeds = self.only_seeds and only_seeds
 
     def seeds_of(self, seed: StepSeed, microbatch: int, count: int) -> Tensor:
-        """The first that a forward draws if it draws nothing but seeds: int64 [count]."""
+        """The first `count` seeds of a forward that draws only seeds: int64 [count]."""
         own = torch.Generator().manual_seed(action_seed(seed.value(), self.stage, microbatch))
         return torch.empty(count, dtype=torch.int64, device="cpu").random_(generator=own)
 
     def forward(self, microbatch: int) -> AbstractContextManager[OwnState | Whole | None]:
-        """The mode to run a forward action in: none where it draws nothing.
+        """The mode of a forward action; an empty context if the action does not draw.
 
-        Nor where seeds are provided, in a capture: a GPU's generator refuses to tell its state.
+        The context is also empty in a capture, where seeds are provided: a GPU's generator refuses
+        to return its state there.
         """
         if not self.possible or seeds.are_provided():
             return _NO_MODE
@@ -98,10 +100,10 @@ class Draws:
     def backward(
         self, kind: Kind, microbatch: int, form: object = None
     ) -> AbstractContextManager[object]:
-        """The mode to run a backward action in: none, once one has been seen to draw nothing.
+        """The mode of a backward action; an empty context once such an action has drawn nothing.
 
-        One of another form is another: of another part of the stage, or one that leads to more
-        inputs, because an earlier stage has come to train.
+        Actions of different forms are watched apart: backwards of another part of the stage, or
+        backwards to more inputs, because an earlier stage has begun to train.
         """
         if self.is_safe(kind, form) or seeds.are_provided():
             return _NO_MODE
@@ -111,7 +113,7 @@ class Draws:
         return RefuseInBackward(self._safe, action, form)
 
     def is_safe(self, kind: Kind, form: object) -> bool:
-        """Whether such a backward action is known to draw nothing."""
+        """Whether backward actions of this kind and form are known not to draw."""
         return not self.possible or (kind, form) in self._safe
 
     def _whole_forward(self, seed: StepSeed, index: int) -> AbstractContextManager[Whole]:
@@ -138,7 +140,7 @@ class Draws:
 
 
 def repeat(begins: Begins) -> AbstractContextManager[object]:
-    """The mode in which random operations draw what they drew from these states on."""
+    """The mode in which random operations repeat their draws from these states."""
     if isinstance(begins, WholeStates):
         start = partial(set_states, begins)
         return Whole(list(begins), start, lambda _: None).held(generators_lent)

@@ -1,4 +1,4 @@
-"""Single operations that draw random numbers do so from states of an action's own."""
+"""Interceptors: single operations draw random numbers from the states of their action."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Kwargs = dict[str, Any]
 
 
 def know_operations() -> None:
-    """Makes known which operations may draw; called before any of the interceptors here."""
+    """Registers the operations that may draw; called before any of the interceptors here."""
     with generators_lent:
         watch_draws()
 
@@ -39,14 +39,14 @@ def _generator_of(args: Args, kwargs: Kwargs) -> torch.Generator:
 
 
 def _own_generator(args: Args, kwargs: Kwargs) -> torch.Generator | None:
-    """The generator that the operation is given."""
+    """The generator among the operation's arguments, if any."""
     values = (*args, *kwargs.values())
     return next((value for value in values if isinstance(value, torch.Generator)), None)
 
 
 @cache
 def _num_before_generator(func: OpOverload) -> int:
-    """How many arguments may be given by position so that a generator can be given by name."""
+    """The most positional arguments with which a generator can be given by name."""
     for position, argument in enumerate(func._schema.arguments):
         if argument.name == "generator":
             return len(func._schema.arguments) if argument.kwarg_only else position
@@ -54,9 +54,9 @@ def _num_before_generator(func: OpOverload) -> int:
 
 
 def _takes_generator(func: OpOverload, args: Args, kwargs: Kwargs) -> bool:
-    """Whether the operation draws on the CPU, and would do so from a generator that it is given.
+    """Whether the operation draws on the CPU, and accepts a generator for it.
 
-    Others than plain tensors, such as sharded ones, do something else with a generator.
+    Tensor subclasses, such as sharded tensors, use a generator differently.
     """
     return (
         len(args) > 0
@@ -68,12 +68,13 @@ def _takes_generator(func: OpOverload, args: Args, kwargs: Kwargs) -> bool:
 
 
 class OwnState(Interceptor):
-    """Gives every random operation a generator of this action's own.
+    """Gives every random operation the generator of this action.
 
-    An operation that takes none, or is on a GPU, finds its state in the default generator.
+    An operation that does not accept a generator, or runs on a GPU, uses the default generator,
+    which has the action's state meanwhile.
 
     Args:
-        draws: of the stage; told what the action has drawn, unless it fails.
+        draws: of the stage; gets the action's draws, unless the action fails.
         seed: of the step.
         microbatch: of the action.
     """
@@ -82,17 +83,17 @@ class OwnState(Interceptor):
         self._draws = draws
         self._seed = seed
         self._microbatch = microbatch
-        # By default generator, the action's own in its place.
+        # By default generator, the action's generator in its place.
         self._generators: dict[torch.Generator, torch.Generator] = {}
         self._noted: Begins | None = None
-        # Whether the stage is known to draw more than seeds of kernels: nothing else is to be seen.
+        # Whether the stage is known to draw more than kernel seeds, so that watching may end.
         self._is_known = not draws.only_seeds
         self._drew = False
         self._num_seeds = 0
         self._only_seeds = True
 
     def note(self) -> Begins:
-        """From now on, the state in which each generator is first drawn from: see `repeat`."""
+        """Notes from now on the state of each generator at its first draw: see `repeat`."""
         self._noted = {}
         return self._noted
 
@@ -127,7 +128,7 @@ class OwnState(Interceptor):
                 self._look(drew=given is not None or not torch.equal(before, own.get_state()))
 
     def _look(self, *, drew: bool) -> None:
-        """Notes what an operation has drawn."""
+        """Notes whether an operation has drawn."""
         if drew:
             self._drew = True
             self._num_seeds += seeds.is_drawing()
@@ -135,7 +136,7 @@ class OwnState(Interceptor):
             self._seed.use()
 
     def _own(self, generator: torch.Generator) -> torch.Generator:
-        """This action's in the place of a default generator."""
+        """This action's generator in place of a default generator."""
         own = self._generators.get(generator)
         if own is None:
             own = torch.Generator(generator.device)
@@ -153,14 +154,14 @@ class OwnState(Interceptor):
 
 
 class Repeat(Interceptor):
-    """Has random operations draw what was drawn when these states were noted."""
+    """Makes random operations draw the same numbers as when these states were noted."""
 
     def __init__(self, begins: Begins) -> None:
         self._begins = begins
         self._generators: dict[torch.Generator, torch.Generator] = {}
 
     def draw(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-        """Calls the operation so that it draws the same again."""
+        """Calls the operation such that it repeats its draws."""
         if _takes_generator(func, args, kwargs):
             kwargs["generator"] = self._own(torch.default_generator, func)
             return func(*args, **kwargs)
@@ -169,7 +170,7 @@ class Repeat(Interceptor):
             return _lent(generator, self._own(generator, func), func, args, kwargs)
 
     def _own(self, generator: torch.Generator, func: OpOverload) -> torch.Generator:
-        """The one that draws what this generator drew."""
+        """A generator that repeats the draws of this generator."""
         own = self._generators.get(generator)
         if own is None:
             if generator not in self._begins:
@@ -183,7 +184,7 @@ class Repeat(Interceptor):
 def _lent(
     generator: torch.Generator, own: torch.Generator, func: OpOverload, args: Args, kwargs: Kwargs
 ) -> Any:
-    """Calls an operation while a generator has the state of another, which goes on from there."""
+    """Calls an operation while a generator has the state of another, which then advances."""
     with _C.Undo(generator.set_state, generator.get_state()):
         generator.set_state(own.get_state())
         try:
@@ -193,10 +194,10 @@ def _lent(
 
 
 class NoteOwn(Interceptor):
-    """Notes in which state generators are first drawn from that operations are given.
+    """Notes the states of explicitly given generators at their first draw.
 
     Attributes:
-        begins: these states.
+        begins: the states, by generator.
     """
 
     def __init__(self) -> None:
@@ -204,7 +205,7 @@ class NoteOwn(Interceptor):
         self.begins: Begins = {}
 
     def draw(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-        """Calls the operation as it is."""
+        """Calls the operation unchanged."""
         own = _own_generator(args, kwargs)
         if own is not None and own not in self.begins:
             self.begins[own] = own.get_state()
@@ -212,7 +213,7 @@ class NoteOwn(Interceptor):
 
 
 class RefuseInBackward(Interceptor):
-    """Finds recomputation that would draw other numbers than the forward it repeats."""
+    """Refuses draws in a backward, where recomputation would not repeat its forward's numbers."""
 
     def __init__(self, safe: set[tuple[Kind, object]], action: Action, form: object) -> None:
         self._safe = safe
@@ -220,7 +221,7 @@ class RefuseInBackward(Interceptor):
         self._form = form
 
     def draw(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-        """Calls the operation, and raises if it has drawn."""
+        """Calls the operation, and raises RuntimeError if it has drawn."""
         if _own_generator(args, kwargs) is not None:
             raise refusal(func, self._action)
         with generators_lent:

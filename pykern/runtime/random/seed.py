@@ -1,8 +1,8 @@
-"""Random numbers of concurrent stages, reproducible whatever the threads do.
+"""Random numbers of concurrent stages, reproducible for any timing of threads.
 
 torch has one default generator for the CPU and one for each GPU, and stages that run at the same
 time would draw from it in the order in which they happen to arrive. So every forward action draws
-from states of its own, keyed by (step, stage, microbatch); the key of the step is one number drawn
+from its own states, keyed by (step, stage, microbatch); the key of the step is one number drawn
 from the caller's default generator on the CPU by the first action that needs it. The plain model
 draws the same numbers when `torch.manual_seed(action_seed(step_seed, stage, microbatch))`, which
 seeds the generators of all devices, precedes each stage of each microbatch.
@@ -18,9 +18,9 @@ from torch import Tensor
 
 from ... import _C
 
-# Held while a default generator lends its place to an action's state.
+# Held while a default generator is in the state of an action.
 generators_lent = threading.RLock()
-# Another thread may hold it where this process is forked.
+# Another thread may hold the lock when this process forks.
 os.register_at_fork(after_in_child=generators_lent._at_fork_reinit)  # type: ignore[attr-defined]
 
 _MASK = (1 << 64) - 1
@@ -38,22 +38,22 @@ def action_seed(step_seed: int, stage: int, microbatch: int) -> int:
 
 
 class StepSeed:
-    """The next random number of torch's default generator, from which it is taken when used.
+    """The next random number of torch's default generator, which advances when the number is used.
 
-    A model that draws nothing thus leaves the caller's generator alone.
+    So a model that does not draw leaves the caller's generator unchanged.
     """
 
     def __init__(self) -> None:
         self._value: int | None = None
-        # The caller's generator behind the number, until the number is used.
+        # The state of the caller's generator after the number, until the number is used.
         self._behind: Tensor | None = None
 
     def of(self, microbatch: int) -> tuple[StepSeed, int]:
-        """The seed of a microbatch's step, and which of its microbatches it is."""
+        """The seed of a microbatch's step, and the index of the microbatch in the step."""
         return self, microbatch
 
     def value(self) -> int:
-        """The number; the same for all who ask in one step."""
+        """The number, which is the same for all callers in one step."""
         if self._value is not None:
             return self._value
         with generators_lent:
@@ -71,7 +71,7 @@ class StepSeed:
         return self._value is not None and self._behind is None
 
     def use(self) -> None:
-        """Takes the number from the caller's generator, once however many use it."""
+        """Takes the number from the caller's generator. Later calls change nothing."""
         with generators_lent:
             if self._behind is not None:
                 torch.default_generator.set_state(self._behind)

@@ -1,1 +1,1 @@
-"""What a forward keeps for its backward, and computes again."""
+"""Recompute: keeps part of a forward for its backward, and computes the rest again."""

@@ -1,4 +1,4 @@
-"""Buffers that a forward changes, such as running statistics: repeating it must not do so again."""
+"""Buffers that a forward changes, such as running statistics; R must not change them again."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from ... import _C
 from ...torch_private import version_of
 
-# The number of a module among those of the layers, and the name of its buffer.
+# The number of a module among all modules of the layers, and the name of its buffer.
 Names = Sequence[tuple[int, str]]
 
 
 def modules_in(layers: Sequence[object]) -> list[nn.Module]:
-    """All modules in some layers, each once. Copies of the layers have theirs in the same order."""
+    """All modules in some layers, each once. Copies of layers give the same order."""
     found = (layer.modules() for layer in layers if isinstance(layer, nn.Module))
     return list({id(module): module for modules in found for module in modules}.values())
 
@@ -27,11 +27,11 @@ def names_in(modules: Sequence[nn.Module]) -> Names:
 
 
 class Buffers:
-    """What some buffers hold at one time.
+    """A snapshot of some buffers.
 
     Args:
-        modules: whose.
-        names: which.
+        modules: the modules that have the buffers.
+        names: of the buffers.
     """
 
     def __init__(self, modules: Sequence[nn.Module], names: Names) -> None:
@@ -43,11 +43,11 @@ class Buffers:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to put back."""
+        """Whether the snapshot has no buffers."""
         return not self._originals
 
     def changed(self) -> Names:
-        """Those that are others by now, or hold other values."""
+        """The buffers that were replaced since, or that hold other values."""
         return [
             (number, name)
             for (number, name), then in self._originals.items()
@@ -59,20 +59,20 @@ class Buffers:
             return True
         if now is None:
             return False
-        # Batch normalisation writes its statistics without their version telling.
+        # Batch normalisation writes its statistics without a new version number.
         key = id(now)
         return version_of(now) != self._versions[key] or not torch.equal(now, self._copies[key])
 
     def keep_only(self, names: Names) -> None:
-        """Lets go of the others."""
+        """Keeps only these buffers in the snapshot."""
         self._originals = {name: self._originals[name] for name in names}
         wanted = {id(one) for one in self._originals.values()}
         self._copies = {key: one for key, one in self._copies.items() if key in wanted}
 
     def lent(self) -> AbstractContextManager[object]:
-        """Gives modules copies of what was held; in the end they have again what they have now.
+        """A context in which modules have the buffers of the snapshot; restores the current ones.
 
-        Graphs that are made within may save the copies, which nothing writes afterwards.
+        Graphs that are made within may save the snapshot's tensors, which nothing writes later.
         """
         places = [(self._modules[number]._buffers, name) for number, name in self._originals]
         now = [buffers.get(name) for buffers, name in places]
@@ -85,5 +85,5 @@ class Buffers:
             for (buffers, name), buffer in zip(places, now, strict=True):
                 buffers[name] = buffer
 
-        # Not a generator: it would put a traceback on an exception of a layer, which some refuse.
+        # A generator would add a traceback to a layer's exception, which some exceptions refuse.
         return _C.Within(lend, put_back)

@@ -19,13 +19,13 @@ from .watch import RecomputeSegment, without_saved_tensors_hooks
 
 _NOTHING = nullcontext()
 
-# The layers of a stage, then what ends its F and returns the tensors that backward starts from.
-# Each gets what the one before has returned.
+# The layers of a stage, then the end of its F, which returns the tensors that backward starts from.
+# Each call gets the returned value of the call before.
 Calls = Sequence[Callable[..., Any]]
 
 
 def run(calls: Calls, arguments: tuple[Any, ...]) -> Any:
-    """Calls one after another, the first with these arguments; returns the last result."""
+    """Runs calls one after another, the first with these arguments; returns the last result."""
     first, *others = calls
     value = first(*arguments)
     for call in others:
@@ -39,9 +39,9 @@ class Cell:
     Args:
         arguments: of the first call, as R will need them.
         segments: the calls.
-        buffers: those that F changes, as it finds them.
-        by_layer: whether R makes the last graph alone, and the backward each of the others when
-            the one behind it is gone.
+        buffers: the buffers that F changes, as F finds them.
+        by_layer: whether R makes only the last graph. The backward makes each other graph when the
+            graph behind it is freed.
 
     Attributes:
         is_whole: whether the graph is in one piece, which F has kept or R has made.
@@ -60,8 +60,8 @@ class Cell:
         self._buffers = buffers
         self._by_layer = by_layer
         self.is_whole = len(segments) == 1
-        # By segment: what its random operations begin with, and its kernels among the seeds that
-        # are provided; where its graph ends, and in what.
+        # By segment: the random states that it begins with, its position among provided seeds, the
+        # cut at the end of its graph, and the shapes and types of its outputs.
         self._begins: list[Begins] = []
         self._seeds: list[int] = []
         self._cuts: list[Cut] = []
@@ -70,8 +70,8 @@ class Cell:
     def forward(
         self, calls: Calls, arguments: tuple[Any, ...], state: OwnState | Whole | None
     ) -> None:
-        """F, whose graph goes piece by piece."""
-        # Hooks of the caller are for what is kept.
+        """F, whose graph is freed piece by piece."""
+        # Hooks of the caller are only for graphs that are kept.
         is_hooked = top_hooks() is not None
         for segment in self._segments:
             begins = {} if state is None else state.note()
@@ -84,7 +84,7 @@ class Cell:
             arguments = (self._cuts[-1].value,)
 
     def add(self, value: Any, begins: Begins, position: int = 0) -> None:
-        """The next segment has returned this in F."""
+        """Takes the returned value of the next segment in F."""
         segment = self._segments[len(self._cuts)]
         # The end returns the tensors that backward starts from, not a value.
         is_last = len(self._cuts) == len(self._segments) - 1
@@ -107,17 +107,17 @@ class Cell:
         return self.outputs(calls)
 
     def outputs(self, calls: Calls) -> Sequence[Tensor]:
-        """Where the graph of the last segment ends, made now if it is not there."""
+        """The outputs of the last segment's graph, which is made now if needed."""
         self._make(len(self._cuts) - 1, calls)
         return self._cuts[-1].outputs
 
     def front(self) -> Cut | None:
-        """Takes the last segment away; returns the cut in front of it, None before the first."""
+        """Removes the last segment; returns the cut in front of it, None for the first segment."""
         self._cuts.pop()
         return self._cuts[-1] if self._cuts else None
 
     def _make(self, number: int, calls: Calls) -> None:
-        """The graph of a segment, unless F or an R has made it; its input is not kept further."""
+        """Makes the graph of a segment, unless F or R has made it, and releases its input."""
         segment, behind = self._segments[number], self._cuts[number]
         if number == 0:
             arguments, self._arguments = self._arguments, ()
@@ -139,11 +139,11 @@ class Cell:
 
 
 class OneGraph:
-    """The same for a stage whose graph R makes as one, with nothing to put back meanwhile.
+    """A microbatch whose graph R makes in one piece, without any state to restore.
 
     Args:
-        calls: of the stage; they run here, and the graph is gone in the end.
-        segment: all of them.
+        calls: of the stage; the constructor runs them, and frees their graph.
+        segment: all calls.
         arguments: of the first call, as R will need them.
     """
 
@@ -165,7 +165,7 @@ class OneGraph:
 
 
 def _require_same(segment: RecomputeSegment, again: list[object], before: list[object]) -> None:
-    """Raises where a segment did not do again what it did in F."""
+    """Raises RuntimeError if a segment's outputs differ from its outputs in F."""
     if again != before:
         raise RuntimeError(
             f"calls {segment.calls} of a stage returned {again} that require grad when they were "
@@ -184,7 +184,7 @@ def _run_pieces(calls: Calls, segment: RecomputeSegment, arguments: tuple[Any, .
 
 
 def _without_graph(value: Any) -> Any:
-    """The value, in which another graph begins."""
+    """The value as the beginning of a new graph."""
     if not isinstance(value, Tensor):
         return cut(value).value
     leaf = value.detach()

@@ -1,4 +1,4 @@
-"""What calls read of earlier ones that they are not given, with or without gradients."""
+"""Finds tensors of earlier calls that later calls read without getting them as arguments."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from ...trace.reach import places_of
 
 
 class Reads(DispatchMode):
-    """Notes what gets from one call to a later one otherwise than in what calls return.
+    """Notes tensors that pass from one call to a later call other than as returned values.
 
     Args:
-        given: what the first call gets.
+        given: the arguments of the first call.
 
     Attributes:
-        crossed: the calls behind which anything does.
+        crossed: the calls behind which a tensor passes in this way.
     """
 
     def __init__(self, given: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.crossed: set[int] = set()
-        # By address: which storage that is, unless its memory is another's by now, and its call.
+        # By address: the storage, unless a new storage has its memory now, and its call.
         self._made: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
         self._returned: list[set[int]] = []
         for storage in _storages(tensors_of(given)):
             self._made[storage._cdata] = weakref.ref(storage), 0
 
     def after(self, value: Any) -> None:
-        """A call has returned this."""
+        """Takes the returned value of the next call."""
         self._returned.append(memory_of(value))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -57,14 +57,14 @@ class Reads(DispatchMode):
 
 
 class Unread(nullcontext[None]):
-    """Sees nothing, so that anything may get from every call to later ones."""
+    """Watches nothing, and assumes that tensors pass behind every call."""
 
     def __init__(self) -> None:
         super().__init__()
         self.crossed: set[int] = set()
 
     def after(self, value: Any) -> None:
-        """A call has returned this."""
+        """Takes the returned value of the next call."""
         del value
         self.crossed.add(len(self.crossed))
 
@@ -75,7 +75,7 @@ def memory_of(value: Any) -> set[int]:
 
 
 def memory_kept_by(modules: Iterable[nn.Module]) -> set[int]:
-    """The addresses of the storages that modules can reach outside parameters and buffers."""
+    """The addresses of storages that modules hold outside parameters and buffers."""
     held = [each for place in places_of(modules).values() for each in place.read().values()]
     return memory_of([each for each in held if isinstance(each, Tensor)])
 

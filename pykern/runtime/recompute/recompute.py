@@ -1,7 +1,8 @@
-"""Recompute: F keeps the inputs of a stage's segments, and R makes their graphs again for B.
+"""Recompute: F keeps the inputs of a stage's segments, and R rebuilds their graphs for B.
 
-Nothing else may tell. R draws the random numbers that F drew, finds the buffers that F found and
-leaves those that there are, and gradients add up in the order in which they would without it.
+Recompute must not change any result. R draws the random numbers that F drew, reads the buffers as
+F found them and leaves the current ones alone, and gradients add up in the order of a step without
+recompute.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from .buffers import Buffers, modules_in, names_in
 from .cell import Calls, Cell, OneGraph
 from .watch import RecomputeSegment, Seen, Watch, without_saved_tensors_hooks
 
-# What F keeps where there is an R: the input of each layer, or of the stage.
+# The levels with an R. F keeps the input of each layer, or of the stage.
 Inputs = Literal["layer", "stage"]
 INPUTS: tuple[Inputs, ...] = get_args(Inputs)
-# What F keeps, in ascending order of what is computed again; the first are those of kernels.
+# All levels, in ascending order of recomputed work; the first ones belong to kernels.
 Level = kernels.KernelLevel | Inputs
 LEVELS: tuple[Level, ...] = (*kernels.LEVELS, *INPUTS)
 
-# What F keeps of one microbatch.
+# The state that F keeps of one microbatch.
 KeptMicrobatch = Cell | OneGraph
 
 _NOTHING = nullcontext()
@@ -40,12 +41,13 @@ _NO_BUFFERS = Buffers((), ())
 class Recompute:
     """The microbatches of a stage that are recomputed.
 
-    The first forward under some settings, of inputs of which the same need gradients, is watched:
-    it runs with its whole graph, which shows where it can be cut and what must not happen twice.
+    The first forward is watched, anew for other settings and for other inputs that need gradients.
+    It runs with its whole graph, which shows where the graph can be cut and which side effects must
+    not happen twice.
     """
 
     def __init__(self) -> None:
-        # By which of the inputs need gradients.
+        # The result of watching, by which of the inputs need gradients.
         self._seen: dict[tuple[bool, ...], Seen] = {}
         self._levels: Sequence[Level | None] = ()
         self._compiled = False
@@ -60,12 +62,12 @@ class Recompute:
         """Starts a step.
 
         Args:
-            levels: of each microbatch; empty: none is recomputed.
-            changed: whether the layers may do something else from now on.
-            compiled: whether any of them is compiled.
+            levels: of each microbatch; empty for a step without recompute.
+            changed: whether the layers may behave differently from now on.
+            compiled: whether any layer is compiled.
         """
         self._compiled = compiled
-        # Most steps have none, and their actions are to be spared the look.
+        # Most steps have no levels, and their actions then skip the lookup.
         self._levels = levels if levels.count(None) < len(levels) else ()
         self.has_levels = len(self._levels) > 0
         self.in_use = any(level in INPUTS for level in self._levels)
@@ -73,20 +75,20 @@ class Recompute:
             self._seen = {}
 
     def leave(self) -> dict[int, KeptMicrobatch]:
-        """Gives away what F has kept, for a backward in another step."""
+        """Returns the state that F has kept, for a backward in another step."""
         left, self._cells = self._cells, {}
         return left
 
     def resume(self, cells: dict[int, KeptMicrobatch]) -> None:
-        """Takes it in the step that has the backward."""
+        """Takes the state back, in the step that has the backward."""
         self._cells = dict(cells)
 
     def end(self) -> None:
-        """Lets go of everything that belongs to the step."""
+        """Releases all objects of the step."""
         self._cells.clear()
 
     def twin(self) -> Recompute:
-        """Another that knows what this one has seen."""
+        """A new object that shares the results of watching."""
         twin = Recompute()
         twin._seen = self._seen
         return twin
@@ -96,13 +98,13 @@ class Recompute:
         return bool(self._levels) and self._levels[microbatch] in INPUTS
 
     def keeping(self, microbatch: int) -> AbstractContextManager[object]:
-        """Within it, kernels keep what the level of a microbatch says, if one of theirs."""
+        """A context in which kernels use the microbatch's level, if that is a kernel level."""
         if not self.keeps(microbatch):
             return _NOTHING
         return kernels.keeping(cast(kernels.KernelLevel, self._levels[microbatch]))
 
     def keeps(self, microbatch: int) -> bool:
-        """Whether the level of a microbatch is one of kernels."""
+        """Whether the level of a microbatch is a kernel level."""
         return bool(self._levels) and self._levels[microbatch] in kernels.LEVELS
 
     def forward(
@@ -113,14 +115,14 @@ class Recompute:
         holders: Sequence[object],
         state: OwnState | Whole | None,
     ) -> None:
-        """F: runs the calls and keeps what R needs.
+        """F: runs the calls, and keeps the state that R needs.
 
         Args:
-            microbatch: which one.
+            microbatch: its number.
             calls: layers and end.
             arguments: of the first call.
-            holders: those of whose modules F may change buffers.
-            state: that random operations draw from, None where there are none.
+            holders: layers and loss, whose buffers F may change.
+            state: the random state of the action; None if F does not draw.
         """
         by_layer = self._levels[microbatch] == "layer"
         if len(arguments) == 1 and type(arguments[0]) is Tensor:
@@ -150,7 +152,7 @@ class Recompute:
         return self._cells[microbatch].again(calls) if microbatch in self._cells else ()
 
     def take_whole(self, microbatch: int) -> bool:
-        """Whether a backward is that of one graph, with nothing around it; takes what there is."""
+        """Whether a backward has one graph and no context; takes the state that F kept if so."""
         cell = self._cells.get(microbatch)
         if cell is None:
             return not self.keeps(microbatch)
@@ -159,19 +161,19 @@ class Recompute:
         return cell.is_whole
 
     def take(self, microbatch: int) -> Cell | None:
-        """What there is of a microbatch for its backward, if that may be in parts."""
+        """Takes the state of a microbatch; None unless its backward may be in parts."""
         cell = self._cells.pop(microbatch, None)
         return cell if isinstance(cell, Cell) else None
 
     @property
     def trains(self) -> Sequence[Tensor]:
-        """What has been seen to collect gradients in a backward of the stage."""
+        """The leaves that collect gradients in a backward of the stage, as observed so far."""
         found = [tensor() for seen in self._seen.values() for tensor in seen.trains]
         return list({id(tensor): tensor for tensor in found if tensor is not None}.values())
 
 
 def _is_bare(state: OwnState | Whole | None) -> bool:
-    """Whether an F has nothing around it: random numbers, seeds, hooks of the caller."""
+    """Whether an F needs no context for random numbers, seeds, or hooks of the caller."""
     return state is None and not seeds.are_provided() and top_hooks() is None
 
 
@@ -184,7 +186,7 @@ def _watched(
     *,
     by_layer: bool,
 ) -> tuple[Cell, Seen]:
-    """F of the first microbatch, in one graph, and what it shows."""
+    """Runs F of the first microbatch in one graph; returns its state and the observations."""
     modules = modules_in(holders)
     buffers = Buffers(modules, names_in(modules))
     values: list[Any] = []
@@ -201,7 +203,7 @@ def _watched(
     seen = watch.seen(changed, modules)
     segments = seen.by_layer if by_layer else seen.by_stage
     if seen.overwrites or any(seen.keeps):
-        # R would call a layer for the second time that B calls for the third, or has no input.
+        # F's graph is kept: B repeats a layer by itself, or the input of R was overwritten.
         segments = [RecomputeSegment((range(len(calls)),), keeps=True)]
     cell = Cell(arguments, segments, buffers, by_layer=by_layer)
     for segment in segments:
@@ -210,7 +212,7 @@ def _watched(
 
 
 def _first_of(begins: Sequence[Begins]) -> Begins:
-    """The first state of each generator in some calls, one after another."""
+    """The first state of each generator in some calls, which run one after another."""
     merged = type(begins[0])()
     for one in reversed(begins):
         merged.update(one)

@@ -1,4 +1,4 @@
-"""What a forward of a stage shows of its layers: where it can be cut, and what it changes."""
+"""Watches a forward of a stage, to find where it can be cut, and what it changes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ Edge = tuple[Node, int]
 
 @dataclass(frozen=True, slots=True)
 class RecomputeSegment:
-    """Some of a stage's calls, one after another, whose graph is made and freed as one.
+    """Consecutive calls of a stage, whose graph is made and freed as one.
 
     Attributes:
-        pieces: the numbers of the calls, in parts between which the graph can be cut.
+        pieces: the numbers of the calls, in ranges between which the graph can be cut.
         keeps: whether the graph of F is kept, because one of the calls recomputes by itself.
     """
 
@@ -43,15 +43,15 @@ class RecomputeSegment:
 
 @dataclass(frozen=True)
 class Seen:
-    """What has been seen of a stage's calls, which are its layers and then the end of its F.
+    """Observations of a stage's calls, which are its layers and then the end of its F.
 
     Attributes:
         can_cut: for each call but the last, whether the graph can be cut behind it.
         keeps: for each call, whether it recomputes by itself, as activation checkpointing does.
         changed: the buffers that F changes.
-        overwrites: whether a layer writes into what the stage is given.
-        trains: what collects gradients in a backward, beside what the stage is given. Replicas have
-            other parameters in each step, so these must not be kept alive.
+        overwrites: whether a layer writes into the stage's arguments.
+        trains: the leaves that collect gradients in a backward, except the stage's arguments.
+            References are weak, because replicas have other parameters in each step.
     """
 
     can_cut: Sequence[bool]
@@ -62,17 +62,17 @@ class Seen:
 
     @cached_property
     def by_stage(self) -> list[RecomputeSegment]:
-        """The calls in segments, as long as they can be."""
+        """The calls in segments that are as long as possible."""
         return self._segments(by_layer=False)
 
     @cached_property
     def by_layer(self) -> list[RecomputeSegment]:
-        """The calls in segments, one for each layer where it can be."""
+        """The calls in segments, one for each layer where possible."""
         return self._segments(by_layer=True)
 
     @cached_property
     def whole(self) -> RecomputeSegment | None:
-        """All calls, if R repeats them at level `stage` with nothing to put back or to leave."""
+        """All calls, if R at level `stage` repeats them without buffers, copies or kept graphs."""
         first, *others = self.by_stage
         is_bare = not (others or first.keeps or self.changed or self.overwrites)
         return first if is_bare else None
@@ -81,7 +81,7 @@ class Seen:
         found: list[RecomputeSegment] = []
         for piece in self._pieces():
             keeps = any(self.keeps[call] for call in piece)
-            # The end belongs to the last layer: its input may be large.
+            # The end joins the last layer's segment, because the input of the end may be large.
             is_end = piece.start == len(self.can_cut)
             joins = len(found) > 0 and not (keeps or found[-1].keeps or (by_layer and not is_end))
             before = found.pop().pieces if joins else ()
@@ -97,15 +97,15 @@ class Seen:
 
 
 class Watch:
-    """Looks at a forward call by call, all in one graph.
+    """Watches a forward call by call, all in one graph.
 
-    The graph can be cut behind a call where everything that later calls reach or read of it goes by
-    way of what the call returns, and none of that is written afterwards.
+    The graph can be cut behind a call if later calls reach or read earlier tensors only through the
+    returned value of the call, and if that value is not written afterwards.
 
     Args:
-        given: what the first call gets.
-        reads: whether to look at what calls read. Compiled ones do not let that be seen, and behind
-            these no graph is cut.
+        given: the arguments of the first call.
+        reads: whether to watch the reads of calls. Compiled calls hide their reads, so the graph is
+            not cut behind them.
 
     Attributes:
         reads: the mode to run the calls in.
@@ -114,7 +114,7 @@ class Watch:
     def __init__(self, given: Any, *, reads: bool = True) -> None:
         self.reads = Reads(given) if reads else Unread()
         self._given = [(tensor, version_of(tensor)) for tensor in tensors_of(given)]
-        # By call: what it has returned, with the versions, and where gradients enter its graph.
+        # By call: the returned tensors with their versions, and the edges where gradients enter.
         self._returned: list[list[tuple[Tensor, int]]] = []
         self._edges: list[set[Edge]] = []
         self._crossed: set[int] = set()
@@ -123,7 +123,7 @@ class Watch:
         self._trains: list[Tensor] = []
 
     def after(self, value: Any) -> None:
-        """A call has returned this."""
+        """Takes the returned value of the next call."""
         tensors = tensors_of(value)
         edges = [get_gradient_edge(tensor) for tensor in tensors if tensor.requires_grad]
         new = self._visit([(edge.node, edge.output_nr) for edge in edges])
@@ -139,8 +139,8 @@ class Watch:
 
         Args:
             changed: the buffers that the calls have changed.
-            modules: those of the calls. One that keeps an alias of a result (`y.detach()`) may be
-                read by the next call, which looks like a read of the result.
+            modules: of the calls. If a module keeps an alias of a result (`y.detach()`), the next
+                call may read the alias, which looks like a read of the result.
         """
         kept = memory_kept_by(modules)
         for call, returned in enumerate(self._returned):
@@ -157,7 +157,7 @@ class Watch:
         return Seen(can_cut, self._keeps, changed, _is_written(self._given), trains)
 
     def _visit(self, edges: list[Edge]) -> list[Node]:
-        """The nodes that this call has added; notes behind which calls others pass by."""
+        """The nodes that this call has added; notes calls whose returned values edges bypass."""
         call = len(self._keeps)
         new = []
         while edges:
@@ -176,7 +176,7 @@ class Watch:
 
 
 def without_saved_tensors_hooks() -> AbstractContextManager[object]:
-    """Takes the caller's hooks away, so that any that are found belong to a layer."""
+    """A context without the caller's hooks, so that any hooks in it belong to a layer."""
     taken = []
 
     def take() -> None:
@@ -188,7 +188,7 @@ def without_saved_tensors_hooks() -> AbstractContextManager[object]:
         for pack, unpack in reversed(taken):
             push_hooks(pack, unpack)
 
-    # Not a generator: it would put a traceback on an exception of a layer, which some refuse.
+    # A generator would add a traceback to a layer's exception, which some exceptions refuse.
     return _C.Within(take, put_back)
 
 
@@ -197,7 +197,7 @@ def _is_written(tensors: Sequence[tuple[Tensor, int]]) -> bool:
 
 
 def _recomputes(node: Node) -> bool:
-    """Whether a backward of the node calls what a layer has prepared for it."""
+    """Whether a backward of the node runs code of a layer, such as checkpointing."""
     return "Checkpoint" in type(node).__name__ or any(map(_has_hooks, saved_by(node)))
 
 

@@ -1,1 +1,1 @@
-"""A stage: the layers of one place, and what an action does with them."""
+"""A stage: consecutive layers of the model, and the work of its actions."""

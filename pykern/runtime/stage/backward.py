@@ -1,4 +1,4 @@
-"""B and I: straight for one graph from a tensor to a leaf, and graph by graph for all others."""
+"""B and I: one call of autograd for a stage with one graph, graph by graph for all others."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from .hand_over import again
 if TYPE_CHECKING:
     from .stage import Run, Stage
 
-# What a backward runs through: outputs, their gradients, and the leaves in front.
+# Runs a backward through one graph, given its outputs, their gradients, and its leaves.
 Through = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]], None]
 
 
 def straight(stage: Stage) -> Run:
     """B of one graph, all of whose outputs have a gradient.
 
-    A `Landing` is where the gradient of a leaf comes, in place of `.grad`; `take` gets it there.
-    `WHOLE` tells torch's engine to go through the whole graph and to let go of it.
+    A `Landing` collects the gradient of a leaf in place of `.grad`; `take` gets that gradient.
+    `WHOLE` tells torch's engine to go through the whole graph and to free it.
     """
     outputs_of, gradients_of, leaves_of = stage.outputs, stage.gradients, stage.leaves
     run_backward, previous = stage.run_backward, stage.previous
@@ -66,7 +66,7 @@ def straight(stage: Stage) -> Run:
 
 
 def with_parcels(stage: Stage, run: Run) -> Run:
-    """Adds what farther stages give for what they were sent, and gives back for what has come."""
+    """Adds gradients from farther stages before B, and sends gradients to farther stages after."""
     parcels = stage.parcels
 
     def backward(microbatch: int) -> None:
@@ -84,7 +84,7 @@ def with_parcels(stage: Stage, run: Run) -> Run:
 
 
 def in_one_segment(stage: Stage, run: Run) -> Run:
-    """B where microbatches have levels, straight if R has made the whole graph again."""
+    """B of microbatches with levels: straight if R has rebuilt the whole graph."""
 
     def backward(microbatch: int) -> None:
         if stage.recomputed.take_whole(microbatch):
@@ -96,7 +96,7 @@ def in_one_segment(stage: Stage, run: Run) -> Run:
 
 
 def watched(stage: Stage, run: Run) -> Run:
-    """Has B looked at while it is not known to draw nothing."""
+    """B with a watch for random draws, as long as B may draw."""
 
     def backward(microbatch: int) -> None:
         if stage.draws.is_safe(Kind.B, (0, len(stage.leaves[microbatch]))):
@@ -108,7 +108,7 @@ def watched(stage: Stage, run: Run) -> Run:
 
 
 def graph_by_graph(stage: Stage, microbatch: int) -> None:
-    """B of a stage whose graph may be in parts, or have any outputs and leaves."""
+    """B of a stage whose graph may be in parts, with any outputs and leaves."""
     number = 0
 
     def through(
@@ -123,7 +123,7 @@ def graph_by_graph(stage: Stage, microbatch: int) -> None:
 
 
 def to_inputs(stage: Stage, microbatch: int, finish_earlier: Work) -> list[Work]:
-    """I; returns what is left for W."""
+    """Runs I; returns the remaining work for W."""
     works: list[Work] = []
     number = 0
 
@@ -144,7 +144,7 @@ def to_inputs(stage: Stage, microbatch: int, finish_earlier: Work) -> list[Work]
 
 
 def weights(stage: Stage, microbatch: int, works: list[Work]) -> None:
-    """W: does what I has left, and lets go of each part when it is done."""
+    """W: runs the work that I has left, and frees each part when it is done."""
     with _around(stage, Kind.W, microbatch, 0):
         while works:
             works.pop(0)()
@@ -153,9 +153,9 @@ def weights(stage: Stage, microbatch: int, works: list[Work]) -> None:
 def _around(
     stage: Stage, kind: Kind, microbatch: int, number: int
 ) -> AbstractContextManager[object]:
-    """For one graph of a backward, where nothing may be drawn: see `Draws.backward`.
+    """A context for one graph of a backward, which must not draw: see `Draws.backward`.
 
-    A layer's own checkpointing makes again in it what F kept.
+    The recompute level of F also holds here, since a layer's own checkpointing repeats F within.
     """
     mode = stage.draws.backward(kind, microbatch, (number, len(stage.leaves[microbatch])))
     if stage.look_back is not None:
@@ -166,10 +166,10 @@ def _around(
 
 
 def _run(stage: Stage, microbatch: int, through: Through) -> None:
-    """Runs what a backward consists of: one graph, or those of the stage's segments, last first.
+    """Runs a backward: of one graph, or of the graphs of the stage's segments, last first.
 
-    Each is gone when the next begins; at level `layer` the next is made then. In the end the
-    previous stage has its gradients.
+    Each graph is freed before the next one begins; at level `layer` the next graph is made then. At
+    the end, the previous stage has its gradients.
     """
     given = stage.gradients[microbatch]
     if stage.parcels.sent:
@@ -216,7 +216,7 @@ def _landed(
 def _used(
     outputs: Sequence[Tensor], gradients: Sequence[Tensor | None]
 ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """The outputs that have gradients, and these."""
+    """The outputs that have gradients, and their gradients."""
     used = [gradient for gradient in gradients if gradient is not None]
     if len(used) < len(gradients):
         pairs = zip(outputs, gradients, strict=True)

@@ -1,8 +1,8 @@
-"""F: straight where nothing but the layers is in force, and what it is where something else is.
+"""F: straight calls of the layers, and wrappers for the features that are in force.
 
-A stage puts its F together from these when it begins a step, and where what is in force changes
-meanwhile. Each gives a function of a microbatch, which takes what the first layer is called with
-from `stage.arguments`; None stands there for a microbatch without rows, which is not run.
+A stage composes its F from these functions when it begins a step, and again if the features in
+force change during the step. Each returns a function of a microbatch, which takes the arguments of
+the first layer from `stage.arguments`; None marks a microbatch without rows, which is not run.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 def straight(stage: Stage) -> Run:
-    """Calls layer after layer, and hands over what the last one returns."""
+    """Calls layer after layer, and hands over the result of the last one."""
     arguments, outputs, hand_over = stage.arguments, stage.outputs, stage.hand_over
-    # Taken apart here: it would take as long as a call.
+    # The layers are unpacked here, because unpacking takes as long as a call.
     layers = stage.layers
     first, *others = layers
 
@@ -33,7 +33,7 @@ def straight(stage: Stage) -> Run:
             return
         arguments[microbatch] = None
         head, tail = first, others
-        # Copies of tied layers, replicas, and versions of an asynchronous schedule come later.
+        # Copies for ties, replicas and weight versions are set after F was composed.
         if stage.layers is not layers:
             head, *tail = stage.layers
         value = head(*given)
@@ -46,7 +46,7 @@ def straight(stage: Stage) -> Run:
 
 
 def by_calls(stage: Stage) -> Run:
-    """The same where something has to be done at single calls."""
+    """Runs F call by call, where a feature wraps single calls."""
 
     def forward(microbatch: int) -> None:
         given = stage.arguments[microbatch]
@@ -58,7 +58,7 @@ def by_calls(stage: Stage) -> Run:
 
 
 def calls_of(stage: Stage, microbatch: int, end: Callable[[int, Any], Any]) -> Calls:
-    """What F calls, one after another: the layers, then `end` with what the last returns."""
+    """The calls of F in order: the layers, then `end` with the result of the last layer."""
     keywords = stage.keywords[microbatch] if stage.keywords else None
     first, *others = _by_name(stage, keywords) if keywords else stage.layers
     if stage.copies_input:
@@ -68,7 +68,7 @@ def calls_of(stage: Stage, microbatch: int, end: Callable[[int, Any], Any]) -> C
 
 
 def _by_name(stage: Stage, keywords: dict[str, Any]) -> list[Callable[..., Any]]:
-    """The layers, each with those arguments that its forward names."""
+    """The layers, each with the keyword arguments that its forward names."""
     layers = zip(stage.layers, stage.keywords_of, strict=True)
     return [
         partial(layer, **{name: value for name, value in keywords.items() if name in names})
@@ -81,7 +81,7 @@ def _on_copies(layer: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
 
 
 def with_parcels(stage: Stage, compute: Run) -> Run:
-    """Adds what has come from farther stages to what the previous stage has given."""
+    """Adds values from farther stages to the arguments from the previous stage."""
 
     def forward(microbatch: int) -> None:
         given = stage.arguments[microbatch]
@@ -119,7 +119,7 @@ def keeping(stage: Stage, compute: Run) -> Run:
 
 
 def at_levels(stage: Stage, compute: Run) -> Run:
-    """Keeps of each microbatch what its level says."""
+    """Runs F at the recompute level of each microbatch."""
 
     def forward(microbatch: int) -> None:
         recomputed = stage.recomputed
@@ -138,7 +138,7 @@ def at_levels(stage: Stage, compute: Run) -> Run:
 
 
 def drawing(stage: Stage, compute: Run) -> Run:
-    """Draws random numbers from a state of the action's own, until nothing is seen to draw."""
+    """Draws random numbers from the action's own state, until an F is seen not to draw."""
     draws = stage.draws
 
     def forward(microbatch: int) -> None:

@@ -1,7 +1,7 @@
-"""The end of F: what a stage returns goes to the next one, or becomes a loss.
+"""The end of F: the output of a stage goes to the next stage, or becomes a loss.
 
-Each way gets a microbatch and what the last layer has returned, and returns the tensors that
-backward starts from. The ways of plain steps are put together for a stage that begins one.
+Each hand-over gets a microbatch and the output of the last layer, and returns the tensors that
+backward starts from. A stage that begins a plain step composes its hand-over.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .skips import apart, ends_of
 if TYPE_CHECKING:
     from .stage import Stage
 
-# Gets a microbatch, and what the last layer has returned.
+# Gets a microbatch, and the output of the last layer.
 HandOver = Callable[[int, Any], Sequence[Tensor]]
 
 
 def to_next(stage: Stage) -> HandOver:
-    """Gives the next stage a tensor in the same memory; anything else goes by `by_transport`."""
+    """Gives the next stage a tensor in the same memory; other values use `by_transport`."""
     following = stage.next
     assert following is not None
 
@@ -43,11 +43,11 @@ def to_next(stage: Stage) -> HandOver:
 
 
 def values_to_next(stage: Stage, microbatch: int, output: Any) -> Sequence[Tensor]:
-    """The same for the values that a recorded forward hands over, if all of them are tensors."""
+    """As `to_next`, for the values that a recorded forward hands over, if all are tensors."""
     if not isinstance(output, Environment):
         return by_transport(stage, microbatch, output)
     near, farther = output.apart(stage.index)
-    # One that stands there twice stays one.
+    # A tensor that occurs twice stays one tensor.
     handed: dict[int, Tensor] = {}
     landed: dict[int, Tensor] = {}
     outputs: list[Tensor] = []
@@ -73,7 +73,7 @@ def values_to_next(stage: Stage, microbatch: int, output: Any) -> Sequence[Tenso
 
 
 def by_transport(stage: Stage, microbatch: int, output: Any) -> Sequence[Tensor]:
-    """Gives the next stage, and farther ones, any tree, by the stage's way out.
+    """Gives the next stage, and farther stages, any tree, by the stage's transport.
 
     Raises:
         TypeError: the stage is recomputed, and the tree hides tensors of the graph.
@@ -103,10 +103,10 @@ def _require_cuttable(stage: Stage, output: Any) -> None:
 
 
 def to_the_end(stage: Stage) -> HandOver:
-    """Gives the output of the last stage to whoever has begun the step."""
+    """Gives the output of the last stage to the step's `finish`."""
     gradients, finish = stage.gradients, stage.finish
     assert finish is not None
-    # Were it for this microbatch alone, gradients would add up in another order.
+    # `once` is the same for all microbatches, or gradients would add up in another order.
     once = not stage.recomputed.in_use
 
     def hand_over(microbatch: int, output: Any) -> Sequence[Tensor]:
@@ -117,13 +117,13 @@ def to_the_end(stage: Stage) -> HandOver:
 
 
 def out_by_transport(stage: Stage) -> HandOver:
-    """The same where the output has to be moved before its caller may keep it."""
+    """As `to_the_end`, for outputs that must be moved before the caller may keep them."""
     end = to_the_end(stage)
     return lambda microbatch, output: end(microbatch, stage.transport.keep(output))
 
 
 def again(stage: Stage, microbatch: int, output: Any) -> Sequence[Tensor]:
-    """As the end of F, for an R, after which the next stage has everything."""
+    """The end of an R, as of F; but the next stage has its values already."""
     if stage.next is None:
         return stage.hand_over(microbatch, output)
     if isinstance(output, Tensor):

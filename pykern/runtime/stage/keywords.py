@@ -1,4 +1,4 @@
-"""Which arguments a layer can be given by name."""
+"""The arguments that a layer takes by name."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from torch import nn
 
 
 def keywords_of(layer: nn.Module) -> frozenset[str]:
-    """The arguments of a layer's forward that it can be given by name.
+    """The names of the arguments of a layer's forward that can be given by name.
 
-    Not the first, which is what the layer before has returned.
+    The first argument is left out: it is the value that the layer before has returned.
     """
     try:
         parameters = list(inspect.signature(layer.forward).parameters.values())

@@ -1,11 +1,10 @@
 """Copies of layers, with gradients of their own.
 
 A copy of a layer is a module of the same type with the same attributes, hooks and modes. On the
-device of the original its buffers are the same and its parameters others with the same storage; on
-another device the storage is a copy. So their values are the originals', their `.grad` is their
-own. Copies are made for each step, so that nothing done to an original is missed: nothing tells
-whether one has changed since, for torch's fused optimizers and writes through `.data` leave version
-counters as they are.
+device of the original, a copy has the same buffers, and new parameters with the same storage; on
+another device the storage is a copy. So copied parameters have the originals' values and their own
+`.grad`. Copies are made for each step, because changes of an original cannot be detected: torch's
+fused optimizers and writes through `.data` do not change version counters.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from ...tensors.parameters import on_device, with_values
 # Parameters of the original, each with its copy.
 Pairs = list[tuple[nn.Parameter, nn.Parameter]]
 
-# Set on the object, these run with the original's parameters whoever calls them.
+# Functions that are set on the object itself run with the original's parameters.
 _BOUND = ("forward", "_compiled_call_impl")
-# What every module has: parameters, buffers, modules, hooks.
+# The attributes of every module: parameters, buffers, modules, hooks.
 _OF_MODULES = frozenset(vars(nn.Module()))
 
 
@@ -36,23 +35,23 @@ def copy_layers(
     *,
     counted_apart: bool = False,
 ) -> tuple[list[nn.Module], Pairs]:
-    """Copies of the layers, and each of their parameters with its copy.
+    """Copies of the layers, and the pairs of a parameter and its copy.
 
     Args:
         layers: the originals.
-        device: where the copies live; None for where each tensor of the originals is.
-        only: the parameters and buffers that are copied. Modules that contain none of them, and all
-            other tensors, are the originals. None: everything is copied.
-        counted_apart: whether torch counts writes to the parameters of originals and of copies
-            apart. Then an original that has got another storage may be written while the graph of
-            a copy is there.
+        device: of the copies; None for the device of each original tensor.
+        only: the parameters and buffers to copy; None for all. Other tensors, and modules without
+            any tensor to copy, stay the originals.
+        counted_apart: whether originals and copies have separate version counters. If so, an
+            original that was moved to another storage may be written while the graph of a copy
+            lives.
     """
     copies = _Copies(device, only, counted_apart=counted_apart)
     return [copies.of(layer) for layer in layers], list(copies.parameters.items())
 
 
 class _Copies:
-    """Copies of modules and parameters, one of each however often it occurs."""
+    """Copies of modules and parameters. An object that occurs several times has one copy."""
 
     def __init__(
         self,
@@ -81,7 +80,7 @@ class _Copies:
             if parameter is None:
                 copy.register_parameter(name, None)
             else:
-                # As an attribute, because recurrent layers note their parameters elsewhere too.
+                # `setattr`, because recurrent layers also keep their parameters in a list.
                 setattr(copy, name, self._parameter(parameter))
         for name, buffer in module._buffers.items():
             copy._buffers[name] = None if buffer is None else self._buffer(buffer)
@@ -111,9 +110,9 @@ class _Copies:
 
 
 def add_gradients(pairs: Pairs) -> None:
-    """Adds to the `.grad` of originals what their copies have collected.
+    """Adds the gradients of copies to the `.grad` of the originals.
 
-    The copies keep their gradients: a GPU may still be reading them.
+    The copies keep their gradients, because a GPU may still be reading them.
     """
     used = [
         (original, copy.grad.to(original.device))
@@ -122,7 +121,7 @@ def add_gradients(pairs: Pairs) -> None:
     ]
     if used:
         originals, gradients = zip(*used, strict=True)
-        # As a backward does it, with the hooks of the parameters.
+        # A backward adds gradients with the hooks of the parameters.
         torch.autograd.backward(originals, gradients)
     for original, copy in pairs:
         main = getattr(original, "main_grad", None)
@@ -131,7 +130,7 @@ def add_gradients(pairs: Pairs) -> None:
 
 
 def move_gradients(pairs: Pairs) -> None:
-    """Gives the originals what their copies have collected, in the place of what they had.
+    """Moves the gradients of copies to the originals, replacing the originals' gradients.
 
     Hooks of a parameter are called, as in a backward.
     """
@@ -152,17 +151,17 @@ def refuse_to_copy(
     *,
     in_order: bool = False,
 ) -> None:
-    """Raises where copies of the layers could not take the place of the originals.
+    """Raises ValueError if copies of the layers could not replace the originals.
 
     Args:
         layers: the originals by name.
-        only: what is copied, see `copy_layers`.
+        only: the tensors to copy, see `copy_layers`.
         consequence: ends the message.
-        in_order: whether the forwards of copies have one.
+        in_order: whether the forwards of copies run in a fixed order.
 
     Raises:
-        ValueError: a layer has buffers that forwards write, which copies would do in no fixed
-            order, or keeps parameters or modules where a copy would still find the originals.
+        ValueError: a layer has buffers that forwards of copies would write in no fixed order, or it
+            keeps parameters or modules where a copy would still find the originals.
     """
     for layer_name, layer in layers.items():
         _refuse_compiled(layer_name, layer, only, consequence)
@@ -180,9 +179,9 @@ def refuse_to_copy(
 def _refuse_compiled(
     layer_name: str, layer: nn.Module, only: Collection[Tensor] | None, consequence: str
 ) -> None:
-    """Raises ValueError for what `torch.compile` returns.
+    """Raises ValueError for a module that `torch.compile` has returned.
 
-    Attributes set on it are set on the module inside, so that a copy would change the original.
+    Such a module passes attributes on to the module inside, so a copy would change the original.
     """
     for name, module in layer.named_modules(prefix=layer_name):
         tensors = chain(module.parameters(), module.buffers())
@@ -221,7 +220,7 @@ def _parts(value: object) -> Iterable[object]:
 
 
 def trains(value: object, mine: set[nn.Parameter]) -> bool:
-    """Whether the value is, or belongs to, something that trains and is not the copy's."""
+    """Whether the value is, or has, a parameter that requires grad and is not in `mine`."""
     owner = getattr(value, "__self__", value)
     found = [owner] if isinstance(owner, nn.Parameter) else []
     if isinstance(owner, nn.Module):

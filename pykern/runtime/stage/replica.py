@@ -15,7 +15,7 @@ from .stage import Finish, Stage
 
 
 class Replica(Stage):
-    """The same stage once more, for other microbatches, on the same device or another."""
+    """Another replica of a stage, for other microbatches, on the same device or another."""
 
     def __init__(self, original: Stage, device: torch.device) -> None:
         super().__init__(original.index, original.layers, device)
@@ -30,7 +30,7 @@ class Replica(Stage):
         finish: Finish,
         levels: Sequence[Level | None] = (),
     ) -> None:
-        """Makes room for a step, and copies of what the original runs with, which has begun."""
+        """Begins a step, and copies the layers of the original, which has begun the step."""
         super().begin(num_microbatches, seed, finish, levels)
         self.layers, self._pairs = copy_layers(self._original.layers, self.device)
         for layer in self.layers:
@@ -38,18 +38,18 @@ class Replica(Stage):
                 layer.device = self.device
 
     def end(self) -> None:
-        """Lets go of everything that belongs to the step."""
+        """Releases all objects of the step."""
         super().end()
         self._pairs = []
 
 
 def refuse_replicas(layers: Mapping[str, nn.Module]) -> None:
-    """Raises ValueError where layers cannot run in several replicas: see `refuse_to_copy`."""
+    """Raises ValueError if layers cannot run in several replicas: see `refuse_to_copy`."""
     refuse_to_copy(layers, None, "a plan with several replicas cannot run it")
 
 
 def refuse_trained_loss(loss_fn: object) -> None:
-    """Raises ValueError where the loss function trains: all replicas add to its `.grad`."""
+    """Raises ValueError if the loss function trains, since all replicas add to its `.grad`."""
     if trains(loss_fn, set()):
         raise ValueError(
             "loss_fn has parameters that train, to which replicas would add in no fixed order: a "

@@ -1,4 +1,4 @@
-"""What may be changed on the modules of a stage between steps."""
+"""The settings of a stage's modules, which users may change between steps."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from torch import nn
 
-# In the place of a parameter that is not there.
+# The id in place of a missing parameter.
 _NONE = id(None)
 
 
 class Settings:
-    """The modules in some layers, with their modes, what they train, their hooks and numbers.
+    """The modules in some layers, with their modes, `requires_grad`, hooks and numbers.
 
     Such a number is the rate of a dropout, or whether a layer works in place.
     """
@@ -19,7 +19,7 @@ class Settings:
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         self.modules = [module for layer in layers for module in layer.modules()]
         self._ids = {id(module) for module in self.modules}
-        # Looked up once: asking every step what has changed must cost next to nothing.
+        # The dictionaries are looked up once: the check in every step must cost next to nothing.
         self._children = [module._modules for module in self.modules]
         self._parameters = [module._parameters for module in self.modules]
         self._hooks = [
@@ -36,7 +36,7 @@ class Settings:
         self._then = self._now()
 
     def ids(self) -> set[int]:
-        """Of the modules, and of the parameters that they have now."""
+        """The ids of the modules, and of the parameters that they have now."""
         found = {id(held) for parameters in self._parameters for held in parameters.values()}
         found |= self._ids
         found.discard(_NONE)
@@ -58,7 +58,7 @@ class Settings:
         return [module._compiled_call_impl for module in self.modules]
 
     def have_changed(self) -> bool:
-        """Whether anything has changed since this was made."""
+        """Whether a setting has changed since this object was made."""
         return self._now() != self._then
 
     def __eq__(self, other: object) -> bool:
@@ -83,5 +83,5 @@ class Settings:
 
 
 def _number(value: object) -> object:
-    """A number, or what is in its place by now: a tensor is equal to nothing."""
+    """The number, or the type of its replacement, since tensors do not compare as equal."""
     return value if isinstance(value, int | float) else type(value)

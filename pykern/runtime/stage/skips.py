@@ -1,4 +1,4 @@
-"""What stages give others that are not their neighbours: the values of skip connections."""
+"""The values of skip connections, which stages send to others than their neighbours."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .transport import Transport
 
 
 def apart(output: Any, stage: int) -> tuple[Any, Farther]:
-    """What a stage, or the batch, gives the next stage, and what it gives farther ones."""
+    """The values of a stage, or of the batch, for the next stage, and for farther stages."""
     return output.apart(stage) if isinstance(output, Environment) else (output, ())
 
 
 def ends_of(farther: Farther) -> list[Tensor]:
-    """The tensors that backward starts from."""
+    """The values for farther stages that backward starts from."""
     return [value for _, values in farther for value in values.values() if value.requires_grad]
 
 
@@ -31,9 +31,9 @@ class Parcel:
 
     Attributes:
         sender: the stage that they come from, or `BATCH`.
-        values: detached; those that get a gradient require it. Empty when they have come.
-        leaves: these, in the graph of the stage that has them.
-        gradients: what comes back for them.
+        values: detached; values that get a gradient require it. Empty after arrival.
+        leaves: the values that get a gradient, in the graph of the receiving stage.
+        gradients: of the leaves, on their way back.
     """
 
     sender: int
@@ -43,17 +43,17 @@ class Parcel:
 
 
 class Parcels:
-    """The parcels of one stage in a step. All is empty where nothing skips a stage.
+    """The parcels of one stage in a step. All dictionaries are empty without skips.
 
     Args:
         stage: the stage's number.
-        device: where it has its tensors.
+        device: of the stage's tensors.
 
     Attributes:
-        of_stages: by stage, those of the same replica.
-        come: by microbatch, what F will open.
-        opened: by microbatch, what B or I will answer.
-        sent: by microbatch, what B or I has the answers to.
+        of_stages: by stage, the parcels of the same replica.
+        come: by microbatch, the parcels that F will open.
+        opened: by microbatch, the parcels that B or I will answer.
+        sent: by microbatch, the parcels whose answers B or I will take.
     """
 
     def __init__(self, stage: int, device: torch.device) -> None:
@@ -65,23 +65,23 @@ class Parcels:
         self.sent: dict[int, list[Parcel]] = {}
 
     def clear(self) -> None:
-        """Lets go of all."""
+        """Releases all parcels."""
         self.come.clear()
         self.opened.clear()
         self.sent.clear()
 
     def give(self, microbatch: int, farther: Farther) -> None:
-        """Gives later stages what they use of the batch.
+        """Gives later stages the values of the batch that they use.
 
-        Before any action: a copy between GPUs within one would have both of their lanes wait.
+        Runs before any action: inside an action, a copy between GPUs makes both lanes wait.
         """
         for reader, values in farther:
             there = self.of_stages[reader]
-            # The first that comes: what is still there is of a replica that did not run it.
+            # The list is replaced: a parcel left in it is of a replica that did not run it.
             there.come[microbatch] = [Parcel(BATCH, to_device(values, there._device))]
 
     def send(self, microbatch: int, farther: Farther, transport: Transport) -> None:
-        """F hands over what farther stages use."""
+        """F sends values to the farther stages that use them."""
         for reader, values in farther:
             detached = [value.detach() for value in values.values()]
             landed = transport.there(microbatch, reader, detached)
@@ -93,10 +93,10 @@ class Parcels:
                 self.sent.setdefault(microbatch, []).append(parcel)
 
     def open(self, microbatch: int, transport: Transport) -> tuple[Values, list[Tensor]]:
-        """F takes in what has come.
+        """F opens the parcels that have come.
 
         Returns:
-            The values, and those of them that get a gradient.
+            The values, and the values among them that get a gradient.
         """
         values: Values = {}
         leaves: list[Tensor] = []
@@ -116,15 +116,15 @@ class Parcels:
     def answer(
         self, microbatch: int, gradients: Sequence[Tensor | None], transport: Transport
     ) -> Sequence[Tensor | None]:
-        """B or I gives back the gradients of what has come.
+        """B or I sends the gradients of opened parcels back.
 
         Args:
-            microbatch: which one.
-            gradients: of what the previous stage has given, then those of `open`.
-            transport: the way out of the stage.
+            microbatch: its number.
+            gradients: of the values from the previous stage, then of the values of `open`.
+            transport: of the stage.
 
         Returns:
-            The former.
+            The gradients of the values from the previous stage.
         """
         parcels = self.opened.pop(microbatch, ())
         near = end = len(gradients) - sum(len(parcel.leaves) for parcel in parcels)
@@ -135,6 +135,6 @@ class Parcels:
         return gradients[:near]
 
     def answers(self, microbatch: int) -> list[Tensor | None]:
-        """B or I takes the gradients that have come back, as `ends_of` has the tensors."""
+        """B or I takes the gradients that have come back, in the order of `ends_of`."""
         parcels = self.sent.pop(microbatch, ())
         return [gradient for parcel in parcels for gradient in parcel.gradients]

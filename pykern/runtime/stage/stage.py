@@ -1,4 +1,4 @@
-"""What actions do to the tensors of one stage. A stage knows its neighbours, never its schedule."""
+"""The work of actions on one stage. A stage knows its neighbours, never its schedule."""
 
 from __future__ import annotations
 
@@ -32,57 +32,57 @@ _CPU = torch.device("cpu")
 Ends = tuple[Sequence[Tensor], Sequence[Tensor | None]]
 # Gets (microbatch, output of the last stage, whether no R will give it again).
 Finish = Callable[[int, Any, bool], Ends]
-# Performs an action of one kind and stage for the microbatch of a number.
+# Runs an action of one kind and stage for a microbatch, given by its number.
 Run = Callable[[int], None]
 
 
 class Stage:
     """Consecutive layers of the model, run forward and backward one microbatch at a time.
 
-    Between two stages the autograd graph is cut: the next stage gets detached leaves, and their
-    gradients are where this stage's backward starts. Parameters collect gradients in `.grad` as
-    autograd does, in the order of the stage's B and W in the plan.
+    Between two stages the autograd graph is cut: the next stage gets detached leaves, and this
+    stage's backward starts from their gradients. Parameters collect gradients in `.grad` as in
+    autograd, in the order of the stage's B and W in the plan.
 
-    One thread at a time runs a stage's actions, not always the same. The dependencies of the plan
-    order what neighbours hand over. Attributes that are lists hold one entry per microbatch.
+    One thread at a time runs a stage's actions, not always the same thread. The dependencies of the
+    plan order hand-overs between neighbours. List attributes have one entry per microbatch.
     """
 
     def __init__(
         self, index: int, layers: Sequence[nn.Module], device: torch.device = _CPU
     ) -> None:
         self.index = index
-        # In a step some may be copies of the originals.
+        # During a step, some layers may be copies of the originals.
         self.originals = self.layers = layers
         self.device = device
         self.finish: Finish | None = None
         self.next: Stage | None = None
         self.previous: Stage | None = None
-        # Each adds what another replica of this stage has collected.
+        # Each function adds the gradients of another replica of this stage.
         self.reductions: list[Callable[[], None]] = []
-        # An in-place layer may not write into a leaf that requires grad, nor into what the previous
-        # stage has saved for its backward, nor into the batch, which all microbatches share.
+        # In-place layers get copies: they must not write into a leaf that requires grad, into saved
+        # tensors of the previous stage, or into the batch, which all microbatches share.
         self.copies_input = False
-        # Puts something around the calls of a microbatch.
+        # Wraps the calls of a microbatch.
         self.look: Callable[[int, Calls], Calls] | None = None
-        # Likewise around its backward.
+        # Makes a context around the backward of a microbatch.
         self.look_back: Callable[[int], AbstractContextManager[object]] | None = None
-        # Called in front of the first step, and of others before which the layers have changed,
-        # with whether torch compiles any.
+        # Called before the first step, and before each step whose layers have changed. Its argument
+        # says whether torch compiles any layer.
         self.when_changed: Callable[[bool], None] = lambda _: None
-        # By layer, which arguments it can be given by name.
+        # By layer, the names of its keyword arguments.
         self.keywords_of = [keywords_of(layer) for layer in layers]
-        # Whether they are parts of a forward that was recorded, whose values may skip stages.
+        # Whether layers are segments of a recorded forward, whose values may skip stages.
         self._is_recorded = any(isinstance(layer, Segment) for layer in layers)
         self._settings: Settings | None = None
         # Whether torch compiles any of the layers.
         self._compiled = False
-        # From which states its actions draw random numbers, and whether any does.
+        # The random states of the stage's actions, and whether any action draws.
         self.draws = Draws(index)
         # The microbatches whose F keeps only inputs, for an R to continue from.
         self.recomputed = Recompute()
-        # How tensors get to the stages beside this one; a GPU's stage has another one.
+        # Moves tensors to the stages beside this one; a GPU's stage has another transport.
         self.transport = Transport()
-        # Values of skip connections, which go past the stages between.
+        # Values of skip connections, which go past the stages in between.
         self.parcels = Parcels(index, device)
         self._make_room(0)
 
@@ -93,13 +93,13 @@ class Stage:
         finish: Finish,
         levels: Sequence[Level | None] = (),
     ) -> None:
-        """Makes room for a step. `levels` says of each microbatch what F keeps; empty: all."""
-        # An interrupt may have left something of the last step.
+        """Begins a step. `levels`: the recompute level of each microbatch; empty for none."""
+        # An interrupt may have left objects of the last step.
         self._clear(num_microbatches)
         self.go_on(seed, finish, levels)
 
     def go_on(self, seed: StepSeed, finish: Finish, levels: Sequence[Level | None] = ()) -> None:
-        """As `begin`, with the room that there is and what is in it."""
+        """Continues with the current microbatches; otherwise as `begin`."""
         self.finish = finish
         settings = self._settings
         changed = settings is None or settings.have_changed()
@@ -110,24 +110,24 @@ class Stage:
             self.when_changed(self._compiled)
         self.recomputed.begin(levels, changed=changed, compiled=self._compiled)
         compiled_for = self.device if self._compiled else None
-        # A loss may draw as well, if there is one.
+        # A loss function may draw random numbers, too.
         loss = id(getattr(finish, "function", None))
         self.draws.begin(seed, (settings, torch.is_grad_enabled(), loss), compiled_for)
-        # Last, so that after an interrupt all of this is looked at again.
+        # The settings are stored last, so that after an interrupt all of this runs again.
         self._settings = settings
         self.choose()
 
     def choose(self) -> None:
-        """Puts together what the actions do: what is in force now, and nothing else."""
+        """Composes the functions of F and B from the features in force, and nothing else."""
         is_plain = type(self.transport) is Transport
         self.run_backward: Callable[..., object] = run_backward
-        # The gradients of a loss that does its part of the backward at once have to be checked.
+        # A loss that does its part of the backward at once has gradients that must be checked.
         if self.next is None and not getattr(self.finish, "knows_gradients", False):
             self.run_backward = checked_backward
         self.hand_over: hand_over.HandOver = self._way_out(is_plain=is_plain)
         named = len(self.keywords) > 0 and any(self.keywords_of)
         by_calls = named or self.copies_input or self.look is not None
-        # A neighbour that only holds what is handed over has no layers.
+        # A neighbour stage that only holds handed-over values has no layers.
         by_calls = by_calls or not self.layers
         compute = forward.by_calls(self) if by_calls else forward.straight(self)
         if self.recomputed.has_levels:
@@ -142,7 +142,7 @@ class Stage:
         self.bare_backward = self._way_back(is_plain=is_plain)
 
     def _way_out(self, *, is_plain: bool) -> hand_over.HandOver:
-        """How F ends. `is_plain`: whether what leaves the stage stays in its memory."""
+        """The hand-over at the end of F. `is_plain`: whether outputs stay in the stage's memory."""
         if self.next is None:
             return hand_over.to_the_end(self) if is_plain else hand_over.out_by_transport(self)
         if not is_plain:
@@ -152,7 +152,7 @@ class Stage:
         return hand_over.to_next(self)
 
     def _way_back(self, *, is_plain: bool) -> Run:
-        """What B is."""
+        """The function of B."""
         if self.look_back is not None or not is_plain:
             return partial(backward.graph_by_graph, self)
         run = backward.straight(self)
@@ -163,7 +163,7 @@ class Stage:
         return backward.watched(self, run) if self.draws.possible else run
 
     def twin(self) -> Stage:
-        """A stage of the same layers, which knows what this one has seen them do."""
+        """A stage of the same layers, which shares what this stage has observed of them."""
         twin = Stage(self.index, self.layers, self.device)
         twin._settings, twin.draws = self._settings, self.draws
         twin.recomputed = self.recomputed.twin()
@@ -172,39 +172,39 @@ class Stage:
 
     @property
     def settings(self) -> Settings | None:
-        """Of the layers, in the last step; another object where any has changed."""
+        """The settings of the layers in the last step; a new object if any layer has changed."""
         return self._settings
 
     def end(self) -> None:
-        """Lets go of everything that belongs to the step."""
+        """Releases all objects of the step."""
         self._clear(0)
 
     def _clear(self, num_microbatches: int) -> None:
         self.finish = None
         self.layers = self.originals
-        # F and B as this step has put them together, and with them what they hold.
+        # F and B as composed for this step, with the objects that they hold.
         self.hand_over = self.bare_forward = self.bare_backward = _outside_a_step
         self.recomputed.end()
         self._make_room(num_microbatches)
 
     def _make_room(self, num_microbatches: int) -> None:
-        # What the first layer is called with; None for a microbatch without rows.
+        # The arguments of the first layer; None for a microbatch without rows.
         self.arguments: list[tuple[Any, ...] | None] = [None] * num_microbatches
-        # The tensors among them whose gradient the previous stage waits for, then those whose
-        # gradients farther ones wait for.
+        # The argument tensors whose gradients the previous stage waits for, then the tensors whose
+        # gradients farther stages wait for.
         self.leaves: list[Sequence[Tensor]] = [()] * num_microbatches
-        # What layers get that name it in their forward; empty where there is nothing.
+        # Keyword arguments for the layers whose forward names them; may be empty.
         self.keywords: Sequence[dict[str, Any]] = ()
-        # The tensors that backward starts from, and the gradients that the next stage gives for
-        # them; what farther stages give is in the parcels.
+        # The tensors that backward starts from, and their gradients from the next stage; gradients
+        # from farther stages are in the parcels.
         self.outputs: list[Sequence[Tensor]] = [()] * num_microbatches
         self.gradients: list[Sequence[Tensor | None]] = [()] * num_microbatches
-        # What I has left for W to do, by microbatch.
+        # By microbatch, the work that I has left for W.
         self._weights: dict[int, list[Work]] = {}
         self.parcels.clear()
 
     def enter(self, arguments: Sequence[tuple[Any, ...] | None]) -> None:
-        """Takes what the model is called with, by microbatch, for this stage and later ones."""
+        """Takes the model's arguments by microbatch, for this stage and later stages."""
         if self.device.type == "cpu" and not self._is_recorded:
             self.arguments[:] = arguments
             return
@@ -212,23 +212,23 @@ class Stage:
             self.take(microbatch, given)
 
     def enter_by_name(self, keywords: Sequence[dict[str, Any]]) -> None:
-        """Takes what layers get by name, by microbatch, to where the stage is.
+        """Takes keyword arguments by microbatch, and copies them to the stage's device.
 
-        Before any action: a copy between GPUs within one would have both of their lanes wait.
+        Runs before any action: inside an action, a copy between GPUs makes both lanes wait.
         """
         wanted = frozenset[str]().union(*self.keywords_of)
         mine = [{name: of[name] for name in of if name in wanted} for of in keywords]
         self.name([to_device(of, self.device) for of in mine])
 
     def name(self, keywords: Sequence[dict[str, Any]]) -> None:
-        """Takes the same, by microbatch, from a list that may be filled later."""
+        """Takes keyword arguments by microbatch, in a list that may be filled later."""
         self.keywords = keywords
         self.choose()
 
     def take(self, microbatch: int, arguments: tuple[Any, ...] | None) -> None:
-        """Takes what the model is called with for one microbatch, to where the stage is.
+        """Takes the model's arguments for one microbatch, and copies them to the stage's device.
 
-        Before any action, as `enter_by_name`.
+        Runs before any action, as `enter_by_name`.
         """
         if arguments and isinstance(arguments[0], Environment):
             near, farther = arguments[0].apart(BATCH)
@@ -237,7 +237,7 @@ class Stage:
         self.arguments[microbatch] = None if arguments is None else self._at_home(arguments)
 
     def _at_home(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        """On the stage's GPU, where it has one: a batch may be on the host, or another's."""
+        """Arguments on the stage's GPU, if any: a batch may be on the host or on another GPU."""
         if self.device.type == "cpu":
             return arguments
         return to_device(arguments, self.device)  # type: ignore[no-any-return]
@@ -247,7 +247,7 @@ class Stage:
         self.bare_forward(microbatch)
 
     def recompute(self, microbatch: int) -> None:
-        """R: computes once more what F has not kept."""
+        """R: recomputes the graph that F has not kept."""
         calls = forward.calls_of(self, microbatch, partial(hand_over.again, self))
         self.outputs[microbatch] = self.recomputed.again(microbatch, calls)
 
@@ -262,18 +262,18 @@ class Stage:
             self._weights[microbatch] = works
 
     def weight_gradients(self, microbatch: int) -> None:
-        """W: adds to the parameters' `.grad` what I has left."""
+        """W: adds the gradients that I has left to the parameters' `.grad`."""
         works = self._weights.pop(microbatch, [])
         if works:
             backward.weights(self, microbatch, works)
 
     @property
     def trains(self) -> Sequence[Tensor]:
-        """What an R, or the backward after it, has been seen to collect gradients for."""
+        """The leaves that collect gradients in the backward of a recomputed microbatch."""
         return self.recomputed.trains
 
     def has_weights(self, microbatch: int) -> bool:
-        """Whether I has left anything for W to do."""
+        """Whether I has left work for W."""
         return microbatch in self._weights
 
     def _finish_weights(self) -> None:
@@ -281,7 +281,7 @@ class Stage:
             self.weight_gradients(microbatch)
 
     def reduce(self, _: int) -> None:
-        """REDUCE: adds to the parameters' `.grad` what other replicas have collected, in turn."""
+        """REDUCE: adds the gradients of other replicas to the parameters' `.grad`, in turn."""
         for add in self.reductions:
             add()
 
@@ -291,7 +291,7 @@ def _outside_a_step(microbatch: int, *_: object) -> Any:
 
 
 def connect(stages: Sequence[Stage]) -> None:
-    """Lets the stages of one replica reach each other."""
+    """Connects the stages of one replica with each other."""
     for stage, following in pairwise(stages):
         stage.next, following.previous = following, stage
     for stage in stages:

@@ -1,8 +1,8 @@
-"""Parameters and modules that several stages use: one has the originals, the others copies.
+"""Parameters and modules that several stages use: one stage has the originals, others copies.
 
 The owner is the first stage that uses them; its microbatches add to the originals' `.grad` as ever.
-Each other stage runs with copies that collect gradients of their own. When a step has ended, the
-complete sum of each of these stages is added to the originals', in ascending order of stages.
+Each other stage runs with copies, which collect their own gradients. When a step has ended, the
+gradient sum of each of these stages is added to the originals', in ascending order of stages.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .stage import Stage
 class _Buffer:
     """A buffer of a module that runs in a stage, as a step finds it.
 
-    A module of several stages must not write it. A copied module of one may, but what it puts in
-    its place would go with the copy.
+    A module that several stages share must not write its buffers. A copied module of one stage may
+    write into a buffer, but a tensor that replaces the buffer would be lost with the copy.
     """
 
     stage: int
@@ -42,22 +42,22 @@ class _Buffer:
 
 
 class Ties:
-    """What the stages of a model share, found anew in each step.
+    """The parameters and modules that stages share, found anew in each step.
 
     Args:
-        stages: those of the first replica.
+        stages: of the first replica.
     """
 
     def __init__(self, stages: Sequence[Stage]) -> None:
         self._stages = stages
-        # By stage, in ascending order.
+        # The parameters with their copies, by stage in ascending order.
         self._pairs: list[Pairs] = []
         self._buffers: list[_Buffer] = []
 
     def begin(self) -> None:
-        """Has each stage, which has begun a step, run with copies of what is an earlier one's.
+        """Replaces shared layers by copies in all stages but the owner; steps must have begun.
 
-        Nothing is copied that is on the stage's device and does not train.
+        A tensor that is on the stage's device and does not train is not copied.
         """
         self.end()
         owned: set[int] = set()
@@ -77,13 +77,13 @@ class Ties:
         self._buffers += _buffers_of(stage, shared)
 
     def finish(self) -> None:
-        """Adds what the copies have collected to the originals, with the hooks of parameters.
+        """Adds the copies' gradients to the originals, with the hooks of parameters.
 
-        Torch's current streams wait for the step by now.
+        By now, torch's current streams wait for the step.
 
         Raises:
             RuntimeError: the step has written a buffer that stages share.
-            BaseException: what a hook of a parameter raises, with a note.
+            BaseException: a hook of a parameter raised it; it has a note.
         """
         for buffer in self._buffers:
             if buffer.is_spoilt():
@@ -96,7 +96,7 @@ class Ties:
         if not self._pairs:
             return
         try:
-            # On the calling thread, as in the step.
+            # Backward runs on the calling thread, as in the step.
             with torch.autograd.set_multithreading_enabled(False):
                 for pairs in self._pairs:
                     _record(pairs)
@@ -106,20 +106,20 @@ class Ties:
             raise
 
     def leave(self) -> list[Pairs]:
-        """Gives away the copies, for a backward in another step."""
+        """Returns the copies, for a backward in another step."""
         return self._pairs
 
     def resume(self, pairs: list[Pairs]) -> None:
-        """Takes them in the step that has the backward."""
+        """Takes the copies back, in the step that has the backward."""
         self._pairs = pairs
 
     def end(self) -> None:
-        """Lets go of everything that belongs to the step."""
+        """Releases all objects of the step."""
         self._pairs, self._buffers = [], []
 
 
 def _foreign(item: nn.Module | nn.Parameter, device: torch.device) -> Iterator[Tensor]:
-    """What of an earlier stage's a stage on the device needs copies of."""
+    """The tensors of a shared item that a later stage on the device must copy."""
     if isinstance(item, nn.Module):
         yield from (buffer for buffer in item.buffers(recurse=False) if buffer.device != device)
     elif item.device != device or (item.requires_grad and torch.is_grad_enabled()):
@@ -138,7 +138,7 @@ def _buffers_of(stage: Stage, shared: Collection[nn.Module | nn.Parameter]) -> I
 
 
 def _record(pairs: Pairs) -> None:
-    """Keeps the memory of gradients, which belongs to lanes, until the current streams are done."""
+    """Keeps the lanes' memory of gradients allocated until the current streams have read it."""
     for _, copy in pairs:
         gradient = copy.grad
         if gradient is not None and gradient.is_cuda:

@@ -1,4 +1,4 @@
-"""How tensors get from a stage to others, and out of the pipeline."""
+"""Moves tensors from a stage to others, and out of the pipeline."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from torch import Tensor
 
 
 class Transport:
-    """The way out of a stage where all stages share one memory: there is nothing to do.
+    """The transport of a stage if all stages share one memory: no tensor has to move.
 
-    Others move what passes, into memory that is used again and again.
+    Other transports move tensors into memory that is reused.
     """
 
     def there(self, microbatch: int, reader: int, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
-        """What that later stage gets for these outputs, which are detached."""
+        """The tensors that the later stage `reader` gets for these detached outputs."""
         del microbatch, reader
         return outputs
 
     def back(
         self, microbatch: int, maker: int, gradients: Sequence[Tensor | None]
     ) -> Sequence[Tensor | None]:
-        """What that earlier stage gets for these gradients of its outputs."""
+        """The tensors that the earlier stage `maker` gets for these gradients of its outputs."""
         del microbatch, maker
         return gradients
 
     def arrive(self, values: Sequence[Tensor]) -> Sequence[Tensor]:
-        """What has come from a stage that is not the previous one, as the stage may keep it."""
+        """Values from a stage that is not the previous one, in memory that the stage may keep."""
         return values
 
     def take_in(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Gradients that have come for the stage, as its backward may keep them."""
+        """Gradients for this stage, in memory that its backward may keep."""
         return gradients
 
     def keep(self, output: Any) -> Any:
-        """An output that leaves the pipeline, as its caller may keep it."""
+        """An output that leaves the pipeline, in memory that its caller may keep."""
         return output

@@ -1,4 +1,4 @@
-"""What captured layers hold, and where: a graph reads that, whatever they hold by now."""
+"""The contents and addresses of captured layers, which a graph reads even after changes."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# Compared by value: others of these would be computed with.
+# Attributes of these types are compared by value, because a graph has their values fixed.
 _PLAIN = (int, float, complex, str, bytes, torch.dtype, torch.device)
 
 
 class Contents:
-    """All that some modules hold, at one time.
+    """A snapshot of the contents of some modules.
 
-    That is every attribute of a module and what is in its dictionaries, among them its parameters,
-    buffers and hooks; of tensors, where they are. Values in tensors may change, for a graph reads
-    them anew. What is deeper within other objects, such as the items of a list, is not looked at.
+    The snapshot has every attribute of a module and the values of its dictionaries, among them
+    parameters, buffers and hooks. For tensors it has addresses, not values: each replay reads
+    values anew. Objects nested deeper, such as the items of a list, are not compared.
     """
 
     def __init__(self, modules: Sequence[tuple[str, nn.Module]]) -> None:
         self._modules = [(name, _Contents(module)) for name, module in modules]
 
     def changed(self) -> str | None:
-        """The name of a module that has come to hold something else, None if there is none."""
+        """The name of a module whose contents have changed; None if all are unchanged."""
         return next((name for name, held in self._modules if held.have_changed()), None)
 
 
@@ -34,7 +34,7 @@ class _Contents:
         attributes = vars(module)
         inner = [value for value in attributes.values() if isinstance(value, dict)]
         self._dictionaries = [attributes, *inner]
-        # Kept, so that nothing new can be taken for them.
+        # References are kept, so that no new object can have the identity of an old one.
         self._values = self._now()
         self._tensors = [value for value in self._values if isinstance(value, Tensor)]
         self._places = [_place(tensor) for tensor in self._tensors]
@@ -58,7 +58,7 @@ def _alike(now: object, then: object) -> bool:
 
 
 def _place(tensor: Tensor) -> tuple[object, ...]:
-    """Where a tensor is and how it lies there, whether it calls hooks, where gradients go."""
+    """A tensor's address and layout, whether it has hooks, and the place of its `main_grad`."""
     hooks = tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None)
     calls = any(hooks)
     if tensor.layout is not torch.strided:

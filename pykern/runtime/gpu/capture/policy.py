@@ -1,4 +1,4 @@
-"""When a training step is captured, replayed, or run as usual."""
+"""Decides whether a training step is captured, replayed, or run as usual."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .refusals import (
 
 Capture = bool | Literal["auto", "step"]
 
-# This many steps in a row whose layers are set otherwise than in the one before are no accident.
+# After this many changes of layers without a capture, changes are taken to be regular.
 _TOO_MANY = 4
 
 
@@ -38,14 +38,14 @@ class CapturePolicy:
     """Decides for each step whether it is replayed.
 
     Args:
-        capture: what the user asks for, see `Pipeline`.
-        gpus: where the lanes are.
+        capture: the user's setting, see `Pipeline`.
+        gpus: of the lanes.
         plan: the training plan.
-        stages: those of the first replica.
-        lane_of: the lane of each.
+        stages: of the first replica.
+        lane_of: the lane of each stage.
 
     Raises:
-        CannotCapture: the plan cannot be captured, but has to be.
+        CannotCapture: `capture` requires graphs, but the plan cannot be captured.
     """
 
     def __init__(
@@ -63,27 +63,27 @@ class CapturePolicy:
         self._lane_of = lane_of
         self.recording: Recording | None = None
         self._recorded: Any = None
-        # Of the last step that ran as usual, what it trained, and what it drew from.
+        # The signature of the last step that ran as usual, and the parameters that it trained.
         self._warm: Any = None
         self._trained: list[Tensor] = []
-        # What its layers and loss held after it; of the recorded one, as long as there is one.
+        # The contents of layers and loss after that step, or after the recorded step, if any.
         self._contents = Contents([])
-        # Before a step that runs as usual: each parameter's gradient, and how often it was written.
+        # Before a step that runs as usual: each parameter's gradient and its version.
         self._gradients: list[tuple[Tensor | None, int]] = []
         self._generators: Any = None
         self._drew = False
         self._refused: Any = None
-        # How often layers have been set otherwise since the last capture.
+        # The number of changes of layers since the last capture.
         self._changes = 0
         self._has_warned = False
         if self._must:
             refuse_plan(plan)
 
     def ready(self, program: _C.StreamProgram, batch: Batch) -> Recording | None:
-        """What to replay for this batch, captured now if it is time; None to run it as usual.
+        """The recording to replay for this batch, maybe captured now; None to run it as usual.
 
         Raises:
-            CannotCapture: something cannot be captured, but has to be.
+            CannotCapture: `capture` requires graphs, but the step cannot be captured.
         """
         if not isinstance(batch.finish, Losses):
             return None
@@ -102,7 +102,7 @@ class CapturePolicy:
         return None
 
     def _notice(self, wanted: Any) -> None:
-        """Lets go of graphs whose layers, or loss, have changed."""
+        """Drops graphs whose layers, or loss, have changed."""
         if self._contents.changed() is not None:
             self._refused = None
         elif wanted is None or self._warm is None or wanted[-1] == self._warm[-1]:
@@ -133,7 +133,7 @@ class CapturePolicy:
                     f"{changed} changes what it holds when it is called, which a replay would not"
                 )
         except CannotCapture as error:
-            # Where it must be captured, whoever has removed what was in the way tries again.
+            # If capture is required, the next step tries again, since the cause may be removed.
             if not self._must:
                 self._refused, self._contents = wanted, Contents([])
             self._give_up(error)
@@ -143,7 +143,7 @@ class CapturePolicy:
             self.recording = recording
 
     def learn(self, batch: Batch) -> None:
-        """A step has run as usual, to its end."""
+        """Learns from a step that has run as usual, to its end."""
         if isinstance(batch.finish, Losses):
             self._warm = signature(batch, self._stages)
             self._drew = self._gpus.generators() != self._generators
@@ -173,12 +173,12 @@ class CapturePolicy:
 
 
 def _written(parameter: Tensor) -> tuple[Tensor | None, int]:
-    """Its gradient, and how often that was written."""
+    """The parameter's gradient, and the gradient's version."""
     gradient = parameter.grad
     return gradient, 0 if gradient is None else gradient._version
 
 
 def _was_written(parameter: Tensor, gradient: Tensor | None, version: int) -> bool:
-    """Whether its gradient is another one, or written again."""
+    """Whether the parameter's gradient was replaced or written."""
     now = parameter.grad
     return now is not None and (now is not gradient or now._version != version)

@@ -1,4 +1,4 @@
-"""Which graphs of a stage use the same memory."""
+"""Memory pools: some graphs of a stage share memory."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from ..cuda import Gpus
 class Pools:
     """The memory for the graphs of a stage.
 
-    A slot has memory of its own for what lasts from F to backward. What is recomputed lasts from R
-    to the end of the backward: where no other R comes between, in all slots, one memory is enough.
+    A slot has its own memory for tensors that last from F to backward. Recomputed tensors last from
+    R to the end of the backward. One memory for all slots is enough for these, if no other R of the
+    stage comes in between.
     """
 
     def __init__(self, gpus: Gpus, plan: Plan, stage: int) -> None:
@@ -21,18 +22,18 @@ class Pools:
         self._shared = gpus.pool() if takes_turns(plan, stage) else None
 
     def of(self, slot: int) -> Any:
-        """For F, and for the backward of what is not recomputed."""
+        """The pool for F, and for the backward of microbatches that are not recomputed."""
         if slot not in self._of_slots:
             self._of_slots[slot] = self._gpus.pool()
         return self._of_slots[slot]
 
     def of_recompute(self, slot: int) -> Any:
-        """For R and the backward behind it."""
+        """The pool for R and the backward after it."""
         return self.of(slot) if self._shared is None else self._shared
 
 
 def takes_turns(plan: Plan, stage: int) -> bool:
-    """Whether what an R of the stage has made is always gone before its next R."""
+    """Whether the tensors of an R are always freed before the stage's next R."""
     there: int | None = None
     for action in (action for row in plan.rows for action in row if action.stage == stage):
         if action.kind is Kind.R:

@@ -1,4 +1,4 @@
-"""Contexts that keep what would spoil a capture from happening within it."""
+"""Contexts that prevent events which would break a capture."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 @contextmanager
 def nothing_cached() -> Iterator[None]:
-    """Autocast would hand weights that one graph has cast to all others."""
+    """Turns autocast's cache off, which would pass one graph's cast weights to all others."""
     was_enabled = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     torch.clear_autocast_cache()
@@ -23,7 +23,7 @@ def nothing_cached() -> Iterator[None]:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Garbage may be graphs and events, whose end would break a capture."""
+    """Turns garbage collection off: freeing graphs or events would break a capture."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()

@@ -1,9 +1,9 @@
 """Graph mode: the actions of a training step as CUDA graphs, one for each stage, kind and slot.
 
-The first step of a kind runs as usual, which warms up what torch and its libraries make on first
-use. Before the second, every action is captured on the stream of its lane, from and to addresses
-that stay, with memory of its own for every slot: what a slot's F keeps for its B is in no other
-graph's way. From then on a step is a list of launches and copies, which C++ issues without Python.
+The first step of a kind runs as usual, which warms up torch and its libraries. Before the second
+step, every action is captured on the stream of its lane, with static addresses. Every slot has its
+own memory, so that other graphs do not overwrite the tensors that a slot's F keeps for its B. From
+then on a step is a list of launches and copies, which C++ issues without Python.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Recording:
     """The graphs of a training program, and the tensors that they read and write.
 
     Args:
-        gpus: where the lanes are.
-        program: which plan; its launches and transfers are set.
-        stages: one replica.
+        gpus: of the lanes.
+        program: of the plan; its launches and transfers are set here.
+        stages: of one replica.
         lane_of: the lane of each stage.
-        batch: one of the kind that is captured.
-        trained: the parameters that a step gives gradients.
+        batch: an example of the batches to capture.
+        trained: the parameters that get gradients in a step.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Recording:
         self._lane_of = lane_of
         self._rings = [RingBuffers(gpus, lane) for lane in lane_of]
         self._graphs: dict[tuple[Kind, int, int], CapturedGraph | None] = {}
-        # Stages in front of it have forwards alone.
+        # Earlier stages have forwards only.
         self._first_trained = program.plan.first_trained
         self._gradients = [(parameter, _gradient_of(parameter)) for parameter in trained]
         for parameter, gradient in self._gradients:
@@ -69,7 +69,7 @@ class Recording:
         self._inputs = _copy_to(batch.inputs, first)
         self._target = _copy_to(batch.target, last)
         parts = microbatch.split(self._inputs, batch.rows)
-        # What the first stage is called with, by microbatch.
+        # The arguments of the first stage, by microbatch.
         self._input_parts = [batch.enter(*part)[0] for part in parts]
         self._target_parts = microbatch.split(self._target, batch.rows)
         cells = [_cells(program, batch, stage.index) for stage in stages]
@@ -83,7 +83,7 @@ class Recording:
             StaticStage(stage, ring, of_stage, self._losses if stage.next is None else None)
             for stage, ring, of_stage in zip(stages, self._rings, cells, strict=True)
         ]
-        # What comes into the slots' seeds, by stage and microbatch.
+        # The seeds to copy into slots, by stage and microbatch.
         self._seeds = [
             ring.place(("seeds",), static.seeds[0].new_empty(len(batch.rows), len(static.seeds[0])))
             for ring, static in zip(self._rings, self._static, strict=True)
@@ -97,7 +97,7 @@ class Recording:
                 self._set_launch(action)
 
     def load(self, batch: Batch) -> None:
-        """Takes in a batch, and the gradients that parameters have, on the current streams."""
+        """Copies a batch, and gradients of parameters, into place on the current streams."""
         assert isinstance(batch.finish, Losses)
         kept = (self._inputs, self._target, self._scale)
         given = (batch.inputs, batch.target, batch.finish.scale)
@@ -115,24 +115,24 @@ class Recording:
             torch._foreach_zero_(zeroed)
 
     def _load_seeds(self) -> None:
-        """What the forwards would draw from the caller's generator."""
+        """Draws the seeds that the forwards would draw from the caller's generator."""
         step = StepSeed()
         for stage, seeds in zip(self._stages, self._seeds, strict=True):
             rows, count = seeds.shape
             if count > 0:
-                # As many as when it was captured, whatever other steps have drawn since.
+                # The number of seeds is as in the capture, whatever other steps have drawn since.
                 drawn = [stage.draws.seeds_of(step, number, count) for number in range(rows)]
                 seeds.copy_(torch.stack(drawn), non_blocking=True)
         step.use()
 
     def collect(self, losses: Losses) -> None:
-        """Hands out the losses of the step that has been issued."""
+        """Gives the losses of the issued step to `losses`."""
         losses.take(list(self._loss_of.unbind()))
 
     def _capture(self, plan: Plan) -> None:
-        """All stages forward, then all backward, because each shows its neighbour what to expect.
+        """Captures all forwards, then all backwards: results are examples for the next stage.
 
-        Within a slot of a stage the order is that of every step.
+        Within a slot of a stage, the order is the same as in every step.
         """
         with torch.enable_grad(), nothing_cached(), no_collection():
             arguments = self._input_parts[0]
@@ -164,7 +164,7 @@ class Recording:
             self._record(kind, stage, slot, pool)
 
     def _refuse_others(self, stage: int, slot: int) -> None:
-        """A tensor without a gradient in the step before would get one in a graph's memory."""
+        """Raises CannotCapture for newly trained tensors, whose gradients a graph would own."""
         known = {id(parameter) for parameter, _ in self._gradients}
         if any(id(leaf) not in known for leaf in self._static[stage].trains(slot)):
             raise CannotCapture(
@@ -208,7 +208,7 @@ class Recording:
         program.set_launch(action, *handles, before, after)
 
     def _fill_inputs(self, stage: int, slot: int, number: int) -> list[P2PTransfer]:
-        """What comes to an F from its own lane: the batch's rows, or what the stage before made."""
+        """Transfers to an F on its own lane: rows of the batch, or outputs of the stage before."""
         transfers = []
         if stage == 0:
             transfers += transfers_between(
@@ -224,10 +224,10 @@ class Recording:
         return transfers + transfers_between([seeds], [self._seeds[stage][number]])
 
     def _give_gradients(self, stage: int, slot: int, number: int) -> list[P2PTransfer]:
-        """What goes from a B or I to the stage before on the same lane.
+        """Transfers of gradients from a B or I to the stage before on the same lane.
 
-        At once, because the slot may have a new microbatch before the other B or I begins; that one
-        has held its own slot since its F.
+        The transfers run at once, because this slot may get a new microbatch before the other
+        stage's B or I begins. The other stage has held its own slot since its F.
         """
         if self._lane_of[stage - 1] != self._lane_of[stage]:
             return []
@@ -235,7 +235,7 @@ class Recording:
         return transfers_between(places, self._static[stage].outgoing[slot])
 
     def _send(self, kind: Kind, stage: int, number: int, made: Sequence[Tensor | None]) -> None:
-        """Sets what the copy of a result moves, where its reader is on another lane."""
+        """Sets the transfers of a result to a reader on another lane."""
         reader = stage + (1 if kind is Kind.COPY_F else -1)
         if self._lane_of[reader] == self._lane_of[stage]:
             return
@@ -263,7 +263,7 @@ def _cells(program: _C.StreamProgram, batch: Batch, stage: int) -> list[CellKey]
 
 
 def _backward_kinds(plan: Plan, stage: int) -> Sequence[Kind]:
-    """What a backward of the stage consists of, in every microbatch alike."""
+    """The kinds of a backward of the stage, which are the same for all microbatches."""
     found = {
         action.kind
         for row in plan.rows
@@ -279,16 +279,16 @@ def _backward_kinds(plan: Plan, stage: int) -> Sequence[Kind]:
 
 
 def _gradient_of(parameter: Tensor) -> Tensor:
-    """A tensor to collect its gradients in, with what there is of them."""
+    """A tensor to collect the parameter's gradients in, with the current gradient, if any."""
     collected = new_gradient(parameter)
     return collected if parameter.grad is None else collected.copy_(parameter.grad)
 
 
 def _copy_to(tree: Any, device: torch.device) -> Any:
-    """A copy of the tree's tensors on a device, in which each row is in one piece."""
+    """A copy of the tree's tensors on a device, in which each row is contiguous in memory."""
 
     def copy(tensor: Tensor) -> Tensor:
-        # In the order of dimensions that the tensor has in memory, if that begins with rows.
+        # The copy keeps the tensor's memory order of dimensions, if rows come first in it.
         copied = torch.empty_like(tensor, device=device, requires_grad=False)
         if copied.dim() > 0 and copied.stride(0) * copied.size(0) != copied.numel():
             copied = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)

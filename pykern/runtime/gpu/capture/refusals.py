@@ -1,4 +1,4 @@
-"""What keeps a training step from being captured, and what a captured one depends on."""
+"""Reasons against capturing a training step, and the signature of a captured step."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _GLOBAL_HOOKS = (
 )
 
 
-# Other objects in a batch may come to hold something else without being others.
+# Types whose values cannot change. Other objects in a batch may change in place.
 _VALUES = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
 class CannotCapture(RuntimeError):
-    """A step cannot be captured; the message names what stands in the way."""
+    """A step cannot be captured; the message names the cause."""
 
 
 def refuse_plan(plan: Plan) -> None:
-    """Raises CannotCapture where the plan holds what is not captured."""
+    """Raises CannotCapture if the plan cannot be captured."""
     if plan.placement.num_replicas > 1:
         raise CannotCapture("a plan with several replicas cannot be captured: their layers change")
     if not (plan.has(Kind.B) or plan.has(Kind.I)):
@@ -42,10 +42,10 @@ def refuse_plan(plan: Plan) -> None:
 
 
 def refuse_stage(stage: Stage) -> None:
-    """Raises CannotCapture where replays of the stage would do something else than its layers.
+    """Raises CannotCapture if replays of the stage would differ from calls of its layers.
 
     Args:
-        stage: after a step of it.
+        stage: has run a step already.
     """
     draws = stage.draws
     # Seeds of kernels can come from memory that changes.
@@ -67,7 +67,7 @@ def refuse_stage(stage: Stage) -> None:
 
 
 def refuse_batch(batch: Batch) -> None:
-    """Raises CannotCapture where replays would not do with the batch what a call does."""
+    """Raises CannotCapture if replays would treat the batch differently from a call."""
     if any(call is not None and call[1] for call in batch.calls):
         raise CannotCapture("layers are given keyword arguments, which replays would not renew")
     if len(set(_forms(batch))) > 1:
@@ -93,7 +93,7 @@ def refuse_batch(batch: Batch) -> None:
 
 
 def modules_of_loss(batch: Batch) -> list[tuple[str, nn.Module]]:
-    """The modules that the loss is made of, by name; none where it is another function."""
+    """The modules of the loss, with their names; empty for a loss that is not a module."""
     loss = batch.finish.function if isinstance(batch.finish, Losses) else None
     if not isinstance(loss, nn.Module):
         return []
@@ -101,7 +101,7 @@ def modules_of_loss(batch: Batch) -> list[tuple[str, nn.Module]]:
 
 
 def refuse_loss(batch: Batch) -> None:
-    """Raises CannotCapture where replays of the loss would do something else."""
+    """Raises CannotCapture if replays of the loss would differ from calls."""
     for name, module in modules_of_loss(batch):
         _refuse_hooks(name, module)
 
@@ -132,10 +132,10 @@ def named(error: BaseException, stage: Stage) -> str:
 
 
 def signature(batch: Batch, stages: Sequence[Stage]) -> tuple[Any, ...] | None:
-    """What must be equal for the same graphs to serve; None where none can.
+    """The values that must be equal to replay the same graphs; None if no graph can serve.
 
-    Shapes and types of the batch, other values in it, how it is cut, the caller's modes, and the
-    settings of all layers.
+    The signature has the shapes and types of the batch, its other values, its microbatch sizes, the
+    caller's modes, and the settings of all layers.
     """
     caller = CallerState(1)
     hooks = (caller.saved_tensors_hooks, caller.saved_tensors_disabled)
@@ -152,7 +152,7 @@ def signature(batch: Batch, stages: Sequence[Stage]) -> tuple[Any, ...] | None:
 
 
 def _forms(batch: Batch) -> tuple[int, ...]:
-    """What tells of each microbatch which of the forward's recordings runs it, if any."""
+    """By microbatch, the id of the forward recording that runs it, or 0."""
     first = (call[0] for call in batch.calls if call is not None)
     return tuple(id(args[0].program) if hasattr(args[0], "program") else 0 for args in first)
 
@@ -171,7 +171,7 @@ def shapes(batch: Batch) -> str:
 
 
 def modules_of(stage: Stage) -> list[tuple[str, nn.Module]]:
-    """The modules of a stage with what a message calls them."""
+    """The modules of a stage, with their names for messages."""
     return [
         named_module
         for index, layer in enumerate(stage.originals)
@@ -187,7 +187,7 @@ def _named_modules(root: nn.Module, where: str) -> list[tuple[str, nn.Module]]:
 
 
 def _drawing(stage: Stage) -> str:
-    """The module that draws, as far as it can be told from outside."""
+    """The name of the module that probably draws, judged by its attributes."""
     for name, module in modules_of(stage):
         rates = (getattr(module, attribute, None) for attribute in ("p", "dropout"))
         if module.training and any(isinstance(rate, float) and rate > 0 for rate in rates):

@@ -1,4 +1,4 @@
-"""A stage at addresses that stay, to be captured: it has slots where others have microbatches."""
+"""A stage at static addresses, to be captured, with slots instead of microbatches."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from ...stage.stage import Stage
 from ...stage.transport import Transport
 from ..rings import RingBuffers, as_bytes
 
-# The slot of a microbatch, and what its F keeps.
+# The slot of a microbatch, and its recompute level.
 CellKey = tuple[int, Level | None]
 
 
 def distinct(cells: Sequence[CellKey]) -> list[CellKey]:
-    """Each once, in their order."""
+    """The cells without repeats, in their order."""
     return list(dict.fromkeys(cells))
 
 
 class StaticStage(Transport):
-    """The same layers as a stage has, run on the same few tensors again and again.
+    """The layers of a stage, run on static tensors again and again.
 
     F reads `inputs` of its slot and its results are `outputs`; B or I reads `incoming` and its
-    results are `outgoing`. Whoever replays them fills the former and fetches the latter.
+    results are `outgoing`. A replay fills `inputs` and `incoming`, and fetches the results.
 
-    Microbatches that have the same slot in turn share the tensors and graphs here if what F keeps
-    of them is the same; otherwise the slot counts twice here, at the same place in the ring.
+    Microbatches that take turns in a slot share the tensors and graphs here if they have the same
+    level. Otherwise the slot counts twice here, at the same place in the ring.
 
     Args:
         original: the stage.
-        ring: where its tensors land.
+        ring: the memory for its tensors.
         cells: by microbatch, its slot and its level.
         losses: of the last stage.
 
     Attributes:
         inputs: by slot, the tensors that an F reads.
-        outputs: by slot, what it hands over.
-        incoming: by slot, where the gradients of `outputs` that need one are put.
-        outgoing: by slot, the gradients of `inputs`, None for those without.
+        outputs: by slot, the tensors that F hands over.
+        incoming: by slot, the places for gradients of `outputs` that need one.
+        outgoing: by slot, the gradients of `inputs`; None for inputs without.
         seeds: by slot, an int64 tensor of the seeds that its F and R draw.
     """
 
@@ -71,7 +71,7 @@ class StaticStage(Transport):
         self.seeds = [ring.place((slot, "seeds"), like) for slot, _ in self._cells]
         self._arguments: list[tuple[Any, ...]] = [()] * num_slots
         self._leaves: list[list[Tensor]] = [[] for _ in range(num_slots)]
-        # Neighbours that only hold what is handed over.
+        # Neighbour stages that only hold handed-over values.
         self._stage = original.twin()
         self._after = Stage(original.index + 1, ()) if original.next is not None else None
         self._before = Stage(original.index - 1, ()) if original.previous is not None else None
@@ -83,12 +83,12 @@ class StaticStage(Transport):
                 stage.begin(num_slots, StepSeed(), losses or _no_finish, levels)
 
     def take(self, slot: int, arguments: tuple[Any, ...], leaves: Sequence[Tensor]) -> None:
-        """Makes room for such arguments, of which some tensors need gradients.
+        """Makes static places for arguments, some of which need gradients.
 
         Args:
-            slot: whose.
-            arguments: as the stage is called with.
-            leaves: the tensors among them that get a gradient.
+            slot: of the arguments.
+            arguments: examples of the stage's arguments.
+            leaves: the tensors among the arguments that get a gradient.
         """
         needs = {id(leaf) for leaf in leaves}
         places: dict[int, Tensor] = {}
@@ -105,7 +105,7 @@ class StaticStage(Transport):
         self._arguments[slot] = map_tensors(place, arguments)
 
     def expect(self, slot: int, gradients: Sequence[Tensor | None]) -> None:
-        """Makes room for such gradients of the outputs."""
+        """Makes static places for gradients of the outputs, like these examples."""
         self.incoming[slot] = [
             None
             if gradient is None
@@ -114,18 +114,18 @@ class StaticStage(Transport):
         ]
 
     def handed(self, slot: int) -> tuple[tuple[Any, ...], Sequence[Tensor]]:
-        """What F has made for the next stage: its arguments, and which of them need gradients."""
+        """The arguments that F has made for the next stage, and the tensors that need gradients."""
         assert self._after is not None
         arguments = self._after.arguments[slot]
         assert arguments is not None
         return arguments, self._after.leaves[slot]
 
     def slot_of(self, microbatch: int) -> int:
-        """Where the microbatch is."""
+        """The slot of a microbatch."""
         return self._slots[microbatch]
 
     def ring_slot(self, slot: int) -> int:
-        """Where that is in the ring."""
+        """The ring slot of a slot."""
         return self._cells[slot][0]
 
     def is_recomputed(self, slot: int) -> bool:
@@ -133,20 +133,20 @@ class StaticStage(Transport):
         return self._cells[slot][1] in INPUTS
 
     def trains(self, slot: int) -> list[Tensor]:
-        """What collects gradients in a backward, before it."""
+        """The leaves that collect gradients in a backward. Call this before the backward."""
         if self.is_recomputed(slot):
             return list(self._stage.trains)
         own = {id(leaf) for leaf in self._leaves[slot]}
         return [leaf for leaf in leaves_of(self._stage.outputs[slot]) if id(leaf) not in own]
 
     def has(self, kind: Kind, slot: int) -> bool:
-        """Whether there is anything to do for an action, after those before it."""
+        """Whether an action has work to do, once earlier actions have run."""
         if kind is Kind.W:
             return self._stage.has_weights(slot)
         return kind in (Kind.F, Kind.R) or len(self._stage.outputs[slot]) > 0
 
     def run(self, kind: Kind, slot: int) -> list[Tensor]:
-        """Runs an action; returns what others will read of it."""
+        """Runs an action; returns the tensors that other stages will read."""
         with provided(self.seeds[slot]):
             return self._run(kind, slot)
 
@@ -178,7 +178,7 @@ class StaticStage(Transport):
         return self.outputs[slot]
 
     def there(self, microbatch: int, reader: int, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Notes what is handed over, each as it can be copied."""
+        """Notes the outputs for a later stage, in a form that can be copied."""
         del reader
         self.outputs[microbatch] = [as_bytes(output) for output in outputs]
         return self.outputs[microbatch]
@@ -186,7 +186,7 @@ class StaticStage(Transport):
     def back(
         self, microbatch: int, maker: int, gradients: Sequence[Tensor | None]
     ) -> Sequence[Tensor | None]:
-        """Notes what is handed back, in the same way."""
+        """Notes the gradients for an earlier stage, in the same form."""
         del maker
         self.outgoing[microbatch] = [
             None if gradient is None else as_bytes(gradient) for gradient in gradients
