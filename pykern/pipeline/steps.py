@@ -280,7 +280,9 @@ class Steps(Measured):
         self.close()
 
     def _rows(self, call: Call, target: Any = None) -> list[int]:
-        batch = {"inputs": call[0], "named": call[1], "target": target}
+        batch = {"inputs": call[0], "named": call[1]}
+        if target is not None:
+            batch["target"] = target
         return microbatch.sizes(microbatch.batch_size(batch), self.plan.num_microbatches)
 
     def _weights(self, rows: Sequence[int], total: int) -> list[float]:
