@@ -25,6 +25,7 @@ from .zb_h2 import zb_h2
 from .zb_v import zb_v
 
 __all__ = [
+    "NUM_COUNTS",
     "breadth_first",
     "by_name",
     "chimera",
@@ -71,7 +72,9 @@ by_name: dict[str, Callable[..., Plan]] = {
     "forward_only": forward_only,
 }
 
-# What papers and other libraries call them.
+# The number of first parameters of every schedule: the devices and the microbatches.
+NUM_COUNTS = 2
+# The names that papers and other libraries use for these schedules.
 _MEANT = {
     "1f1b": "one_f_one_b",
     "1f1beager": "one_f_one_b_eager",

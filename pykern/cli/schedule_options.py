@@ -6,11 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ..schedules import by_name
+from ..schedules import NUM_COUNTS, by_name
 from .values import count
-
-# The number of first parameters of every schedule: the devices and the microbatches.
-NUM_COUNTS = 2
 
 Given = dict[str, int | bool]
 

@@ -50,12 +50,14 @@ def refuse_unknown_options(
     if isinstance(schedule, Plan) or not options:
         return
     name = schedule if isinstance(schedule, str) else getattr(schedule, "__name__", "given")
-    make = search.auto if schedule == "auto" else schedules.by_name.get(name, schedule)
-    found = _parameters(make)
-    if found is None or any(each.kind is each.VAR_KEYWORD for each in found):
+    make: object = schedule
+    if isinstance(schedule, str):
+        make = search.auto if schedule == "auto" else schedules.by_name.get(schedule)
+    signature = _signature(make)
+    found = [] if signature is None else list(signature.parameters.values())
+    if not found or any(each.kind is each.VAR_KEYWORD for each in found):
         return
-    # The first two parameters are the devices and the microbatches.
-    taken = [each.name for each in found[2:]]
+    taken = [each.name for each in found[schedules.NUM_COUNTS :]]
     for option in options:
         if option not in taken:
             near = nearest(option, taken) or nearest(option, arguments, _MEANT)
@@ -88,7 +90,7 @@ class Arguments:
             loss: the loss of a step; None for a forward.
         """
         args, named = call
-        form = (len(args), *named, target is None, loss is None)
+        form = (len(args), *named, target is None, loss is None, loss is self._loss_fn)
         if form in self._seen:
             return
         self._require_names(named, is_step=loss is not None)
@@ -122,13 +124,14 @@ class Arguments:
         # Hooks may change the arguments before forward gets them.
         if first is None or first._forward_pre_hooks:
             return
-        if (error := _refusal(first.forward, args, named)) is None:
+        signature = _signature(first.forward)
+        if (error := _refusal(signature, args, named)) is None:
             return
         instead = "Call the pipeline as the model itself is called"
-        if may_target and args and _refusal(first.forward, args[:-1], named) is None:
+        if may_target and args and _refusal(signature, args[:-1], named) is None:
             instead = "Name the target of the loss: step(x, target=y)"
         raise TypeError(
-            f"inputs must be those of {type(first).__name__}.forward{_signature(first.forward)}, "
+            f"inputs must be those of {type(first).__name__}.forward{_names(signature)}, "
             f"got {_counted(args, named)}: {error}. {instead}"
         )
 
@@ -140,11 +143,10 @@ def _require_target(loss: Loss, target: Any) -> None:
         if loss._forward_pre_hooks:
             return
         function = loss.forward
-    given = ("output",) if target is None else ("output", "target")
-    if _refusal(function, given, {}) is None:
+    signature = _signature(function)
+    if _refusal(signature, ("output",) if target is None else ("output", "target"), {}) is None:
         return
-    name = getattr(loss, "__name__", type(loss).__name__)
-    taken = f"{name}{_signature(function)}"
+    taken = f"{getattr(loss, '__name__', type(loss).__name__)}{_names(signature)}"
     if target is None:
         raise TypeError(
             f"target must be given for the loss {taken}, got None. Call step(x, target=y)"
@@ -155,13 +157,19 @@ def _require_target(loss: Loss, target: Any) -> None:
     )
 
 
-def _refusal(
-    function: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any]
-) -> str | None:
-    """The reason why the function refuses these arguments; None if it takes them, or unknown."""
+def _signature(function: Any) -> inspect.Signature | None:
+    """The signature; None if Python does not know it."""
     try:
-        signature = inspect.signature(function)
+        return inspect.signature(function)
     except (TypeError, ValueError):
+        return None
+
+
+def _refusal(
+    signature: inspect.Signature | None, args: Sequence[Any], named: Mapping[str, Any]
+) -> str | None:
+    """The reason why a function refuses these arguments; None if it takes them, or is unknown."""
+    if signature is None:
         return None
     try:
         signature.bind(*args, **named)
@@ -170,15 +178,8 @@ def _refusal(
     return None
 
 
-def _signature(function: Callable[..., Any]) -> str:
-    return f"({', '.join(inspect.signature(function).parameters)})"
-
-
-def _parameters(function: object) -> list[inspect.Parameter] | None:
-    try:
-        return list(inspect.signature(function).parameters.values())  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return None
+def _names(signature: inspect.Signature | None) -> str:
+    return "()" if signature is None else f"({', '.join(signature.parameters)})"
 
 
 def _counted(args: Sequence[Any], named: Mapping[str, Any]) -> str:

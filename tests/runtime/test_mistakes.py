@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import pykern
+from pykern import schedules
 from pykern.pipeline.arguments import Arguments
+from pykern.plan import Plan
 
 X, Y = torch.randn(8, 4), torch.randn(8, 4)
 
@@ -248,12 +250,29 @@ def test_the_schedule_that_was_meant_is_named(word: str, meant: str) -> None:
         make(schedule=word)
 
 
+def test_options_of_a_function_are_its_own_whatever_its_name() -> None:
+    def hanayo(num_devices: int, num_microbatches: int, mine: int = 1) -> Plan:
+        return schedules.gpipe(num_devices, num_microbatches * mine)
+
+    with make(schedule=hanayo, mine=2) as pipe:
+        assert pipe.plan.num_microbatches == 8
+    with pytest.raises(TypeError, match=r"'hanayo' \(mine\), got waves=\. Omit waves$"):
+        make(schedule=hanayo, waves=2)
+
+
+def test_a_loss_of_a_call_is_not_taken_for_the_pipelines() -> None:
+    with make() as pipe:
+        assert len(pipe.map(lambda output: output.mean(), X)) == 4
+        with pytest.raises(TypeError, match="target must be given for the loss MSELoss"):
+            pipe.step(X)
+
+
 def test_a_loss_of_a_step_refuses_a_second_backward() -> None:
     with make() as pipe:
         loss = pipe.step(X, target=Y)
         with pytest.raises(RuntimeError, match=r"step has run it\. Call optimizer\.step\(\) next"):
             loss.backward()
-        # What is computed from it is a plain tensor.
+        # A tensor computed from the loss is a plain one.
         with pytest.raises(RuntimeError, match="does not require grad"):
             (loss * 2).backward()
 
