@@ -82,13 +82,13 @@ class Adopted(nn.Module):
         )
 
     def __getattr__(self, name: str) -> Any:
-        """An attribute of the model, such as its `config`; methods of the model are refused."""
+        """A public attribute of the model, such as its `config`; its methods are refused."""
         try:
             return super().__getattr__(name)
         except AttributeError:
             chain = vars(self).get("_chain")
             root = None if chain is None else chain.root
-            if root is None or not hasattr(root, name):
+            if name.startswith("_") or root is None or not hasattr(root, name):
                 raise
             value = getattr(root, name)
             if not inspect.ismethod(value):

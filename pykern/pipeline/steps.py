@@ -86,9 +86,7 @@ class Steps(Measured):
             if self._loss_fn is None:
                 raise RuntimeError("step needs a loss: Pipeline(..., loss_fn=...)")
             step = partial(self._step, (inputs, named), target, scaler, self._loss_fn)
-            loss = self._features.within(scaler, step)
-            loss.backward = _refuse_second_backward  # type: ignore[method-assign]
-            return loss
+            return self._features.within(scaler, step)
 
     def map(
         self,
@@ -291,8 +289,3 @@ class Steps(Measured):
     def _loss_weights(self, rows: Sequence[int], total: int) -> list[float]:
         """The weights of the losses of a step's microbatches."""
         return self._weights(rows, total)
-
-
-def _refuse_second_backward(*_: object, **__: object) -> None:
-    """Replaces the backward of a loss that `step` returns."""
-    raise RuntimeError("backward must be left out: step has run it. Call optimizer.step() next")
