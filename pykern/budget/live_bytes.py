@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import deque
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..forks import fork_safe_lock
 from ..tensors.trees import all_tensors
 from ..torch_private import DispatchMode
 
@@ -36,7 +36,7 @@ class LiveBytes(DispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak = 0
         self._now = 0
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
         self._known: dict[int, _Known] = {}
         # A storage that ends is only put here, by C. It may end anywhere in torch, where an
         # interrupt must find no line of Python.

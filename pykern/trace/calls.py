@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -13,6 +12,7 @@ import torch
 from torch import nn
 
 from .. import _C
+from ..forks import fork_safe_lock
 
 
 class Listener(Protocol):
@@ -33,9 +33,7 @@ def _own() -> tuple[Any, Any]:
 
 # By thread. The calls, which are the process's, are replaced while there is any.
 _listeners: dict[int, Listener] = {}
-_lock = threading.Lock()
-# Another thread may hold it where this process is forked.
-os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
+_lock = fork_safe_lock()
 # The functions before they were replaced, and whether they are replaced.
 _before = _own()
 _replaced = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..forks import fork_safe_lock
 from ..tensors.trees import flatten
 from ..torch_private import DispatchMode, is_traceable_wrapper_subclass
 from ..user_code import user_line
@@ -51,7 +51,7 @@ class Origins:
         # By address: whose that was, which is gone when the address is another's, and its origin.
         self._known: dict[int, tuple[weakref.ref[torch.UntypedStorage], Origin]] = {}
         self._limit = _MANY
-        self._lock = threading.Lock()
+        self._lock = fork_safe_lock()
 
     def note(self, storages: Iterable[torch.UntypedStorage], origin: Origin) -> None:
         """Some memory has been made or written there."""

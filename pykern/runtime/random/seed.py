@@ -10,18 +10,14 @@ seeds the generators of all devices, precedes each stage of each microbatch.
 
 from __future__ import annotations
 
-import os
-import threading
-
 import torch
 from torch import Tensor
 
 from ... import _C
+from ...forks import fork_safe_lock
 
 # Held while a default generator is in the state of an action.
-generators_lent = threading.RLock()
-# Another thread may hold the lock when this process forks.
-os.register_at_fork(after_in_child=generators_lent._at_fork_reinit)  # type: ignore[attr-defined]
+generators_lent = fork_safe_lock()
 
 _MASK = (1 << 64) - 1
 
