@@ -40,7 +40,7 @@ void require_calls(const Placement& placement, int num_slices,
 // this is a child, where no other thread than the one that has forked is left.
 int num_forks();
 
-// Who is in a step: one thread at a time, in the process that made the executor.
+// The right to be in a step: one thread at a time, in the process that made the executor.
 class Claim {
    public:
     Claim();

@@ -49,7 +49,7 @@ __all__ = [
     "zb_v",
 ]
 
-# What the command line, Pipeline and the tests go by.
+# The command line, Pipeline and the tests go by these tables.
 by_name: dict[str, Callable[..., Plan]] = {
     "gpipe": gpipe,
     "one_f_one_b": one_f_one_b,

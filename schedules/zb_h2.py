@@ -21,9 +21,9 @@ def zb_h2(num_devices: int, num_microbatches: int) -> Plan:
         bubble ratio   = (P - 1) / (3 * M + P - 1)
         peak in flight = 2 * P - 1
 
-    At T_F = T_I = T_W no device idles between its first action and its last. What is left is that
-    the devices start one after the other, which only an optimizer step of each device by itself
-    would hide: with one step for all, ZB-H1's bubble is as small.
+    At T_F = T_I = T_W no device idles between its first action and its last. Only the devices'
+    staggered starts remain, which an optimizer step of each device by itself would hide: with one
+    step for all, ZB-H1's bubble is as small.
 
     Constraints: none. M of at least 2 P - 1 is advised, else it is ZB-H1 with later W.
 

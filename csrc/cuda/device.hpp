@@ -1,4 +1,4 @@
-// What the driver says of its devices, and which of them may reach each other's memory.
+// Facts about devices from the driver, and which of them may reach each other's memory.
 #pragma once
 
 #include <string>

@@ -28,10 +28,10 @@ class CudaError : public std::runtime_error {
 };
 
 // The functions of this library, which stays loaded until the process ends; starts the driver.
-// What CUDA 12 brought may be missing, and is then null. Throws DriverMissing.
+// Functions that CUDA 12 brought may be missing, and are then null. Throws DriverMissing.
 Api load(const char* library);
 
-// Those of libcuda.so.1: any thread may ask, and the first to ask loads it.
+// The functions of libcuda.so.1: any thread may ask, and the first to ask loads it.
 const Api& api();
 
 // "13.0" for 13000.

@@ -1,4 +1,4 @@
-// What the driver makes and must be told to end: contexts, streams, events, graphs.
+// Objects that the driver makes and must be told to end: contexts, streams, events, graphs.
 #pragma once
 
 #include <unistd.h>

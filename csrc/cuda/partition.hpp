@@ -14,7 +14,7 @@ class Group {
 
     unsigned num_sms() const { return num_sms_; }
 
-    // What events for the streams are made under. Current on one thread at a time, says the driver.
+    // The context of events for the streams. The driver lets one thread at a time have it current.
     CUcontext context() const { return context_; }
 
     // Kernels of this stream run on the group's SMs. Must be gone before the partition is.

@@ -29,9 +29,9 @@ class Lanes {
     cuda::CUstream compute(int lane) const {
         return compute_[static_cast<std::size_t>(lane)].get();
     }
-    // What is current while work for the lane's GPU is issued, by whomever.
+    // The context that is current while work for the lane's GPU is issued, by any thread.
     cuda::CUcontext primary(int lane) const { return primaries_.at(gpu_of(lane)).get(); }
-    // What events of the compute stream are made under; that of its part, where it is one.
+    // The context of the compute stream's events: that of its part, where the lane is one.
     cuda::CUcontext compute_context(int lane) const {
         return contexts_[static_cast<std::size_t>(lane)];
     }

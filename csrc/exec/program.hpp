@@ -24,22 +24,22 @@ using Position = std::uint32_t;
 // waits for the slot to be fed. So each stage has its microbatches in order, and a device does what
 // has come first.
 //
-// A part of a plan holds what stands between two positions of each row. What stands before counts
+// A part of a plan holds what stands between two positions of each row. Actions before it count
 // as done: programs of one part after another run the plan, with a pause of all devices in between.
 class Program {
    public:
     // Throws PlanError when the plan cannot run.
     explicit Program(const Plan& plan);
-    // Of each row the actions from `begins` up to `ends`. Throws PlanError when the plan cannot
-    // run; std::invalid_argument where that is nothing, no such positions, or an action needs one
-    // that stands behind the part.
+    // The actions from `begins` up to `ends` of each row. Throws PlanError when the plan cannot
+    // run; std::invalid_argument where no action is there, no such positions, or an action needs
+    // one that stands behind the part.
     static Program part(const Plan& plan, const std::vector<std::size_t>& begins,
                         const std::vector<std::size_t>& ends);
     // Throws std::invalid_argument for less than one slot.
     static Program endless(const Placement& placement, int num_slots);
 
     bool is_endless() const { return num_slots_ > 0; }
-    // Of an endless program.
+    // Slots of an endless program.
     int num_slots() const { return num_slots_; }
     // The first stage's forward of a slot.
     Position entry(int slot) const { return static_cast<Position>(slot * num_stages()); }

@@ -59,7 +59,7 @@ class Chain {
         }
     }
 
-    // What comes after the last node; where none was added, after what was before the first.
+    // The nodes after the last one; where no node was added, those before the first.
     const Nodes& end() const { return after_; }
 
    private:

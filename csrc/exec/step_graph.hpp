@@ -34,7 +34,7 @@ class StepGraph {
 
    private:
     void launch(const std::map<int, cuda::CUstream>& callers) const;
-    // Whatever it meets: what waits is the end of something else.
+    // Errors of the driver are ignored: the caller is ending something else.
     void drain() const noexcept;
 
     const StreamJob& job_;

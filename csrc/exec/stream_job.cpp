@@ -14,7 +14,7 @@ namespace {
 
 bool is_forward(Action action) { return action.kind == Kind::F || action.kind == Kind::COPY_F; }
 
-// Whose result a copy carries: its F, or its B or I.
+// The actions whose result a copy carries: its F, or its B or I.
 std::vector<Action> sources_of(Action copy) {
     Action source = copy;
     if (copy.kind == Kind::COPY_F) {

@@ -24,12 +24,12 @@ struct Transfer {
 };
 using Transfers = std::vector<Transfer>;
 
-// What an action is in graph mode: a captured graph, between what it is given and what is taken
-// from it, all at addresses that stay.
+// An action in graph mode: a captured graph, between copies of its inputs and of its results, all
+// at addresses that stay.
 struct Launch {
     // Null where there is nothing to compute.
     cuda::CUgraphExec exec = nullptr;
-    // What `exec` was made of.
+    // The graph that `exec` was made of.
     cuda::CUgraph graph = nullptr;
     Transfers before;
     Transfers after;
@@ -37,7 +37,7 @@ struct Launch {
 
 // The driver's objects for one copy stream.
 struct CopyLane {
-    // What transfers by way of the host need: a stream of the receiver for their second half.
+    // Transfers by way of the host need a stream of the receiver for their second half.
     struct ByHost {
         cuda::Stream landing;
         cuda::Event half;
@@ -68,7 +68,7 @@ class StreamJob {
     const Lanes& lanes() const { return *lanes_; }
 
     static constexpr TaskNumber kNoTask = static_cast<TaskNumber>(-1);
-    // The task of an action or a copy, and kNoTask where there is none.
+    // The task of an action or a copy, or kNoTask.
     TaskNumber task_of(Action action) const;
     // The copy of what the task gives, or kNoTask.
     TaskNumber carrier_of(TaskNumber task) const { return carriers_[task]; }
@@ -89,7 +89,7 @@ class StreamJob {
         return copy_lanes_[static_cast<std::size_t>(copy.stream - order_.num_devices())];
     }
     const std::vector<CopyLane>& copy_lanes() const { return copy_lanes_; }
-    // Of a task that is awaited.
+    // The event of a task that is awaited.
     cuda::CUevent done(TaskNumber task) const { return done_[task].get(); }
     // When all that the lane did before the step is done, and the step may begin there.
     cuda::CUevent lane_start(int lane) const {

@@ -89,7 +89,7 @@ class Network {
         }
     }
 
-    // What F and B of a neighbour stage on another device give comes by copy, all else directly.
+    // Results of a neighbour stage on another device come by copy, all others directly.
     void add_inputs(Node node) {
         const Action action = nodes[node].action;
         for_each_input(action, index_, [&](Action input, int position) {

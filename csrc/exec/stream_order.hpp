@@ -16,7 +16,7 @@ using TaskNumber = std::uint32_t;
 struct Task {
     Action action;
     int stream;
-    // Of the action's cell, or of the cell that a copy is for.
+    // The slot of the action's cell, or of the cell that a copy is for.
     int slot;
     // Whether a task of another stream waits for it.
     bool awaited = false;
@@ -39,7 +39,7 @@ struct CopyStream {
 //   the copies that bring its inputs, or its inputs themselves where they come without a copy,
 //   an F for the copies that leave the slot it takes over: what they send is the slot's to keep,
 //   a copy for what it sends, and for the action that frees the slot it fills.
-// What follows from other waits is left out.
+// Waits that follow from others are left out.
 class StreamOrder {
    public:
     // Throws PlanError for a plan that cannot run.
@@ -51,7 +51,7 @@ class StreamOrder {
     // Stream num_devices() + i is copy_streams()[i].
     const std::vector<CopyStream>& copy_streams() const { return copy_streams_; }
     bool is_compute(const Task& task) const { return task.stream < num_devices(); }
-    // That of a copy.
+    // The stream of a copy.
     const CopyStream& copy_stream(const Task& copy) const {
         return copy_streams_[static_cast<std::size_t>(copy.stream - num_devices())];
     }

@@ -24,7 +24,7 @@ class StreamTrace {
     void start(TaskNumber task) { record(start_[task].get(), task); }
     void end(TaskNumber task) { record(end_[task].get(), task); }
 
-    // Of a step that was issued as a whole; wait for its end. A row for each device.
+    // For a step that was issued as a whole; wait for its end. A row for each device.
     Timeline actions() const;
     // A row for each copy stream.
     Timeline copies() const;

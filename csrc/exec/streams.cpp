@@ -145,7 +145,7 @@ void Dispatch::end() {
     }
 }
 
-// Whatever it meets, because there is a failure to report already.
+// Errors of the driver are ignored, because there is a failure to report already.
 void Dispatch::drain() const noexcept {
     const auto finish = [](cuda::CUstream stream) noexcept {
         cuda::api().cuStreamSynchronize(stream);

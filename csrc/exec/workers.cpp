@@ -21,7 +21,7 @@ constexpr std::int64_t kWorthWakingNs = 150'000;
 
 constexpr std::chrono::milliseconds kInterruptTick{20};
 
-// Whose worker this thread is; none's for most threads.
+// The workers that this thread belongs to; null for most threads.
 thread_local const Workers* workers_of_this_thread = nullptr;
 
 void name_this_thread(int worker) {

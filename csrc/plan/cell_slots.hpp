@@ -12,9 +12,9 @@ namespace pykern {
 
 // Every stage of every replica has a ring of slots. A cell, that is a microbatch or slice of one at
 // a stage, holds one of them from the copy that brings its input, or else from its F, to the end of
-// its B or W, or of its F in a plan without backwards: so its R finds the input there. What arrives
-// for the cell lands in its slot: the input, and later the gradient of its output, which needs no
-// wait of its own, because by then the cell has the slot.
+// its B or W, or of its F in a plan without backwards: so its R finds the input there. Data for the
+// cell lands in its slot: the input, and later the gradient of its output, which needs no wait of
+// its own, because by then the cell has the slot.
 class CellSlots {
    public:
     static constexpr int kNone = -1;
@@ -58,7 +58,7 @@ class FreeSlots {
     };
     static constexpr std::size_t kNeverUsed = static_cast<std::size_t>(-1);
 
-    // What was freed before `from` may be taken; the slot is free again after position `to`.
+    // Slots that were freed before `from` may be taken; the slot is free again after position `to`.
     Taken take(std::size_t from, std::size_t to);
 
    private:

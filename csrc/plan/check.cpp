@@ -120,7 +120,7 @@ void for_each_cell(const Plan& plan, Visit visit) {
     }
 }
 
-// What goes out must come back, and nothing comes back that has not gone out.
+// A cell that goes out must come back, and comes back only after it has gone out.
 void require_both(const Plan& plan, const Index& index, Action cell) {
     const Action out = with_kind(cell, Kind::OFFLOAD);
     const Action back = with_kind(cell, Kind::LOAD);

@@ -11,7 +11,7 @@ namespace pykern {
 
 namespace {
 
-// What the plan does not run may be unknown.
+// Costs of actions that the plan does not run may be unknown.
 void require_known(const Plan& plan, const Costs& costs) {
     for (const Row& row : plan.rows()) {
         for (const Action& action : row) costs.require_known(action.kind, action.stage);

@@ -22,7 +22,8 @@ class Clock {
     // Throws std::invalid_argument where the costs are of another number of stages or devices.
     Clock(const Plan& plan, const Costs& costs);
 
-    // What a walk calls. Inputs of the same row need no look: the device is not free before.
+    // The functions that a walk calls. Inputs of the same row need no look: the device is not free
+    // before.
     void begin() { ready_ns_ = 0; }
     void input(Action action, Action input, std::size_t sender, std::size_t position) {
         ready_ns_ = std::max(ready_ns_, arrival_ns(action, input, sender, position));
@@ -75,7 +76,7 @@ class Clock {
     double ready_ns_ = 0;
 };
 
-// What a simulation knows at its end. It refers to the plan.
+// The result of a simulation. It refers to the plan.
 struct Simulated {
     Index index;
     Clock clock;

@@ -11,8 +11,8 @@
 
 namespace pykern {
 
-// Of one action, in nanoseconds on a device of speed 1. What is not given: R takes what F takes,
-// and each half of a backward takes half of it. NaN is a time that is not known, such as that of a
+// Costs of one action, in nanoseconds on a device of speed 1. By default R takes what F takes, and
+// each half of a backward takes half of it. NaN is a time that is not known, such as that of a
 // kind of action that did not run in the step that was measured.
 struct CostTable {
     StageValues forward_ns;
@@ -26,7 +26,7 @@ struct CostTable {
     StageValues reduce_ns = 0.0;
     // Every action keeps its device busy for so much more, whatever the device's speed.
     double overhead_ns = 0;
-    // What crosses the boundary behind a stage, one way or the other, at so many bytes per ns.
+    // Bytes that cross the boundary behind a stage, either way, at so many bytes per ns.
     StageValues message_bytes = 0.0;
     double bandwidth = std::numeric_limits<double>::infinity();
     // Whether the messages from one device to another go one after the other, in the order of the
@@ -51,8 +51,8 @@ class Costs {
 
     const CostTable& table() const { return table_; }
 
-    // Of a kind on a stage, without overhead, on a device of speed 1; NaN where it is not known.
-    // OFFLOAD and LOAD take no time.
+    // Time of a kind on a stage, without overhead, on a device of speed 1; NaN where it is not
+    // known. OFFLOAD and LOAD take no time.
     double of(Kind kind, std::size_t stage) const {
         return value_of(times_ns_[of_kind(kind)], stage);
     }

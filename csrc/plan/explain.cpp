@@ -44,8 +44,8 @@ class Explainer {
         return {place.device, place.position - (second ? 1 : 0)};
     }
 
-    // Of the inputs of a slot that come from other devices, the one that is there last; of several
-    // the one that was computed last. There is one where the slot starts after its device is free.
+    // The input of a slot that comes last from another device; among several the one that was
+    // computed last. There is one where the slot starts after its device is free.
     Arrival last_arrival(Place slot) const {
         Arrival last{slot, -1, -1};
         const bool pair = std::ranges::binary_search(plan_.overlaps()[slot.device], slot.position);

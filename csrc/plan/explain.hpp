@@ -22,8 +22,8 @@ struct Bubble {
     friend bool operator==(const Bubble&, const Bubble&) = default;
 };
 
-// What decided when an action started: nothing (it starts with the step), the action before it on
-// its device, an input the moment it was computed, or the transfer of an input.
+// The cause that decided when an action started: nothing (it starts with the step), the action
+// before it on its device, an input the moment it was computed, or the transfer of an input.
 enum class Wait : std::uint8_t { NOTHING, ROW, INPUT, TRANSFER };
 
 struct Step {

@@ -12,7 +12,7 @@
 
 namespace pykern {
 
-// Of one microbatch on one stage; a slice holds its share. Invariant: finite and not negative.
+// Bytes of one microbatch on one stage; a slice holds its share. Each is finite, and at least 0.
 class Memory {
    public:
     // activation_bytes is held from F to the end of B or I. A cell that the plan recomputes holds

@@ -16,9 +16,8 @@
 namespace pykern {
 
 // Runs each row until it meets an action with inputs that have not run, and parks the device until
-// the last of them has: so no action is looked at more than twice, however many inputs it has. What
-// has run of a row is its front, so all that is remembered is a position and the waiters per
-// device.
+// the last of them has: so no action is looked at more than twice, however many inputs it has. A
+// row runs from its front, so all that is remembered is a position and the waiters per device.
 //
 // It tells `run` what happens: begin() before it looks at a device's next slot,
 // input(action, input, its row, its position there) for every input on another device, and

@@ -7,7 +7,7 @@
 
 namespace pykern {
 
-// What an Action's stage number can hold.
+// The range of an Action's stage number.
 inline constexpr int kMaxStages = 65536;
 
 // The devices of one copy of the model, by stage.
@@ -36,7 +36,7 @@ class Placement {
     int device_of(int stage, int replica = 0) const {
         return replicas_[static_cast<std::size_t>(replica)][static_cast<std::size_t>(stage)];
     }
-    // What each device computes of the first replica, its chunks, ascending.
+    // The chunks of each device in the first replica, ascending.
     std::vector<std::vector<int>> stages_by_device() const;
     // Microbatches are dealt to the replicas in turn.
     int replica_of(std::uint32_t microbatch) const {

@@ -20,7 +20,7 @@ std::size_t slot_start(const Overlaps& overlaps, std::size_t position);
 // Most (stage, microbatch, slice) cells of one plan: it bounds the memory that a plan from a
 // stranger takes.
 inline constexpr int kMaxCells = 1 << 24;
-// What an Action's slice number can hold.
+// The range of an Action's slice number.
 inline constexpr int kMaxSlices = 256;
 
 // Throws std::invalid_argument where a plan of this size would be empty or larger than that.

@@ -113,7 +113,7 @@ Plan with_each_when_due(const Plan& plan, const Cells& cells) {
     return std::move(draft).finished();
 }
 
-// What each device holds at each position of its row, and whether an R can come earlier.
+// Bytes that each device holds along its row, and whether an R can come earlier.
 class Room {
    public:
     Room(const Plan& due, const Index& index, const Memory& memory, double cap_bytes)

@@ -13,7 +13,7 @@ namespace pykern {
 
 struct RingUse {
     Action copy;
-    // What was there before this position has been freed by an action before it.
+    // An action before this position has freed the slot.
     std::size_t from;
     // Position of the action whose end frees the slot.
     std::size_t to;
@@ -25,7 +25,7 @@ struct RingUse {
 // before that slot may free what it overwrites. A lane is a queue, though: who waits in it makes
 // all behind wait too. So `from` is the least of what the copy and those behind it ask for, and
 // waiting for a slot can never deadlock: in any order that the plan can run in, put each copy right
-// before the first reader of it and those behind it. Whatever it waits for is further ahead.
+// before the first reader of it and those behind it. The actions it waits for are further ahead.
 //
 // In a plan without backwards a slot's next F also waits until what the slot held has been sent on.
 // So there a copy may start when its source ends, in a timetable in which all forwards take equally
@@ -43,8 +43,8 @@ class RingUses {
     std::vector<std::vector<RingUse>> uses_;
 };
 
-// What COPY_F and COPY_B bring is read by an F, or by a B or I, of the next stage or the one
-// before.
+// Activations that COPY_F brings are read by an F, gradients of COPY_B by a B or I, of the next
+// stage or the one before.
 Action reader_of(Action copy, const Index& index);
 
 }  // namespace pykern

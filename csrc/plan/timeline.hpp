@@ -28,8 +28,9 @@ class Timeline {
     double first_start_ns() const;
     // From the first start to the last end over all devices.
     double makespan_ns() const;
-    // Of the device that takes longest, from its own first start to its own last end: the "cost" of
-    // the zero-bubble papers, what a step takes where no device waits for another's update.
+    // Time of the device that takes longest, from its own first start to its own last end: the
+    // "cost" of the zero-bubble papers, what a step takes where no device waits for another's
+    // update.
     double span_ns() const;
     // Time in which the device computes; of two actions side by side it counts once.
     double busy_ns(int device) const;

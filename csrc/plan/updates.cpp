@@ -14,7 +14,7 @@ namespace pykern {
 
 namespace {
 
-// What a whole microbatch of a stage has left of its backwards, counted down in a walk along a row:
+// Backwards that a whole microbatch of a stage has left, counted down in a walk along a row:
 // the W of a later slice may end after that of an earlier one.
 class Backwards {
    public:

@@ -44,7 +44,7 @@ class BlockPlanner {
     const Order* plan(const BlockShape& shape);
     // Nothing where it is not possible or breaks the cap.
     const Order* plan(const Block& block);
-    // What the last plan was made of.
+    // The block that the last plan was made of.
     const Block& block() const { return block_; }
     std::int64_t work() const { return work_; }
 

@@ -6,7 +6,7 @@ namespace pykern {
 
 namespace {
 
-// Where the W of the I at this position is, or the row's size where there is none.
+// The position of the W that belongs to the I at this position, or the row's size.
 std::size_t find_weight(const std::vector<Labelled>& row, std::size_t input) {
     const Labelled weight{symbol_of(stage_of(row[input].symbol), kWeight), row[input].microbatch};
     const auto from = row.begin() + static_cast<std::ptrdiff_t>(input);

@@ -1,6 +1,6 @@
 // Schedule: an order with the times and the memory that it takes; the fixed-order evaluation.
 //
-// A change is tried on one row and timed from the first moment that it can touch. What is found is
+// A change is tried on one row and timed from the first moment that it can touch. A try's times are
 // kept beside the accepted schedule until `accept`, so a rejected change costs nothing to undo.
 #pragma once
 

@@ -17,7 +17,7 @@
 
 namespace pykern {
 
-// What works on one problem, made once so that nothing is allocated while it runs.
+// Tools for one problem, made once so that nothing is allocated while it runs.
 struct Bench {
     explicit Bench(Problem of);
     Bench(const Bench&) = delete;
@@ -38,10 +38,10 @@ class Site {
 
     const Problem& problem() const { return repeats() ? full_->problem : few_.problem; }
     double bound_ns() const { return bound_ns_; }
-    // Of all microbatches; infinite until there is an order.
+    // Time of all microbatches; infinite until there is an order.
     double makespan_ns() const { return makespan_ns_; }
     const Order& order() const { return order_; }
-    // What the best order of few microbatches promises for all of them.
+    // The time of all microbatches that the best order of few of them promises.
     double promise_ns() const { return promise_ns_; }
     std::int64_t work() const { return few_.work() + (repeats() ? full_->work() : 0); }
 

@@ -33,7 +33,7 @@ except ImportError as error:
         f"torch must be 2.13 to 2.15 to run plans on its runtime, got {torch.__version__}: {error}"
     ) from error
 
-# Of torch's runtime, what is called or replaced here: none of it is promised to anyone.
+# Methods of torch's runtime that are called or replaced here; torch promises no one that they stay.
 _USED = (
     "_prepare_schedule_with_comms",
     "_initialize_stages",
@@ -64,9 +64,9 @@ def to_torch(  # noqa: PLR0913 - what torch's schedules take, by torch's names
 
     Args:
         plan: Any with a backward and without replicas, slices and recompute.
-        stages: Those of this process, from `PipelineStage` or `build_stage`, in any order.
-        n_microbatches: That of the plan, which is taken if it is not given.
-        loss_fn: Of an output and a target of one microbatch; without one, forwards alone are run.
+        stages: This process's stages, from `PipelineStage` or `build_stage`, in any order.
+        n_microbatches: The plan's count, which is the default.
+        loss_fn: Called with an output and a target of one microbatch; None runs forwards alone.
         args_chunk_spec: As torch's schedules take it, like the next two.
         kwargs_chunk_spec: See args_chunk_spec.
         output_merge_spec: See args_chunk_spec.
@@ -76,7 +76,7 @@ def to_torch(  # noqa: PLR0913 - what torch's schedules take, by torch's names
     Raises:
         PlanError: The plan breaks a rule.
         ValueError: Torch's runtime cannot run it, or not with these stages or this group.
-        TypeError: What is given as stages is something else.
+        TypeError: A stage is no `PipelineStage`.
         ImportError: This torch has another runtime.
     """
     _require_runtime()
@@ -113,8 +113,8 @@ class PlanSchedule(_PipelineScheduleRuntime):
     Args:
         plan: That the stages have been found to fit.
         costs: That order its messages.
-        stages: Of this process, ascending.
-        options: Of torch's constructor.
+        stages: This process's stages, ascending.
+        options: Arguments of torch's constructor.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class PlanSchedule(_PipelineScheduleRuntime):
             if action.stage == last and action.kind is Kind.F
         ]
         self._losses: dict[int, Tensor] = {}
-        # Of the first stage's first microbatch, since it was last trained or evaluated instead.
+        # Shapes of the first stage's first microbatch, and whether the step trained.
         self._shapes: tuple[bool, list[torch.Size]] | None = None
         self._told: dict[str, str] | None = {
             "torch": torch.__version__,
@@ -194,7 +194,7 @@ class PlanSchedule(_PipelineScheduleRuntime):
         self.pipeline_order_with_comms[self.rank] = row
 
     def _training_row(self) -> list[_Action]:
-        """What this process does, with a whole backward where nothing before a stage trains.
+        """Actions of this process, with a whole backward where nothing before a stage trains.
 
         Torch's split backward finds the weights' gradients on the way to those of the inputs: where
         no input needs one, it finds none, and says nothing.
@@ -225,7 +225,7 @@ class PlanSchedule(_PipelineScheduleRuntime):
         if not (stage.is_last and self._has_backward):
             return None
         loss = self._losses[mb_index]
-        # What is kept for the caller must not keep the graph.
+        # The loss that is kept for the caller must not keep the graph.
         self._losses[mb_index] = loss.detach()
         return loss / self._divisor if self._divisor > 1 else loss
 

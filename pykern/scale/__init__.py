@@ -1,4 +1,4 @@
-"""What a step costs on many GPUs, predicted: data, tensor and pipeline parallel together.
+"""Predicted costs of a step on many GPUs: data, tensor and pipeline parallel together.
 
 Figures of data sheets go in and the planner's simulator runs the plan; nothing here was measured.
 """

@@ -15,7 +15,7 @@ from pykern.scale.predict import (
     state_bytes,
 )
 
-# Of a GPU's memory, for all that is predicted. The rest is an assumption about the CUDA context,
+# The share of a GPU's memory for all that is predicted. The rest is assumed for the CUDA context,
 # NCCL's buffers, workspaces and what the allocator cannot use.
 USABLE = 0.9
 
@@ -42,7 +42,7 @@ def best(
     """The fastest layouts that fit in memory, each with its fastest schedule.
 
     Args:
-        job: What is trained.
+        job: The model and batch to train.
         cluster: The boxes.
         num_gpus: How many of their GPUs.
         schedules: Names to choose from.
@@ -90,7 +90,7 @@ def _fills(cluster: Cluster, layout: Layout) -> bool:
 def _predictions(
     job: Job, cluster: Cluster, layout: Layout, schedules: Sequence[str]
 ) -> Iterator[Prediction]:
-    """Of the schedules that these counts allow."""
+    """Predictions for the schedules that these counts allow."""
     for schedule in schedules:
         with suppress(ValueError):
             yield predict(job, cluster, layout, schedule)

@@ -10,7 +10,7 @@ class Gpu:
     Attributes:
         flops_per_ns: Dense operations in bfloat16, at most.
         efficiency: Share of them that a stage's kernels reach, 0 to 1.
-        memory_bytes: What it holds.
+        memory_bytes: Size of its memory.
         memory_bytes_per_ns: How fast it reads and writes that; the same number in GB/s.
     """
 
@@ -26,7 +26,7 @@ class Link:
 
     Attributes:
         bytes_per_ns: The same number in GB/s.
-        step_ns: What a message takes beyond its bytes.
+        step_ns: Time of a message beyond that of its bytes.
     """
 
     bytes_per_ns: float
@@ -42,7 +42,7 @@ class Cluster:
         box_size: GPUs of a box.
         inside: Between two GPUs of a box.
         between: Between two GPUs of different boxes; each GPU has a network card of its own.
-        collective_ns: What a collective takes before its first message.
+        collective_ns: Time of a collective before its first message.
     """
 
     gpu: Gpu
@@ -73,7 +73,7 @@ class Ring:
 
     @property
     def bytes_per_ns(self) -> float:
-        """What goes around at once."""
+        """Bandwidth of a ring over these GPUs."""
         inside = self.cluster.inside.bytes_per_ns
         if self.num_boxes == 1:
             return inside

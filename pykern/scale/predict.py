@@ -18,7 +18,7 @@ from pykern.scale.mesh import Layout, Mesh
 from pykern.scale.transformer import BFLOAT16_BYTES, Part, Transformer
 from pykern.schedules import by_name, require_named
 
-# What AdamW in float32 holds of a parameter, as a loop under autocast has it: parameter, gradient,
+# Bytes of a parameter under AdamW in float32, as a loop under autocast has it: parameter, gradient,
 # two moments. Its step reads all four and writes all but the gradient.
 PARAMETER_BYTES = 4
 GRADIENT_BYTES = 4
@@ -41,7 +41,7 @@ NOT_PREDICTED = {
 
 @dataclass(frozen=True)
 class Job:
-    """What is trained, however it is laid out.
+    """Model and batch to train, however they are laid out.
 
     Attributes:
         model: Its sizes.
@@ -73,7 +73,7 @@ class Job:
         return self.microbatch * self.model.sequence
 
     def num_microbatches(self, data: int) -> int:
-        """Of one of so many pipelines.
+        """Microbatches of one of so many pipelines.
 
         Raises:
             ValueError: The batch cannot be shared out in whole microbatches.
@@ -89,19 +89,19 @@ class Job:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a step takes, as far as figures tell.
+    """Time and memory of a step, as far as figures tell.
 
     Attributes:
         layout: Data, tensor and pipeline parallel.
         schedule: Its name in the catalogue.
         over_boxes: Whether a pipeline needs more than one box.
-        num_microbatches: Of each pipeline.
+        num_microbatches: Microbatches of each pipeline.
         step_ns: From the batch to the updated parameters: `makespan_ns`, `exposed_ns`,
             `update_ns` and `gather_ns`, one after the other.
-        makespan_ns: Of the simulated plan.
+        makespan_ns: Length of the simulated plan.
         bubble_ratio: Share of it in which devices wait, 0 to 1.
-        tensor_ns: Of all-reduces within stages, on the device that has most of them.
-        reduction_ns: Of gradients over the pipelines, on the device that has most of them.
+        tensor_ns: Time of all-reduces within stages, on the device that has most of them.
+        reduction_ns: Time of gradient sums over pipelines, on the device that has most of them.
         exposed_ns: How much longer the last of them takes than the plan.
         update_ns: The optimizer's step, bound by memory.
         gather_ns: With ZeRO-1, until all processes have the new parameters.
@@ -133,7 +133,7 @@ def predict(job: Job, cluster: Cluster, layout: Layout, schedule: str) -> Predic
     are not slower for it, smaller pieces are as efficient as larger ones, and no host is too slow.
 
     Args:
-        job: What is trained.
+        job: The model and batch to train.
         cluster: The boxes.
         layout: How it is spread over them.
         schedule: A name of the catalogue, with its own defaults.
@@ -179,14 +179,14 @@ def model_flops(job: Job) -> float:
 
 
 def state_bytes(job: Job, layout: Layout) -> float:
-    """What parameters, gradients and optimizer take on a GPU if they are spread evenly."""
+    """Bytes of parameters, gradients and optimizer on a GPU if they are spread evenly."""
     moments = MOMENTS_BYTES / (layout.data if job.zero else 1)
     share = job.model.num_parameters / (layout.tensor * layout.pipeline)
     return share * (PARAMETER_BYTES + GRADIENT_BYTES + moments)
 
 
 def least_ns(job: Job, mesh: Mesh) -> float:
-    """What no schedule can beat: all devices busy all the time, nothing to wait for."""
+    """A time that no schedule can beat: all devices busy all the time, nothing to wait for."""
     weights, scores, sums = _work_ns(job, mesh, job.model.parts(1))[0]
     num_microbatches = job.num_microbatches(mesh.layout.data)
     return num_microbatches * (3 * weights + 3 * scores + 2 * sums) / mesh.layout.pipeline
@@ -236,7 +236,7 @@ def _work_ns(job: Job, mesh: Mesh, parts: list[Part]) -> list[tuple[float, float
 
 
 def _message_ns(job: Job, mesh: Mesh, plan: Plan) -> list[float]:
-    """What leaves each stage, or comes back to it, takes on its way."""
+    """Time of each stage's output, or its gradient, on the way."""
     num_bytes = job.microbatch_tokens * job.model.width * BFLOAT16_BYTES
     devices = plan.placement.replicas[0]
     times_ns = []

@@ -14,7 +14,7 @@ class Transformer:
 
     Attributes:
         num_layers: Blocks.
-        width: Of the activations between them.
+        width: Features of the activations between them.
         sequence: Tokens of a row of the batch.
         vocabulary: Rows of the embedding, and of the head, which is not tied to it.
     """
@@ -33,7 +33,7 @@ class Transformer:
         )
 
     def parts(self, num_stages: int) -> list["Part"]:
-        """The stages. What cannot be shared out evenly goes to the first ones; the last has a head.
+        """The stages. Blocks left over by an even share go to the first ones; the last has a head.
 
         Raises:
             ValueError: There are more stages than layers.
@@ -48,7 +48,7 @@ class Transformer:
 
     @property
     def num_parameters(self) -> int:
-        """Of the whole model."""
+        """Parameters of the whole model."""
         return self.parts(1)[0].num_parameters
 
 
@@ -72,13 +72,13 @@ class Part:
 
     @property
     def weight_flops(self) -> float:
-        """Of a token's products with weights, forward; as many again for each half of backward."""
+        """Operations of a token's products with weights: forward, and each half of backward."""
         head = self.has_head * self.model.vocabulary * self.model.width
         return 2.0 * (self._layer_parameters + head)
 
     @property
     def score_flops(self) -> float:
-        """Of a token's products of activations, forward; twice as many in backward.
+        """Operations of a token's products of activations, forward; twice as many in backward.
 
         Over the whole square, though a causal mask needs half: so Narayanan et al. count, Efficient
         Large-Scale Language Model Training on GPU Clusters, 2021, arXiv 2104.04473.
@@ -86,11 +86,11 @@ class Part:
         return 4.0 * self.num_layers * self.model.sequence * self.model.width
 
     def activation_bytes(self, num_tokens: int, num_slices: int) -> float:
-        """What one of so many shards keeps of so many tokens until their backward.
+        """Bytes that one of so many shards keeps of so many tokens until their backward.
 
         In bfloat16, with dropout and without the scores, which fused attention does not keep:
         Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 2022,
-        arXiv 2205.05198. Of 34 bytes, 10 are outside of what is sliced: every slice has them whole.
+        arXiv 2205.05198. Every shard has 10 of the 34 bytes whole.
         """
         layer = self.model.width * (10 + 24 / num_slices)
         logits = self.has_head * FLOAT32_BYTES * self.model.vocabulary / num_slices

@@ -16,15 +16,15 @@ from ..forks import fork_safe_lock
 
 
 class Listener(Protocol):
-    """What is told of calls instead of their being made."""
+    """An object that is told of calls in place of their being made."""
 
     def call_module(
         self, module: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
-        """Of a module; `call` makes it."""
+        """Takes a module's call; `call` makes it."""
 
     def call_function(self, kind: Any, apply: Any, args: Any, kwargs: Any) -> Any:
-        """Of an autograd function; `apply` makes it."""
+        """Takes an autograd function's call; `apply` makes it."""
 
 
 def _own() -> tuple[Any, Any]:

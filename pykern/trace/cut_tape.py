@@ -17,7 +17,7 @@ from .values import Build, Here, builder, refs_in
 
 # By number.
 Values = dict[int, Any]
-# What goes past the next stage: with the number of each stage that it goes to, in ascending order.
+# Values that go past the next stage, by the number of their stage, in ascending order.
 Farther = Sequence[tuple[int, Values]]
 
 
@@ -38,7 +38,7 @@ class Environment:
         self.values = values
 
     def apart(self, stage: int) -> tuple[Environment, Farther]:
-        """What goes from a stage, or `BATCH`, to the next one, and what goes to farther ones."""
+        """Values that go from a stage, or `BATCH`, to the next one, and those that go farther."""
         near, farther = self.cut_tape.ways[stage + 1]
         if not farther:
             return self, ()

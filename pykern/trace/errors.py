@@ -1,4 +1,4 @@
-"""What may go wrong when a model is cut that has a forward of its own."""
+"""Errors of cutting a model that has a forward of its own."""
 
 from __future__ import annotations
 

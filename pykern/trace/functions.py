@@ -1,4 +1,4 @@
-"""What is known of torch's functions by their names."""
+"""Facts about torch's functions, by their names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from ..user_code import user_line
 from .errors import CutError
 
-# What tells of a tensor without looking at its values.
+# Functions that tell of a tensor without looking at its values.
 METADATA = frozenset(
     """
     size dim ndimension numel nelement stride storage_offset is_contiguous is_floating_point
@@ -20,9 +20,9 @@ METADATA = frozenset(
     __format__ __str__ __hash__ __dir__ is_tensor get_default_dtype
     """.split()  # noqa: SIM905
 )
-# Of these, what depends on shapes.
+# Those among them that depend on shapes.
 SHAPES = frozenset(("size", "numel", "nelement", "stride", "__len__", "shape", "nbytes"))
-# What draws random numbers.
+# Functions that draw random numbers.
 RANDOM = frozenset(
     """
     rand randn randint randperm rand_like randn_like randint_like bernoulli bernoulli_
@@ -38,7 +38,7 @@ _HOOKS = frozenset(("register_hook", "register_post_accumulate_grad_hook"))
 
 
 def name_of(function: Any) -> str:
-    """What a function is called; of the reading of a tensor's property, what that is called."""
+    """The name of a function; for the reading of a tensor's property, the property's name."""
     name = getattr(function, "__name__", str(function))
     if name == "__get__":
         return getattr(getattr(function, "__self__", None), "__name__", name)

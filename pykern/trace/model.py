@@ -111,7 +111,7 @@ class Traced:
         }
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Environment:
-        """What the first segment is given for a call of the model.
+        """The first segment's input for a call of the model.
 
         Raises:
             CutError: for these inputs the forward does what it did not with the sample, and that

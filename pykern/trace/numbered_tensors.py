@@ -88,7 +88,7 @@ class NumberedTensors:
         memory = {
             other for number in instruction.overwritten for other in (number, *self.aliases[number])
         }
-        # What is read again is computed again of the inputs, which that must not write.
+        # Values that are read again are computed again from the inputs, which that must not write.
         if memory - self._maker.keys():
             early = False
         if early and self.are_early(instruction.reads):

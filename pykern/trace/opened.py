@@ -123,7 +123,7 @@ def can_open(module: nn.Module) -> bool:
 
 
 def why_whole(module: nn.Module) -> str | None:
-    """What would be lost if the module were cut; None where nothing is."""
+    """Why a cut of the module would lose something; None where it would not."""
     if is_list(module):
         return None
     if any(_is_strange(hook) for hooks in HOOKS for hook in getattr(module, hooks).values()):
@@ -146,7 +146,7 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def _is_strange(hook: object) -> bool:
-    # Those of an exported program look at its arguments, which a recording does as well.
+    # An exported program's hooks look at its arguments, which a recording does as well.
     return not getattr(hook, "__module__", "").startswith(("torch.export", "torch._export"))
 
 

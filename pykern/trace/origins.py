@@ -18,7 +18,7 @@ from .values import PLAIN
 
 # How deep objects are looked into of which torch knows nothing.
 _DEPTH = 3
-# What Python gets a number by, and what does not read what it writes.
+# The operation by which Python gets a number, and those that do not read the tensor they write.
 _TO_PYTHON = torch.ops.aten._local_scalar_dense.default
 _OVERWRITES = {torch.ops.aten.copy_, torch.ops.aten.zero_, torch.ops.aten.fill_}
 # So many may be known before those of memory that has gone are forgotten.

@@ -1,8 +1,8 @@
 """Records what the forward of a model does with tensors, by running it once.
 
 The forward's own Python is run as it is: it is seen as calls of torch's functions and of modules.
-Modules that need not be cut are not looked into. What the forward decides by Python is decided for
-good, so what it reads of values is noted, to be read again for each microbatch.
+Modules that need not be cut are not looked into. Decisions of the forward's Python are made
+for good, so the values that it reads are noted, to be read again for each microbatch.
 """
 
 from __future__ import annotations

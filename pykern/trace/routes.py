@@ -23,8 +23,8 @@ class Routes:
 
     A value goes to the first stage that uses it, from there to the next, and its gradient back the
     same way: so what later uses give is added up first, as autograd does it in one graph. Where
-    there is no direct way, the stages between hand it on. What needs no gradient comes to each
-    stage from the batch.
+    there is no direct way, the stages between hand it on. Values without a gradient come to
+    each stage from the batch.
 
     Args:
         num_stages: of the pipeline.
@@ -63,7 +63,7 @@ class Routes:
         self._ways[sender + 1].setdefault(reader, []).append(value)
 
     def near(self, stage: int) -> list[int]:
-        """Of the values that leave a stage, or the batch, those that go to the next one."""
+        """Values that go from a stage, or the batch, to the next one."""
         return self._ways[stage + 1].get(stage + 1, [])
 
     def farther(self, stage: int) -> list[tuple[int, list[int]]]:

@@ -14,7 +14,7 @@ from .values import Held, Here, key_of
 
 
 class Segment(nn.Module):
-    """What a piece of every cut tape calls and reads. Forward runs the piece.
+    """Modules and tensors of one piece of every cut tape. Forward runs the piece.
 
     Modules and parameters are those of the model, under their names with "/" for ".", because names
     of torch's modules have no dots.

@@ -1,4 +1,4 @@
-"""What a forward's Python may look at beside its inputs, described so that it can be compared."""
+"""State that a forward's Python may read beside its inputs, described for comparison."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..tensors.trees import Spec
 from .values import PLAIN
 
-# What torch keeps in a module, which is looked at elsewhere or does nothing.
+# Attributes that torch keeps in a module, which are looked at elsewhere or do nothing.
 TORCHS = frozenset(vars(nn.Module()))
 
 
@@ -30,7 +30,7 @@ class Same:
 
 
 def described(value: Any, depth: int = 2) -> Hashable:
-    """What equals that of another value only if Python cannot tell the two apart.
+    """A description that equals another value's only if Python cannot tell the two apart.
 
     Plain values are compared as such, also within lists, dicts, sets and arrays of numpy; of
     anything else which it is, and what its attributes are where the depth is more than one.
@@ -66,7 +66,7 @@ def attributes(module: nn.Module, depth: int = 2) -> dict[str, Hashable]:
 
 
 def state_of(model: nn.Module, opened: Iterable[nn.Module]) -> Hashable:
-    """What the forwards of the opened modules may look at: attributes, parts, types and shapes."""
+    """State that forwards of the opened modules may read: attributes, parts, types and shapes."""
     held = frozenset((parameter.dtype, parameter.shape) for parameter in model.parameters())
     parts = tuple(
         (tuple(attributes(module).items()), tuple(map(Same, module._modules.values())))

@@ -86,7 +86,7 @@ class Instruction:
 
     @property
     def anchor(self) -> str | None:
-        """Of a module, or a function that is given parameters: what it is called in a cut."""
+        """The name in a cut of a module, or of a function that is given parameters; else None."""
         if isinstance(self.target, str):
             return self.target
         return next((held.name for held in self.held if held.is_parameter), None)
@@ -149,7 +149,7 @@ class Instruction:
 
 @dataclass(eq=False)
 class Read:
-    """What the forward has read of a tensor's values, to decide what it does.
+    """A read of a tensor's values by the forward, to decide what it does.
 
     Attributes:
         function: that reads.
@@ -256,7 +256,7 @@ def rest_of(leaves: Sequence[Any]) -> list[Any]:
 
 
 def modes_now() -> Modes:
-    """Those of this thread."""
+    """The modes of this thread."""
     autocast = tuple(
         (kind, torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None)
         for kind in ("cpu", "cuda")

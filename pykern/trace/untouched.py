@@ -19,7 +19,7 @@ _GRADIENT = "main_grad"
 
 
 class Untouched:
-    """What a run of a model may change, to be put back: buffers, attributes, random numbers.
+    """State that a run of a model may change, to be put back: buffers, attributes, random numbers.
 
     Args:
         model: the whole.

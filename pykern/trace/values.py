@@ -1,4 +1,4 @@
-"""What the instructions of a tape are called with: values of the tape, names, and anything else."""
+"""Arguments of the instructions of a tape: values of the tape, names, and anything else."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Here:
     objects: Sequence[Any] = ()
 
 
-# What has no parts, and equals only what is the same to all who look at it.
+# Types of values without parts, which are equal only if no reader can tell them apart.
 PLAIN = (
     type(None), bool, int, float, complex, str, bytes, type(...), torch.dtype, torch.device,
     torch.layout, torch.memory_format, torch.Size, range,

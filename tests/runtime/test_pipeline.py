@@ -196,7 +196,7 @@ def test_earlier_steps_can_be_looked_at() -> None:
             pipe.step(torch.ones(2, 2), target=torch.ones(2, 2))
             spans.append(pipe.timeline().rows)
         assert [pipe.timeline(ago).rows for ago in (2, 1, 0)] == spans
-        with pytest.raises(IndexError, match="holds 3 steps; there is none 3 steps ago"):
+        with pytest.raises(IndexError, match="holds 3 steps, none of them 3 steps ago"):
             pipe.timeline(3)
 
 

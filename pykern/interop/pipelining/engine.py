@@ -33,13 +33,13 @@ class CutBatch(Batch):
 
     @once
     def calls(self) -> Sequence[Call | None]:
-        """What the first layer is called with, for each microbatch."""
+        """Arguments of the first layer, for each microbatch."""
         return [(part, {}) for part in self.parts]
 
 
 @dataclass
 class Results:
-    """What the last stage gives, and what for. Lists have an entry for each microbatch.
+    """Outputs and losses of the last stage. Lists have an entry for each microbatch.
 
     Attributes:
         loss_fn: called with (output, target); None where no loss is wanted.
@@ -58,7 +58,7 @@ class Results:
     losses: dict[int, Tensor] = field(default_factory=dict)
 
     def finish(self) -> Callable[[int, Any, bool], Ends]:
-        """What a step calls with each microbatch and its output; returns where backward starts."""
+        """Returns the function that finds a microbatch's start of backward in its output."""
         if self.loss_fn is None or self.weight is None:
             return partial(self._keep, self._evaluate)
         weights = [self.weight] * len(self.targets)

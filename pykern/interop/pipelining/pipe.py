@@ -24,7 +24,7 @@ from .stage import PipelineStage
 
 @dataclass(frozen=True)
 class PipeInfo:
-    """What a stage has to know of its pipe.
+    """Facts of the pipe that its stages need.
 
     Attributes:
         num_stages: how many there are.
@@ -71,7 +71,7 @@ class Pipe(Following):
         return self._stages[stage_idx]
 
     def info(self) -> PipeInfo:
-        """What `build_stage` needs beside the module."""
+        """The argument of `build_stage` beside the module."""
         return PipeInfo(self.num_stages)
 
     def build_stage(

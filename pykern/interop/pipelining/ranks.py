@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 Brought = TypeVar("Brought")
-# What the rank that arrives last does for all: from what each brought, what each gets.
+# The work of the rank that arrives last, for all: from what each brought to what each gets.
 Act = Callable[[Sequence[Brought]], Sequence[Any]]
 
 
@@ -31,7 +31,7 @@ class World:
         self._outcomes: dict[int, tuple[Any, BaseException | None]] = {}
 
     def meet(self, rank: int, brought: Any, act: Act[Any]) -> Any:
-        """What `act` gives this rank, once all have come; whoever comes last calls it.
+        """The result of `act` for this rank; the rank that arrives last calls it for all.
 
         Raises:
             RuntimeError: a rank has returned, and will not come.
@@ -108,7 +108,7 @@ def run(main: Callable[..., Any], nproc: int, *args: Any) -> list[Any]:
         *args: for `main`.
 
     Returns:
-        What `main` has returned, by rank.
+        Results of `main`, by rank.
 
     Raises:
         ValueError: there is no rank to run.
@@ -152,7 +152,7 @@ def run(main: Callable[..., Any], nproc: int, *args: Any) -> list[Any]:
 
 
 def meet(brought: Brought, act: Act[Brought]) -> Any:
-    """What `act` gives this rank, once all ranks have come: see `World.meet`."""
+    """The result of `act` for this rank, once all ranks have come: see `World.meet`."""
     return _here.world.meet(_here.rank, brought, act)
 
 
@@ -191,7 +191,7 @@ def _nothing_for_each(brought: Sequence[object]) -> list[None]:
 
 
 def _random_state() -> Callable[[], None]:
-    """What brings torch's generators of this thread's devices back to where they are now."""
+    """A function that puts this thread's generators of torch back into their state now."""
     host = partial(torch.set_rng_state, torch.get_rng_state())
     if not torch.cuda.is_initialized():
         return host

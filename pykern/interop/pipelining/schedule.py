@@ -1,4 +1,4 @@
-"""What all schedules have in common: stages and a plan, and `step` for whole batches."""
+"""The base class of all schedules: stages and a plan, and `step` for whole batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EQUAL = Costs(1.0, 1.0, input_ns=1.0, weight_ns=1.0)
 
 @dataclass(frozen=True)
 class RankPart:
-    """What one rank brings to a step. Lists have an entry for each microbatch."""
+    """One rank's part of a step. Lists have an entry for each microbatch."""
 
     schedule: PipelineSchedule
     arguments: Sequence[tuple[Any, ...]]
@@ -67,7 +67,7 @@ class PipelineSchedule:
 
     @property
     def pipeline_order(self) -> dict[int, list[Action | None]]:
-        """What each rank runs, where every action takes one slot; None where it waits."""
+        """Actions of each rank, where every action takes one slot; None where the rank waits."""
         if self._plan is None:
             return {}
         order: dict[int, list[Action | None]] = {}
@@ -255,7 +255,7 @@ class PipelineSchedule:
         self._plan, self._engine = plan, None
 
     def _engine_of(self, owners: list[PipelineSchedule]) -> Engine:
-        """What runs the stages of all these, which are one per rank."""
+        """The engine that runs the stages of all these schedules, which are one per rank."""
         if self._engine is None:
             assert self._plan is not None
             stages = [stage for owner in owners for stage in owner._stages]

@@ -35,7 +35,7 @@ class PipelineScheduleSingle(PipelineSchedule):
             those of the mean loss.
 
     Raises:
-        TypeError: what should be a stage is none, or a count is no int.
+        TypeError: a stage is no `PipelineStage`, or a count is no int.
         ValueError: stages are missing, or do not fit the schedule.
     """
 
@@ -65,7 +65,7 @@ class PipelineScheduleSingle(PipelineSchedule):
 class PipelineScheduleMulti(PipelineSchedule):
     """Schedules of several stages per device; itself one of a plan that is read from a file.
 
-    What is not named here is as for `PipelineScheduleSingle`.
+    Arguments that are not named here are those of `PipelineScheduleSingle`.
 
     Args:
         stages: this rank's; all stages where there is one rank.
@@ -161,7 +161,7 @@ def _require_format(format: str) -> None:
 
 
 class _Looped(PipelineScheduleMulti):
-    """Those of torch's constructors that take chunk specs and, unused, `defer_pp_recv` and more."""
+    """Schedules whose constructors take chunk specs and, unused, `defer_pp_recv` and more."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - torch's arguments, in torch's order
         self,
@@ -291,7 +291,7 @@ def get_schedule_class(schedule_name: str) -> type[Any]:
     """The class of a name such as "1F1B", in any case.
 
     Raises:
-        ValueError: there is none.
+        ValueError: torch has no schedule of that name.
     """
     by_lower_case = {name.lower(): found for name, found in _BY_NAME.items()}
     if schedule_name.lower() not in by_lower_case:

@@ -20,9 +20,9 @@ Keywords = Mapping[str, Any]
 class PipelineStage:
     """A module as one stage of a pipeline; its parameters stay the same objects.
 
-    Shapes need not be declared and may change from step to step. What a stage returns is given to
-    the next as positional arguments if it is a tuple or list, else as the only one; unlike torch's,
-    that may hold anything.
+    Shapes need not be declared and may change from step to step. A stage's output is given
+    to the next as positional arguments if it is a tuple or list, else as the only one; unlike
+    torch's, it may hold anything.
 
     Args:
         submodule: called with the arguments of `step` in the first stage, with the output of the
@@ -122,7 +122,7 @@ class StageCall(nn.Module):
             self.submod.refresh()
 
     def enter(self, arguments: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-        """What the first stage is called with, by microbatch."""
+        """Arguments of the first stage, by microbatch."""
         if isinstance(self.submod, RunSegments):
             pairs = zip(arguments, self.keywords, strict=True)
             arguments = [(self.submod.enter(args, dict(named)),) for args, named in pairs]

@@ -1,0 +1,78 @@
+"""Sentences of documents, docstrings and comments begin with the thing that they are about."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Words at the beginning of a sentence behind which its subject is a riddle.
+RIDDLE = re.compile(r"(Who|Whoever|Whose|What|Whatever|Of|That of|Those of)\b")
+# "The rest is none", where a plain sentence says "nothing is left".
+NONE = re.compile(r"\b(is|are|was|were) none\b")
+
+
+def offences(text: str) -> Iterator[str]:
+    """The sentences of a block of text that begin with a riddle or end in "is none"."""
+    for sentence in re.split(r"(?<=[.!?:]) ", re.sub(r"\s+", " ", text).strip(" *-")):
+        opening = RIDDLE.match(sentence.lstrip("*"))
+        if (opening and not sentence.endswith("?")) or NONE.search(sentence):
+            yield sentence
+
+
+def blocks_of_page(text: str) -> Iterator[str]:
+    """The paragraphs, items and table rows of a page, without headings and code."""
+    text = re.sub(r"```[^`]*```|^#+ .*$", "", text, flags=re.MULTILINE)
+    for block in re.split(r"\n\s*\n|\n\s*(?:[-*|]|\d+\.) ", text):
+        yield re.sub(r"^[\s|*-]+", "", block)
+
+
+def blocks_of_source(text: str) -> Iterator[str]:
+    """The docstrings, each argument apart, and comments of a Python file."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            docstring = ast.get_docstring(node) or ""
+            for block in re.split(r"\n\s*\n|\n(?=\s*\*{0,2}\w+: )", docstring):
+                yield re.sub(r"^\s*\w+: (?=[A-Z])", "", block)
+    yield from comments_of(text, "#")
+
+
+def comments_of(text: str, mark: str) -> Iterator[str]:
+    """The comments that have lines of their own."""
+    for comment in re.finditer(rf"(?:^[ ]*{mark}[^\n]*\n)+", text, re.MULTILINE):
+        yield re.sub(rf"^\s*{mark}+ ?", "", comment[0], flags=re.MULTILINE)
+
+
+def blocks_of(file: Path) -> Iterator[str]:
+    text = file.read_text()
+    if file.suffix == ".md":
+        return blocks_of_page(text)
+    return blocks_of_source(text) if file.suffix == ".py" else comments_of(text, "//")
+
+
+@pytest.mark.parametrize("folder", ["", "pykern", "schedules", "csrc"])
+def test_sentences_begin_with_their_subject(root: Path, folder: str) -> None:
+    endings = {".md", ".py", ".cpp", ".hpp", ".cu", ".cuh"}
+    files = (root / folder).rglob("*") if folder else root.glob("*")
+    told = [
+        f"{file.relative_to(root)}: {sentence}"
+        for file in sorted(files)
+        if file.suffix in endings
+        for block in blocks_of(file)
+        for sentence in offences(block)
+    ]
+    assert told == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "What is trained.",
+        "One thing. Of each pipeline.",
+        "Whoever waits, fails.",
+        "The rest is none.",
+    ],
+)
+def test_a_sentence_without_a_subject_is_found(text: str) -> None:
+    assert [*offences(text)]
