@@ -56,8 +56,10 @@ def main(arguments):
     log = Path(sys.prefix, "install.log")
     log.unlink(missing_ok=True)
     # The second --quiet hides pip's warnings about package locations; errors still show.
-    shown = [] if sys.stderr.isatty() else ["--quiet", "--quiet"]
-    command = [sys.executable, "-m", "pip", "install", *shown, "--log", str(log), *arguments]
+    options = [] if sys.stderr.isatty() else ["--quiet", "--quiet"]
+    # Most of the modules are never imported; Python compiles the others when they first are.
+    options += ["--no-compile", "--log", str(log)]
+    command = [sys.executable, "-m", "pip", "install", *options, *arguments]
     status = subprocess.run(command, check=False).returncode
     if status != 0:
         text = log.read_text(errors="replace") if log.exists() else ""
