@@ -64,7 +64,7 @@ def _sgd(parameters: Any) -> torch.optim.Optimizer:
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained.
+    """A model and batches to train.
 
     Attributes:
         stages: layers, one for each device.

@@ -114,7 +114,7 @@ def test_crossover(width: int, benchmark: BenchmarkFixture, smoke: bool, report:
 def _hand_loop(
     model: nn.Sequential, batch: Tensor, num_microbatches: int, *, by_engine: bool = False
 ) -> Contender:
-    """What someone would write who wants these stages run microbatch by microbatch, and fast."""
+    """The loop that one would write to run these stages microbatch by microbatch, and fast."""
     chain = copy.deepcopy(model)
     stages = list(chain)
     share = torch.tensor(1 / num_microbatches)

@@ -26,7 +26,7 @@ from .contenders import loop_order
 from .harness import Contender, Record, assert_same_answer, in_this_process, interleave, judge
 
 Report = Callable[[list[Record]], None]
-# Of one microbatch: gets its rows and targets, and a function that gives its loss's gradient.
+# Runs one microbatch: gets its rows and targets, and a function that gives its loss's gradient.
 Through = Callable[[nn.Module, Tensor, Tensor, Tensor, int], Tensor]
 
 WIDTH = 16

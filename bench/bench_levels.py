@@ -69,7 +69,7 @@ def _contender(level: Level, chain: nn.Sequential, ids: Tensor) -> Contender:
 
 
 def _peak_mib(contender: Contender) -> float:
-    """Of a step that finds gradients to add to, so that all it makes is activations."""
+    """Peak of a step that finds gradients to add to, so that all it makes is activations."""
     contender.prepare()
     contender.step()
     live = LiveBytes()

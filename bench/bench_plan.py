@@ -55,7 +55,7 @@ class Case:
         return schedules.interleaved(self.num_devices, self.num_microbatches, _NUM_CHUNKS)
 
     def torch_order(self) -> _TorchRows:
-        """What the constructor of torch's schedule does first; the rest of it needs ranks."""
+        """The first part of the constructor of torch's schedule; the rest of it needs ranks."""
         schedule = object.__new__(ScheduleInterleaved1F1B)
         schedule.pp_group_size = self.num_devices
         schedule.n_local_stages = _NUM_CHUNKS

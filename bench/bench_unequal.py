@@ -73,7 +73,7 @@ def _pipeline(num_layers: int, microbatches: int, devices: list[Any]) -> pykern.
 
 
 def _bound_ms(pipe: pykern.Pipeline) -> float:
-    """Of the work that the last step of a pipeline did, at the speeds of the devices."""
+    """The bound for the work of a pipeline's last step, at the speeds of the devices."""
     costs = pipe.costs()
     assert isinstance(costs.forward_ns, list)
     assert isinstance(costs.backward_ns, list)

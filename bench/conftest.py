@@ -1,4 +1,4 @@
-"""What the benchmarks share: one option, a few fixtures, and the report at the end."""
+"""Shared by the benchmarks: one option, a few fixtures, and the report at the end."""
 
 from __future__ import annotations
 

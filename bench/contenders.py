@@ -1,4 +1,4 @@
-"""What runs a chain of layers in this process: the plain loop, torch's runtime, older pipelines.
+"""Runners of a chain of layers in this process: the plain loop, torch's runtime, older pipelines.
 
 On CPU or GPU. Older pipelines are torchgpipe (Kim et al. 2020) and its descendant in fairscale.
 """
@@ -27,10 +27,10 @@ from .harness import Contender, in_this_process
 
 @dataclass(frozen=True)
 class Task:
-    """What every contender computes: the gradients of one batch, cut into microbatches.
+    """The work of every contender: the gradients of one batch, cut into microbatches.
 
     Attributes:
-        inputs: Of the first layer; where they and the target are, the model is run.
+        inputs: Input of the first layer; the model is run where they and the target are.
         num_microbatches: A divisor of the rows.
         loss_fn: A mean over rows.
     """

@@ -43,7 +43,7 @@ class Contender:
     """One way to do the step that a claim is about.
 
     Attributes:
-        name: What the tables call it.
+        name: Its name in the tables.
         step: Runs one step and returns its loss. This alone is timed.
         gradients: Every gradient that the step left, by name of the parameter.
         prepare: Called before each step, untimed: clears gradients, sets the number of threads.
@@ -66,7 +66,7 @@ def in_this_process(
     """A step that runs in this process, on a model whose gradients are cleared before each.
 
     Args:
-        name: What the tables call it.
+        name: Its name in the tables.
         model: Collects the gradients.
         num_threads: Intra-op threads of torch in the thread that calls the step.
         step: Returns the loss.
@@ -82,7 +82,7 @@ def in_this_process(
 
 @dataclass(frozen=True)
 class Record:
-    """What was measured of one contender in one case of a claim.
+    """The measurement of one contender in one case of a claim.
 
     Attributes:
         noise: Distance of the percentiles as a share of the median.

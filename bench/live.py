@@ -1,4 +1,4 @@
-"""What the devices of a pipeline of CPU workers hold, measured while it runs."""
+"""Bytes that the devices of a pipeline of CPU workers hold, measured while it runs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

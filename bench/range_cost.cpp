@@ -1,4 +1,4 @@
-// What a range costs where no tool is attached. From the root, after make setup:
+// The cost of a range where no tool is attached. From the root, after make setup:
 //   c++ -O3 -std=c++20 -Icsrc bench/range_cost.cpp build/cp3*/libpykern_core.a -ldl -o
 //   build/range_cost build/range_cost
 #include <chrono>

@@ -1,4 +1,4 @@
-"""What is told of a measurement: where it was taken, a table of it, and a file that keeps it."""
+"""The report of a measurement: where it was taken, a table of it, and a file that keeps it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Environment = Mapping[str, str | int | float]
 
 
 def environment(command: str) -> Environment:
-    """What a number means nothing without."""
+    """The facts that a number means nothing without."""
     return {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),

@@ -22,7 +22,7 @@ from pykern.search import auto, placement_name
 
 from .report import environment
 
-# Of one device's share, in ms: alike, and the profile of the 1.5B model in table 6 of the
+# Costs of one device's share, in ms: alike, and the profile of the 1.5B model in table 6 of the
 # zero-bubble paper (Qi, Wan, Huang, Lin, 2023, arXiv 2401.10241), with its latency.
 COSTS = {
     "equal": Costs(1e6, 2e6),
@@ -47,7 +47,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Result:
-    """What was found in a cell.
+    """The schedules that were found in a cell.
 
     Attributes:
         bubble: Makespan beyond a device's work, in forwards of its share; `bound` is of the bubble.

@@ -1,4 +1,4 @@
-"""What several processes of torch.distributed.pipelining compute, as contenders of a benchmark."""
+"""Processes of torch.distributed.pipelining as contenders of a benchmark."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .harness import Contender
 
 @dataclass(frozen=True)
 class Task:
-    """What every contender computes: the gradients of one batch, cut into microbatches."""
+    """The work of every contender: the gradients of one batch, cut into microbatches."""
 
     model: nn.Sequential
     ids: Tensor
@@ -122,7 +122,7 @@ def torch_peers(
     """Starts the processes, one core and one thread each, and ends them: they hold no values.
 
     Args:
-        task: Of all contenders.
+        task: The work of all contenders.
         num_processes: As many as devices.
         folder: For a file of their own.
         schedules: Torch's, by name, with the number of stages that each cuts the model into.

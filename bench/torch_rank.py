@@ -35,7 +35,7 @@ class Rank:
     """The schedules of one rank, each with its own copy of the stages.
 
     Args:
-        rank: Of `num_ranks`.
+        rank: 0 to `num_ranks` - 1.
         chains: The whole model as a list of stages, by name of what cuts it so: "torch " and the
             name of a schedule, or a plan's.
         plans: By name, and whether torch is to add sends and receives itself.

@@ -1,6 +1,6 @@
 """Makes what docs/parallel.md shows: its picture, its table, and the examples as they are.
 
-Run from anywhere: python docs/make_parallel.py. What stands between two markers of the page is
+Run from anywhere: python docs/make_parallel.py. The text between two markers of the page is
 replaced; a test compares page and picture with what this makes.
 """
 
@@ -174,7 +174,7 @@ def joined(x: float, y: float, to_x: float, to_y: float, group: str) -> str:
 
 
 def legend(y: float) -> Iterator[str]:
-    """What the lines mean."""
+    """The meaning of each line."""
     words = {
         "pp": "activations, copies of one process",
         "tp": "parts of activations, for every layer",

@@ -1,6 +1,6 @@
 """Makes what docs/schedules.md shows: the pictures, the table, and the entries of the catalogue.
 
-Run from anywhere: python docs/make_schedules.py. What stands between two markers of the page is
+Run from anywhere: python docs/make_schedules.py. The text between two markers of the page is
 replaced; a test compares page and pictures with what this makes.
 """
 
@@ -41,7 +41,7 @@ def markdown_table(rows: list[list[str]]) -> str:
 
 
 def entry(name: str) -> str:
-    """What the schedule's docstring begins with, where its file is, and its picture."""
+    """The first paragraph of the schedule's docstring, a link to its file, and its picture."""
     schedule = by_name[name]
     sentence = (inspect.getdoc(schedule) or "").split("\n\n")[0].replace("\n", " ")
     paper = re.search(r"^Paper: (.*?)$\n\n", inspect.getdoc(schedule) or "", re.M | re.S)

@@ -34,7 +34,7 @@ def measure(device: torch.device, rounds: int) -> Json:
 
 
 def plain_us(device: torch.device, rounds: int) -> float:
-    """Of the unpipelined model, microbatch by microbatch, shared out over the same actions."""
+    """Time of the unpipelined model, by microbatch, shared out over the same actions."""
     model, x, y = task(device)
     model.to(device)
     parts = list(zip(x.chunk(PLAN.num_microbatches), y.chunk(PLAN.num_microbatches), strict=True))

@@ -22,7 +22,7 @@ from .variants import FOURS, WARM_UP, Capture, of_each, pipeline
 NUM_MICROBATCHES = 8
 PLAN = one_f_one_b(4, NUM_MICROBATCHES)
 TIMES = Times(forward_us=500, input_us=500, weight_us=500)
-# Of one row, which is one microbatch: 64 MiB, as a batch of long sequences has.
+# Numbers of one row, which is one microbatch: 64 MiB, as a batch of long sequences has.
 NUM_FLOATS = 1 << 24
 
 Interval = tuple[float, float]

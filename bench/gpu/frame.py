@@ -17,8 +17,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# In this order, each with the seconds it may take in a session of all. What everything else needs
-# comes first, then cheap facts. One call of nine minutes does not do all; the next goes on there.
+# In this order, each with the seconds it may take in a session of all. Facts that all
+# else needs come first, then cheap ones. A call of nine minutes does not do all; the next goes on.
 SECTIONS = {
     "build": 90,
     "driver_costs": 16,
@@ -64,7 +64,7 @@ def has_device() -> bool:
 
 
 def digest() -> str:
-    """Of the sources, because a copy of the tree may come without its git history."""
+    """Digest of the sources, because a copy of the tree may come without its git history."""
     found = hashlib.sha256()
     for source in SOURCES:
         path = ROOT / source
@@ -99,7 +99,7 @@ def version_of(package: str) -> str | None:
 
 
 def output_of(*command: str) -> str | None:
-    """What a command prints; none where it is not there or fails."""
+    """The output of a command; None where it is not there or fails."""
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
@@ -124,7 +124,7 @@ def save(path: Path, session: Json) -> None:
 
 
 def run_section(name: str, folder: Path, left_s: float, stretch: float = 1.0) -> Json:
-    """Runs a section in a process of its own. What fails is a result too.
+    """Runs a section in a process of its own. A failure is a result too.
 
     Args:
         name: of SECTIONS.

@@ -61,7 +61,7 @@ def seen_by(groups: list[Group]) -> Json:
 
 
 def event_rules(group: Group, stream: torch.cuda.Stream) -> Json:
-    """What the driver says to an event of torch's context on a stream of the group."""
+    """The driver's answers to an event of torch's context on a stream of the group."""
     cu = driver()
     _, event = cu.cuEventCreate(2)
     return {

@@ -19,7 +19,7 @@ def run(folder: Path) -> Json:
 
 
 def steps_per_s(num_threads: int) -> float:
-    """Of all threads together; the work of each is the same."""
+    """Steps of all threads together; the work of each is the same."""
     begin = threading.Barrier(num_threads + 1)
     threads = [threading.Thread(target=issue, args=(begin,)) for _ in range(num_threads)]
     for thread in threads:

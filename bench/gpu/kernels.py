@@ -116,7 +116,7 @@ def results(made: Any) -> tuple[Tensor, ...]:
 
 
 def traffic_bytes(operation: Operation) -> int:
-    """Of an ideal kernel."""
+    """Bytes that an ideal kernel moves."""
     sizes = [argument.nbytes for argument in operation.arguments]
     outputs = sum(made.nbytes for made in results(operation.plain(*operation.arguments)))
     if operation.backward is None:

@@ -121,7 +121,7 @@ def in_order(plan: Plan) -> list[tuple[int, Action]]:
 
 
 def inputs(action: Action, num_stages: int) -> list[Action]:
-    """What F and B wait for, besides the action before them on their device."""
+    """Inputs that F and B wait for, besides the action before them on their device."""
     stage, microbatch = action.stage, action.microbatch
     if action.kind is Kind.F:
         return [Action(Kind.F, stage - 1, microbatch)] if stage > 0 else []

@@ -1,4 +1,4 @@
-"""What torch's profiler shows of raw graph launches: names and counts of its events."""
+"""Raw graph launches in torch's profiler: names and counts of its events."""
 
 from collections import Counter
 from pathlib import Path

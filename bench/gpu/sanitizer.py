@@ -35,6 +35,6 @@ def checked(tool: str, folder: Path) -> Json:
 
 
 def errors_in(output: str) -> int | None:
-    """What the tool has counted; none where it says nothing, as when it could not begin."""
+    """The tool's count; None where it says nothing, as when it could not begin."""
     counts = [int(first or second) for first, second in SUMMARY.findall(output)]
     return sum(counts) if counts else None

@@ -21,7 +21,7 @@ Sleep = Callable[[float], None]
 
 @dataclass(frozen=True)
 class Times:
-    """What a stage is told to take; B takes the two parts of backward together."""
+    """Times that a stage is told to take; B takes the two parts of backward together."""
 
     forward_us: float
     input_us: float
@@ -92,7 +92,7 @@ def calibrated() -> Sleep:
 
 
 def measured_costs(sleep: Sleep, times: Times, x: Tensor, rounds: int = 8) -> Costs:
-    """What F and B of a stage take alone, with the small kernels around the spinning."""
+    """Times of F and B of a stage alone, with the small kernels around the spinning."""
     stage = Spin(sleep, times).to(DEVICE)
     parameters = list(stage.parameters())
     stream = own_stream()

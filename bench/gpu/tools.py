@@ -1,4 +1,4 @@
-"""What sections share: the driver by cuda-bindings, raw graph launches, and clocks."""
+"""Shared by the sections: the driver by cuda-bindings, raw graph launches, and clocks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def driver() -> Any:
 
 
 def checked(result: tuple[Any, ...]) -> Any:
-    """What a call of cuda-bindings returned behind its status.
+    """The results of a call of cuda-bindings behind its status.
 
     Raises:
         RuntimeError: the status is an error.

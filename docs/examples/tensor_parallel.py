@@ -38,7 +38,7 @@ mesh = init_device_mesh(kind, (dist.get_world_size(),), mesh_dim_names=("tp",))
 
 torch.manual_seed(0)  # alike in all processes, and so are the parameters
 model = nn.Sequential(nn.Linear(16, 64), *[block() for _ in range(6)], nn.Linear(64, 1))
-# Of every block, which has numbers for names: the first linear layer by columns, the other by rows.
+# In every block, which has numbers for names, the first linear layer by columns, the other by rows.
 styles = {"*.1": ColwiseParallel(), "*.3": RowwiseParallel()}
 pipe = pykern.Pipeline(
     model,

@@ -292,7 +292,7 @@ def test_ranges_for_profilers(run: Any) -> None:
     }
 
 
-@row("What is not finite is found and named", "titan n fp16 y n y")
+@row("Numbers that are not finite are found and named", "titan n fp16 y n y")
 def test_what_is_not_finite_is_named() -> None:
     x = X.clone()
     x[5, 0] = float("nan")

@@ -51,7 +51,7 @@ def blocks_of(file: Path) -> Iterator[str]:
     return blocks_of_source(text) if file.suffix == ".py" else comments_of(text, "//")
 
 
-@pytest.mark.parametrize("folder", ["", "pykern", "schedules", "csrc"])
+@pytest.mark.parametrize("folder", ["", "docs", "pykern", "schedules", "csrc", "bench"])
 def test_sentences_begin_with_their_subject(root: Path, folder: str) -> None:
     endings = {".md", ".py", ".cpp", ".hpp", ".cu", ".cuh"}
     files = (root / folder).rglob("*") if folder else root.glob("*")
