@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
+import gc
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -115,6 +116,20 @@ def modes() -> tuple[object, ...]:
     )
 
 
+@contextlib.contextmanager
+def _without_gc_callbacks() -> Iterator[None]:
+    """Python ignores, and reports, an interrupt that comes to a worker in a callback of its GC.
+
+    Hypothesis has such a callback; programs seldom have one.
+    """
+    kept = gc.callbacks[:]
+    gc.callbacks.clear()
+    try:
+        yield
+    finally:
+        gc.callbacks[:] = kept
+
+
 def at_every_line(
     prepare: Callable[[], Callable[[], object]], check: Callable[[str], None], stride: int = 1
 ) -> int:
@@ -131,7 +146,7 @@ def at_every_line(
         act = prepare()
         before = modes()
         held: BaseException | None = None
-        with Interrupt(times * stride) as interrupt:
+        with _without_gc_callbacks(), Interrupt(times * stride) as interrupt:
             try:
                 act()
             except KeyboardInterrupt as error:
