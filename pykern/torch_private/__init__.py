@@ -171,7 +171,8 @@ def transform(tensors: Iterable[Tensor]) -> str | None:
 
 def num_holders(tensor: Tensor) -> int:
     """The number of tensors and other objects that hold the storage of a tensor."""
-    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    # `untyped_storage` would make an object of Python, which stays as long as the storage.
+    return torch._C._storage_Use_Count(torch._C._storage_address(tensor))
 
 
 def release_pool(gpu: int, pool: Any) -> None:
