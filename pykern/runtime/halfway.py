@@ -24,7 +24,7 @@ class _OfStage:
 
     Attributes:
         layers: the layers that ran, maybe copies.
-        settings: of its layers.
+        settings: of its layers at the end of the forwards; None if nothing is recomputed.
         keywords, outputs, leaves: as in the stage, by microbatch.
         opened, sent: of the stage's parcels.
         cells: by microbatch, the state that R needs.
@@ -60,7 +60,7 @@ class Halfway:
         self._of_stages = [
             _OfStage(
                 stage.layers,
-                stage.settings,
+                stage.settings.now() if stage.settings and stage.recomputed.in_use else None,
                 stage.keywords,
                 stage.outputs,
                 stage.leaves,
@@ -89,7 +89,7 @@ class Halfway:
         for stage, left in zip(self._stages, self._of_stages, strict=True):
             levels = batch.levels[stage.index] if batch.levels else ()
             stage.begin(len(left.outputs), StepSeed(), batch.finish, levels)
-            if left.cells and stage.settings is not left.settings:
+            if left.cells and stage.settings != left.settings:
                 raise RuntimeError(
                     f"layers of stage {stage.index} have changed (train or eval mode, hooks, "
                     "numbers) since the forward, which recompute would run again as they are now: "

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import pykern
+from pykern.torch_private import dispatch_modes
 from pykern.trace import CutError
 from tests.trace.passing import (
     DICT,
@@ -338,3 +339,59 @@ def test_backwards_that_read_what_their_forwards_have_read_are_fine(
     layers = [nn.Linear(WIDTH, WIDTH), Caching(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)]
     model = nn.Sequential(*layers, nn.Linear(WIDTH, WIDTH))
     assert_same(model, 2, schedule=schedule, recompute=recompute)
+
+
+class Counts(nn.Module):
+    """Counts its calls, and notes the modes of operations that they run under."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.rate = 0.0
+        self.calls = 0
+        self.modes: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.modes.append(len(dispatch_modes()))
+        return torch.tanh(self.linear(x))
+
+    def was_watched(self) -> bool:
+        """Whether any call since the last question was watched."""
+        modes, self.modes = self.modes, []
+        return any(modes)
+
+
+def watched_steps(change: Callable[[Counts, int], object]) -> list[bool]:
+    """Which of eight steps were watched, with a change before each."""
+    first, last = Counts(), Counts()
+    found = []
+    with pipeline(nn.Sequential(first, last), 2) as pipe:
+        for number in range(8):
+            change(last, number)
+            x, y = batch()
+            pipe.step(x, target=y)
+            found.append(last.was_watched())
+            assert first.was_watched() == (number < 2)
+    return found
+
+
+def test_numbers_that_layers_change_themselves_are_not_watched_again() -> None:
+    """Each step of a layer that counts its calls took ten times as long."""
+    assert watched_steps(lambda last, number: None) == [True] * 2 + [False] * 6
+
+
+def test_settings_that_return_are_watched_once() -> None:
+    """As where a loop trains and freezes a discriminator in turn."""
+    assert watched_steps(lambda last, number: last.requires_grad_(number % 2 == 0)) == [
+        *[True] * 2,
+        *[False] * 6,
+    ]
+
+
+def test_numbers_that_the_caller_changes_are_watched_again() -> None:
+    def change(last: Counts, number: int) -> None:
+        if number == 4:
+            last.rate = 0.5
+
+    assert watched_steps(change) == [True, True, False, False, True, True, False, False]

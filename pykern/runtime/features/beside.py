@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -15,6 +16,7 @@ from ...trace.origins import Follow, FollowAgain, Origin, Origins, storages_of
 from ...trace.reach import Place, named, places_of, shared
 from ..recompute.buffers import modules_in
 from ..recompute.cell import Calls
+from ..stage.settings import Settings
 from ..stage.stage import Stage
 from .feature import Feature, Made
 
@@ -26,6 +28,9 @@ class _Turn(NamedTuple):
     microbatch: int
 
 
+# The number of settings that a watch remembers.
+_NUM_KNOWN = 8
+
 # A place, the stages that reach it, and its content.
 _Held = tuple[Place, list[int], dict[Any, Any]]
 
@@ -33,7 +38,8 @@ _Held = tuple[Place, list[int], dict[Any, Any]]
 class Beside(Feature):
     """Refuses state that stages pass to each other outside arguments and results.
 
-    The feature watches all forwards of the first step, and one of each stage in the second step. It
+    The feature watches all forwards of the first step, and one of each stage in the second step; the
+    same again where the caller changes a setting of a layer to one that was not watched yet. It
     refuses a tensor that one stage reads and another stage has made but not handed over; a number
     in an object of several stages that changes from forward to forward; and a thread-local or
     context variable that one stage sets for another, whose thread would not see it. Checkpointing
@@ -93,14 +99,31 @@ class _Watch:
         self._read: dict[int, set[tuple[int, Hashable]]] = {}
         # The wrapper of another feature, which is called first.
         self._others = stage.look
-
-    def begin(self, compiled: bool) -> None:
-        """Starts to watch the stage's next actions, unless torch compiles any of its layers."""
+        # The settings under which the stage runs, and others under which it was watched.
+        self._settings: Settings | None = None
+        self._known: deque[Settings] = deque(maxlen=_NUM_KNOWN)
+        # The numbers that forwards themselves change, such as a count of their calls.
+        self._moving: set[tuple[int, str]] = set()
         self._num_forwards = 0
         # The step of the last forward, identified by its `finish`.
         self._step: Callable[[], object] | None = None
-        self._stage.look = self._others if compiled else self._look
-        self._stage.look_back = None if compiled else self._look_back
+
+    def begin(self, settings: Settings) -> None:
+        """Watches the stage's next actions if the caller has made settings that are new.
+
+        Compiled layers are not watched. A watched stage takes several times as long, so settings
+        that return, as when a loop freezes parameters in turn, are watched once.
+        """
+        before, self._settings = self._settings, settings
+        if before is not None and settings.is_like(before, self._moving):
+            return
+        if before is not None and self._num_forwards > 0:
+            self._known.append(before)
+        self._num_forwards, self._step = 0, None
+        is_known = any(settings.is_like(known, self._moving) for known in self._known)
+        watches = not settings.compiled and (self._beside.has_refused or not is_known)
+        self._stage.look = self._look if watches else self._others
+        self._stage.look_back = self._look_back if watches else None
 
     def _look(self, microbatch: int, calls: Calls) -> Calls:
         """The calls of a microbatch, wrapped to be watched."""
@@ -132,6 +155,8 @@ class _Watch:
     def _last(self, end: Callable[..., Any], held: list[_Held], *arguments: Any) -> Any:
         found = end(*arguments)
         self._num_forwards += 1
+        assert self._settings is not None
+        self._moving |= self._settings.moved()
         for place, stages, before in held:
             if place.is_by_thread:
                 self._require_seen(place, before)

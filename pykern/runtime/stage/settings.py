@@ -8,6 +8,8 @@ from torch import nn
 
 # The id in place of a missing parameter.
 _NONE = id(None)
+# The place of the numbers among the settings.
+_NUMBERS = 1
 
 
 class Settings:
@@ -17,6 +19,7 @@ class Settings:
     """
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
+        self._layers = layers
         self.modules = [module for layer in layers for module in layer.modules()]
         self._ids = {id(module) for module in self.modules}
         # The dictionaries are looked up once: the check in every step must cost next to nothing.
@@ -60,6 +63,31 @@ class Settings:
     def have_changed(self) -> bool:
         """Whether a setting has changed since this object was made."""
         return self._now() != self._then
+
+    def now(self) -> Settings:
+        """The present settings of the same layers: this object if none has changed."""
+        return Settings(self._layers) if self.have_changed() else self
+
+    def moved(self) -> set[tuple[int, str]]:
+        """The numbers that have changed since this object was made, by the ids of their holders."""
+        numbers = zip(self._numbers, self._then[_NUMBERS], strict=True)
+        return {
+            (id(held), name) for (held, name), then in numbers if _number(held.get(name)) != then
+        }
+
+    def is_like(self, other: Settings, but: set[tuple[int, str]]) -> bool:
+        """Whether two objects, when they were made, had equal settings except these numbers."""
+        return self._all_but(but) == other._all_but(but)
+
+    def _all_but(self, but: set[tuple[int, str]]) -> list[object]:
+        settings: list[object] = list(self._then)
+        numbers = zip(self._numbers, self._then[_NUMBERS], strict=True)
+        settings[_NUMBERS] = {
+            (id(held), name): then
+            for (held, name), then in numbers
+            if (id(held), name) not in but
+        }
+        return settings
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Settings) and self._then == other._then

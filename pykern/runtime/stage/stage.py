@@ -66,9 +66,9 @@ class Stage:
         self.look: Callable[[int, Calls], Calls] | None = None
         # Makes a context around the backward of a microbatch.
         self.look_back: Callable[[int], AbstractContextManager[object]] | None = None
-        # Called before the first step, and before each step whose layers have changed. Its argument
-        # says whether torch compiles any layer.
-        self.when_changed: Callable[[bool], None] = lambda _: None
+        # Called with the settings before the first step, and before each step whose layers have
+        # changed, whether by the caller or by the last step.
+        self.when_changed: Callable[[Settings], None] = lambda _: None
         # By layer, the names of its keyword arguments.
         self.keywords_of = [keywords_of(layer) for layer in layers]
         # Whether layers are segments of a recorded forward, whose values may skip stages.
@@ -101,13 +101,13 @@ class Stage:
     def go_on(self, seed: StepSeed, finish: Finish, levels: Sequence[Level | None] = ()) -> None:
         """Continues with the current microbatches; otherwise as `begin`."""
         self.finish = finish
-        settings = self._settings
-        changed = settings is None or settings.have_changed()
-        if settings is None or changed:
-            settings = Settings(self.originals)
+        before = self._settings
+        settings = Settings(self.originals) if before is None else before.now()
+        changed = settings is not before
+        if changed:
             self._compiled = settings.compiled
             self.copies_input = any(getattr(one, "inplace", False) for one in settings.modules)
-            self.when_changed(self._compiled)
+            self.when_changed(settings)
         self.recomputed.begin(levels, changed=changed, compiled=self._compiled)
         compiled_for = self.device if self._compiled else None
         # A loss function may draw random numbers, too.
