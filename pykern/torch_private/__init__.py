@@ -35,6 +35,7 @@ __all__ = [
     "compiler",
     "dispatch_modes",
     "function_modes",
+    "holders_at",
     "hooks_refused",
     "interceptor",
     "is_traceable_wrapper_subclass",
@@ -52,6 +53,7 @@ __all__ = [
     "set_grad",
     "set_interceptor",
     "set_multithreading",
+    "storage_of",
     "top_hooks",
     "transform",
     "version_of",
@@ -169,10 +171,15 @@ def transform(tensors: Iterable[Tensor]) -> str | None:
     return None
 
 
+# The address of a tensor's storage, and the number of holders of the storage at an address, which
+# must be alive: `num_holders` less one, in less time. It makes no object of Python for the storage.
+storage_of: Callable[[Tensor], int] = getattr(torch._C, "_storage_address")  # noqa: B009 - no stub
+holders_at: Callable[[int], int] = torch._C._storage_Use_Count
+
+
 def num_holders(tensor: Tensor) -> int:
-    """The number of tensors and other objects that hold the storage of a tensor."""
-    # `untyped_storage` would make an object of Python, which stays as long as the storage.
-    return torch._C._storage_Use_Count(torch._C._storage_address(tensor))
+    """The number of holders of a tensor's storage, with the object of Python for the storage."""
+    return holders_at(tensor.untyped_storage()._cdata)
 
 
 def release_pool(gpu: int, pool: Any) -> None:

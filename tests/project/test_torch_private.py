@@ -351,3 +351,11 @@ def test_writes_of_a_tensor_are_counted():
     assert torch_private.version_of(tensor) == before + 1
     with torch.inference_mode():
         assert torch_private.version_of(torch.ones(2).add_(1)) == 0
+
+
+def test_holders_are_counted_without_an_object_for_the_storage():
+    tensor = torch.ones(3)
+    assert torch_private.holders_at(torch_private.storage_of(tensor)) == 1
+    view = tensor[1:]
+    assert torch_private.holders_at(torch_private.storage_of(view)) == 2
+    assert torch_private.num_holders(tensor) == 3

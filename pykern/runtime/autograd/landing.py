@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ..._C import Landing
-from ...torch_private import num_holders
+from ...torch_private import holders_at, num_holders, storage_of
 
 __all__ = ["Landing", "copy_of", "memory_of", "span", "take"]
 
@@ -23,23 +23,18 @@ def take(landing: Landing) -> Tensor | None:
     tensors may be views of the gradient. The next microbatch writes into that memory.
     """
     gradient = landing.take()
-    if type(gradient) is not Tensor:
-        return None if gradient is None else _of_class(gradient)
-    if gradient.layout is not torch.strided:
-        return gradient
-    # A view holds its base tensor.
-    if num_holders(gradient) > _ALONE + gradient._is_view():
-        return copy_of(gradient)
+    # Most gradients are alone in their memory; this is a part of every backward.
+    if type(gradient) is Tensor and gradient.layout is _STRIDED:
+        if holders_at(storage_of(gradient)) == 1:
+            return gradient
+        # A view holds its base tensor.
+        alone = num_holders(gradient) <= _ALONE + gradient._is_view()
+        return gradient if alone else copy_of(gradient)
+    if isinstance(gradient, FakeTensor):
+        # A copy wherever a real tensor would be copied; a fake view's base has one holder more.
+        alone = num_holders(gradient) <= _ALONE + 2 * gradient._is_view()
+        return gradient if alone else copy_of(gradient)
     return gradient
-
-
-def _of_class(gradient: Tensor) -> Tensor:
-    """The gradient; for a fake tensor, a copy wherever `take` would copy a real tensor."""
-    if not isinstance(gradient, FakeTensor):
-        return gradient
-    # The base of a fake view has one holder more.
-    alone = num_holders(gradient) <= _ALONE + 2 * gradient._is_view()
-    return gradient if alone else copy_of(gradient)
 
 
 def copy_of(tensor: Tensor) -> Tensor:
@@ -64,4 +59,5 @@ def span(tensor: Tensor) -> int:
     )
 
 
+_STRIDED = torch.strided
 _ALONE = num_holders(torch.empty(1))

@@ -38,8 +38,8 @@ _Held = tuple[Place, list[int], dict[Any, Any]]
 class Beside(Feature):
     """Refuses state that stages pass to each other outside arguments and results.
 
-    The feature watches all forwards of the first step, and one of each stage in the second step; the
-    same again where the caller changes a setting of a layer to one that was not watched yet. It
+    The feature watches all forwards of the first step, and one of each stage in the second step. It
+    does so again when the caller gives a layer a setting that was not watched yet. The feature
     refuses a tensor that one stage reads and another stage has made but not handed over; a number
     in an object of several stages that changes from forward to forward; and a thread-local or
     context variable that one stage sets for another, whose thread would not see it. Checkpointing

@@ -33,6 +33,7 @@ class Draws:
         possible: whether a forward may draw.
         num_seeds: the largest number of kernel seeds that a forward has drawn.
         only_seeds: whether forwards have drawn kernel seeds only.
+        generators: by default generator, the stage's generator in its place; each action seeds it.
         state: the random state of the running forward; None if the forward is not watched.
     """
 
@@ -43,6 +44,7 @@ class Draws:
         self.state: OwnState | Whole | None = None
         self.stage = stage
         self._drew = False
+        self.generators: dict[torch.Generator, torch.Generator] = {}
         # The generators that the stage's compiled layers draw from; empty without such layers.
         self._whole: Sequence[torch.Generator] = ()
         self._mode: object = None

@@ -83,8 +83,8 @@ class OwnState(Interceptor):
         self._draws = draws
         self._seed = seed
         self._microbatch = microbatch
-        # By default generator, the action's generator in its place.
-        self._generators: dict[torch.Generator, torch.Generator] = {}
+        # The default generators whose places the stage's generators have taken in this action.
+        self._seeded: set[torch.Generator] = set()
         self._noted: Begins | None = None
         # Whether the stage is known to draw more than kernel seeds, so that watching may end.
         self._is_known = not draws.only_seeds
@@ -137,12 +137,14 @@ class OwnState(Interceptor):
 
     def _own(self, generator: torch.Generator) -> torch.Generator:
         """This action's generator in place of a default generator."""
-        own = self._generators.get(generator)
+        generators = self._draws.generators
+        own = generators.get(generator)
         if own is None:
-            own = torch.Generator(generator.device)
+            own = generators[generator] = torch.Generator(generator.device)
+        if generator not in self._seeded:
             stage = self._draws.stage
             own.manual_seed(action_seed(self._seed.value(), stage, self._microbatch))
-            self._generators[generator] = own
+            self._seeded.add(generator)
         return own
 
     def __exit__(self, *exception: object) -> None:

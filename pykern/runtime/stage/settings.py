@@ -83,9 +83,7 @@ class Settings:
         settings: list[object] = list(self._then)
         numbers = zip(self._numbers, self._then[_NUMBERS], strict=True)
         settings[_NUMBERS] = {
-            (id(held), name): then
-            for (held, name), then in numbers
-            if (id(held), name) not in but
+            (id(held), name): then for (held, name), then in numbers if (id(held), name) not in but
         }
         return settings
 
