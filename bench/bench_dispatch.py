@@ -2,7 +2,8 @@
 
 Stages so small that what is left is the cost of dispatching their actions. Baseline: a loop over
 microbatches and stages with detached boundaries. A second loop calls the engine of autograd without
-the checks of `Tensor.backward`, as pykern does. Peer: torch's own schedule runtime in one process.
+the checks of `Tensor.backward`, as pykern does, and a third also keeps the strides of gradients.
+Peer: torch's own schedule runtime in one process.
 Measured twice: by the wall, and in CPU time, which other work on the machine disturbs less.
 """
 
@@ -56,12 +57,13 @@ def test_dispatch(
     x, y = batch
     contenders = [
         _hand_loop(chain, batch, num_microbatches),
-        _hand_loop(chain, batch, num_microbatches, by_engine=True),
+        _hand_loop(chain, batch, num_microbatches, "engine loop"),
+        _hand_loop(chain, batch, num_microbatches, "engine loop, strides kept"),
         _pykern(chain, batch, num_microbatches, num_workers=1, in_loop_order=True),
         other.torch_runtime(other.Task(chain, x, y, num_microbatches, F.mse_loss), num_stages),
     ]
     if num_stages > 1:
-        contenders[3:3] = [
+        contenders[4:4] = [
             _pykern(chain, batch, num_microbatches, num_workers=1),
             _pykern(chain, batch, num_microbatches, num_workers=num_stages),
         ]
@@ -112,18 +114,35 @@ def test_crossover(width: int, benchmark: BenchmarkFixture, smoke: bool, report:
 
 
 def _hand_loop(
-    model: nn.Sequential, batch: Tensor, num_microbatches: int, *, by_engine: bool = False
+    model: nn.Sequential, batch: Tensor, num_microbatches: int, name: str = "hand loop"
 ) -> Contender:
-    """The loop that one would write to run these stages microbatch by microbatch, and fast."""
+    """The loop that one would write to run these stages microbatch by microbatch, and fast.
+
+    "engine loop" calls the engine without torch's checks. "engine loop, strides kept" also hands a
+    gradient over as the backward has computed it, as pykern does: `.grad` has the strides of its
+    leaf, so that sums over it may round otherwise than in the model without a cut.
+    """
     chain = copy.deepcopy(model)
     stages = list(chain)
     share = torch.tensor(1 / num_microbatches)
+    keeps_strides = name.endswith("kept")
 
     def backward(output: Tensor, gradient: Tensor | None) -> None:
-        if by_engine:
-            run_backward((output,), (gradient,), *WHOLE)
-        else:
+        if name == "hand loop":
             output.backward(gradient)
+        else:
+            run_backward((output,), (gradient,), *WHOLE)
+
+    def gradient_of(stage_input: Tensor, output: Tensor, gradient: Tensor | None) -> Tensor | None:
+        """The gradient of a stage's input, after the backward of the stage."""
+        if not (keeps_strides and stage_input.requires_grad):
+            backward(output, gradient)
+            return stage_input.grad
+        come: list[Tensor] = []
+        hook = stage_input.register_hook(come.append)
+        backward(output, gradient)
+        hook.remove()
+        return come[0]
 
     def step() -> Tensor:
         x, y = (tensor.chunk(num_microbatches) for tensor in batch)
@@ -134,13 +153,14 @@ def _hand_loop(
                 inputs.append(outputs[-1].detach().requires_grad_())
                 outputs.append(stage(inputs[-1]))
             loss = F.mse_loss(outputs[-1], target)
-            backward(loss, share)
-            for stage_input, output in zip(inputs[:0:-1], outputs[-2::-1], strict=True):
-                backward(output, stage_input.grad)
+            gradient: Tensor | None = share
+            outputs[-1] = loss
+            for stage_input, output in zip(reversed(inputs), reversed(outputs), strict=True):
+                gradient = gradient_of(stage_input, output, gradient)
             total += loss.detach()
         return total * share
 
-    return in_this_process("engine loop" if by_engine else "hand loop", chain, 1, step)
+    return in_this_process(name, chain, 1, step)
 
 
 def _pykern(
