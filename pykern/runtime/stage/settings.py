@@ -8,6 +8,7 @@ from torch import nn
 
 # The id in place of a missing parameter.
 _NONE = id(None)
+_NUMBERS = (int, float)
 
 
 class Settings:
@@ -31,7 +32,7 @@ class Settings:
             (vars(module), name)
             for module in self.modules
             for name, value in vars(module).items()
-            if isinstance(value, int | float) and name != "training"
+            if isinstance(value, _NUMBERS) and name != "training"
         ]
         self._then = self._now()
 
@@ -69,7 +70,11 @@ class Settings:
     def _now(self) -> tuple[list[object], ...]:
         return (
             [module.training for module in self.modules],
-            [_number(held.get(name)) for held, name in self._numbers],
+            # A tensor instead of a number counts by its type: tensors do not compare as equal.
+            [
+                value if isinstance(value := held.get(name), _NUMBERS) else type(value)
+                for held, name in self._numbers
+            ],
             [number for hooks in self._hooks for number in hooks],
             self._compiled(),
             [child for children in self._children for child in children.values()],
@@ -80,8 +85,3 @@ class Settings:
                 if parameter is not None
             ],
         )
-
-
-def _number(value: object) -> object:
-    """The number, or the type of its replacement, since tensors do not compare as equal."""
-    return value if isinstance(value, int | float) else type(value)
