@@ -8,7 +8,7 @@ from torch import nn
 
 # The id in place of a missing parameter.
 _NONE = id(None)
-_NUMBERS = (int, float)
+_PLAIN = (float, int, bool)
 
 
 class Settings:
@@ -32,7 +32,7 @@ class Settings:
             (vars(module), name)
             for module in self.modules
             for name, value in vars(module).items()
-            if isinstance(value, _NUMBERS) and name != "training"
+            if isinstance(value, int | float) and name != "training"
         ]
         self._then = self._now()
 
@@ -70,9 +70,9 @@ class Settings:
     def _now(self) -> tuple[list[object], ...]:
         return (
             [module.training for module in self.modules],
-            # A tensor instead of a number counts by its type: tensors do not compare as equal.
+            # A replayed step calls no function for a number, so that many cost next to nothing.
             [
-                value if isinstance(value := held.get(name), _NUMBERS) else type(value)
+                value if type(value := held.get(name)) in _PLAIN else _number(value)
                 for held, name in self._numbers
             ],
             [number for hooks in self._hooks for number in hooks],
@@ -85,3 +85,8 @@ class Settings:
                 if parameter is not None
             ],
         )
+
+
+def _number(value: object) -> object:
+    """The number, or the type of its replacement, since tensors do not compare as equal."""
+    return value if isinstance(value, int | float) else type(value)
