@@ -35,16 +35,21 @@ class Fan(nn.Module):
         return tuple(y * number for number in range(self.num_tensors))
 
 
-class Join(nn.Linear):
+class Join(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
     def forward(self, given: tuple[Tensor, ...]) -> Tensor:
-        return super().forward(torch.stack(given).sum(0))
+        joined: Tensor = self.linear(torch.stack(given).sum(0))
+        return joined
 
 
 def calls_of(gpus: FakeCuda, capture: Any, num_microbatches: int, num_tensors: int) -> Counter[str]:
     """The calls of the fourth step of two stages on two GPUs, by function of the driver."""
     x, y = torch.randn(2, 2 * num_microbatches, WIDTH)
     with pykern.Pipeline(
-        nn.Sequential(Fan(num_tensors), Join(WIDTH, WIDTH)),
+        nn.Sequential(Fan(num_tensors), Join()),
         devices=["cuda:0", "cuda:1"],
         schedule="one_f_one_b",
         microbatches=num_microbatches,
