@@ -44,7 +44,7 @@ class Contents:
 
 @dataclass
 class _Snapshot:
-    """What some dictionaries held, and where the tensors among it were.
+    """The values of some dictionaries, and the places of the tensors among them.
 
     Attributes:
         dictionaries: of modules.
