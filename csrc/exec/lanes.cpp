@@ -31,6 +31,7 @@ Lanes::Lanes(std::vector<LaneName> names) : names_(std::move(names)) {
         const std::string lane = std::to_string(compute_.size() - 1);
         name_stream(compute_.back().get(), ("pykern dev" + lane + " compute").c_str());
     }
+    ask_for_peers();
 }
 
 void Lanes::add(const LaneName& name) {
@@ -49,8 +50,16 @@ void Lanes::add(const LaneName& name) {
     compute_.push_back(group.make_stream());
 }
 
+void Lanes::ask_for_peers() {
+    for (const auto& [from, primary] : primaries_) {
+        for (const auto& [to, other] : primaries_) {
+            if (from != to && cuda::can_access_peer(from, to)) peers_.emplace(from, to);
+        }
+    }
+}
+
 bool Lanes::reaches(int from, int to) const {
-    return gpu_of(from) == gpu_of(to) || cuda::can_access_peer(gpu_of(from), gpu_of(to));
+    return gpu_of(from) == gpu_of(to) || peers_.contains({gpu_of(from), gpu_of(to)});
 }
 
 }  // namespace pykern

@@ -3,6 +3,8 @@
 
 #include <map>
 #include <memory>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "cuda/objects.hpp"
@@ -44,6 +46,7 @@ class Lanes {
 
    private:
     void add(const LaneName& name);
+    void ask_for_peers();
 
     std::vector<LaneName> names_;
     std::map<int, cuda::PrimaryContext> primaries_;
@@ -51,6 +54,9 @@ class Lanes {
     std::map<int, cuda::Partition> partitions_;
     std::vector<cuda::CUcontext> contexts_;
     std::vector<cuda::Stream> compute_;
+    // Pairs of GPUs of which the first can write to the memory of the second. The driver is asked
+    // once, because every tensor that is sent asks.
+    std::set<std::pair<int, int>> peers_;
 };
 
 }  // namespace pykern

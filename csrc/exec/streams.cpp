@@ -91,7 +91,7 @@ void Dispatch::begin() {
 bool Dispatch::issue(TaskNumber number) {
     const Task& task = order_.tasks()[number];
     const cuda::CUstream stream = job_.stream(task.stream);
-    driver::cuCtxSetCurrent(job_.lanes().primary(order_.device_of_stream(task.stream)));
+    enter(job_.lanes().primary(order_.device_of_stream(task.stream)));
     for (const TaskNumber input : order_.waits(number)) wait(stream, job_.done(input));
     if (trace_ != nullptr) trace_->start(number);
     if (!perform(number)) return false;
@@ -121,7 +121,8 @@ bool Dispatch::act(TaskNumber number) {
     Transfers transfers;
     if (!client_.run(number, transfers)) return false;
     // The client may have made another context current.
-    driver::cuCtxSetCurrent(job_.lanes().primary(task.stream));
+    current_ = nullptr;
+    enter(job_.lanes().primary(task.stream));
     const TaskNumber carrier = job_.carrier_of(number);
     if (carrier != StreamJob::kNoTask) given_[carrier] = std::move(transfers);
     return true;
@@ -140,9 +141,15 @@ void Dispatch::end() {
         driver::cuEventRecord(job_.lane_end(lane), lanes.compute(lane));
     }
     for (int lane = 0; lane < lanes.size(); ++lane) {
-        driver::cuCtxSetCurrent(lanes.primary(lane));
+        enter(lanes.primary(lane));
         wait(callers_.at(lanes.gpu_of(lane)), job_.lane_end(lane));
     }
+}
+
+void Dispatch::enter(cuda::CUcontext context) {
+    if (context == current_) return;
+    driver::cuCtxSetCurrent(context);
+    current_ = context;
 }
 
 // Errors of the driver are ignored, because there is a failure to report already.

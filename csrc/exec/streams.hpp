@@ -43,6 +43,8 @@ class Dispatch {
     bool act(TaskNumber number);
     void end();
     void drain() const noexcept;
+    // Makes a context current, unless this job has done so last.
+    void enter(cuda::CUcontext context);
 
     StreamJob& job_;
     const StreamOrder& order_;
@@ -50,6 +52,8 @@ class Dispatch {
     StreamClient& client_;
     bool replay_;
     StreamTrace* trace_;
+    // The context that is current; null where something else may have made another one current.
+    cuda::CUcontext current_ = nullptr;
     // By copy: what an action that the client ran has given it.
     std::vector<std::optional<Transfers>> given_;
 };

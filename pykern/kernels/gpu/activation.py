@@ -8,6 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..activation import GATED, Activation
+from .blocks import cdiv, next_power_of_2
+from .launching import launched
 from .rounding import rounded
 from .rows import as_rows, tile, tiles
 
@@ -47,6 +49,7 @@ def activation_and_slope(x, KIND: tl.constexpr):
     return x * share, share + x * slope * inner
 
 
+@launched
 @triton.jit
 def _forward(
     x,
@@ -77,6 +80,7 @@ def _forward(
     )
 
 
+@launched
 @triton.jit
 def _backward(
     gradient,
@@ -177,7 +181,7 @@ def differentiated(
     shape = (0,) if bias is None else (num_groups, num_columns)
     partials = torch.empty(shape, dtype=torch.float32, device=x.device)
     if num_rows:
-        _backward[(triton.cdiv(num_columns, columns), num_groups)](
+        _backward[(cdiv(num_columns, columns), num_groups)](
             coming,
             matrix,
             bias if bias is None else bias.contiguous(),
@@ -202,11 +206,11 @@ def differentiated(
 
 def _size(num_columns: int) -> tuple[int, int]:
     """Rows and columns of a program's tile."""
-    columns = min(triton.next_power_of_2(num_columns), _COLUMNS)
+    columns = min(next_power_of_2(num_columns), _COLUMNS)
     return _TILE // columns, columns
 
 
 def _groups(num_rows: int, rows: int) -> tuple[int, int]:
     """The number of programs that share the rows, and the rows of each, in whole tiles."""
-    group_rows = triton.cdiv(triton.cdiv(num_rows, rows), _NUM_GROUPS) * rows
-    return (triton.cdiv(num_rows, group_rows) if num_rows else 0), group_rows
+    group_rows = cdiv(cdiv(num_rows, rows), _NUM_GROUPS) * rows
+    return (cdiv(num_rows, group_rows) if num_rows else 0), group_rows

@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .blocks import next_power_of_2
+from .launching import launched
 from .rounding import rounded
 
 # Elements of a row that a program loads at a time.
@@ -35,6 +37,7 @@ def _log_sum(row, num_classes, width, BLOCK: tl.constexpr):
     return tl.log(total) + tl.where(largest == float("-inf"), 0.0, largest)
 
 
+@launched
 @triton.jit
 def _kernel(
     logits,
@@ -112,7 +115,7 @@ def _launch(
         return
     if logits.stride(1) != 1:
         raise ValueError(f"columns of logits are adjacent, got strides {logits.stride()}")
-    block = min(max(triton.next_power_of_2(width), 16), _BLOCK)
+    block = min(max(next_power_of_2(width), 16), _BLOCK)
     _kernel[num_rows,](
         logits,
         target.contiguous(),

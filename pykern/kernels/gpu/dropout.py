@@ -8,6 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..dropout import threshold
+from .blocks import next_power_of_2
+from .launching import launched
 from .random import place_of, random_words, seed_of
 from .rounding import rounded
 from .rows import as_rows, tile, tiles
@@ -16,6 +18,7 @@ from .rows import as_rows, tile, tiles
 _BLOCK = 2048
 
 
+@launched
 @triton.jit(do_not_specialize=["seed", "place", "threshold"])
 def _kernel(
     x,
@@ -51,7 +54,7 @@ def masked(x: Tensor, rate: float, seed: int, place: Tensor | None) -> Tensor:
         return result
     matrix = as_rows(x)
     num_rows, num_columns = matrix.shape
-    columns = min(max(triton.next_power_of_2(num_columns), 4), _BLOCK)
+    columns = min(max(next_power_of_2(num_columns), 4), _BLOCK)
     rows = _BLOCK // columns
     _kernel[tiles(num_rows, num_columns, rows, columns)](
         matrix,

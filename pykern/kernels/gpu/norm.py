@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-import triton
 from torch import Tensor
 
 from ..dropout import threshold
 from . import norm_backward, norm_forward
+from .blocks import cdiv, next_power_of_2
 from .random import place_of
 from .rows import as_rows
 
@@ -47,36 +45,33 @@ def add_and_normalise(
     num_rows = x.numel() // num_columns
     rows, columns, num_warps = _tile(num_columns)
     whole = columns >= num_columns
-    terms = _rows(x=x, delta=delta)
-    shared = {
-        "added": added,
-        "seed": seed,
-        "place": place_of(place, x.device),
-        "num_columns": num_columns,
-        "scale": 1 / (1 - rate),
-        "threshold": threshold(rate),
-        "rstd": rstd,
-        "mean": mean,
-        "eps": eps,
-        "CENTRED": centred,
-        "DROPS": rate > 0,
-        "COLUMNS": columns,
-        "num_warps": num_warps,
-    }
+    drops = (seed, place_of(place, x.device))
+    sizes = (1 / (1 - rate), threshold(rate))
+    fixed = {"CENTRED": centred, "DROPS": rate > 0, "COLUMNS": columns, "num_warps": num_warps}
+    terms, strides = _rows(x, delta)
     if not whole:
-        norm_forward.statistics[num_rows,](**terms, **shared)
+        norm_forward.statistics[num_rows,](
+            *terms, added, *drops, num_columns, *strides, *sizes, rstd, mean, eps, **fixed
+        )
         if delta is not None:
-            terms = _rows(x=added, delta=None)
-    grid = (triton.cdiv(num_rows, rows), triton.cdiv(num_columns, columns))
-    norm_forward.forward[grid](
-        **terms,
-        **shared,
-        num_rows=num_rows,
-        weight=weight.contiguous(),
-        bias=None if bias is None else bias.contiguous(),
-        normed=normed,
+            terms, strides = _rows(added, None)
+    norm_forward.forward[cdiv(num_rows, rows), cdiv(num_columns, columns)](
+        *terms,
+        added,
+        *drops,
+        num_rows,
+        num_columns,
+        *strides,
+        *sizes,
+        weight.contiguous(),
+        None if bias is None else bias.contiguous(),
+        normed,
+        rstd,
+        mean,
+        eps,
         WHOLE=whole,
         ROWS=rows,
+        **fixed,
     )
     return added, normed, rstd, mean
 
@@ -104,37 +99,40 @@ def gradients(
     num_columns = total.shape[-1]
     num_rows = total.numel() // num_columns
     rows, columns, num_warps = _tile(num_columns)
-    num_tiles = triton.cdiv(num_rows, rows)
-    tiles_each = triton.cdiv(num_tiles, _MOST_PARTS)
-    num_parts = triton.cdiv(num_tiles, tiles_each)
+    num_tiles = cdiv(num_rows, rows)
+    tiles_each = cdiv(num_tiles, _MOST_PARTS)
+    num_parts = cdiv(num_tiles, tiles_each)
     parts = _empty((num_weights, num_parts, num_columns), torch.float32, total)
-    shared = _rows(gradient=gradient, total=total) | {
-        "weight": weight.contiguous(),
-        "rstd": rstd,
-        "mean": mean,
-        "num_columns": num_columns,
-        "CENTRED": centred,
-        "COLUMNS": columns,
-        "num_warps": num_warps,
-    }
+    (coming, more, matrix), strides = _rows(gradient, residual, total)
+    weight = weight.contiguous()
+    fixed = {"CENTRED": centred, "COLUMNS": columns, "num_warps": num_warps}
     sums = None
     if columns < num_columns:
         sums = _empty((num_rows, 2), torch.float32, total)
-        norm_backward.sums[num_rows,](**shared, result=sums)
-    norm_backward.backward[num_parts, triton.cdiv(num_columns, columns)](
-        **shared,
-        **_rows(residual=residual),
-        bias=None if bias is None else bias.contiguous(),
-        sums=sums,
-        of_total=of_total,
-        normed=normed,
-        parts=parts,
-        num_rows=num_rows,
-        tiles_each=tiles_each,
+        norm_backward.sums[num_rows,](
+            coming, matrix, weight, rstd, mean, sums, num_columns, strides[0], strides[2], **fixed
+        )
+    norm_backward.backward[num_parts, cdiv(num_columns, columns)](
+        coming,
+        more,
+        matrix,
+        weight,
+        None if bias is None else bias.contiguous(),
+        rstd,
+        mean,
+        sums,
+        of_total,
+        normed,
+        parts,
+        num_rows,
+        num_columns,
+        tiles_each,
+        *strides,
         AGAIN=again,
         ROWS=rows,
+        **fixed,
     )
-    norm_backward.add_parts[triton.cdiv(num_columns, _COLUMNS), num_weights](
+    norm_backward.add_parts[cdiv(num_columns, _COLUMNS), num_weights](
         parts, of_weights, num_parts, num_columns, PARTS=_PARTS, COLUMNS=_COLUMNS, num_warps=4
     )
     return of_total, normed, of_weights
@@ -142,16 +140,15 @@ def gradients(
 
 def _tile(num_columns: int) -> tuple[int, int, int]:
     """Rows and columns of a program's tile, and its warps."""
-    columns = min(max(triton.next_power_of_2(num_columns), 4), _MOST_COLUMNS)
+    columns = min(max(next_power_of_2(num_columns), 4), _MOST_COLUMNS)
     rows = max(_ELEMENTS // columns, 1)
     return rows, columns, max(rows * columns // 512, 1)
 
 
-def _rows(**tensors: Tensor | None) -> dict[str, Any]:
-    """Arguments of a kernel: tensors as matrices, and the strides of their rows."""
-    matrices = {name: None if x is None else as_rows(x) for name, x in tensors.items()}
-    strides = {f"{name}_stride": 0 if x is None else x.stride(0) for name, x in matrices.items()}
-    return matrices | strides
+def _rows(*tensors: Tensor | None) -> tuple[list[Tensor | None], list[int]]:
+    """Tensors as matrices, and the strides of their rows."""
+    matrices = [None if x is None else as_rows(x) for x in tensors]
+    return matrices, [0 if x is None else x.stride(0) for x in matrices]
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype, like: Tensor) -> Tensor:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .launching import launched
 from .norm_forward import normal, scaled
 from .rounding import rounded
 
 
+@launched
 @triton.jit
 def sums(
     gradient,
@@ -57,6 +59,7 @@ def _of_normal(incoming, x, sums, rows, valid, num_columns, CENTRED: tl.constexp
     return result
 
 
+@launched
 @triton.jit
 def backward(
     gradient,
@@ -123,6 +126,7 @@ def backward(
         tl.store(parts + place, tl.sum(of_bias, 0, keep_dims=True), in_row)
 
 
+@launched
 @triton.jit
 def add_parts(parts, result, num_parts, num_columns, PARTS: tl.constexpr, COLUMNS: tl.constexpr):
     """Adds up the parts of `backward`'s programs, in an order that only depends on the shape."""

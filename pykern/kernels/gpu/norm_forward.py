@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .launching import launched
 from .random import random_words, seed_of
 from .rounding import rounded
 
@@ -60,6 +61,7 @@ def _sum(
     return values
 
 
+@launched
 @triton.jit(do_not_specialize=["seed", "place", "threshold"])
 def statistics(
     x,
@@ -148,6 +150,7 @@ def _moments(
     return average, deviation
 
 
+@launched
 @triton.jit(do_not_specialize=["seed", "place", "threshold"])
 def forward(
     x,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -40,5 +42,10 @@ def place_of(seed: Tensor | None, device: torch.device) -> Tensor:
     A second kernel could not be loaded during a capture. For the same reason, kernels have seeds
     and places in `do_not_specialize`.
     """
+    return _nowhere(device) if seed is None else seed
+
+
+@cache
+def _nowhere(device: torch.device) -> Tensor:
     # A tensor without elements has address 0.
-    return torch.zeros(0, dtype=torch.int64, device=device) if seed is None else seed
+    return torch.zeros(0, dtype=torch.int64, device=device)

@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .blocks import cdiv, next_power_of_2
+from .launching import launched
 from .rounding import rounded
 from .rows import as_rows
 
@@ -86,6 +88,7 @@ def _move(
         tl.store(target + HALF, y, inside)
 
 
+@launched
 @triton.jit
 def _kernel(
     packed,
@@ -163,9 +166,9 @@ def _launch(
         return
     q, k, v = (_one_batch(x) for x in heads)
     half = q.shape[-1] // 2
-    width = triton.next_power_of_2(half)
-    at_once = min(triton.next_power_of_2(q.shape[1]), max(_BLOCK // width, 1))
-    _kernel[(triton.cdiv(len(packed), _TOKENS),)](
+    width = next_power_of_2(half)
+    at_once = min(next_power_of_2(q.shape[1]), max(_BLOCK // width, 1))
+    _kernel[(cdiv(len(packed), _TOKENS),)](
         packed,
         q,
         k,

@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .blocks import cdiv, next_power_of_2
+from .launching import launched
 from .rounding import rounded
 from .rows import as_rows
 
@@ -25,6 +27,7 @@ def _keys(scores, columns, NUM_EXPERTS: tl.constexpr):
     return tl.where(columns < NUM_EXPERTS, keys, -0x8000000000000000)
 
 
+@launched
 @triton.jit
 def _choose(
     logits,
@@ -74,6 +77,7 @@ def _choose(
     tl.store(counts + ids * tl.num_programs(0) + tl.program_id(0), count, ids < NUM_EXPERTS)
 
 
+@launched
 @triton.jit
 def _place(
     experts,
@@ -104,6 +108,7 @@ def _place(
         tl.store(order + row, choice.to(tl.int32), inside)
 
 
+@launched
 @triton.jit
 def _gradient(
     gradient,
@@ -146,11 +151,11 @@ def chosen(logits: Tensor, num_chosen: int) -> tuple[Tensor, Tensor, Tensor, Ten
     num_tokens, num_experts = logits.shape
     device, block = logits.device, _block(num_experts)
     # At least one program runs, so that sums exist without tokens, too.
-    num_blocks = max(triton.cdiv(num_tokens, block["TOKENS"]), 1)
+    num_blocks = max(cdiv(num_tokens, block["TOKENS"]), 1)
     weights = torch.empty((num_tokens, num_chosen), dtype=torch.float32, device=device)
     experts = torch.empty((num_tokens, num_chosen), dtype=torch.int32, device=device)
     counts = torch.empty((num_experts, num_blocks), dtype=torch.int32, device=device)
-    slots = triton.next_power_of_2(num_chosen)
+    slots = next_power_of_2(num_chosen)
     _choose[(num_blocks,)](
         logits,
         weights,
@@ -177,7 +182,7 @@ def chosen_gradient(gradient: Tensor, logits: Tensor, experts: Tensor) -> Tensor
     if num_tokens == 0:
         return result
     block = _block(num_experts)
-    _gradient[(triton.cdiv(num_tokens, block["TOKENS"]),)](
+    _gradient[(cdiv(num_tokens, block["TOKENS"]),)](
         gradient,
         logits,
         experts,
@@ -193,7 +198,7 @@ def chosen_gradient(gradient: Tensor, logits: Tensor, experts: Tensor) -> Tensor
 
 def _block(num_experts: int) -> dict[str, int]:
     """The constants of a program's block, which only depend on the number of experts."""
-    columns = triton.next_power_of_2(num_experts)
+    columns = next_power_of_2(num_experts)
     tokens = max(min(_BLOCK // columns, _MOST_TOKENS), 1)
     return {
         "TOKENS": tokens,

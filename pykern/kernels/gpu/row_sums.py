@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .blocks import cdiv, next_power_of_2
+from .launching import launched
 from .rounding import rounded
 from .rows import as_rows
 
@@ -14,6 +16,7 @@ from .rows import as_rows
 _BLOCK = 1024
 
 
+@launched
 @triton.jit
 def _kernel(
     rows, places, result, width, row_stride, NUM_TERMS: tl.constexpr, COLUMNS: tl.constexpr
@@ -37,8 +40,8 @@ def summed(rows: Tensor, places: Tensor) -> Tensor:
     result = torch.empty((num_tokens, width), dtype=rows.dtype, device=rows.device)
     if result.numel() == 0:
         return result
-    columns = min(triton.next_power_of_2(width), _BLOCK)
-    _kernel[(num_tokens, triton.cdiv(width, columns))](
+    columns = min(next_power_of_2(width), _BLOCK)
+    _kernel[(num_tokens, cdiv(width, columns))](
         matrix,
         places.contiguous(),
         result,

@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .blocks import cdiv
+
 # The most programs in any dimension of a grid but the first.
 _MOST_PROGRAMS = 65535
 
@@ -25,9 +27,9 @@ def tiles(
 
     A few programs may be superfluous: their rows lie behind the last one.
     """
-    across, down = triton.cdiv(num_columns, tile_columns), triton.cdiv(num_rows, tile_rows)
-    times = triton.cdiv(down, _MOST_PROGRAMS)
-    return across, triton.cdiv(down, times), times
+    across, down = cdiv(num_columns, tile_columns), cdiv(num_rows, tile_rows)
+    times = cdiv(down, _MOST_PROGRAMS)
+    return across, cdiv(down, times), times
 
 
 def as_rows(x: Tensor) -> Tensor:

@@ -8,6 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..stash import BLOCK, CODES, SMALLEST, StashForm
+from .blocks import cdiv, next_power_of_2
+from .launching import launched
 from .rounding import INTERPRETED, rounded
 from .rows import as_rows
 
@@ -18,6 +20,7 @@ _COLUMNS = 4096
 _TO_INTEGER = tl.constexpr(1.5 * 2**23)
 
 
+@launched
 @triton.jit
 def _quantise(
     x,
@@ -60,6 +63,7 @@ def _quantise(
     tl.store(codes + rows * num_columns + columns, result, inside)
 
 
+@launched
 @triton.jit
 def _restore(
     codes,
@@ -94,7 +98,7 @@ def quantised(x: Tensor, form: StashForm) -> tuple[Tensor, Tensor]:
     if form == "e4m3" and INTERPRETED:
         raise NotImplementedError("Triton's interpreter rounds to e4m3 wrong; use int8, or a GPU")
     num_columns = x.shape[-1]
-    num_blocks = triton.cdiv(num_columns, BLOCK)
+    num_blocks = cdiv(num_columns, BLOCK)
     codes = torch.empty(x.shape, dtype=dtype, device=x.device)
     scales = torch.empty((*x.shape[:-1], num_blocks), dtype=torch.float32, device=x.device)
     if codes.numel():
@@ -144,6 +148,6 @@ def restored(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _tiles(num_rows: int, num_blocks: int) -> tuple[tuple[int, int], int, int]:
     """The grid of programs, and the rows and blocks of each program."""
-    blocks = min(triton.next_power_of_2(num_blocks), _COLUMNS // BLOCK)
+    blocks = min(next_power_of_2(num_blocks), _COLUMNS // BLOCK)
     rows = _TILE // (blocks * BLOCK)
-    return (triton.cdiv(num_rows, rows), triton.cdiv(num_blocks, blocks)), rows, blocks
+    return (cdiv(num_rows, rows), cdiv(num_blocks, blocks)), rows, blocks

@@ -8,6 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from .activation import activation_and_slope
+from .blocks import cdiv, next_power_of_2
+from .launching import launched
 from .rounding import rounded
 from .rows import as_rows
 
@@ -15,6 +17,7 @@ from .rows import as_rows
 _BLOCK = 1024
 
 
+@launched
 @triton.jit
 def _product(gate_up, weights, order, result, hidden, row_stride, COLUMNS: tl.constexpr):
     # Rows times their length may not fit into 32 bits.
@@ -29,6 +32,7 @@ def _product(gate_up, weights, order, result, hidden, row_stride, COLUMNS: tl.co
     tl.store(result + row * hidden + columns, values, inside)
 
 
+@launched
 @triton.jit
 def _gradients(
     gradient,
@@ -76,8 +80,8 @@ def product(gate_up: Tensor, weights: Tensor, order: Tensor) -> Tensor:
     result = torch.empty((num_rows, hidden), dtype=gate_up.dtype, device=gate_up.device)
     if result.numel() == 0:
         return result
-    columns = min(triton.next_power_of_2(hidden), _BLOCK)
-    _product[(num_rows, triton.cdiv(hidden, columns))](
+    columns = min(next_power_of_2(hidden), _BLOCK)
+    _product[(num_rows, cdiv(hidden, columns))](
         matrix,
         weights.contiguous(),
         order,
@@ -115,7 +119,7 @@ def product_gradient(
         gradient.stride(0),
         matrix.stride(0),
         AGAIN=again,
-        COLUMNS=min(triton.next_power_of_2(hidden), _BLOCK),
+        COLUMNS=min(next_power_of_2(hidden), _BLOCK),
         num_warps=4,
     )
     return of_gate_up, of_weights, result

@@ -10,6 +10,7 @@ from torch import nn
 _NONE = id(None)
 # The place of the numbers among the settings.
 _NUMBERS = 1
+_PLAIN = (float, int, bool)
 
 
 class Settings:
@@ -95,7 +96,11 @@ class Settings:
     def _now(self) -> tuple[list[object], ...]:
         return (
             [module.training for module in self.modules],
-            [_number(held.get(name)) for held, name in self._numbers],
+            # A replayed step calls no function for a number, so that many cost next to nothing.
+            [
+                value if type(value := held.get(name)) in _PLAIN else _number(value)
+                for held, name in self._numbers
+            ],
             [number for hooks in self._hooks for number in hooks],
             self._compiled(),
             [child for children in self._children for child in children.values()],

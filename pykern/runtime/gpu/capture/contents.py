@@ -1,16 +1,26 @@
-"""The contents and addresses of captured layers, which a graph reads even after changes."""
+"""The contents and addresses of captured layers, which a graph reads even after changes.
+
+They are compared before every replay. Lists of all modules are made and compared by functions of
+C's alone, so that no function of Python's is called for a module or a tensor.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from operator import is_
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from itertools import chain, repeat
+from operator import attrgetter, is_
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 # Attributes of these types are compared by value, because a graph has their values fixed.
 _PLAIN = (int, float, complex, str, bytes, torch.dtype, torch.device)
+
+_FORM = attrgetter("dtype", "shape")
+_HOOKS = attrgetter("_backward_hooks")
+_LATE_HOOKS = attrgetter("_post_accumulate_grad_hooks")
 
 
 class Contents:
@@ -22,33 +32,68 @@ class Contents:
     """
 
     def __init__(self, modules: Sequence[tuple[str, nn.Module]]) -> None:
-        self._modules = [(name, _Contents(module)) for name, module in modules]
+        self._each = [(name, _Snapshot.of(module)) for name, module in modules]
+        self._all = _Snapshot.joined([snapshot for _, snapshot in self._each])
 
     def changed(self) -> str | None:
         """The name of a module whose contents have changed; None if all are unchanged."""
-        return next((name for name, held in self._modules if held.have_changed()), None)
+        if not self._all.has_changed():
+            return None
+        return next(name for name, snapshot in self._each if snapshot.has_changed())
 
 
-class _Contents:
-    def __init__(self, module: nn.Module) -> None:
+@dataclass
+class _Snapshot:
+    """The values of some dictionaries, and the places of the tensors among them.
+
+    Attributes:
+        dictionaries: of modules.
+        values: of the dictionaries. They are kept, so that no new object can have the identity of
+            an old one.
+        tensors: among the values.
+        hooks: whether each tensor had hooks.
+        strided: the tensors with an address.
+        places: their addresses and layouts, and whether they had a `main_grad`.
+        mains: the same of each `main_grad`.
+    """
+
+    dictionaries: list[dict[Any, Any]]
+    values: list[Any]
+    tensors: list[Tensor]
+    hooks: list[Any]
+    strided: list[Tensor]
+    places: list[Any]
+    mains: list[Any]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Self:
         attributes = vars(module)
         inner = [value for value in attributes.values() if isinstance(value, dict)]
-        self._dictionaries = [attributes, *inner]
-        # References are kept, so that no new object can have the identity of an old one.
-        self._values = self._now()
-        self._tensors = [value for value in self._values if isinstance(value, Tensor)]
-        self._places = [_place(tensor) for tensor in self._tensors]
+        dictionaries = [attributes, *inner]
+        values = _values(dictionaries)
+        tensors = [value for value in values if isinstance(value, Tensor)]
+        strided = [tensor for tensor in tensors if tensor.layout is torch.strided]
+        places, mains = _places(strided), _places(_mains(strided))
+        return cls(dictionaries, values, tensors, _hooks(tensors), strided, places, mains)
 
-    def have_changed(self) -> bool:
-        now = self._now()
-        if len(now) != len(self._values):
-            return True
-        if not all(map(is_, now, self._values)) and not all(map(_alike, now, self._values)):
-            return True
-        return any(map(_is_elsewhere, self._tensors, self._places))
+    @classmethod
+    def joined(cls, snapshots: Sequence[_Snapshot]) -> Self:
+        names = [field.name for field in fields(cls)]
+        return cls(*(list(chain.from_iterable(map(attrgetter(name), snapshots))) for name in names))
 
-    def _now(self) -> list[Any]:
-        return [value for held in self._dictionaries for value in held.values()]
+    def has_changed(self) -> bool:
+        now = _values(self.dictionaries)
+        return (
+            len(now) != len(self.values)
+            or not (all(map(is_, now, self.values)) or all(map(_alike, now, self.values)))
+            or _hooks(self.tensors) != self.hooks
+            or _places(self.strided) != self.places
+            or _places(_mains(self.strided)) != self.mains
+        )
+
+
+def _values(dictionaries: Iterable[dict[Any, Any]]) -> list[Any]:
+    return list(chain.from_iterable(map(dict.values, dictionaries)))
 
 
 def _alike(now: object, then: object) -> bool:
@@ -57,16 +102,21 @@ def _alike(now: object, then: object) -> bool:
     return type(now) is type(then) and isinstance(then, _PLAIN) and now == then
 
 
-def _place(tensor: Tensor) -> tuple[object, ...]:
-    """A tensor's address and layout, whether it has hooks, and the place of its `main_grad`."""
-    hooks = tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None)
-    calls = any(hooks)
-    if tensor.layout is not torch.strided:
-        return tensor.layout, calls
-    main = getattr(tensor, "main_grad", None)
-    gradients = None if main is None else _place(main)
-    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), calls, gradients
+def _hooks(tensors: Sequence[Tensor]) -> list[Any]:
+    late = map(bool, map(_LATE_HOOKS, tensors))
+    return list(zip(map(bool, map(_HOOKS, tensors)), late, strict=True))
 
 
-def _is_elsewhere(tensor: Tensor, place: tuple[object, ...]) -> bool:
-    return _place(tensor) != place
+def _places(tensors: Sequence[Tensor]) -> list[Any]:
+    strides = map(Tensor.stride, tensors)
+    without = map(is_, _all_mains(tensors), repeat(None))
+    addresses = map(Tensor.data_ptr, tensors)
+    return list(zip(addresses, map(_FORM, tensors), strides, without, strict=True))
+
+
+def _mains(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [main for main in _all_mains(tensors) if main is not None]
+
+
+def _all_mains(tensors: Sequence[Tensor]) -> Iterable[Tensor | None]:
+    return map(getattr, tensors, repeat("main_grad"), repeat(None))
