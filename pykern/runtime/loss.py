@@ -241,8 +241,8 @@ def _require_scalar(loss: object, microbatch: int) -> None:
         )
     if not loss.requires_grad:
         raise RuntimeError(
-            f"the loss of microbatch {microbatch} does not require grad: it depends on nothing "
-            "that trains"
+            f"the loss of microbatch {microbatch} must require grad, got one that depends on "
+            "nothing that trains. Check requires_grad of the parameters, and detach() in the loss"
         )
 
 

@@ -73,7 +73,7 @@ def draw(timelines: Mapping[str, Timeline]) -> "Figure":
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415  an extra: imported where it is used
     except ModuleNotFoundError as error:
-        raise ImportError("pictures need matplotlib: pip install pykern-runtime[viz]") from error
+        raise ImportError("pictures need matplotlib. Install it with pip install pykern-runtime[viz]") from error
     heights = [ROW_HEIGHT * timeline.num_devices for timeline in timelines.values()]
     height = sum(heights) + TITLE_HEIGHT * len(heights) + FOOT_HEIGHT
     figure = Figure(figsize=(WIDTH / POINTS_PER_INCH, height / POINTS_PER_INCH), facecolor="white")
