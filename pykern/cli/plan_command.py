@@ -49,9 +49,10 @@ FORMS = {
     ".csv": "the plan for torch's runtime",
     ".txt": "its table",
     ".png": "a picture",
+    ".pdf": "a picture",
     ".svg": "a picture",
 }
-DRAWN = (".trace.json", ".png", ".svg")
+DRAWN = (".trace.json", ".png", ".pdf", ".svg")
 
 DEVICES = number_option("-p", "--devices", about=f"Number of devices; {NUM_DEVICES} if not given.")
 MICROBATCHES = number_option(
@@ -122,7 +123,7 @@ def plan(
             save(out, [each.source for each in drawn], timelines)
     console = Console(highlight=False)
     console.print(as_text(timelines, console.width))
-    for line in lines_below(drawn):
+    for line in [*where_numbers_fit(timelines, console.width), *lines_below(drawn)]:
         console.print(Text(line))
     if search.found is not None:
         console.print(Text(str(search.found)), soft_wrap=True)
@@ -151,6 +152,16 @@ def costs_for(
             f"{source.label} without it"
         )
     return source.costs
+
+
+def where_numbers_fit(timelines: dict[str, "Timeline"], width: int) -> list[str]:
+    """A line for a terminal that is too narrow for the numbers of microbatches."""
+    from ..plan.drawing.terminal import fitting_width
+
+    wanted = fitting_width(timelines, width)
+    if wanted <= width:
+        return []
+    return [f"microbatches fit from {wanted} columns on; --out plan.svg draws a picture"]
 
 
 def save(out: Path, sources: list[PlanSource], drawn: dict[str, "Timeline"]) -> None:

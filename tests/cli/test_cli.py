@@ -114,7 +114,7 @@ def test_a_drawing_fits_any_terminal(columns: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "start"),
-    [("a.png", b"\x89PNG"), ("a.SVG", b"<svg"), ("a.txt", b"device 0 |")],
+    [("a.png", b"\x89PNG"), ("a.pdf", b"%PDF"), ("a.SVG", b"<svg"), ("a.txt", b"device 0 |")],
 )
 def test_the_file_is_what_its_name_says(tmp_path: Path, name: str, start: bytes) -> None:
     out = tmp_path / name
@@ -336,7 +336,7 @@ REFUSED = [
     (["plan", "wrong.csv"], "wrong.csv: line 1, cell 2: a cell must be like"),
     (["plan", "gpipe", "--compare", "hanayo", "--out", "a.json"], "drawing beside --compare, got"),
     (["plan", "gpipe", "--transfer", "-1"], "the value must be a time of at least 0, got '-1'"),
-    (["plan", "gpipe", "--out", "plan.gif"], ".json, .comms.csv, .csv, .txt, .png, .svg"),
+    (["plan", "gpipe", "--out", "plan.gif"], ".json, .comms.csv, .csv, .txt, .png, .pdf, .svg"),
     (["plan", "gpipe", "--out", "folder.svg"], "folder.svg: Is a directory"),
     (["plan", "gpipe", "--out", "folder.txt"], "folder.txt: Is a directory"),
     (["plan", "gpipe", "--out", "absent/plan.png"], "--out must be in a folder that exists, got"),

@@ -213,7 +213,7 @@ def test_a_picture_has_a_cell_for_every_action(tmp_path: Path) -> None:
     assert {"F0", "F1", "B0", "B1"} <= set(words)
 
 
-@pytest.mark.parametrize("name", ["plan.svg", "plan.png"])
+@pytest.mark.parametrize("name", ["plan.svg", "plan.png", "plan.pdf"])
 def test_the_same_timeline_makes_the_same_file(name: str, tmp_path: Path) -> None:
     files = [tmp_path / folder / name for folder in "ab"]
     for path in files:
@@ -224,7 +224,7 @@ def test_the_same_timeline_makes_the_same_file(name: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", ["plan", "plan.gif", "png"])
 def test_other_files_than_pictures_are_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"must end in \.png or \.svg, got .*" + name):
+    with pytest.raises(ValueError, match=r"must end in \.png, \.pdf or \.svg, got .*" + name):
         save_picture({"predicted": one_f_one_b()}, tmp_path / name)
 
 
