@@ -130,7 +130,7 @@ def test_any_budget_holds_or_is_refused(
     try:
         fitted = fit(plan, stages, budgets)
     except ValueError as error:
-        assert "needs at least" in str(error)  # noqa: PT017
+        assert "num_bytes must be at least" in str(error)  # noqa: PT017
         # With everything recomputed, one whole microbatch has to fit beside the others' inputs.
         assert any(
             budget < 1.0 + a * (1 + (num_microbatches - 1) / 10)
