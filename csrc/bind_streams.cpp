@@ -70,11 +70,13 @@ class StreamProgram {
     TaskNumber task_of(Action action) const {
         const TaskNumber task = job.task_of(action);
         if (task != StreamJob::kNoTask) return task;
-        throw std::invalid_argument("the program does not hold " + to_text(action));
+        throw std::invalid_argument("action must be one of the program, got " + to_text(action));
     }
 
     const StreamTrace& last_trace() const {
-        if (!is_traced) throw std::runtime_error("no step has been traced");
+        if (!is_traced) {
+            throw std::runtime_error("no step has been traced. Run one with tracing on");
+        }
         return *trace;
     }
 

@@ -124,7 +124,7 @@ bool Callbacks::check_signals(bool may_give_up) {
     if (num_forks() != num_forks_) {
         throw std::runtime_error(
             "this process was forked by a signal handler within a step, which does not survive a "
-            "fork; make a new pipeline in the child");
+            "fork. Make a new pipeline in the child");
     }
     if (may_give_up && is_hopeless()) throw Stalled();
     return interrupted_;

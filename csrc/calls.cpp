@@ -41,9 +41,8 @@ void raise_exception(const py::object& exception) {
 void require_calls(const Placement& placement, int num_slices,
                    const std::array<bool, kNumKinds>& held, const CallsOfKinds& calls) {
     if (num_slices > 1) {
-        throw std::invalid_argument("the program cuts its microbatches into " +
-                                    std::to_string(num_slices) +
-                                    " slices, which callbacks do not take");
+        throw std::invalid_argument("plan must have whole microbatches for callbacks, got " +
+                                    std::to_string(num_slices) + " slices");
     }
     const int num_calls = placement.num_replicas() * placement.num_stages();
     for (std::size_t i = 0; i < kNumKinds; ++i) {
@@ -52,9 +51,10 @@ void require_calls(const Placement& placement, int num_slices,
         const auto found = calls.find(kind);
         const std::size_t given = found == calls.end() ? 0 : found->second.size();
         if (given == static_cast<std::size_t>(num_calls)) continue;
-        throw std::invalid_argument(
-            "the program needs " + std::to_string(num_calls) + " callbacks of kind " +
-            kind_name(kind) + ", one for each stage of each replica, got " + std::to_string(given));
+        throw std::invalid_argument("callbacks of kind " + std::string(kind_name(kind)) +
+                                    " must be " + std::to_string(num_calls) +
+                                    ", one for each stage of each replica, got " +
+                                    std::to_string(given));
     }
 }
 
@@ -82,7 +82,7 @@ Claim::Claim() : num_forks_(num_forks()) {}
 void Claim::take() {
     if (is_fork()) {
         throw std::runtime_error(
-            "this pipeline was made in another process and does not survive a fork; make a new one "
+            "this pipeline was made in another process and does not survive a fork. Make a new one "
             "in the child");
     }
     stay_at_end();

@@ -135,7 +135,8 @@ void close_silently(const std::function<void()>& close) noexcept {
 
 void close_before_end(const std::weak_ptr<Closable>& closable) {
     if (is_finalizing()) {
-        throw std::runtime_error("a pipeline cannot be made while Python goes down");
+        throw std::runtime_error(
+            "a pipeline cannot be made while Python goes down. Make it before the program ends");
     }
     if (!is_registered) register_end();
     // Handlers were run by hand, or their destructors make a pipeline; which is closed as well.

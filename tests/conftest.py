@@ -1,4 +1,5 @@
-"""What every test shares. It does not import torch: the tests of the planner run without it."""
+"""Settings and fixtures of all tests. It does not import torch: the tests of the planner run
+without it."""
 
 import gc
 import os
@@ -18,7 +19,7 @@ if shutil.which("nvidia-smi") is None:
 
 # The same examples on every run, and no deadline: another process on the machine is no failure.
 settings.register_profile("pykern", derandomize=True, deadline=None)
-# What sanitizers look for shows in any example.
+# Faults that sanitizers look for show in any example.
 settings.register_profile("few", settings.get_profile("pykern"), max_examples=15)
 settings.load_profile(os.environ.get("PYKERN_EXAMPLES", "pykern"))
 
@@ -35,8 +36,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol() -> Iterator[Any]:
-    # What a test leaves over is not looked for among all that was there before, which takes a
-    # second each time.
+    # Leftovers of a test are not looked for among older objects, which takes a second each time.
     gc.freeze()
     try:
         return (yield)

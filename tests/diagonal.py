@@ -1,4 +1,4 @@
-"""What every run checks of a matrix that is worth all its cells at night."""
+"""The cells that every run checks of a matrix, all of which are run at night."""
 
 from collections.abc import Iterable
 from itertools import product

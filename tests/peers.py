@@ -144,7 +144,7 @@ def _serve(
     store = FileStore(os.fspath(folder / "store"), num_peers)
     timeout = timedelta(seconds=group_timeout_s)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=num_peers, timeout=timeout)
-    # Who were through at once could be gone before the others have connected to it.
+    # A process that were through at once could be gone before the others have connected to it.
     dist.barrier()
     try:
         found: Any = call(rank)

@@ -10,20 +10,22 @@
 namespace pykern {
 
 Lanes::Lanes(std::vector<LaneName> names) : names_(std::move(names)) {
-    if (names_.empty()) throw std::invalid_argument("lanes: there must be at least one");
+    if (names_.empty()) {
+        throw std::invalid_argument("lanes must hold at least one, got an empty list");
+    }
     std::map<int, int> parts_of;
     for (const LaneName& name : names_) {
         if (name.num_parts < 1 || name.part < 0 || name.part >= name.num_parts) {
-            throw std::invalid_argument("GPU " + std::to_string(name.gpu) + ": part " +
-                                        std::to_string(name.part) + " of " +
-                                        std::to_string(name.num_parts) + " does not exist");
+            throw std::invalid_argument(
+                "part must be below the number of parts of GPU " + std::to_string(name.gpu) + ", " +
+                std::to_string(name.num_parts) + ", got " + std::to_string(name.part));
         }
         const auto [parts, is_new] = parts_of.try_emplace(name.gpu, name.num_parts);
         if (!is_new && parts->second != name.num_parts) {
-            throw std::invalid_argument("GPU " + std::to_string(name.gpu) + " is in " +
-                                        std::to_string(parts->second) + " parts and in " +
-                                        std::to_string(name.num_parts) +
-                                        ": parts of two splits would overlap");
+            throw std::invalid_argument(
+                "GPU " + std::to_string(name.gpu) + " must be split once, got " +
+                std::to_string(parts->second) + " parts and " + std::to_string(name.num_parts) +
+                ". Parts of two splits would overlap");
         }
     }
     for (const LaneName& name : names_) {

@@ -25,18 +25,20 @@ void require_part(const Plan& plan, const std::vector<std::size_t>& begins,
     const std::size_t num_rows = plan.rows().size();
     if (begins.size() != num_rows || ends.size() != num_rows) {
         throw std::invalid_argument(
-            "a part has a begin and an end for each of " + std::to_string(num_rows) +
+            "a part must have a begin and an end for each of " + std::to_string(num_rows) +
             " rows, got " + std::to_string(begins.size()) + " and " + std::to_string(ends.size()));
     }
     for (std::size_t row = 0; row < num_rows; ++row) {
         const std::size_t size = plan.rows()[row].size();
         if (begins[row] <= ends[row] && ends[row] <= size) continue;
-        throw std::invalid_argument("row " + std::to_string(row) + " of the part is " +
-                                    std::to_string(begins[row]) + " to " +
-                                    std::to_string(ends[row]) + ", and the plan's has " +
-                                    std::to_string(size) + " actions");
+        throw std::invalid_argument(
+            "row " + std::to_string(row) + " of the part must be within 0 to " +
+            std::to_string(size) + ", the actions of the plan, got " + std::to_string(begins[row]) +
+            " to " + std::to_string(ends[row]));
     }
-    if (begins == ends) throw std::invalid_argument("a part needs at least one action");
+    if (begins == ends) {
+        throw std::invalid_argument("a part must have at least one action, got none");
+    }
 }
 
 }  // namespace
@@ -76,8 +78,9 @@ Program::Program(const Plan& plan, const std::vector<std::size_t>& begins,
             const auto place = static_cast<std::size_t>(position - index.row_start(device));
             if (place < begins[row]) return;
             if (place >= ends[row]) {
-                throw std::invalid_argument(to_text(actions_[to]) + " needs " + to_text(input) +
-                                            ", which stands behind the part");
+                throw std::invalid_argument("a part must hold the inputs of its actions, got " +
+                                            to_text(actions_[to]) + " without " + to_text(input) +
+                                            ", which is behind the part");
             }
             const auto from = row_begin(device) + static_cast<Position>(place - begins[row]);
             const bool is_row_edge = !first_in_row && from == to - 1;
@@ -91,7 +94,7 @@ Program::Program(const Plan& plan, const std::vector<std::size_t>& begins,
 
 Program Program::endless(const Placement& placement, int num_slots) {
     if (num_slots < 1) {
-        throw std::invalid_argument("an endless program needs at least 1 slot, got " +
+        throw std::invalid_argument("num_slots must be at least 1, got " +
                                     std::to_string(num_slots));
     }
     return {placement, num_slots};

@@ -71,8 +71,9 @@ void add_action(Chain& chain, const StreamJob& job, TaskNumber number) {
     const Task& task = job.order().tasks()[number];
     const std::optional<Launch>& launch = job.launch(number);
     if (!launch) {
-        throw std::invalid_argument("a whole step is made of the launches of all actions, but " +
-                                    to_text(task.action) + " has none");
+        throw std::invalid_argument(
+            "all actions must have launches for a graph of a whole step, got none for " +
+            to_text(task.action));
     }
     const cuda::CUcontext context = job.lanes().primary(task.stream);
     chain.add(launch->before, context);

@@ -41,8 +41,8 @@ void name_streams(const CopyStream& ends, const CopyLane& lane) {
 StreamJob::StreamJob(const Plan& plan, std::shared_ptr<const Lanes> lanes, Half half)
     : order_(lower(plan)), lanes_(std::move(lanes)), half_(half) {
     if (order_.num_devices() != lanes_->size()) {
-        throw std::invalid_argument("the plan is for " + std::to_string(order_.num_devices()) +
-                                    " devices, but there are " + std::to_string(lanes_->size()));
+        throw std::invalid_argument("devices must be " + std::to_string(order_.num_devices()) +
+                                    ", as in the plan, got " + std::to_string(lanes_->size()));
     }
     if (half_ != Half::kWhole) require_halves();
     const std::vector<Task>& tasks = order_.tasks();
@@ -71,7 +71,7 @@ void StreamJob::require_halves() const {
         const auto rest = std::ranges::find_if_not(row, is_forward);
         const auto late = std::find_if(rest, row.end(), is_forward);
         if (late == row.end()) continue;
-        throw std::invalid_argument("a half of a plan needs its forwards first, got " +
+        throw std::invalid_argument("a half of a plan must have its forwards first, got " +
                                     to_text(*late) + " behind " + to_text(*rest));
     }
 }
@@ -148,8 +148,9 @@ void StreamJob::require(TaskNumber task, bool compute) const {
     if (task < order_.tasks().size() && order_.is_compute(order_.tasks()[task]) == compute) {
         return;
     }
-    throw std::invalid_argument("task " + std::to_string(task) + " is no " +
-                                (compute ? "action" : "copy") + " of the program");
+    throw std::invalid_argument("task must be that of " +
+                                std::string(compute ? "an action" : "a copy") +
+                                " of the program, got " + std::to_string(task));
 }
 
 }  // namespace pykern

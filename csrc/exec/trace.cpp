@@ -18,8 +18,8 @@ void Trace::begin() { std::fill_n(slot(), num_actions_, Entry{}); }
 
 Timeline Trace::timeline(const Program& program, std::size_t ago) const {
     if (ago >= size()) {
-        throw std::out_of_range("the trace holds " + std::to_string(size()) +
-                                " steps, none of them " + std::to_string(ago) + " steps ago");
+        throw std::out_of_range("ago must be below " + std::to_string(size()) +
+                                ", the number of traced steps, got " + std::to_string(ago));
     }
     const std::size_t step = num_ended_.load(std::memory_order_acquire) - 1 - ago;
     const Entry* entries = ring_.data() + slot_begin(step);

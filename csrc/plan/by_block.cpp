@@ -125,9 +125,9 @@ class Block {
             for (std::size_t m = 0; m < num_microbatches_; ++m) {
                 SlotLane& lane = lanes_[static_cast<std::size_t>(device)];
                 if (!lane.is_free(slot)) {
-                    throw std::invalid_argument("the block asks for two actions in slot " +
-                                                std::to_string(slot) + " of device " +
-                                                std::to_string(device));
+                    throw std::invalid_argument(
+                        "the block must have one action in each slot, got two in slot " +
+                        std::to_string(slot) + " of device " + std::to_string(device));
                 }
                 lane.put(slot, make_action(kind, stage, static_cast<std::int64_t>(m)));
                 slot_of(kind, stage, m) = slot;

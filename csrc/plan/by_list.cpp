@@ -31,7 +31,7 @@ Queue queue_of(Action action) {
         case Kind::W:
             return kWeights;
         default:
-            throw std::invalid_argument("list scheduling orders F, B, I and W, got " +
+            throw std::invalid_argument("actions must be F, B, I or W for list scheduling, got " +
                                         to_text(action));
     }
 }
@@ -118,9 +118,8 @@ class ListScheduler {
             if (action == nullptr || !can_start(*action)) continue;
             held_back += ", device " + std::to_string(number) + " before " + to_text(*action);
         }
-        throw std::invalid_argument("cap " + std::to_string(cap_) +
-                                    " is too small for this plan; it stops all devices" +
-                                    held_back);
+        throw std::invalid_argument("cap must be large enough for the plan to go on, got " +
+                                    std::to_string(cap_) + ", which stops all devices" + held_back);
     }
 
     const Plan& plan_;

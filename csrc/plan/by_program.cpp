@@ -24,7 +24,7 @@ struct Word {
 };
 
 [[noreturn]] void refuse(const std::string& word, int num_chunks) {
-    throw std::invalid_argument("a pattern's word is F, B, I or W and a chunk, 0 to " +
+    throw std::invalid_argument("a pattern's word must be F, B, I or W and a chunk, 0 to " +
                                 std::to_string(num_chunks - 1) +
                                 ", W alone, or two joined by &, got " + word);
 }

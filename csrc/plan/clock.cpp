@@ -92,7 +92,9 @@ Simulated run_clock(const Plan& plan, const Costs& costs) {
     require_finished(plan, simulated.index, walk(plan, simulated.index, simulated.clock));
     for (const std::vector<Span>& row : simulated.clock.rows()) {
         if (row.empty() || std::isfinite(row.back().end_ns)) continue;
-        throw std::invalid_argument("the costs add up to more nanoseconds than a double holds");
+        throw std::invalid_argument(
+            "the costs must add up to a finite number of nanoseconds, got more than a double "
+            "holds");
     }
     return simulated;
 }

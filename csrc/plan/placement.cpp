@@ -21,9 +21,9 @@ int count_stages(int num_devices, const char* chunks_name, int chunks, int stage
 
 void require_device(int stage, int device, int num_devices) {
     if (device >= 0 && device < num_devices) return;
-    throw std::invalid_argument("stage " + std::to_string(stage) + " is placed on device " +
-                                std::to_string(device) + ", but devices are 0 to " +
-                                std::to_string(num_devices - 1));
+    throw std::invalid_argument("devices of stages must be 0 to " +
+                                std::to_string(num_devices - 1) + ", got " +
+                                std::to_string(device) + " for stage " + std::to_string(stage));
 }
 
 }  // namespace

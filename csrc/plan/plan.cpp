@@ -19,11 +19,9 @@ void require_pairs(const Overlaps& starts, std::size_t device, std::size_t row_s
     for (const std::size_t start : starts) {
         if (start < free_from || start + 1 >= row_size) {
             throw std::invalid_argument(
-                "device " + std::to_string(device) + ": overlap at position " +
-                std::to_string(start) +
-                ", but positions ascend, leave room for the second action of a pair, and stay in "
-                "a row of " +
-                std::to_string(row_size));
+                "overlaps of device " + std::to_string(device) +
+                " must ascend, leave room for the second action of a pair, and stay in a row of " +
+                std::to_string(row_size) + ", got position " + std::to_string(start));
         }
         free_from = start + 2;
     }
@@ -52,9 +50,8 @@ Plan::Plan(Placement placement, int num_microbatches, std::vector<Row> rows, int
       overlaps_(std::move(overlaps)) {
     require_plan_size(num_stages(), num_microbatches_, num_slices_);
     if (rows_.size() != static_cast<std::size_t>(num_devices())) {
-        throw std::invalid_argument("a plan for " + std::to_string(num_devices()) +
-                                    " devices needs as many rows, got " +
-                                    std::to_string(rows_.size()));
+        throw std::invalid_argument("rows must be " + std::to_string(num_devices()) +
+                                    ", one for each device, got " + std::to_string(rows_.size()));
     }
     if (overlaps_.empty()) overlaps_.resize(rows_.size());
     if (overlaps_.size() != rows_.size()) {

@@ -30,9 +30,9 @@ class Cells {
         const int first_trained = plan.first_trained();
         for (const Action& cell : cells) {
             require_cell(plan, cell);
-            if (cell.stage < first_trained) refuse(cell, "is of a stage that has no backward");
-            if (index.at(cell) >= 0) refuse(cell, "stands in the plan already");
-            if (has(cell)) refuse(cell, "is given twice");
+            if (cell.stage < first_trained) refuse(cell, "of stages with a backward");
+            if (index.at(cell) >= 0) refuse(cell, "new to the plan");
+            if (has(cell)) refuse(cell, "given once");
             is_given_[number_of(cell)] = true;
         }
     }
@@ -41,17 +41,17 @@ class Cells {
     bool has(Action action) const { return is_given_[number_of(action)]; }
 
    private:
-    [[noreturn]] static void refuse(Action cell, const std::string& why) {
-        throw std::invalid_argument("cells: " + to_text(cell) + " " + why);
+    [[noreturn]] static void refuse(Action cell, const std::string& rule) {
+        throw std::invalid_argument("cells must be " + rule + ", got " + to_text(cell));
     }
 
     static void require_cell(const Plan& plan, Action cell) {
-        if (cell.kind != Kind::R) refuse(cell, "is no R, the recompute of a cell");
+        if (cell.kind != Kind::R) refuse(cell, "R actions");
         if (cell.stage < plan.num_stages() && cell.slice == 0 &&
             cell.microbatch < static_cast<std::size_t>(plan.num_microbatches())) {
             return;
         }
-        refuse(cell, "is outside a plan of " + std::to_string(plan.num_stages()) + " stages and " +
+        refuse(cell, "within the plan's " + std::to_string(plan.num_stages()) + " stages and " +
                          std::to_string(plan.num_microbatches()) + " microbatches");
     }
 
@@ -236,12 +236,13 @@ class Filling {
 
 void require_recomputable(const Plan& plan, const std::optional<Memory>& memory, double cap_bytes) {
     if (!plan.has(Kind::B) && !plan.has(Kind::I)) {
-        throw std::invalid_argument("a plan without backwards has nothing to recompute for");
+        throw std::invalid_argument("plan must have backwards to recompute for, got one without");
     }
     if (plan.num_slices() > 1) {
         throw std::invalid_argument(
-            "a plan of " + std::to_string(plan.num_slices()) +
-            " slices cannot be recomputed: a slice's R would need those of the slices before it");
+            "plan must have whole microbatches to be recomputed, got " +
+            std::to_string(plan.num_slices()) +
+            " slices. A slice's R would need those of the slices before it");
     }
     if (!(cap_bytes >= 0)) {
         throw std::invalid_argument("cap_bytes must be at least 0, got " +
@@ -250,8 +251,8 @@ void require_recomputable(const Plan& plan, const std::optional<Memory>& memory,
     if (memory) {
         memory->require_stages(plan.num_stages());
     } else if (cap_bytes < std::numeric_limits<double>::infinity()) {
-        throw std::invalid_argument("cap_bytes is " + std::to_string(cap_bytes) +
-                                    ", and needs memory, the sizes that it is a cap of");
+        throw std::invalid_argument("memory must be given beside cap_bytes, got cap_bytes=" +
+                                    std::to_string(cap_bytes) + " alone");
     }
 }
 

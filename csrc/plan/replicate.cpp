@@ -34,8 +34,8 @@ void require_shares(const Plan& plan, int num_replicas, std::int64_t num_microba
     for (const Kind kind : {Kind::REDUCE, Kind::U}) {
         if (!plan.has(kind)) continue;
         throw std::invalid_argument(
-            "a plan with REDUCE or U cannot be replicated: both stand once for all replicas of a "
-            "stage, so they are added afterwards");
+            "plan must have neither REDUCE nor U to be replicated, got some. Both stand once for "
+            "all replicas of a stage: add them afterwards");
     }
 }
 

@@ -52,7 +52,8 @@ int Shades::shade_of(int device, Action action) const {
     const Place place{device, action.stage};
     const auto found = std::ranges::lower_bound(chunks, place, {}, &Chunk::place);
     if (found == chunks.end() || found->place != place) {
-        throw std::out_of_range("the device does not have this action's stage");
+        throw std::out_of_range(
+            "action must be of a stage on the device, got one of another stage");
     }
     return static_cast<int>(replica) * num_chunks_ + found->number;
 }

@@ -97,7 +97,8 @@ Action parse_action(std::string_view text) {
         }
     }
     throw std::invalid_argument(
-        "an action is stage, kind, microbatch, like \"2F0\", or with a slice \"2F0.1\", got \"" +
+        "an action must be stage, kind, microbatch, like \"2F0\", or with a slice \"2F0.1\", got "
+        "\"" +
         std::string(whole.substr(0, 40)) + "\"");
 }
 

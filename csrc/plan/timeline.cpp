@@ -19,9 +19,9 @@ void require_order(int device, const std::vector<Span>& row) {
         const bool finite = std::isfinite(span.start_ns) && std::isfinite(span.end_ns);
         if (!finite || span.end_ns < span.start_ns || span.start_ns < previous) {
             throw std::invalid_argument(
-                "device " + std::to_string(device) + ": " + to_text(span.action) + " runs from " +
-                std::to_string(span.start_ns) + " to " + std::to_string(span.end_ns) +
-                " ns, but times must be finite, ends not before starts, starts ascending");
+                "times must be finite, ends not before starts, starts ascending, got " +
+                std::to_string(span.start_ns) + " to " + std::to_string(span.end_ns) + " ns for " +
+                to_text(span.action) + " on device " + std::to_string(device));
         }
         previous = span.start_ns;
     }

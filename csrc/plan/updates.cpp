@@ -74,7 +74,8 @@ Plan with_updates(const Plan& plan, int group, int delay) {
     require_range("group", group, 1, kMaxCells);
     require_range("delay", delay, 0, kMaxCells);
     if (plan.placement().num_replicas() > 1 || plan.has(Kind::U)) {
-        throw std::invalid_argument("updates are added to a plan of one replica without any");
+        throw std::invalid_argument(
+            "plan must have one replica and no updates to add them, got another");
     }
     const int first_trained = plan.first_trained();
     std::vector<Row> rows;

@@ -23,11 +23,12 @@ void require_sizes(const Candidate& candidate, const std::vector<double>& caps) 
     const Placement& placement = candidate.placement;
     candidate.costs.require_fits(placement.num_stages(), placement.num_devices());
     if (candidate.costs.table().shared_links) {
-        throw std::invalid_argument("a search sends every message at once: no shared_links");
+        throw std::invalid_argument(
+            "shared_links must be False for a search, which sends every message at once, got True");
     }
     candidate.memory.require_stages(placement.num_stages());
     if (placement.num_replicas() != 1) {
-        throw std::invalid_argument("a search places one replica, got " +
+        throw std::invalid_argument("num_replicas must be 1 for a search, got " +
                                     std::to_string(placement.num_replicas()));
     }
     require_values("caps", caps);
@@ -74,7 +75,10 @@ void fill_times(Problem& problem, const Costs& costs) {
     }
     const double largest =
         std::max(*std::ranges::max_element(times_ns), *std::ranges::max_element(hops_ns));
-    if (largest <= 0) throw std::invalid_argument("a search needs an action that takes time");
+    if (largest <= 0) {
+        throw std::invalid_argument(
+            "costs must have an action that takes time for a search, got none");
+    }
     problem.ticks_per_ns = scale_for(largest);
     for (const double time_ns : times_ns) {
         // Every action takes a moment, so that what comes later starts later.

@@ -34,8 +34,9 @@ class Searcher {
         }
         if (bound_ns_ == kInfinite) {
             throw std::invalid_argument(
-                "no candidate fits: a device must be able to hold one microbatch of all its "
-                "stages, and all microbatches where forwards come first");
+                "memory must hold one microbatch of all stages of a device, and all microbatches "
+                "where forwards come first, got caps that no candidate fits. Raise memory, or use "
+                "more devices");
         }
     }
 
@@ -152,7 +153,8 @@ void require_seeds(const std::vector<Candidate>& candidates, int num_microbatche
         require_range("candidate of a seed", static_cast<std::int64_t>(seed.candidate), 0,
                       static_cast<std::int64_t>(candidates.size()) - 1);
         if (!(seed.plan.placement() == candidates[seed.candidate].placement)) {
-            throw std::invalid_argument("a seed must have the placement of its candidate");
+            throw std::invalid_argument(
+                "placement of a seed must be that of its candidate, got another");
         }
         require_range("num_microbatches of a seed", seed.plan.num_microbatches(), num_microbatches,
                       num_microbatches);

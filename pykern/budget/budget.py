@@ -59,7 +59,10 @@ class Budget:
                 note.
         """
         if loss_fn is None:
-            raise ValueError("a memory budget is for training: Pipeline(..., loss_fn=...)")
+            raise ValueError(
+                "loss_fn must be given for a memory budget, got None. A budget is for training: "
+                "Pipeline(..., loss_fn=...)"
+            )
         self._of_devices(plan.num_devices)
         # A sample without rows is refused: no action would run, and no memory would seem held.
         batch_size({"sample": self.sample, "target": self.target})
@@ -88,10 +91,11 @@ class Budget:
         each = isinstance(self.num_bytes, Sequence) and not isinstance(self.num_bytes, str)
         budgets: list[Any] = list(self.num_bytes) if each else [self.num_bytes] * num_devices  # type: ignore[arg-type]
         if len(budgets) != num_devices:
-            raise ValueError(f"there are {len(budgets)} budgets for {num_devices} devices")
+            raise ValueError(
+                f"num_bytes must be one number or one for each of {num_devices} devices, got "
+                f"{len(budgets)}"
+            )
         for device, budget in enumerate(budgets):
             if not (isinstance(budget, Real) and float(budget) > 0):
-                raise ValueError(
-                    f"the budget of device {device} is {budget!r}; it must be a number above 0"
-                )
+                raise ValueError(f"num_bytes must be above 0, got {budget!r} for device {device}")
         return [float(budget) for budget in budgets]

@@ -79,12 +79,18 @@ def fit(plan: Plan, stages: Sequence[StageCosts], budget_bytes: Sequence[float])
             budget is too small for any levels; the message gives the smallest possible budget.
     """
     if plan.has(Kind.R) or not any(plan.has(kind) for kind in BACKWARD):
-        raise ValueError("levels are chosen for plans with a backward and without R")
+        raise ValueError(
+            "plan must have backwards and no R before levels are chosen, got one without "
+            "backwards or with R. Give a plan of a training schedule, before recompute() adds R"
+        )
     if len(stages) != plan.num_stages:
-        raise ValueError(f"there are costs of {len(stages)} stages, and {plan.num_stages} stages")
+        raise ValueError(
+            f"costs must hold one entry for each of {plan.num_stages} stages, got {len(stages)}"
+        )
     if len(budget_bytes) != plan.num_devices:
         raise ValueError(
-            f"there are budgets of {len(budget_bytes)} devices, and {plan.num_devices} devices"
+            f"budget_bytes must hold one number for each of {plan.num_devices} devices, got "
+            f"{len(budget_bytes)}"
         )
     return _Fit(plan, stages, budget_bytes).best()
 
@@ -260,11 +266,14 @@ class _Fit:
         pairs = zip(range(len(least)), least, self._budgets, strict=True)
         short = [(device, need, has) for device, need, has in pairs if need > has]
         if not short:
-            return "no levels fit the budgets of all devices together"
+            return (
+                "num_bytes must be enough for some levels on all devices together, got too little. "
+                "Use more devices, or smaller microbatches"
+            )
         device, need, has = short[0]
         return (
-            f"device {device} may hold {has:,.0f} bytes of activations, and needs at least "
-            f"{need:,.0f} at any level"
+            f"num_bytes must be at least {need:,.0f} for the activations of device {device} at any "
+            f"level, got {has:,.0f}. Use more devices, or smaller microbatches"
         )
 
     def _least(self, device: int) -> Iterator[float]:

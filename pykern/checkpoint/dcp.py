@@ -46,8 +46,9 @@ def to_dcp(
     """
     if any(map(is_dtensor, model.parameters())):
         raise CheckpointError(
-            "the model is sharded over processes: save its state_dict() and that of the optimizer "
-            "with torch.distributed.checkpoint itself, which knows DTensors"
+            "model must be whole in each process, got one sharded over processes. Save its "
+            "state_dict() and that of the optimizer with torch.distributed.checkpoint itself, "
+            "which knows DTensors"
         )
     state: dict[str, Any] = {
         _MODEL: {name: tensor.detach() for name, tensor in tensors_of(model).items()}
@@ -103,7 +104,10 @@ def _read(folder: str | PathLike[str], asked: tuple[str, ...]) -> dict[str, Any]
             level = level.setdefault(each, {})
         level[last] = flat[key]
     if missing := [name for name in asked if name not in state]:
-        raise CheckpointError(f"{folder} holds no {missing[0]!r}")
+        raise CheckpointError(
+            f"folder must hold {missing[0]!r}, got {folder} without it. Name a folder that pykern "
+            "wrote"
+        )
     return {name: _with_lists(state[name]) for name in asked}
 
 

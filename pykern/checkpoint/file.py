@@ -24,7 +24,7 @@ try:
     from safetensors.torch import save_file
 except ImportError as error:
     raise ImportError(
-        "checkpoints are safetensors files: pip install 'pykern-runtime[checkpoint]'"
+        "checkpoints need safetensors. Install it with pip install 'pykern-runtime[checkpoint]'"
     ) from error
 
 from ..notes import add_note
@@ -90,9 +90,15 @@ def require_storable(name: str, tensor: object) -> None:
     assert isinstance(tensor, Tensor)
     if tensor.layout != torch.strided or tensor.is_meta:
         kind = "on the meta device" if tensor.is_meta else str(tensor.layout)
-        raise CheckpointError(f"{name} is {kind}; a checkpoint holds dense tensors with values")
+        raise CheckpointError(
+            f"{name} must be a dense tensor with values, got one that is {kind}. Leave it out of "
+            "the checkpoint"
+        )
     if tensor.dtype not in DTYPES:
-        raise CheckpointError(f"{name} is {described(tensor)}, a dtype that safetensors has not")
+        raise CheckpointError(
+            f"{name} must have a dtype that safetensors supports, got {described(tensor)}. Save it "
+            "as another dtype"
+        )
 
 
 def write(path: Path, parts: dict[str, Any], tensors: Tensors) -> None:
@@ -108,7 +114,7 @@ def write(path: Path, parts: dict[str, Any], tensors: Tensors) -> None:
         OSError: the file cannot be written.
     """
     if path.is_dir():
-        raise CheckpointError(f"{path} is a folder; name a file in it")
+        raise CheckpointError(f"path must be a file, got the folder {path}. Name a file in it")
     index = {
         "format": FORMAT,
         "version": VERSION,
@@ -120,7 +126,9 @@ def write(path: Path, parts: dict[str, Any], tensors: Tensors) -> None:
     try:
         require_plausible(text, MAX_VALUES)
     except ValueError as error:
-        raise CheckpointError(f"{path} could not be read again: {error}") from None
+        raise CheckpointError(
+            f"the parts must fit in a file that can be read again, got {path}: {error}"
+        ) from None
     metadata = METADATA | {INDEX: text}
     with replacing(path) as file:
         try:
@@ -151,7 +159,10 @@ class Saved:
         self._entries = index["tensors"]
         self._read: dict[str, Tensor] = {}
         if not isinstance(self._entries, dict) or self._entries.keys() != set(file.keys()):
-            raise CheckpointError("the index names other tensors than the file holds")
+            raise CheckpointError(
+                "the index must name the tensors that the file holds, got other names. The file "
+                "is damaged"
+            )
 
     def tensor(self, key: str) -> Tensor:
         """The tensor on the CPU, checked against its SHA-256.
@@ -159,12 +170,15 @@ class Saved:
         Each call for a key returns the same object.
         """
         if key not in self._entries:
-            raise CheckpointError(f"the file has no tensor {shown(key)}")
+            raise CheckpointError(
+                f"the file must hold tensor {shown(key)}, got a file without it. The file is "
+                "damaged"
+            )
         if key not in self._read:
             tensor = self._file.get_tensor(key)
             if self._entries[key] != _entry(tensor):
                 raise CheckpointError(
-                    f"tensor {shown(key)} is not what was saved; the file is damaged"
+                    f"tensor {shown(key)} is not as it was saved. The file is damaged"
                 )
             self._read[key] = tensor
         return self._read[key]
@@ -179,7 +193,7 @@ def reading(path: Path) -> Iterator[Saved]:
         OSError: the file cannot be opened or read.
     """
     if path.exists() and not path.is_file():
-        raise CheckpointError(f"{path} is not a regular file")
+        raise CheckpointError(f"path must be a regular file, got {path}")
     try:
         # Both readers use one handle and copy the tensors: other writers of the path or the file
         # cannot change a tensor meanwhile.
@@ -211,27 +225,29 @@ def _require_keys_once(raw: BinaryIO) -> None:
     """
     start = raw.read(_LENGTH.size)
     if len(start) < _LENGTH.size:
-        raise ValueError(f"the file has {len(start)} bytes")
+        raise ValueError(f"a file must have at least {_LENGTH.size} bytes, got {len(start)}")
     (length,) = _LENGTH.unpack(start)
     if length > _MAX_HEADER_BYTES:
-        raise ValueError(f"a header has at most {_MAX_HEADER_BYTES} bytes, got {length}")
+        raise ValueError(f"a header must have at most {_MAX_HEADER_BYTES} bytes, got {length}")
     read_json(raw.read(length).decode(), max_values=MAX_VALUES)
 
 
 def _index_of(metadata: dict[str, str] | None) -> dict[str, Any]:
     if metadata is None or INDEX not in metadata:
-        raise CheckpointError("the file was not written by pykern.checkpoint.save")
+        raise CheckpointError("the file must be one that pykern.checkpoint.save wrote, got another")
     try:
         require_equal("metadata", metadata, METADATA | {INDEX: metadata[INDEX]})
         index = read_json(metadata[INDEX], max_values=MAX_VALUES)
         if not isinstance(index, dict):
-            raise CheckpointError(f"the index is {shown(index)}")
+            raise CheckpointError(f"the index must be a JSON object, got {shown(index)}")
         require_equal("format", index.get("format"), FORMAT)
         require_equal("version", index.get("version"), VERSION)
         require_keys("the index", index, {*HEADER, *PARTS}, {*HEADER, *PARTS})
         require_equal("sha256", index["sha256"], checksum(index))
     except ValueError as error:
-        raise CheckpointError(f"the index is not as it was saved: {error}") from error
+        raise CheckpointError(
+            f"the index must be as it was saved, got a changed one: {error}"
+        ) from error
     return index
 
 

@@ -27,7 +27,8 @@ def require_form(here: Any, saved: Any, where: str) -> None:
     kind, saved_kind = _kind(here), _kind(saved)
     if kind != saved_kind:
         raise CheckpointError(
-            f"{where} is a {kind} here and a {saved_kind} in the file: {shown(saved)}"
+            f"{where} must be a {kind}, as it is here, got a {saved_kind} in the file: "
+            f"{shown(saved)}"
         )
     if kind == "tensor":
         require_like(here, saved, where)
@@ -41,10 +42,14 @@ def require_form(here: Any, saved: Any, where: str) -> None:
 
 def _require_entries(here: Sequence[Any], saved: Sequence[Any], where: str) -> None:
     if len(here) != len(saved):
-        raise CheckpointError(f"{where} has {len(here)} entries here, {len(saved)} in the file")
+        raise CheckpointError(
+            f"{where} must have {len(here)} entries, as it has here, got {len(saved)} in the file"
+        )
     for index, (ours, theirs) in enumerate(zip(here, saved, strict=True)):
         if ours is None and theirs is not None:
-            raise CheckpointError(f"{where}/{index} is None here, {shown(theirs)} in the file")
+            raise CheckpointError(
+                f"{where}/{index} must be None, as it is here, got {shown(theirs)} in the file"
+            )
         require_form(ours, theirs, f"{where}/{index}")
 
 
@@ -54,16 +59,21 @@ def require_names(here: Any, saved: Any, where: str) -> None:
         if names:
             some = sorted(map(str, names))
             more = f" and {len(some) - 3} more" if len(some) > 3 else ""
-            raise CheckpointError(f"{where}: {', '.join(map(shown, some[:3]))}{more} is {place}")
+            raise CheckpointError(
+                f"{where} must have the same names in the file, got "
+                f"{', '.join(map(shown, some[:3]))}{more} {place}"
+            )
 
 
 def require_like(here: Tensor, saved: Any, where: str) -> None:
     """Refuses anything but a tensor of the same shape and dtype."""
     if not isinstance(saved, Tensor):
-        raise CheckpointError(f"{where} is a tensor here, in the file it is {shown(saved)}")
+        raise CheckpointError(
+            f"{where} must be a tensor, as it is here, got {shown(saved)} in the file"
+        )
     if (here.shape, here.dtype) != (saved.shape, saved.dtype):
         raise CheckpointError(
-            f"{where} is {described(here)} here and {described(saved)} in the file"
+            f"{where} must be {described(here)}, as it is here, got {described(saved)} in the file"
         )
 
 

@@ -71,11 +71,15 @@ def fit_model(model: nn.Module, saved: Mapping[str, Tensor]) -> Commit:
             size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True)
         ):
             raise CheckpointError(
-                f"{name} has rows that are one in memory; nothing can be loaded into it"
+                f"{name} must have memory for each of its rows, got an expanded tensor, which "
+                "cannot be loaded into. Use its clone()"
             )
         other = first.setdefault(_place(tensor), name)
         if saved[other] is not saved[name] and digest(saved[other]) != digest(saved[name]):
-            raise CheckpointError(f"{other} and {name} are tied here and differ in the file")
+            raise CheckpointError(
+                f"{other} and {name} must be equal in the file, since they are tied here, got "
+                "different tensors. Untie them"
+            )
 
     def commit() -> None:
         with torch.no_grad():
@@ -110,13 +114,19 @@ def fit_grads(model: nn.Module, saved: Mapping[str, Tensor]) -> Commit:
     """
     parameters = parameters_of(model)
     if strange := sorted(saved.keys() - parameters.keys()):
-        raise CheckpointError(f"a gradient of {shown(strange[0])}, which is no parameter here")
+        raise CheckpointError(
+            f"a gradient must be of a parameter of the model, got one of {shown(strange[0])} in "
+            "the file"
+        )
     grads: dict[nn.Parameter, Tensor] = {}
     for name, grad in saved.items():
         parameter = parameters[name]
         require_like(parameter, grad, f"the gradient of {name}")
         if parameter in grads:
-            raise CheckpointError(f"{name} is tied here and has two gradients in the file")
+            raise CheckpointError(
+                f"{name} must have one gradient in the file, since it is tied here, got two. Untie "
+                "the parameters"
+            )
         there = torch.empty_like(parameter, dtype=grad.dtype)
         grads[parameter] = there.copy_(shard_like(parameter, grad))
 

@@ -70,8 +70,8 @@ def saving(optimizer: Optimizer | None, *, grads: bool) -> Iterator[bool]:
         yield True
     elif grads:
         raise CheckpointError(
-            f"a {type(optimizer).__name__} leaves each process the gradients of its own parameters "
-            "alone: save after an update, without grads=True"
+            f"grads must be False with a {type(optimizer).__name__}, which leaves each process the "
+            "gradients of its own parameters alone, got True. Save after an update"
         )
     else:
         with of_its_own() as writes:
@@ -99,13 +99,15 @@ def named_state(optimizer: Optimizer, model: nn.Module) -> Named:
         for position, parameter in enumerate(group["params"]):
             if parameter not in names:
                 raise CheckpointError(
-                    f"parameter {position} of the optimizer's group {index} is not in the model: "
-                    f"{described(parameter)}"
+                    "the optimizer must train parameters of the model alone, got parameter "
+                    f"{position} of its group {index}, {described(parameter)}, which is of another "
+                    "model"
                 )
         groups.append(settings_of(group) | {"params": [names[each] for each in group["params"]]})
     if strange := [key for key in kept.state if key not in names]:
         raise CheckpointError(
-            f"the optimizer keeps state for {shown(strange[0])}, no parameter of it"
+            "the optimizer must keep state for its own parameters, got state for "
+            f"{shown(strange[0])}"
         )
     state = {names[parameter]: entries for parameter, entries in kept.state.items()}
     _require_plausible(kept, state, of_model)
@@ -127,14 +129,17 @@ def fit_optimizer(optimizer: Optimizer, model: nn.Module, saved: Any) -> Commit:
     """
     form = isinstance(saved, dict) and saved.keys() == {"state", "param_groups"}
     if not (form and isinstance(saved["state"], dict) and isinstance(saved["param_groups"], list)):
-        raise CheckpointError(f"no state of an optimizer: {shown(saved)}")
+        raise CheckpointError(
+            f"the optimizer's part of the file must be an optimizer's state, got {shown(saved)}"
+        )
     kept = _kept(optimizer, "own")
     of_model = parameters_of(model)
     parameters = {name: kept.stepped(each) for name, each in of_model.items()}
     groups, theirs = kept.groups, saved["param_groups"]
     if len(groups) != len(theirs):
         raise CheckpointError(
-            f"the optimizer has {len(groups)} groups here, {len(theirs)} in the file"
+            f"the optimizer must have {len(groups)} groups, as it has here, got {len(theirs)} in "
+            "the file"
         )
     settings: list[dict[str, Any]] = []
     for index, (group, saved_group) in enumerate(zip(groups, theirs, strict=True)):
@@ -184,16 +189,22 @@ def _require_members(
     """Refuses a saved group of other parameters."""
     names = saved.get("params") if isinstance(saved, dict) else None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise CheckpointError(f"{where} has no names in the file: {shown(saved)}")
+        raise CheckpointError(f"{where} must have a list of names in the file, got {shown(saved)}")
     first = _names(parameters)
     # A tied parameter may have been saved by another of its names.
     theirs = [first[parameters[name]] if name in parameters else name for name in names]
     ours = [first.get(parameter, "one that is not in the model") for parameter in group["params"]]
     require_names(set(ours), set(theirs), where)
     if len(ours) != len(theirs):
-        raise CheckpointError(f"{where} has {len(ours)} parameters here, {len(theirs)} in the file")
+        raise CheckpointError(
+            f"{where} must have {len(ours)} parameters, as it has here, got {len(theirs)} in the "
+            "file"
+        )
     if ours != theirs and issubclass(kind, torch.optim.LBFGS):
-        raise CheckpointError(f"{where} has another order in the file, which LBFGS depends on")
+        raise CheckpointError(
+            f"{where} must have its parameters in the order of the file, which LBFGS depends on, "
+            "got another order"
+        )
 
 
 def _fit_settings(group: dict[str, Any], saved: dict[str, Any], where: str) -> dict[str, Any]:
@@ -216,9 +227,15 @@ def _require_plausible(
     of_torch = kept.kind.__module__.startswith("torch.optim")
     for name, entries in state.items():
         if name not in of_model or id(kept.stepped(of_model[name])) not in trained:
-            raise CheckpointError(f"state of {shown(name)}, which the optimizer does not train")
+            raise CheckpointError(
+                "the optimizer's state must be of parameters that it trains, got state of "
+                f"{shown(name)}"
+            )
         if not isinstance(entries, dict) or not all(isinstance(key, str) for key in entries):
-            raise CheckpointError(f"the optimizer's state of {name} is {shown(entries)}")
+            raise CheckpointError(
+                f"the optimizer's state of {name} must be a dict with names as keys, got "
+                f"{shown(entries)}"
+            )
         if of_torch and not issubclass(kept.kind, torch.optim.LBFGS):
             for key, value in entries.items():
                 _require_part(value, of_model[name], f"the optimizer's {key} of {name}")
@@ -233,7 +250,10 @@ def _require_part(value: Any, parameter: Tensor, where: str) -> None:
         size in (1, full) for size, full in zip(shape, parameter.shape, strict=True)
     )
     if not fits or not (value.is_floating_point() or value.dtype == parameter.dtype):
-        raise CheckpointError(f"{where} is {described(value)}; it is {described(parameter)}")
+        raise CheckpointError(
+            f"{where} must have the shape and kind of dtype of its parameter, "
+            f"{described(parameter)}, got {described(value)}"
+        )
 
 
 def _placed(

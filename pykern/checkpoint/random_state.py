@@ -29,8 +29,8 @@ def random_state() -> dict[str, Any]:
     numpy_state = np.random.get_state(legacy=False)
     if numpy_state["bit_generator"] != "MT19937":
         raise CheckpointError(
-            f"numpy's global generator is {shown(numpy_state['bit_generator'])}, not MT19937; save "
-            "its state in extra and call with rng=False"
+            f"numpy's global generator must be MT19937, got {shown(numpy_state['bit_generator'])}. "
+            "Save its state in extra, and call with rng=False"
         )
     version, words, gauss = random.getstate()
     return {
@@ -55,7 +55,7 @@ def fit_random(saved: Any) -> Commit:
         CheckpointError: a state is not valid for its generator.
     """
     if not isinstance(saved, dict):
-        raise CheckpointError(f"no random state: {shown(saved)}")
+        raise CheckpointError(f"the random state must be a dict, got {shown(saved)}")
     require_names({"torch", "cuda", "python", "numpy"}, saved.keys(), "the random state")
     torch_state = _tried("torch", lambda: _torch_state(saved["torch"]))
     python_state = _tried("python", lambda: _python_state(saved["python"]))
@@ -76,7 +76,9 @@ def _tried(name: str, state: Callable[[], Any]) -> Any:
     try:
         return state()
     except _NO_STATE as error:
-        raise CheckpointError(f"no state of the {name} generator: {error}") from error
+        raise CheckpointError(
+            f"the state of the {name} generator is invalid: {error}. Load with rng=False"
+        ) from error
 
 
 def _torch_state(text: str) -> Tensor:
@@ -87,7 +89,7 @@ def _torch_state(text: str) -> Tensor:
 
 def _cuda_states(texts: list[str]) -> list[Tensor]:
     if not isinstance(texts, list):
-        raise TypeError(f"no list: {shown(texts)}")
+        raise TypeError(f"states must be a list, got {shown(texts)}")
     states = [_bytes(text) for text in texts]
     if not _uses_cuda() or len(states) != torch.cuda.device_count():
         return []
@@ -99,7 +101,7 @@ def _cuda_states(texts: list[str]) -> list[Tensor]:
 def _python_state(saved: dict[str, Any]) -> tuple[Any, ...]:
     state = (saved["version"], tuple(saved["words"]), saved["gauss"])
     if type(saved["gauss"]) not in (float, type(None)):
-        raise TypeError(f"gauss is {shown(saved['gauss'])}")
+        raise TypeError(f"gauss must be a float or None, got {shown(saved['gauss'])}")
     random.Random().setstate(state)
     return state
 
@@ -108,7 +110,10 @@ def _numpy_state(saved: dict[str, Any]) -> tuple[Any, ...]:
     """The state, checked here because numpy accepts a position behind the words and reads there."""
     words, position = saved["words"], saved["position"]
     if len(words) != _WORDS or type(position) is not int or not 0 <= position <= _WORDS:
-        raise ValueError(f"{len(words)} words and position {shown(position)}")
+        raise ValueError(
+            f"the state must have {_WORDS} words and a position of 0 to {_WORDS}, got {len(words)} "
+            f"words and position {shown(position)}"
+        )
     state = ("MT19937", words, position, saved["has_gauss"], saved["gauss"])
     np.random.RandomState().set_state(state)
     return state

@@ -142,7 +142,10 @@ def load(
 def _part(saved: Saved, name: str) -> Any:
     """A requested part."""
     if saved.parts[name] is None:
-        raise CheckpointError(f"the file holds no {name}; load with {name}={_WITHOUT[name]}")
+        raise CheckpointError(
+            f"{name} must be in the file to be loaded, got a file without it. Load with "
+            f"{name}={_WITHOUT[name]}"
+        )
     return decode(saved.parts[name], saved.tensor)
 
 
@@ -153,7 +156,7 @@ def _tensors(saved: Saved, part: str) -> dict[str, Tensor]:
     """The tensors of a part that gives the key of each name."""
     keys = saved.parts[part]
     if not isinstance(keys, dict) or not all(isinstance(key, str) for key in keys.values()):
-        raise CheckpointError(f"{part} is no table of names: {shown(keys)}")
+        raise CheckpointError(f"{part} must be a table of names in the file, got {shown(keys)}")
     return {name: saved.tensor(key) for name, key in keys.items()}
 
 
@@ -176,7 +179,10 @@ def _fit_scaler(scaler: torch.amp.GradScaler | None, saved: Saved) -> Commit:
             # The scaler will fill its tensor in the same way.
             torch.zeros((), dtype=dtype).fill_(state[name])
         except (OverflowError, RuntimeError) as error:
-            raise CheckpointError(f"the scaler: {name} is {shown(state[name])}") from error
+            raise CheckpointError(
+                f"{name} of the scaler must be a number that fits its tensor, got "
+                f"{shown(state[name])} in the file"
+            ) from error
     return lambda: scaler.load_state_dict(state)
 
 
@@ -185,5 +191,7 @@ def _fit_optimizer(optimizer: Optimizer, model: nn.Module, saved: Saved) -> Comm
     kind = kind_of(optimizer)
     saved_kind = kept.pop("type", None) if isinstance(kept, dict) else None
     if saved_kind != kind:
-        raise CheckpointError(f"the optimizer is {kind} here, {shown(saved_kind)} in the file")
+        raise CheckpointError(
+            f"optimizer must be of the class that was saved, {shown(saved_kind)}, got {kind}"
+        )
     return fit_optimizer(optimizer, model, kept)

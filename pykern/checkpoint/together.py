@@ -36,4 +36,7 @@ def write_once(model: nn.Module, write: Callable[[], None]) -> None:
     if failed is not None:
         raise failed
     if told:
-        raise CheckpointError("the first of the processes with shards of the model could not write")
+        raise CheckpointError(
+            "the first of the processes with shards of the model could not write. Its own message "
+            "says why"
+        )

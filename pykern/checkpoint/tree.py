@@ -40,7 +40,9 @@ def encode(value: object, where: str, add: Callable[[str, Tensor], str]) -> Any:
     try:
         return _encode(value, where, add, _LEVELS)
     except _TooDeepError:
-        raise CheckpointError(f"{where} is nested too deeply, or contains itself") from None
+        raise CheckpointError(
+            f"{where} must have at most {_LEVELS} levels, got more. A container may contain itself"
+        ) from None
 
 
 def _encode(value: Any, where: str, add: Callable[[str, Tensor], str], levels: int) -> Any:
@@ -66,8 +68,8 @@ def _encode(value: Any, where: str, add: Callable[[str, Tensor], str], levels: i
         ]
         return {kind.__name__.lower(): pairs}
     raise CheckpointError(
-        f"{where} is of type {type(value).__name__}; a checkpoint holds tensors, numbers, strings, "
-        f"booleans, None, and lists, tuples and dicts of them: {shown(value)}"
+        f"{where} must be a tensor, number, string, boolean, None, or a list, tuple or dict of "
+        f"these, got a {type(value).__name__}: {shown(value)}"
     )
 
 
@@ -80,7 +82,7 @@ def _levels_in(levels: int, opened: int) -> int:
 
 def _key(key: object, where: str) -> str | int:
     if type(key) not in (str, int):
-        raise CheckpointError(f"{where} has the key {shown(key)}; keys are strings or ints")
+        raise CheckpointError(f"keys of {where} must be strings or ints, got {shown(key)}")
     return key  # type: ignore[return-value]
 
 
@@ -100,7 +102,9 @@ def decode(value: Any, read: Callable[[str], Tensor]) -> Any:
     if isinstance(value, list):
         return [decode(item, read) for item in value]
     if not isinstance(value, dict) or len(value) != 1:
-        raise CheckpointError(f"no value of a checkpoint: {shown(value)}")
+        raise CheckpointError(
+            f"a value of a checkpoint must be in a form that save writes, got {shown(value)}"
+        )
     ((tag, body),) = value.items()
     if tag == "tensor" and isinstance(body, str):
         return read(body)
@@ -111,19 +115,25 @@ def decode(value: Any, read: Callable[[str], Tensor]) -> Any:
     if tag in ("dict", "counter") and isinstance(body, list):
         items = dict(_pair(pair, read) for pair in body)
         if len(items) < len(body):
-            raise CheckpointError(f"a key occurs twice: {shown(value)}")
+            raise CheckpointError(
+                f"keys of a dict must occur once, got one twice in {shown(value)}"
+            )
         return items if tag == "dict" else _counter(items)
-    raise CheckpointError(f"no value of a checkpoint: {shown(value)}")
+    raise CheckpointError(
+        f"a value of a checkpoint must be in a form that save writes, got {shown(value)}"
+    )
 
 
 def _pair(pair: Any, read: Callable[[str], Tensor]) -> tuple[str | int, Any]:
     if not (isinstance(pair, list) and len(pair) == 2 and type(pair[0]) in (str, int)):
-        raise CheckpointError(f"no key and value: {shown(pair)}")
+        raise CheckpointError(
+            f"an entry of a dict must be a pair of key and value, got {shown(pair)}"
+        )
     return pair[0], decode(pair[1], read)
 
 
 def _counter(items: dict[Any, Any]) -> Counter[int]:
     """A Counter of ints only: other items may lack an order, which a Counter's repr needs."""
     if strange := [pair for pair in items.items() if {*map(type, pair)} != {int}]:
-        raise CheckpointError(f"a Counter counts ints; it has {shown(strange[0])}")
+        raise CheckpointError(f"a Counter must count ints, got {shown(strange[0])}")
     return Counter(items)

@@ -40,7 +40,7 @@ def demo(
         plan = scheduled(schedule, len(parse_devices(devices)), microbatches, options)
         require_runnable(plan)
         if not (plan.has(Kind.B) or plan.has(Kind.I)):
-            raise ValueError(f"{schedule} has no backward, and the demo trains")
+            raise ValueError(f"--schedule must have backwards, got {schedule!r}. The demo trains")
         settings = DemoSettings(steps=steps)
         corpus = text_file(data, settings.window) if data else standard_library(settings.window)
         make_folder(out)

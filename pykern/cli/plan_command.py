@@ -49,9 +49,10 @@ FORMS = {
     ".csv": "the plan for torch's runtime",
     ".txt": "its table",
     ".png": "a picture",
+    ".pdf": "a picture",
     ".svg": "a picture",
 }
-DRAWN = (".trace.json", ".png", ".svg")
+DRAWN = (".trace.json", ".png", ".pdf", ".svg")
 
 DEVICES = number_option("-p", "--devices", about=f"Number of devices; {NUM_DEVICES} if not given.")
 MICROBATCHES = number_option(
@@ -106,7 +107,7 @@ def plan(
 
         names = [schedule] if compare is None else [schedule, compare]
         if len(set(names)) < len(names):
-            raise ValueError(f"--compare needs another plan than {schedule} itself")
+            raise ValueError(f"--compare must be another plan, got {schedule} twice")
         counts = Counts(devices, microbatches, replicas or 1)
         share = (costs or share_costs(DEFAULT_COSTS)).times(counts.replicas)
         search = Search(share, transfer or 0.0, memory, budget)
@@ -122,7 +123,7 @@ def plan(
             save(out, [each.source for each in drawn], timelines)
     console = Console(highlight=False)
     console.print(as_text(timelines, console.width))
-    for line in lines_below(drawn):
+    for line in [*where_numbers_fit(timelines, console.width), *lines_below(drawn)]:
         console.print(Text(line))
     if search.found is not None:
         console.print(Text(str(search.found)), soft_wrap=True)
@@ -146,8 +147,21 @@ def costs_for(
     if source.costs is None or costs is not None or transfer is not None:
         return (costs or share_costs(DEFAULT_COSTS)).of(source.plan, transfer or 0.0)
     if num_sources > 1:
-        raise ValueError(f"{source.label}: the file has costs of its own; to compare give --costs")
+        raise ValueError(
+            "--costs must be given to compare with a file that has costs of its own, got "
+            f"{source.label} without it"
+        )
     return source.costs
+
+
+def where_numbers_fit(timelines: dict[str, "Timeline"], width: int) -> list[str]:
+    """A line for a terminal that is too narrow for the numbers of microbatches."""
+    from ..plan.drawing.terminal import fitting_width
+
+    wanted = fitting_width(timelines, width)
+    if wanted <= width:
+        return []
+    return [f"microbatches fit from {wanted} columns on; --out plan.svg draws a picture"]
 
 
 def save(out: Path, sources: list[PlanSource], drawn: dict[str, "Timeline"]) -> None:
@@ -155,12 +169,14 @@ def save(out: Path, sources: list[PlanSource], drawn: dict[str, "Timeline"]) -> 
     from ..plan.drawing import save_chrome_trace, save_picture
 
     if not out.parent.is_dir():
-        raise ValueError(f"{out.parent} is not a folder; --out needs a file in one that exists")
+        raise ValueError(f"--out must be in a folder that exists, got {out}. Make the folder first")
     form = next((end for end in FORMS if out.name.lower().endswith(end)), None)
     if form is None:
-        raise ValueError(f"--out is {out}; its name must end in {', '.join(FORMS)}")
+        raise ValueError(f"--out must end in {', '.join(FORMS)}, got {out}")
     if len(sources) > 1 and form not in DRAWN:
-        raise ValueError(f"--out is {out}, which holds one plan; with --compare it is a drawing")
+        raise ValueError(
+            f"--out must be a drawing beside --compare, got {out}, which holds one plan"
+        )
     if form == ".trace.json":
         save_chrome_trace(drawn, out)
     elif form in DRAWN:

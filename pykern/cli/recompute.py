@@ -25,8 +25,8 @@ def recomputed(costed: Costed, stages: Stages, memory: float | None) -> Costed:
     for stage in stages.numbers or ():
         if stage >= plan.num_stages:
             raise ValueError(
-                f"--recompute names stage {stage}, and {source.label} has 0 to "
-                f"{plan.num_stages - 1}"
+                f"--recompute must name stages 0 to {plan.num_stages - 1} for {source.label}, got "
+                f"stage {stage}"
             )
     trained = range(plan.first_trained, plan.num_stages) or range(plan.num_stages)
     chosen = trained if stages.numbers is None else stages.numbers

@@ -48,7 +48,7 @@ def sizes(given: object) -> Sizes:
         ends = [first, last] if dots else [first]
         if not all(end.isdecimal() and 0 < int(end) <= MOST_GPUS for end in ends):
             raise typer.BadParameter(
-                f"'{given}' is not numbers of 1 to {MOST_GPUS} such as 8,64 or 8..1024"
+                f"the numbers must be 1 to {MOST_GPUS} such as 8,64 or 8..1024, got '{given}'"
             )
         size, most = int(first), int(ends[-1])
         if size > most:

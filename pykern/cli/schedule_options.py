@@ -34,8 +34,11 @@ def require_owned(schedules: Iterable[str], options: Given) -> None:
     for option in options:
         owners = owners_of(option)
         if not set(names) & set(owners):
-            subject = f"{names[0]} has no" if len(names) == 1 else "none of the plans has"
-            raise ValueError(f"{subject} {flag_of(option)}; it is an option of {', '.join(owners)}")
+            subject = names[0] if len(names) == 1 else "other schedules"
+            raise ValueError(
+                f"{flag_of(option)} must go with {', '.join(owners)}, got {subject}. Omit it, or "
+                "choose such a schedule"
+            )
 
 
 def with_schedule_options(command: Callable[..., None]) -> Callable[..., None]:

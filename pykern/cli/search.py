@@ -47,4 +47,4 @@ class Search:
         for option in self.limits:
             if AUTO not in names and not (option == "memory" and recomputes):
                 flag = {"memory": "--memory", "budget_ms": "--budget"}[option]
-                raise ValueError(f"{names[0]} has no {flag}; it is an option of {owners[option]}")
+                raise ValueError(f"{flag} must go with {owners[option]}, got {names[0]}. Omit it")

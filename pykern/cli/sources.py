@@ -121,13 +121,14 @@ def counts_with(name: str, plan: Plan, counts: Counts) -> Counts:
     whose = f" for each of {many} replicas" if many > 1 else ""
     if counts.devices not in (None, own.devices):
         raise ValueError(
-            f"the plan in {name} is for {plan.num_devices} devices{whose}, not for {counts.devices}"
+            f"--devices must be {plan.num_devices}{whose}, as in the plan in {name}, got "
+            f"{counts.devices}"
         )
     if counts.microbatches is None:
         return own
     if -(-counts.microbatches // many) != plan.num_microbatches:
         raise ValueError(
-            f"the plan in {name} is for {plan.num_microbatches} microbatches{whose}, not for "
+            f"--microbatches must be {plan.num_microbatches}{whose}, as in the plan in {name}, got "
             f"{counts.microbatches}"
         )
     return own._replace(microbatches=counts.microbatches)

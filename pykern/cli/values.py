@@ -42,7 +42,7 @@ def count(given: object) -> int:
     """A count of at least 1; `given` is text of the command line, or a default number."""
     text = str(given)
     if not text.isdecimal() or int(text) < 1:
-        raise typer.BadParameter(f"'{text}' is not a whole number of at least 1")
+        raise typer.BadParameter(f"the value must be a whole number of at least 1, got '{text}'")
     return int(text)
 
 
@@ -50,7 +50,7 @@ def milliseconds(given: object) -> float:
     """A finite time."""
     time = time_of(str(given))
     if math.isnan(time):
-        raise typer.BadParameter(f"'{given}' is not a time of at least 0")
+        raise typer.BadParameter(f"the value must be a time of at least 0, got '{given}'")
     return time
 
 
@@ -58,7 +58,7 @@ def positive(given: object) -> float:
     """A finite number above 0."""
     number = time_of(str(given))
     if not number > 0:
-        raise typer.BadParameter(f"'{given}' is not a number above 0")
+        raise typer.BadParameter(f"the value must be a number above 0, got '{given}'")
     return number
 
 
@@ -66,7 +66,9 @@ def share_costs(given: object) -> ShareCosts:
     """The costs from F:I:W, or from F:B, whose B is half for the inputs, half for the weights."""
     times = [time_of(text) for text in str(given).split(":")]
     if len(times) not in (2, 3) or any(map(math.isnan, times)):
-        raise typer.BadParameter(f"'{given}' is not two times F:B or three F:I:W of at least 0")
+        raise typer.BadParameter(
+            f"the value must be two times F:B or three F:I:W of at least 0, got '{given}'"
+        )
     if len(times) == 2:
         times[1:] = [times[1] / 2, times[1] / 2]
     return ShareCosts(*times)
@@ -84,7 +86,9 @@ def stages(given: object) -> Stages:
     if texts == ["all"]:
         return Stages(None)
     if not all(text.isdecimal() for text in texts) or len(set(map(int, texts))) < len(texts):
-        raise typer.BadParameter(f"'{given}' is neither all nor different stages such as 0,2")
+        raise typer.BadParameter(
+            f"the value must be all, or different stages such as 0,2, got '{given}'"
+        )
     return Stages(tuple(map(int, texts)))
 
 

@@ -53,7 +53,10 @@ def workload_of(source: str | None) -> MakeWorkload:
         sys.path.insert(0, here)
     function = getattr(import_module(module_name), name, None)
     if not callable(function):
-        raise ValueError(f"module {module_name} has no function '{name}'")
+        raise ValueError(
+            f"the model must be a function of the module {module_name}, got '{name}', which is not "
+            "there"
+        )
     return _seeded(lambda _: _checked(source, function()))
 
 
@@ -77,7 +80,10 @@ def _checked(source: str, returned: Any) -> Workload:
         return Workload(*returned)
     model, inputs, target = returned
     if target is None:
-        raise ValueError(f"{source} must return a loss_fn where it has no target")
+        raise ValueError(
+            f"{source} must return a target or a loss_fn, got neither. A loss_fn takes the output "
+            "alone where there is no target"
+        )
     return Workload(model, inputs, target, _usual_loss)
 
 

@@ -32,10 +32,12 @@ def make_folder(out: Path) -> None:
         ValueError: If `out` is not a folder, or may not be written to.
     """
     if out.exists() and not out.is_dir():
-        raise ValueError(f"{out} is a file; --out needs a folder")
+        raise ValueError(f"--out must be a folder, got the file {out}")
     out.mkdir(parents=True, exist_ok=True)
     if not os.access(out, os.W_OK):
-        raise ValueError(f"{out} may not be written to; choose another folder with --out")
+        raise ValueError(
+            f"--out must be a folder that may be written to, got {out}. Choose another folder"
+        )
 
 
 def opening(

@@ -67,18 +67,20 @@ def text_file(path: Path, window: int) -> Corpus:
     # Looking before opening: opening a pipe would wait for a writer that may never come.
     if not stat.S_ISREG(path.stat().st_mode):
         kind = "a directory" if path.is_dir() else "not a regular file"
-        raise ValueError(f"{path} is {kind}; give one text file")
+        raise ValueError(f"path must be a text file, got {path}, which is {kind}")
     with path.open("rb") as file:
         text = file.read(MAX_BYTES)
     if (position := text.find(0)) >= 0:
-        raise ValueError(f"{path} is binary (byte 0 at offset {position}); give a text file")
+        raise ValueError(
+            f"path must be a text file, got {path}, which is binary (byte 0 at offset {position})"
+        )
     return _corpus(text, str(path), window)
 
 
 def _corpus(text: bytes, source: str, window: int) -> Corpus:
     needed = round(window / HELD_OUT_SHARE)
     if len(text) < needed:
-        raise ValueError(f"{source} has {len(text)} bytes of text; at least {needed} are needed")
+        raise ValueError(f"{source} must have at least {needed} bytes of text, got {len(text)}")
     data = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     num_training = len(text) - round(len(text) * HELD_OUT_SHARE)
     return Corpus(data[:num_training], data[num_training:], source)

@@ -83,12 +83,15 @@ def to_torch(  # noqa: PLR0913 - what torch's schedules take, by torch's names
     check(plan)
     require_sayable(plan, "torch's runtime", advice="")
     if plan.first_trained == plan.num_stages:
-        raise ValueError("torch's runtime runs plans with a backward, and the plan has none")
+        raise ValueError(
+            "plan must have backwards for torch's runtime, got one without. Give a plan of a "
+            "training schedule"
+        )
     require_all_trained(plan)
     require_stages(plan, stages)
     if n_microbatches not in {None, plan.num_microbatches}:
         raise ValueError(
-            f"n_microbatches is {n_microbatches}, and the plan has {plan.num_microbatches}"
+            f"n_microbatches must be {plan.num_microbatches}, as in the plan, got {n_microbatches}"
         )
     ordered = sorted(stages, key=lambda stage: stage.stage_index)
     options = {
@@ -166,7 +169,10 @@ class PlanSchedule(_PipelineScheduleRuntime):
         **keywords: Any,
     ) -> Any:
         if self._has_backward and target_mbs is None and self._stages[-1].is_last:
-            raise ValueError("step needs a target in the process of the last stage")
+            raise ValueError(
+                "target must be given to step in the process of the last stage, got None. Call "
+                "step(target=y) there"
+            )
         if self.pp_group_size > 1:
             self._require_alike_microbatches(arg_mbs or [])
         if self._told is not None:
@@ -183,9 +189,10 @@ class PlanSchedule(_PipelineScheduleRuntime):
                 self._shapes = self._has_backward, shapes
             if shapes != self._shapes[1]:
                 raise ValueError(
-                    f"microbatch {index} has inputs of shapes {list(map(tuple, shapes))}, and the "
-                    f"first that was run had {list(map(tuple, self._shapes[1]))}: torch's runtime "
-                    "receives every microbatch into a buffer of that size"
+                    f"inputs of microbatch {index} must have shapes "
+                    f"{list(map(tuple, self._shapes[1]))}, as in the first microbatch, got "
+                    f"{list(map(tuple, shapes))}. Torch's runtime receives every microbatch into a "
+                    "buffer of that size"
                 )
 
     def _initialize_stages(self, *args: Any, **keywords: Any) -> None:

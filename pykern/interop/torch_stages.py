@@ -23,31 +23,33 @@ def require_stages(plan: Plan, stages: Sequence[_PipelineStageBase]) -> None:
     for stage in stages:
         if not isinstance(stage, _PipelineStageBase):
             raise TypeError(
-                "stages are torch.distributed.pipelining.PipelineStage or made by build_stage, "
-                f"got a {type(stage).__name__}"
+                "stages must be torch.distributed.pipelining.PipelineStage or made by "
+                f"build_stage, got a {type(stage).__name__}"
             )
         if stage.num_stages != plan.num_stages:
             raise ValueError(
-                f"stage {stage.stage_index} is one of {stage.num_stages}, and the plan has "
-                f"{plan.num_stages}"
+                f"stage {stage.stage_index} must be one of {plan.num_stages}, as in the plan, got "
+                f"one of {stage.num_stages}"
             )
         _require_runnable(plan, stage)
     if not stages:
-        raise ValueError("stages is empty: every process of the group has stages of its own")
+        raise ValueError(
+            "stages must hold at least one stage in each process of the group, got an empty list"
+        )
     if any(stage.group is not stages[0].group for stage in stages):
-        raise ValueError("stages have been made with different groups")
+        raise ValueError("stages must be made with one group, got stages of different groups")
     rank, size = stages[0].group_rank, stages[0].group_size
     if size != plan.num_devices:
         raise ValueError(
-            f"the plan is for {plan.num_devices} devices, and the stages' group has {size} "
-            f"process{'es' * (size > 1)}"
+            f"the stages' group must have {plan.num_devices} processes, one for each device of the "
+            f"plan, got {size}"
         )
     due = [stage for stage, device in enumerate(plan.placement.replicas[0]) if device == rank]
     given = sorted(stage.stage_index for stage in stages)
     if given != due:
         raise ValueError(
-            f"process {rank} of the group is device {rank}, which has stages {due} of the plan, "
-            f"and is given {given}"
+            f"stages must be {due} in process {rank} of the group, which is device {rank} of the "
+            f"plan, got {given}"
         )
 
 
@@ -55,16 +57,19 @@ def _require_runnable(plan: Plan, stage: _PipelineStageBase) -> None:
     """Refuses modules that torch's runtime fails on, or gives no gradients."""
     module, name = stage.submod, f"stage {stage.stage_index}"
     if isinstance(module, FSDPModule):
-        raise ValueError(f"{name} is sharded by fully_shard, and a plan says not when to gather it")
+        raise ValueError(
+            f"{name} must not be sharded by fully_shard, got one that is. A plan does not say when "
+            "to gather it"
+        )
     if not plan.has(Kind.W):
         return
     if isinstance(module, DistributedDataParallel):
         raise ValueError(
-            f"{name} is in DistributedDataParallel, which sees no gradients of torch's split "
-            "backward, and the plan splits it: use a plan with B"
+            f"{name} must not be in DistributedDataParallel for a plan that splits backwards, got "
+            "one that is. Use a plan with B: torch's split backward gives it no gradients"
         )
     if any(isinstance(part, OptimizedModule) for part in module.modules()):
         raise ValueError(
-            f"{name} is compiled, and torch splits no backward of compiled modules: use a plan "
-            "with B"
+            f"{name} must not be compiled for a plan that splits backwards, got a compiled module. "
+            "Use a plan with B: torch splits no backward of compiled modules"
         )

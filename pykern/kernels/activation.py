@@ -191,7 +191,9 @@ def gelu_kind(approximate: Approximate) -> Activation:
         ValueError: the form is unknown.
     """
     if approximate not in APPROXIMATES:
-        raise ValueError(f"a form of GELU is one of {', '.join(APPROXIMATES)}, got {approximate!r}")
+        raise ValueError(
+            f"approximate must be one of {', '.join(APPROXIMATES)}, got {approximate!r}"
+        )
     return "gelu" if approximate == "none" else "gelu_tanh"
 
 
@@ -204,12 +206,15 @@ def check(x: Tensor, bias: Tensor | None, kind: Activation) -> None:
     """
     for tensor in (x,) if bias is None else (x, bias):
         if not tensor.is_floating_point():
-            raise TypeError(f"an activation is of floating numbers, got {tensor.dtype}")
+            raise TypeError(f"x and bias must be floating point, got {tensor.dtype}")
     num_columns = x.shape[-1] if x.dim() else 0
     if num_columns == 0 or (kind in GATED and num_columns % 2):
-        rule = "an even number of columns, gate and up" if kind in GATED else "columns"
-        raise ValueError(f"{kind} needs {rule}, got a tensor of shape {list(x.shape)}")
+        rule = "an even number of columns, gate and up," if kind in GATED else "columns"
+        raise ValueError(f"x must have {rule} for {kind}, got shape {list(x.shape)}")
     if bias is not None and bias.shape != (num_columns,):
-        raise ValueError(f"a bias of shape {list(bias.shape)} is no row of {num_columns} columns")
+        raise ValueError(
+            f"bias must have shape [{num_columns}], one number for each column of x, got "
+            f"{list(bias.shape)}"
+        )
     if bias is not None and bias.device != x.device:
-        raise ValueError(f"the bias is on {bias.device} and the tensor on {x.device}")
+        raise ValueError(f"bias must be on {x.device} as x is, got {bias.device}")

@@ -100,7 +100,7 @@ def gated_linear(
     Paper: N. Shazeer, "GLU Variants Improve Transformer", 2020.
     """
     if activation not in GATED:
-        raise ValueError(f"a gated activation is one of {', '.join(GATED)}, got {activation!r}")
+        raise ValueError(f"activation must be one of {', '.join(GATED)}, got {activation!r}")
     return _activation_linear(gate_up, None, weight, bias, activation)
 
 
@@ -143,15 +143,23 @@ def _activation_linear(
     check(x, input_bias, kind)
     width = x.shape[-1] // 2 if kind in GATED else x.shape[-1]
     if weight.dim() != 2 or weight.shape[1] != width:
-        raise ValueError(f"{kind} returns {width} columns, a weight has {list(weight.shape)}")
+        raise ValueError(
+            f"weight must have shape [outputs, {width}], the columns of {kind}, got "
+            f"{list(weight.shape)}"
+        )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(
-            f"a weight of shape {list(weight.shape)} has no bias of {list(bias.shape)}"
+            f"bias must have shape {list(weight.shape[:1])}, as weight says, got {list(bias.shape)}"
         )
     for parameter in (weight,) if bias is None else (weight, bias):
         if parameter.device != x.device:
-            raise ValueError(f"a parameter is on {parameter.device} and the tensor on {x.device}")
+            raise ValueError(
+                f"weight and bias must be on {x.device} as x is, got {parameter.device}"
+            )
         if parameter.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
-            raise TypeError(f"a parameter is {parameter.dtype} and the tensor {x.dtype}")
+            raise TypeError(
+                f"weight and bias must be {x.dtype} as x is, got {parameter.dtype}. Convert them, "
+                "or use torch.autocast"
+            )
     arguments = x, input_bias, weight, bias, kind, stash.level()
     return _ActivationLinear.apply(*arguments)  # type: ignore[no-any-return,no-untyped-call]

@@ -19,7 +19,7 @@ def threshold(rate: float) -> int:
         ValueError: the rate is not 0 <= rate < 1.
     """
     if not 0 <= rate < 1:
-        raise ValueError(f"a rate of dropout is at least 0 and below 1, got {rate}")
+        raise ValueError(f"the rate of dropout must be at least 0 and below 1, got {rate}")
     # A rate near 1 would round to 2**32, which does not fit into 32 bits.
     return min(round(rate * 2**32), 2**32 - 1)
 
@@ -87,7 +87,7 @@ def dropout(x: Tensor, rate: float, training: bool = True) -> Tensor:
     """
     threshold(rate)
     if not x.is_floating_point():
-        raise TypeError(f"dropout is of floating numbers, got {x.dtype}")
+        raise TypeError(f"x must be floating point, got {x.dtype}")
     if rate == 0 or not training:
         return x
     return _Dropout.apply(x, rate, seeds.draw())  # type: ignore[no-any-return,no-untyped-call]

@@ -126,27 +126,30 @@ def _check(x: Tensor, routing: Routing, gate_up: Tensor, down: Tensor) -> None:
     expected = ((num_experts, 2 * hidden, width), (num_experts, width, hidden))
     if (gate_up.shape, down.shape) != expected:
         raise ValueError(
-            f"x [.., width], gate_up [{num_experts} experts, 2 * hidden, width] and down "
-            f"[{num_experts} experts, width, hidden] do not fit each other: got {list(x.shape)}, "
+            f"x, gate_up and down must be [.., width], [{num_experts} experts, 2 * hidden, width] "
+            f"and [{num_experts} experts, width, hidden], got {list(x.shape)}, "
             f"{list(gate_up.shape)} and {list(down.shape)}"
         )
     if len(routing.experts) * width != x.numel():
-        raise ValueError(f"the routing is of {len(routing.experts)} tokens, x is {list(x.shape)}")
+        raise ValueError(
+            f"routing must be of the tokens of x, {list(x.shape)}, got one of "
+            f"{len(routing.experts)} tokens"
+        )
     tensors = (x, gate_up, down, routing.order)
     if len({tensor.device for tensor in tensors}) > 1:
         raise ValueError(
-            "x, gate_up, down and the routing are on one device, got "
+            "x, gate_up, down and routing must be on one device, got "
             f"{', '.join(str(tensor.device) for tensor in tensors)}"
         )
     kind = multiplied_type(x)
     same = torch.is_autocast_enabled(x.device.type) or {gate_up.dtype, down.dtype} == {kind}
     if not (x.is_floating_point() and same):
         raise ValueError(
-            "x, gate_up and down have one floating type, got "
-            f"{x.dtype}, {gate_up.dtype} and {down.dtype}"
+            f"x, gate_up and down must have one floating type, got {x.dtype}, {gate_up.dtype} and "
+            f"{down.dtype}"
         )
     step = 16 // kind.itemsize
     if width % step or hidden % step:
         raise ValueError(
-            f"width and hidden are multiples of {step} in {kind}, got {width} and {hidden}"
+            f"width and hidden must be multiples of {step} in {kind}, got {width} and {hidden}"
         )

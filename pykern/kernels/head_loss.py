@@ -60,7 +60,7 @@ class LinearCrossEntropy:
 
     def __init__(self, ignore_index: int = -100, reduction: Reduction = "mean") -> None:
         if reduction not in ("mean", "sum"):
-            raise ValueError(f"reduction is 'mean' or 'sum', got {reduction!r}")
+            raise ValueError(f"reduction must be 'mean' or 'sum', got {reduction!r}")
         self.ignore_index = ignore_index
         self.reduction: Reduction = reduction
 
@@ -154,8 +154,8 @@ def _parts(output: Any) -> LazyLogits:
     pair = isinstance(output, tuple) and len(output) == 2
     if not (pair and all(isinstance(part, Tensor) for part in output)):
         raise TypeError(
-            "LinearCrossEntropy is of LazyLogits, two tensors, or of logits; the head has returned "
-            f"a {type(output).__name__}"
+            "output must be LazyLogits, a (hidden, weight) pair, or logits, got a "
+            f"{type(output).__name__}. LinearCrossEntropy takes them from the head"
         )
     return output  # type: ignore[no-any-return]
 
@@ -180,7 +180,7 @@ def _collected(weight: Tensor) -> Tensor:
     if main is not None:
         if main.dtype != torch.float32 or main.shape != weight.shape:
             raise ValueError(
-                f"main_grad of the head's weight is float32 {tuple(weight.shape)}, got "
+                f"main_grad of the head's weight must be float32 {tuple(weight.shape)}, got "
                 f"{main.dtype} {tuple(main.shape)}"
             )
         return main  # type: ignore[no-any-return]

@@ -30,6 +30,6 @@ def keeping(wanted: KernelLevel) -> AbstractContextManager[object]:
         ValueError: the level is unknown.
     """
     if wanted not in LEVELS:
-        raise ValueError(f"a level of kernels is one of {', '.join(LEVELS)}, got {wanted!r}")
+        raise ValueError(f"the level of kernels must be one of {', '.join(LEVELS)}, got {wanted!r}")
     before = _level.get()
     return _C.Within(partial(_level.set, wanted), lambda _: _level.set(before))

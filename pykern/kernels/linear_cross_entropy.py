@@ -166,7 +166,10 @@ class _LinearCrossEntropy(TwoParts):
         # create_graph is refused here: if the incoming gradient does not require grad, torch would
         # not refuse a second backward, but silently leave this part out.
         if torch.is_grad_enabled():
-            raise RuntimeError("linear_cross_entropy has no second derivative: no create_graph")
+            raise RuntimeError(
+                "create_graph must be False, got True. linear_cross_entropy has no second "
+                "derivative"
+            )
         return TwoParts.backward(ctx, *gradients)
 
     @staticmethod
@@ -254,24 +257,24 @@ def linear_cross_entropy(
 def check(hidden: Tensor, weight: Tensor, target: Tensor, reduction: str) -> torch.dtype:
     """Raises as `linear_cross_entropy` does; returns the type that products are computed in."""
     if reduction not in ("mean", "sum"):
-        raise ValueError(f"reduction is 'mean' or 'sum', got {reduction!r}")
+        raise ValueError(f"reduction must be 'mean' or 'sum', got {reduction!r}")
     if weight.dim() != 2 or 0 in weight.shape:
-        raise ValueError(f"weight is [V, h], neither 0, got {tuple(weight.shape)}")
+        raise ValueError(f"weight must be [V, h], both above 0, got {tuple(weight.shape)}")
     if hidden.dim() == 0 or hidden.shape[-1] != weight.shape[1]:
         raise ValueError(
-            f"hidden is [..., {weight.shape[1]}] as weight says, got {tuple(hidden.shape)}"
+            f"hidden must be [..., {weight.shape[1]}] as weight says, got {tuple(hidden.shape)}"
         )
     if target.shape != hidden.shape[:-1]:
         raise ValueError(
-            f"target is {tuple(hidden.shape[:-1])}, one for each row of hidden, got "
+            f"target must be {tuple(hidden.shape[:-1])}, one for each row of hidden, got "
             f"{tuple(target.shape)}"
         )
     devices = {hidden.device, weight.device, target.device}
     if len(devices) > 1:
         names = ", ".join(sorted(map(str, devices)))
-        raise ValueError(f"hidden, weight and target are on one device, got {names}")
+        raise ValueError(f"hidden, weight and target must be on one device, got {names}")
     if target.dtype != torch.int64:
-        raise TypeError(f"target is int64, got {target.dtype}")
+        raise TypeError(f"target must be int64, got {target.dtype}")
     return _type_of_products(hidden, weight)
 
 
@@ -284,6 +287,7 @@ def _type_of_products(hidden: Tensor, weight: Tensor) -> torch.dtype:
         return torch.get_autocast_dtype(kind)
     if len(types) > 1 or not floating:
         raise TypeError(
-            f"hidden and weight are floating and of one type, got {hidden.dtype} and {weight.dtype}"
+            f"hidden and weight must be floating and of one type, got {hidden.dtype} and "
+            f"{weight.dtype}"
         )
     return hidden.dtype

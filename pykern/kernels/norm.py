@@ -195,14 +195,14 @@ def checked(
         ValueError: a shape, dtype, device or value is unsupported.
     """
     if kind not in get_args(NormKind):
-        raise ValueError(f"a norm is one of {', '.join(get_args(NormKind))}, got {kind!r}")
+        raise ValueError(f"kind must be one of {', '.join(get_args(NormKind))}, got {kind!r}")
     if kind == "rms" and bias is not None:
-        raise ValueError("a norm of kind rms has no bias")
+        raise ValueError("bias must be None for a norm of kind rms, got a tensor")
     if not (eps > 0 and math.isfinite(eps)):
-        raise ValueError(f"eps of a norm is above 0 and finite, got {eps}")
+        raise ValueError(f"eps must be above 0 and finite, got {eps}")
     threshold(rate)
     if x.dim() == 0 or x.shape[-1] == 0:
-        raise ValueError(f"a norm is over at least one column, x has shape {tuple(x.shape)}")
+        raise ValueError(f"x must have at least one column, got shape {tuple(x.shape)}")
     row = x.shape[-1:]
     shapes = [("x", x, x.shape), ("delta", delta, x.shape), ("weight", weight, row)]
     for name, tensor, shape in [*shapes, ("bias", bias, row)]:
@@ -214,9 +214,9 @@ def checked(
 def _check_tensor(name: str, tensor: Tensor, shape: torch.Size, device: torch.device) -> None:
     if tensor.shape != shape:
         raise ValueError(
-            f"{name} of a norm has shape {tuple(shape)} here, got {tuple(tensor.shape)}"
+            f"{name} of a norm must have shape {tuple(shape)}, got {tuple(tensor.shape)}"
         )
     if not tensor.is_floating_point():
-        raise ValueError(f"{name} of a norm is floating, got {tensor.dtype}")
+        raise ValueError(f"{name} of a norm must be floating point, got {tensor.dtype}")
     if tensor.device != device:
-        raise ValueError(f"{name} of a norm is on {device} as x is, got {tensor.device}")
+        raise ValueError(f"{name} of a norm must be on {device} as x is, got {tensor.device}")

@@ -138,12 +138,12 @@ def _check_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> torch.dtype
     """The type of the linear layer's product."""
     if weight.dim() != 2 or weight.shape[0] == 0 or weight.shape[1] != x.shape[-1]:
         raise ValueError(
-            f"weight of a linear layer has shape (outputs, {x.shape[-1]}) here, "
-            f"got {tuple(weight.shape)}"
+            f"weight of a linear layer must have shape (outputs, {x.shape[-1]}), got "
+            f"{tuple(weight.shape)}"
         )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(
-            f"bias of a linear layer has shape ({len(weight)},) here, got {tuple(bias.shape)}"
+            f"bias of a linear layer must have shape ({len(weight)},), got {tuple(bias.shape)}"
         )
     device = x.device.type
     casts = torch.is_autocast_enabled(device) and x.dtype is not torch.float64
@@ -152,8 +152,10 @@ def _check_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> torch.dtype
             continue
         if tensor.device != x.device:
             raise ValueError(
-                f"{name} of a linear layer is on {x.device} as x is, got {tensor.device}"
+                f"{name} of a linear layer must be on {x.device} as x is, got {tensor.device}"
             )
         if tensor.dtype is not x.dtype and not (casts and tensor.is_floating_point()):
-            raise ValueError(f"{name} of a linear layer is {x.dtype} as x is, got {tensor.dtype}")
+            raise ValueError(
+                f"{name} of a linear layer must be {x.dtype} as x is, got {tensor.dtype}"
+            )
     return torch.get_autocast_dtype(device) if casts else x.dtype

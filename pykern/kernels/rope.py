@@ -104,17 +104,17 @@ def rope(
     """
     if num_heads < 1 or num_kv_heads < 1 or num_heads % num_kv_heads:
         raise ValueError(
-            "num_heads is a multiple of num_kv_heads, which is at least 1, got "
+            "num_heads must be a multiple of num_kv_heads, which must be at least 1, got "
             f"{num_heads} and {num_kv_heads}"
         )
     total = num_heads + 2 * num_kv_heads
     if qkv.dim() < 2 or qkv.shape[-1] == 0 or qkv.shape[-1] % (2 * total):
         raise ValueError(
-            f"qkv is [.., seq, {total} heads * head_dim] with an even head_dim, got "
+            f"qkv must be [.., seq, {total} heads * head_dim] with an even head_dim, got "
             f"{list(qkv.shape)}"
         )
     if not qkv.is_floating_point():
-        raise ValueError(f"qkv is floating, got {qkv.dtype}")
+        raise ValueError(f"qkv must be floating point, got {qkv.dtype}")
     if base <= 1 or offset < 0:
-        raise ValueError(f"base is above 1 and offset at least 0, got {base} and {offset}")
+        raise ValueError(f"base must be above 1 and offset at least 0, got {base} and {offset}")
     return _Rope.apply(qkv, num_heads, num_kv_heads, base, offset)  # type: ignore[no-any-return,no-untyped-call]

@@ -121,14 +121,17 @@ def route(logits: Tensor, num_chosen: int) -> Routing:
     """
     if logits.dim() == 0 or not logits.is_floating_point():
         raise ValueError(
-            f"logits are floating [.., num_experts], got {logits.dtype} {list(logits.shape)}"
+            f"logits must be floating point [.., num_experts], got {logits.dtype} "
+            f"{list(logits.shape)}"
         )
     num_experts = logits.shape[-1]
     if not 1 <= num_chosen <= num_experts:
-        raise ValueError(f"a token has 1 to {num_experts} experts, got num_chosen = {num_chosen}")
+        raise ValueError(
+            f"num_chosen must be 1 to {num_experts}, the number of experts, got {num_chosen}"
+        )
     num_rows = logits.numel() // num_experts * num_chosen
     if num_rows >= 2**31:
-        raise ValueError(f"rows are counted in 32 bits, got {num_rows}")
+        raise ValueError(f"rows must be below 2**31, got {num_rows}. Route fewer tokens at once")
     return Routing(*_Route.apply(logits.reshape(-1, num_experts), num_chosen))  # type: ignore[no-untyped-call]
 
 
@@ -153,8 +156,8 @@ def balance_loss(logits: Tensor, routing: Routing) -> Tensor:
     num_tokens = len(routing.experts)
     if len(routing.ends) != num_experts or num_tokens * num_experts != logits.numel():
         raise ValueError(
-            f"logits {list(logits.shape)} are not those of a routing of {num_tokens} tokens to "
-            f"{len(routing.ends)} experts"
+            f"logits must be those of the routing, of {num_tokens} tokens to {len(routing.ends)} "
+            f"experts, got {list(logits.shape)}"
         )
     counts = routing.ends.diff(prepend=routing.ends.new_zeros(1))
     probabilities = torch.softmax(wide(logits).reshape(-1, num_experts), dim=-1)

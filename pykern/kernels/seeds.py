@@ -48,7 +48,10 @@ def draw() -> Seed:
         finally:
             _local.is_drawing = False
     if _local.position == len(_local.places):
-        raise RuntimeError("more random operations are called than seeds were provided for")
+        raise RuntimeError(
+            "random operations must be at most as many as the seeds provided for them, got more. "
+            "Provide more seeds"
+        )
     _local.position += 1
     return Seed(0, _local.places[_local.position - 1 : _local.position])
 

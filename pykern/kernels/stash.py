@@ -98,11 +98,11 @@ def quantise(x: Tensor, form: StashForm = "int8") -> tuple[Tensor, Tensor]:
     Paper: T. Dettmers et al., "8-bit Optimizers via Block-wise Quantization", ICLR 2022.
     """
     if form not in FORMS:
-        raise ValueError(f"a form of 8 bits is one of {', '.join(FORMS)}, got {form!r}")
+        raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}")
     if not x.is_floating_point():
-        raise TypeError(f"what is quantised are floating numbers, got {x.dtype}")
+        raise TypeError(f"x must be floating point, got {x.dtype}")
     if not x.dim() or not x.shape[-1]:
-        raise ValueError(f"a tensor of shape {list(x.shape)} has no columns to quantise")
+        raise ValueError(f"x must have columns to quantise, got shape {list(x.shape)}")
     return _quantise(x.detach(), form)  # type: ignore[no-any-return]
 
 

@@ -82,7 +82,7 @@ def bert(  # noqa: PLR0913, PLR0917
     check_heads(width, heads)
     check_rate(dropout)
     if not 0 <= padding < vocab:
-        raise ValueError(f"padding is {padding}; it must be a token, 0 <= padding < {vocab}")
+        raise ValueError(f"padding must be a token, 0 <= padding < {vocab}, got {padding}")
     with same_numbers():
         torch.manual_seed(seed)
         embedding = Embedding(vocab, width, context, dropout)

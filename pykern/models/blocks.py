@@ -97,19 +97,19 @@ def check_sizes(sizes: Mapping[str, int]) -> None:
     """Raises ValueError if a size is below 1."""
     for name, size in sizes.items():
         if size < 1:
-            raise ValueError(f"{name} is {size}; it must be at least 1")
+            raise ValueError(f"{name} must be at least 1, got {size}")
 
 
 def check_heads(width: int, heads: int) -> None:
     """Raises ValueError if the number of heads does not divide the width."""
     if width % heads:
-        raise ValueError(f"width is {width} and heads is {heads}; heads must divide width")
+        raise ValueError(f"heads must divide width, {width}, got {heads}")
 
 
 def check_rate(dropout: float) -> None:
     """Raises ValueError if the rate of dropout is out of range."""
     if not 0 <= dropout < 1:
-        raise ValueError(f"dropout is {dropout}; it must be at least 0 and below 1")
+        raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
 
 
 def initialise(model: nn.Module, layers: int) -> None:

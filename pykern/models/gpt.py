@@ -29,7 +29,9 @@ class Embedding(nn.Module):
         """Embed `ids`, whose rows must not be longer than the context."""
         length, context = ids.shape[1], self.positions.num_embeddings
         if length > context:
-            raise ValueError(f"a sequence has {length} tokens; the model's context is {context}")
+            raise ValueError(
+                f"a sequence must have at most {context} tokens, the model's context, got {length}"
+            )
         hidden = self.tokens(ids) + self.positions.weight[:length]
         return drop(hidden, self.dropout, self.training)
 

@@ -113,8 +113,8 @@ def check_attention(width: int, heads: int, kv_heads: int, base: float) -> None:
     """Raises ValueError if rotary attention cannot have these sizes."""
     check_heads(width, heads)
     if width // heads % 2:
-        raise ValueError(f"width / heads is {width // heads}; it must be even")
+        raise ValueError(f"width / heads must be even, got {width // heads}")
     if heads % kv_heads:
-        raise ValueError(f"heads is {heads} and kv_heads is {kv_heads}; kv_heads must divide heads")
+        raise ValueError(f"kv_heads must divide heads, {heads}, got {kv_heads}")
     if not base > 0:
-        raise ValueError(f"base is {base}; it must be above 0")
+        raise ValueError(f"base must be above 0, got {base}")

@@ -117,9 +117,11 @@ def moe(  # noqa: PLR0913, PLR0917
     check_attention(width, heads, kv_heads, base)
     for name, size in {"width": width, "hidden": hidden}.items():
         if size % 8:
-            raise ValueError(f"{name} is {size}; it must be a multiple of 8")
+            raise ValueError(f"{name} must be a multiple of 8, got {size}")
     if num_chosen > num_experts:
-        raise ValueError(f"num_chosen is {num_chosen}; there are {num_experts} experts")
+        raise ValueError(
+            f"num_chosen must be at most {num_experts}, the number of experts, got {num_chosen}"
+        )
     with same_numbers():
         torch.manual_seed(seed)
         halves: list[nn.Module] = []

@@ -51,8 +51,8 @@ def clip_grad_norm_(
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     if any(each in shared_out for each in parameters):
         raise RuntimeError(
-            "this process has the gradients of some parameters only, and cannot tell the norm of "
-            "all: call clip_grad_norm_ of the ZeroOptimizer, in every process"
+            "clip_grad_norm_ must be called of the ZeroOptimizer, in every process, got a call in "
+            "a process that has the gradients of some parameters only"
         )
     gradients = [one.grad for one in parameters if one.grad is not None]
     if not gradients:
@@ -72,8 +72,8 @@ def clip_by(
     total: Tensor = torch.linalg.vector_norm(torch.stack(list(norms)), norm_type)
     if error_if_nonfinite and not total.isfinite():
         raise RuntimeError(
-            f"the norm of order {norm_type} of the gradients is {total.item()}, so they cannot be "
-            "clipped by it; error_if_nonfinite=False scales them by it anyway"
+            f"the norm of order {norm_type} of the gradients must be finite to clip by it, got "
+            f"{total.item()}. error_if_nonfinite=False scales by it anyway"
         )
     # Local parts are scaled in place of DTensors: torch cannot scale those of several meshes.
     parts: Any = [SimpleNamespace(grad=local(gradient)) for gradient in gradients]
@@ -84,7 +84,7 @@ def clip_by(
 def require_norm(max_norm: float) -> None:
     """Raises ValueError if the largest norm is negative or NaN."""
     if not max_norm >= 0:
-        raise ValueError(f"max_norm is a number of at least 0, got {max_norm}")
+        raise ValueError(f"max_norm must be at least 0, got {max_norm}")
 
 
 def norm_of(gradient: Tensor, norm_type: float) -> Tensor:

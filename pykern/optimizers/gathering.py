@@ -96,7 +96,9 @@ def _received(
 ) -> Iterator[Tensor]:
     for dtype, shape in about:
         if dtype not in _DTYPES or min(shape, default=0) < 0:
-            raise ValueError(f"a tensor of {dtype} and shape {shape}")
+            raise ValueError(
+                f"tensors must have a known dtype and a shape, got {dtype} and {shape}"
+            )
         tensor = torch.empty(shape, dtype=_DTYPES[dtype])
         dist.recv(_bytes_of(tensor), group=group, group_src=rank)
         yield tensor

@@ -63,7 +63,10 @@ class HostOptimizer(Optimizer):
         **defaults: Any,
     ) -> None:
         if optimizer_class is torch.optim.LBFGS:
-            raise TypeError("LBFGS looks at all parameters at once; the host steps them by stages")
+            raise TypeError(
+                "optimizer_class must step parameters one by one, got LBFGS, which looks at all "
+                "at once. The host steps parameters by stages"
+            )
         self._part_of, self._parts = _parts(pipe)
         self._mirrors: dict[Tensor, Mirror] = {}
         groups = groups_of(pipe, params)
@@ -78,12 +81,13 @@ class HostOptimizer(Optimizer):
         for parameter in group["params"]:
             if parameter not in self._part_of:
                 raise ValueError(
-                    f"a parameter of shape {tuple(parameter.shape)} is none of the pipeline's"
+                    f"parameters must be the pipeline's, got one of shape {tuple(parameter.shape)} "
+                    "that is not"
                 )
             if is_dtensor(parameter):
                 raise ValueError(
-                    f"a parameter of shape {tuple(parameter.shape)} is a DTensor, and whole "
-                    "tensors are stepped on the host"
+                    "parameters must be whole tensors to be stepped on the host, got a DTensor of "
+                    f"shape {tuple(parameter.shape)}"
                 )
         for parameter in group["params"]:
             self._mirrors[parameter] = self._part_of[parameter].add(parameter)
@@ -191,8 +195,8 @@ class HostOptimizer(Optimizer):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a HostOptimizer cannot be copied or pickled, for it belongs to a pipeline; save its "
-            "state_dict, and make another one"
+            "a HostOptimizer cannot be copied or pickled, because it belongs to a pipeline. Save "
+            "its state_dict, and make another one"
         )
 
 

@@ -140,8 +140,8 @@ class StageMirrors:
             gradient = mirror.parameter.grad
             if gradient is not None and gradient.layout is not torch.strided:
                 raise TypeError(
-                    f"a parameter of shape {tuple(gradient.shape)} has a gradient of layout "
-                    f"{gradient.layout}, and dense ones go to the host: make the layer with "
+                    f"gradients must be dense to go to the host, got layout {gradient.layout} for "
+                    f"a parameter of shape {tuple(gradient.shape)}. Make the layer with "
                     "sparse=False"
                 )
 

@@ -250,8 +250,8 @@ class ZeroOptimizer(Optimizer):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a ZeroOptimizer cannot be copied or pickled, for it belongs to a group of processes; "
-            "save the run by pykern.checkpoint.save"
+            "a ZeroOptimizer cannot be copied or pickled, because it belongs to a group of "
+            "processes. Save the run by pykern.checkpoint.save"
         )
 
 

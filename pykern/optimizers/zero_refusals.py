@@ -25,11 +25,11 @@ def data_of(pipe: Pipeline, stage: int) -> DataParallel:
     """
     if stage != 1:
         reason = _REASONS.get(stage, "ZeRO has stages 1, 2 and 3")
-        raise ValueError(f"stage is 1, got {stage!r}: {reason}")
+        raise ValueError(f"stage must be 1, got {stage!r}: {reason}")
     if pipe._data is None:
         raise ValueError(
-            "a ZeroOptimizer shares its state out to the processes of the pipeline's process_group,"
-            " and this pipeline has none: Pipeline(..., process_group=...)"
+            "the pipeline must have a process_group, whose processes share the state of a "
+            "ZeroOptimizer, got one without. Make it with Pipeline(..., process_group=...)"
         )
     return pipe._data
 
@@ -42,16 +42,19 @@ def require_steppable(optimizer_class: type[Optimizer], parameters: list[nn.Para
         ValueError: a parameter is not contiguous.
     """
     if optimizer_class is torch.optim.LBFGS:
-        raise TypeError("LBFGS looks at all parameters at once; processes step them separately")
+        raise TypeError(
+            "optimizer_class must step parameters one by one, got LBFGS, which looks at all at "
+            "once. Processes step parameters separately"
+        )
     dtypes = sorted({str(parameter.dtype) for parameter in parameters})
     if len(dtypes) > 1:
         raise TypeError(
-            f"the parameters are of {', '.join(dtypes)}, and torch's ZeroRedundancyOptimizer takes "
-            "one type"
+            "parameters must have one type for torch's ZeroRedundancyOptimizer, got "
+            f"{', '.join(dtypes)}"
         )
     for parameter in parameters:
         if not parameter.is_contiguous():
             raise ValueError(
-                f"a parameter of shape {tuple(parameter.shape)} and strides {parameter.stride()} "
-                "is not contiguous, and processes send parameters as they lie in memory"
+                "parameters must be contiguous to be sent between processes, got shape "
+                f"{tuple(parameter.shape)} and strides {parameter.stride()}. Use contiguous()"
             )

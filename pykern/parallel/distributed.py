@@ -38,9 +38,9 @@ def _refuse_wrapped(layer: nn.Module) -> None:
         if type(module) in wrappers:
             raise TypeError(
                 f"model must not have modules of {wrappers[type(module)]}, got "
-                f"{name or 'the model itself'}: devices that compute at the same time would "
-                "start its collectives in another order than in other processes. Give the "
-                "plain model, with Pipeline(..., process_group=...) and pykern.ZeroOptimizer"
+                f"{name or 'the model itself'}. Give the plain model, with Pipeline(..., "
+                "process_group=...) and pykern.ZeroOptimizer: devices that compute at the same "
+                "time would start its collectives in another order than in other processes"
             )
 
 
@@ -48,7 +48,7 @@ def _refuse_dtensors(layer: nn.Module) -> None:
     for name, tensor in (*layer.named_parameters(), *layer.named_buffers()):
         if is_dtensor(tensor):
             raise TypeError(
-                f"{name} is a DTensor already, whose process group two devices could reach in "
-                "another order than in other processes: give the plain model, and say "
-                "tensor_parallel=(mesh['tp'], styles)"
+                f"{name} must be a plain tensor, got a DTensor. Give the plain model, and "
+                "tensor_parallel=(mesh['tp'], styles): two devices could reach the DTensor's "
+                "process group in another order than in other processes"
             )

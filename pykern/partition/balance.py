@@ -199,36 +199,36 @@ def as_chain(
         named = [(str(index), layer) for index, layer in enumerate(layers)]
     else:
         raise TypeError(
-            f"the model is a {type(layers).__name__}; "
-            "it must be an nn.Sequential or a list of modules, one per layer"
+            "layers must be an nn.Sequential or a list of modules, one per layer, got "
+            f"{type(layers).__name__}"
         )
     for name, layer in named:
         if not isinstance(layer, nn.Module):
-            raise TypeError(f"layer {name} is a {type(layer).__name__}; it must be an nn.Module")
+            raise TypeError(f"layer {name} must be an nn.Module, got {type(layer).__name__}")
     return named
 
 
 def _check_num_stages(num_stages: int, num_layers: int) -> None:
-    _check_integer("num_stages is", num_stages)
+    _check_integer("num_stages", num_stages)
     if num_stages < 1:
-        raise ValueError(f"num_stages is {num_stages}; it must be at least 1")
+        raise ValueError(f"num_stages must be at least 1, got {num_stages}")
     if num_layers < num_stages:
         raise ValueError(
-            f"{num_layers} layers cannot fill {num_stages} stages; split the model into at least "
-            f"{num_stages} layers, or use fewer devices, chunks or waves"
+            f"the model must have at least {num_stages} layers, one for each stage, got "
+            f"{num_layers}. Split the model into more layers, or use fewer devices, chunks or waves"
         )
 
 
 def _check_integer(what: str, count: object) -> None:
     if not isinstance(count, int) or isinstance(count, bool):
-        raise TypeError(f"{what} {count!r}; it must be an integer")
+        raise TypeError(f"{what} must be an integer, got {count!r}")
 
 
 def _count_parameters(name: str, layer: nn.Module) -> int:
     parameters = list(layer.parameters())
     if any(is_lazy(parameter) for parameter in parameters):
         raise ValueError(
-            f"layer {name} has parameters without a shape yet; run the model once before cutting it"
+            f"layer {name} must have no lazy parameters, got some. Run the model once before"
         )
     return sum(map(num_values, parameters))
 
@@ -242,13 +242,13 @@ def _counted(balance: Balance) -> str:
 def _check_sample(balance: str, sample: Any) -> None:
     if balance not in ("parameters", "layers", *_MEASURED):
         raise ValueError(
-            f'balance is "{balance}"; use "parameters", "layers", "time", "memory", a list of '
-            "layer counts, or a dict of prices by layer name"
+            "balance must be 'parameters', 'layers', 'time', 'memory', a list of layer counts, or "
+            f"a dict of prices by layer name, got {balance!r}"
         )
     if (balance in _MEASURED) != (sample is not None):
         raise ValueError(
-            f'balance is "{balance}" and sample is {"missing" if sample is None else "given"}; '
-            'a sample input is needed for, and only for, balance "time" and "memory"'
+            "sample must be given for, and only for, balance 'time' and 'memory', got "
+            f"balance={balance!r} {'without' if sample is None else 'with'} sample"
         )
 
 
@@ -280,21 +280,21 @@ def _price(prices: Mapping[str, float], name: str, kind: str) -> int:
     for pattern, price in prices.items():
         if fnmatchcase(name, pattern) or fnmatchcase(kind, pattern):
             if not isinstance(price, int | float) or not 0 <= price < inf:
-                raise ValueError(f"balance prices {pattern!r} at {price!r}; a price is 0 or more")
+                raise ValueError(f"balance must hold prices >= 0, got {price!r} for {pattern!r}")
             return round(price * 1_000_000)
     layer = repr(name) if name == kind else f"{name!r} ({kind})"
     raise ValueError(
-        f"balance has no price for layer {layer}: patterns {', '.join(map(repr, prices))} do not "
-        "match"
+        f"balance must have a price for each layer, got none for {layer}: patterns "
+        f"{', '.join(map(repr, prices))} do not match. Add the pattern '*' for the rest"
     )
 
 
 def _given_ends(counts: Sequence[int], num_stages: int, num_layers: int) -> list[int]:
     for count in counts:
-        _check_integer("balance holds", count)
+        _check_integer("each count of balance", count)
     if len(counts) != num_stages or sum(counts) != num_layers or min(counts) < 1:
         raise ValueError(
-            f"balance is {list(counts)}; it must hold {num_stages} counts of at least 1, one per "
-            f"stage, that sum to {num_layers}, the number of layers"
+            f"balance must hold {num_stages} counts of at least 1, one per stage, that sum to "
+            f"{num_layers}, the number of layers, got {list(counts)}"
         )
     return list(accumulate(counts))

@@ -95,9 +95,9 @@ class RecordedChain:
     ) -> None:
         if sample is None:
             raise TypeError(
-                f"{type(model).__name__} has a forward of its own, which is recorded to cut it: "
-                "give a microbatch as sample=: a tensor, a tuple of arguments, or a dict of "
-                "keyword arguments"
+                f"sample must be given to cut a {type(model).__name__}, whose own forward is "
+                "recorded, got None. Give a microbatch: a tensor, a tuple of arguments, or a dict "
+                "of keyword arguments"
             )
         self.root: nn.Module | None = model
         try:
@@ -183,7 +183,10 @@ def share_out(
     """
     if split_at is not None:
         if balance is not None:
-            raise ValueError(f"split_at says where stages begin; balance={balance!r} does as well")
+            raise ValueError(
+                "balance must be left out beside split_at, which says where stages begin, got "
+                f"{balance!r}"
+            )
         balance = counts_at(list(chain.layers), split_at, num_stages)
     balance = "parameters" if balance is None else balance
     if balance in ("time", "memory"):

@@ -17,8 +17,8 @@ def refuse_hooks(model: nn.Module) -> None:
     """Raises TypeError if a model that is cut into its layers has hooks, which would not run."""
     if any(getattr(model, hooks) for hooks in HOOKS):
         raise TypeError(
-            f"the {type(model).__name__} has hooks of its own, which would not run once the model "
-            "is cut. Put the hooks on its layers"
+            "the model must have no hooks of its own, which would not run once it is cut, got a "
+            f"{type(model).__name__} with some. Put the hooks on its layers"
         )
 
 
@@ -29,8 +29,9 @@ def refuse_inside(model: object, kind: type[nn.Module]) -> None:
         for name, module in inside:
             if isinstance(module, kind):
                 raise TypeError(
-                    f"{name or 'the model'} is a {type(module).__name__}, whose forward has no "
-                    "backward: give the model that it was made of"
+                    f"the model must have a forward with a backward, got a {type(module).__name__} "
+                    f"({name or 'the model'}), whose forward has no backward. Give the model that "
+                    "it was made of"
                 )
 
 
@@ -47,8 +48,8 @@ def refuse_foreign_devices(layers: Mapping[str, nn.Module], device_type: str) ->
             if tensor.device.type not in ("cpu", device_type):
                 whose = "CPU workers" if device_type == "cpu" else "GPUs"
                 raise ValueError(
-                    f"{name}.{tensor_name} is on {tensor.device}, but the pipeline's devices "
-                    f"are {whose}; move the model to the CPU first"
+                    f"{name}.{tensor_name} must be on the CPU or on the pipeline's devices, "
+                    f"{whose}, got {tensor.device}. Move the model to the CPU first"
                 )
 
 
@@ -77,9 +78,9 @@ def place_layers(
     moving = [item for item in placed if any(t.device != item[2] for t in _tensors(item[1]))]
     if moving and torch.__future__.get_overwrite_module_params_on_conversion():
         raise ValueError(
-            "torch.__future__.set_overwrite_module_params_on_conversion(True) makes new parameters "
-            f"of those that are moved, which an optimizer would not know: {moving[0][0]} has to be "
-            f"moved to {moving[0][2]}; set it to False, or move the layer first"
+            "torch.__future__.set_overwrite_module_params_on_conversion must be False to move "
+            f"{moving[0][0]} to {moving[0][2]}, got True, which makes new parameters that an "
+            "optimizer would not know. Set it to False, or move the layer first"
         )
     there: set[int] = set()
     for _, layer, device in placed:
@@ -149,9 +150,9 @@ def _refuse_shared_statistics(by_stage: Sequence[Mapping[str, nn.Module]]) -> No
                 first, there = owner.setdefault(id(buffer), (stage, here))
                 if first != stage:
                     raise ValueError(
-                        f"{there} (stage {first}) and {here} (stage {stage}) are one buffer, to "
-                        "which stages would write in no fixed order: cut so that they share a "
-                        "stage (balance=[...]), or give each its own"
+                        f"{there} (stage {first}) and {here} (stage {stage}) must be two buffers, "
+                        "got one, to which stages would write in no fixed order. Cut so that they "
+                        "share a stage (balance=[...]), or give each its own"
                     )
 
 

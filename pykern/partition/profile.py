@@ -142,7 +142,10 @@ def _check_on_cpu(layers: Sequence[nn.Module], sample: Any) -> None:
         tensors += [*layer.parameters(), *layer.buffers()]
     for tensor in tensors:
         if tensor.device.type != "cpu":
-            raise ValueError(f"a tensor is on {tensor.device}; times are measured on the CPU only")
+            raise ValueError(
+                f"tensors must be on the CPU for times to be measured, got one on {tensor.device}. "
+                "Give balance=[...], or use pipe.costs() on GPUs"
+            )
 
 
 def _run(layer: nn.Module, sample: Any) -> tuple[int, Any]:

@@ -22,10 +22,10 @@ def names_of(split_at: SplitAt | None) -> list[str]:
     if split_at is None:
         return []
     if isinstance(split_at, str) or not isinstance(split_at, Sequence | Mapping):
-        raise TypeError(f"split_at is a list of names of layers, got {split_at!r}")
+        raise TypeError(f"split_at must be a list of names of layers, got {split_at!r}")
     for name in split_at:
         if not isinstance(name, str):
-            raise TypeError(f"split_at holds names of layers, got {name!r}")
+            raise TypeError(f"split_at must hold names of layers, got {name!r}")
     return list(split_at)
 
 
@@ -57,13 +57,14 @@ def counts_at(layers: Sequence[str], split_at: SplitAt, num_stages: int) -> list
     for (start, end), name in zip(pairwise(bounds), [*names_of(split_at), "the end"], strict=True):
         if start >= end:
             raise CutError(
-                f"split_at={list(split_at)} leaves no layers in front of {name}: names go in the "
-                f"order of the layers, and the first stage needs some; they are {', '.join(layers)}"
+                "split_at must name layers in their order, from the second on, got "
+                f"{list(split_at)}, which leaves no layers in front of {name}. Layers are "
+                f"{', '.join(layers)}"
             )
     if len(bounds) - 1 != num_stages:
         raise CutError(
-            f"split_at names {len(starts)} places, which makes {len(starts) + 1} stages, but the "
-            f"plan has {num_stages}"
+            f"split_at must name {num_stages - 1} places for the {num_stages} stages of the plan, "
+            f"got {len(starts)}"
         )
     return [end - start for start, end in pairwise(bounds)]
 
@@ -74,7 +75,7 @@ def _is_end(split_at: SplitAt, name: str) -> bool:
     point = split_at[name]
     where = getattr(point, "name", point)
     if where not in ("BEGINNING", "END"):
-        raise CutError(f"split_at[{name!r}] is BEGINNING or END, got {point!r}")
+        raise CutError(f"split_at[{name!r}] must be BEGINNING or END, got {point!r}")
     return bool(where == "END")
 
 
@@ -85,5 +86,7 @@ def _position(layers: Sequence[str], name: str, is_end: bool) -> int:
         if layer == name or layer.startswith((f"{name}.", f"{name} ("))
     ]
     if not inside:
-        raise CutError(f"split_at names {name!r}, which is none of {', '.join(layers)}")
+        raise CutError(
+            f"split_at must name layers of the model, got {name!r}. Layers are {', '.join(layers)}"
+        )
     return inside[-1] + 1 if is_end else inside[0]

@@ -90,7 +90,7 @@ class AsyncPipeline(Pipeline):
         """
         executor = self._executor
         if executor.in_flight and not torch.is_grad_enabled():
-            raise RuntimeError("flush computes gradients, but they are off here (torch.no_grad?)")
+            raise RuntimeError("grad mode must be on in flush, got off. Leave torch.no_grad()")
         with as_before():
             loss, program = executor.flush()
         if program is not None:
@@ -105,8 +105,8 @@ class AsyncPipeline(Pipeline):
         """
         if self._last_program is not self._predict_program:
             raise RuntimeError(
-                "a step without a flush is a part of a plan, which the simulator does not know: "
-                "simulate(pipe.plan, pipe.costs()) is for a batch with its flush"
+                "the simulator does not know a step without a flush, which is a part of a plan. "
+                "Use simulate(pipe.plan, pipe.costs()), for a batch with its flush"
             )
         return super().prediction()
 

@@ -33,14 +33,13 @@ def choose_levels(plan: Plan, recompute: RecomputeArgument) -> tuple[Plan, Level
     """
     if recompute == "auto":
         raise ValueError(
-            "recompute='auto' has to be told what fits: recompute=pykern.Budget(num_bytes, sample)"
+            "recompute must be a level or a Budget, got 'auto'. Say what fits: "
+            "recompute=pykern.Budget(num_bytes, sample)"
         )
     levels = _of_stages(plan, recompute)
     recomputes = any(level in INPUTS for of_stage in levels for level in of_stage)
     if recomputes and not (plan.has(Kind.B) or plan.has(Kind.I)):
-        raise ValueError(
-            f"recompute={recompute!r}, but the plan has no backward to recompute anything for"
-        )
+        raise ValueError(f"recompute must be None for a plan without backwards, got {recompute!r}")
     first_trained = plan.first_trained
     cells = [
         Action(Kind.R, stage, microbatch)
@@ -79,7 +78,8 @@ def _of_stages(plan: Plan, recompute: RecomputeArgument) -> list[list[Level | No
         recompute = [recompute] * plan.num_stages
     if len(recompute) != plan.num_stages:
         raise ValueError(
-            f"recompute has {len(recompute)} entries, but the plan has {plan.num_stages} stages"
+            f"recompute must have an entry for each of {plan.num_stages} stages, got "
+            f"{len(recompute)}"
         )
     return [
         _of_microbatches(plan.num_microbatches, stage, of_stage)
@@ -92,13 +92,13 @@ def _of_microbatches(count: int, stage: int, wanted: Any) -> list[Level | None]:
     levels: list[Level | None] = list(wanted) if each else [wanted] * count
     if len(levels) != count:
         raise ValueError(
-            f"recompute has {len(levels)} entries for stage {stage}, but the plan has {count} "
-            "microbatches"
+            f"recompute must have an entry for each of {count} microbatches, got {len(levels)} for "
+            f"stage {stage}"
         )
     for level in levels:
         if level is not None and level not in LEVELS:
             known = ", ".join(map(repr, LEVELS))
-            raise ValueError(f"recompute for stage {stage} is one of {known}, got {level!r}")
+            raise ValueError(f"recompute must be one of {known}, got {level!r} for stage {stage}")
     return levels
 
 

@@ -16,7 +16,9 @@ from ..search import search
 
 Schedule = str | Plan | Callable[..., Plan]
 
-_NO_MICROBATCHES = "Pipeline needs microbatches=N: how many parts a batch is cut into"
+_NO_MICROBATCHES = (
+    "microbatches must be given, got None. It is the number of parts that a batch is cut into"
+)
 
 
 def choose_plan(
@@ -66,8 +68,8 @@ def choose_parts(schedule: Schedule, shares: Shares, options: Mapping[str, Any])
     """
     if isinstance(schedule, Plan) or schedule == "auto":
         raise ValueError(
-            "AsyncPipeline is for schedules that update weights within a step, given by name or as "
-            "a function: a Plan ends, and they go on"
+            "schedule must be the name of one that updates weights within a step, or a function, "
+            f"for AsyncPipeline, got {schedule!r}. A Plan ends, but such a schedule goes on"
         )
     if shares.num_microbatches is None:
         raise TypeError(_NO_MICROBATCHES)
@@ -77,8 +79,8 @@ def choose_parts(schedule: Schedule, shares: Shares, options: Mapping[str, Any])
 
     if not make(shares.num_microbatches).has(Kind.U):
         raise ValueError(
-            f"schedule {schedule!r} updates no weights: make a pykern.Pipeline, and call "
-            "optimizer.step() after its steps"
+            f"schedule must update weights for AsyncPipeline, got {schedule!r}. Make a "
+            "pykern.Pipeline, and call optimizer.step() after its steps"
         )
     return Parts(make, shares.num_microbatches)
 
@@ -87,17 +89,20 @@ def require_runnable(plan: Plan) -> None:
     """Raises ValueError where the plan holds what stages do not run."""
     if plan.num_slices > 1:
         raise ValueError(
-            f"the plan cuts microbatches into {plan.num_slices} slices; stages run whole ones"
+            f"the plan must have whole microbatches, got {plan.num_slices} slices of each, which "
+            "stages do not run. Use such plans for simulation"
         )
     if plan.has(Kind.U):
         raise ValueError(
-            "the plan holds U actions, which update weights within a step: pykern.AsyncPipeline "
-            "runs them, given the name of the schedule and optimizer="
+            "the plan must not update weights within a step, got U actions. Use "
+            "pykern.AsyncPipeline, with the name of the schedule and optimizer="
         )
     for kind in Kind:
         if plan.has(kind) and kind not in KINDS:
             known = ", ".join(known.name for known in KINDS)
-            raise ValueError(f"the plan holds {kind.name} actions; stages run {known}")
+            raise ValueError(
+                f"the plan must hold actions that stages run, {known}, got {kind.name}"
+            )
 
 
 def _make_plan(schedule: Schedule, shares: Shares, options: Mapping[str, Any]) -> Plan:
@@ -126,16 +131,18 @@ def _made_plan(schedule: Schedule, shares: Shares, options: Mapping[str, Any]) -
     num_devices, microbatches = shares.devices_of_one, shares.microbatches_of_one
     if isinstance(schedule, Plan):
         if options:
-            raise TypeError(f"a Plan takes no schedule options, got {', '.join(sorted(options))}")
+            raise TypeError(
+                f"options must be left out beside a Plan, got {', '.join(sorted(options))}"
+            )
         if schedule.num_devices != num_devices:
             raise ValueError(
-                f"the plan is for {schedule.num_devices} devices, but there are {num_devices}"
-                f"{shares.whose}"
+                f"devices must be {schedule.num_devices}{shares.whose}, as in the plan, got "
+                f"{num_devices}"
             )
         if microbatches not in (None, schedule.num_microbatches):
             raise ValueError(
-                f"microbatches={microbatches}{shares.whose}, but the plan is for "
-                f"{schedule.num_microbatches}"
+                f"microbatches must be {schedule.num_microbatches}{shares.whose}, as in the plan, "
+                f"got {microbatches}"
             )
         return schedule
     if microbatches is None:

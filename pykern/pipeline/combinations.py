@@ -97,41 +97,44 @@ REFUSED: Mapping[tuple[str, str], str] = {
         )
     },
     ("optimizer", "GPUs"): (
-        "schedules that update weights within a step run on CPU workers only, got GPUs"
+        "devices must be CPU workers for schedules that update weights within a step, got GPUs"
     ),
     ("optimizer", "scaler"): (
-        "scaler goes with an optimizer.step() of yours, not with AsyncPipeline(optimizer=...)"
+        "scaler must be None in steps of AsyncPipeline, got one. A scaler goes with an "
+        "optimizer.step() of yours"
     ),
     **{
         ("verify", name): _BESIDE_PEERS.format(name=name)
         for name in ("process_group", "tensor_parallel")
     },
     ("capture", "process_group"): (
-        "capture={asked.capture!r} with process_group: a captured step replays without Python, and "
-        "the sums over processes are started by it; use capture=False"
+        "capture must be False with process_group, got {asked.capture!r}. A captured step replays "
+        "without Python, which starts the sums over processes"
     ),
     ("capture", "tensor_parallel"): (
-        "capture={asked.capture!r} with tensor_parallel: torch computes with DTensors in Python, "
-        "which a captured step replays without; use capture=False"
+        "capture must be False with tensor_parallel, got {asked.capture!r}. A captured step "
+        "replays without Python, in which torch computes with DTensors"
     ),
     ("capture", "check_finite"): (
-        "check_finite={asked.check_finite!r} looks at what actions make, and a captured graph "
-        "calls no Python that could: use check_finite='loss', or capture=False"
+        "check_finite must be 'off' or 'loss' with capture, got {asked.check_finite!r}. A captured "
+        "graph calls no Python to look at results of actions: use check_finite='loss', or "
+        "capture=False"
     ),
     ("capture that has to be", "CPU workers"): (
-        "capture={asked.capture!r} needs GPUs; CPU workers call every action"
+        "capture must be False or 'auto' on CPU workers, which call every action, got "
+        "{asked.capture!r}. Use GPUs"
     ),
     ("a budget", "tensor_parallel"): (
-        "recompute=Budget(...) with tensor_parallel: shards cannot be measured by one process "
-        "alone; give levels, such as the `fitted` of a pipeline without shards"
+        "recompute must be levels with tensor_parallel, got a Budget. One process alone cannot "
+        "measure shards: give levels, such as the `fitted` of a pipeline without shards"
     ),
     ("a plan of replicas", "tensor_parallel"): (
-        "the plan has {plan.placement.num_replicas} replicas, whose copies would be sharded over "
-        "the groups of other devices: tensor_parallel takes plans with one"
+        "the plan must have one replica for tensor_parallel, got {plan.placement.num_replicas}, "
+        "whose copies would be sharded over the groups of other devices"
     ),
     ("tensor_parallel", "scaler"): (
-        "scaler with tensor_parallel: torch's GradScaler takes no gradients of which some are "
-        "DTensors, or are over several groups; train in bfloat16, or in float32"
+        "scaler must be None with tensor_parallel, got one. torch's GradScaler does not support "
+        "DTensors of several groups: train in bfloat16, or in float32"
     ),
     **{
         (name, OUTSIDE): _NO_GRAPH.format(why=why)

@@ -44,7 +44,7 @@ class Measured(Adopted):
             IndexError: that step is not kept.
         """
         if self._last_program is None:
-            raise RuntimeError("there is no timeline yet: call step or the pipeline itself first")
+            raise RuntimeError("there is no timeline yet. Call step or the pipeline itself first")
         driver = self._executor.driver
         if isinstance(self._last_program, Ran):
             return self._last_program.timeline(driver, ago)
@@ -61,7 +61,7 @@ class Measured(Adopted):
             RuntimeError: nothing has run yet, or on GPUs, nothing within `tracing()`.
         """
         if self._last_program is None:
-            raise RuntimeError("there are no copies yet: call step or the pipeline itself first")
+            raise RuntimeError("there are no copies yet. Call step or the pipeline itself first")
         last = self._last_program
         return last.copies(self._executor) if isinstance(last, Ran) else self._executor.copies(last)
 

@@ -38,7 +38,8 @@ class Adopted(nn.Module):
         for name in (*named, *root._parameters, *root._buffers):
             if hasattr(self, name):
                 raise ValueError(
-                    f"a layer cannot be named {name!r}: Pipeline uses that name itself"
+                    "names of layers must differ from those that Pipeline uses itself, got "
+                    f"{name!r}. Rename the layer"
                 )
         if chain.root is None:
             for name, layer in named.items():
@@ -118,7 +119,7 @@ class Adopted(nn.Module):
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "a Pipeline cannot be copied or pickled, for it holds threads or streams. Copy the "
-            "model that it was made of, which has the same parameters, as in AveragedModel(model) "
-            "or copy.deepcopy(model), or save the state_dict()"
+            "a Pipeline cannot be copied or pickled, because it holds threads or streams. Copy "
+            "the model that it was made of, which has the same parameters, as in "
+            "AveragedModel(model) or copy.deepcopy(model), or save the state_dict()"
         )

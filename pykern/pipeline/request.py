@@ -80,7 +80,7 @@ class Request:
         require_one_of("reduction", self.reduction, get_args(BatchReduction))
         if not isinstance(self.deferred_batch_norm, bool):
             raise TypeError(
-                f"deferred_batch_norm is True or False, got {self.deferred_batch_norm!r}"
+                f"deferred_batch_norm must be True or False, got {self.deferred_batch_norm!r}"
             )
         require_one_of("check_finite", self.check_finite, get_args(CheckFinite))
         require_one_of("capture", self.capture, (False, True, "auto", "step"))

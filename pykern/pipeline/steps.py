@@ -84,7 +84,9 @@ class Steps(Measured):
         """
         with _C.HoldForks(), as_before():
             if self._loss_fn is None:
-                raise RuntimeError("step needs a loss: Pipeline(..., loss_fn=...)")
+                raise RuntimeError(
+                    "loss_fn must be given for step, got None. Make Pipeline(..., loss_fn=...)"
+                )
             step = partial(self._step, (inputs, named), target, scaler, self._loss_fn)
             return self._features.within(scaler, step)
 
@@ -138,9 +140,14 @@ class Steps(Measured):
     ) -> Tensor:
         """This process's part of a step."""
         if not torch.is_grad_enabled():
-            raise RuntimeError("step computes gradients, but they are off here (torch.no_grad?)")
+            raise RuntimeError(
+                "grad mode must be on in step, got off. Leave "
+                "torch.no_grad(), or call the pipeline itself"
+            )
         if not (self.plan.has(Kind.B) or self.plan.has(Kind.I)):
-            raise RuntimeError("the plan has forward actions only; call the pipeline itself")
+            raise RuntimeError(
+                "the plan must have backwards for step, got forwards only. Call the pipeline itself"
+            )
         self._chain.require_unchanged(self._modules)
         self._arguments.require(call, target=target, loss=loss_fn)
         rows = self._rows(call, target)

@@ -82,7 +82,10 @@ class Tuned:
                 f"tuned must be a file that pykern.tune's Choice.save has written, got {path}"
             )
         if set(content) != set(_KEYS):
-            raise ValueError(f"{path}: the keys must be {', '.join(_KEYS)}, got {list(content)}")
+            raise ValueError(
+                f"keys of {path} must be {', '.join(_KEYS)}, got {list(content)}. Write the file "
+                "by pykern.tune's Choice.save"
+            )
         plan, _ = from_json(json.dumps(content["plan"]))
         return cls(**{key: content[key] for key in _KEYS[2:-1]}, plan=plan)
 

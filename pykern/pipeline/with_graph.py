@@ -113,8 +113,9 @@ class WithGraph:
         aliases = kept.aliases
         if kept.left.recomputes and aliases.written:
             raise RuntimeError(
-                "parameters have been written since the forward, which recompute would run again "
-                "with other values: call optimizer.step() after the backward"
+                "parameters must stay as they are from forward to backward, got changed ones, "
+                "with which recompute would run the forward again. Call optimizer.step() after "
+                "the backward"
             )
         batch = Batch(((), {}), None, (), GraphEnds(kept.weights, gradients), self._levels)
         with _C.HoldForks(), as_before(), aliases.in_place():

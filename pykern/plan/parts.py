@@ -88,8 +88,8 @@ class Parts:
             first, second = (_shifted(part, -k * num_microbatches) for k, part in enumerate(alike))
             if first != second:
                 raise ValueError(
-                    "the schedule does not do the same with each batch of "
-                    f"{num_microbatches} microbatches, which running without a flush needs"
+                    f"the schedule must do the same with each batch of {num_microbatches} "
+                    "microbatches to run without a flush, got one that does not"
                 )
         self.windows: Sequence[PlanPart] = windows[: _ALIKE + 1]
         self.rests: Sequence[PlanPart] = rests[: _ALIKE + 1]
@@ -110,8 +110,8 @@ class Parts:
         for row, long, begin in zip(plan.rows, self._plan.rows, begins, strict=True):
             if row[:begin] != long[:begin]:
                 raise ValueError(
-                    "the schedule begins with another order when it has fewer microbatches, so it "
-                    "cannot go on without knowing how many there will be"
+                    "the schedule must begin alike for any number of microbatches to go on "
+                    "without a flush, got another order for fewer"
                 )
         return PlanPart(plan, begins, tuple(map(len, plan.rows)))
 
@@ -126,15 +126,15 @@ def _group_of(plan: Plan, num_microbatches: int) -> int:
     if group == 0 or num_microbatches % group:
         of = "no microbatches" if group == 0 else f"groups of {group}"
         raise ValueError(
-            f"the schedule updates weights for {of}, but microbatches={num_microbatches} must be a "
-            "multiple of such a group: an update belongs to one batch"
+            "microbatches must be a multiple of the group after which the schedule updates "
+            f"weights, got {num_microbatches} and {of}. An update belongs to one batch"
         )
     expected = list(range(group, plan.num_microbatches + 1, group))
     for stage, of_stage in enumerate(ends):
         if of_stage != expected:
             raise ValueError(
-                f"stage {stage} updates its weights after {_some(of_stage)} microbatches, and not "
-                f"after every {group}"
+                f"the schedule must update weights after every {group} microbatches, got updates "
+                f"of stage {stage} after {_some(of_stage)}"
             )
     return group
 
@@ -151,15 +151,18 @@ def _require_one_version(plan: Plan, group: int) -> None:
         if action.kind is Kind.F:
             if read.setdefault(of_group, updates[stage]) != updates[stage]:
                 raise ValueError(
-                    f"{action} reads newer weights than those before it in its group of {group} "
-                    "microbatches: an update is of gradients at one version"
+                    f"forwards must read one version of weights in a group of {group} "
+                    f"microbatches, got {action} with a newer one"
                 )
         elif action.kind in (Kind.B, Kind.W):
             ended[of_group] += 1
         elif action.kind is Kind.U:
             updates[stage] += 1
             if ended[of_group] < group:
-                raise ValueError(f"{action} stands before a backward of its group of {group}")
+                raise ValueError(
+                    f"updates must come after all backwards of their group of {group}, got "
+                    f"{action} before one"
+                )
 
 
 def _cuts(plan: Plan, num_microbatches: int) -> list[tuple[int, ...]]:

@@ -32,13 +32,12 @@ class Shares:
             return
         if self.num_devices % self.replicas:
             raise ValueError(
-                f"replicas={self.replicas}, but there are {self.num_devices} devices, which are "
-                "not a multiple"
+                f"devices must be a multiple of replicas, {self.replicas}, got {self.num_devices}"
             )
         if self.num_microbatches is not None and self.num_microbatches < self.replicas:
             raise ValueError(
-                f"replicas={self.replicas}, but there are {self.num_microbatches} microbatches; "
-                "each replica needs one"
+                f"microbatches must be at least replicas, {self.replicas}, got "
+                f"{self.num_microbatches}. Each replica needs one"
             )
 
     @property

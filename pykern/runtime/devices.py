@@ -86,14 +86,16 @@ def parse_devices(devices: Devices) -> list[DeviceLane]:
     if isinstance(devices, str):
         return _lanes(devices)
     if not isinstance(devices, Sequence):
-        raise TypeError(f"devices is a string like 'cpu:4' or a list of devices, got {devices!r}")
+        raise TypeError(
+            f"devices must be a string like 'cpu:4' or a list of devices, got {devices!r}"
+        )
     given = [each if isinstance(each, Device) else Device(str(each)) for each in devices]
     names = [str(device.name) for device in given]
     if not names:
-        raise ValueError("devices is empty: give at least one, for example 'cpu:4'")
+        raise ValueError("devices must hold at least one, got an empty list. For example 'cpu:4'")
     lanes = [DeviceLane(_device(str(each.name)), speed=each.speed) for each in given]
     if len({lane.device.type for lane in lanes}) > 1:
-        raise ValueError(f"devices={names!r}: a pipeline has CPU workers or GPUs, not both")
+        raise ValueError(f"devices must be CPU workers or GPUs, not both, got {names!r}")
     return lanes
 
 
@@ -116,7 +118,7 @@ def _device(name: str) -> torch.device:
     if name == "cpu":
         return torch.device("cpu")
     if name == "cuda":
-        raise ValueError("device 'cuda' in a list says not which GPU: use 'cuda:0'")
+        raise ValueError("device must say which GPU in a list, got 'cuda'. Use 'cuda:0'")
     if _WORKERS.fullmatch(name):
         raise ValueError(
             f"device {name!r} in a list must be 'cpu', since CPU workers have no numbers. Use "
@@ -126,8 +128,8 @@ def _device(name: str) -> torch.device:
         raise _unknown(name)
     if gpu[2] is not None:
         raise ValueError(
-            f"device {name!r} in a list: only a GPU on its own is split into parts, "
-            f"devices={name!r}"
+            f"device must be a whole GPU in a list, got {name!r}. Only a GPU on its own is split "
+            f"into parts: devices={name!r}"
         )
     return _gpu(name, int(gpu[1]))
 
@@ -135,7 +137,9 @@ def _device(name: str) -> torch.device:
 def _gpu(name: str, index: int) -> torch.device:
     count = _num_gpus(name)
     if index >= count:
-        raise ValueError(f"device {name!r}: there is no GPU {index}; torch sees {count}, from 0")
+        raise ValueError(
+            f"device must be one of {count} GPUs that torch sees, from 0, got {name!r}"
+        )
     return torch.device("cuda", index)
 
 
@@ -143,17 +147,21 @@ def _num_gpus(name: str) -> int:
     # torch.backends.cuda.is_built() would be true for AMD's GPUs as well.
     if torch.version.cuda is None:
         raise ValueError(
-            f"device {name!r}: torch is built without CUDA; use CPU workers, e.g. 'cpu:4'"
+            f"devices must be CPU workers, since torch is built without CUDA, got {name!r}. Use "
+            "for example 'cpu:4'"
         )
     count = torch.cuda.device_count()
     if count == 0:
-        raise ValueError(f"device {name!r}: torch sees no GPU; use CPU workers, e.g. 'cpu:4'")
+        raise ValueError(
+            f"devices must be CPU workers, since torch sees no GPU, got {name!r}. Use for example "
+            "'cpu:4'"
+        )
     return count
 
 
 def _in_range(name: str, what: str, count: int, largest: int) -> int:
     if not 1 <= count <= largest:
-        raise ValueError(f"devices={name!r}: the number of {what} is 1 to {largest}")
+        raise ValueError(f"devices must have 1 to {largest} {what}, got {name!r}")
     return count
 
 

@@ -253,7 +253,7 @@ class Executor:
         flow = self._flow()
         if flow is not None and flow.is_open:
             raise RuntimeError(
-                "the pipeline is streaming: take the outputs that are left, or close the stream"
+                "the pipeline is streaming. Take the outputs that are left, or close the stream"
             )
 
     def _begin(self, batch: Batch) -> None:

@@ -92,8 +92,8 @@ class Halfway:
             if left.cells and stage.settings != left.settings:
                 raise RuntimeError(
                     f"layers of stage {stage.index} have changed (train or eval mode, hooks, "
-                    "numbers) since the forward, which recompute would run again as they are now: "
-                    "change them after the backward, or do without recompute"
+                    "numbers) since the forward, which recompute would run again as they are now. "
+                    "Change them after the backward, or do without recompute"
                 )
             stage.layers = left.layers
             stage.outputs[:], stage.leaves[:] = left.outputs, left.leaves

@@ -76,7 +76,10 @@ class InOrder(Iterator[Any]):
     def _take_turn(self, turn: object) -> None:
         # `setdefault` is one call in C, so no interrupt comes between the check and the entry.
         if self._turn.setdefault("turn", turn) is not turn:
-            raise ValueError("an output of this stream is being taken already")
+            raise ValueError(
+                "outputs of a stream must be taken by one thread at a time, got a call while "
+                "another takes one"
+            )
 
     def _give_back(self, turn: object) -> None:
         if self._turn.get("turn") is turn:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from math import isnan
 from operator import itemgetter, mul
 from typing import Any, Protocol, cast
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from ..kernels.head_loss import WithGradients
 from ..tensors.finite import require_finite
 from ..tensors.trees import all_tensors
+from ..user_code import warn
 from .microbatch import to_device
 
 Loss = Callable[..., Tensor]
@@ -195,7 +197,10 @@ class Losses:
         weights = [self._weights[number] for number in ran]
         numbers = [loss for loss in self._losses if type(loss) is float]
         if self._type is not None and len(numbers) == len(ran):
-            return _sum_of_numbers(numbers, weights, self._type)
+            added = _sum_of_numbers(numbers, weights, self._type)
+            if isnan(added):
+                _warn_of_nan(ran, numbers)
+            return torch.tensor(added, dtype=self._type)
         losses = [self.of(number) for number in ran]
         home = losses[0].device
         terms: list[Tensor] = []
@@ -210,16 +215,25 @@ class Losses:
         return total
 
 
-def _sum_of_numbers(
-    losses: Sequence[float], weights: Sequence[float], dtype: torch.dtype
-) -> Tensor:
-    """The weighted sum of losses, added in their order and rounded as torch rounds: []."""
+def _sum_of_numbers(losses: Sequence[float], weights: Sequence[float], dtype: torch.dtype) -> float:
+    """The weighted sum of losses, added in their order and rounded as torch rounds."""
     code = _CODES[dtype]
     terms = array(code, map(mul, losses, array(code, weights)))
     total = terms[:1]
     for term in terms[1:]:
         total[0] += term
-    return torch.tensor(total[0], dtype=dtype)
+    return float(total[0])
+
+
+def _warn_of_nan(microbatches: Sequence[int], losses: Sequence[float]) -> None:
+    """Warns if losses of some microbatches are NaN, and others are not, as means of no labels."""
+    empty = [number for number, loss in zip(microbatches, losses, strict=True) if isnan(loss)]
+    if len(empty) < len(losses):
+        warn(
+            f"the loss of the batch is NaN, from microbatch {', '.join(map(str, empty))} of "
+            f"{len(losses)}. A mean over labels is NaN if all labels of a microbatch are ignored: "
+            "divide a sum by the labels of the batch, with reduction='sum'"
+        )
 
 
 def _require_scalar(loss: object, microbatch: int) -> None:
@@ -241,8 +255,8 @@ def _require_scalar(loss: object, microbatch: int) -> None:
         )
     if not loss.requires_grad:
         raise RuntimeError(
-            f"the loss of microbatch {microbatch} does not require grad: it depends on nothing "
-            "that trains"
+            f"the loss of microbatch {microbatch} must require grad, got one that depends on "
+            "nothing that trains. Check requires_grad of the parameters, and detach() in the loss"
         )
 
 

@@ -43,11 +43,14 @@ def batch_size(tree: Any) -> int:
     for leaf in others:
         _refuse_array(leaf, rows)
     if not rows:
-        raise SplitError("the batch holds no tensor with a dimension 0 to cut into microbatches")
+        raise SplitError(
+            "the batch must hold a tensor with a dimension 0 to cut into microbatches, got none. "
+            "Give inputs with one row for each sample"
+        )
     if any(other != rows[0] for other in rows):
         raise _disagreement(tree, rows[0])
     if rows[0] == 0:
-        raise SplitError("the batch has 0 rows; a step needs at least 1")
+        raise SplitError("the batch must have at least 1 row, got 0. Skip empty batches")
     return rows[0]
 
 
@@ -59,9 +62,9 @@ def refuse_graphs(tree: Any) -> None:
     for leaf in leaves_of_batch(tree):
         if isinstance(leaf, Tensor) and leaf.grad_fn is not None:
             raise RuntimeError(
-                f"the batch has a tensor of shape {tuple(leaf.shape)} with a graph of its own "
-                f"({leaf.grad_fn.name()}), which each microbatch would run backward: put what "
-                "computes it into the model, or detach() it"
+                "tensors of the batch must have no graph of their own, which each microbatch "
+                f"would run backward, got shape {tuple(leaf.shape)} with {leaf.grad_fn.name()}. "
+                "Put the computation into the model, or detach() the tensor"
             )
 
 
@@ -121,7 +124,10 @@ def merge(parts: Sequence[Any], weights: Sequence[float]) -> Any:
     flat = [flatten(part) for part in parts]
     spec = flat[0][1]
     if any(other != spec for _, other in flat):
-        raise SplitError("the outputs of the microbatches have different structures")
+        raise SplitError(
+            "the outputs of all microbatches must have one structure to be joined, got different "
+            "ones. Return the same structure for each microbatch"
+        )
     columns = zip(*(leaves for leaves, _ in flat), strict=True)
     return unflatten([_join(column, weights) for column in columns], spec)
 
@@ -133,15 +139,15 @@ def _join(column: Sequence[Any], weights: Sequence[float]) -> Any:
             return torch.cat(tuple(column))
         if not first.is_floating_point():
             raise SplitError(
-                f"the model returns a {first.dtype} without dimensions for each microbatch, which "
-                "cannot be joined; return it with one row per sample"
+                "the model must return one row per sample, or a floating number, for each "
+                f"microbatch, got a {first.dtype} without dimensions, which cannot be joined"
             )
         terms = [value * weight for value, weight in zip(column, weights, strict=True)]
         return sum(terms[1:], terms[0])
     if any(value != first for value in column):
         raise SplitError(
-            f"the model returns a {type(first).__name__} that differs from microbatch to "
-            f"microbatch ({first!r} and others); only tensors can be joined"
+            "the model must return tensors, or values that are equal for all microbatches, got a "
+            f"{type(first).__name__} that differs ({first!r} and others)"
         )
     return first
 

@@ -137,8 +137,8 @@ class ForwardPass:
         if run_back is None:
             raise RuntimeError(
                 "a backward through this call of a pipeline has run already, and its stages have "
-                "let go of their graphs (retain_graph does not reach them): add up what starts "
-                "there and call backward() once, or call the pipeline once more"
+                "freed their graphs (retain_graph does not reach them). Add up the losses and "
+                "call backward() once, or call the pipeline once more"
             )
         share: dict[int, Sequence[Tensor | None]] = {}
         start = 0

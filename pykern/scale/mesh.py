@@ -39,12 +39,16 @@ class Mesh:
         require_counts(**self.layout._asdict())
         size, box = self.layout.tensor * self.layout.pipeline, self.cluster.box_size
         if box % self.layout.tensor:
-            raise ValueError(f"tensor, {self.layout.tensor}, must divide the box, {box} GPUs")
+            raise ValueError(f"tensor must divide the box, {box} GPUs, got {self.layout.tensor}")
         if box % size and size % box:
-            raise ValueError(f"tensor x pipeline, {size}, must divide the box or be boxes of {box}")
+            raise ValueError(
+                f"tensor x pipeline must divide the box, {box} GPUs, or be a multiple of it, got "
+                f"{size}"
+            )
         if box % self.layout.num_gpus and self.layout.num_gpus % box:
             raise ValueError(
-                f"{self.layout.num_gpus} GPUs must divide the box or be boxes of {box}"
+                f"GPUs must divide the box, {box} GPUs, or be a multiple of it, got "
+                f"{self.layout.num_gpus}"
             )
 
     @property

@@ -63,7 +63,7 @@ class Job:
         require_counts(batch=self.batch, microbatch=self.microbatch)
         if self.zero not in (0, 1):
             raise ValueError(
-                f"zero is 0 or 1, got {self.zero}; stages 2 and 3 would send gradients or "
+                f"zero must be 0 or 1, got {self.zero}. Stages 2 and 3 would send gradients or "
                 "parameters for every microbatch"
             )
 
@@ -81,8 +81,8 @@ class Job:
         num_microbatches, rest = divmod(self.batch, data * self.microbatch)
         if rest or not num_microbatches:
             raise ValueError(
-                f"a batch of {self.batch} rows is no multiple of {data} pipelines with "
-                f"microbatches of {self.microbatch}"
+                f"batch must be a multiple of {data} pipelines with microbatches of "
+                f"{self.microbatch}, got {self.batch}"
             )
         return num_microbatches
 
@@ -201,7 +201,10 @@ def require_predictable(schedule: str) -> None:
     """
     require_named(schedule)
     if schedule in NOT_PREDICTED:
-        raise ValueError(f"schedule '{schedule}' is not predicted: it {NOT_PREDICTED[schedule]}")
+        raise ValueError(
+            f"schedule must be one that is predicted, got {schedule!r}, which "
+            f"{NOT_PREDICTED[schedule]}"
+        )
 
 
 def _planned(schedule: str, layout: Layout, num_microbatches: int) -> Plan:

@@ -39,7 +39,10 @@ class Transformer:
             ValueError: There are more stages than layers.
         """
         if num_stages > self.num_layers:
-            raise ValueError(f"{self.num_layers} layers are too few for {num_stages} stages")
+            raise ValueError(
+                f"num_layers must be at least {num_stages}, one for each stage, got "
+                f"{self.num_layers}"
+            )
         least, more = divmod(self.num_layers, num_stages)
         return [
             Part(self, least + (stage < more), stage == 0, stage == num_stages - 1)

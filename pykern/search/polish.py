@@ -224,7 +224,10 @@ def _memory_units(memory: Memory) -> tuple[float, int]:
     """The bytes of an activation, and the number of its units that are kept until W."""
     activation, kept = memory.activation_bytes, memory.kept_bytes
     if isinstance(activation, list) or isinstance(kept, list):
-        raise ValueError("polish needs activations that are alike on all stages")
+        raise ValueError(
+            "activations must be alike on all stages for polish, got unequal ones. Use "
+            "pykern.search.auto"
+        )
     return activation, round(kept / activation * _MEMORY_UNITS)
 
 

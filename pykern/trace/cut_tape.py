@@ -168,7 +168,7 @@ class CutTape:
             if maker != reader:
                 raise CutError(
                     f"{crossing.text}, in stages {reader} and {maker}, which hand over arguments "
-                    "and results only: pass it as an argument, or have both in one stage "
+                    "and results only. Pass it as an argument, or have both in one stage "
                     "(split_at=[...], or whole=[...] with a module around both)"
                 )
 
@@ -179,7 +179,7 @@ class CutTape:
             if len(stages.union(users.get(value, []))) > 1:
                 raise CutError(
                     f"the forward writes into the buffer {name} and uses it in several stages, "
-                    "where it would be another microbatch's: use a copy of it (clone())"
+                    "where it would be another microbatch's. Use a copy of the buffer (clone())"
                 )
 
     def _users(self) -> dict[int, list[int]]:
@@ -229,6 +229,6 @@ class CutTape:
         if self.tape.aliases.get(value, set()) & later:
             whose = "a tensor of an earlier stage" if value in self._piece_of else "an argument"
             raise CutError(
-                f"{instruction.where} writes into {whose} of which a view is used as well: cut "
+                f"{instruction.where} writes into {whose} of which a view is used as well. Cut "
                 "elsewhere, or write into a copy"
             )

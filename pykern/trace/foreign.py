@@ -119,8 +119,8 @@ class Carriers:
         kinds = ", ".join(type(root).__name__ for root in after.roots)
         raise CutError(
             f"{name} is given a {kinds} ({user_line()}), which holds tensors and {whose}: "
-            "microbatches would share it. Pass tensors, or tuples, lists, dicts and dataclasses of "
-            "them, or have the forward make the object (Hugging Face: no past_key_values; "
+            "microbatches would share it. Pass tensors, or tuples, lists, dicts and dataclasses "
+            "of them, or have the forward make the object (Hugging Face: no past_key_values; "
             "generate() is the model's)"
         )
 
@@ -133,7 +133,7 @@ def _require_constant(before: Holdings, after: Holdings, name: str) -> None:
         inside = "".join(f".{key}" if is_name else f"[{key!r}]" for is_name, key in steps)
         raise CutError(
             f"{name} ({user_line()}) reads values of a tensor and sets {kind}{inside}, which would "
-            "be the sample's for ever: keep a tensor there, or have both modules in one that stays "
+            "keep the sample's value. Keep a tensor there, or have both modules in one that stays "
             "whole (whole=[...])"
         )
 
@@ -145,7 +145,8 @@ def _require_recorded(steps: Collection[Any], plain: Mapping[Any, Hashable], *ro
         kinds = ", ".join(type(root).__name__ for root in roots)
         raise ReplayError(
             f"a module reads values of tensors and leaves something else in a {kinds} than when "
-            "the forward of the model was recorded: let the module around it stay whole"
+            "the forward of the model was recorded. Let the module around it stay whole "
+            "(whole=[...])"
         )
 
 
@@ -154,7 +155,7 @@ def refuse_objects(before: Holdings, name: str) -> None:
     if before.holds or Holdings(before.roots).holds:
         kinds = ", ".join(type(root).__name__ for root in before.roots)
         raise CutError(
-            f"{name} is given a {kinds} ({user_line()}), which holds tensors: pass the tensors "
+            f"{name} is given a {kinds} ({user_line()}), which holds tensors. Pass the tensors "
             "themselves, or call it within a module that stays whole"
         )
 

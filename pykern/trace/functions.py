@@ -51,10 +51,10 @@ def refuse_autograd(function: Any, name: str) -> None:
     if function in _BACKWARDS:
         raise CutError(
             f"{user_line()} runs a backward (torch.autograd) in the forward, through a graph that "
-            f"stages cut: keep all that it runs through {whole}, or do it in loss_fn"
+            f"stages cut. Keep the whole computation {whole}, or do it in loss_fn"
         )
     if name in _HOOKS:
         raise CutError(
             f"{user_line()} registers a hook for a gradient ({name}), which would not be repeated "
-            f"for each microbatch: do it {whole}, or write an autograd function"
+            f"for each microbatch. Do it {whole}, or write an autograd function"
         )

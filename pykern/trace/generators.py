@@ -41,9 +41,9 @@ class Generators:
             if one.mark() != mark:
                 raise CutError(
                     f"the forward draws random numbers from {one.name} ({where or user_line()}, or "
-                    "before it), which would be the sample's for ever: draw with torch, draw "
-                    "outside of the model and pass it as an argument, or keep the module that "
-                    "draws whole (whole=[...])"
+                    "before it), which would keep the sample's values. Draw with torch, draw "
+                    "outside of the model and pass the numbers as arguments, or keep the module "
+                    "that draws whole (whole=[...])"
                 )
 
     def put_back(self) -> None:

@@ -62,9 +62,9 @@ class Left:
                 if at not in known or known[at] != value:
                     raise CutError(
                         f"the forward sets {named(place, at)} before it calls {name} "
-                        f"({user_line()}), which can read it: this would not be repeated for "
-                        "each microbatch; pass it as an argument, or keep both within one module "
-                        "that stays whole (whole=[...])"
+                        f"({user_line()}), which can read it: this would not be repeated for each "
+                        "microbatch. Pass it as an argument, or keep both within one module that "
+                        "stays whole (whole=[...])"
                     )
 
     def after(self, module: nn.Module, name: str, *, has_read: bool) -> None:
@@ -87,10 +87,10 @@ class Left:
             for at, value in self._known[key].items():
                 if before[key].get(at) != value and word_of(place, at) in self._words:
                     raise CutError(
-                        f"{name} ({user_line()}) sets {named(place, at)} to what it has read of a "
-                        "tensor, and the forward around it names that: it would be the sample's "
-                        "for ever; return it from the module as a tensor, or keep both within one "
-                        "module that stays whole (whole=[...])"
+                        f"{name} ({user_line()}) sets {named(place, at)} to a value that it has "
+                        "read of a tensor, and the forward around it names that place: it would "
+                        "keep the sample's value. Return it from the module as a tensor, or keep "
+                        "both within one module that stays whole (whole=[...])"
                     )
 
     def _look(self, places: Mapping[int, Place]) -> None:

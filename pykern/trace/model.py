@@ -241,7 +241,7 @@ class Traced:
             elif self._trains(anchor):
                 raise CutError(
                     f"for these inputs or modes the forward calls {anchor} ({instruction.where}) "
-                    "where it did not for the sample: give a sample for which it does"
+                    "where it did not for the sample. Give a sample for which the forward calls it"
                 )
         starts[0] = 0
         following = len(tape.instructions)

@@ -125,7 +125,7 @@ class Holdings:
         """Raises CutError where there cannot be objects like these for each microbatch."""
         if self._reasons:
             raise CutError(
-                f"{self._reasons[0]} ({user_line()}), which microbatches would share: pass "
+                f"{self._reasons[0]} ({user_line()}), which microbatches would share. Pass "
                 "tensors, or tuples, lists, dicts and dataclasses of them"
             )
 

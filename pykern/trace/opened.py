@@ -79,15 +79,15 @@ def opened_by_names(
         if name not in modules or name == "":
             near = ", ".join(sorted(known for known in modules if known)[:12])
             raise CutError(
-                f"split_at names {name!r}, but the model has no such module; it has {near}, ..."
+                f"split_at must name modules of the model, got {name!r}; it has {near}, ..."
             )
         parts = name.split(".")
         around = [".".join(parts[:length]) for length in range(1, len(parts))]
         for outer in around:
             if modules[outer] in whole:
                 raise CutError(
-                    f"split_at names {name!r}, which is within {outer!r}, and that is to stay "
-                    "whole (whole=[...]); name the one or the other"
+                    "split_at must name modules outside of those that stay whole (whole=[...]), "
+                    f"got {name!r}, which is within {outer!r}. Name the one or the other"
                 )
         opened |= {modules[outer] for outer in around}
     return opened
@@ -157,7 +157,9 @@ def require_openable(opened: Iterable[nn.Module], model: nn.Module) -> None:
         if reason is not None:
             names = {module: name for name, module in model.named_modules()}
             name = names[module] or "the model"
-            raise CutError(f"{name} ({type(module).__name__}) {reason}: it cannot be cut")
+            raise CutError(
+                f"{name} ({type(module).__name__}) {reason}. Have stages begin outside of it"
+            )
 
 
 def _size(module: nn.Module) -> int:

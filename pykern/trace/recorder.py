@@ -222,8 +222,8 @@ class Recorder(TorchFunctionMode):
             made = "" if origin is None else f" ({origin.where})"
             raise UnseenTensor(
                 f"{user_line()} uses a tensor of shape {tuple(tensor.shape)} that has been made "
-                "where it is not seen, such as within a module that stays whole and keeps it as an "
-                f"attribute{made}: return it from that module",
+                "where it is not seen, such as within a module that stays whole and keeps it as "
+                f"an attribute{made}. Return it from that module",
                 maker,
             )
         return tensor
@@ -242,7 +242,7 @@ class Recorder(TorchFunctionMode):
         if not self._made.are_early(wanted):
             raise CutError(
                 f"{user_line()} reads the values of a tensor ({name_of(func)}) that the model has "
-                "computed, to go on in Python: do it within a module that stays whole, or with "
+                "computed, to go on in Python. Do it within a module that stays whole, or with "
                 "torch's functions"
             )
         makers = self._made.makers_of(wanted)
@@ -253,7 +253,7 @@ class Recorder(TorchFunctionMode):
         if top_hooks() != self._hooks:
             raise CutError(
                 f"{name} is called within torch.utils.checkpoint or hooks for saved tensors "
-                f"({user_line()}), which cutting the forward there would lose: say "
+                f"({user_line()}), which cutting the forward there would lose. Use "
                 "Pipeline(recompute='layer'), or checkpoint within the layer"
             )
 
@@ -270,7 +270,7 @@ class Recorder(TorchFunctionMode):
         if any(callable(leaf) and not isinstance(leaf, type) for leaf in leaves_of((args, kwargs))):
             raise CutError(
                 f"{kind.__name__} is given a function ({user_line()}), whose modules would not be "
-                "seen: where it is checkpointing, say Pipeline(recompute='layer')"
+                "seen. If it checkpoints, use Pipeline(recompute='layer')"
             )
         objects = Holdings(foreign_in((args, kwargs)))
         with self._away():

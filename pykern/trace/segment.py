@@ -65,7 +65,7 @@ class Segment(nn.Module):
             if parent._modules.get(name) is not self._modules[key_of(full_name)]:
                 raise RuntimeError(
                     f"{full_name} was replaced or removed, but the stages hold the module that the "
-                    "pipeline was made of; make a new Pipeline"
+                    "pipeline was made of. Make a new Pipeline"
                 )
         for key, is_parameter, owner, name in self._homes:
             if is_parameter:

@@ -127,7 +127,7 @@ class Instruction:
                 raise ReplayError(
                     f"{self.name} returned a tensor of shape {tuple(values[number].shape)}, and "
                     f"{tuple(shape)} when the forward of the model was recorded, which looked at "
-                    "it: let the module around it stay whole"
+                    "it. Let the module around it stay whole (whole=[...])"
                 )
 
     def _require_same(self, leaves: Sequence[Any], num_tensors: int) -> None:
@@ -136,7 +136,7 @@ class Instruction:
             raise ReplayError(
                 f"{self.name} returned something else than when the forward of the model was "
                 f"recorded ({num_tensors} tensors and {rest}, then {len(self.results)} and "
-                f"{self.rest}): let the module around it stay whole"
+                f"{self.rest}). Let the module around it stay whole (whole=[...])"
             )
 
     @property
@@ -177,8 +177,8 @@ class Read:
             if held.name in written:
                 raise CutError(
                     f"{self.where} reads the value of {held.name}, to go on in Python, and the "
-                    "forward writes into it: what comes out depends on the microbatches before; "
-                    "do it within a module that stays whole, or with torch's functions"
+                    "forward writes into it: the result depends on the microbatches before. Do it "
+                    "within a module that stays whole, or with torch's functions"
                 )
 
     def holds(

@@ -72,13 +72,13 @@ class Untouched:
         if left:
             raise CutError(
                 f"the forward leaves a tensor in {_listed(left)}, which would not be repeated for "
-                "each microbatch: return it, or do that within a module that stays whole"
+                "each microbatch. Return it, or do that within a module that stays whole"
             )
         if changed and not self._settling:
             raise Unsettled(
                 f"the forward changes {_listed(changed)}, which would not be repeated for each "
-                "microbatch: do that within a module that stays whole, or outside of the model; "
-                "if it does so in its first call only, call the model once before"
+                "microbatch. Do that within a module that stays whole, or outside of the model. "
+                "If the forward does so in its first call only, call the model once before"
             )
 
 

@@ -155,7 +155,7 @@ class Measurements:
             content = json.loads(text)
             values = {field.name: _tuples(content[field.name]) for field in fields(cls)}
         except (TypeError, KeyError, json.JSONDecodeError) as error:
-            raise ValueError(f"these are not measurements of pykern.tune: {error!r}") from None
+            raise ValueError(f"measurements must be those of pykern.tune, got {error!r}") from None
         return cls(**values)
 
 

@@ -12,7 +12,7 @@ Index = dict[str, Any]
 
 
 def header_of(file: Path) -> tuple[dict[str, Any], bytes]:
-    """What stands before the tensors' bytes, and these."""
+    """The header before the tensors' bytes, and these."""
     content = file.read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
     return json.loads(content[8 : 8 + length]), content[8 + length :]

@@ -31,7 +31,7 @@ Step = Callable[[Tensor], Tensor]
 
 @dataclass
 class Run:
-    """What a loop works with. `step` adds gradients and returns the loss."""
+    """The parts of a loop. `step` adds gradients and returns the loss."""
 
     model: nn.Module
     step: Step

@@ -32,7 +32,7 @@ def file(tmp_path) -> Path:
 
 
 def left(file: Path, name: str = "0123456789abcdef") -> Path:
-    """What a killed writer leaves behind."""
+    """The files that a killed writer leaves behind."""
     folder = file.with_name(folder_name(file, name))
     folder.mkdir()
     (folder / "new").write_text("half")
@@ -163,7 +163,9 @@ def test_nothing_else_is_removed(file):
 
 
 def test_a_folder_is_no_place_for_a_file(file):
-    with pytest.raises(CheckpointError, match="is a folder; name a file in it"):
+    with pytest.raises(
+        CheckpointError, match=r"path must be a file, got the folder .*. Name a file in it"
+    ):
         checkpoint.save(file.parent, nn.Linear(1, 1))
     nowhere = file.parent / "none" / "run.ckpt"
     with pytest.raises(FileNotFoundError) as caught:

@@ -35,7 +35,7 @@ def plainly(pipe: pykern.Pipeline, lr: float) -> torch.optim.Optimizer:
 def through_a_file(
     path: Path, first: Any, second: Any, dtype: torch.dtype
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """What comes of a run that goes on, and of one that goes on from its file."""
+    """The results of a run that goes on, and of one that goes on from its file."""
     torch.manual_seed(3)
     with pipeline(mlp().to(dtype)) as pipe, pipeline(mlp().to(dtype), schedule="gpipe") as other:
         optimizer = first(pipe, 0.01)
@@ -43,7 +43,7 @@ def through_a_file(
         checkpoint.save(path, pipe, optimizer)
         wanted = train(pipe, optimizer, 2)
         again = second(other, 5.0)
-        # What it has by now goes.
+        # The state that it has by now goes.
         train(other, again, 9)
         checkpoint.load(path, other, again)
         return train(other, again, 2), wanted
@@ -70,7 +70,9 @@ def test_a_file_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
     with pipeline(mlp(), schedule="gpipe") as other:
         again = HostOptimizer(other, torch.optim.SGD, lr=0.01, momentum=0.9)
         before = train(other, again, 2)
-        with pytest.raises(CheckpointError, match="the optimizer is SGD here, 'AdamW' in the file"):
+        with pytest.raises(
+            CheckpointError, match="optimizer must be of the class that was saved, 'AdamW', got SGD"
+        ):
             checkpoint.load(tmp_path / "run", other, again)
         assert all(map(torch.equal, other.parameters(), before))
         frozen: list[nn.Parameter] = list(other.parameters())[1:]

@@ -141,7 +141,9 @@ def test_a_file_gives_functions_no_state(file):
 
     other = optim.lr_scheduler.LambdaLR(optimizer, Decay(0.5))
     checkpoint.save(file, net, scheduler=other)
-    with pytest.raises(CheckpointError, match=r"lr_lambdas/0 is None here, {'rate': 0"):
+    with pytest.raises(
+        CheckpointError, match=r"lr_lambdas/0 must be None, as it is here, got {'rate': 0"
+    ):
         checkpoint.load(file, net, scheduler=scheduler)
     decay = Decay(0.1)
     checkpoint.load(file, net, scheduler=optim.lr_scheduler.LambdaLR(optimizer, decay))
@@ -163,7 +165,11 @@ def test_state_is_found_by_name_in_whatever_order(file):
 def test_lbfgs_in_another_order_is_refused(file):
     net = model()
     checkpoint.save(file, net, OPTIMIZERS["lbfgs"](list(net.parameters())))
-    with pytest.raises(CheckpointError, match="another order in the file, which LBFGS depends on"):
+    with pytest.raises(
+        CheckpointError,
+        match="must have its parameters in the order of the "
+        "file, which LBFGS depends on, got another order",
+    ):
         checkpoint.load(file, net, OPTIMIZERS["lbfgs"](list(net.parameters())[::-1]))
 
 

@@ -1,4 +1,4 @@
-"""What does not fit is refused with a reason, and nothing has been changed then."""
+"""A file that does not fit is refused with a reason, and nothing has been changed then."""
 
 import random
 from collections.abc import Callable
@@ -49,43 +49,43 @@ def with_layers(run: Run, start: int, stop: int, **others: nn.Module) -> nn.Sequ
     return nn.Sequential(*first, *kept, *last)
 
 
-# What is loaded into, instead of what was saved.
+# The parts that are loaded into, instead of those that were saved.
 OTHERS: dict[str, tuple[Callable[[Run], dict[str, Any]], str]] = {
     "more layers": (
         lambda run: {"model": with_layers(run, 0, 8, last=nn.Linear(6, 6))},
-        r"the model: '8.bias', '8.weight' is only here",
+        r"the model must have the same names in the file, got '8.bias', '8.weight' only here",
     ),
     "fewer layers": (
         lambda run: {"model": with_layers(run, 0, 7)},
-        r"the model: '7.bias', '7.weight' is only in the file",
+        r"the model must have the same names in the file, got '7.bias', '7.weight' only in",
     ),
     "another shape": (
         lambda run: {"model": with_layers(run, 1, 8, first=nn.Linear(5, 6))},
-        r"0.weight is float32 \[6, 5\] here and float32 \[6, 6\] in the file",
+        r"0.weight must be float32 \[6, 5\], as it is here, got float32 \[6, 6\] in the file",
     ),
     "another dtype": (
         lambda run: {"model": with_layers(run, 0, 7, last=nn.Linear(6, 6).double())},
-        r"7.weight is float64 \[6, 6\] here and float32 \[6, 6\] in the file",
+        r"7.weight must be float64 \[6, 6\], as it is here, got float32 \[6, 6\] in the file",
     ),
     "another optimizer": (
         lambda run: {"optimizer": torch.optim.SGD(run.model.parameters())},
-        "the optimizer is SGD here, 'AdamW' in the file",
+        "optimizer must be of the class that was saved, 'AdamW', got SGD",
     ),
     "other groups": (
         lambda run: {"optimizer": groups(run.model)},
-        "the optimizer has 2 groups here, 1 in the file",
+        "the optimizer must have 2 groups, as it has here, got 1 in the file",
     ),
     "a parameter less": (
         lambda run: {"optimizer": one_short(run.model)},
-        "group 0 of the optimizer: '0.weight' is only in the file",
+        "group 0 of the optimizer must have the same names in the file, got '0.weight' only",
     ),
     "another scheduler": (
         lambda run: {"scheduler": with_steps(run.optimizer)},
-        "the scheduler: 'step_size' is only here",
+        "the scheduler must have the same names in the file, got 'step_size' only here",
     ),
     "a scaler that is off": (
         lambda _: {"scaler": torch.amp.GradScaler("cpu", enabled=False)},
-        "the scaler: .* and 2 more is only in the file",
+        "the scaler must have the same names in the file, got .* and 2 more only in the file",
     ),
 }
 
@@ -105,7 +105,9 @@ def test_what_the_file_does_not_hold_cannot_be_asked_for(file, part):
     run = plain()
     left_out = {part: False if part == "rng" else None}
     checkpoint.save(file, **(run.parts() | left_out))
-    expect_refused(file, run, f"the file holds no {part}; load with {part}=", rng=True)
+    expect_refused(
+        file, run, f"{part} must be in the file to be loaded, .* Load with {part}=", rng=True
+    )
     checkpoint.load(file, **(run.parts() | left_out))
 
 
@@ -140,27 +142,28 @@ def first_state(run: Run) -> dict[str, Any]:
 UNSAVABLE: dict[str, tuple[Callable[[Run], object], str]] = {
     "a foreign parameter": (
         stranger,
-        r"parameter 0 of the optimizer's group 1 is not in the model: float32 \[2, 3\]",
+        r"the optimizer must train parameters of the model alone, got parameter 0 of "
+        r"its group 1, float32 \[2, 3\], which is of another model",
     ),
     "state of no parameter": (
         keep_globally,
-        "the optimizer keeps state for 'global', no parameter of it",
+        "the optimizer must keep state for its own parameters, got state for 'global'",
     ),
     "an object": (
         lambda run: first_state(run).update(hook=print),
-        r"optimizer/state/0.weight/hook is of type builtin_function_or_method",
+        r"optimizer/state/0.weight/hook must be a tensor, .*, got a builtin_function_or_method",
     ),
     "a set": (
         lambda run: run.optimizer.param_groups[0].update(names={1}),
-        r"optimizer/param_groups/0/names is of type set",
+        r"optimizer/param_groups/0/names must be a tensor, number, .*, got a set",
     ),
     "another shape": (
         lambda run: first_state(run).update(exp_avg=torch.ones(5)),
-        r"the optimizer's exp_avg of 0.weight is float32 \[5\]; it is float32 \[6, 6\]",
+        r"the optimizer's exp_avg of 0.weight must have .* float32 \[6, 6\], got float32 \[5\]",
     ),
     "a numpy number": (
         lambda run: setattr(run.scheduler, "best", np.int64(3)),
-        "scheduler/best is of type int64",
+        "scheduler/best must be a tensor, number, .*, got a int64",
     ),
 }
 
@@ -178,9 +181,9 @@ def test_extra_that_is_no_data_is_refused(file):
     loop: list[object] = []
     loop.append(loop)
     for extra, message in (
-        ({1.5: 2}, "extra has the key 1.5; keys are strings or ints"),
-        ({"f": print}, "extra/f is of type builtin_function_or_method"),
-        (loop, "extra is nested too deeply, or contains itself"),
+        ({1.5: 2}, "keys of extra must be strings or ints, got 1.5"),
+        ({"f": print}, "extra/f must be a tensor, number, .*, got a builtin_function_or_method"),
+        (loop, "extra must have at most .* levels, got more. A container may contain itself"),
     ):
         with pytest.raises(CheckpointError, match=message):
             checkpoint.save(file, nn.Linear(1, 1), extra=extra)
@@ -191,9 +194,12 @@ def test_more_values_than_are_read_are_not_written(file, monkeypatch):
     model = nn.Linear(1, 1)
     checkpoint.save(file, model, extra=list(range(1000)))
     monkeypatch.setattr(checkpoint.file, "MAX_VALUES", 1000)
-    with pytest.raises(CheckpointError, match="too many values: at most 1000"):
+    with pytest.raises(CheckpointError, match="must have at most 1000 values"):
         checkpoint.load(file, model)
-    with pytest.raises(CheckpointError, match=r"could not be read again: .* too many values"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"must fit in a file that can be read again, got .* must have at most .* values",
+    ):
         checkpoint.save(file, model, extra=list(range(1000)), rng=False)
     checkpoint.save(file, model, extra=3, rng=False)
     assert checkpoint.load(file, model, rng=False) == 3
@@ -218,13 +224,23 @@ def test_rows_that_are_one_in_memory_are_not_loaded_into(file):
     model = nn.Module()
     model.register_buffer("x", torch.ones(1, 2).expand(3, 2))
     checkpoint.save(file, model)
-    with pytest.raises(CheckpointError, match="x has rows that are one in memory"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"x must have memory for each of its rows, got an "
+        r"expanded tensor, which cannot be loaded into. Use "
+        r"its clone\(\)",
+    ):
         checkpoint.load(file, model)
 
 
 def test_numpys_generator_of_another_kind_is_refused(file, monkeypatch):
     monkeypatch.setattr(np.random, "get_state", lambda legacy: {"bit_generator": "PCG64"})
-    with pytest.raises(CheckpointError, match="numpy's global generator is 'PCG64', not MT19937"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"numpy's global generator must be MT19937, got "
+        "'PCG64'. Save its state in extra, and call with "
+        "rng=False",
+    ):
         checkpoint.save(file, nn.Linear(1, 1))
 
 

@@ -113,7 +113,8 @@ def test_a_drawing_fits_any_terminal(columns: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "start"), [("a.png", b"\x89PNG"), ("a.SVG", b"<svg"), ("a.txt", b"device 0 |")]
+    ("name", "start"),
+    [("a.png", b"\x89PNG"), ("a.pdf", b"%PDF"), ("a.SVG", b"<svg"), ("a.txt", b"device 0 |")],
 )
 def test_the_file_is_what_its_name_says(tmp_path: Path, name: str, start: bytes) -> None:
     out = tmp_path / name
@@ -170,7 +171,10 @@ def test_a_file_s_own_costs_hold_unless_others_are_given(tmp_path: Path) -> None
     assert load_plan_and_costs(copy) == load_plan_and_costs(path)
     compared = pykern_("plan", "gpipe", "--compare", str(path))
     assert (compared.exit_code, compared.stdout) == (2, "")
-    assert "the file has costs of its own; to compare give --costs" in compared.stderr
+    assert (
+        "--costs must be given to compare with a file that has costs of its own, got"
+        in compared.stderr
+    )
 
 
 def test_two_are_compared_on_one_time_axis(tmp_path: Path) -> None:
@@ -246,7 +250,7 @@ def test_a_plan_with_recompute_is_kept_and_compared(tmp_path: Path) -> None:
         by_name["gpipe"](4, 8), cells_of(by_name["gpipe"](4, 8)), Costs(1, 2), Memory(1), 2
     )
     result = pykern_("plan", str(out), "--recompute", "1")
-    assert result.stderr == "pykern: cells: 1R0 stands in the plan already\n"
+    assert result.stderr == "pykern: cells must be new to the plan, got 1R0\n"
     both = pykern_("plan", "gpipe", "--compare", "hanayo", "--recompute", "0").stdout
     assert len(re.findall("without recompute: makespan 33 ms", " ".join(both.split()))) == 2
 
@@ -285,76 +289,73 @@ def test_the_table_has_a_line_for_every_schedule() -> None:
 REFUSED = [
     (["frob"], "No such command 'frob'."),
     (["plan"], "Missing argument 'NAME|FILE'."),
-    (["plan", "gpipe", "--memory", "1"], "gpipe has no --memory; it is an option of auto"),
-    (["plan", "auto", "--memory", "0"], "'0' is not a number above 0"),
+    (["plan", "gpipe", "--memory", "1"], "--memory must go with auto and --recompute, got gpipe"),
+    (["plan", "auto", "--memory", "0"], "the value must be a number above 0, got '0'"),
     (["plan", "auto", "--memory", "0.1"], "memory must be at least 1 / num_devices = 0.25, which"),
-    (["plan", "auto", "--waves", "2"], "auto has no --waves; it is an option of hanayo"),
-    (["plan", "gpipe", "--recompute", "0,x"], "'0,x' is neither all nor different stages"),
-    (["plan", "gpipe", "--recompute", "1,1"], "'1,1' is neither all nor different stages"),
-    (["plan", "gpipe", "--recompute", ""], "'' is neither all nor different stages"),
-    (["plan", "gpipe", "--recompute", "4"], "--recompute names stage 4, and gpipe, 4 stages"),
-    (["plan", "gpipe", "--recompute", "0", "--budget", "5"], "gpipe has no --budget"),
-    (["plan", "forward_only", "--recompute", "0"], "a plan without backwards has nothing"),
-    (["plan", "seq1f1b", "--recompute", "0"], "a plan of 2 slices cannot be recomputed"),
-    (["plan", "gpipe", "--recompute", "0", "--out", "a.csv"], "device 0 has 0R0 at position 8"),
+    (["plan", "auto", "--waves", "2"], "--waves must go with hanayo, got auto"),
+    (["plan", "gpipe", "--recompute", "0,x"], "be all, or different stages such as 0,2, got '0,x'"),
+    (["plan", "gpipe", "--recompute", "1,1"], "be all, or different stages such as 0,2, got '1,1'"),
+    (["plan", "gpipe", "--recompute", ""], "must be all, or different stages such as 0,2, got ''"),
+    (["plan", "gpipe", "--recompute", "4"], "3 for gpipe, 4 stages, 8 microbatches, got stage 4"),
+    (["plan", "gpipe", "--recompute", "0", "--budget", "5"], "must go with auto, got gpipe"),
+    (["plan", "forward_only", "--recompute", "0"], "plan must have backwards to recompute"),
+    (["plan", "seq1f1b", "--recompute", "0"], "whole microbatches to be recomputed, got 2 slices"),
+    (["plan", "gpipe", "--recompute", "0", "--out", "a.csv"], "got 0R0 at position 8 of device 0"),
     (["plan", "gpipe", "--frob"], "No such option: --frob"),
     (["plan", "2bw"], "schedule must be one of 'breadth_first', 'chimera',"),
-    (["plan", "gpipe", "-p", "x"], "'x' is not a whole number of at least 1"),
-    (["plan", "gpipe", "-m", "0"], "'0' is not a whole number of at least 1"),
-    (["plan", "gpipe", "-m", "1.5"], "'1.5' is not a whole number of at least 1"),
+    (["plan", "gpipe", "-p", "x"], "the value must be a whole number of at least 1, got 'x'"),
+    (["plan", "gpipe", "-m", "0"], "the value must be a whole number of at least 1, got '0'"),
+    (["plan", "gpipe", "-m", "1.5"], "the value must be a whole number of at least 1, got '1.5'"),
     (["plan", "gpipe", "-p", "9" * 30], "got " + "9" * 30),
-    (["plan", "gpipe", "--waves", "2"], "gpipe has no --waves; it is an option of hanayo"),
-    (["plan", "hanayo", "--chunks", "2"], "hanayo has no --chunks; it is an option of interleaved"),
-    (["plan", "hanayo", "--waves", "0"], "'0' is not a whole number of at least 1"),
-    (["plan", "gpipe", "--costs", "1:nan"], "'1:nan' is not two times F:B or three F:I:W"),
-    (["plan", "gpipe", "--costs", "1"], "'1' is not two times F:B or three F:I:W"),
-    (["plan", "gpipe", "--costs", "1:1:1:1"], "'1:1:1:1' is not two times F:B or three F:I:W"),
-    (["schedules", "--costs", "1:-1"], "'1:-1' is not two times F:B or three F:I:W"),
-    (["plan", "gpipe", "--compare", "gpipe"], "needs another plan than gpipe itself"),
+    (["plan", "gpipe", "--waves", "2"], "--waves must go with hanayo, got gpipe"),
+    (["plan", "hanayo", "--chunks", "2"], "interleaved_zb, gis, forward_only, got hanayo"),
+    (["plan", "hanayo", "--waves", "0"], "the value must be a whole number of at least 1, got '0'"),
+    (["plan", "gpipe", "--costs", "1:nan"], "times F:B or three F:I:W of at least 0, got '1:nan'"),
+    (["plan", "gpipe", "--costs", "1"], "be two times F:B or three F:I:W of at least 0, got '1'"),
+    (["plan", "gpipe", "--costs", "1:1:1:1"], "F:B or three F:I:W of at least 0, got '1:1:1:1'"),
+    (["schedules", "--costs", "1:-1"], "be two times F:B or three F:I:W of at least 0, got '1:-1'"),
+    (["plan", "gpipe", "--compare", "gpipe"], "--compare must be another plan, got gpipe twice"),
     (["plan", "gpipe", "--compare", "2bw"], "got '2bw'. Did you mean 'pipedream_2bw'?"),
     (
         ["plan", "gpipe", "--compare", "hanayo", "--chunks", "2"],
-        "none of the plans has --chunks; it is an option of interleaved",
+        "forward_only, got other schedules",
     ),
     (["plan", "plan.json", "--waves", "2"], "plan.json: No such file or directory"),
-    (["plan", "small.csv", "--waves", "2"], "small.csv has no --waves; it is an option of hanayo"),
-    (["plan", "small.csv", "-p", "3"], "the plan in small.csv is for 2 devices, not for 3"),
-    (["plan", "gpipe", "-m", "4", "--compare", "small.csv"], "is for 1 microbatches, not for 4"),
-    (["plan", "small.csv", "--replicas", "2", "-p", "2"], "is for 2 devices for each of 2 replica"),
-    (["plan", "small.csv", "--replicas", "2", "-m", "4"], "1 microbatches for each of 2 replicas,"),
-    (["plan", "gpipe", "--replicas", "3"], "replicas=3, but there are 4 devices, which are not a"),
-    (["plan", "gpipe", "--replicas", "4", "-m", "3"], "there are 3 microbatches; each replica"),
-    (["plan", "gpipe", "--replicas", "0"], "'0' is not a whole number of at least 1"),
-    (["plan", "pipedream", "--replicas", "2"], "a plan with REDUCE or U cannot be replicated"),
-    (["plan", "wrong.csv"], "wrong.csv: line 1, cell 2: a cell is like"),
-    (["plan", "gpipe", "--compare", "hanayo", "--out", "a.json"], "holds one plan"),
-    (["plan", "gpipe", "--transfer", "-1"], "'-1' is not a time of at least 0"),
+    (["plan", "small.csv", "--waves", "2"], "--waves must go with hanayo, got small.csv"),
+    (["plan", "small.csv", "-p", "3"], "--devices must be 2, as in the plan in small.csv, got 3"),
     (
-        ["plan", "gpipe", "--out", "plan.pdf"],
-        "must end in .trace.json, .json, .comms.csv, .csv, .txt, .png, .svg",
+        ["plan", "gpipe", "-m", "4", "--compare", "small.csv"],
+        "1, as in the plan in small.csv, got 4",
     ),
+    (["plan", "small.csv", "--replicas", "2", "-p", "2"], "be 2 for each of 2 replicas, as in"),
+    (["plan", "small.csv", "--replicas", "2", "-m", "4"], "must be 1 for each of 2 replicas, as"),
+    (["plan", "gpipe", "--replicas", "3"], "devices must be a multiple of replicas, 3, got 4"),
+    (["plan", "gpipe", "--replicas", "4", "-m", "3"], "must be at least replicas, 4, got 3"),
+    (["plan", "gpipe", "--replicas", "0"], "value must be a whole number of at least 1, got '0'"),
+    (["plan", "pipedream", "--replicas", "2"], "must have neither REDUCE nor U to be replicated"),
+    (["plan", "wrong.csv"], "wrong.csv: line 1, cell 2: a cell must be like"),
+    (["plan", "gpipe", "--compare", "hanayo", "--out", "a.json"], "drawing beside --compare, got"),
+    (["plan", "gpipe", "--transfer", "-1"], "the value must be a time of at least 0, got '-1'"),
+    (["plan", "gpipe", "--out", "plan.gif"], ".json, .comms.csv, .csv, .txt, .png, .pdf, .svg"),
     (["plan", "gpipe", "--out", "folder.svg"], "folder.svg: Is a directory"),
     (["plan", "gpipe", "--out", "folder.txt"], "folder.txt: Is a directory"),
-    (["plan", "gpipe", "--out", "absent/plan.png"], "absent is not a folder"),
-    (["demo", "--steps", "0"], "'0' is not a whole number of at least 1"),
-    (["demo", "--steps", "many"], "'many' is not a whole number of at least 1"),
-    (["demo", "--microbatches", "-2"], "'-2' is not a whole number of at least 1"),
+    (["plan", "gpipe", "--out", "absent/plan.png"], "--out must be in a folder that exists, got"),
+    (["demo", "--steps", "0"], "the value must be a whole number of at least 1, got '0'"),
+    (["demo", "--steps", "many"], "the value must be a whole number of at least 1, got 'many'"),
+    (["demo", "--microbatches", "-2"], "the value must be a whole number of at least 1, got '-2'"),
     (["demo", "--schedule", "zb"], "got 'zb'. Did you mean 'zb_h1'?"),
-    (["demo", "--schedule", "gpipe", "--waves", "2"], "gpipe has no --waves"),
-    (
-        ["demo", "--schedule", "pipedream"],
-        "the plan holds U actions, which update weights",
-    ),
-    (["demo", "--schedule", "seq1f1b"], "the plan cuts microbatches into 2 slices"),
-    (["demo", "--schedule", "forward_only"], "forward_only has no backward, and the demo trains"),
+    (["demo", "--schedule", "gpipe", "--waves", "2"], "--waves must go with hanayo, got gpipe"),
+    (["demo", "--schedule", "pipedream"], "must not update weights within a step, got U actions"),
+    (["demo", "--schedule", "seq1f1b"], "the plan must have whole microbatches, got 2 slices"),
+    (["demo", "--schedule", "forward_only"], "--schedule must have backwards, got 'forward_only'"),
     (["demo", "--devices", "gpu:4"], "device 'gpu:4' is unknown"),
     (["demo", "--devices", "cpu:0"], "cpu:0"),
     (["demo", "--data", "absent.txt"], "absent.txt: No such file or directory"),
-    (["demo", "--data", "."], ". is a directory; give one text file"),
-    (["demo", "--data", "/dev/zero"], "/dev/zero is not a regular file"),
-    (["demo", "--data", "empty.txt"], "empty.txt has 0 bytes of text; at least 2064 are needed"),
-    (["demo", "--data", "binary.txt"], "binary.txt is binary (byte 0 at offset 3)"),
-    (["demo", "--out", "empty.txt"], "empty.txt is a file; --out needs a folder"),
+    (["demo", "--data", "."], "path must be a text file, got ., which is a directory"),
+    (["demo", "--data", "/dev/zero"], "got /dev/zero, which is not a regular file"),
+    (["demo", "--data", "empty.txt"], "empty.txt must have at least 2064 bytes of text, got 0"),
+    (["demo", "--data", "binary.txt"], "got binary.txt, which is binary (byte 0 at offset 3)"),
+    (["demo", "--out", "empty.txt"], "--out must be a folder, got the file empty.txt"),
     (["demo", "--out", "empty.txt/out"], "empty.txt/out: Not a directory"),
 ]
 

@@ -25,7 +25,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 
 def on_a_terminal(*arguments: str, **environment: str) -> str:
-    """What a terminal receives."""
+    """The text that a terminal receives."""
     ours, theirs = pty.openpty()
     with subprocess.Popen(
         [PYKERN, *arguments], stdout=theirs, env=os.environ | {"TERM": "xterm"} | environment

@@ -62,10 +62,13 @@ def test_a_model_that_cannot_be_made_to_fit() -> None:
     ("arguments", "message"),
     [
         (["--optimizer", "Foo"], "--optimizer must be a class of torch.optim or none, got 'Foo'"),
-        (["fitted:nothing"], "module fitted has no function 'nothing'"),
-        (["fitted:held", "--devices", "9"], "9 stages"),
+        (
+            ["fitted:nothing"],
+            "the model must be a function of the module fitted, got 'nothing', which is not there",
+        ),
+        (["fitted:held", "--devices", "9"], "at least 9 layers"),
         (["--schedule", "foo"], "foo"),
-        (["--schedule", "gpipe", "--waves", "2"], "gpipe has no --waves"),
+        (["--schedule", "gpipe", "--waves", "2"], "--waves must go with hanayo, got gpipe"),
     ],
 )
 def test_what_is_refused(arguments: list[str], message: str) -> None:

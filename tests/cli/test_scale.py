@@ -52,19 +52,28 @@ def test_pipelines_over_boxes_are_marked() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--gpus", "eight"), "'eight' is not numbers of 1 to 65536 such as 8,64 or 8..1024"),
-        (("--gpus", "0"), "'0' is not numbers of 1 to 65536"),
-        (("--gpus", "8..99999999"), "is not numbers of 1 to 65536"),
+        (
+            ("--gpus", "eight"),
+            "the numbers must be 1 to 65536 such as 8,64 or 8..1024, got 'eight'",
+        ),
+        (("--gpus", "0"), "the numbers must be 1 to 65536 such as 8,64 or 8..1024, got '0'"),
+        (
+            ("--gpus", "8..99999999"),
+            "the numbers must be 1 to 65536 such as 8,64 or 8..1024, got '",
+        ),
         (("--gpus", "8..4"), "a range must be of ascending numbers, got 8..4. Write 4..8."),
         (("--gpus", "16,8..4"), "a range must be of ascending numbers, got 8..4. Write 4..8."),
-        (("--gpus", ""), "'' is not numbers of 1 to 65536"),
-        (("--gpus", "8,,16"), "'8,,16' is not numbers of 1 to 65536"),
+        (("--gpus", ""), "the numbers must be 1 to 65536 such as 8,64 or 8..1024, got ''"),
+        (
+            ("--gpus", "8,,16"),
+            "the numbers must be 1 to 65536 such as 8,64 or 8..1024, got '8,,16'",
+        ),
         (("--schedule", ""), "names must be different ones with commas between them, got ''."),
         (("--schedule", "gpipe,gpipe"), "got 'gpipe,gpipe'. Give each schedule once."),
         (("--schedule", "gpipe,"), "got 'gpipe,'. Give each schedule once."),
         (("--gpu", "abacus"), "GPU must be one of 'h100' or 'h200', got 'abacus'"),
-        (("--schedule", "chimera"), "schedule 'chimera' is not predicted"),
-        (("--layers", "0"), "'0' is not a whole number of at least 1"),
+        (("--schedule", "chimera"), "schedule must be one that is predicted, got 'chimera'"),
+        (("--layers", "0"), "the value must be a whole number of at least 1, got '0'"),
     ],
 )
 def test_bad_values_are_one_line(arguments: tuple[str, ...], message: str) -> None:

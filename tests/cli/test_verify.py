@@ -118,12 +118,19 @@ def test_options_of_schedules() -> None:
     ("arguments", "words"),
     [
         (["users_model"], "the model must be module:function, got 'users_model'"),
-        (["users_model:missing"], "module users_model has no function 'missing'"),
+        (
+            ["users_model:missing"],
+            "the model must be a function of the module users_model, got 'missing', which "
+            "is not there",
+        ),
         (["nobodys_model:make"], "No module named 'nobodys_model'"),
         (["users_model:two", "--schedule", "gpipe"], "must return (model, inputs, target) or"),
-        (["users_model:no_loss", "--schedule", "gpipe"], "must return a loss_fn where it has no"),
+        (
+            ["users_model:no_loss", "--schedule", "gpipe"],
+            "must return a target or a loss_fn, got neither",
+        ),
         (["--schedule", "nothing"], "got 'nothing'"),
-        (["--schedule", "gpipe", "--waves", "2"], "gpipe has no --waves"),
+        (["--schedule", "gpipe", "--waves", "2"], "--waves must go with hanayo, got gpipe"),
         (["--devices", "tpu"], "tpu"),
         (["--rtol", "inf"], "rtol must be finite"),
     ],

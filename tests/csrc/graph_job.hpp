@@ -64,7 +64,7 @@ class GraphJob final : private StreamClient {
         touch_all(0);
     }
 
-    // Of the steps since the last call, when they are done.
+    // The results of the steps since the last call, when they are done.
     std::vector<Results> results() {
         for (const auto& [gpu, stream] : caller_of_) cuda::driver::cuStreamSynchronize(stream);
         std::vector<Results> results;
@@ -226,7 +226,7 @@ class GraphJob final : private StreamClient {
     std::vector<cuda::Event> asked_;  // by device
     std::vector<cuda::Event> brought_;
     std::map<std::tuple<int, int, Kind, int>, std::pair<Mix, cuda::GraphExec>> captured_;
-    // What the caller gives, by batch and microbatch, and what it has taken of each step.
+    // The caller's inputs, by batch and microbatch, and the results it has taken of each step.
     std::map<std::pair<Value, std::uint32_t>, Value> given_;
     Value zero_ = 0;
     std::deque<Values> taken_;

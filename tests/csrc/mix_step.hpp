@@ -34,7 +34,7 @@ class MixStep {
         }
     }
 
-    // What the callers do between steps: write new inputs, and read what the last step gave.
+    // The callers' part between steps: write new inputs, and read what the last step gave.
     void touch_inputs_and_results() const {
         for (const auto& [gpu, stream] : callers) {
             std::vector<FakeAccess> accesses;

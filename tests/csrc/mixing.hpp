@@ -1,5 +1,5 @@
 // A model without tensors: what actions do to the numbers that stand for what their cells hold.
-// Whatever an action reads shows in all that follows from it.
+// Values that an action reads show in all that follows from it.
 #pragma once
 
 #include <bit>
@@ -22,8 +22,7 @@ inline Value mixed(Value hash, Value value) {
     return hash ^ (hash >> 31);
 }
 
-// What lands at a cell, what its F keeps for backward, or its R makes anew, what I keeps for W,
-// and what it sends.
+// The values of a cell: landed, kept by F for backward, made anew by R, kept by I for W, and sent.
 enum class Part : std::uint8_t { kLanded, kGradient, kForBackward, kForWeight, kOutput, kSentBack };
 
 // All values of a plan, at addresses that stay: a cell's, in its slot or in a place of its own; the
@@ -60,7 +59,7 @@ inline Transfer transfer(Value& to, Value& from) {
             .bytes = sizeof to};
 }
 
-// What an action does, between what it fetches and what it passes on: to a stage on its own device
+// The work of an action, between its fetch and its hand-over: to a stage on its own device
 // by itself, to others by a copy.
 struct Mix {
     Value salt = 0;

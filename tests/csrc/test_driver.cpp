@@ -24,7 +24,7 @@ CUcontext current() {
     return context;
 }
 
-// What destroying this object calls in a child after a fork: nothing, if the child exits with 0.
+// Calls of this object's destructor in a child after a fork: nothing, if the child exits with 0.
 template <class Object>
 int calls_in_a_child(Object& object, const char* function) {
     const pid_t child = fork();

@@ -19,7 +19,7 @@ namespace {
 bool no_interrupt() { return false; }
 
 // Checks that each slot goes through the stages in order, round after round, and that a stage of a
-// replica has its slots in order. What an action writes is plain memory: if the workers did not
+// replica has its slots in order. An action writes plain memory: if the workers did not
 // order it, the thread sanitizer would tell.
 class Procession final : public Client {
    public:
@@ -211,7 +211,7 @@ TEST_CASE("what a stopped step has left does not reach the next one") {
         std::thread feeder;
         workers.run(next, no_interrupt, [&] {
             feeder = std::thread([&] {
-                // Those of another program change nothing.
+                // Slots of another program change nothing.
                 workers.feed(job, 0);
                 workers.stop(job);
                 procession.feed(workers, next, 9);

@@ -110,8 +110,10 @@ TEST_CASE("a part that is all of a plan is the program of the plan") {
 
 TEST_CASE("an action whose input stands behind the part is refused") {
     // 0B0 needs 1B0, which the second row ends before.
-    CHECK_THROWS_WITH_AS(Program::part(cut_plan(), {0, 0}, {3, 1}),
-                         "0B0 needs 1B0, which stands behind the part", std::invalid_argument);
+    CHECK_THROWS_WITH_AS(
+        Program::part(cut_plan(), {0, 0}, {3, 1}),
+        "a part must hold the inputs of its actions, got 0B0 without 1B0, which is behind the part",
+        std::invalid_argument);
 }
 
 TEST_CASE("positions that are none are refused") {
@@ -120,7 +122,7 @@ TEST_CASE("positions that are none are refused") {
     CHECK_THROWS_AS(Program::part(cut_plan(), {4, 0}, cut()), std::invalid_argument);
     CHECK_THROWS_AS(Program::part(cut_plan(), cut(), {7, 6}), std::invalid_argument);
     CHECK_THROWS_WITH_AS(Program::part(cut_plan(), cut(), cut()),
-                         "a part needs at least one action", std::invalid_argument);
+                         "a part must have at least one action, got none", std::invalid_argument);
     CHECK_THROWS_AS(Program::part(plan_of(Placement::linear(1), 1, {"0B0 0F0"}), {0}, {2}),
                     PlanError);
 }

@@ -23,7 +23,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-// What `interrupted` throws to give a step up.
+// The exception that `interrupted` throws to give a step up.
 class GivenUp : public std::exception {};
 
 // One action does not end before it is let go.

@@ -98,7 +98,7 @@ TEST_CASE("an action without a launch is named, and nothing is left") {
         const MixStep step(given.plan, given.gpus, {first, later});
         CHECK_THROWS_WITH_AS(
             StepGraph(step.job),
-            "a whole step is made of the launches of all actions, but 1F2 has none",
+            "all actions must have launches for a graph of a whole step, got none for 1F2",
             std::invalid_argument);
     }
     check_clean();

@@ -18,7 +18,7 @@ using namespace pykern;
 
 namespace {
 
-// Of a wait: the task that waits, and for which.
+// A wait: the task that waits, and for which.
 using StreamWait = std::pair<TaskNumber, TaskNumber>;
 
 std::vector<StreamWait> waits_of(const StreamOrder& order) {
@@ -50,7 +50,8 @@ std::vector<std::vector<bool>> ended_before(const StreamOrder& order,
     return ended;
 }
 
-// What must have ended before what, by the rules of the lowered plan, whoever sees to it.
+// Pairs of tasks, of which the first must have ended before the second, by the lowered plan's
+// rules.
 class Dependencies {
    public:
     explicit Dependencies(const Plan& plan)
@@ -99,7 +100,7 @@ class Dependencies {
         });
     }
 
-    // What leaves a slot has left before the next F in it.
+    // Copies out of a slot have ended before the next F in it.
     void add_handover(Action action) {
         if (action.kind != Kind::F) return;
         const int replica = lowered_.plan.placement().replica_of(action.microbatch);

@@ -18,7 +18,7 @@ namespace {
 constexpr std::size_t kNumRounds = 3;
 constexpr std::size_t kEveryForm = 5;
 #else
-// Of four steps: over all forms and ways to lie on GPUs more than ten thousand orders.
+// Rounds of four steps: over all forms and ways to lie on GPUs more than ten thousand orders.
 constexpr std::size_t kNumRounds = 54;
 constexpr std::size_t kEveryForm = 1;
 #endif
@@ -134,7 +134,7 @@ TEST_CASE("no wait of a task can be left out unnoticed") {
     const std::vector<NamedPlan> forms = plans_of_all_forms();
     for (std::size_t form = 0; form < forms.size(); form += kEveryForm) {
         const NamedPlan& named = forms[form];
-        // What a reduction waits for, the copies of its client wait for as well.
+        // Copies of a reduction's client wait for all that the reduction waits for.
         if (named.plan.has(Kind::REDUCE)) continue;
         CAPTURE(named.name);
         CHECK(unnoticed_in(named.plan, own_gpus, true).of_tasks == "");

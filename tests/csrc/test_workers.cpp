@@ -23,7 +23,7 @@ namespace {
 bool never_interrupted() { return false; }
 
 // Checks that each action comes after its inputs and alone on its device, and that the calls of a
-// worker come in the order that Client promises. What an action writes is plain memory: if the
+// worker come in the order that Client promises. An action writes plain memory: if the
 // workers did not order it, the thread sanitizer would tell.
 class Witness final : public Client {
    public:

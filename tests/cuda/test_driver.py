@@ -1,4 +1,4 @@
-"""What Python is told of the CUDA driver, which is the fake one here."""
+"""Python's view of the CUDA driver, which is the fake one here."""
 
 import subprocess
 import sys
@@ -26,7 +26,7 @@ print(pykern._C.cuda_version(), len(pykern._C.cuda_devices()))
 
 
 def load_with(library: Path) -> str:
-    """What a fresh interpreter says whose loader finds this file for libcuda.so.1."""
+    """The output of a fresh interpreter whose loader finds this file for libcuda.so.1."""
     run = subprocess.run(
         [sys.executable, "-c", LOAD],
         env={"LD_LIBRARY_PATH": str(library.parent)},

@@ -87,7 +87,10 @@ def test_an_action_without_a_launch_is_named(fake: FakeCuda) -> None:
     whole = Whole(fake)
     for action in ACTIONS[1:]:
         whole.launch(action)
-    with pytest.raises(ValueError, match=r"launches of all actions, but 0F0 has none"):
+    with pytest.raises(
+        ValueError,
+        match="all actions must have launches for a graph of a whole step, got none for 0F0",
+    ):
         whole.run()
     assert fake.calls("cuGraphLaunch") == 0
     whole.launch(ACTIONS[0])

@@ -40,7 +40,7 @@ def corpus(tmp_path: Path) -> Corpus:
 def tell(
     plan: Plan, corpus: Corpus, out: Path, width: int = 100, devices: str | None = None
 ) -> str:
-    """What the tiny demo prints where nobody watches."""
+    """The output of the tiny demo where nobody watches."""
     console = Console(file=io.StringIO(), width=width, highlight=False)
     run(plan, devices or f"cpu:{plan.num_devices}", corpus, out, console, TINY)
     assert isinstance(console.file, io.StringIO)
@@ -182,5 +182,5 @@ def test_a_folder_that_may_not_be_written_to_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.access", lambda *_: False)
-    with pytest.raises(ValueError, match="may not be written to; choose another folder"):
+    with pytest.raises(ValueError, match="--out must be a folder that may be written to, got"):
         make_folder(tmp_path)

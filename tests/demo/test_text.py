@@ -67,8 +67,8 @@ def test_the_shortest_text_that_is_accepted_is_enough(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "has 0 bytes of text; at least 144 are needed"),
-        (b"a" * 143, "has 143 bytes of text; at least 144 are needed"),
+        (b"", "must have at least 144 bytes of text, got 0"),
+        (b"a" * 143, "must have at least 144 bytes of text, got 143"),
         (b"\x7fELF\0" * 100, r"is binary \(byte 0 at offset 4\)"),
     ],
 )
@@ -78,7 +78,7 @@ def test_unfit_text_is_refused(tmp_path: Path, data: bytes, message: str) -> Non
 
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is a directory; give one text file"):
+    with pytest.raises(ValueError, match=r"path must be a text file, got .*, which is a directory"):
         text_file(tmp_path, WINDOW)
 
 

@@ -1,6 +1,6 @@
 """Copies between fake GPUs and the host, on streams of their own.
 
-What is copied is there when somebody has waited: a wait that is missing leaves what was there.
+Copies are there when somebody has waited: a wait that is missing leaves what was there.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class Beside:
         sources = [_range(source) for source, _ in pairs]
         if not to_host:
             self._fake.kernel(self._host, writes=sources)
-        # What the host has done by now is done.
+        # Work of the host that is done by now stays done.
         for before in (current, self._host):
             self._fake.order(before, stream)
         self._fake.kernel(stream, sources, [_range(into) for _, into in pairs])

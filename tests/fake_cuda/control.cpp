@@ -1,4 +1,4 @@
-// What tests tell and ask: see fake.hpp.
+// Calls by which tests tell and ask: see fake.hpp.
 #include <cstring>
 #include <memory>
 #include <utility>

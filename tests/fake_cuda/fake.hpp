@@ -1,4 +1,5 @@
-// What tests tell and ask the fake driver. Arguments are plain, so that ctypes can pass them.
+// Calls by which tests tell and ask the fake driver. Arguments are plain, so that ctypes can pass
+// them.
 //
 // The fake is a checking model: no function of it runs work when it is issued. Work runs later, in
 // a random order that the streams and events allow, and whatever is not ordered by them is told
@@ -21,11 +22,11 @@ struct FakeAccess {
     int writes;
 };
 
-// A new model: devices 0 to num_devices - 1, each of 132 multiprocessors, all of them peers. What
-// was made before is unknown from here on, and work that has not run never will.
+// A new model: devices 0 to num_devices - 1, each of 132 multiprocessors, all of them peers.
+// Handles made before are unknown from here on, and work that has not run never will.
 PYKERN_FAKE_EXPORT void fake_reset(int num_devices, std::uint64_t seed);
 
-// A function of the driver by its name, null if there is none: for tests without the loader.
+// A function of the driver by its name, null if it does not exist: for tests without the loader.
 PYKERN_FAKE_EXPORT void* fake_function(const char* name);
 
 // How much work runs by itself after each call: 0 as late as possible, 1 as early as possible.
@@ -41,7 +42,8 @@ PYKERN_FAKE_EXPORT void fake_alloc(pykern::cuda::CUdeviceptr address, std::size_
                                    pykern::cuda::CUstream owner);
 // To be called while the bytes are still there: work that touches them is run first.
 PYKERN_FAKE_EXPORT void fake_free(pykern::cuda::CUdeviceptr address);
-// Of memory that was freed: its bytes are really gone, and the address may come back as any other.
+// Forgets memory that was freed: its bytes are really gone, and the address may come back as any
+// other.
 PYKERN_FAKE_EXPORT void fake_forget(pykern::cuda::CUdeviceptr address);
 // Whether work may touch memory that was never given to fake_alloc. At first it may not.
 PYKERN_FAKE_EXPORT void fake_allow_undeclared(int allowed);
@@ -49,8 +51,8 @@ PYKERN_FAKE_EXPORT void fake_allow_undeclared(int allowed);
 // Work on a stream that touches these ranges: what a callback did at the time of the call.
 PYKERN_FAKE_EXPORT void fake_kernel(pykern::cuda::CUstream stream, double duration_ns,
                                     const FakeAccess* accesses, std::size_t num_accesses);
-// What is issued to `after` from here on comes after what `before` holds by now: what torch does by
-// an event, and what no test lets fail.
+// Work issued to `after` from here on comes after the work that `before` holds by now: what torch
+// does by an event, and what no test lets fail.
 PYKERN_FAKE_EXPORT void fake_order(pykern::cuda::CUstream before, pykern::cuda::CUstream after);
 // Runs what is needed to have all done that is on the stream by now. It orders nothing.
 PYKERN_FAKE_EXPORT void fake_complete(pykern::cuda::CUstream stream);
@@ -58,8 +60,8 @@ PYKERN_FAKE_EXPORT void fake_run_all();
 // From here on, waiting for an event that was last recorded before is a violation.
 PYKERN_FAKE_EXPORT void fake_begin_step();
 
-// What capturing a stream gives: a graph of one node that calls run(argument), which must not call
-// the driver, and touches what fake_graph_access adds.
+// The result of capturing a stream: a graph of one node that calls run(argument), which must not
+// call the driver, and touches what fake_graph_access adds.
 PYKERN_FAKE_EXPORT pykern::cuda::CUgraph fake_make_graph(double duration_ns, void (*run)(void*),
                                                          void* argument);
 PYKERN_FAKE_EXPORT void fake_graph_access(pykern::cuda::CUgraph graph,
@@ -81,7 +83,7 @@ PYKERN_FAKE_EXPORT void fake_drop_wait(int nth);
 // Asked at the end. A text lives until the next call of the same function.
 PYKERN_FAKE_EXPORT int fake_violations();
 PYKERN_FAKE_EXPORT const char* fake_violation(int index);
-// What is alive and was not made by the functions above, a line for each; empty if nothing is.
+// Live objects that the functions above did not make, a line for each; empty if nothing lives.
 PYKERN_FAKE_EXPORT const char* fake_leaks();
 // Calls of a function of the driver since the reset.
 PYKERN_FAKE_EXPORT std::uint64_t fake_calls(const char* function);

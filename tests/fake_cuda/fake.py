@@ -106,9 +106,9 @@ def load() -> ctypes.CDLL:
 class FakeCuda:
     """A model of a driver, fresh when made. Streams and graphs are addresses, as in torch.
 
-    What is made through it stands for what torch makes, and `close` destroys it. A callback that
-    computes on the CPU what a device would, has `complete` run what it depends on, computes, and
-    tells by `kernel` what it has touched.
+    Objects made through it stand for those that torch makes, and `close` destroys them. A callback
+    that computes on the CPU what a device would, has `complete` run what it depends on, computes,
+    and tells by `kernel` what it has touched.
     """
 
     def __init__(self, num_devices: int = 2, seed: int = 0) -> None:
@@ -131,7 +131,7 @@ class FakeCuda:
             raise RuntimeError(f"{name} failed with {error}")
 
     def result(self, name: str, *arguments: object) -> int:
-        """Calls a function of the driver, and returns its error, 0 if there is none."""
+        """Calls a function of the driver, and returns its error, 0 for success."""
         address = self.library.fake_function(name.encode())
         assert address is not None, f"no function {name}"
         return ctypes.CFUNCTYPE(ctypes.c_int)(address)(*arguments)
@@ -185,7 +185,7 @@ class FakeCuda:
         self.library.fake_free(address)
 
     def forget(self, address: int) -> None:
-        """Of memory that was freed: the address may come back as something else."""
+        """Forgets memory that was freed: the address may come back as something else."""
         self.library.fake_forget(address)
 
     def allow_undeclared(self, allowed: bool = True) -> None:
@@ -205,7 +205,7 @@ class FakeCuda:
         )
 
     def order(self, before: int, after: int) -> None:
-        """What is issued to `after` from here on comes after what `before` holds by now."""
+        """Work issued to `after` from here on comes after the work that `before` holds by now."""
         self.library.fake_order(before, after)
 
     def complete(self, stream: int) -> None:
@@ -277,7 +277,7 @@ class FakeCuda:
             is_device = name == "cuDevicePrimaryCtxRelease"
             self.result(name, ctypes.c_int(handle) if is_device else ctypes.c_void_p(handle))
         self._undo.clear()
-        # What graphs call may hold what the program has made.
+        # Functions that graphs call may hold objects of the program.
         self._kept.clear()
         gc.collect()
         self._contexts.clear()

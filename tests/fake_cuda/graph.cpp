@@ -71,7 +71,7 @@ cuda::CUgraphNode Graph::add_child(const Graph& child, const std::vector<std::si
         nodes.push_back(std::move(node));
     }
     auto* const handle = static_cast<cuda::CUgraphNode>(unused_address());
-    // What follows an empty child follows what the child follows.
+    // Nodes behind an empty child follow the nodes before the child.
     if (child.nodes.empty()) ends[handle] = after;
     for (std::size_t i = 0; i < last.size(); ++i) {
         if (last[i]) ends[handle].push_back(base + i);

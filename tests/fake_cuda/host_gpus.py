@@ -1,8 +1,8 @@
 """GPUs that are the host: torch computes on the CPU, the fake driver says in which order.
 
 An action computes at once, when it is called. First everything that its stream waits for is run,
-and nothing else that need not be; so what a missing wait leaves undone is not there. What the
-action has read, written and allocated is then told to the driver's model as one kernel.
+and nothing else that need not be; so what a missing wait leaves undone is not there. Reads, writes
+and allocations of the action are then told to the driver's model as one kernel.
 """
 
 import gc
@@ -71,7 +71,7 @@ class HostGpus:
         self._host = self.fake.stream(min(self._callers))
         self._memory = _Memory(self.fake)
         self._beside = Beside(self.fake, self._host)
-        # What the action under way has told the driver of, and on which stream it runs.
+        # The tensors that the action under way has told the driver of, and the stream it runs on.
         self._active: tuple[int, Callable[[], None]] | None = None
         self.errors: list[Exception] = []
 
@@ -147,7 +147,7 @@ class HostGpus:
         self._beside.join(self._callers)
 
     def on_lane(self, lane: int, num_bytes: int) -> Tensor:
-        # What is let go of after a step is used by later steps only, which the caller is behind.
+        # Memory freed after a step is used by later steps only, which the caller is behind.
         return self._persistent(num_bytes, self._callers[self._gpu_of[lane]])
 
     def pinned(self, num_bytes: int) -> Tensor:
@@ -196,7 +196,7 @@ class HostGpus:
             except Exception as error:
                 self.errors.append(error)
 
-        # What graphs of one slot hand to each other is not for others to see.
+        # Tensors that graphs of one slot hand to each other are not for others to see.
         reads = [place for place, written in watch.touched.items() if not written]
         writes = [place for place, written in watch.touched.items() if written]
         for result in made:
@@ -213,7 +213,7 @@ class HostGpus:
         return CapturedGraph(self, self.fake.instantiate(graph), graph)  # type: ignore[arg-type]
 
     def _persistent(self, num_bytes: int, stream: int) -> Tensor:
-        # What is there before anything lands must not look like a result.
+        # Memory must not look like a result before anything lands in it.
         with torch.utils._python_dispatch._disable_current_modes():
             buffer = torch.full((num_bytes,), 0xFF, dtype=torch.uint8)
         self._memory.add(buffer.untyped_storage(), stream, lasts=True)
@@ -221,7 +221,7 @@ class HostGpus:
 
 
 class _Memory:
-    """What tensors the program holds, and what kernels do to them."""
+    """The tensors that the program holds, and how kernels change them."""
 
     def __init__(self, fake: FakeCuda) -> None:
         self._fake = fake
@@ -232,11 +232,11 @@ class _Memory:
         self._lasting: set[int] = set()
         # By address: the GPU and the stream whose action has made it.
         self._makers: dict[int, tuple[int, int]] = {}
-        # What is not the program's, such as the state of a generator. Held to the end: nothing says
-        # when it goes, and its address must not come back as memory of another GPU, whose lanes
-        # need not have waited for who read it.
+        # Tensors that are not the program's, such as the state of a generator. Held to the end:
+        # nothing says when it goes, and its address must not come back as memory of another GPU,
+        # whose lanes need not have waited for who read it.
         self._others: dict[int, Any] = {}
-        # Callers fill, and read, what graphs use. What lands for actions is theirs alone.
+        # Callers fill, and read, what graphs use. Tensors that land for actions are theirs alone.
         self.has_graphs = False
         # By place: the GPUs that have used it, and the one that has written to it last.
         self._users: dict[Range, tuple[set[int], int | None]] = {}
@@ -267,7 +267,7 @@ class _Memory:
 
     @contextmanager
     def kernel(self, gpu: int, stream: int) -> Iterator[Callable[[], None]]:
-        """What is done within it is a kernel, or several: `tell` ends one."""
+        """Work within it is a kernel, or several: `tell` ends one."""
         with _Watch(self, stream, gpu) as watch:
             tell = partial(self._tell, watch, gpu, stream)
             yield tell
@@ -292,7 +292,7 @@ class _Memory:
         self._release(self._lasting)
 
     def _bring(self, place: Range, stream: int) -> None:
-        """What `to` does between GPUs: a copy by the source's stream, which both wait for."""
+        """The work of `to` between GPUs: a copy by the source's stream, which both wait for."""
         _, source = self._makers[place[0]]
         self._fake.order(stream, source)
         self._fake.kernel(source, reads=[place])

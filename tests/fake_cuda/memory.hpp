@@ -1,4 +1,4 @@
-// Who may touch which bytes: races between streams, and the life of allocations.
+// Access to bytes: races between streams, and the life of allocations.
 #pragma once
 
 #include <map>

@@ -102,14 +102,14 @@ struct Model {
     Handles<cuda::CUgraph, Graph> graphs;
     Handles<cuda::CUgraphExec, Exec> execs;
 
-    // What the host knows to be done, and when it came to know: before all it issues later.
+    // Work that the host knows to be done, and when it came to know: before all it issues later.
     Clock host;
     double host_ns = 0;
     int step = 0;
     std::uint64_t staged_copies = 0;
     int waits_to_drop = 0;  // the wait at which it reaches 0 is left out
 
-    // What a handle stands for. A wrong one is a violation, and ends the call.
+    // The object that a handle stands for. A wrong one is a violation, and ends the call.
     Device& device(int ordinal);
     cuda::CUcontext current_context();
     Context& context(cuda::CUcontext handle);

@@ -16,7 +16,8 @@ namespace pykern::fake {
 
 using Random = std::mt19937_64;
 
-// What a record leaves: which work is before it, when that ends, and whether it has been reached.
+// The mark that a record leaves: which work is before it, when that ends, and whether it has been
+// reached.
 struct Mark {
     Clock clock;
     double time_ns = 0;
@@ -42,8 +43,8 @@ struct Stream : std::enable_shared_from_this<Stream> {
     std::deque<Work> queue;
 };
 
-// Of the unfinished work, that issued first is always ready, since an event is waited for as it was
-// recorded before the call: so running until something is done ends.
+// The unfinished work issued first is always ready, since an event is waited for as it was recorded
+// before the call: so running until something is done ends.
 class Schedule {
    public:
     explicit Schedule(std::uint64_t seed) : random_(seed) {}

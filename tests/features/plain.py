@@ -1,4 +1,4 @@
-"""What features are compared with: the model alone, microbatch by microbatch."""
+"""The reference of features: the model alone, microbatch by microbatch."""
 
 import copy
 from collections.abc import Callable, Sequence

@@ -16,7 +16,7 @@ from pykern.budget.level_costs import (
 )
 from pykern.plan import Action, Kind, Plan, check, peak_bytes, simulate, with_recompute
 
-# What reference tables say of a Llama layer, in units of its input; times in units of a forward.
+# Numbers of reference tables for a Llama layer, in units of its input; times in units of a forward.
 KEPT = {
     "none": LevelCost(1.0, 2.0, 34.0, 17.0),
     "ops": LevelCost(1.0, 2.03, 23.0, 17.0),
@@ -49,7 +49,7 @@ def uniform(plan: Plan, stages: list[StageCosts], cap: float) -> list[float]:
 
 
 def require_right(fitted: Fitted, stages: list[StageCosts]) -> None:
-    """What is said of it is what the planner says."""
+    """Its numbers are those of the planner."""
     check(fitted.plan)
     costs, memory = (
         costs_of(stages, fitted.levels, fitted.plan.num_microbatches),
@@ -130,7 +130,7 @@ def test_any_budget_holds_or_is_refused(
     try:
         fitted = fit(plan, stages, budgets)
     except ValueError as error:
-        assert "needs at least" in str(error)  # noqa: PT017
+        assert "num_bytes must be at least" in str(error)  # noqa: PT017
         # With everything recomputed, one whole microbatch has to fit beside the others' inputs.
         assert any(
             budget < 1.0 + a * (1 + (num_microbatches - 1) / 10)
@@ -142,13 +142,21 @@ def test_any_budget_holds_or_is_refused(
 
 def test_what_does_not_fit_is_refused_by_value() -> None:
     plan = schedules.one_f_one_b(2, 4)
-    with pytest.raises(ValueError, match="device 0 may hold 10 bytes of activations, and needs"):
+    with pytest.raises(ValueError, match="for the activations of device 0 at any level, got 10"):
         fit(plan, [STAGE] * 2, [10.0, 100.0])
-    with pytest.raises(ValueError, match="costs of 1 stages, and 2 stages"):
+    with pytest.raises(ValueError, match="costs must hold one entry for each of 2 stages, got 1"):
         fit(plan, [STAGE], [10.0, 100.0])
-    with pytest.raises(ValueError, match="budgets of 1 devices, and 2 devices"):
+    with pytest.raises(
+        ValueError, match="budget_bytes must hold one number for each of 2 devices, got 1"
+    ):
         fit(plan, [STAGE] * 2, [10.0])
-    with pytest.raises(ValueError, match="without R"):
+    with pytest.raises(
+        ValueError,
+        match=r"plan must have backwards and no R before levels "
+        r"are chosen, got one without backwards or with R. "
+        r"Give a plan of a training schedule, before "
+        r"recompute\(\) adds R",
+    ):
         fit(plan.forward_only(), [STAGE] * 2, [10.0] * 2)
 
 

@@ -26,7 +26,7 @@ def home(request: pytest.FixtureRequest) -> Iterator[torch.device]:
 
 @pytest.fixture(params=[pytest.param("gpu", marks=pytest.mark.gpu)])
 def real_home() -> torch.device:
-    """Of what the fake driver shows elsewhere, at every count."""
+    """The one GPU, where tests elsewhere have the fake driver's GPUs, at every count."""
     return torch.device("cuda", 0)
 
 

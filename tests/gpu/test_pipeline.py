@@ -16,7 +16,7 @@ from tests.runtime.models import CASES, Case
 from tests.support.comparison import assert_same_state
 from tests.support.plain_step import plain_step
 
-# What pykern is asked for, with the number of devices that it stands for.
+# The request to pykern, with the number of devices that it stands for.
 DEVICES: dict[str, tuple[Any, int]] = {
     "the GPU": ("cuda:0", 1),
     "the GPU twice": (["cuda:0"] * 2, 2),
@@ -29,7 +29,7 @@ NUM_MICROBATCHES = 8
 
 
 def schedules_that_run() -> list[str]:
-    """Those of whole microbatches that train, and leave the update to the optimizer."""
+    """The schedules of whole microbatches that train, and leave the update to the optimizer."""
     plans = {name: make(4, NUM_MICROBATCHES) for name, make in schedules.by_name.items()}
     return [
         name

@@ -41,7 +41,7 @@ OURS = Library(pipelining, pipelining.get_schedule_class)
 
 @dataclass
 class Outcome:
-    """What a step leaves."""
+    """The results of a step."""
 
     output: Any
     losses: list[Tensor]

@@ -1,4 +1,5 @@
-"""What torchrun does, for tests: a process for each rank. Forks, so that torch is imported once."""
+"""The work of torchrun, for tests: a process for each rank. Forks, so that torch is imported
+once."""
 
 import multiprocessing
 import os

@@ -1,4 +1,5 @@
-"""What torch refuses is refused, with the same type of error and a text that names the value."""
+"""Calls that torch refuses are refused, with the same type of error and a text that names the
+value."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -61,25 +62,41 @@ MISUSES: dict[str, tuple[Misuse, type[Exception], str]] = {
     "index": (
         lambda library: library.names.PipelineStage(parts(1)[0], 2, 2, CPU),
         ValueError,
-        "stage_index is 2; with num_stages=2 it is 0 to 1",
+        "stage_index must be 0 to 1 with num_stages=2, got 2",
     ),
     "name": (lambda library: library.schedule("2F2B"), ValueError, "one of '1F1B', .*got '2F2B'"),
     "V of four": (
         lambda library: make(library, "ZBVZeroBubble", parts(3)),
         ValueError,
-        "gives",
+        "stages must be 2 on each device",
     ),
     "too few microbatches": (
         lambda library: make(library, "DualPipeV", parts(2), count=1),
         ValueError,
         "num_microbatches must be at least 2",
     ),
-    "gradients": (no_gradients, RuntimeError, "call eval"),
-    "rows": (too_few_rows, ValueError, "n_microbatches is 4.* only 3 rows"),
-    "keyword": (unnamed_keyword, TypeError, "'mask', which no stage's forward names"),
-    "losses": (losses_of_another_type, TypeError, "losses is a tuple"),
-    "no loss": (losses_without_a_loss, RuntimeError, "has no loss_fn"),
-    "no target": (no_target, RuntimeError, "needs target="),
+    "gradients": (
+        no_gradients,
+        RuntimeError,
+        "grad mode must be on in step, got off",
+    ),
+    "rows": (too_few_rows, ValueError, "n_microbatches must be at most 3, the rows .* got 4"),
+    "keyword": (
+        unnamed_keyword,
+        TypeError,
+        "keywords must be named by a stage's forward, got 'mask'",
+    ),
+    "losses": (losses_of_another_type, TypeError, "losses must be a list, got tuple"),
+    "no loss": (
+        losses_without_a_loss,
+        RuntimeError,
+        "losses must be None without a loss_fn, got a list",
+    ),
+    "no target": (
+        no_target,
+        RuntimeError,
+        "target must be given, got None",
+    ),
     "loss": (loss_of_many_numbers, RuntimeError, r"one number .* got \(2, 6\)"),
     "constant": (loss_that_trains_nothing, RuntimeError, "depends on nothing that trains"),
 }
@@ -128,42 +145,51 @@ def looped(**options: Any) -> Any:
     return make(OURS, "Interleaved1F1B", parts(2), **options)
 
 
-# What torch can do, or does not look at.
+# Calls that torch supports, or does not look at.
 REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "module": (lambda: OURS.names.PipelineStage(print, 0, 1, CPU), TypeError, "an nn.Module"),
-    "group": (lambda: stage(group=object()), ValueError, "group is for stages in several"),
-    "dw_builder": (lambda: stage(dw_builder=print), ValueError, "dw_builder is for"),
-    "get_mesh": (lambda: stage(get_mesh=print), ValueError, "get_mesh is for"),
-    "no stages": (lambda: OURS.names.ScheduleGPipe([], 2), ValueError, "there are no stages"),
-    "no stage": (lambda: OURS.names.ScheduleGPipe(print, 2), TypeError, "must be a PipelineStage"),
+    "group": (lambda: stage(group=object()), ValueError, "group must be left out, got"),
+    "dw_builder": (lambda: stage(dw_builder=print), ValueError, "dw_builder must be left out, got"),
+    "get_mesh": (lambda: stage(get_mesh=print), ValueError, "get_mesh must be left out, got"),
+    "no stages": (
+        lambda: OURS.names.ScheduleGPipe([], 2),
+        ValueError,
+        "stages must hold at least one stage, got an empty list",
+    ),
+    "no stage": (
+        lambda: OURS.names.ScheduleGPipe(print, 2),
+        TypeError,
+        "stages must hold PipelineStages, got a",
+    ),
     "a stage of two": (
         lambda: OURS.names.ScheduleGPipe(stage(), 2),
         ValueError,
-        r"rank 0 of 1 needs stages \[0, 1\] for ScheduleGPipe, got \[0\]",
+        r"stages must be \[0, 1\] in rank 0 of 1 for ScheduleGPipe, got \[0\]",
     ),
     "counts": (
         lambda: OURS.names.ScheduleGPipe(
             [stage(), OURS.names.PipelineStage(parts(1)[0], 1, 3, CPU)], 2
         ),
         ValueError,
-        r"disagree on num_stages: \[2, 3\]",
+        r"num_stages must be the same in all stages, got \[2, 3\]",
     ),
     "microbatches": (lambda: looped(count=0), ValueError, "num_microbatches"),
     "autograd": (lambda: looped(backward_requires_autograd=False), ValueError, "autograd"),
     "args": (
         lambda: looped(args_chunk_spec=()).step(batch()[0], target=batch()[1]),
         ValueError,
-        "args_chunk_spec has 0 entries for 1 positional",
+        "args_chunk_spec must have an entry for each of 1 positional arguments, got 0",
     ),
     "kwargs": (
         lambda: looped(kwargs_chunk_spec={"a": None}).eval(batch()[0], b=1),
         ValueError,
-        r"kwargs_chunk_spec is for \['a'\], but step got \['b'\]",
+        r"kwargs_chunk_spec must be for the arguments of step, \['b'\], got \['a'\]",
     ),
     "number": (
         lambda: looped().eval(torch.tensor(1.0)),
         ValueError,
-        "no dimension to cut",
+        r"tensor .* of \(args, kwargs\) must have a dimension to cut into microbatches, "
+        r"got a tensor without dimensions",
     ),
     "format": (
         lambda: looped()._load_csv("plan.csv", format="csv"),
@@ -183,5 +209,7 @@ def test_refused(name: str) -> None:
 def test_a_plan_for_other_counts(tmp_path: Path) -> None:
     file = tmp_path / "plan.csv"
     file.write_text("0F0,1F0,1B0,0B0\n")
-    with pytest.raises(ValueError, match=r"is for 2 stages, 1 microbatches .* 2 stages, 4 micro"):
+    with pytest.raises(
+        ValueError, match=r"for 2 stages, 4 microbatches and .* got one for 2, 1 and"
+    ):
         looped()._load_csv(file)

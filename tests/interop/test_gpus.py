@@ -83,5 +83,8 @@ def test_stages_of_one_device_must_name_it(gpus: FakeCuda) -> None:
     ]
     schedule = pipelining.ScheduleInterleaved1F1B(stages, 4, loss_fn=loss_fn)
     x, y = batch()
-    with pytest.raises(ValueError, match="stage 2 is on cuda:1, but the schedule runs it where"):
+    with pytest.raises(
+        ValueError,
+        match=r"stage 2 must be on .*, where the schedule runs it with others, got cuda:1",
+    ):
         schedule.step(x, target=y)

@@ -1,4 +1,4 @@
-"""What the guide shows runs, and prints what it shows."""
+"""The examples of the guide run, and print what it shows."""
 
 import re
 from pathlib import Path

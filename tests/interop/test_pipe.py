@@ -254,8 +254,12 @@ X_OF_TWO = (torch.ones(2, WIDTH),)
 @pytest.mark.parametrize(
     ("model", "options", "text"),
     [
-        (Model(), {"split_spec": SPLITS, "split_policy": print}, "give one of them"),
-        (Model(), {"split_policy": print}, "here is none: use split_spec"),
+        (
+            Model(),
+            {"split_spec": SPLITS, "split_policy": print},
+            "split_spec must be None beside split_policy, got both",
+        ),
+        (Model(), {"split_policy": print}, "split_policy must be None, got a function"),
         (Model(), {"split_spec": {"layers.9": SplitPoint.END}}, "'layers.9'"),
         (Model(), {"split_spec": {"layers.1": "MIDDLE"}}, "must be a SplitPoint, got 'MIDDLE'"),
     ],
@@ -267,5 +271,5 @@ def test_misuse(model: nn.Module, options: Any, text: str) -> None:
 
 def test_stages_that_are_not_there() -> None:
     pipe = pipeline(Marked(), (torch.randn(2, WIDTH),))
-    with pytest.raises(ValueError, match="stage_idx is 3; stages are 0 to 2"):
+    with pytest.raises(ValueError, match="stage_idx must be 0 to 2, got 3"):
         pipe.get_stage_module(3)

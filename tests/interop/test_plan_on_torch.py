@@ -1,4 +1,4 @@
-"""What the pages show of plans on torch's runtime; the example runs as on two boxes."""
+"""The pages' examples of plans on torch's runtime; the example runs as on two boxes."""
 
 import os
 import re
@@ -26,7 +26,7 @@ def free_port() -> int:
 
 
 def run_on_two_boxes() -> str:
-    """What both have printed; each box has one device."""
+    """The output of both; each box has one device."""
     rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", *rendezvous]
     command += ["--rdzv-id", "two-boxes", "--nproc-per-node", "1", str(EXAMPLE)]

@@ -185,15 +185,24 @@ def test_ranks_that_meet_in_different_places_are_told() -> None:
         else:
             ranks.barrier()
 
-    with pytest.raises(RuntimeError, match="some ranks are in a "):
+    with pytest.raises(
+        RuntimeError,
+        match="got some in a barrier",
+    ):
         pipelining.run(main, 2)
 
 
 @pytest.mark.parametrize(
     ("of_rank", "text"),
     [
-        (lambda rank: {"n_microbatches": 2 + rank}, "do not run the same plan"),
-        (lambda rank: {"loss_fn": loss_fn if rank else None}, "do not run the same plan"),
+        (
+            lambda rank: {"n_microbatches": 2 + rank},
+            "all ranks must run the same plan in the same way, got",
+        ),
+        (
+            lambda rank: {"loss_fn": loss_fn if rank else None},
+            "all ranks must run the same plan in the same way, got",
+        ),
     ],
 )
 def test_ranks_that_disagree_are_told(of_rank: Any, text: str) -> None:
@@ -213,17 +222,19 @@ def test_a_rank_needs_the_stages_of_its_own() -> None:
         stage = pipelining.PipelineStage(parts(1)[0], 1 - ranks.get_rank(), 2, CPU)
         pipelining.ScheduleGPipe(stage, 2)
 
-    with pytest.raises(ValueError, match=r"rank 0 of 2 needs stages \[0\] .* got \[1\]"):
+    with pytest.raises(ValueError, match=r"stages must be \[0\] in rank 0 of 2 .* got \[1\]"):
         pipelining.run(main, 2)
 
 
 def test_more_ranks_than_stages() -> None:
-    with pytest.raises(RuntimeError, match="3 ranks for 2 stages"):
+    with pytest.raises(RuntimeError, match="ranks must be at most 2, the number of stages, got 3"):
         pipelining.run(lambda: pipelining.PipelineStage(parts(1)[0], 0, 2, CPU), 3)
 
 
 def test_ranks_have_no_ranks() -> None:
-    with pytest.raises(RuntimeError, match="ranks have no ranks of their own"):
+    with pytest.raises(
+        RuntimeError, match="run must be called outside of ranks, got a call by rank"
+    ):
         pipelining.run(lambda: pipelining.run(print, 2), 2)
     with pytest.raises(ValueError, match="at least 1"):
         pipelining.run(print, 0)

@@ -1,6 +1,6 @@
 """Where torch 2.13 gives a wrong or surprising result: what happens here, and what happens there.
 
-What torch does is asserted for 2.13 only, where it was found.
+Torch's behaviour is asserted for 2.13 only, where it was found.
 """
 
 from copy import deepcopy
@@ -76,7 +76,7 @@ def test_a_frozen_first_stage_leaves_the_others_their_gradients() -> None:
 
 
 def runtime(library: Library, modules: list[nn.Module], count: int) -> Any:
-    """Of a plan that is yet to come."""
+    """The runtime of a plan that is yet to come."""
     names = torch_schedules if library is TORCH else library.names
     stages = [
         library.names.PipelineStage(module, index, len(modules), CPU)
@@ -190,7 +190,7 @@ def test_statistics_count_each_microbatch_once() -> None:
 
 def test_without_a_plan_a_step_says_so() -> None:
     x, y = batch()
-    with pytest.raises(RuntimeError, match="has no plan yet: call _load_csv first"):
+    with pytest.raises(RuntimeError, match="has no plan yet"):
         runtime(OURS, parts(2), 2).step(x, target=y)
     if IS_2_13:
         with pytest.raises(AttributeError, match="pipeline_order_with_comms"):

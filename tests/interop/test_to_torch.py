@@ -62,7 +62,7 @@ FROZEN = {"zb_h1": 1, "zb_v": 2}
 
 @pytest.fixture(scope="module")
 def two() -> dict[str, list[Any]]:
-    """What each of two processes found, by test."""
+    """The findings of each of two processes, by test."""
     jobs: dict[str, tuple[Any, ...]] = {
         "plans": (train, list(plans_for(2).values())),
         "own": (train, [OWN]),
@@ -86,7 +86,7 @@ def expect_trained(plans: dict[str, Plan], results: list[Any]) -> None:
 
 
 def expect_losses_and_outputs(plan: Plan, losses: list[Tensor], output: Tensor | None) -> None:
-    """Of the second step; both in the order of the microbatches."""
+    """Checks those of the second step; both are in the order of the microbatches."""
     batch, target = make_batch(plan.num_microbatches, seed=9)
     model = nn.Sequential(*make_model(plan.num_stages))
     plain = [model(part) for part in batch.split(ROWS_PER_MICROBATCH)]

@@ -1,4 +1,4 @@
-"""What torch's runtime cannot run is refused before anything is sent, with the rule."""
+"""Plans that torch's runtime cannot run are refused before anything is sent, with the rule."""
 
 import importlib
 import re
@@ -37,30 +37,50 @@ def stage(index: int, num_stages: int = 2, module: Any = None) -> PipelineStage:
 
 
 REFUSED: dict[str, tuple[Callable[[], Plan], list[int], str]] = {
-    "replicas": (lambda: by_name["chimera"](2, 2), [0], "torch's runtime knows no replicas, and"),
-    "slices": (lambda: by_name["seq1f1b"](2, 2), [0], "torch's runtime knows no slices, and the"),
+    "replicas": (
+        lambda: by_name["chimera"](2, 2),
+        [0],
+        "replicas of the plan must be 1 for torch's runtime, got 2",
+    ),
+    "slices": (
+        lambda: by_name["seq1f1b"](2, 2),
+        [0],
+        "slices of the plan must be 1 for torch's runtime, got",
+    ),
     "recompute": (
         lambda: with_recompute(one_f_one_b(2, 2), [Action.parse("0R0")], Costs(1, 2)),
         [0],
-        "torch's runtime knows F, B, I and W, and device 0 has 0R0 at position [0-9]+$",
+        "actions must be F, B, I or W for torch's runtime, got 0R0 at position [0-9]+ of dev",
     ),
     "forwards": (
         lambda: one_f_one_b(2, 2).forward_only(),
         [0],
-        "runs plans with a backward, and the plan has none",
+        "plan must have backwards for torch's runtime, got one without",
     ),
-    "none": (lambda: one_f_one_b(2, 2), [], "stages is empty: every process of the group has"),
+    "none": (
+        lambda: one_f_one_b(2, 2),
+        [],
+        "stages must hold at least one stage in each process of the group, got an empty list",
+    ),
     "another's": (
         lambda: one_f_one_b(2, 2),
         [1],
-        r"process 0 of the group is device 0, which has stages \[0\] of the plan, .* given \[1\]$",
+        r"stages must be \[0\] in process 0 of the group, which is device 0 .*, got \[1\]$",
     ),
-    "twice": (lambda: one_f_one_b(2, 2), [0, 0], r"has stages \[0\] of the plan.* \[0, 0\]"),
-    "too few": (lambda: hanayo(2, 2), [0], "stage 0 is one of 2, and the plan has 4"),
+    "twice": (
+        lambda: one_f_one_b(2, 2),
+        [0, 0],
+        r"stages must be \[0\] in process .* got \[0, 0\]",
+    ),
+    "too few": (
+        lambda: hanayo(2, 2),
+        [0],
+        "stage 0 must be one of 4, as in the plan, got one of 2",
+    ),
     "processes": (
         lambda: by_name["interleaved"](1, 2),
         [0, 1],
-        "the plan is for 1 devices, and the stages' group has 2 processes",
+        "the stages' group must have 1 processes, one for each device of the plan, got 2",
     ),
 }
 
@@ -73,7 +93,7 @@ def test_what_does_not_fit_is_refused(name: str) -> None:
 
 
 def test_another_number_of_microbatches_is_refused() -> None:
-    with pytest.raises(ValueError, match="n_microbatches is 3, and the plan has 2"):
+    with pytest.raises(ValueError, match="n_microbatches must be 2, as in the plan, got 3"):
         one_f_one_b(2, 2).to_torch([stage(0)], 3, loss_of)
 
 
@@ -88,27 +108,36 @@ def test_what_is_no_stage_or_no_plan_is_refused() -> None:
 def test_stages_of_several_groups_are_refused() -> None:
     stages = [stage(0, 4), stage(3, 4)]
     stages[1].group = dist.new_group([0, 1])
-    with pytest.raises(ValueError, match="stages have been made with different groups"):
+    with pytest.raises(
+        ValueError, match="stages must be made with one group, got stages of different groups"
+    ):
         hanayo(2, 2).to_torch(stages, loss_fn=loss_of)
 
 
 def test_modules_that_torch_cannot_split_are_refused() -> None:
     compiled: Any = torch.compile(nn.Linear(2, 2), backend="eager")
     replicated = DistributedDataParallel(nn.Linear(2, 2))
-    for module, message in ((compiled, "compiled, and torch"), (replicated, "in Distr")):
-        with pytest.raises(ValueError, match=f"stage 0 is {message}.* use a plan with B"):
+    for module, message in (
+        (compiled, "compiled"),
+        (replicated, "in DistributedDataParallel"),
+    ):
+        with pytest.raises(ValueError, match=f"stage 0 must not be {message} .* Use a plan with B"):
             zb_h1(2, 2).to_torch([stage(0, module=module)], loss_fn=loss_of)
         one_f_one_b(2, 2).to_torch([stage(0, module=module)], loss_fn=loss_of)
     sharded = fully_shard(nn.Linear(2, 2), mesh=init_device_mesh("cpu", (2,)))
-    with pytest.raises(ValueError, match="stage 0 is sharded by fully_shard"):
+    with pytest.raises(
+        ValueError, match="stage 0 must not be sharded by fully_shard, got one that is"
+    ):
         one_f_one_b(2, 2).to_torch([stage(0, module=sharded)], loss_fn=loss_of)
 
 
 def test_a_step_without_target_or_of_uneven_microbatches_is_refused() -> None:
     schedule = hanayo(2, 2).to_torch([stage(0, 4), stage(3, 4)], loss_fn=loss_of)
-    with pytest.raises(ValueError, match="needs a target in the process of the last stage"):
+    with pytest.raises(
+        ValueError, match="target must be given to step in the process of the last stage, got None"
+    ):
         schedule.step(torch.ones(4, 2))
-    message = r"microbatch 1 has inputs of shapes \[\(1, 2\)\], and the first .* \[\(2, 2\)\]"
+    message = r"inputs of microbatch 1 must have shapes \[\(2, 2\)\], .* got \[\(1, 2\)\]"
     with pytest.raises(ValueError, match=message):
         schedule.step(torch.ones(3, 2), target=torch.ones(3, 2))
 
@@ -125,7 +154,7 @@ def test_another_torch_is_refused_by_its_version(monkeypatch: pytest.MonkeyPatch
 
 
 def differ(rank: int) -> list[str]:
-    """What each of two processes is told that has been given another plan, or another scaling."""
+    """The errors of two processes with different plans, or different scaling."""
     told = []
     for plans, scales in (
         ((hanayo(2, 4), hanayo(2, 4, optimised=True)), (True, True)),
@@ -147,7 +176,10 @@ def shrink(rank: int) -> str:
     step(schedule, make_batch(4))
     if rank == 0:
         batch, target = make_batch(4)
-        with pytest.raises(ValueError, match="receives every microbatch into a buffer") as raised:
+        with pytest.raises(
+            ValueError,
+            match=r"inputs of microbatch .* must have shapes .*, as in the first microbatch, got",
+        ) as raised:
             step(schedule, (batch[:4], target[:4]))
         return str(raised.value)
     return ""
@@ -157,8 +189,9 @@ def test_processes_with_other_plans_are_told_so_and_smaller_batches_are_refused(
     results = peers.run(2, several, [(differ,), (shrink,)])
     plans, scales = results[0][0]
     assert results[1][0] == [plans, scales]
-    start = "processes 0 and 1 of the group have pipelines that differ in "
+    start = "pipelines must be alike in all processes of the group, got ones that differ in "
     assert plans.startswith(f"{start}the plan: the plan is 4 microbatches of 4 stages on 2 devices")
     assert scales.startswith(f"{start}scale_grads: scale_grads is True in process 0 and False in")
     message = results[0][1]
-    assert message.startswith("microbatch 0 has inputs of shapes [(1, 6)], and the first that was")
+    assert message.startswith("inputs of microbatch 0 must have shapes [(")
+    assert ", as in the first microbatch, got [(1, 6)]" in message

@@ -205,8 +205,8 @@ def test_forwards_keep_to_what_they_have_declared() -> None:
             return x
 
     for make, error, match in (
-        (Forgets, RuntimeError, "'x' must be stashed or popped"),
-        (Another, RuntimeError, "'y' must be declared as stashable"),
+        (Forgets, RuntimeError, "must be stashed or popped, got neither for 'x'"),
+        (Another, RuntimeError, "names must be declared as stashable, got 'y'"),
         (Strange, TypeError, "must yield stash or pop"),
     ):
         with gpipe(chain(make(), Adds())) as model, pytest.raises(error, match=match):

@@ -1,4 +1,4 @@
-"""What each process does in the tests of plans on torch's runtime, and what has to come out."""
+"""The part of each process in the tests of plans on torch's runtime, and the expected results."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -24,7 +24,7 @@ class Exact:
         self.rstd = ((self.x - self.mean).square().mean(-1, keepdim=True) + EPS).rsqrt()
         self.normal = (self.x - self.mean) * self.rstd
         size = self.x.abs()
-        # What is subtracted has an error too.
+        # The subtracted terms have an error too.
         size = size + size.mean(-1, keepdim=True) if centred else size
         self.size = size * self.rstd
 

@@ -87,7 +87,7 @@ def _main(script: str) -> None:
 
 
 class _Driver:
-    """What Triton asks of a driver; launches do nothing."""
+    """The interface that Triton asks of a driver; launches do nothing."""
 
     def __init__(self, target: Any) -> None:
         self._target = target

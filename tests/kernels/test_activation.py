@@ -46,7 +46,7 @@ def exact(gradient: Tensor, x: Tensor, bias: Tensor | None, kind: str) -> list[T
 
 
 def terms(gradient: Tensor, x: Tensor, bias: Tensor | None, kind: str) -> list[Tensor]:
-    """What is added up for each of `exact`."""
+    """The terms that are added up for each of `exact`."""
     gradient, x = gradient.double().abs(), x.double().abs()
     if kind in twin.GATED:
         gate, up = x.chunk(2, -1)
@@ -174,15 +174,17 @@ def test_wrong_arguments_are_refused():
     x = torch.ones(2, 5)
     with pytest.raises(ValueError, match=r"even number of columns.*\[2, 5\]"):
         swiglu(x)
-    with pytest.raises(ValueError, match=r"gelu needs columns.*\[2, 0\]"):
+    with pytest.raises(ValueError, match=r"x must have columns for gelu, got shape \[2, 0\]"):
         gelu(x[:, :0])
-    with pytest.raises(ValueError, match=r"shape \[4\] is no row of 5 columns"):
+    with pytest.raises(
+        ValueError, match=r"bias must have shape \[5\], one number for each column of x, got \[4\]"
+    ):
         gelu(x, torch.ones(4))
-    with pytest.raises(ValueError, match="on meta"):
+    with pytest.raises(ValueError, match="bias must be on cpu as x is, got meta"):
         gelu(x, torch.ones(5, device="meta"))
     with pytest.raises(ValueError, match="one of none, tanh, got 'erf'"):
         gelu(x, approximate="erf")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"floating numbers, got torch\.int64"):
+    with pytest.raises(TypeError, match=r"x and bias must be floating point, got torch.int64"):
         geglu(x.long())
 
 

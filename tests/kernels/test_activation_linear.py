@@ -95,7 +95,7 @@ def test_levels_change_bits_of_gradients_only_where_they_say_so(name, dtype):
         assert torch.equal(ours, same)
         off = ((ours - expected).double().norm() / expected.double().norm()).item()
         assert off < 0.015
-    # That of x is off; that of the last bias, where there is one, does not depend on it.
+    # The gradient of x is off; that of the last bias, where there is one, does not depend on it.
     assert not torch.equal(eight_bits[-1], least[-1])
 
 
@@ -248,15 +248,15 @@ def test_wrong_arguments_are_refused():
         gated_linear(x, weight, activation="relu")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="one of none, tanh, got 'exact'"):
         gelu_linear(x, None, weight, approximate="exact")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"returns 8 columns.*\[3, 4\]"):
+    with pytest.raises(ValueError, match=r"\[outputs, 8\], .* got \[3, 4\]"):
         gelu_linear(x, None, weight)
-    with pytest.raises(ValueError, match=r"returns 4 columns.*\[4\]"):
+    with pytest.raises(ValueError, match=r"\[outputs, 4\], .* got \[4\]"):
         gated_linear(x, weight[0])
-    with pytest.raises(ValueError, match=r"\[3, 4\] has no bias of \[4\]"):
+    with pytest.raises(ValueError, match=r"bias must have shape .*, as weight says, got \[4\]"):
         gated_linear(x, weight, torch.ones(4))
     with pytest.raises(ValueError, match="even number"):
         gated_linear(x[:, :7], weight)
-    with pytest.raises(ValueError, match="on meta"):
+    with pytest.raises(ValueError, match="weight and bias must be on cpu as x is, got meta"):
         gated_linear(x, weight.to("meta"))
-    with pytest.raises(TypeError, match=r"float64.*float32"):
+    with pytest.raises(TypeError, match=r"must be torch.float32 as x is, got torch.float64"):
         gated_linear(x, weight.double())

@@ -133,7 +133,7 @@ def test_what_is_frozen_gets_no_gradient(level, frozen):
 
 
 def saved_bytes(level, num_tokens, num_chosen, width, hidden):
-    """What is kept for each token, without parameters and what routing itself keeps."""
+    """The bytes kept for each token, without parameters and without those of routing itself."""
     (x, gate_up, down), logits = layer(num_tokens, 4, width, hidden, torch.bfloat16)
     routing = route(logits, num_chosen)
     kept = {}
@@ -220,7 +220,9 @@ def test_what_does_not_fit_is_refused():
     routing = route(logits, 2)
     with pytest.raises(ValueError, match=r"got \[6, 4\], \[4, 16, 4\] and \[4, 8, 4\]"):
         experts(x, routing, gate_up, down.mT)
-    with pytest.raises(ValueError, match="of 6 tokens, x is"):
+    with pytest.raises(
+        ValueError, match=r"routing must be of the tokens of x, .*, got one of 6 tokens"
+    ):
         experts(x[:5], routing, gate_up, down)
     with pytest.raises(ValueError, match="one floating type"):
         experts(x, routing, gate_up.double(), down)

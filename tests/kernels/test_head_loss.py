@@ -202,7 +202,7 @@ def test_another_reduction_is_refused():
 @pytest.mark.parametrize("output", [None, {"hidden": 1, "weight": 2}, (1, 2), (torch.ones(2, 3),)])
 def test_what_is_no_output_of_a_head_is_named(output):
     loss, target = LinearCrossEntropy(), torch.zeros(2, dtype=torch.int64)
-    with pytest.raises(TypeError, match=f"has returned a {type(output).__name__}"):
+    with pytest.raises(TypeError, match=f"got a {type(output).__name__}"):
         loss(output, target)
-    with pytest.raises(TypeError, match=f"has returned a {type(output).__name__}"):
+    with pytest.raises(TypeError, match=f"got a {type(output).__name__}"):
         loss.with_gradients(output, target, 1.0)

@@ -235,17 +235,26 @@ NO_KIND: Any = "max"
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: rms_norm(X, torch.ones(3)), r"weight of a norm has shape \(4,\) here, got \(3,\)"),
+        (
+            lambda: rms_norm(X, torch.ones(3)),
+            r"weight of a norm must have shape \(4,\), got \(3,\)",
+        ),
         (lambda: layer_norm(X, ROW, torch.ones(2, 4)), r"bias .* got \(2, 4\)"),
         (lambda: add_norm(X, X[:1], ROW, kind="rms", eps=1), r"delta .* got \(1, 4\)"),
         (lambda: add_norm(X, X, ROW, kind=NO_KIND, eps=1), "one of rms, layer, got 'max'"),
-        (lambda: add_norm(X, X, ROW, ROW, kind="rms", eps=1), "has no bias"),
+        (
+            lambda: add_norm(X, X, ROW, ROW, kind="rms", eps=1),
+            "bias must be None for a norm of kind rms, got a tensor",
+        ),
         (lambda: add_norm(X, X, ROW, kind="rms", eps=1, rate=1.0), "below 1, got 1.0"),
         (lambda: rms_norm(X, ROW, 0.0), "above 0 and finite, got 0.0"),
         (lambda: rms_norm(X, ROW, float("nan")), "got nan"),
-        (lambda: rms_norm(X.long(), ROW), "x of a norm is floating, got torch.int64"),
-        (lambda: rms_norm(X, ROW.to("meta")), "weight of a norm is on cpu as x is, got meta"),
-        (lambda: rms_norm(X[:, :0], ROW[:0]), r"at least one column, x has shape \(2, 0\)"),
+        (lambda: rms_norm(X.long(), ROW), "x of a norm must be floating point, got torch.int64"),
+        (lambda: rms_norm(X, ROW.to("meta")), "weight of a norm must be on cpu as x is, got meta"),
+        (
+            lambda: rms_norm(X[:, :0], ROW[:0]),
+            r"x must have at least one column, got shape \(2, 0\)",
+        ),
         (lambda: rms_norm(X[0, 0], ROW), "at least one column"),
     ],
 )
@@ -299,7 +308,7 @@ def test_sm90_budget():
     assert names == ["add_parts", *["backward"] * 4, *["forward"] * 4, "statistics", "sums"]
     for kernel in kernels:
         assert kernel.spills == 0
-        # What is narrower is one number for each row, and a seed that may be in memory.
+        # Narrower loads are one number for each row, and a seed that may be in memory.
         loads, stores = kernel.accesses("LDG"), kernel.accesses("STG")
         assert loads.pop(64, 0) <= 1
         assert set(loads) <= {128, 32}

@@ -91,7 +91,7 @@ def test_levels_give_the_same_bits(kind, dtype):
 
 
 def bytes_kept(kind: NormKind, has_delta: bool, level: KernelLevel) -> tuple[int, bool]:
-    """Of a token, parameters aside; and whether the sum is among it."""
+    """The bytes kept for a token, parameters aside, and whether the sum is among them."""
     saved = {}
 
     def keep(tensor):
@@ -237,13 +237,21 @@ X, ROW, SQUARE = torch.ones(2, 4), torch.ones(4), torch.ones(4, 4)
 @pytest.mark.parametrize(
     ("weight", "bias", "message"),
     [
-        (SQUARE[:, :3], None, r"weight .* \(outputs, 4\) here, got \(4, 3\)"),
+        (SQUARE[:, :3], None, r"weight .* \(outputs, 4\), got \(4, 3\)"),
         (SQUARE[:0], None, r"got \(0, 4\)"),
         (ROW, None, r"got \(4,\)"),
-        (SQUARE, ROW[:3], r"bias .* \(4,\) here, got \(3,\)"),
-        (SQUARE.half(), None, "weight of a linear layer is torch.float32 as x is, got .*float16"),
-        (SQUARE, ROW.long(), "bias of a linear layer is torch.float32 as x is, got torch.int64"),
-        (SQUARE.to("meta"), None, "weight of a linear layer is on cpu as x is, got meta"),
+        (SQUARE, ROW[:3], r"bias .* \(4,\), got \(3,\)"),
+        (
+            SQUARE.half(),
+            None,
+            "weight of a linear layer must be torch.float32 as x is, got .*float16",
+        ),
+        (
+            SQUARE,
+            ROW.long(),
+            "bias of a linear layer must be torch.float32 as x is, got torch.int64",
+        ),
+        (SQUARE.to("meta"), None, "weight of a linear layer must be on cpu as x is, got meta"),
     ],
 )
 def test_what_is_no_linear_layer_is_refused(weight, bias, message):

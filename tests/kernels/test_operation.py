@@ -1,4 +1,4 @@
-"""What happens around a launch, shown without a GPU."""
+"""The calls around a launch, shown without a GPU."""
 
 from contextlib import contextmanager
 

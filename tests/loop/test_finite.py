@@ -202,7 +202,9 @@ def test_gpus_tell_of_activations(gpus: FakeCuda) -> None:
 
 @pytest.mark.parametrize("level", ["grads", "activations"])
 def test_what_no_graph_could_do_is_refused(gpus: FakeCuda, level: str) -> None:
-    with pytest.raises(ValueError, match=f"check_finite='{level}' looks at what actions make"):
+    with pytest.raises(
+        ValueError, match=f"check_finite must be 'off' or 'loss' with capture, got '{level}'"
+    ):
         pipeline(mlp(), devices=["cuda:0", "cuda:1"], check_finite=level, capture=True)
 
 

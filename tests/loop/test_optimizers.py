@@ -15,7 +15,7 @@ from tests.loop.loops import assert_same, batch, mlp, pipeline, plain_loop_step,
 
 Optimizer = torch.optim.Optimizer
 
-# What each is made with; all others of torch.optim take lr alone.
+# The options of each; all others of torch.optim take lr alone.
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "SGD": [{"momentum": 0.9}, {"foreach": True}, {"fused": True}],
     "Adam": [{"foreach": True}, {"fused": True, "amsgrad": True}],
@@ -25,7 +25,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
 }
 # It wants sparse gradients; it calls for the loss again.
 NOT_HERE = {"SparseAdam", "LBFGS"}
-# Of matrices only.
+# Optimizers of matrices only.
 MATRICES = {"Muon"}
 
 KINDS = {
@@ -144,7 +144,7 @@ def test_twenty_steps_of_the_whole_loop(name: str, schedule: str) -> None:
 @pytest.mark.parametrize("name", ["one_f_one_b", "zb_v", "chimera"])
 @pytest.mark.parametrize("steps", [1, 2, 3, 4])
 def test_gradients_add_up_over_steps_without_being_rescaled(name: str, steps: int) -> None:
-    """What is in `.grad` before a step is still in it afterwards, whole."""
+    """Gradients that are in `.grad` before a step are still in it afterwards, whole."""
     model = mlp(8)
     plan = schedules.by_name[name](2, 4)
     given = [batch(8) for _ in range(steps)]

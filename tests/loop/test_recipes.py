@@ -1,4 +1,4 @@
-"""What docs/training-loops.md shows, works, and trains as the same loop around the plain model."""
+"""The loops of docs/training-loops.md work, and train as the same loops around the plain model."""
 
 import copy
 import re

@@ -50,7 +50,7 @@ def test_half_precision_steps_equal_the_plain_loop_and_overflows_are_left_out(
 
 
 def test_a_loss_in_half_precision_rounds_as_in_the_plain_loop() -> None:
-    """A scale that is no power of two, weights that are none, and a loss of 10 bits."""
+    """A scale and weights that are not powers of two, and a loss of 10 bits."""
     model, plain = twins(mlp().half())
     ours, theirs = scalers(init_scale=1000.7)
     x, y = (tensor.half() for tensor in batch())

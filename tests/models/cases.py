@@ -38,7 +38,7 @@ class Case:
 
 
 def case(name: str, rows: int = 3, *, fused_loss: bool = False, dropout: float = 0.0) -> Case:
-    """Of a model by its name, with dropout where it has a rate.
+    """The case of a model by its name, with dropout where it has a rate.
 
     Sequences for BERT end in padding, of which no loss is taken.
     """

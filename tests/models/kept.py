@@ -11,7 +11,7 @@ def kept_bytes(run: Callable[[], object], *, without: nn.Module) -> int:
 
     Args:
         run: The forward.
-        without: Whose parameters do not count.
+        without: The modules whose parameters do not count.
     """
     saved: dict[int, Tensor] = {}
 

@@ -81,9 +81,9 @@ def test_it_learns_by_heart() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"layers": 0}, "layers is 0; it must be at least 1"),
-        ({"width": 15}, "width is 15 and heads is 2; heads must divide width"),
-        ({"dropout": 1.0}, "dropout is 1.0"),
+        ({"layers": 0}, "layers must be at least 1, got 0"),
+        ({"width": 15}, "heads must divide width, 15, got 2"),
+        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
     ],
 )
 def test_impossible_sizes_are_refused(changes: dict[str, object], message: str) -> None:
@@ -92,5 +92,7 @@ def test_impossible_sizes_are_refused(changes: dict[str, object], message: str) 
 
 
 def test_a_sequence_longer_than_the_context_is_refused() -> None:
-    with pytest.raises(ValueError, match="a sequence has 13 tokens; the model's context is 12"):
+    with pytest.raises(
+        ValueError, match="a sequence must have at most 12 tokens, the model's context, got 13"
+    ):
         small()(torch.zeros(1, 13, dtype=torch.int64))

@@ -26,7 +26,7 @@ class Block:
     """A block of a published model's proportions.
 
     Attributes:
-        shape: What the guide says of it.
+        shape: The number of the guide.
         halves: Makes its layers.
         second: Makes what passes beside x; None where x passes alone.
     """
@@ -67,7 +67,7 @@ def bytes_per_token(block: Block) -> dict[str, float]:
     """For the twin in plain torch and by level, in bfloat16."""
     with torch.device("meta"):
         layers = nn.Sequential(*block.halves()).to(torch.bfloat16)
-    # What the weights are does not matter; drawing them would take most of the test's time.
+    # The weights do not matter; drawing them would take most of the test's time.
     layers.to_empty(device="cpu")
     x = torch.randn(1, NUM_TOKENS, block.width).bfloat16().requires_grad_()
     inputs = x if block.second is None else (x, block.second())
@@ -99,7 +99,7 @@ def test_llama_keeps_less_than_half_of_plain_torch(kept):
 
 
 def test_gpt_and_bert_keep_their_input_twice_and_what_attention_and_gelu_need(kept):
-    """A norm has two numbers here. Of the mask attention keeps a bfloat16 per token."""
+    """A norm has two numbers here. Attention keeps a bfloat16 per token of the mask."""
     h, beside = 1024, 2 * 8 + 16 * 4
     assert kept["GPT"]["ops"] == (2 * 2 + 6 + 2 + 2 * 4) * h + beside
     assert kept["GPT"]["ops+stash"] == (2 * 2 + 6 + 2 + 4 * (1 + 4 / 128)) * h + beside

@@ -138,14 +138,14 @@ def test_balance_is_in_the_loss_of_training_only():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: llama(kv_heads=0), "kv_heads is 0; it must be at least 1"),
-        (lambda: llama(width=24, heads=8), "width / heads is 3; it must be even"),
-        (lambda: llama(heads=8, kv_heads=3), "heads is 8 and kv_heads is 3; kv_heads must divide"),
-        (lambda: llama(base=0.0), "base is 0.0; it must be above 0"),
-        (lambda: moe(num_chosen=9), "num_chosen is 9; there are 8 experts"),
-        (lambda: moe(hidden=20), "hidden is 20; it must be a multiple of 8"),
-        (lambda: bert(padding=256), "padding is 256; it must be a token"),
-        (lambda: bert(dropout=-0.1), "dropout is -0.1"),
+        (lambda: llama(kv_heads=0), "kv_heads must be at least 1, got 0"),
+        (lambda: llama(width=24, heads=8), "width / heads must be even, got 3"),
+        (lambda: llama(heads=8, kv_heads=3), "kv_heads must divide heads, 8, got 3"),
+        (lambda: llama(base=0.0), "base must be above 0, got 0.0"),
+        (lambda: moe(num_chosen=9), "num_chosen must be at most 8, the number of experts, got 9"),
+        (lambda: moe(hidden=20), "hidden must be a multiple of 8, got 20"),
+        (lambda: bert(padding=256), "padding must be a token, 0 <= padding < .*, got 256"),
+        (lambda: bert(dropout=-0.1), "dropout must be at least 0 and below 1, got -0.1"),
     ],
 )
 def test_impossible_sizes_are_refused(make, message):

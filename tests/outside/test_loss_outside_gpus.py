@@ -98,7 +98,7 @@ def test_a_failed_backward_leaves_a_pipeline_that_goes_on(gpus: FakeCuda) -> Non
 def test_a_half_needs_forwards_first(gpus: FakeCuda) -> None:
     with planned(model(), schedules.one_f_one_b(2, 3), None, "cuda") as pipe:
         lanes = pipe._executor.driver.gpus.lanes  # type: ignore[attr-defined]
-        with pytest.raises(ValueError, match="needs its forwards first, got 0F2 behind 0B0"):
+        with pytest.raises(ValueError, match="must have its forwards first, got 0F2 behind 0B0"):
             _C.StreamProgram.half(pipe.plan, lanes, forwards=True)
 
 

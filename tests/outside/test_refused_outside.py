@@ -76,7 +76,9 @@ def test_parameters_that_were_written_are_refused() -> None:
             with torch.no_grad():
                 for parameter in layers.parameters():
                     parameter.mul_(2)
-            with pytest.raises(RuntimeError, match=r"modified by an inplace|have been written"):
+            with pytest.raises(
+                RuntimeError, match=r"modified by an inplace|parameters must stay as they are"
+            ):
                 y.sum().backward()
             assert all(parameter.grad is None for parameter in layers.parameters())
 
@@ -106,7 +108,7 @@ def test_a_plan_without_backwards_says_so() -> None:
     with pipeline(model(), schedules.one_f_one_b(2, 3).forward_only()) as pipe:
         y = pipe(batch())
         assert y.requires_grad
-        with pytest.raises(RuntimeError, match="forward actions only"):
+        with pytest.raises(RuntimeError, match="the plan has forward actions only"):
             y.sum().backward()
 
 

@@ -26,7 +26,7 @@ def layers(width: int = 6, num_layers: int = 4) -> list[nn.Module]:
 
 
 def batch_of(step: int, rank: int, rows: int, width: int = 6) -> Batch:
-    """What a process gets in a step."""
+    """The batch of a process in a step."""
     generator = torch.Generator().manual_seed(1000 * step + rank)
     inputs = torch.randn(rows, width, generator=generator)
     return inputs, torch.randn(rows, width, generator=generator)
@@ -57,7 +57,7 @@ class Reference:
         sums: list[list[Tensor | None]] = []
         for rank, (inputs, targets) in enumerate(batches):
             for parameter, old in zip(self.model.parameters(), before, strict=True):
-                # What is there counts once, in the first process.
+                # Gradients that are there count once, in the first process.
                 parameter.grad = None if old is None or rank > 0 else old.clone()
             losses.append(inputs.new_zeros(()))
             for x, y in zip(self._cut(inputs), self._cut(targets), strict=True):

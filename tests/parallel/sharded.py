@@ -43,7 +43,7 @@ def layers(dtype: torch.dtype = torch.float32) -> list[nn.Module]:
 def batch_of(
     step: int, dp_rank: int = 0, rows: int = 10, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor]:
-    """What a tensor-parallel group gets in a step; the microbatches have not all one size."""
+    """The batch of a tensor-parallel group in a step; the microbatches have not all one size."""
     generator = torch.Generator().manual_seed(1000 * step + dp_rank)
     x = torch.randn(rows, 4, generator=generator, dtype=dtype)
     return x, torch.randn(rows, 2, generator=generator, dtype=dtype)
@@ -78,7 +78,7 @@ def train(
 
 
 def plain_step(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """What the plain model adds to gradients, microbatch by microbatch; the loss."""
+    """Adds the plain model's gradients, microbatch by microbatch; returns the loss."""
     rows = rows_of(len(x), NUM_MICROBATCHES)
     parts = list(zip(x.split(rows), y.split(rows), strict=True))
 

@@ -24,7 +24,7 @@ def one_after_another(rank: int, closes: tuple[bool, bool]) -> list[Tensor]:
             pipe.close()
         else:
             kept.append(pipe)
-    # What has been closed is not in the way of the end.
+    # Closed pipelines are not in the way of the end.
     dist.destroy_process_group()
     return found
 

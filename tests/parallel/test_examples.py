@@ -31,7 +31,7 @@ EXAMPLES = {
 
 
 def launched(name: str, processes: int) -> str:
-    """What the example prints, run as its guide says."""
+    """The output of the example, run as its guide says."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     ran = subprocess.run(
         [sys.executable, *(launcher if processes > 1 else ["-W", "error"]), str(FOLDER / name)],
@@ -46,7 +46,7 @@ def launched(name: str, processes: int) -> str:
 
 
 def within(rank: int, name: str, processes: int, port: int) -> str:
-    """What the example prints in this process, with the environment that torchrun makes."""
+    """The output of the example in this process, with the environment that torchrun makes."""
     dist.destroy_process_group()
     os.environ |= {
         "RANK": str(rank),
@@ -70,7 +70,7 @@ def forked(name: str, processes: int) -> str:
 
 
 def losses(printed: str) -> list[float]:
-    """Of each of ten steps."""
+    """The losses of ten steps."""
     found = re.findall(r"^step (\d): loss (\d\.\d{4})$", printed, re.MULTILINE)
     assert [int(step) for step, _ in found] == list(range(10))
     return [float(loss) for _, loss in found]

@@ -14,7 +14,11 @@ from tests import peers
 
 def of_a_mesh(rank: int) -> Any:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    with pytest.raises(TypeError, match=r"mesh\['dp'\] is; got a mesh of 2: \('dp', 'tp'\)"):
+    with pytest.raises(
+        TypeError,
+        match=r"must be a process group or a mesh of one dimension, as mesh\['dp'\] is, got a mesh "
+        r"of 2: \('dp', 'tp'\)",
+    ):
         group_of(mesh, "process_group")
     group = group_of(mesh["dp"], "process_group")
     lanes = [*lane_groups(group, 2), control_group(group)]
@@ -24,7 +28,7 @@ def of_a_mesh(rank: int) -> Any:
         # Not the mesh's half an hour.
         assert timeout_of(lane) == timedelta(seconds=20)
         value = torch.tensor([rank + 10 * number])
-        # Whatever the order on other devices.
+        # The order on other devices does not matter.
         dist.all_reduce(value, group=lane)
         values.append(value.item())
     return len({lane.group_name for lane in lanes}), values
@@ -36,7 +40,9 @@ def test_every_device_has_a_group_of_its_own() -> None:
 
 
 def test_what_is_no_group_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"process_group is a process group .* got a str"):
+    with pytest.raises(TypeError, match=r"process_group must be a process group .* got a str"):
         group_of("world", "process_group")
-    with pytest.raises(ValueError, match="a group that this process is not in"):
+    with pytest.raises(
+        ValueError, match="must be a group with this process in it, got one without"
+    ):
         group_of(dist.GroupMember.NON_GROUP_MEMBER, "process_group")

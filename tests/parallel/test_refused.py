@@ -1,4 +1,5 @@
-"""What cannot stand beside other processes is an error in each of them, before anything is sent."""
+"""Options that do not go with other processes are an error in each of them, before anything is
+sent."""
 
 from typing import Any
 
@@ -28,5 +29,7 @@ def with_main_grad(rank: int) -> list[str]:
 def test_a_main_grad_is_an_error() -> None:
     (refused, loss), (again, other) = run(2, with_main_grad)
     assert refused == again
-    assert refused.startswith("1.0.weight has a main_grad")
+    assert refused.startswith(
+        "1.0.weight must collect gradients in .grad, which process_group sums, got a main_grad"
+    )
     assert loss == other

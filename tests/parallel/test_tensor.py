@@ -55,9 +55,9 @@ def bound_of(dtype: torch.dtype) -> float:
     """How far from the plain model's a parameter may be after ten steps of `SGD`.
 
     Another order has what rows of `down` add up to, forward, and columns of `up`, backward: in each
-    of six blocks two sums of at most 16 products, whose roundings are of numbers below 4. What
-    follows has derivatives below 4, so a gradient is off by 4 * 6 * 2 * 16 * 4 roundings at most;
-    ten steps with that momentum move a parameter by less than 0.1 * 10 * 10 of it.
+    of six blocks two sums of at most 16 products, whose roundings are of numbers below 4. The
+    layers behind have derivatives below 4, so a gradient is off by 4 * 6 * 2 * 16 * 4 roundings at
+    most; ten steps with that momentum move a parameter by less than 0.1 * 10 * 10 of it.
     """
     return 4 * 6 * 2 * 16 * 4 * 0.1 * 10 * 10 * torch.finfo(dtype).eps / 2
 
@@ -252,7 +252,7 @@ def sequences(_: int) -> tuple[Tensor, dict[str, Tensor], bool]:
     ):
         ids = some_words()
         loss = pipe.step(ids, target=ids)
-        # Of which norms' are parts of a sum in torch, and the embedding's is whole.
+        # In torch gradients of norms are parts of a sum, and the embedding's is whole.
         alike = all(p.grad.placements == p.placements for p in pipe.parameters())  # type: ignore[union-attr,attr-defined]
         gradients = {name: whole(p.grad) for name, p in pipe.named_parameters()}  # type: ignore[arg-type]
         return loss, gradients, alike
@@ -269,7 +269,7 @@ def test_sequences_and_losses_in_shards() -> None:
     gradients = {name: p.grad for name, p in model.named_parameters()}
     for loss, found, alike in peers.run(2, sequences):
         assert alike
-        # Of one step, whose sums are of 48 words: see `bound_of`, which is of ten.
+        # The loss is of one step, whose sums are of 48 words: see `bound_of`, which is of ten.
         assert abs(loss - wanted) <= bound_of(torch.float32)
         assert_near(found, gradients, bound_of(torch.float32))  # type: ignore[arg-type]
 

@@ -60,16 +60,48 @@ def small_gpt() -> nn.Sequential:
             layers,
             {"*.upp": ColwiseParallel()},
             ValueError,
-            r"for '\*\.upp', but no module has such",
+            r"tensor_parallel must have styles for modules of the model, got '\*.upp'",
         ),
         (layers, {}, TypeError, "styles a dict from names"),
         (layers, [("*", ColwiseParallel())], TypeError, "styles a dict from names"),
-        (layers, {"1.up": "colwise"}, TypeError, "has 'colwise' for '1.up', not a ParallelStyle"),
-        (layers, {"": ColwiseParallel()}, ValueError, "a style for the model itself"),
-        (layers, {"1.norm": RowwiseParallel()}, TypeError, "1.norm is a LayerNorm"),
-        (tied, STYLES, ValueError, "1.up.weight is used in 2 places"),
-        (shared, {"*.0.up": ColwiseParallel()}, ValueError, r"0\.0\.up .* used in stages 0, 1"),
-        (small_gpt, {"1.qkv": ColwiseParallel()}, TypeError, "fused operations read"),
+        (
+            layers,
+            {"1.up": "colwise"},
+            TypeError,
+            "tensor_parallel must have a ParallelStyle for each name, got 'colwise' for '1.up'",
+        ),
+        (
+            layers,
+            {"": ColwiseParallel()},
+            ValueError,
+            "tensor_parallel must have styles for modules in the model, got one for the "
+            "model itself, which is cut",
+        ),
+        (
+            layers,
+            {"1.norm": RowwiseParallel()},
+            TypeError,
+            "1.norm must be an nn.Linear or nn.Embedding for RowwiseParallel",
+        ),
+        (
+            tied,
+            STYLES,
+            ValueError,
+            "1.up.weight must be used once to be sharded, got 2 uses, which sharding would untie",
+        ),
+        (
+            shared,
+            {"*.0.up": ColwiseParallel()},
+            ValueError,
+            r"0\.0\.up must be used in one stage .* got stages 0, 1",
+        ),
+        (
+            small_gpt,
+            {"1.qkv": ColwiseParallel()},
+            TypeError,
+            "must call torch's operations to be sharded, got a .* of pykern.models, whose "
+            "fused operations take whole tensors",
+        ),
     ],
 )
 def test_what_is_refused(
@@ -84,17 +116,34 @@ def test_what_is_refused(
 def test_a_style_on_what_is_cut_is_refused() -> None:
     model = nested()
     inner = [part for outer in model.children() for part in outer.children()]
-    with pytest.raises(CutError, match="style for 0, but the model is cut within it"):
+    with pytest.raises(
+        CutError,
+        match="tensor_parallel must have styles for modules within one stage, got one for 0, "
+        "within which the model is cut",
+    ):
         find_shards(model, [[inner[0]], [inner[1]]], {"*": ColwiseParallel()})
 
 
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"tensor_parallel": STYLES}, TypeError, r"tensor_parallel is \(mesh\['tp'\], styles\)"),
-        ({"tensor_parallel": ("tp", STYLES)}, TypeError, "tensor_parallel is a process group or a"),
-        ({"capture": "auto"}, ValueError, "capture='auto' with tensor_parallel"),
-        ({"schedule": "chimera"}, ValueError, "the plan has 2 replicas"),
+        (
+            {"tensor_parallel": STYLES},
+            TypeError,
+            r"tensor_parallel must be \(mesh\['tp'\], styles\), got",
+        ),
+        (
+            {"tensor_parallel": ("tp", STYLES)},
+            TypeError,
+            r"tensor_parallel must be a process group or a mesh of one dimension, as "
+            r"mesh\['dp'\] is, got a",
+        ),
+        ({"capture": "auto"}, ValueError, "capture must be False with tensor_parallel, got 'auto'"),
+        (
+            {"schedule": "chimera"},
+            ValueError,
+            "the plan must have one replica for tensor_parallel, got 2",
+        ),
         ({"recompute": pykern.Budget(10**9, sample=torch.ones(2, 4))}, ValueError, "Budget"),
     ],
 )
@@ -113,7 +162,7 @@ def test_options_that_cannot_stand_beside_it(
 
 
 def in_processes(_: int) -> list[str]:
-    """What is refused where there is a group: the messages."""
+    """Refusals where there is a group: the messages."""
     plane = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
     messages = []
 
@@ -137,9 +186,9 @@ def test_what_is_refused_in_processes() -> None:
     for messages in peers.run(2, in_processes):
         of_mesh, of_scaler, again, plain = messages
         assert "a mesh of 2: ('dp', 'tp')" in of_mesh
-        assert "scaler with tensor_parallel" in of_scaler
-        assert "1.up.weight is a DTensor already" in again
-        assert "1.up.weight is a DTensor already" in plain
+        assert "scaler must be None with tensor_parallel" in of_scaler
+        assert "1.up.weight must be a plain tensor, got a DTensor" in again
+        assert "1.up.weight must be a plain tensor, got a DTensor" in plain
 
 
 class Passing(nn.Module):
@@ -169,4 +218,7 @@ def hand_over(_: int) -> list[str]:
 def test_dtensors_do_not_cross_stages() -> None:
     for kind, message in peers.run(2, hand_over):
         assert kind == "TypeError"
-        assert "stage 0 hands over a DTensor" in message
+        assert (
+            "stage 0 must hand over plain tensors, got a DTensor, which is of its own "
+            "device's group"
+        ) in message

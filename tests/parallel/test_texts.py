@@ -63,13 +63,13 @@ def test_values_come_back_equal(kind: Any, value: object) -> None:
         (int, "1.5", "must be a int"),
         (float, '"1"', "must be a float"),
         (Pair, '{"left": 1}', r"must have the keys \['left', 'right'\]"),
-        (Pair, '{"left": 1, "left": 2, "right": []}', "key 'left' occurs twice"),
+        (Pair, '{"left": 1, "left": 2, "right": []}', "keys must occur once, got 'left' twice"),
         (Pair, '{"left": 1, "right": [2]}', r"right\[0\] must be a str, got 2"),
         (Pair, "[1, []]", "the value must be a dict"),
         (list[int], '{"0": 1}', "must be a list"),
         (range, "[1, 2, 3]", "must be a list of 2"),
         (dict[str, str], '{"a": null}', "the value.a must be a str, got None"),
-        (list[int], "[" * 100_000, "nested too deeply"),
+        (list[int], "[" * 100_000, "the JSON must have at most .* levels, got more"),
         (int, "gASVKAAAAAAAAACMBXBvc2l4", "Expecting value"),
         (int, "", "Expecting value"),
     ],
@@ -156,7 +156,7 @@ def announces(rank: int, size: int) -> str:
 @pytest.mark.parametrize("size", [-1, 2**40])
 def test_a_size_that_no_text_has_allocates_nothing(size: int) -> None:
     _, told = peers.run(2, announces, size)
-    assert f"announces a text of {size} bytes" in told
+    assert f"a text must have 1 to {1 << 26} bytes, got {size} from process" in told
 
 
 # Functions that run, or may run, a program in the data.

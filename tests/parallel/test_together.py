@@ -1,4 +1,4 @@
-"""What is around the sums over processes: losses that train, running statistics, memory."""
+"""Features around the sums over processes: losses that train, running statistics, memory."""
 
 import gc
 from dataclasses import dataclass
@@ -26,12 +26,16 @@ class TrainedLoss(nn.Module):
 
 
 def with_a_trained_loss(rank: int) -> Any:
-    with pytest.raises(ValueError, match="loss_fn trains parameters that the model does not have"):
+    with pytest.raises(
+        ValueError,
+        match="loss_fn must train parameters of the model alone, whose gradients processes sum, "
+        "got one that trains others",
+    ):
         pipeline(loss_fn=TrainedLoss(nn.Parameter(torch.eye(6))))
     torch.manual_seed(0)
     last = nn.Linear(6, 6)
     model = nn.Sequential(nn.Linear(6, 6), last)
-    # What the last stage has is summed with it.
+    # Parameters of the last stage are summed with it.
     with pykern.Pipeline(
         model,
         devices="cpu:2",

@@ -117,7 +117,8 @@ def accumulate_sums(rank: int) -> tuple[dict[str, bool], dict[str, Tensor]]:
 
 
 def test_a_gradient_is_in_the_process_that_owns_it() -> None:
-    """What is there before a step counts once: the owner adds its own part to it, then the sum."""
+    """Gradients that are there before a step count once: the owner adds its own part to it, then
+    the sum."""
     found = peers.run(2, accumulate_sums)
     for owned, gradients in found:
         assert gradients.keys() == {name for name, is_owned in owned.items() if is_owned}
@@ -170,7 +171,11 @@ def clipped(rank: int, norm_type: float) -> tuple[list[Tensor], list[Tensor]]:
             optimizer.step()
             optimizer.zero_grad()
         assert optimizer.clip_grad_norm_(1.0) == 0
-        with pytest.raises(RuntimeError, match="call clip_grad_norm_ of the ZeroOptimizer"):
+        with pytest.raises(
+            RuntimeError,
+            match="clip_grad_norm_ must be called of the ZeroOptimizer, in every process, got a "
+            "call in a process that has the gradients of some parameters only",
+        ):
             pykern.clip_grad_norm_(pipe.parameters(), 1.0)
         return norms, [parameter.detach() for parameter in pipe.parameters()]
 
@@ -241,7 +246,10 @@ def tied_and_frozen(rank: int) -> list[Tensor]:
                 first = next(iter(pipe.children()))
                 first.requires_grad_(True)
                 x, y = batch_of(number, rank, 8)
-                with pytest.raises(RuntimeError, match="add it by add_param_group"):
+                with pytest.raises(
+                    RuntimeError,
+                    match=r"must belong to the ZeroOptimizer, got .*Add it by add_param_group",
+                ):
                     pipe.step(x, target=y)
                 optimizer.add_param_group({"params": [first.bias], "lr": 0.5})
             x, y = batch_of(number, rank, 8)

@@ -146,16 +146,22 @@ def test_a_file_that_cannot_be_written_is_told_to_all(tmp_path: Path) -> None:
     assert "extra" in writer[1]
     assert writer[1] in other[1]
     assert writer[2] == other[2]
-    assert "save after an update" in writer[2]
+    assert "the gradients of its own parameters alone, got True. Save after an update" in writer[2]
 
 
 def scaled(rank: int) -> tuple[list[float], list[Tensor]]:
-    """What is not finite is in the batch of one process, then in the gradients that one owns."""
+    """Values that are not finite are in the batch of one process, then in the gradients that one
+    owns."""
     with pipeline() as pipe:
         plain = torch.amp.GradScaler("cpu")
         optimizer = ZeroOptimizer(pipe, torch.optim.SGD, lr=0.1)
         x, y = batch_of(0, rank, 8)
-        with pytest.raises(TypeError, match="with a ZeroOptimizer use torch"):
+        with pytest.raises(
+            TypeError,
+            match=r"scaler must be a ShardedGradScaler of torch.distributed.fsdp with a "
+            r"ZeroOptimizer, got a .*, which would look for infinite values in one process "
+            r"alone",
+        ):
             pipe.step(x, target=y, scaler=plain)
         scaler = ShardedGradScaler("cpu", init_scale=2.0**10, growth_interval=100)
         scales = []
@@ -266,18 +272,29 @@ def refused(rank: int) -> None:
             (3, "gather the stage's"),
             (4, "1, 2 and 3"),
         ):
-            with pytest.raises(ValueError, match=f"stage is 1, got {stage}: .*{reason}"):
+            with pytest.raises(ValueError, match=f"stage must be 1, got {stage}: .*{reason}"):
                 ZeroOptimizer(pipe, torch.optim.SGD, lr=0.1, stage=stage)
-        with pytest.raises(TypeError, match="LBFGS looks at all parameters"):
+        with pytest.raises(
+            TypeError,
+            match="optimizer_class must step parameters one by one, got LBFGS, which looks at all "
+            "at once",
+        ):
             ZeroOptimizer(pipe, torch.optim.LBFGS)
         first = next(iter(pipe.parameters()))
         first.data = first.data.t()
-        with pytest.raises(ValueError, match=r"shape \(6, 6\) and strides \(1, 6\) is not contig"):
+        with pytest.raises(
+            ValueError,
+            match=r"parameters must be contiguous to be sent between processes, got shape \(6, 6\) "
+            r"and strides \(1, 6\)",
+        ):
             ZeroOptimizer(pipe, torch.optim.SGD, lr=0.1)
         first.data = first.data.contiguous().double()
         with pytest.raises(TypeError, match=r"of torch.float32, torch.float64, and torch's"):
             ZeroOptimizer(pipe, torch.optim.SGD, lr=0.1)
-    with pipeline(process_group=None) as pipe, pytest.raises(ValueError, match="has none"):
+    with (
+        pipeline(process_group=None) as pipe,
+        pytest.raises(ValueError, match="the pipeline must have a process_group"),
+    ):
         ZeroOptimizer(pipe, torch.optim.SGD, lr=0.1)
 
 

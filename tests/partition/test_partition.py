@@ -30,7 +30,7 @@ def every_cut(num_layers: int, num_stages: int) -> list[tuple[int, ...]]:
 
 
 def badness(costs: Sequence[int], cut: tuple[int, ...]) -> tuple[int, int, int, tuple[int, ...]]:
-    """What `partition` promises to make least, in this order."""
+    """The quantities that `partition` promises to make least, in this order."""
     stages = [costs[start:end] for start, end in pairwise(cut)]
     stage_costs = [sum(stage) for stage in stages]
     squares = sum(cost**2 for cost in stage_costs)
@@ -98,13 +98,33 @@ def test_the_table_of_a_model_without_parameters_has_no_shares() -> None:
 @pytest.mark.parametrize(
     ("num_stages", "balance", "message"),
     [
-        (3, "parameters", "2 layers cannot fill 3 stages; split the model into at least 3 layers"),
-        (0, "parameters", "num_stages is 0; it must be at least 1"),
-        (2, "weight", 'balance is "weight"; use "parameters"'),
-        (2, "time", "sample is missing"),
-        (2, [1, 2], r"balance is \[1, 2\]; it must hold 2 counts"),
-        (2, [2, 0], r"balance is \[2, 0\]; it must hold 2 counts"),
-        (2, [2], r"balance is \[2\]; it must hold 2 counts"),
+        (3, "parameters", "the model must have at least 3 layers, one for each stage, got 2"),
+        (0, "parameters", "num_stages must be at least 1, got 0"),
+        (2, "weight", "balance must be 'parameters', .*, got 'weight'"),
+        (
+            2,
+            "time",
+            "sample must be given for, and only for, balance 'time' and 'memory', got "
+            "balance=.* .* sample",
+        ),
+        (
+            2,
+            [1, 2],
+            r"balance must hold 2 counts of at least 1, one per stage, that sum to .*, the "
+            r"number of layers, got \[1, 2\]",
+        ),
+        (
+            2,
+            [2, 0],
+            r"balance must hold 2 counts of at least 1, one per stage, that sum to .*, the "
+            r"number of layers, got \[2, 0\]",
+        ),
+        (
+            2,
+            [2],
+            r"balance must hold 2 counts of at least 1, one per stage, that sum to .*, the "
+            r"number of layers, got \[2\]",
+        ),
     ],
 )
 def test_an_impossible_cut_is_refused(num_stages: int, balance: object, message: str) -> None:
@@ -113,18 +133,27 @@ def test_an_impossible_cut_is_refused(num_stages: int, balance: object, message:
 
 
 def test_a_sample_that_would_be_ignored_is_refused() -> None:
-    with pytest.raises(ValueError, match="sample is given"):
+    with pytest.raises(
+        ValueError,
+        match=r"sample must be given for, and only for, balance 'time' and 'memory', got "
+        r"balance=.* .* sample",
+    ):
         partition([nn.ReLU()], 1, sample=1)
 
 
 @pytest.mark.parametrize(
     ("layers", "num_stages", "balance", "message"),
     [
-        (nn.Linear(2, 2), 1, "layers", "the model is a Linear"),
-        ([nn.ReLU(), "ReLU"], 1, "layers", "layer 1 is a str"),
-        ([nn.ReLU()], 1.0, "layers", "num_stages is 1.0"),
-        ([nn.ReLU()], True, "layers", "num_stages is True"),
-        ([nn.ReLU()], 1, [1.0], "balance holds 1.0"),
+        (
+            nn.Linear(2, 2),
+            1,
+            "layers",
+            "layers must be an nn.Sequential or a list of modules, one per layer, got Linear",
+        ),
+        ([nn.ReLU(), "ReLU"], 1, "layers", "layer 1 must be an nn.Module, got str"),
+        ([nn.ReLU()], 1.0, "layers", "num_stages must be an integer, got 1.0"),
+        ([nn.ReLU()], True, "layers", "num_stages must be an integer, got True"),
+        ([nn.ReLU()], 1, [1.0], "each count of balance must be an integer, got 1.0"),
     ],
 )
 def test_wrong_types_are_refused(
@@ -135,7 +164,7 @@ def test_wrong_types_are_refused(
 
 
 def test_parameters_without_a_shape_are_refused() -> None:
-    with pytest.raises(ValueError, match="layer LazyLinear has parameters without a shape"):
+    with pytest.raises(ValueError, match="layer LazyLinear must have no lazy parameters, got some"):
         partition([nn.LazyLinear(3)], 1)
 
 
@@ -149,7 +178,9 @@ def test_prices_fit_numbers_and_types_of_layers_without_names() -> None:
     named = dict(layers.named_children())
     assert partition(named, 2, balance={"0": 3, "*": 1}) == by_number
     with pytest.raises(
-        ValueError, match=r"no price for layer '1' \(ReLU\): patterns 'Linear' do not match"
+        ValueError,
+        match=r"balance must have a price for each layer, got none for '1' \(ReLU\): patterns "
+        r"'Linear' do not match",
     ):
         partition(layers, 2, balance={"Linear": 1})
 

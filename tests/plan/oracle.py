@@ -126,7 +126,7 @@ class Oracle:
         return row[position : position + 2] if position in starts else (action,)
 
     def before(self, action: Action) -> Action | None:
-        """What the device runs before the action's slot."""
+        """The actions that the device runs before the action's slot."""
         device, position = self.place[self.slot(action)[0]]
         return self.plan.rows[device][position - 1] if position > 0 else None
 

@@ -10,7 +10,7 @@ from pykern.plan import Action, Kind, Placement, Plan
 
 @dataclass(frozen=True)
 class Shape:
-    """What a plan has to hold, whatever its order. `split` are the cells with I and W."""
+    """The actions that a plan has to hold, in any order. `split` are the cells with I and W."""
 
     placement: Placement
     num_microbatches: int

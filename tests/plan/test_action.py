@@ -53,7 +53,7 @@ def test_text_is_stage_kind_microbatch() -> None:
     ],
 )
 def test_any_other_text_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="an action is stage, kind, microbatch"):
+    with pytest.raises(ValueError, match="an action must be stage, kind, microbatch"):
         Action.parse(text)
 
 

@@ -69,8 +69,8 @@ def test_no_block_exceeds_its_own_peak_and_microbatches_ascend(
         (lambda p: by_block(p, 1, [0, -1], [3, 2], 6), "slot must be 0 to 16777216, got -1"),
         (lambda p: by_block(p, 1, [0, 1], [3, 2], 0), "interval must be 1 to 65536, got 0"),
         (lambda p: by_block(p, 2**22, [0, 1], [3, 2], 999), "slots of all devices must be 1 to"),
-        (lambda p: by_block(p, 1, [0, 1], [3, 1], 6), "two actions in slot 1 of device 0"),
-        (lambda p: by_block(p, 2, [0, 1], [3, 2], 3), "two actions in slot 3 of device 0"),
+        (lambda p: by_block(p, 1, [0, 1], [3, 1], 6), "got two in slot 1 of device 0"),
+        (lambda p: by_block(p, 2, [0, 1], [3, 2], 3), "got two in slot 3 of device 0"),
     ],
 )
 def test_bad_numbers_are_refused(make: Callable[[Placement], Plan], message: str) -> None:

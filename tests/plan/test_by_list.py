@@ -62,7 +62,7 @@ def ready(start: dict[Action, float], action: Action, neighbour: Action) -> floa
 
 
 def held(plan: Plan, weight: Action) -> int:
-    """What the device of `weight` has in flight when it starts it."""
+    """The microbatches that the device of `weight` has in flight when it starts it."""
     row = plan.rows[weight.stage]
     before = [action.kind for action in row[: row.index(weight)]]
     return before.count(Kind.F) - before.count(Kind.W)
@@ -79,11 +79,11 @@ def test_replicas_and_slices_are_scheduled_too() -> None:
         (lambda: by_list(schedules.gpipe(2, 2), 0), "cap must be 1 to 16777216, got 0"),
         (
             lambda: by_list(schedules.interleaved(2, 4), 1),
-            "cap 1 is too small for this plan; it stops all devices, device 0 before 0F1",
+            "cap must be large enough .* got 1, which stops all devices, device 0 before 0F1",
         ),
         (
             lambda: by_list(schedules.pipedream(2, 2), 2),
-            "list scheduling orders F, B, I and W, got 0U0",
+            "actions must be F, B, I or W for list scheduling, got 0U0",
         ),
         (lambda: by_list(Plan(Placement.linear(1), 1, [[]]), 1), "0F0 is missing"),
     ],

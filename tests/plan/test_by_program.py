@@ -40,7 +40,9 @@ def test_pairs_share_a_slot_where_both_are_there() -> None:
 
 @pytest.mark.parametrize("word", ["F2", "F", "f0", "U0", "0F", "F0&", "&", "F-1", "F0&B0&B1"])
 def test_other_words_are_refused(word: str) -> None:
-    with pytest.raises(ValueError, match="a pattern's word is F, B, I or W and a chunk, 0 to 1"):
+    with pytest.raises(
+        ValueError, match="a pattern's word must be F, B, I or W and a chunk, 0 to 1"
+    ):
         by_program(ONE, 2, [[(1, f"F0 {word}")]])
 
 

@@ -164,8 +164,12 @@ def test_what_could_not_be_read_again_is_not_written(
     plan = one_f_one_b(2, 2)
     for path, options, message in (
         ("plan.yaml", {}, r"must end in \.json or \.csv, got .*plan\.yaml"),
-        ("plan.csv", {"costs": COSTS}, r"plan\.csv: costs are kept in a \.json only"),
-        ("plan.json", {"transfers": True}, r"plan\.json: transfers are written into a \.csv only"),
+        ("plan.csv", {"costs": COSTS}, r"costs must be kept in a .json, got .*plan\.csv"),
+        (
+            "plan.json",
+            {"transfers": True},
+            r"transfers must be written into a .csv, got .*plan\.json",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             save_plan(plan, tmp_path / path, **options)
@@ -176,53 +180,56 @@ def test_what_could_not_be_read_again_is_not_written(
         with pytest.raises(PlanError, match="P005"):
             save_plan(wrong, tmp_path / path)
     monkeypatch.setattr(files, "MAX_FILE_BYTES", 99)
-    with pytest.raises(ValueError, match="holds at most 99 bytes"):
+    with pytest.raises(ValueError, match="must have at most 99 bytes, got more"):
         save_plan(plan, tmp_path / "plan.json")
     assert list(tmp_path.iterdir()) == []
 
 
 REFUSED = [
     ("", "Expecting value: line 1 column 1"),
-    ("[]", "a plan is a JSON object, got []"),
-    ("[" * 100_000, "the JSON is nested too deeply"),
-    ('{"format": "pykern-plan", "format": 1}', "key 'format' occurs twice"),
-    ('{"a": NaN}', "NaN is not a number of JSON"),
-    ('{"a": -Infinity}', "-Infinity is not a number of JSON"),
+    ("[]", "a plan must be a JSON object, got []"),
+    ("[" * 100_000, "levels, got more"),
+    ('{"format": "pykern-plan", "format": 1}', "keys must occur once, got 'format' twice"),
+    ('{"a": NaN}', "numbers of JSON must be finite, got NaN"),
+    ('{"a": -Infinity}', "numbers of JSON must be finite, got -Infinity"),
     ('{"a": ' + "9" * 5000 + "}", "4300"),
     (content(format="torch"), "format must be 'pykern-plan', got 'torch'"),
     (content(version=2), "version must be 1, got 2"),
     (content(version=True), "version must be 1, got True"),
     (content(version=1.0), "version must be 1, got 1.0"),
-    (content(extra=0), "a plan has no such key as 'extra'"),
-    (content(rows=...), "a plan has no key 'rows'"),
+    (content(extra=0), "a plan must have known keys only, got 'extra'"),
+    (content(rows=...), "a plan must have the key 'rows', got none"),
     (content(sha256="0"), "sha256 must be "),
     (to_json(one_f_one_b(2, 2)).replace("0F1 0B0", "0B0 0F1"), "sha256 must be "),
     (content(num_devices=0), "num_devices must be an int from 1 to 16777216, got 0"),
     (content(num_devices=2.0), "num_devices must be an int from 1 to 16777216, got 2.0"),
     (content(num_devices="2"), "num_devices must be an int from 1 to 16777216, got '2'"),
-    (content(num_devices=3), "a plan for 3 devices needs as many rows, got 2"),
+    (content(num_devices=3), "rows must be 3, one for each device, got 2"),
     (content(num_stages=3), "num_stages must be 2, got 3"),
-    (content(num_microbatches=1 << 24), "8 actions are too few for 2 stages"),
+    (content(num_microbatches=1 << 24), "actions must be at least one for each of 2 stages,"),
     (content(num_microbatches=3), "P005"),
-    (content(num_slices=300), "8 actions are too few"),
+    (content(num_slices=300), "actions must be at least one for each of"),
     (content(replicas=[]), "num_replicas must be 1 to 65536, got 0"),
-    (content(replicas=[[0, 2]]), "stage 1 is placed on device 2, but devices are 0 to 1"),
+    (content(replicas=[[0, 2]]), "devices of stages must be 0 to 1, got 2 for stage 1"),
     (content(replicas=[[0, -1]]), "replicas[0][1] must be an int from 0 to 16777216, got -1"),
     (content(replicas=[0, 1]), "replicas[0] must be a list, got 0"),
     (content(rows="0F0"), "rows must be a list, got '0F0'"),
     (content(rows=[["0F0"]]), "rows[0] must be a string of actions, got ['0F0']"),
-    (content(rows=["0F0 0F1  0B0", ""]), "rows[0], position 2: an action is"),
+    (content(rows=["0F0 0F1  0B0", ""]), "rows[0], position 2: an action must be"),
     (content(rows=["\x1b[31m0F0", ""]), r"rows[0] must be a string of actions, got '\x1b[31m0F0'"),
     (content(rows=["\ud8000F0", ""]), r"rows[0] must be a string of actions, got '\ud8000F0'"),
-    (content(rows=["0F0 0F1 0B0 0B1", "1F0 1F01"]), "rows[1], position 1: an action is"),
+    (content(rows=["0F0 0F1 0B0 0B1", "1F0 1F01"]), "rows[1], position 1: an action must be"),
     (content(rows=["0F0 0F1 0B0 0B1", "1F0 1F1 1B1 1COPY_F0"]), "P002"),
     (content(rows=["0F0 0F1 0B0 0B1", "1B0 1F0 1B1 1F1"]), "P006"),
     (content(overlaps=[[0]]), "overlaps must hold a list for each of 2 rows, got 1"),
-    (content(overlaps=[[3], []]), "overlap at position 3"),
+    (
+        content(overlaps=[[3], []]),
+        "stay in a row of 4, got position 3",
+    ),
     (content(overlaps=[[0], []]), "P009"),
     (content(costs=1), "costs must be an object, got 1"),
-    (content(costs={"forward_ns": 1}), "costs has no key 'backward_ns'"),
-    (content(costs=dict.fromkeys("ab", 1)), "costs has no key 'backward_ns'"),
+    (content(costs={"forward_ns": 1}), "costs must have the key 'backward_ns', got none"),
+    (content(costs=dict.fromkeys("ab", 1)), "costs must have the key 'backward_ns', got none"),
 ]
 
 
@@ -240,14 +247,14 @@ def test_json_of_any_depth_is_refused() -> None:
     text = to_json(one_f_one_b(2, 2))
     for depth in range(500, sys.getrecursionlimit() + 1):
         nested = text.replace('"num_devices": 2', f'"num_devices": {"[" * depth + "]" * depth}')
-        with pytest.raises(ValueError, match=r"nested too deeply|sha256 must be"):
+        with pytest.raises(ValueError, match=r"levels, got more|sha256 must be"):
             from_json(nested)
 
 
 def test_a_repeated_key_is_found_among_many() -> None:
     keys = [*range(50_000), 49_999]
     start = time.perf_counter()
-    with pytest.raises(ValueError, match="key '49999' occurs twice"):
+    with pytest.raises(ValueError, match="keys must occur once, got '49999' twice"):
         from_json("{" + ", ".join(f'"{key}": 0' for key in keys) + "}")
     assert time.perf_counter() - start < 2
 
@@ -274,19 +281,19 @@ def test_other_things_than_small_ascii_files_are_refused(name: str, tmp_path: Pa
     with pytest.raises(FileNotFoundError):
         load_plan(path)
     path.mkdir()
-    with pytest.raises(ValueError, match="is not a regular file"):
+    with pytest.raises(ValueError, match="path must be a regular file, got"):
         load_plan(path)
     path.rmdir()
     os.mkfifo(path)
-    with pytest.raises(ValueError, match="is not a regular file"):
+    with pytest.raises(ValueError, match="path must be a regular file, got"):
         load_plan(path)
     path.unlink()
     path.write_bytes("0F0,\u0660F1".encode())
-    with pytest.raises(ValueError, match=r"plan\..*: byte 217 at offset 4 is not ASCII"):
+    with pytest.raises(ValueError, match=r"plan\..* must be ASCII, got byte 217 at offset 4"):
         load_plan(path)
     with path.open("wb") as file:
         file.truncate(files.MAX_FILE_BYTES + 1)
-    with pytest.raises(ValueError, match="holds at most 16777216 bytes"):
+    with pytest.raises(ValueError, match="must have at most 16777216 bytes, got more"):
         load_plan(path)
     with pytest.raises(ValueError, match=r"must end in \.json or \.csv"):
         load_plan(path.with_suffix(".txt"))

@@ -144,7 +144,7 @@ def test_reductions_are_of_what_trains() -> None:
 
 def test_only_what_has_a_backward_is_recomputed() -> None:
     plan = schedules.one_f_one_b(3, 2).with_frozen([0])
-    with pytest.raises(ValueError, match="0R0 is of a stage that has no backward"):
+    with pytest.raises(ValueError, match="cells must be of stages with a backward, got 0R0"):
         with_recompute(plan, [Action.parse("0R0")], Costs(1, 2))
     assert with_recompute(plan, [Action.parse("1R0")], Costs(1, 2)).has(Kind.R)
 

@@ -23,17 +23,35 @@ def plan_with(**values: object) -> str:
 
 
 LARGE = {
-    "bubbles.csv": ("," * CELLS, f"at most {CELLS} cells, got {CELLS + 1}"),
-    "lines.csv": ("\r\n" * CELLS, f"at most {CELLS} cells"),
-    "actions.csv": ("0F0," * CELLS, f"at most {CELLS} cells"),
-    "transfers.csv": ("0SEND_F0," * 500_000, "500000 transfers are too many for 1 other cells"),
-    "lists.json": ("[" + "[]," * CELLS + "[]]", "too many values"),
-    "objects.json": ("[" + "{}," * CELLS + "{}]", "too many values"),
-    "numbers.json": (plan_with(overlaps=[[0] * CELLS]), "too many values"),
-    "nested.json": ("[" * 10**5 + "]" * 10**5, "nested too deeply"),
-    "rows.json": (plan_with(rows=["0F0"] * 10**5), "1 devices needs as many rows, got 100000"),
-    "overlaps.json": (plan_with(overlaps=[[]] * 10**5), "needs as many overlaps, got 100000"),
-    "row.json": (plan_with(rows=["0F0 " * CELLS]), f"at most {proved.MAX_ACTIONS} actions"),
+    "bubbles.csv": (
+        "," * CELLS,
+        f"cells of a plan's file must be at most {CELLS}, got {CELLS + 1}",
+    ),
+    "lines.csv": ("\r\n" * CELLS, f"cells of a plan's file must be at most {CELLS}"),
+    "actions.csv": ("0F0," * CELLS, f"cells of a plan's file must be at most {CELLS}"),
+    "transfers.csv": (
+        "0SEND_F0," * 500_000,
+        "transfers must be at most two for each of 1 other cells, got 500000",
+    ),
+    "lists.json": ("[" + "[]," * CELLS + "[]]", "the JSON must have at most .* values, got"),
+    "objects.json": ("[" + "{}," * CELLS + "{}]", "the JSON must have at most .* values, got"),
+    "numbers.json": (
+        plan_with(overlaps=[[0] * CELLS]),
+        "the JSON must have at most .* values, got",
+    ),
+    "nested.json": ("[" * 10**5 + "]" * 10**5, "the JSON must have at most .* levels, got more"),
+    "rows.json": (
+        plan_with(rows=["0F0"] * 10**5),
+        "rows must be 1, one for each device, got 100000",
+    ),
+    "overlaps.json": (
+        plan_with(overlaps=[[]] * 10**5),
+        "overlaps must be .*, one for each device, got 100000",
+    ),
+    "row.json": (
+        plan_with(rows=["0F0 " * CELLS]),
+        f"actions of a plan's file must be at most {proved.MAX_ACTIONS}",
+    ),
 }
 
 
@@ -66,9 +84,9 @@ def test_what_is_read_is_written_and_no_more(
     for module in ("pykern.plan.files", "pykern.plan.files.proved", "pykern.plan.files.torch_csv"):
         monkeypatch.setattr(f"{module}.MAX_ACTIONS", plan.num_actions - 1)
     for name in ("plan.json", "plan.csv"):
-        with pytest.raises(ValueError, match="at most 15 actions, got 16"):
+        with pytest.raises(ValueError, match="actions of a plan's file must be at most 15, got 16"):
             save_plan(plan, tmp_path / name)
-        with pytest.raises(ValueError, match="at most 15 actions, got 16"):
+        with pytest.raises(ValueError, match="actions of a plan's file must be at most 15, got 16"):
             load_plan(tmp_path / name)
 
 
@@ -94,5 +112,5 @@ def test_json_nests_as_far_as_is_said_on_any_python(pair: str) -> None:
     read_json(nested(MAX_NESTING))
     read_json(json.dumps("[{" * 1000))
     read_json(json.dumps({'\\"[': "]" * 9}))
-    with pytest.raises(ValueError, match="nested too deeply"):
+    with pytest.raises(ValueError, match=r"the JSON must have at most .* levels, got more"):
         read_json(nested(MAX_NESTING + 1))

@@ -22,7 +22,7 @@ def two_buffered(num_devices: int, group: int) -> Callable[[int], Plan]:
 
 
 def ran(parts: Parts, num_batches: int) -> list[list[Action]]:
-    """What is run of each row, microbatches counted from the beginning."""
+    """The part of each row that is run, with microbatches counted from the beginning."""
     rows: list[list[Action]] = [[] for _ in range(parts.plan.num_devices)]
 
     def run(part: PlanPart, shift: int) -> None:
@@ -88,7 +88,7 @@ def test_devices_lose_little_between_two_parts() -> None:
 
 
 def makespan(rows: list[tuple[Action, ...]]) -> int:
-    """Of a part, all devices beginning together; F takes 1, B takes 2, U nothing."""
+    """The time of a part, all devices beginning together; F takes 1, B takes 2, U nothing."""
     length = {Kind.F: 1, Kind.B: 2, Kind.U: 0}
     here = {action for row in rows for action in row}
     ends: dict[Action, int] = {}
@@ -150,12 +150,27 @@ def changing(num_microbatches: int) -> Plan:
     ("make", "microbatches", "message"),
     [
         (pipedream(4), 3, "at least the number of devices, 4, .* got 3"),
-        (two_buffered(2, 4), 6, "for groups of 4, but microbatches=6"),
-        (lambda count: schedules.one_f_one_b(2, count), 4, "for no microbatches"),
-        (late, 4, "0F4 reads newer weights than those before it in its group of 2|0F"),
-        (early, 2, "0U1 stands before a backward of its group of 2"),
-        (uneven, 4, "stage 1 updates its weights after 2, 4, 6, 8, ... microbatches"),
-        (changing, 4, "does not do the same with each batch of 4"),
+        (
+            two_buffered(2, 4),
+            6,
+            "microbatches must be a multiple of the group after which the schedule updates "
+            "weights, got 6 and groups of 4",
+        ),
+        (lambda count: schedules.one_f_one_b(2, count), 4, "got 4 and no microbatches"),
+        (late, 4, "in a group of 2 microbatches, got 0F4 with a newer one|got 0F"),
+        (early, 2, "updates must come after all backwards of their group of 2, got 0U1 before one"),
+        (
+            uneven,
+            4,
+            "the schedule must update weights after every .* microbatches, got updates of "
+            "stage 1 after 2, 4, 6, 8, ...",
+        ),
+        (
+            changing,
+            4,
+            "the schedule must do the same with each batch of 4 microbatches to run without "
+            "a flush, got one that does not",
+        ),
     ],
 )
 def test_schedules_that_cannot_go_on_are_refused(

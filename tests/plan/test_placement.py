@@ -40,8 +40,8 @@ def test_placements_differ_by_devices_and_by_stages() -> None:
         (lambda: Placement.wave(2, 0), "waves must be 1 to 65536, got 0"),
         (lambda: Placement.wave(60000, 60000), "num_stages must be 1 to 65536, got 7200000000"),
         (lambda: Placement(2, []), "num_stages must be 1 to 65536, got 0"),
-        (lambda: Placement(2, [0, 2]), "stage 1 is placed on device 2, but devices are 0 to 1"),
-        (lambda: Placement(2, [-1]), "stage 0 is placed on device -1"),
+        (lambda: Placement(2, [0, 2]), "devices of stages must be 0 to 1, got 2 for stage 1"),
+        (lambda: Placement(2, [-1]), "devices of stages must be .* got -1 for stage 0"),
         (lambda: Placement(10**9, [0]), "num_devices must be 1 to 65536"),
     ],
 )

@@ -59,7 +59,7 @@ def test_forward_only_keeps_the_forwards_in_order() -> None:
     ("num_stages", "num_microbatches", "num_rows", "message"),
     [
         (2, 0, 2, "num_microbatches must be 1 to 16777216, got 0"),
-        (2, 2, 3, "a plan for 2 devices needs as many rows, got 3"),
+        (2, 2, 3, "rows must be 2, one for each device, got 3"),
         (
             1000,
             20000,

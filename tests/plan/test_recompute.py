@@ -253,26 +253,41 @@ def test_the_cap_holds_where_r_when_due_holds_it(data: st.DataObject) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda plan: with_recompute(plan, cells_of("0F1"), COSTS), "0F1 is no R"),
-        (lambda plan: with_recompute(plan, cells_of("2R0"), COSTS), "2R0 is outside a plan of 2"),
-        (lambda plan: with_recompute(plan, cells_of("0R4"), COSTS), "0R4 is outside .* 4 micro"),
-        (lambda plan: with_recompute(plan, [Action(Kind.R, 0, 0, 1)], COSTS), "is outside a plan"),
-        (lambda plan: with_recompute(plan, cells_of("0R1 0R1"), COSTS), "0R1 is given twice"),
+        (
+            lambda plan: with_recompute(plan, cells_of("0F1"), COSTS),
+            "cells must be R actions, got 0F1",
+        ),
+        (
+            lambda plan: with_recompute(plan, cells_of("2R0"), COSTS),
+            "cells must be within the plan's 2 .* got 2R0",
+        ),
+        (lambda plan: with_recompute(plan, cells_of("0R4"), COSTS), "4 microbatches, got 0R4"),
+        (
+            lambda plan: with_recompute(plan, [Action(Kind.R, 0, 0, 1)], COSTS),
+            "cells must be within the plan's .* got",
+        ),
+        (
+            lambda plan: with_recompute(plan, cells_of("0R1 0R1"), COSTS),
+            "cells must be given once, got 0R1",
+        ),
         (
             lambda plan: with_recompute(
                 with_recompute(plan, cells_of("0R1"), COSTS), cells_of("0R1"), COSTS
             ),
-            "0R1 stands in the plan already",
+            "cells must be new to the plan, got 0R1",
         ),
         (
             lambda plan: with_recompute(plan.forward_only(), cells_of("0R0"), COSTS),
-            "a plan without backwards has nothing to recompute for",
+            "plan must have backwards to recompute for, got one without",
         ),
         (
             lambda _: with_recompute(schedules.seq1f1b(2, 2), cells_of("0R0"), COSTS),
-            "a plan of 2 slices cannot be recomputed",
+            "plan must have whole microbatches to be recomputed, got 2 slices",
         ),
-        (lambda plan: with_recompute(plan, [], COSTS, None, 5), "cap_bytes is 5.* needs memory"),
+        (
+            lambda plan: with_recompute(plan, [], COSTS, None, 5),
+            "memory must be given beside cap_bytes, got cap_bytes=5",
+        ),
         (
             lambda plan: with_recompute(plan, [], COSTS, Memory(1), float("nan")),
             "cap_bytes must be at least 0, got nan",

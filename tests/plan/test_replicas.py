@@ -86,7 +86,8 @@ def test_the_makespan_is_that_of_one_replica_and_the_reduction(
 
 
 def test_uneven_shares_take_no_longer_than_the_schedule_for_fewer() -> None:
-    """What a block leaves out leaves the rows of the schedule for one microbatch less."""
+    """Without the actions that a block leaves out, its rows are the schedule's for one microbatch
+    less."""
     for name in ("gpipe", "one_f_one_b", "zb_h1"):
         schedule = schedules.by_name[name]
         uneven = with_replicas(schedule(4, 8), 2, 15)
@@ -107,7 +108,9 @@ def test_what_stands_once_for_a_stage_is_refused() -> None:
     chimera = schedules.chimera(2, 2)
     assert with_replicas(chimera, 2).placement.num_replicas == 4
     for plan in (with_reductions(chimera), with_updates(schedules.gpipe(2, 2), 1, 0)):
-        with pytest.raises(ValueError, match="with REDUCE or U cannot be replicated"):
+        with pytest.raises(
+            ValueError, match="plan must have neither REDUCE nor U to be replicated"
+        ):
             with_replicas(plan, 2)
 
 
@@ -133,8 +136,8 @@ def test_shares_are_those_of_the_largest() -> None:
 @pytest.mark.parametrize(
     ("counts", "error", "message"),
     [
-        ((4, 8, 3), ValueError, "replicas=3, but there are 4 devices, which are not a multiple"),
-        ((4, 3, 4), ValueError, "replicas=4, but there are 3 microbatches; each replica needs one"),
+        ((4, 8, 3), ValueError, "devices must be a multiple of replicas, 3, got 4"),
+        ((4, 3, 4), ValueError, "microbatches must be at least replicas, 4, got 3"),
         ((4, 8, 0), ValueError, "replicas must be 1 to 16777216, got 0"),
         ((4, 8, True), TypeError, "replicas must be an int, got True"),
         ((4, 8.0, 2), TypeError, "microbatches must be an int, got 8.0"),

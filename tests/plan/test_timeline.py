@@ -1,4 +1,4 @@
-"""What a timeline says about its spans, and which spans it refuses."""
+"""The numbers of a timeline, and the spans that it refuses."""
 
 import pickle
 
@@ -88,7 +88,7 @@ def test_a_busy_device_has_no_bubble_whatever_the_rounding() -> None:
     ],
 )
 def test_spans_out_of_order_are_refused(row: list[Span]) -> None:
-    with pytest.raises(ValueError, match=r"device 1: 0F. runs from .* but times must be finite"):
+    with pytest.raises(ValueError, match=r"times must be finite, .* for 0F. on device 1"):
         Timeline([[], row])
 
 

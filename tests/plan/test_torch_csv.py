@@ -178,34 +178,50 @@ def test_every_schedule_ends_though_sends_wait(name: str) -> None:
 
 
 REFUSED = [
-    ("0F0,0B0,0X0", """line 1, cell 3: a cell is like "2F0", got '0X0'"""),
-    ("0F0,\x1b[31m", r"""line 1, cell 2: a cell is like "2F0", got '\x1b[31m'"""),
+    ("0F0,0B0,0X0", """line 1, cell 3: a cell must be like '2F0', got '0X0'"""),
+    ("0F0,\x1b[31m", r"""line 1, cell 2: a cell must be like '2F0', got '\x1b[31m'"""),
     ("0F0,0B0 ", "line 1, cell 2: a cell"),
-    ("0F0,0B00", "line 1, cell 2: an action is stage, kind, microbatch"),
+    ("0F0,0B00", "line 1, cell 2: an action must be stage, kind, microbatch"),
     ("0F0,0B0junk", "line 1, cell 2: a cell"),
-    ("0F0,0B0,0WAIT_SEND_F0", "1 waits are too many for 0 transfers"),
-    ("0F0,0B0,0SEND_F0", "line 1, cell 3: 0SEND_F0 sends what is not made here"),
+    ("0F0,0B0,0WAIT_SEND_F0", "waits must be at most 0, the number of transfers, got 1"),
+    (
+        "0F0,0B0,0SEND_F0",
+        "line 1, cell 3: transfers must send what their device has made before, got 0SEND_F0",
+    ),
     ("0F0,0B0,0RECV_F0", "line 1, cell 3: 0RECV_F0 has no reader after it"),
     ("0F0,(0B0;0F1)OVERLAP_F_B,0B1", "line 1, cell 2: a cell"),
     ("0F0,(0F1;0B0;0B1)OVERLAP_F_B", "line 1, cell 2: a cell"),
     ("0F0,0F0,0B0", "P003"),
-    ("0F0,0B0\r\n0F1,0B1", "line 2, cell 1: stage 0 stands on line 1"),
-    ("1F0,1B0", "stage 0 of 2 has no action"),
-    ("0F0,0B0,0B9999999", "3 actions are too few for 1 stages, 10000000 microbatches and 1 slices"),
+    (
+        "0F0,0B0\r\n0F1,0B1",
+        "line 2, cell 1: stage 0 must be on line 1, where it began, got an action of it here",
+    ),
+    ("1F0,1B0", "each of 2 stages must have an action, got none for stage 0"),
+    (
+        "0F0,0B0,0B9999999",
+        "actions must be at least one for each of 1 stages, 10000000 microbatches and 1 "
+        "slices, got 3",
+    ),
     ("0F0,0B0,0B99999999999", "microbatch must be 0 to 4294967295, got 99999999999"),
     ("70000F0", "stage must be 0 to 65535, got 70000"),
     ("", "num_devices must be 1 to 65536, got 0"),
     ('"0F0,0B0', "line 1: unexpected end of data"),
-    ("0F0,0B0" + "\n" * 65_537, "line 65537: a plan has at most 65536 devices"),
+    ("0F0,0B0" + "\n" * 65_537, "lines must be at most 65536, one for each device, got line 65537"),
     (SMALL.replace("0SEND_F1,", ""), "line 1, cell 3: 0SEND_F1 is missing after it"),
-    (SMALL.replace("1RECV_F1,", ""), "line 2, cell 5: 1F1 has no 1RECV_F1 before it"),
-    (SMALL.replace("0F1,0SEND_F1", "0SEND_F1,0F1"), "line 1, cell 3: 0SEND_F1 sends what"),
-    (SMALL.replace("0SEND_F0", "0SEND_F0,0SEND_F0"), "line 1, cell 3: 0SEND_F0 sends what"),
+    (SMALL.replace("1RECV_F1,", ""), "line 2, cell 5: 1F1 must have 1RECV_F1 before it, got none"),
+    (
+        SMALL.replace("0F1,0SEND_F1", "0SEND_F1,0F1"),
+        "line 1, cell 3: transfers must send what their device has made before, got 0SEND_F1",
+    ),
+    (
+        SMALL.replace("0SEND_F0", "0SEND_F0,0SEND_F0"),
+        "line 1, cell 3: transfers must send what their device has made before, got 0SEND_F0",
+    ),
     (SMALL.replace("0SEND_F0,", ""), "line 1, cell 1: 0SEND_F0 is missing after it"),
     (
         SMALL.replace("1RECV_F1,", "").replace("1RECV_F0", "1RECV_F1,1RECV_F0"),
-        "line 2, cell 1: 1RECV_F1 is out of order: device 1 receives from device 0 in the order of "
-        "sending, and 0SEND_F0 is due",
+        "line 2, cell 1: transfers must be received in the order of sending, got "
+        "1RECV_F1 where 0SEND_F0 is due",
     ),
 ]
 
@@ -220,13 +236,17 @@ def test_what_torch_cannot_say_is_refused() -> None:
     replicas = Plan(
         Placement.bidirectional(2), 2, [actions("0F0 1F1 1B1 0B0"), actions("0F1 1F0 1B0 0B1")]
     )
-    with pytest.raises(ValueError, match=r"knows no replicas, and the plan has 2; use \.json"):
+    with pytest.raises(
+        ValueError, match=r"replicas of the plan must be 1 for .*, got 2; use .json"
+    ):
         to_torch_csv(replicas)
     slices = Plan(Placement.linear(1), 1, [actions("0F0 0F0.1 0B0.1 0B0")], num_slices=2)
-    with pytest.raises(ValueError, match="knows no slices, and the plan has 2"):
+    with pytest.raises(ValueError, match=r"slices of the plan must be 1 for .*, got 2"):
         to_torch_csv(slices)
     recompute = Plan(Placement.linear(1), 1, [actions("0F0 0R0 0B0")])
-    with pytest.raises(ValueError, match="device 0 has 0R0 at position 1"):
+    with pytest.raises(
+        ValueError, match=r"actions must be F, B, I or W for .*, got 0R0 at position 1 of device 0"
+    ):
         to_torch_csv(recompute)
     with pytest.raises(PlanError, match="P005"):
         to_torch_csv(Plan(Placement.linear(1), 1, [actions("0F0 0W0")]))

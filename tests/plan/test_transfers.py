@@ -123,7 +123,7 @@ def test_transfers_that_take_no_time_cost_none(plan: Plan, data: st.DataObject) 
 
 @given(plans_for_torch())
 def test_each_send_has_one_wait_behind_it(plan: Plan) -> None:
-    """What ends though sends wait at once, ends where they wait later."""
+    """A plan that ends though sends wait at once, ends where they wait later."""
     plain = rows_with_transfers(plan, waits=False)
     for bare, row in zip(plain, rows_with_transfers(plan, waits=True), strict=True):
         assert [cell for cell in row if "WAIT" not in cell] == bare

@@ -18,12 +18,13 @@ class Posted(NamedTuple):
 
 
 class Streams:
-    """What runs where: a compute stream for each device, and streams of transfers.
+    """The order of actions and transfers: a compute stream for each device, and streams of
+    transfers.
 
     Args:
         rows: Cells of each device.
-        cost_of: Of an action.
-        transfer_ns: Of a message, from the time when both ends are at it.
+        cost_of: The time of an action.
+        transfer_ns: The time of a message, from the time when both ends are at it.
         by_pair: Whether a device has a stream for each peer, as NCCL has where it makes a
             communicator for two; else one for all, as it has for transfers of the whole group's.
     """

@@ -1,4 +1,4 @@
-"""What the documents show, works."""
+"""The examples of the documents work."""
 
 import json
 import re

@@ -102,7 +102,7 @@ def test_a_failed_installation_ends_in_one_clear_line(python, options, line):
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 def test_a_new_module_is_installed(root, tmp_path):
-    """What is installed has a table of modules, and would look for one that has moved."""
+    """The installed package has a table of modules, and would look for one that has moved."""
     shutil.copy(root / "Makefile", tmp_path)
     for name in ("CMakeLists.txt", "cmake/nvtx.cmake", "pyproject.toml", "constraints/cpu.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

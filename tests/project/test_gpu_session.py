@@ -1,4 +1,5 @@
-"""What of the GPU session can be checked without a GPU: its frame, and that its sections import."""
+"""The parts of the GPU session that can be checked without a GPU: its frame, and that its sections
+import."""
 
 import pytest
 import torch

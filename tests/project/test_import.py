@@ -1,4 +1,4 @@
-"""What an import costs and what it drags in, each in a fresh interpreter."""
+"""The cost of an import and the modules it drags in, each in a fresh interpreter."""
 
 import pytest
 

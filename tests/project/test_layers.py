@@ -1,4 +1,4 @@
-"""Who may import whom: the contracts are in pyproject.toml."""
+"""The allowed imports: the contracts are in pyproject.toml."""
 
 import sysconfig
 from pathlib import Path

@@ -198,7 +198,7 @@ def test_a_hook_of_a_leaf_comes_before_its_gradient_is_kept():
 
 
 def gradients_of(run: Callable[..., object]) -> list[Tensor]:
-    """Those of two leaves, from two outputs, with the gradients given."""
+    """The gradients of two leaves, from two outputs, with the gradients given."""
     torch.manual_seed(0)
     leaves = [torch.randn(3, 4, requires_grad=True) for _ in range(2)]
     outputs = (leaves[0] * leaves[1], leaves[0].exp())

@@ -1,4 +1,5 @@
-"""What must not be in the tree: it is read on other machines than the one it was written on."""
+"""Files that must not be in the tree: it is read on other machines than the one it was written
+on."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""What a user installs."""
+"""The package that a user installs."""
 
 import zipfile
 from importlib.machinery import EXTENSION_SUFFIXES

@@ -9,12 +9,12 @@ import pytest
 
 # Words at the beginning of a sentence behind which its subject is a riddle.
 RIDDLE = re.compile(r"(Who|Whoever|Whose|What|Whatever|Of|That of|Those of)\b")
-# "The rest is none", where a plain sentence says "nothing is left".
+# Plain words are "nothing is left": the other form reads as Python's None.
 NONE = re.compile(r"\b(is|are|was|were) none\b")
 
 
 def offences(text: str) -> Iterator[str]:
-    """The sentences of a block of text that begin with a riddle or end in "is none"."""
+    """The sentences of a block of text that begin with a riddle, or say "is `NONE`"."""
     for sentence in re.split(r"(?<=[.!?:]) ", re.sub(r"\s+", " ", text).strip(" *-")):
         opening = RIDDLE.match(sentence.lstrip("*"))
         if (opening and not sentence.endswith("?")) or NONE.search(sentence):
@@ -51,7 +51,7 @@ def blocks_of(file: Path) -> Iterator[str]:
     return blocks_of_source(text) if file.suffix == ".py" else comments_of(text, "//")
 
 
-@pytest.mark.parametrize("folder", ["", "docs", "pykern", "schedules", "csrc", "bench"])
+@pytest.mark.parametrize("folder", ["", "docs", "pykern", "schedules", "csrc", "tests", "bench"])
 def test_sentences_begin_with_their_subject(root: Path, folder: str) -> None:
     endings = {".md", ".py", ".cpp", ".hpp", ".cu", ".cuh"}
     files = (root / folder).rglob("*") if folder else root.glob("*")

@@ -132,7 +132,7 @@ class Uses(nn.Module):
 
 
 class Opaque:
-    """What torch does not look into for tensors."""
+    """A container in which torch does not look for tensors."""
 
     def __init__(self, x: Tensor) -> None:
         self.x = x

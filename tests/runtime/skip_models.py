@@ -76,7 +76,8 @@ class Ladder(nn.Module):
 
 
 class Wide(nn.Module):
-    """Of four stages the last alone uses `late`, and what the first has put aside, 7 wide."""
+    """The last of four stages alone uses `late`, and the value that the first has put aside, 7
+    wide."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -196,7 +197,7 @@ def plain_step(model: nn.Module, case: Skips, num_microbatches: int, replicas: i
 
 
 def plain_output(model: nn.Module, case: Skips, num_microbatches: int) -> Tensor:
-    """What the model returns for the batch, microbatch by microbatch."""
+    """The outputs of the model for the batch, microbatch by microbatch."""
     rows = rows_of(len(case.target), num_microbatches)
     columns: Sequence[Any] = [value.split(rows) for value in case.inputs.values()]
     with torch.no_grad():

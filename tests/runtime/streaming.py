@@ -1,4 +1,4 @@
-"""What the tests of streams share."""
+"""Helpers that the tests of streams share."""
 
 import time
 from typing import Any

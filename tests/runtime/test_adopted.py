@@ -61,7 +61,11 @@ def test_hooks_that_the_model_gets_afterwards_are_refused_as_before() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     with pykern.Pipeline(model, devices="cpu:2", microbatches=2) as pipe:
         handle = model.register_forward_hook(lambda *_: None)
-        with pytest.raises(TypeError, match="the Sequential has hooks of its own"):
+        with pytest.raises(
+            TypeError,
+            match="the model must have no hooks of its own, which would not run once it is cut, "
+            "got a Sequential with some",
+        ):
             pipe(torch.ones(4, 2))
         handle.remove()
         pipe(torch.ones(4, 2))
@@ -71,7 +75,7 @@ def test_a_chain_with_a_forward_set_on_the_object_runs_it() -> None:
     model: Any = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model.forward = lambda x: model[1](model[0](x)) * 2
     x = torch.ones(4, 2)
-    with pytest.raises(TypeError, match="sample="):
+    with pytest.raises(TypeError, match="sample must be given to cut a"):
         pykern.Pipeline(model, devices="cpu:2", microbatches=2)
     with pykern.Pipeline(model, devices="cpu:2", microbatches=2, sample=x[:2]) as pipe:
         assert torch.equal(pipe(x), model(x))

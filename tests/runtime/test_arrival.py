@@ -223,7 +223,11 @@ def test_an_output_is_taken_by_one_at_a_time() -> None:
     streams: list[Any] = []
     with pipeline([Asks(), nn.Identity()]) as pipe:
         streams.append(pipe.stream(numbered(3)))
-        with pytest.raises(ValueError, match="is being taken already"):
+        with pytest.raises(
+            ValueError,
+            match="outputs of a stream must be taken by one thread at a time, got a call while "
+            "another takes one",
+        ):
             list(streams[0])
         assert next(pipe.stream(numbered(1)))[0, 0] == 0
 

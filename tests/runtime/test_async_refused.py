@@ -1,4 +1,4 @@
-"""What PipeDream cannot run: refused when the pipeline is made, or an error in the first step."""
+"""Refusals of PipeDream: refused when the pipeline is made, or an error in the first step."""
 
 from collections.abc import Callable
 from typing import Any
@@ -53,7 +53,7 @@ def test_gradients_that_no_update_would_be_of_are_errors(number: int) -> None:
     weight = next(layers[number].parameters())
     x, y = batch()
     with four(layers, loss_fn=lambda out, to: F.mse_loss(out, to) + weight.square().sum()) as pipe:
-        message = f"a parameter of stage {number}.* is not its layer"
+        message = f"a parameter of stage {number}.* got a gradient from outside its stage"
         with pytest.raises(RuntimeError, match=message):  # noqa: PT012 - which step is not fixed
             for _ in range(2):
                 pipe.step(x, target=y)
@@ -136,25 +136,35 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: four(check_finite="grads"), "check_finite must be 'off' or 'loss' here"),
     (lambda: four(deferred_batch_norm=True), "deferred_batch_norm must be False here"),
     (lambda: four(replicas=2), "replicas must be 1 here, got 2"),
-    (lambda: four(loss_fn=Scaled()), "loss_fn has parameters that train"),
-    (lambda: four(tied()), r"0.weight \(stage 0\) and 2.weight \(stage 2\) are one parameter"),
-    (lambda: four(one_storage()), "0.weight and 1.weight share memory"),
-    (lambda: four(with_main_grad()), "1.weight has a main_grad"),
+    (lambda: four(loss_fn=Scaled()), "loss_fn must have no parameters that train, got some:"),
+    (
+        lambda: four(tied()),
+        r"0.weight \(stage 0\) and 2.weight \(stage 2\) must be two parameters, got one, of "
+        r"which both stages would have versions",
+    ),
+    (
+        lambda: four(one_storage()),
+        "0.weight and 1.weight must have memory of their own, got shared memory, but each "
+        "has versions of its own",
+    ),
+    (lambda: four(with_main_grad()), "1.weight must collect gradients in .grad, got a main_grad:"),
     (
         lambda: pipeline(layers_of(), "pipedream", 3, OPTIMIZERS["SGD"]),
         "microbatches must be at least the number of devices, 4, .* got 3",
     ),
     (
         lambda: pipeline(layers_of(), "pipedream_2bw", 6, OPTIMIZERS["SGD"]),
-        "groups of 4, but microbatches=6 must be a multiple",
+        "microbatches must be a multiple of the group after which the schedule updates "
+        "weights, got 6 and groups of 4",
     ),
     (
         lambda: pipeline(layers_of(), "gpipe", 4, OPTIMIZERS["SGD"]),
-        "schedule 'gpipe' updates no weights",
+        "schedule must update weights for AsyncPipeline, got 'gpipe'",
     ),
     (
         lambda: pipeline(layers_of(), growing, 4, OPTIMIZERS["SGD"]),
-        "begins with another order when it has fewer microbatches",
+        "the schedule must begin alike for any number of microbatches to go on without "
+        "a flush, got another order for fewer",
     ),
     (
         lambda: pykern.AsyncPipeline(
@@ -163,21 +173,22 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
             schedule=pipedream(4, 4),
             optimizer=OPTIMIZERS["SGD"],
         ),
-        "a Plan ends, and they go on",
+        "A Plan ends, but such a schedule goes on",
     ),
     (
         lambda: pykern.Pipeline(layers_of(), devices="cpu:4", schedule="pipedream", microbatches=4),
-        "the plan holds U actions, which update weights within a step: pykern.AsyncPipeline runs",
+        "the plan must not update weights within a step, got U actions",
     ),
     (
         lambda: pipeline(layers_of(), "pipedream", 4, torch.optim.LBFGS),
-        "LBFGS calls the model again",
+        "optimizer must step parameters one by one, got LBFGS, which calls the model "
+        "again for each step",
     ),
     (
         lambda: pipeline(
             layers_of(), "pipedream", 4, lambda p: torch.optim.SGD([*p, torch.ones(1)], lr=0.1)
         ),
-        "group 0 of the optimizer has a parameter that is not in the model",
+        "optimizer must have parameters of the model alone, got another in group 0",
     ),
 ]
 
@@ -198,14 +209,21 @@ def test_a_pipeline_takes_no_optimizer() -> None:
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD([torch.ones(1)], lr=0.1), 3])
 def test_an_optimizer_is_a_function(optimizer: Any) -> None:
-    with pytest.raises(TypeError, match="optimizer is a function of a list of parameters"):
+    with pytest.raises(
+        TypeError, match="optimizer must be a function of a list of parameters, got a"
+    ):
         pipeline(layers_of(), "pipedream", 4, optimizer)
-    with pytest.raises(TypeError, match="optimizer returned a int"):
+    with pytest.raises(
+        TypeError, match=r"optimizer must return a torch.optim.Optimizer, got a int"
+    ):
         pipeline(layers_of(), "pipedream", 4, lambda _: 3)  # type: ignore[arg-type, return-value]
 
 
 def test_gpus_are_refused(gpus: FakeCuda) -> None:
-    with pytest.raises(ValueError, match="run on CPU workers only"):
+    with pytest.raises(
+        ValueError,
+        match="CPU workers for schedules that update weights within a step, got GPUs",
+    ):
         pykern.AsyncPipeline(
             layers_of(2),
             devices=["cuda:0", "cuda:1"],

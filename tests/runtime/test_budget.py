@@ -180,17 +180,19 @@ def test_what_cannot_be_chosen_is_refused() -> None:
         pykern.Pipeline(layers, devices="cpu:2", microbatches=2, loss_fn=loss_fn, recompute=budget)
 
     x, threads = torch.zeros(2, 4), threading.active_count()
-    with pytest.raises(ValueError, match="device 0 may hold 8 bytes of activations, and needs"):
+    with pytest.raises(ValueError, match="for the activations of device 0 at any level, got 8"):
         make(Budget(8, x, x))
-    with pytest.raises(ValueError, match="the budget of device 1 is 0"):
+    with pytest.raises(ValueError, match="num_bytes must be above 0, got 0 for device 1"):
         make(Budget([8, 0], x, x))
-    with pytest.raises(ValueError, match="the budget of device 0 is '8GiB'; it must be a number"):
+    with pytest.raises(ValueError, match="num_bytes must be above 0, got '8GiB' for device 0"):
         make(Budget("8GiB", x, x))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="the batch has 0 rows; a step needs at least 1"):
+    with pytest.raises(ValueError, match="the batch must have at least 1 row, got 0"):
         make(Budget(1e9, x[:0], x[:0]))
-    with pytest.raises(ValueError, match="1 budgets for 2 devices"):
+    with pytest.raises(
+        ValueError, match="num_bytes must be one number or one for each of 2 devices, got 1"
+    ):
         make(Budget([8], x, x))
-    with pytest.raises(ValueError, match="a memory budget is for training"):
+    with pytest.raises(ValueError, match="loss_fn must be given for a memory budget, got None"):
         make(Budget(8, x, x), None)
     # The workers of a pipeline that was refused have ended.
     assert threading.active_count() == threads

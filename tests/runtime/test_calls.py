@@ -1,4 +1,4 @@
-"""What actions cost, without a clock: the calls of functions of Python's that each kind makes.
+"""The cost of actions, without a clock: the calls of functions of Python's that each kind makes.
 
 A step is run until everything about it is known. A row is for one feature: a feature costs nothing
 where it is not in force. A number that falls may be lowered here; one that rises has to be found.
@@ -36,7 +36,7 @@ class Counted:
         self.most: Counter[tuple[Kind, int]] = Counter()
 
     def around(self, kind: Kind, stage: Stage, call: Callable[[int], None]) -> Any:
-        """What to call for an action instead."""
+        """The function to call for an action instead."""
 
         def counted(microbatch: int) -> None:
             number = 0

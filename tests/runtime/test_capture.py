@@ -366,7 +366,7 @@ def test_prediction_and_tracing_go_beside_it(gpus: FakeCuda) -> None:
 
 def test_where_nothing_can_be_captured_it_is_refused_at_once() -> None:
     for capture in (True, "step"):
-        with pytest.raises(ValueError, match="needs GPUs; CPU workers call every action"):
+        with pytest.raises(ValueError, match=r"workers, which call every action, got .* Use GPUs"):
             pykern.Pipeline([nn.Linear(2, 2)], devices="cpu", microbatches=1, capture=capture)
 
 

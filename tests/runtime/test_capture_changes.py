@@ -1,4 +1,4 @@
-"""What a program changes between captured steps: it is replayed right, or called, never ignored."""
+"""Changes by a program between captured steps: it is replayed right, or called, never ignored."""
 
 import copy
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from tests.support.plain_step import plain_step
 
 
 class Scaled(nn.Linear):
-    """Holds what modules hold: a buffer, a tensor that is none, a word."""
+    """Holds what modules hold: a buffer, a tensor that is not a buffer, a word."""
 
     def __init__(self, width: int) -> None:
         super().__init__(width, width)

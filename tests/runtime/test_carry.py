@@ -1,4 +1,4 @@
-"""What torch keeps per thread reaches the workers, and does not stay there."""
+"""State that torch keeps per thread reaches the workers, and does not stay there."""
 
 import contextvars
 from collections.abc import Callable
@@ -103,7 +103,7 @@ def test_caller_state_is_seen_by_every_stage_and_forgotten_afterwards(name: str)
 
 
 def look_at(look: Callable[[Tensor], Any]) -> Any:
-    """What the calling thread itself sees."""
+    """The state that the calling thread itself sees."""
     with torch.no_grad():
         return look(
             nn.functional.linear(torch.zeros(1, 4, device="cpu"), torch.zeros(4, 4, device="cpu"))

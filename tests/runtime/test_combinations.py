@@ -28,7 +28,7 @@ def _loss(output: Tensor, target: Tensor | None = None) -> Tensor:
     return output.square().mean() if target is None else (output - target).square().mean()
 
 
-# What to give a pipeline, or a step, for each option of the table; those of two groups are filled
+# Arguments of a pipeline, or a step, for each option of the table; those of two groups are filled
 # in when there are any.
 GIVEN: dict[str, dict[str, Any]] = {
     "CPU workers": {},
@@ -98,7 +98,7 @@ def step(options: dict[str, Any], scaler: Any = None) -> None:
 
 
 def message(pair: tuple[str, str], options: dict[str, Any]) -> str | None:
-    """What the table says of two options on CPU workers; None for nothing."""
+    """The table's entry for two options on CPU workers; None for nothing."""
     implied = [other for name in pair for other in IMPLIED.get(name, [])]
     there = {*pair, *implied, "CPU workers"}
     found = next((text for names, text in REFUSED.items() if there >= set(names)), None)

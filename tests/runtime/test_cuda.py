@@ -1,4 +1,4 @@
-"""What torch is told about the GPUs, with torch's own part played by the tests."""
+"""The calls of torch about the GPUs, with torch's own part played by the tests."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext

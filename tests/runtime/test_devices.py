@@ -40,19 +40,22 @@ def test_what_names_stand_for(devices: Any, lanes: list[DeviceLane]) -> None:
 @pytest.mark.parametrize(
     ("devices", "message"),
     [
-        ("cuda:2", "'cuda:2': there is no GPU 2; torch sees 2"),
-        ("cuda:2/2", "'cuda:2/2': there is no GPU 2; torch sees 2"),
-        (["cuda:0", "cuda:7"], "'cuda:7': there is no GPU 7; torch sees 2"),
-        ("cuda:0/0", "'cuda:0/0': the number of parts is 1 to 64"),
-        ("cuda:0/65", "'cuda:0/65': the number of parts is 1 to 64"),
+        ("cuda:2", "device must be one of 2 GPUs that torch sees, from 0, got 'cuda:2'"),
+        ("cuda:2/2", "device must be one of 2 GPUs that torch sees, from 0, got 'cuda:2/2'"),
+        (
+            ["cuda:0", "cuda:7"],
+            "device must be one of 2 GPUs that torch sees, from 0, got 'cuda:7'",
+        ),
+        ("cuda:0/0", "devices must have 1 to 64 parts, got 'cuda:0/0'"),
+        ("cuda:0/65", "devices must have 1 to 64 parts, got 'cuda:0/65'"),
         ("cuda/2", "'cuda/2' is unknown"),
         ("cuda:0/", "'cuda:0/' is unknown"),
         ("cuda:-1", "'cuda:-1' is unknown"),
         ("cuda:٣", "is unknown"),
         ("cuda:0\n", "is unknown"),
-        (["cuda:0/2"], "'cuda:0/2' in a list: only a GPU on its own"),
-        (["cuda"], "says not which GPU"),
-        ([torch.device("cuda")], "says not which GPU"),
+        (["cuda:0/2"], "device must be a whole GPU in a list, got 'cuda:0/2'"),
+        (["cuda"], "device must say which GPU in a list, got 'cuda'"),
+        ([torch.device("cuda")], "device must say which GPU in a list, got 'cuda'"),
         (["cpu", "cuda:0"], "CPU workers or GPUs, not both"),
         (["cpu:2"], "device 'cpu:2' in a list must be 'cpu'"),
         (["meta"], "'meta' is unknown"),
@@ -66,7 +69,7 @@ def test_what_is_no_device_is_refused(devices: Any, message: str) -> None:
 @pytest.mark.parametrize("devices", ["cuda", "cuda:0", "cuda:0/4", ["cuda:0"], ["cpu", "cuda:0"]])
 def test_a_torch_without_cuda_says_so(monkeypatch: pytest.MonkeyPatch, devices: Any) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
-    with pytest.raises(ValueError, match=r"'cuda.*': torch is built without CUDA; use"):
+    with pytest.raises(ValueError, match=r"torch is built without CUDA, got 'cuda.*'. Use"):
         parse_devices(devices)
 
 
@@ -74,5 +77,5 @@ def test_a_torch_without_cuda_says_so(monkeypatch: pytest.MonkeyPatch, devices: 
 def test_a_machine_without_gpus_says_so(monkeypatch: pytest.MonkeyPatch, devices: Any) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(ValueError, match=r"'cuda.*': torch sees no GPU"):
+    with pytest.raises(ValueError, match=r"torch sees no GPU, got 'cuda.*'"):
         parse_devices(devices)

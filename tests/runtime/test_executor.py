@@ -26,7 +26,7 @@ def executor() -> Iterator[_C.WorkerExecutor]:
 def run(
     executor: _C.WorkerExecutor, plan: Plan, pause: Callable[[], object], steps: int = 1
 ) -> list[Log]:
-    """What ran in each step, in order of completion."""
+    """The actions that ran in each step, in order of completion."""
     logs: list[Log] = []
     num_replicas = plan.placement.num_replicas
 
@@ -89,16 +89,19 @@ def test_run_needs_a_claim_and_what_fits() -> None:
     with pytest.raises(ValueError, match="at least 1 worker, got 0"):
         _C.WorkerExecutor(0)
     executor = _C.WorkerExecutor(2)
-    with executor, pytest.raises(ValueError, match=r"2 callbacks of kind F, .* got 1"):
+    with executor, pytest.raises(ValueError, match=r"callbacks of kind F must be 2, .* got 1"):
         executor.run(program, {Kind.F: [int]}, lambda: int)
-    with executor, pytest.raises(ValueError, match=r"2 callbacks of kind F, .* got 0"):
+    with executor, pytest.raises(ValueError, match=r"callbacks of kind F must be 2, .* got 0"):
         executor.run(program, {Kind.B: [int, int]}, lambda: int)
     replicated = _C.WorkerProgram(two_replicas(2, 2))
-    with executor, pytest.raises(ValueError, match=r"4 callbacks of kind F, .* got 2"):
+    with executor, pytest.raises(ValueError, match=r"callbacks of kind F must be 4, .* got 2"):
         executor.run(replicated, calls, lambda: int)
     slices = [[Action(Kind.F, s, 0, j) for j in range(2)] for s in range(2)]
     sliced = _C.WorkerProgram(Plan(Placement.linear(2), 1, slices, 2))
-    with executor, pytest.raises(ValueError, match="into 2 slices"):
+    with (
+        executor,
+        pytest.raises(ValueError, match="whole microbatches for callbacks, got 2 slices"),
+    ):
         executor.run(sliced, calls, lambda: int)
     executor.close()
 

@@ -159,7 +159,7 @@ EXITS = {
 }
 
 
-# What each of these does, another test here does before it ends.
+# Each of these does the same as another test here does before it ends.
 AT_NIGHT = {
     "before any step",
     "after a step",

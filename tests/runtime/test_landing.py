@@ -1,4 +1,4 @@
-"""What takes the gradient of a leaf leaves no trace on it."""
+"""Taking the gradient of a leaf leaves no trace on it."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_gradients_that_share_memory_are_copied_also_where_they_have_no_values(f
         live = LiveBytes()
         with live:
             found = [take(landing) for landing in landings]
-            # Of the memory from a first element to a last, with all that lies between; the last
-            # view has the memory to itself by then.
+            # A view has the memory from a first element to a last, with all that lies between; the
+            # last view has the memory to itself by then.
             assert live.now == 2 * 4 * (5 * 12 + 4)
         assert all(gradient is not None for gradient in found)

@@ -88,8 +88,11 @@ def test_numbers_count_by_weight() -> None:
             (torch.ones(4), {"mask": torch.ones(3, 2)}),
             r"\[1\]\['mask'\] must have as many rows .*, 4, got 3",
         ),
-        ((3, "text", torch.tensor(1.0)), "no tensor with a dimension 0"),
-        ((torch.ones(0, 3),), "0 rows"),
+        (
+            (3, "text", torch.tensor(1.0)),
+            "the batch must hold a tensor with a dimension 0 to cut into microbatches, got none",
+        ),
+        ((torch.ones(0, 3),), "the batch must have at least 1 row, got 0"),
     ],
 )
 def test_a_batch_that_cannot_be_cut_is_named(tree: Any, message: str) -> None:
@@ -102,7 +105,11 @@ def test_a_batch_that_cannot_be_cut_is_named(tree: Any, message: str) -> None:
     [
         ([torch.tensor(1)] * 2, "without dimensions"),
         ([(torch.ones(1), 1), (torch.ones(1), 2)], "int that differs"),
-        ([(torch.ones(1),), [torch.ones(1)]], "different structures"),
+        (
+            [(torch.ones(1),), [torch.ones(1)]],
+            "the outputs of all microbatches must have one structure to be joined, got "
+            "different ones",
+        ),
     ],
 )
 def test_results_that_cannot_be_joined_are_named(parts: Any, message: str) -> None:

@@ -29,7 +29,7 @@ class Masked(nn.Module):
 
 
 class Layers(nn.ModuleList):
-    """What a pipeline makes of the layers alone."""
+    """The results of the layers alone."""
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         for layer in self:

@@ -196,7 +196,7 @@ def test_earlier_steps_can_be_looked_at() -> None:
             pipe.step(torch.ones(2, 2), target=torch.ones(2, 2))
             spans.append(pipe.timeline().rows)
         assert [pipe.timeline(ago).rows for ago in (2, 1, 0)] == spans
-        with pytest.raises(IndexError, match="holds 3 steps, none of them 3 steps ago"):
+        with pytest.raises(IndexError, match="must be below 3, the number of traced steps, got 3"):
             pipe.timeline(3)
 
 
@@ -223,38 +223,46 @@ def hooked_model() -> nn.Sequential:
         ({"devices": "cpu:-1"}, ValueError, "unknown: use 'cpu:N'"),
         ({"devices": "cpu:٣"}, ValueError, "unknown: use 'cpu:N'"),
         ({"devices": "tpu"}, ValueError, "unknown: use 'cpu:N'"),
-        ({"devices": []}, ValueError, "devices is empty"),
+        ({"devices": []}, ValueError, "devices must hold at least one, got an empty list"),
         ({"devices": 4}, TypeError, "a string like 'cpu:4' or a list of devices, got 4"),
         ({"schedule": "gpip"}, ValueError, r"one of .* 'gpipe', .*, got 'gpip'. Did"),
         ({"schedule": "gpipe", "waves": 2}, TypeError, "waves"),
-        ({"schedule": schedules.gpipe(2, 2), "waves": 2}, TypeError, "no schedule options"),
-        ({"schedule": schedules.gpipe(3, 2)}, ValueError, "plan is for 3 devices"),
-        ({"schedule": schedules.gpipe(2, 4)}, ValueError, "plan is for 4"),
-        ({"microbatches": None}, TypeError, "microbatches=N"),
+        ({"schedule": schedules.gpipe(2, 2), "waves": 2}, TypeError, "left out beside a Plan, got"),
+        (
+            {"schedule": schedules.gpipe(3, 2)},
+            ValueError,
+            "devices must be 3, as in the plan, got 2",
+        ),
+        ({"schedule": schedules.gpipe(2, 4)}, ValueError, "microbatches must be 4, as in the plan"),
+        ({"microbatches": None}, TypeError, "microbatches must be given, got None"),
         ({"microbatches": 0}, ValueError, "^microbatches must be 1 to 16777216, got 0"),
         ({"microbatches": 2.5}, TypeError, "^microbatches must be an int, got 2.5"),
         ({"reduction": "none"}, ValueError, "'mean' or 'sum', got 'none'"),
-        ({"deferred_batch_norm": "no"}, TypeError, "deferred_batch_norm is True or False"),
-        ({"model": nn.Linear(2, 2)}, TypeError, "Linear has a forward of its own"),
-        ({"model": Custom(*LINEAR)}, TypeError, "Custom has a forward of its own"),
-        ({"model": hooked_model()}, TypeError, "Sequential has hooks of its own"),
-        ({"model": [nn.Linear(2, 2), F.relu]}, TypeError, "layer 1 is a"),
-        ({"model": LINEAR, "devices": "cpu:3"}, ValueError, "2 layers cannot fill 3 stages"),
+        ({"deferred_batch_norm": "no"}, TypeError, "deferred_batch_norm must be True or"),
+        ({"model": nn.Linear(2, 2)}, TypeError, "Linear, whose own forward is recorded, got None"),
+        ({"model": Custom(*LINEAR)}, TypeError, "Custom, whose own forward is recorded, got None"),
+        ({"model": hooked_model()}, TypeError, "run once it is cut, got a Sequential with some"),
+        ({"model": [nn.Linear(2, 2), F.relu]}, TypeError, "layer 1 must be an nn.Module, got"),
+        ({"model": LINEAR, "devices": "cpu:3"}, ValueError, "3 layers, one for each stage, got 2"),
         (
             {"model": nn.Sequential(OrderedDict(step=LINEAR[0], b=LINEAR[1]))},
             ValueError,
-            "cannot be named 'step'",
+            "names of layers must differ from those that Pipeline uses itself, got 'step'",
         ),
         (
             {"model": nn.Sequential(OrderedDict(a=LINEAR[0], plan=LINEAR[1]))},
             ValueError,
-            "cannot be named 'plan'",
+            "names of layers must differ from those that Pipeline uses itself, got 'plan'",
         ),
-        ({"model": [nn.Linear(2, 2, device="meta")] * 2}, ValueError, "0.weight is on meta"),
+        (
+            {"model": [nn.Linear(2, 2, device="meta")] * 2},
+            ValueError,
+            "0.weight must be on .* got meta",
+        ),
         (
             {"model": [nn.BatchNorm1d(2, affine=False)] * 2},
             ValueError,
-            r"0.running_mean \(stage 0\) and 1.running_mean \(stage 1\) are one buffer",
+            r"0.running_mean \(stage 0\) and 1.running_mean \(stage 1\) must be two buffers",
         ),
     ],
 )
@@ -277,15 +285,17 @@ def test_a_plan_of_forwards_predicts_but_does_not_train() -> None:
     x = torch.ones(4, 2)
     with pykern.Pipeline(LINEAR, devices="cpu:2", schedule=plan, loss_fn=F.mse_loss) as pipe:
         assert pipe(x).shape == (4, 2)
-        with pytest.raises(RuntimeError, match="forward actions only"):
+        with pytest.raises(RuntimeError, match="must have backwards for step, got forwards only"):
             pipe.step(x, target=x)
 
 
 def test_a_pipeline_in_another_is_refused() -> None:
-    """What it returns has no graph, so what is before it got no gradients, silently."""
+    """Its result has no graph, so the layers before it got no gradients, silently."""
     with pykern.Pipeline(LINEAR, devices="cpu:2", microbatches=2) as inner:
         for model, name in ((inner, "the model"), ([nn.Linear(2, 2), nn.Sequential(inner)], "0")):
-            with pytest.raises(TypeError, match=f"{name} is a Pipeline, whose forward has no back"):
+            with pytest.raises(
+                TypeError, match=rf"got a Pipeline \({name}\), whose forward has no back"
+            ):
                 pykern.Pipeline(model, devices="cpu:2", microbatches=2)
 
 
@@ -300,19 +310,22 @@ def test_steps_that_cannot_work_are_refused_before_they_start() -> None:
     x = torch.ones(4, 2)
     with (
         pykern.Pipeline([Count(2, 2), Count(2, 2)], devices="cpu:2", microbatches=2) as pipe,
-        pytest.raises(RuntimeError, match="needs a loss"),
+        pytest.raises(RuntimeError, match="loss_fn must be given for step, got None"),
     ):
         pipe.step(x, target=x)
     with pykern.Pipeline(
         [Count(2, 2), Count(2, 2)], devices="cpu:2", microbatches=2, loss_fn=F.mse_loss
     ) as pipe:
-        with torch.no_grad(), pytest.raises(RuntimeError, match="off here"):
+        with (
+            torch.no_grad(),
+            pytest.raises(RuntimeError, match="grad mode must be on in step, got off"),
+        ):
             pipe.step(x, target=x)
         with pytest.raises(pykern.SplitError, match="have, 4, got 3"):
             pipe.step(x, target=x[:3])
-        with pytest.raises(RuntimeError, match=r"graph of its own \(MmBackward0\)"):
+        with pytest.raises(RuntimeError, match=r"run backward, got shape .* with MmBackward0"):
             pipe.step(x @ nn.Parameter(torch.ones(2, 2)), target=x)
-        with pytest.raises(pykern.SplitError, match="no tensor"):
+        with pytest.raises(pykern.SplitError, match="0 to cut into microbatches, got none"):
             pipe(3)
     assert calls == []
 
@@ -362,7 +375,11 @@ def test_a_loss_that_trains_nothing_is_named(schedule: str) -> None:
         pykern.Pipeline(
             layers, devices="cpu:2", schedule=schedule, microbatches=2, loss_fn=F.mse_loss
         ) as pipe,
-        pytest.raises(RuntimeError, match="loss of microbatch 0 does not require grad"),
+        pytest.raises(
+            RuntimeError,
+            match="the loss of microbatch 0 must require grad, got one that depends on nothing "
+            "that trains",
+        ),
     ):
         pipe.step(torch.ones(4, 2), target=torch.ones(4, 2))
 

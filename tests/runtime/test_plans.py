@@ -1,4 +1,4 @@
-"""What a pipeline makes of plans that hold more than F and B."""
+"""Pipelines with plans that hold more than F and B."""
 
 import copy
 import os
@@ -76,8 +76,11 @@ def with_slices() -> Plan:
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        (with_updates(), "the plan holds U actions, which update weights within a step"),
-        (with_slices(), "into 2 slices; stages run whole ones"),
+        (with_updates(), "the plan must not update weights within a step, got U actions"),
+        (
+            with_slices(),
+            "the plan must have whole microbatches, got 2 slices of each, which stages do not run",
+        ),
     ],
 )
 def test_a_plan_for_other_executors_is_refused_before_a_thread_starts(

@@ -1,4 +1,4 @@
-"""What a profiler sees: one NVTX range per action, told by a recorder in its place."""
+"""The view of a profiler: one NVTX range per action, told by a recorder in its place."""
 
 import importlib.util
 import os
@@ -93,7 +93,7 @@ pipe.close()
 
 @dataclass
 class Record:
-    """What the recorder wrote."""
+    """The lines that the recorder wrote."""
 
     domains: dict[str, str] = field(default_factory=dict)
     categories: dict[str, str] = field(default_factory=dict)
@@ -160,7 +160,7 @@ def recorder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(recorder, tmp_path_factory):
-    # What several tests look at runs once.
+    # The run that several tests look at is made once.
     @cache
     def steps(*arguments: str, program: str = PROGRAM) -> tuple[Record, str]:
         path = tmp_path_factory.mktemp("ranges") / "record"

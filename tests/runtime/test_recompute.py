@@ -66,7 +66,7 @@ def test_layers_that_are_hard_to_repeat(name: str, level: Any) -> None:
 
 @pytest.mark.parametrize("level", ["layer", "stage"])
 def test_a_layer_may_write_into_the_batch(level: Any) -> None:
-    # What a matrix product rounds to depends on where its factors lie: rows of 64 bytes.
+    # The rounding of a matrix product depends on where its factors lie: rows of 64 bytes.
     layers = nn.Sequential(Written(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16))
     case = Case(layers, torch.randn(8, 16), torch.randn(8, 16), F.mse_loss)
     check_steps(case, recomputed(schedules.one_f_one_b(1, 4)), level, [8, 8])

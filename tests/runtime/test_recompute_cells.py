@@ -1,4 +1,4 @@
-"""What is called, and what is there, between an F and its R and B."""
+"""Calls, and live tensors, between an F and its R and B."""
 
 import gc
 import weakref
@@ -117,7 +117,7 @@ class Block(nn.Module):
 
 
 # For each block, how many activations of each there are when its own gradient comes: at level
-# `layer` those in front are not made yet. What W multiplies with, I leaves to it.
+# `layer` those in front are not made yet. I leaves to W the factors of W's products.
 LEFT = {
     ("stage", "B"): [[0, 0, 0], [1, 0, 0], [1, 1, 0]],
     ("stage", "IW"): [[1, 1, 1]] * 3,
@@ -206,7 +206,12 @@ def test_a_stage_may_not_hide_its_graph_from_the_next() -> None:
     check_steps(case, schedules.gpipe(2, 2), None, [4])
     with (
         case.pipeline(schedules.gpipe(2, 2), recompute="layer") as pipe,
-        pytest.raises(TypeError, match="stage 0 is recomputed and hands over Opaque, which holds"),
+        pytest.raises(
+            TypeError,
+            match=r"stage 0 must hand over tensors in tuples, lists, dicts or other containers of "
+            "torch.utils._pytree to be recomputed, got Opaque, which holds tensors that "
+            "require grad",
+        ),
     ):
         pipe.step(case.inputs, target=case.target)
 

@@ -1,4 +1,4 @@
-"""What a user may say of recompute, and what becomes of it."""
+"""The values that a user may give for recompute, and their meaning."""
 
 from statistics import fmean
 from typing import Any, cast
@@ -22,11 +22,14 @@ from tests.runtime.recomputing import check_steps
 from tests.support.pipelines import planned
 
 WRONG: dict[str, tuple[Any, str]] = {
-    "auto": ("auto", "recompute='auto' has to be told what fits"),
-    "level": ("layers", "recompute for stage 0 is one of 'none', .* got 'layers'"),
-    "type": ([3, None], "recompute for stage 0 is one of .* got 3"),
-    "stages": (["layer"], "recompute has 1 entries, but the plan has 2 stages"),
-    "microbatches": ([["layer"], None], "1 entries for stage 0, but the plan has 3 microbatches"),
+    "auto": ("auto", "recompute must be a level or a Budget, got 'auto'"),
+    "level": ("layers", "recompute must be one of 'none', .* got 'layers' for stage 0"),
+    "type": ([3, None], "recompute must be one of .* got 3 for stage 0"),
+    "stages": (["layer"], "recompute must have an entry for each of 2 stages, got 1"),
+    "microbatches": (
+        [["layer"], None],
+        "recompute must have an entry for each of 3 microbatches, got 1 for stage 0",
+    ),
 }
 
 
@@ -38,7 +41,9 @@ def test_what_is_no_level_is_refused(name: str) -> None:
 
 
 def test_without_a_backward_nothing_can_be_recomputed() -> None:
-    with pytest.raises(ValueError, match="recompute='layer', but the plan has no backward"):
+    with pytest.raises(
+        ValueError, match="recompute must be None for a plan without backwards, got 'layer'"
+    ):
         CASES["mlp"](3).pipeline(schedules.forward_only(2, 3), recompute="layer")
 
 

@@ -144,14 +144,31 @@ def test_stages_begin_where_names_say() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"split_at": ["blocks.9"]}, CutError, "'blocks.9', but the model has no such module"),
+        (
+            {"split_at": ["blocks.9"]},
+            CutError,
+            "split_at must name modules of the model, got 'blocks.9'; it has .*, ...",
+        ),
         ({"split_at": ["norm", "blocks.1"]}, CutError, "no layers in front of blocks.1"),
-        ({"split_at": ["blocks.0", "blocks.1"]}, CutError, "3 stages, but the plan has 2"),
+        (
+            {"split_at": ["blocks.0", "blocks.1"]},
+            CutError,
+            "split_at must name .* places for the 2 stages of the plan, got",
+        ),
         ({"split_at": "norm"}, TypeError, "a list of names"),
         ({"split_at": {"norm": "MIDDLE"}}, CutError, "BEGINNING or END"),
-        ({"split_at": ["norm"], "balance": "layers"}, ValueError, "balance='layers' does as well"),
-        ({"balance": {"blocks*": 1}}, ValueError, "no price for layer 'embedding'"),
-        ({"balance": {"*": -1}}, ValueError, "a price is 0 or more"),
+        (
+            {"split_at": ["norm"], "balance": "layers"},
+            ValueError,
+            "balance must be left out beside split_at, which says where stages begin, got 'layers'",
+        ),
+        (
+            {"balance": {"blocks*": 1}},
+            ValueError,
+            "balance must have a price for each layer, got none for 'embedding': patterns "
+            ".* do not match",
+        ),
+        ({"balance": {"*": -1}}, ValueError, "balance must hold prices >= 0, got .* for"),
     ],
 )
 def test_wrong_cuts_are_refused(
@@ -183,7 +200,10 @@ def test_an_option_that_nobody_takes_is_told_as_the_schedules() -> None:
 
 
 def test_a_model_without_a_sample_is_refused() -> None:
-    with pytest.raises(TypeError, match="give a microbatch as sample="):
+    with pytest.raises(
+        TypeError,
+        match=r"sample must be given to cut a .*, whose own forward is recorded, got None",
+    ):
         pykern.Pipeline(Network(), devices="cpu:2", microbatches=2)
 
 

@@ -171,7 +171,9 @@ def compiled() -> nn.Module:
 def test_what_torch_compile_returns_is_refused_and_left_alone() -> None:
     inside = nn.Sequential(nn.Linear(4, 4))
     layer: Any = torch.compile(inside, backend="eager")
-    with pytest.raises(ValueError, match=r"1\.0 is what torch.compile returned.*several replicas"):
+    with pytest.raises(
+        ValueError, match=r"1\.0 must not be the result of torch.compile.*several replicas"
+    ):
         pipeline(nn.Linear(4, 4), nn.Sequential(layer))
     assert [name for name, _ in inside.named_modules()] == ["", "0"]
 
@@ -188,7 +190,10 @@ def with_hidden(value: Callable[[nn.Module], object]) -> nn.Module:
         (lambda: nn.BatchNorm1d(4), "BatchNorm1d.*running statistics"),
         (lambda: spectral_norm(nn.Linear(4, 4)), "_SpectralNorm.*vectors that forwards improve"),
         (lambda: torch.jit.trace(nn.Linear(4, 4), torch.ones(1, 4)), "compiled together"),
-        (with_own_forward, "has a forward of its own"),
+        (
+            with_own_forward,
+            "has a forward of its own",
+        ),
         (compiled, "has a _compiled_call_impl of its own"),
         (lambda: with_hidden(lambda layer: [layer.weight]), r"in \.extra"),
         (lambda: with_hidden(lambda layer: {"a": layer.forward}), r"in \.extra"),
@@ -216,7 +221,7 @@ def test_a_loss_that_trains_is_refused() -> None:
     layers = [nn.Linear(4, 4), nn.Linear(4, 4)]
     loss = TrainedLoss()
     for loss_fn in (loss, loss.forward):
-        with pytest.raises(ValueError, match="loss_fn has parameters that train"):
+        with pytest.raises(ValueError, match="loss_fn must have no parameters that train"):
             pykern.Pipeline(layers, devices="cpu:2", schedule=PLAN, loss_fn=loss_fn)
     loss.requires_grad_(False)
     with pykern.Pipeline(layers, devices="cpu:2", schedule=PLAN, loss_fn=loss) as pipe:

@@ -21,7 +21,7 @@ from tests.runtime.models import CASES, Case, mlp
 from tests.support.comparison import assert_same_state
 from tests.support.plain_step import plain_step
 
-# Of two devices each.
+# Schedules of two devices each.
 SCHEDULES: dict[str, dict[str, Any]] = {
     "gpipe": {},
     "one_f_one_b": {},
@@ -216,20 +216,20 @@ def test_a_fault_names_the_replicas_device_and_the_next_step_is_right() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"replicas": 3}, "replicas=3, but there are 4 devices, which are not a multiple"),
+        ({"replicas": 3}, "devices must be a multiple of replicas, 3, got 4"),
         ({"replicas": 0}, "replicas must be 1 to 16777216, got 0"),
-        ({"replicas": 4, "microbatches": 3}, "replicas=4, but there are 3 microbatches; each"),
+        ({"replicas": 4, "microbatches": 3}, "microbatches must be at least replicas, 4, got 3"),
         (
             {"schedule": schedules.gpipe(4, 3)},
-            "the plan is for 4 devices, but there are 2 for each of 2 replicas",
+            "devices must be 4 for each of 2 replicas, as in the plan, got 2",
         ),
         (
             {"schedule": schedules.gpipe(2, 3), "microbatches": 8},
-            "microbatches=4 for each of 2 replicas, but the plan is for 3",
+            "microbatches must be 3 for each of 2 replicas, as in the plan, got 4",
         ),
         (
             {"schedule": with_reductions(schedules.chimera(2, 3))},
-            "with REDUCE or U cannot be replicated",
+            "plan must have neither REDUCE nor U to be replicated",
         ),
         ({"schedule": "chimera", "replicas": 4}, "num_devices must be even for chimera, got 1"),
     ],

@@ -115,7 +115,7 @@ def test_the_sum_of_a_stage_waits_for_that_stage_alone(gpus: FakeCuda, devices: 
         with pipe.tracing():
             pipe.step(case.inputs, target=case.target)
         timeline = pipe.timeline()
-    # Of the last stage, while the first has a backward of either replica to come.
+    # The sum of the last stage runs while the first has a backward of either replica to come.
     reduce = span_of(timeline, Kind.REDUCE, 1, 0)
     assert reduce.end_ns > reduce.start_ns
     if len(set(devices)) == 1:

@@ -162,7 +162,7 @@ def test_a_checkpoint_is_recomputed_once(use_reentrant: bool) -> None:
 
 
 def test_a_whole_backward_waits_for_earlier_microbatches() -> None:
-    """What is left of them is done first, so that gradients add up in ascending order."""
+    """The rest of them is done first, so that gradients add up in ascending order."""
     layer = nn.Linear(*LINEAR)
     plain = copy.deepcopy(layer)
     batches = [torch.randn(5, WIDTH) * 10.0**i for i in range(4)]

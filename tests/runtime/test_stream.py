@@ -227,7 +227,7 @@ def test_batches_may_be_arguments_and_arguments_by_name() -> None:
 
 
 def test_what_has_to_be_recorded_is_recorded_while_nothing_runs() -> None:
-    """Of a model with a forward of its own, each new size of a microbatch."""
+    """Each new size of a microbatch is recorded, for a model with a forward of its own."""
     x, mask = torch.randn(2, 40, 2)
     sizes = [*range(2, 20), *range(2, 20)]
     with pykern.Pipeline(Masked(), devices="cpu:2", microbatches=2, sample=(x, mask)) as pipe:

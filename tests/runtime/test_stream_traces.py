@@ -1,4 +1,5 @@
-"""What a traced step on GPUs says: on the fake driver, which keeps its own time, as simulated."""
+"""The times of a traced step on GPUs: on the fake driver, which keeps its own time, as
+simulated."""
 
 import itertools
 import json
@@ -180,5 +181,6 @@ def test_the_guide_to_gpus_runs(
     monkeypatch.chdir(tmp_path)
     exec(code, {})
     events = json.loads((tmp_path / "step.trace.json").read_text())["traceEvents"]
-    # Of 8 stages, 16 microbatches: F and B of each, and both copies over each of 7 boundaries.
+    # There are 8 stages and 16 microbatches: F and B of each, and both copies over each of 7
+    # boundaries.
     assert sum(event["ph"] == "X" for event in events) == 16 * 2 * (8 + 7)

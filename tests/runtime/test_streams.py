@@ -79,7 +79,7 @@ def test_steps_may_come_from_streams_that_nothing_orders(
 ) -> None:
     case = CASES["mlp"](8)
     plain = copy.deepcopy(case.layers)
-    # What callers do in between, they do in an order of their own.
+    # Callers work in between in an order of their own.
     monkeypatch.setattr(HostGpus, "callers", lambda _: {gpu: gpus.stream(gpu) for gpu in range(3)})
     monkeypatch.setattr(HostGpus, "step", lambda self: _step_of_its_own(gpus))
     with case.pipeline(schedules.one_f_one_b(3, 4), "cuda") as pipe, torch.no_grad():

@@ -76,7 +76,7 @@ def test_every_call_of_a_step_may_fail_once(gpus: FakeCuda) -> None:
 @pytest.mark.parametrize("num_parts", [1, 2])
 def test_every_call_while_a_pipeline_is_made_may_fail_once(gpus: FakeCuda, num_parts: int) -> None:
     case = mlp(7)
-    # The first to need the driver starts it. What a pipeline holds goes when it is collected.
+    # The first to need the driver starts it. Objects that a pipeline holds go when it is collected.
     make(case, num_parts).close()
     gc.collect()
     made: list[pykern.Pipeline] = []
@@ -103,7 +103,7 @@ def test_a_context_that_is_lost_is_told_and_a_close_still_works(gpus: FakeCuda) 
             pipe.step(case.inputs, target=case.target)
     pipe.close()
     assert not any("work after" in text for text in gpus.violations)
-    # What cannot be given back any more is no leak.
+    # Objects that cannot be given back any more are no leak.
     del pipe
     gc.collect()
     gpus.reset(8)

@@ -45,7 +45,7 @@ def check_steps(case: Case, plan: Plan, devices: Any, batches: Sequence[int]) ->
 
 
 def another_model(gpus: FakeCuda) -> None:
-    """What one pipeline has left must not be taken for a fault of the next."""
+    """Leftovers of one pipeline must not be taken for a fault of the next."""
     expect_nothing_broken(gpus)
     gpus.reset(8)
     gpus.allow_undeclared()
@@ -53,7 +53,7 @@ def another_model(gpus: FakeCuda) -> None:
 
 Counts = list[tuple[int, int]]
 ALL_COUNTS = list(itertools.product((1, 2, 4, 8), (1, 4, 8)))
-# Of devices and microbatches, with the number of plans that any schedule has of them at least.
+# Counts of devices and microbatches, with the least number of plans that any schedule has of them.
 COUNTS = pytest.mark.parametrize(
     ("counts", "at_least"),
     [([(1, 1), (2, 4), (2, 8), (4, 8)], 2), nightly(ALL_COUNTS, 5)],

@@ -259,7 +259,8 @@ def test_a_model_with_a_forward_of_its_own_may_share(num_devices: int) -> None:
             torch.testing.assert_close(loss, expected.detach())
             for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
                 torch.testing.assert_close(ours.grad, theirs.grad)
-    # Of each microbatch of the first stage, and the sum of the last, in both steps.
+    # There is one for each microbatch of the first stage, and one for the last's sum, in both
+    # steps.
     assert len(additions) == 2 * (4 + 1)
 
 

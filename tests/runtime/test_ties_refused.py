@@ -1,4 +1,4 @@
-"""What stages cannot share, and steps of stages that share and fail."""
+"""Objects that stages cannot share, and steps of stages that share and fail."""
 
 import gc
 import weakref
@@ -16,7 +16,10 @@ from tests.runtime.untied import Untied
 def test_running_statistics_of_two_stages_are_refused() -> None:
     norm = nn.BatchNorm1d(WIDTH)
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), norm, nn.Linear(WIDTH, WIDTH), norm)
-    message = r"1.running_mean \(stage 0\) and 3.running_mean \(stage 1\) are one buffer"
+    message = (
+        r"1.running_mean \(stage 0\) and 3.running_mean \(stage 1\) must be two buffers, got "
+        r"one, to which stages would write in no fixed order"
+    )
     with pytest.raises(ValueError, match=message):
         pipeline(model, balance=[2, 2])
     with pipeline(model, balance=[1, 3]) as pipe:

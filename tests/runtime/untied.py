@@ -21,7 +21,7 @@ class Untied:
         spans = [nn.ModuleList(model[index] for index in stage) for stage in stages]
         self.layers = nn.Sequential(*(layer for span in spans for layer in copy.deepcopy(span)))
         mine = dict(self.layers.named_parameters(remove_duplicate=False))
-        # Of each parameter of the model, its copies in ascending order of stages.
+        # The copies of each parameter of the model, in ascending order of stages.
         self._copies: dict[Tensor, list[nn.Parameter]] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
             copies = self._copies.setdefault(parameter, [])

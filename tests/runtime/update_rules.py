@@ -21,7 +21,7 @@ Reads = Callable[[int, int, int], int]
 
 
 def pipedream(group: int, stage: int, num_stages: int) -> int:
-    """Of microbatch m, stage s reads what was written after m - (S - 1 - s) microbatches."""
+    """Stage s reads for microbatch m the weights written after m - (S - 1 - s) microbatches."""
     return max(group - (num_stages - 1 - stage), 0)
 
 

@@ -70,7 +70,7 @@ def test_interleaved(group: Any, num_microbatches: int, num_chunks: int) -> None
 
 
 def torch_cells(schedule: type[Any], num_devices: int, **attributes: Any) -> list[list[str]]:
-    """What torch computes for each rank, without the group and the stages a whole object needs."""
+    """Torch's row for each rank, without the group and the stages that a whole object needs."""
     bare = object.__new__(schedule)
     vars(bare).update(pp_group_size=num_devices, **attributes)
     rows = []

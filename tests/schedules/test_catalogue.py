@@ -1,4 +1,4 @@
-"""What every schedule promises: any counts run, microbatches ascend, bad input is refused."""
+"""Promises of every schedule: any counts run, microbatches ascend, bad input is refused."""
 
 import inspect
 import re

@@ -1,6 +1,6 @@
 """The simulator against the closed forms, exactly: the times are integers and so are all sums.
 
-The forms are those of the schedules as drawn. Hanayo's printed equation (1) is none of them: it
+The forms are those of the schedules as drawn. Hanayo's printed equation (1) is not one of them: it
 disagrees with its own figures (schedules/hanayo.py says where).
 """
 

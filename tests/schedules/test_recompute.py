@@ -1,4 +1,4 @@
-"""What recompute costs in the catalogue: nothing in 1F1B's cool-down, and how much elsewhere."""
+"""The cost of recompute in the catalogue: nothing in 1F1B's cool-down, and how much elsewhere."""
 
 from collections.abc import Iterable
 from itertools import pairwise
@@ -77,7 +77,7 @@ SIZES = [(4, 4), (4, 8), (4, 16), (8, 8), (8, 16), (8, 32), (8, 64)]
 
 
 def table() -> str:
-    """What recompute adds to the step of 1F1B, as the page shows it."""
+    """The time that recompute adds to the step of 1F1B, as the page shows it."""
     lines = []
     for num_devices, num_microbatches in SIZES:
         plan = schedules.one_f_one_b(num_devices, num_microbatches)

@@ -1,4 +1,4 @@
-"""What is published about the schedules with split backward, beside their closed forms."""
+"""Published numbers of the schedules with split backward, beside their closed forms."""
 
 from collections.abc import Callable
 from functools import partial

@@ -17,7 +17,8 @@ from pykern.plan import Action, Costs, Kind, Plan, Timeline, simulate
 
 @dataclass(frozen=True)
 class Profile:
-    """Of one device's share, one microbatch: the paper's F, B and W are our F, I and W."""
+    """The times of one device's share, for one microbatch: the paper's F, B and W are our F, I and
+    W."""
 
     rates: dict[str, str]
     num_devices: int

@@ -12,7 +12,7 @@ class Instance:
     """Equal stages with a split backward; every number is whole.
 
     Attributes:
-        device_of: Of each stage.
+        device_of: The device of each stage.
         cap: Most microbatches times stages that a device holds, from F to the end of W.
         forwards_first: Whether no backward begins on a device before all its forwards have.
     """

@@ -20,7 +20,7 @@ def equal(num_devices: int) -> CostsOf:
 
 
 def measured(num_devices: int) -> CostsOf:
-    """Of the 1.5B model in table 6 of the zero-bubble paper, with its latency."""
+    """The costs of the 1.5B model in table 6 of the zero-bubble paper, with its latency."""
 
     def costs(num_stages: int) -> Costs:
         part = num_devices / num_stages

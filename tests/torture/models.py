@@ -22,7 +22,7 @@ STAGES = (2, 3)
 
 @cache
 def all_models() -> dict[str, Make]:
-    """Those of the packages that are installed."""
+    """The models of the packages that are installed."""
     define_operators()
     return {
         name: make

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SIGNALS = 50
 # How long after it began the interrupt arrives, at most: a few rounds of each thing.
 _MOST_SECONDS = 0.03
-# Whoever has said nothing for so long hangs, on however busy a machine.
+# A process that has said nothing for so long hangs, on however busy a machine.
 _PATIENCE_S = 120.0
 
 

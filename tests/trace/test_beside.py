@@ -53,7 +53,7 @@ def test_what_cannot_be_carried_is_refused(way: str) -> None:
     model = Outer([Leaf(get) for _ in range(4)], lambda m, x: put(m, scale(x)))
     message = (
         r"blocks\.0 reads a tensor \(passing\.py:\d+\) that it is not given as an argument, and "
-        r"that the forward around it has made \(test_beside\.py:\d+\): .* pass it as an argument"
+        r"that the forward around it has made \(test_beside\.py:\d+\): .* [pP]ass it as an argument"
     )
     with pytest.raises(CutError, match=message):
         pipeline(model, 2)
@@ -104,7 +104,7 @@ def test_buffers_of_blocks_that_the_forward_writes() -> None:
 
 
 def test_numbers_that_the_forward_sets_are_refused() -> None:
-    """Those of one microbatch were read by all."""
+    """The numbers of one microbatch were read by all."""
     for kind in (Block, Leaf):
         for way in ("attribute", "dict", "list", "global", "closure"):
             get, put = WAYS[way]
@@ -142,7 +142,7 @@ def test_from_block_to_block_within_a_stage_only(kind: Callable[..., nn.Module])
     assert_same(model(0, 1), 2)
     message = (
         r"blocks\.3 reads a tensor \(passing\.py:\d+\) .* that blocks\.0 has made "
-        r"\(passing\.py:\d+\), in stages 1 and 0, which .* pass it as an argument"
+        r"\(passing\.py:\d+\), in stages 1 and 0, which .* [pP]ass it as an argument"
     )
     with pytest.raises(CutError, match=message):
         pipeline(model(0, 3), 2)
@@ -167,7 +167,7 @@ def test_what_blocks_leave_for_the_forward_around() -> None:
         pipeline(model, 2)
     for devices in (1, 2):
         model = Reading([Leaf(put=number(keep)) for _ in range(4)])
-        message = r"blocks\.0 \(.*\) sets Leaf\.left to what it has read of a tensor"
+        message = r"blocks\.0 \(.*\) sets Leaf\.left to a value that it has read of a tensor"
         with pytest.raises(CutError, match=message):
             pipeline(model, devices)
 

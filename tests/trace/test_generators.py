@@ -76,7 +76,7 @@ def pipeline(model: nn.Module) -> pykern.Pipeline:
 
 
 def losses(pipe: pykern.Pipeline) -> set[float]:
-    """Of four steps with one batch."""
+    """The losses of four steps with one batch."""
     x = torch.ones(ROWS, WIDTH)
     with pipe:
         return {float(pipe.step(x, target=x)) for _ in range(4)}
@@ -129,7 +129,7 @@ def test_a_recording_leaves_no_trace_in_generators() -> None:
         return float(own + np.random.rand() + random.random() + OLD.rand())
 
     def states(model: Any) -> list[Any]:
-        """What each generator would draw next."""
+        """The next draw of each generator."""
         numpys = [block.of_numpy.bit_generator.state for block in model.blocks]
         torchs = [block.of_torch.get_state().tolist() for block in model.blocks]
         pythons = [block.of_python.getstate() for block in model.blocks]

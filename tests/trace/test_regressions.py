@@ -203,7 +203,11 @@ class Hooked(OfParts):
     ("kind", "message"),
     [
         (WritesView, "writes into an argument of which a view is used as well"),
-        (Differentiates, r"runs a backward \(torch\.autograd\) in the forward, through a graph"),
+        (
+            Differentiates,
+            r"runs a backward \(torch.autograd\) in the forward, through a graph that stages "
+            r"cut",
+        ),
         (Hooked, r"registers a hook for a gradient \(register_hook\), which would not be repeated"),
     ],
 )

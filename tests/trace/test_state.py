@@ -1,4 +1,4 @@
-"""What a forward looks at beside its inputs may change from call to call."""
+"""State that a forward looks at beside its inputs may change from call to call."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -98,7 +98,9 @@ def test_names_that_are_none_are_refused(whole: Any, error: type[Exception], mes
 
 def test_a_stage_cannot_begin_in_what_stays_whole() -> None:
     with pytest.raises(
-        CutError, match=r"split_at names 'decoder\.layers\.3', which is within 'dec"
+        CutError,
+        match=r"split_at must name modules outside of those that stay whole \(whole=\[...\]\), "
+        r"got 'decoder.layers.3', which is within 'dec",
     ):
         pykern.Pipeline(
             Detector(),

@@ -47,7 +47,7 @@ def test_measurements_are_read_as_they_were_written() -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"units": 1}'])
 def test_other_files_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="not measurements"):
+    with pytest.raises(ValueError, match=r"measurements must be those of pykern.tune, got"):
         Measurements.from_json(text)
 
 

@@ -1,4 +1,4 @@
-"""What an animal of the zoo is: a small model, what to feed it, and its loss."""
+"""An animal of the zoo: a small model, what to feed it, and its loss."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

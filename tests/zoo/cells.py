@@ -92,7 +92,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Result:
-    """What steps have led to."""
+    """The results of steps."""
 
     losses: list[Tensor]
     gradients: dict[str, Tensor | None]
@@ -191,7 +191,7 @@ def _result(model: nn.Module, losses: list[Tensor]) -> Result:
 
 
 def _check_forward(cell: Cell, case: Case, pipe: pykern.Pipeline) -> None:
-    """Of the model as it predicts."""
+    """Checks the forward of the model as it predicts."""
     plain = make(cell.model)
     if case.has_modes:
         pipe.eval()

@@ -26,7 +26,7 @@ class Functional(nn.Module):
 
 
 class Shapes(nn.Module):
-    """What it does depends on how many rows and how long they are."""
+    """Its work depends on the number of rows and on their length."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Shapes(nn.Module):
 
 
 class Guarded(nn.Module):
-    """What it does depends on values of a mask."""
+    """Its work depends on values of a mask."""
 
     def __init__(self) -> None:
         super().__init__()

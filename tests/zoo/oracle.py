@@ -19,8 +19,9 @@ from .case import Case
 class Plain:
     """The model of a case, run microbatch by microbatch.
 
-    Each stage has parameters of its own, with the values of the model's. What several stages have
-    collected for a parameter is added when a step has ended, in ascending order of stages.
+    Each stage has parameters of its own, with the values of the model's. Gradients that several
+    stages have collected for a parameter are added when a step has ended, in ascending order of
+    stages.
 
     Args:
         case: whose model is run.
@@ -65,7 +66,7 @@ class Plain:
             original.grad = found[0].grad if found else None
         assert self._draws == self._case.draws
         if self._draws:
-            # Of the caller's random numbers the step takes one.
+            # The step takes one of the caller's random numbers.
             torch.empty((), dtype=torch.int64).random_()
         return loss
 
@@ -106,7 +107,7 @@ def call(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
 
 def plain_forward(case: Case, num_microbatches: int) -> Any:
-    """What the plain model returns for the whole batch, put together from the microbatches."""
+    """The plain model's output for the whole batch, put together from the microbatches."""
     rows = rows_of(case.rows, num_microbatches)
     parts = _parts((case.args, case.kwargs), rows)
     with torch.no_grad():

@@ -66,7 +66,7 @@ def _program() -> torch.export.ExportedProgram:
 
 def _exported() -> nn.Module:
     with warnings.catch_warnings():
-        # Of a copy: torch's own copying of its specs is out of date.
+        # The warning is of a copy: torch's own copying of its specs is out of date.
         warnings.simplefilter("ignore", FutureWarning)
         return copy.deepcopy(_program()).module()
 

@@ -1,4 +1,4 @@
-"""What passes between modules, into a model and out of it, beside tensors."""
+"""Structures that pass between modules, into a model and out of it, beside tensors."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class DictNet(nn.Module):
 
 @dataclass
 class State:
-    """What passes, with how many layers it has passed."""
+    """The value that passes, with the number of layers it has passed."""
 
     x: Tensor
     gate: Tensor | None

@@ -12,7 +12,7 @@ FEW = {"transformers mamba", "transformers t5", "transformers vit", "transformer
 
 
 def numbers() -> list[object]:
-    """Those of the few as they are, the others marked."""
+    """The numbers of the few as they are, the others marked."""
     found: list[object] = []
     for place, name in enumerate(all_models()):
         for turn in range(len(STAGES)):

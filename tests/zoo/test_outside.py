@@ -11,7 +11,7 @@ from .cells import DEVICES, MICROBATCHES, ZOO, Cell, cells_of
 MODELS = [model for model in ZOO if model not in ("top_k", "sparse")]
 SCHEDULES = ("gpipe", "breadth_first", "searched", "interleaved", "zb_v", "one_f_one_b")
 
-# Of checkpointing that is reentrant, where nothing trains.
+# The warning is of reentrant checkpointing, where nothing trains.
 pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 # The others are for the night.
 BY_DAY = ("u_net", "tied_embedding", "in_place")

@@ -1,4 +1,5 @@
-"""What cannot be cut is refused before anything runs, with the line of the model and the reason."""
+"""Models that cannot be cut are refused before anything runs, with the line of the model and the
+reason."""
 
 import inspect
 import re
@@ -188,12 +189,14 @@ def test_the_line_and_the_reason_are_named(kind: type[nn.Module]) -> None:
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointing_around_layers(reentrant: bool) -> None:
-    with pytest.raises(CutError, match=r"\(test_refused.py:\d+\).* say Pipeline\(recompute='layer"):
+    with pytest.raises(
+        CutError, match=r"\(test_refused.py:\d+\).* [uU]se Pipeline\(recompute='layer"
+    ):
         cut(Checkpointed(reentrant=reentrant))
 
 
 def test_attributes_left_by_a_forward_that_is_cut() -> None:
-    with pytest.raises(CutError, match=r"leaves a tensor in Leaves\.last, .* return it"):
+    with pytest.raises(CutError, match=r"leaves a tensor in Leaves\.last, .* Return it"):
         cut(Leaves())
 
 
@@ -219,7 +222,7 @@ def test_hooks_of_a_module_that_is_cut(register: Callable[[nn.Module], object]) 
     register(model)
     with pytest.raises(CutError, match=r"the model \(Outer\) has hooks, which would not be called"):
         cut(model)
-    # Those of layers are called: there is nothing to refuse.
+    # Hooks of layers are called: there is nothing to refuse.
     model = Outer()
     for layer in model.layers:
         register(layer)

@@ -14,7 +14,7 @@ from tests.fake_cuda.fake import FakeCuda
 
 from .cells import DEVICES, MICROBATCHES, NOT_YET, SCHEDULES, ZOO, Cell, cells_of
 
-# Of checkpointing that is reentrant, where nothing trains.
+# The warning is of reentrant checkpointing, where nothing trains.
 pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 
 

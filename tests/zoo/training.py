@@ -1,4 +1,4 @@
-"""What trains and what does not, dtypes, random numbers, checkpointing within layers."""
+"""Layers that train and that do not, dtypes, random numbers, checkpointing within layers."""
 
 from collections.abc import Callable
 

@@ -59,7 +59,7 @@ class ResNet(nn.Module):
 
 
 class UNet(nn.Module):
-    """What goes down is joined again on the way up, the first with the last."""
+    """Values from the way down are joined again on the way up, the first with the last."""
 
     def __init__(self) -> None:
         super().__init__()

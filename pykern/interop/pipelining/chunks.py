@@ -110,18 +110,20 @@ def split(
     """
     if args_spec is not None and args and len(args_spec) != len(args):
         raise ValueError(
-            f"args_chunk_spec has {len(args_spec)} entries for {len(args)} positional arguments"
+            f"args_chunk_spec must have an entry for each of {len(args)} positional arguments, got "
+            f"{len(args_spec)}"
         )
     if kwargs_spec is not None and kwargs and kwargs_spec.keys() != kwargs.keys():
         raise ValueError(
-            f"kwargs_chunk_spec is for {sorted(kwargs_spec)}, but step got {sorted(kwargs)}"
+            f"kwargs_chunk_spec must be for the arguments of step, {sorted(kwargs)}, got "
+            f"{sorted(kwargs_spec)}"
         )
     by_default = (args if args_spec is None else (), kwargs if kwargs_spec is None else {})
     for path, leaf in with_paths(by_default):
         if isinstance(leaf, Tensor) and leaf.dim() == 0:
             raise ValueError(
-                f"tensor {path} of (args, kwargs) has no dimension to cut into "
-                "microbatches; give a Python number"
+                f"tensor {path} of (args, kwargs) must have a dimension to cut into microbatches, "
+                "got a tensor without dimensions. Give a Python number"
             )
     # torch looks at no spec where there is nothing to cut.
     parts, keywords = split_args_kwargs_into_chunks(
@@ -133,8 +135,8 @@ def split(
     )
     if len(parts) != num_microbatches:
         raise ValueError(
-            f"n_microbatches is {num_microbatches}, but a tensor of the batch has only "
-            f"{len(parts)} rows in the dimension that is cut; each microbatch needs one"
+            f"n_microbatches must be at most {len(parts)}, the rows of a tensor of the batch in "
+            f"the dimension that is cut, got {num_microbatches}. Use fewer microbatches"
         )
     return parts, keywords
 

@@ -106,8 +106,8 @@ class Engine(Pipeline):
             name = stage.lane
             if homes[number] not in ("", name):
                 raise ValueError(
-                    f"stage {stage.stage_index} is on {name}, but the schedule runs it where "
-                    f"others are, on {homes[number]}"
+                    f"stage {stage.stage_index} must be on {homes[number]}, where the schedule "
+                    f"runs it with others, got {name}"
                 )
             homes[number] = name
         calls = [StageCall(stage) for stage in stages]

@@ -67,7 +67,7 @@ class Pipe(Following):
             ValueError: there is no such stage.
         """
         if not 0 <= stage_idx < self.num_stages:
-            raise ValueError(f"stage_idx is {stage_idx}; stages are 0 to {self.num_stages - 1}")
+            raise ValueError(f"stage_idx must be 0 to {self.num_stages - 1}, got {stage_idx}")
         return self._stages[stage_idx]
 
     def info(self) -> PipeInfo:
@@ -119,9 +119,12 @@ def pipeline(
             `CutError` then says why).
     """
     if split_spec is not None and split_policy is not None:
-        raise ValueError("split_spec and split_policy both say where to cut; give one of them")
+        raise ValueError("split_spec must be None beside split_policy, got both. Give one of them")
     if split_policy is not None:
-        raise ValueError("split_policy changes a torch.fx graph, and here is none: use split_spec")
+        raise ValueError(
+            "split_policy must be None, got a function. It changes a torch.fx graph, which pykern "
+            "does not make: use split_spec"
+        )
     call = tuple(mb_args), dict(mb_kwargs or {})
     traced = Marked(module, call, _marks_in(module, call, split_spec or {}))
     traced.cut(traced.parts, [torch.device("cpu")] * len(traced.parts), _nowhere)

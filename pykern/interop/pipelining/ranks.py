@@ -44,7 +44,10 @@ class World:
         if rank in self._brought:
             del self._brought[rank]
             gone = ", ".join(map(str, sorted(self._returned)))
-            raise RuntimeError(f"rank {rank} waits for all others, but rank {gone} has returned")
+            raise RuntimeError(
+                f"rank {rank} waits for all others, but rank {gone} has returned. Have every rank "
+                "call the same steps and barriers"
+            )
         outcome, error = self._outcomes.pop(rank)
         if error is not None:
             raise error
@@ -116,9 +119,12 @@ def run(main: Callable[..., Any], nproc: int, *args: Any) -> list[Any]:
         BaseException: the first that a rank has raised.
     """
     if nproc < 1:
-        raise ValueError(f"nproc is {nproc}; there must be at least 1 rank")
+        raise ValueError(f"nproc must be at least 1, got {nproc}")
     if _here.world.size > 1:
-        raise RuntimeError(f"run was called by rank {_here.rank}; ranks have no ranks of their own")
+        raise RuntimeError(
+            f"run must be called outside of ranks, got a call by rank {_here.rank}. Ranks cannot "
+            "start ranks of their own"
+        )
     world, restore = World(nproc), _random_state()
     results: list[Any] = [None] * nproc
     errors: list[BaseException] = []
@@ -186,7 +192,10 @@ def destroy_process_group() -> None:
 
 def _nothing_for_each(brought: Sequence[object]) -> list[None]:
     if any(item is not None for item in brought):
-        raise RuntimeError("some ranks are in a barrier and others in a step")
+        raise RuntimeError(
+            "all ranks must be in one barrier or one step, got some in a barrier and others in a "
+            "step. Call both in the same order in every rank"
+        )
     return [None] * len(brought)
 
 

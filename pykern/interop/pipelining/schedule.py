@@ -119,12 +119,10 @@ class PipelineSchedule:
         """
         trains = self._loss_fn is not None
         if trains and not torch.is_grad_enabled():
-            raise RuntimeError(
-                "step computes gradients, but they are off here (torch.no_grad?); call eval"
-            )
+            raise RuntimeError("grad mode must be on in step, got off. Call eval")
         batch = chunks.StepArguments(args, kwargs, target, arg_mbs, kwarg_mbs, target_mbs)
         if trains and not batch.has_target and self._has_last:
-            raise RuntimeError("step needs target=, which the loss function compares outputs with")
+            raise RuntimeError("target must be given, got None. Call step(x, target=y)")
         return self._step(trains, batch, losses, return_outputs, loss_kwargs)
 
     def eval(
@@ -159,11 +157,11 @@ class PipelineSchedule:
     ) -> Any:
         self._known_plan()
         if losses is not None and not isinstance(losses, list):
-            raise TypeError(f"losses is a {type(losses).__name__}; it must be a list")
+            raise TypeError(f"losses must be a list, got {type(losses).__name__}")
         if losses is not None and self._has_last and self._loss_fn is None:
-            raise RuntimeError("losses= was given, but the schedule has no loss_fn")
+            raise RuntimeError("losses must be None without a loss_fn, got a list")
         if losses is not None and self._has_last and not batch.has_target:
-            raise RuntimeError("losses= was given, but no target=")
+            raise RuntimeError("losses must be None without a target, got a list. Give target=")
         count = self._n_microbatches
         arguments, by_microbatch = batch.arguments(
             count, self._args_chunk_spec, self._kwargs_chunk_spec
@@ -195,7 +193,7 @@ class PipelineSchedule:
         named = {stage.stage_index: takes(stage.submod) for stage in self._stages}
         for name in given:
             if all(names is not None and name not in names for names in named.values()):
-                raise TypeError(f"step got {name!r}, which no stage's forward names")
+                raise TypeError(f"keywords must be named by a stage's forward, got {name!r}")
         return {
             index: [
                 {name: value for name, value in each.items() if names is None or name in names}
@@ -210,13 +208,13 @@ class PipelineSchedule:
         num_chunks, odd = divmod(self._num_stages, num_devices)
         if odd:
             raise ValueError(
-                f"{name} gives all devices equally many stages, but there are {self._num_stages} "
+                f"stages must be a multiple of the devices for {name}, got {self._num_stages} "
                 f"stages for {num_devices} devices"
             )
         if self._chunks not in (None, num_chunks):
             raise ValueError(
-                f"{name} gives each device {self._chunks} of the stages, but there are "
-                f"{self._num_stages} stages for {num_devices} devices"
+                f"stages must be {self._chunks} on each device for {name}, got {self._num_stages} "
+                f"stages for {num_devices} devices"
             )
         any_number = {"num_chunks": num_chunks} if self._chunks is None else {}
         return self._order(num_devices, self._n_microbatches, **any_number)
@@ -231,7 +229,7 @@ class PipelineSchedule:
 
     def _known_plan(self) -> Plan:
         if self._plan is None:
-            raise RuntimeError(f"{type(self).__name__} has no plan yet: call _load_csv first")
+            raise RuntimeError(f"{type(self).__name__} has no plan yet. Call _load_csv first")
         return self._plan
 
     def _use(self, plan: Plan) -> None:
@@ -240,17 +238,17 @@ class PipelineSchedule:
         found = (plan.num_stages, plan.num_microbatches)
         if found != (self._num_stages, self._n_microbatches) or size not in (1, plan.num_devices):
             raise ValueError(
-                f"the plan is for {plan.num_stages} stages, {plan.num_microbatches} microbatches "
-                f"and {plan.num_devices} devices, but there are {self._num_stages} stages, "
-                f"{self._n_microbatches} microbatches and {size} ranks"
+                f"the plan must be for {self._num_stages} stages, {self._n_microbatches} "
+                f"microbatches and {size} ranks, got one for {plan.num_stages}, "
+                f"{plan.num_microbatches} and {plan.num_devices} devices"
             )
         homes = enumerate(plan.placement.replicas[0])
         wanted = [stage for stage, device in homes if size == 1 or device == rank]
         given = sorted(stage.stage_index for stage in self._stages)
         if given != wanted:
             raise ValueError(
-                f"rank {rank} of {size} needs stages {wanted} for {type(self).__name__}, "
-                f"got {given}"
+                f"stages must be {wanted} in rank {rank} of {size} for {type(self).__name__}, got "
+                f"{given}"
             )
         self._plan, self._engine = plan, None
 
@@ -262,7 +260,7 @@ class PipelineSchedule:
             stages.sort(key=lambda stage: stage.stage_index)
             self._engine, self._owners = Engine(stages, self._plan), owners
         if self._owners != owners:
-            raise RuntimeError("a rank is in a step of another schedule than it was the last time")
+            raise RuntimeError("all ranks must step the same schedule, got a rank in another one")
         return self._engine
 
 
@@ -270,12 +268,12 @@ def _checked(stages: Sequence[PipelineStage]) -> list[PipelineStage]:
     """The stages, of which there are some, of one pipeline."""
     for stage in stages:
         if not isinstance(stage, PipelineStage):
-            raise TypeError(f"a stage is a {type(stage).__name__}; it must be a PipelineStage")
+            raise TypeError(f"stages must hold PipelineStages, got a {type(stage).__name__}")
     if not stages:
-        raise ValueError("there are no stages; give at least one")
+        raise ValueError("stages must hold at least one stage, got an empty list")
     counts = {stage.num_stages for stage in stages}
     if len(counts) > 1:
-        raise ValueError(f"stages disagree on num_stages: {sorted(counts)}")
+        raise ValueError(f"num_stages must be the same in all stages, got {sorted(counts)}")
     return list(stages)
 
 
@@ -283,14 +281,14 @@ def _run(parts: Sequence[RankPart | None]) -> Sequence[None]:
     """One step, to which every rank has brought its part; the last stage's has the results."""
     mine = [part for part in parts if part is not None]
     if len(mine) < len(parts):
-        raise RuntimeError("some ranks are in a step and others in a barrier")
+        raise RuntimeError("all ranks must be in one step, got some in a barrier")
     kinds = {(type(part.schedule).__name__, part.results.weight) for part in mine}
     owners = [part.schedule for part in mine]
     if len(kinds) > 1 or any(owner._plan != owners[0]._plan for owner in owners):
         told = ", ".join(
             f"{name} with loss weight {weight}" for name, weight in sorted(kinds, key=str)
         )
-        raise RuntimeError(f"the ranks do not run the same plan in the same way: {told}")
+        raise RuntimeError(f"all ranks must run the same plan in the same way, got {told}")
     engine = owners[0]._engine_of(owners)
     keywords = {stage: each for part in mine for stage, each in part.keywords.items()}
     (first,) = (part for part in mine if 0 in part.keywords)

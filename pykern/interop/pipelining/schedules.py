@@ -91,7 +91,8 @@ class PipelineScheduleMulti(PipelineSchedule):
         del use_full_backward
         if not backward_requires_autograd:
             raise ValueError(
-                "backward_requires_autograd=False: there is no backward but autograd's"
+                "backward_requires_autograd must be True, got False. The backward is always "
+                "autograd's"
             )
         super().__init__(
             stages,

@@ -62,15 +62,17 @@ class PipelineStage:
         # Shapes come with the tensors.
         del input_args, output_args, output_grads, input_grads
         if not isinstance(submodule, nn.Module):
-            raise TypeError(f"submodule is a {type(submodule).__name__}; it must be an nn.Module")
+            raise TypeError(f"submodule must be an nn.Module, got {type(submodule).__name__}")
         if not 0 <= stage_index < num_stages:
             raise ValueError(
-                f"stage_index is {stage_index}; with num_stages={num_stages} it is 0 to "
-                f"{num_stages - 1}"
+                f"stage_index must be 0 to {num_stages - 1} with num_stages={num_stages}, got "
+                f"{stage_index}"
             )
         for name, value in (("group", group), ("dw_builder", dw_builder), ("get_mesh", get_mesh)):
             if value is not None:
-                raise ValueError(f"{name} is for stages in several processes; leave it out")
+                raise ValueError(
+                    f"{name} must be left out, got {value!r}. It is for stages in several processes"
+                )
         self.submod = submodule
         self.stage_index = stage_index
         self.num_stages = num_stages
@@ -81,7 +83,8 @@ class PipelineStage:
         self.group_size = ranks.get_world_size()
         if self.group_size > num_stages:
             raise RuntimeError(
-                f"{self.group_size} ranks for {num_stages} stages: some would have none"
+                f"ranks must be at most {num_stages}, the number of stages, got {self.group_size}. "
+                "Use fewer ranks, or more stages"
             )
 
     @property

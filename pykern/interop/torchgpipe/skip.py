@@ -76,13 +76,15 @@ class Skippable(nn.Module):
         for name in self.poppable_names - self.stashable_names:
             key = self.key_of(name)
             if key not in skips:
-                raise RuntimeError(f"{name!r} must be stashed before it is popped")
+                raise RuntimeError(f"{name!r} must be stashed before it is popped, got a pop first")
             own[name] = skips.pop(key)
         running = self.module(value)
         output = self._answer(running, own, pending) if isgenerator(running) else running
         if pending:
             names = ", ".join(map(repr, sorted(pending)))
-            raise RuntimeError(f"{names} must be stashed or popped, as the module has declared")
+            raise RuntimeError(
+                f"all declared names must be stashed or popped, got neither for {names}"
+            )
         for name in self.stashable_names - self.poppable_names:
             skips[self.key_of(name)] = own[name]
         return output
@@ -108,7 +110,7 @@ class Skippable(nn.Module):
     @staticmethod
     def _require(name: str, names: frozenset[str], declared: str) -> None:
         if name not in names:
-            raise RuntimeError(f"{name!r} must be declared as {declared}")
+            raise RuntimeError(f"names must be declared as {declared}, got {name!r}")
 
 
 def skippable(

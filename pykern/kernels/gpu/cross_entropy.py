@@ -114,7 +114,10 @@ def _launch(
     if num_rows == 0:
         return
     if logits.stride(1) != 1:
-        raise ValueError(f"columns of logits are adjacent, got strides {logits.stride()}")
+        raise ValueError(
+            f"logits must have adjacent columns, got strides {logits.stride()}. Use "
+            "logits.contiguous()"
+        )
     block = min(max(next_power_of_2(width), 16), _BLOCK)
     _kernel[num_rows,](
         logits,

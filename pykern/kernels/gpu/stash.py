@@ -96,7 +96,10 @@ def quantised(x: Tensor, form: StashForm) -> tuple[Tensor, Tensor]:
     """See `pykern.kernels.stash.quantised`."""
     dtype, largest = CODES[form]
     if form == "e4m3" and INTERPRETED:
-        raise NotImplementedError("Triton's interpreter rounds to e4m3 wrong; use int8, or a GPU")
+        raise NotImplementedError(
+            "form must be int8 in Triton's interpreter, which rounds to e4m3 wrong, got e4m3. Use "
+            "a GPU for e4m3"
+        )
     num_columns = x.shape[-1]
     num_blocks = cdiv(num_columns, BLOCK)
     codes = torch.empty(x.shape, dtype=dtype, device=x.device)

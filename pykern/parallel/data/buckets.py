@@ -56,8 +56,9 @@ class GradientSum:
         for parameter in self._parameters:
             if parameter.grad is not None and parameter.grad.is_sparse:
                 raise TypeError(
-                    f"a parameter of shape {tuple(parameter.shape)} has a sparse gradient, and "
-                    "sums over processes are of dense ones: make the layer with sparse=False"
+                    "gradients must be dense to be summed over processes, got a sparse gradient "
+                    f"of a parameter of shape {tuple(parameter.shape)}. Make the layer with "
+                    "sparse=False"
                 )
 
     def _found(self) -> Tensor:

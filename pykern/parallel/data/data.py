@@ -137,13 +137,16 @@ class DataParallel(Feature):
     def _require_peers(self) -> None:
         if self._lost:
             raise PeerError(
-                f"this pipeline has lost its peers: {self._lost}; make the process group and the "
+                f"this pipeline has lost its peers: {self._lost}. Make the process group and the "
                 "pipeline again, in every process"
             )
 
     def _enter(self) -> None:
         if not self._turn.acquire(blocking=False):
-            raise RuntimeError("the pipeline is running a step in another thread")
+            raise RuntimeError(
+                "the pipeline is running a step in another thread. Wait for that step, or make "
+                "another pipeline"
+            )
         self._phase, self._loss = _Phase.BEFORE, None
 
     def _leave(self, error: BaseException | None) -> None:

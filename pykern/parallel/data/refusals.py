@@ -19,8 +19,8 @@ def refuse_foreign_loss(loss_fn: object, layers: Iterable[nn.Module]) -> None:
     """
     if trains(loss_fn, {parameter for layer in layers for parameter in layer.parameters()}):
         raise ValueError(
-            "loss_fn trains parameters that the model does not have, and processes sum gradients "
-            "of the model's alone: give them to the last layer"
+            "loss_fn must train parameters of the model alone, whose gradients processes sum, got "
+            "one that trains others. Give these parameters to the last layer"
         )
 
 
@@ -29,7 +29,8 @@ def refuse_main_grads(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if getattr(parameter, "main_grad", None) is not None:
             raise ValueError(
-                f"{name} has a main_grad, and sums over process_group are of .grad: leave it out"
+                f"{name} must collect gradients in .grad, which process_group sums, got a "
+                "main_grad. Remove it"
             )
 
 
@@ -39,12 +40,13 @@ def refuse_others(said: Sequence[PeerMessage], own: PeerMessage) -> None:
         if other.is_local != own.is_local:
             ours, its = ("in", "out of") if own.is_local else ("out of", "in")
             raise PeerError(
-                f"this step is {ours} no_sync here and {its} it in process {rank} of the group"
+                f"this step is {ours} no_sync here and {its} it in process {rank} of the group. "
+                "Use no_sync for the same steps in every process"
             )
         if other.digest != own.digest:
             raise PeerError(
-                f"process {rank} of the group has other parameters or buffers than this one, "
-                "or trains others: load the same state, or seed all processes alike"
+                f"process {rank} of the group has other parameters or buffers than this one, or "
+                "trains others. Load the same state, or seed all processes alike"
             )
 
 

@@ -138,8 +138,9 @@ class Owners:
             return 0
         if parameter not in self._owner_of:
             raise RuntimeError(
-                f"a parameter of shape {tuple(parameter.shape)} trains that the ZeroOptimizer does "
-                "not have: add it by add_param_group, in every process"
+                "parameters that train must belong to the ZeroOptimizer, got one of shape "
+                f"{tuple(parameter.shape)} that does not. Add it by add_param_group, in every "
+                "process"
             )
         return self._owner_of[parameter]
 
@@ -163,14 +164,14 @@ class Owners:
         if scaler is None or self._owner_of is None:
             return
         if self._scaler_is_refused:
-            raise TypeError(f"a scaler cannot be used here: {self._scaler_is_refused}")
+            raise TypeError(f"scaler must be None here, got one: {self._scaler_is_refused}")
         from torch.distributed.fsdp.sharded_grad_scaler import (  # noqa: PLC0415 - takes long
             ShardedGradScaler,
         )
 
         if not isinstance(scaler, ShardedGradScaler):
             raise TypeError(
-                f"a {type(scaler).__name__} would look for infinite values in the gradients of one "
-                "process alone: with a ZeroOptimizer use torch.distributed.fsdp's "
-                "ShardedGradScaler, over all processes"
+                "scaler must be a ShardedGradScaler of torch.distributed.fsdp with a "
+                f"ZeroOptimizer, got a {type(scaler).__name__}, which would look for infinite "
+                "values in one process alone"
             )

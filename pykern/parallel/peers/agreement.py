@@ -40,7 +40,7 @@ def require_alike(group: ProcessGroup, told: Mapping[str, str]) -> None:
         if different:
             what = different[0]
             raise PeerError(
-                f"processes 0 and {rank} of the group have pipelines that differ in "
+                "pipelines must be alike in all processes of the group, got ones that differ in "
                 f"{', '.join(different)}: {what} is {first.get(what)} in process 0 and "
                 f"{other.get(what)} in process {rank}"
             )

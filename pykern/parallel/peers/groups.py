@@ -27,14 +27,18 @@ def group_of(peers: object, argument: str) -> ProcessGroup:
     if isinstance(peers, DeviceMesh) and peers.ndim == 1:
         return peers.get_group()
     if peers is dist.GroupMember.NON_GROUP_MEMBER:
-        raise ValueError(f"{argument} is a group that this process is not in")
+        raise ValueError(
+            f"{argument} must be a group with this process in it, got one without. Give each "
+            "process its own group"
+        )
     if isinstance(peers, ProcessGroup):
         return peers
     what = type(peers).__name__
     if isinstance(peers, DeviceMesh):
         what = f"mesh of {peers.ndim}: {peers.mesh_dim_names}"
     raise TypeError(
-        f"{argument} is a process group or a mesh of one dimension, as mesh['dp'] is; got a {what}"
+        f"{argument} must be a process group or a mesh of one dimension, as mesh['dp'] is, got a "
+        f"{what}"
     )
 
 
@@ -117,7 +121,7 @@ def meeting(group: ProcessGroup) -> Iterator[None]:
         raise
     except RuntimeError as error:
         raise PeerError(
-            "a process of the group has not come to make its pipeline within "
+            "a process of the group has not made its pipeline within "
             f"{timeout_of(group).total_seconds():g} s, or is gone: {error}"
         ) from error
 

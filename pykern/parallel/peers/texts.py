@@ -65,8 +65,7 @@ def _size_from(told: Tensor, rank: int) -> int:
     size = int(told)
     if not 0 < size <= MAX_BYTES:
         raise PeerError(
-            f"process {rank} of the group announces a text of {size} bytes; a text must have 1 to "
-            f"{MAX_BYTES} bytes"
+            f"a text must have 1 to {MAX_BYTES} bytes, got {size} from process {rank} of the group"
         )
     return size
 

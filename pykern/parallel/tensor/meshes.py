@@ -113,6 +113,7 @@ def _handing_over(following: Stage, call: Run, microbatch: int) -> None:
     call(microbatch)
     if any(is_dtensor(leaf) for leaf in leaves_of(following.arguments[microbatch])):
         raise TypeError(
-            f"stage {following.index - 1} hands over a DTensor, which is of its own device's "
-            "group: have its last module return what is local (use_local_output=True)"
+            f"stage {following.index - 1} must hand over plain tensors, got a DTensor, which is of "
+            "its own device's group. Have its last module return what is local "
+            "(use_local_output=True)"
         )

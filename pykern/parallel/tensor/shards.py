@@ -72,8 +72,8 @@ def find_shards(
             matched.setdefault(module, name)
         if not matched:
             raise ValueError(
-                f"tensor_parallel has a style for {pattern!r}, but no module has such a name; "
-                f"there are {_some_names(model)}"
+                f"tensor_parallel must have styles for modules of the model, got {pattern!r}. "
+                f"Modules are {_some_names(model)}"
             )
         for module, name in matched.items():
             (stage,) = _require_one_stage(name, stages_of.get(module, set()))
@@ -88,14 +88,20 @@ def _require_styles(styles: object) -> None:
 
     if not isinstance(styles, Mapping) or not styles:
         raise TypeError(
-            "tensor_parallel is (mesh, styles), with styles a dict from names of modules to "
-            f"ParallelStyle, as parallelize_module takes it; got {styles!r}"
+            "tensor_parallel must be (mesh, styles), with styles a dict from names of modules to "
+            f"ParallelStyle, as parallelize_module takes it, got {styles!r}"
         )
     for name, style in styles.items():
         if not isinstance(name, str) or not isinstance(style, ParallelStyle):
-            raise TypeError(f"tensor_parallel has {style!r} for {name!r}, not a ParallelStyle")
+            raise TypeError(
+                f"tensor_parallel must have a ParallelStyle for each name, got {style!r} for "
+                f"{name!r}"
+            )
         if not name:
-            raise ValueError("tensor_parallel has a style for the model itself, which is cut")
+            raise ValueError(
+                "tensor_parallel must have styles for modules in the model, got one for the model "
+                "itself, which is cut"
+            )
 
 
 def _matching(
@@ -119,14 +125,15 @@ def _some_names(model: nn.Module) -> str:
 def _require_one_stage(name: str, stages: set[int]) -> set[int]:
     if not stages:
         raise CutError(
-            f"tensor_parallel has a style for {name}, but the model is cut within it: have stages "
-            "begin elsewhere (split_at=[...]), or give styles to the modules in it"
+            f"tensor_parallel must have styles for modules within one stage, got one for {name}, "
+            "within which the model is cut. Have stages begin elsewhere (split_at=[...]), or give "
+            "styles to the modules in it"
         )
     if len(stages) > 1:
         raise ValueError(
-            f"{name} has a style of tensor_parallel and is used in stages "
-            f"{', '.join(map(str, sorted(stages)))}, whose devices have groups of their own: cut "
-            "so that they share a stage (balance=[...])"
+            f"{name} must be used in one stage to have a style of tensor_parallel, got stages "
+            f"{', '.join(map(str, sorted(stages)))}, whose devices have different groups. Cut so "
+            "that they share a stage (balance=[...])"
         )
     return stages
 
@@ -141,7 +148,7 @@ def _require_sliceable(model: nn.Module, name: str, style: Any) -> None:
     linear = isinstance(module, nn.Linear | nn.Embedding)
     if type(style) in (ColwiseParallel, RowwiseParallel) and not linear:
         raise TypeError(
-            f"{type(style).__name__} is for nn.Linear and nn.Embedding, and {name} is a "
+            f"{name} must be an nn.Linear or nn.Embedding for {type(style).__name__}, got a "
             f"{type(module).__name__}"
         )
     parts = name.split(".")
@@ -149,8 +156,8 @@ def _require_sliceable(model: nn.Module, name: str, style: Any) -> None:
     for outer in around:
         if type(outer).__module__.startswith(_FUSED):
             raise TypeError(
-                f"{name} cannot be sharded: a {type(outer).__name__} of pykern.models has fused "
-                "operations read its parameters, and these take whole tensors; use modules that "
+                f"{name} must call torch's operations to be sharded, got a {type(outer).__name__} "
+                "of pykern.models, whose fused operations take whole tensors. Use modules that "
                 "call torch's"
             )
 
@@ -159,6 +166,6 @@ def _require_untied(name: str, module: nn.Module, uses: Counter[Tensor]) -> None
     for inner, parameter in module.named_parameters():
         if uses[parameter] > 1:
             raise ValueError(
-                f"{name}.{inner} is used in {uses[parameter]} places, of which sharding would make "
-                "parameters of their own: untie them, or leave the module whole"
+                f"{name}.{inner} must be used once to be sharded, got {uses[parameter]} uses, "
+                "which sharding would untie. Untie them, or leave the module whole"
             )

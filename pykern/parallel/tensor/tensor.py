@@ -38,7 +38,7 @@ def parse_tensor(given: TensorParallelism | None) -> ProcessGroup | None:
     if given is None:
         return None
     if not isinstance(given, tuple) or len(given) != 2:
-        raise TypeError(f"tensor_parallel is (mesh['tp'], styles), got {given!r}")
+        raise TypeError(f"tensor_parallel must be (mesh['tp'], styles), got {given!r}")
     return group_of(given[0], "tensor_parallel")
 
 
@@ -149,14 +149,17 @@ class TensorParallel(Feature):
                 raise PeerError(f"{who} has failed before its step: {other.failure}")
             if other.rows != said[0].rows:
                 raise PeerError(
-                    f"{who} has a batch of {other.rows} rows, and process 0 one of {said[0].rows}: "
-                    "all of the group take the same batches"
+                    f"{who} has a batch of {other.rows} rows, and process 0 one of {said[0].rows}. "
+                    "Give all of the group the same batches"
                 )
             if other.digest != said[0].digest and self._first:
-                raise PeerError(f"{who} has another batch than process 0: all take the same ones")
+                raise PeerError(
+                    f"{who} has another batch than process 0. Give all of the group the same "
+                    "batches"
+                )
             if other.digest != said[0].digest:
                 raise PeerError(
-                    f"{who} has other random numbers than process 0, and a layer draws some: call "
+                    f"{who} has other random numbers than process 0, and a layer draws some. Call "
                     "torch.manual_seed with one number in all of the group"
                 )
         self._first = False

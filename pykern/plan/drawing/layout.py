@@ -19,6 +19,9 @@ THIN_WIDTH = 2.0
 LETTER_HEIGHT = 8.0
 LETTER_WIDTH = 0.62 * LETTER_HEIGHT
 
+# White lines around bars, by the least width of a bar that has them: narrow bars would be hidden.
+BORDERS = ((4.0, 0.6), (1.5, 0.2))
+
 # Middle and height of a bar as a share of its row: alone, or one of two that share a slot.
 WHOLE = (0.0, 0.88)
 UPPER = (-0.22, 0.44)
@@ -26,13 +29,14 @@ LOWER = (0.22, 0.44)
 
 
 class Drawn(NamedTuple):
-    """A span as it is drawn: row, part of the row, time from the panel's left edge, and text."""
+    """A span as it is drawn: row, part of it, time from the panel's left edge, border and text."""
 
     device: int
     band: tuple[float, float]
     start_ns: float
     length_ns: float
     colours: Colours
+    border: float
     text: str
 
 
@@ -44,6 +48,7 @@ def cells_of(timeline: Timeline, longest_ns: float) -> Iterator[Drawn]:
         starts = pair_starts(row)
         for position, span in enumerate(row):
             length_ns = span.end_ns - span.start_ns or THIN_WIDTH * longest_ns / PANEL_WIDTH
+            width = length_ns * PANEL_WIDTH / longest_ns
             shade = shades.shade_of(device, span.action)
             yield Drawn(
                 device,
@@ -51,7 +56,8 @@ def cells_of(timeline: Timeline, longest_ns: float) -> Iterator[Drawn]:
                 span.start_ns - origin_ns,
                 length_ns,
                 colours_of(span.action.kind, shade, shades.num_shades),
-                cell_text(span, length_ns * PANEL_WIDTH / longest_ns),
+                next((border for least, border in BORDERS if width >= least), 0.0),
+                cell_text(span, width),
             )
 
 
@@ -62,17 +68,17 @@ def cell_text(span: Span, width: float) -> str:
     return next((text for text in texts if (len(text) + 0.5) * LETTER_WIDTH < width), "")
 
 
-def legend_of(timelines: Mapping[str, Timeline]) -> list[tuple[str | None, str]]:
-    """The kinds with their lightest colours, then an entry without a colour for darker ones."""
+def legend_of(timelines: Mapping[str, Timeline]) -> list[tuple[str, str]]:
+    """The kinds with their lightest colours, then the first kind's darkest for later ones."""
     all_shades = [Shades(timeline) for timeline in timelines.values()]
     num_shades = max(shades.num_shades for shades in all_shades)
-    entries: list[tuple[str | None, str]] = [
-        (colours_of(kind, 0, num_shades).fill, KIND_NAMES[kind]) for kind in kinds_of(timelines)
-    ]
+    kinds = kinds_of(timelines)
+    entries = [(colours_of(kind, 0, num_shades).fill, KIND_NAMES[kind]) for kind in kinds]
     several = {
         "chunks": max(shades.num_chunks for shades in all_shades) > 1,
         "replicas": max(shades.num_replicas for shades in all_shades) > 1,
     }
     if darker := [name for name, there in several.items() if there]:
-        entries.append((None, f"darker: later {' and '.join(darker)}"))
+        darkest = colours_of(kinds[0], num_shades - 1, num_shades).fill
+        entries.append((darkest, f"darker: later {' and '.join(darker)}"))
     return entries

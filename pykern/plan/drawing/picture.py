@@ -1,4 +1,4 @@
-"""Timelines as a picture: SVG by hand, PNG by matplotlib, imported when the first one is drawn."""
+"""Timelines as a picture: SVG by hand, PNG and PDF by matplotlib, imported when needed."""
 
 import os
 from collections import defaultdict
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 POINTS_PER_INCH = 72
+# Without the time and the version of matplotlib, the same timelines make the same file.
+UNDATED = {".png": {"Software": None}, ".pdf": {"CreationDate": None, "Producer": None}}
 
 
 def save_picture(timelines: Mapping[str, Timeline], path: str | os.PathLike[str]) -> None:
@@ -46,7 +48,7 @@ def save_picture(timelines: Mapping[str, Timeline], path: str | os.PathLike[str]
 
     Args:
         timelines: The timelines by label; a label may be any string.
-        path: File to write, .png or .svg; an existing file is replaced atomically.
+        path: File to write, .png, .pdf or .svg; an existing file is replaced atomically.
 
     Raises:
         ValueError: There is nothing to draw, or the file is of another kind.
@@ -60,12 +62,14 @@ def save_picture(timelines: Mapping[str, Timeline], path: str | os.PathLike[str]
             drawn = as_svg(timelines)
             with replacing(target) as partial:
                 partial.write_text(drawn, encoding="utf-8")
-        case ".png":
+        case ".png" | ".pdf" as form:
             figure = draw(timelines)
             with replacing(target) as partial:
-                figure.savefig(partial, format="png", dpi=150, metadata={"Software": None})
+                figure.savefig(partial, format=form[1:], dpi=150, metadata=UNDATED[form])
         case _:
-            raise ValueError(f"a picture's file name must end in .png or .svg, got {str(path)!r}")
+            raise ValueError(
+                f"a picture's file name must end in .png, .pdf or .svg, got {str(path)!r}"
+            )
 
 
 def draw(timelines: Mapping[str, Timeline]) -> "Figure":
@@ -73,7 +77,9 @@ def draw(timelines: Mapping[str, Timeline]) -> "Figure":
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415  an extra: imported where it is used
     except ModuleNotFoundError as error:
-        raise ImportError("pictures need matplotlib: pip install pykern-runtime[viz]") from error
+        raise ImportError(
+            "pictures need matplotlib. Install it with pip install pykern-runtime[viz]"
+        ) from error
     heights = [ROW_HEIGHT * timeline.num_devices for timeline in timelines.values()]
     height = sum(heights) + TITLE_HEIGHT * len(heights) + FOOT_HEIGHT
     figure = Figure(figsize=(WIDTH / POINTS_PER_INCH, height / POINTS_PER_INCH), facecolor="white")
@@ -112,14 +118,14 @@ def set_up(axes: "Axes", timeline: Timeline, unit_ns: float) -> None:
 
 def draw_cells(axes: "Axes", cells: list[Drawn], unit_ns: float) -> None:
     """A bar for each cell, with its text."""
-    bands: dict[tuple[int, tuple[float, float]], list[Drawn]] = defaultdict(list)
+    bands: dict[tuple[int, tuple[float, float], float], list[Drawn]] = defaultdict(list)
     for cell in cells:
-        bands[cell.device, cell.band].append(cell)
-    for (device, (middle, height)), alike in bands.items():
+        bands[cell.device, cell.band, cell.border].append(cell)
+    for (device, (middle, height), border), alike in bands.items():
         bars = [(cell.start_ns / unit_ns, cell.length_ns / unit_ns) for cell in alike]
         fills = [cell.colours.fill for cell in alike]
         extent = (device + middle - height / 2, height)
-        axes.broken_barh(bars, extent, facecolors=fills, edgecolor="white", lw=0.6)
+        axes.broken_barh(bars, extent, facecolors=fills, edgecolor="white", lw=border)
         for cell, (start, length) in zip(alike, bars, strict=True):
             if cell.text:
                 word = axes.text(start + length / 2, device + middle, cell.text)
@@ -131,7 +137,7 @@ def draw_legend(figure: "Figure", timelines: Mapping[str, Timeline]) -> None:
     """Draws the meaning of the colours below the axis."""
     from matplotlib.patches import Patch  # noqa: PLC0415  an extra: imported where it is used
 
-    patches = [Patch(facecolor=fill or "none", label=name) for fill, name in legend_of(timelines)]
+    patches = [Patch(facecolor=fill, label=name) for fill, name in legend_of(timelines)]
     figure.legend(
         handles=patches,
         loc="lower center",

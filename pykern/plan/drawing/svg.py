@@ -77,18 +77,19 @@ def panel(label: str, timeline: Timeline, top: float, longest_ns: float) -> Iter
 
 
 def cells(timeline: Timeline, top: float, longest_ns: float) -> Iterator[str]:
-    """The spans: one path for all bars of a colour, one group for all texts of a colour."""
+    """The spans: one path for all bars of a colour and border, one group for texts of a colour."""
     bars, texts = defaultdict(list), defaultdict(list)
     for cell in cells_of(timeline, longest_ns):
         middle, share = cell.band
         x = MARGIN_LEFT + cell.start_ns / longest_ns * PANEL_WIDTH
         y = top + (cell.device + 0.5 + middle) * ROW_HEIGHT
         width, height = cell.length_ns / longest_ns * PANEL_WIDTH, share * ROW_HEIGHT
-        bars[cell.colours.fill].append(bar(x, y - height / 2, width, height))
+        bars[cell.colours.fill, cell.border].append(bar(x, y - height / 2, width, height))
         if cell.text:
             texts[cell.colours.ink].append(text(x + width / 2, y + 3, cell.text))
-    for fill, shapes in bars.items():
-        yield f'<path fill="{fill}" stroke="#fff" stroke-width=".6" d="{"".join(shapes)}"/>'
+    for (fill, border), shapes in bars.items():
+        around = f' stroke="#fff" stroke-width="{number(border).lstrip("0")}"' if border else ""
+        yield f'<path fill="{fill}"{around} d="{"".join(shapes)}"/>'
     for ink, words in texts.items():
         yield f'<g fill="{ink}" text-anchor="middle">{"".join(words)}</g>'
 
@@ -124,7 +125,6 @@ def legend(timelines: Mapping[str, Timeline], y: float) -> Iterator[str]:
     widths = [30 + LEGEND_LETTER_WIDTH * len(name) for _, name in entries]
     x = (WIDTH - sum(widths)) / 2
     for (fill, name), width in zip(entries, widths, strict=True):
-        if fill:
-            yield f'<path fill="{fill}" d="{bar(x, y - 8, 12, 9)}"/>'
+        yield f'<path fill="{fill}" d="{bar(x, y - 8, 12, 9)}"/>'
         yield text(x + 16, y, name, ' font-size="10"')
         x += width

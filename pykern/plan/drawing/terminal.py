@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from itertools import groupby
+from math import ceil
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -76,6 +77,21 @@ def as_text(timelines: Mapping[str, Timeline], width: int = 100) -> Text:
             text.append(f"{names[label][row]} ".ljust(head - 1) + "|").append_text(line)
             text.append("|\n")
     return text.append(legend(timelines), style="dim")
+
+
+def fitting_width(timelines: Mapping[str, Timeline], width: int) -> int:
+    """The width from which all cells that `as_text` draws have room for their microbatches."""
+    longest_ns = max(map(length_ns, timelines.values()))
+    columns_per_ns = width / longest_ns if longest_ns > 0 else 0.0
+    head = max(len(name) for timeline in timelines.values() for name in row_names(timeline))
+    letters_per_ns = (
+        len(span.action.kind.name + number_of(span.action)) / (span.end_ns - span.start_ns)
+        for timeline in timelines.values()
+        for device in shown_rows(timeline.num_devices)
+        for span in timeline.visible(device, first_start_ns(timeline), columns_per_ns)
+        if span.end_ns > span.start_ns
+    )
+    return ceil(max(letters_per_ns, default=0.0) * longest_ns) + head + len(" ||")
 
 
 def legend(timelines: Mapping[str, Timeline]) -> str:

@@ -34,7 +34,7 @@ def require_timelines(timelines: Mapping[str, Timeline]) -> None:
         ValueError: There is no timeline, or none of them holds a span.
     """
     if not any(timeline.kinds for timeline in timelines.values()):
-        raise ValueError("a drawing needs at least one timeline with an action in it, got none")
+        raise ValueError("timelines must hold at least one with an action in it, got none")
 
 
 def clean(label: str) -> str:

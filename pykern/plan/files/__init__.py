@@ -58,11 +58,11 @@ def save_plan(
     require_count("actions", plan.num_actions, MAX_ACTIONS)
     if suffix == ".json":
         if transfers:
-            raise ValueError(f"{target}: transfers are written into a .csv only")
+            raise ValueError(f"transfers must be written into a .csv, got {target}")
         text = to_json(plan, costs)
     else:
         if costs is not None:
-            raise ValueError(f"{target}: costs are kept in a .json only")
+            raise ValueError(f"costs must be kept in a .json, got {target}")
         text = to_torch_csv(plan, transfers=transfers)
     write_text(target, text)
 
@@ -145,13 +145,13 @@ def suffix_of(path: Path) -> str:
 def read_text(path: Path) -> str:
     """The text of the file, which must be a regular file of bounded size, in ASCII."""
     if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is not a regular file")
+        raise ValueError(f"path must be a regular file, got {path}")
     with path.open("rb") as file:
         data = file.read(MAX_FILE_BYTES + 1)
     require_size(path, len(data))
     if not data.isascii():
         offset = next(offset for offset, byte in enumerate(data) if byte > 127)
-        raise ValueError(f"{path}: byte {data[offset]} at offset {offset} is not ASCII")
+        raise ValueError(f"{path} must be ASCII, got byte {data[offset]} at offset {offset}")
     return data.decode("ascii")
 
 
@@ -166,4 +166,4 @@ def write_text(path: Path, text: str) -> None:
 def require_size(path: Path, size: int) -> None:
     """Refuses to write or parse more than the limit."""
     if size > MAX_FILE_BYTES:
-        raise ValueError(f"{path}: a plan's file holds at most {MAX_FILE_BYTES} bytes")
+        raise ValueError(f"{path} must have at most {MAX_FILE_BYTES} bytes, got more")

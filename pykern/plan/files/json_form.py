@@ -147,7 +147,7 @@ def parse(text: str) -> Content:
     """One JSON object without repeated keys or infinities."""
     content = read_json(text, max_values=MAX_VALUES)
     if not isinstance(content, dict):
-        raise ValueError(f"a plan is a JSON object, got {shown(content)}")
+        raise ValueError(f"a plan must be a JSON object, got {shown(content)}")
     return content
 
 
@@ -166,9 +166,7 @@ def require_lengths(content: Content) -> None:
     rows = list_of("rows", content["rows"])
     for name, lists in ("rows", rows), ("overlaps", list_of("overlaps", content["overlaps"])):
         if len(lists) > num_devices:
-            raise ValueError(
-                f"a plan for {num_devices} devices needs as many {name}, got {len(lists)}"
-            )
+            raise ValueError(f"{name} must be {num_devices}, one for each device, got {len(lists)}")
     num_spaces = sum(row.count(" ") for row in rows if isinstance(row, str))
     require_count("actions", num_spaces, MAX_ACTIONS)
 
@@ -176,9 +174,9 @@ def require_lengths(content: Content) -> None:
 def require_keys(what: str, content: Content, required: set[str], allowed: set[str]) -> None:
     """Refuses missing and unknown keys."""
     if missing := sorted(required - content.keys()):
-        raise ValueError(f"{what} has no key {shown(missing[0])}")
+        raise ValueError(f"{what} must have the key {shown(missing[0])}, got none")
     if unknown := sorted(content.keys() - allowed):
-        raise ValueError(f"{what} has no such key as {shown(unknown[0])}")
+        raise ValueError(f"{what} must have known keys only, got {shown(unknown[0])}")
 
 
 def require_equal(key: str, value: object, expected: object) -> None:

@@ -12,7 +12,7 @@ MAX_ACTIONS = 1 << 20
 def require_count(what: str, count: int, limit: int) -> None:
     """Refuses more of something than a plan's file may hold, before anything is made of it."""
     if count > limit:
-        raise ValueError(f"a plan's file holds at most {limit} {what}, got {count}")
+        raise ValueError(f"{what} of a plan's file must be at most {limit}, got {count}")
 
 
 def proved_plan(
@@ -36,8 +36,8 @@ def proved_plan(
     require_count("actions", num_actions, MAX_ACTIONS)
     if num_actions < num_cells:
         raise ValueError(
-            f"{num_actions} actions are too few for {placement.num_stages} stages, "
-            f"{num_microbatches} microbatches and {num_slices} slices"
+            f"actions must be at least one for each of {placement.num_stages} stages, "
+            f"{num_microbatches} microbatches and {num_slices} slices, got {num_actions}"
         )
     plan = Plan(placement, num_microbatches, rows, num_slices, overlaps)
     check(plan)

@@ -46,10 +46,10 @@ def require_plausible(text: str, max_values: int = MAX_VALUES) -> None:
     # Each value except the first follows one of these marks.
     count = 1 + marks.count(b",") + marks.count(b"[") + marks.count(b"{")
     if count > max_values:
-        raise ValueError(f"the JSON has too many values: at most {max_values}, got {count}")
+        raise ValueError(f"the JSON must have at most {max_values} values, got {count}")
     brackets = marks.translate(None, b",")
     if max(accumulate(map(STEP.__getitem__, brackets)), default=0) > MAX_NESTING:
-        raise ValueError(f"the JSON is nested too deeply: at most {MAX_NESTING} levels are allowed")
+        raise ValueError(f"the JSON must have at most {MAX_NESTING} levels, got more")
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -57,13 +57,13 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
     if len(content) < len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"key {shown(twice)} occurs twice")
+        raise ValueError(f"keys must occur once, got {shown(twice)} twice")
     return content
 
 
 def refuse_constant(name: str) -> None:
     """Python's json takes NaN and Infinity, which are not JSON."""
-    raise ValueError(f"{name} is not a number of JSON")
+    raise ValueError(f"numbers of JSON must be finite, got {name}")
 
 
 def shown(value: object) -> str:

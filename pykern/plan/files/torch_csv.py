@@ -79,13 +79,13 @@ def require_sayable(plan: Plan, reader: str = "torch's CSV", advice: str = "; us
         ("slices", plan.num_slices),
     ):
         if number > 1:
-            raise ValueError(f"{reader} knows no {name}, and the plan has {number}{advice}")
+            raise ValueError(f"{name} of the plan must be 1 for {reader}, got {number}{advice}")
     for device, row in enumerate(plan.rows):
         for position, action in enumerate(row):
             if action.kind not in KINDS:
                 raise ValueError(
-                    f"{reader} knows F, B, I and W, and device {device} has {action} at "
-                    f"position {position}{advice}"
+                    f"actions must be F, B, I or W for {reader}, got {action} at position "
+                    f"{position} of device {device}{advice}"
                 )
 
 
@@ -127,12 +127,14 @@ def require_cells(text: str) -> None:
     num_waits = text.count("WAIT_SEND_")
     num_transfers = text.count("SEND_") - num_waits + text.count("RECV_")
     if num_waits > num_transfers:
-        raise ValueError(f"{num_waits} waits are too many for {num_transfers} transfers")
+        raise ValueError(
+            f"waits must be at most {num_transfers}, the number of transfers, got {num_waits}"
+        )
     num_others = num_cells - num_transfers - num_waits
     if num_transfers > 2 * num_others:
         raise ValueError(
-            f"{num_transfers} transfers are too many for {num_others} other cells. An action has "
-            "at most two transfers"
+            f"transfers must be at most two for each of {num_others} other cells, got "
+            f"{num_transfers}"
         )
 
 
@@ -142,7 +144,9 @@ def lines_of(text: str) -> Iterator[list[str]]:
     try:
         for number, cells in enumerate(reader, start=1):
             if number > MAX_DEVICES:
-                raise ValueError(f"line {number}: a plan has at most {MAX_DEVICES} devices")
+                raise ValueError(
+                    f"lines must be at most {MAX_DEVICES}, one for each device, got line {number}"
+                )
             yield cells
     except csv.Error as error:
         raise ValueError(f"line {reader.line_num}: {error}") from error
@@ -222,7 +226,7 @@ def parse(text: str) -> Slot | Transfer:
         stage, down, sends = int(transfer[1]), transfer[3] == "F", transfer[2] == "SEND"
         sender = stage if sends else stage + (-1 if down else 1)
         return Transfer(sends, Message(down, sender, int(transfer[4])))
-    raise ValueError(f'a cell is like "2F0", got {text[:40]!r}')
+    raise ValueError(f"a cell must be like '2F0', got {text[:40]!r}")
 
 
 def placement_of(rows: Sequence[Row]) -> Placement:
@@ -234,7 +238,9 @@ def placement_of(rows: Sequence[Row]) -> Placement:
                 refuse_stage(stage, device_of[stage], row)
     num_stages = 1 + max(device_of, default=-1)
     if missing := sorted(set(range(num_stages)) - device_of.keys()):
-        raise ValueError(f"stage {missing[0]} of {num_stages} has no action")
+        raise ValueError(
+            f"each of {num_stages} stages must have an action, got none for stage {missing[0]}"
+        )
     return Placement(len(rows), [device_of[stage] for stage in range(num_stages)])
 
 
@@ -245,4 +251,7 @@ def refuse_stage(stage: int, owner: int, row: Row) -> NoReturn:
         for cell in row
         if not isinstance(cell.item, Transfer) and any(a.stage == stage for a in cell.item)
     )
-    raise ValueError(f"{where}: stage {stage} stands on line {owner + 1}")
+    raise ValueError(
+        f"{where}: stage {stage} must be on line {owner + 1}, where it began, got an action of it "
+        "here"
+    )

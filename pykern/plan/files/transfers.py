@@ -218,8 +218,9 @@ def require_paired(rows: Sequence[Iterable[ReadItem]], placement: Placement) -> 
         for left, came in zip(sent, received, strict=True):
             if left.item.message != came.item.message:  # type: ignore[union-attr]
                 raise ValueError(
-                    f"{came.where}: {came.item} is out of order: device {receiver} receives from "
-                    f"device {sender} in the order of sending, and {left.item} is due"
+                    f"{came.where}: transfers must be received in the order of sending, got "
+                    f"{came.item} where {left.item} is due. Device {receiver} receives from device "
+                    f"{sender}"
                 )
 
 
@@ -233,13 +234,16 @@ def require_row(row: Iterable[ReadItem], placement: Placement) -> None:
             if not item.sends:
                 came[item.message] = cell
             elif made.pop(item.message, None) is None:
-                raise ValueError(f"{cell.where}: {item} sends what is not made here, or not yet")
+                raise ValueError(
+                    f"{cell.where}: transfers must send what their device has made before, got "
+                    f"{item}"
+                )
             continue
         for action in item:
             message = read_by(action, placement)
             if message and came.pop(message, None) is None:
                 missing = Transfer(False, message)
-                raise ValueError(f"{cell.where}: {action} has no {missing} before it")
+                raise ValueError(f"{cell.where}: {action} must have {missing} before it, got none")
         for action in item:
             if message := sent_by(action, placement):
                 made[message] = cell

@@ -79,7 +79,7 @@ class AsyncExecutor(Executor):
     def require_flushed(self, what: str) -> None:
         """Raises RuntimeError for `what` if microbatches are in flight."""
         if self.in_flight:
-            raise RuntimeError(f"{what} with microbatches in flight: call flush() first")
+            raise RuntimeError(f"{what} with microbatches in flight. Call flush() first")
 
     def step(self, batch: Batch) -> tuple[Tensor, Program]:
         """Takes a batch, and runs until the next batch could enter.
@@ -264,13 +264,14 @@ class AsyncExecutor(Executor):
         if any(module.training != mode for module, mode in self._modes):
             raise RuntimeError(
                 "train() or eval() was called with microbatches in flight, which would run in "
-                "another mode than their batch: set it back, and call flush() first"
+                "another mode than their batch. Set the mode back, and call flush() first"
             )
         if any(version_of(parameter) != version for parameter, version in self._written):
             self._drop()
             raise RuntimeError(
-                "a parameter was written with microbatches in flight, whose backwards need what it "
-                "was: call flush() before. They are dropped: go on from the last checkpoint"
+                "a parameter was written with microbatches in flight, whose backwards need the "
+                "former values. Call flush() before. The microbatches are dropped: go on from the "
+                "last checkpoint"
             )
 
     def _drop(self) -> None:

@@ -21,22 +21,25 @@ def make_optimizer(make: MakeOptimizer, parameters: Iterable[nn.Parameter]) -> O
     """
     if not callable(make):
         raise TypeError(
-            f"optimizer is a function of a list of parameters, got a {type(make).__name__}; for "
-            "example optimizer=lambda params: torch.optim.SGD(params, lr=0.1)"
+            f"optimizer must be a function of a list of parameters, got a {type(make).__name__}. "
+            "For example optimizer=lambda params: torch.optim.SGD(params, lr=0.1)"
         )
     known = list(parameters)
     optimizer = make(known)
     if not isinstance(optimizer, Optimizer):
         raise TypeError(
-            f"optimizer returned a {type(optimizer).__name__}, no torch.optim.Optimizer"
+            f"optimizer must return a torch.optim.Optimizer, got a {type(optimizer).__name__}"
         )
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError("LBFGS calls the model again for each step, and has one for all stages")
+        raise ValueError(
+            "optimizer must step parameters one by one, got LBFGS, which calls the model again "
+            "for each step. Use another optimizer"
+        )
     ids = {id(parameter) for parameter in known}
     for number, group in enumerate(optimizer.param_groups):
         if any(id(parameter) not in ids for parameter in group["params"]):
             raise ValueError(
-                f"group {number} of the optimizer has a parameter that is not in the model"
+                f"optimizer must have parameters of the model alone, got another in group {number}"
             )
     return optimizer
 
@@ -81,7 +84,7 @@ class StageOptimizer:
                 if key != "params" and value is not group.get(key):
                     raise RuntimeError(
                         f"{type(self._optimizer).__name__} keeps {key!r} in its groups, but stages "
-                        "step at different times: use an optimizer whose state is by parameter"
+                        "step at different times. Use an optimizer whose state is by parameter"
                     )
 
 

@@ -26,7 +26,10 @@ def refuse_unversioned(
         loss_fn: of the last stage.
     """
     if trains(loss_fn, set()):
-        raise ValueError(f"loss_fn has parameters that train: {WHY}; give them to the last layer")
+        raise ValueError(
+            f"loss_fn must have no parameters that train, got some: {WHY}. Give them to the last "
+            "layer"
+        )
     refuse_to_copy(layers, None, WHY, in_order=True)
     names = list(layers)
     owner: dict[object, tuple[int, str]] = {}
@@ -40,20 +43,24 @@ def _refuse_parameter(
     name: str, parameter: nn.Parameter, stage: int, owner: dict[object, tuple[int, str]]
 ) -> None:
     if hasattr(parameter, "main_grad"):
-        raise ValueError(f"{name} has a main_grad, which an update would not take: {WHY}")
+        raise ValueError(
+            f"{name} must collect gradients in .grad, got a main_grad: {WHY}. Remove it"
+        )
     if parameter.numel() == 0:
         return
     first, other = owner.setdefault(id(parameter), (stage, name))
     if first != stage:
         raise ValueError(
-            f"{other} (stage {first}) and {name} (stage {stage}) are one parameter, whose versions "
-            "would be two stages': cut so that they share a stage (balance=[...]), or untie them"
+            f"{other} (stage {first}) and {name} (stage {stage}) must be two parameters, got one, "
+            "of which both stages would have versions. Cut so that they share a stage "
+            "(balance=[...]), or untie them"
         )
     place = parameter.untyped_storage().data_ptr()
     same, other = owner.setdefault(("storage", place), (id(parameter), name))
     if same != id(parameter):
         raise ValueError(
-            f"{other} and {name} share memory, but each has versions of its own: clone() one"
+            f"{other} and {name} must have memory of their own, got shared memory, but each has "
+            "versions of its own. Use clone() for one"
         )
 
 
@@ -65,7 +72,7 @@ def refuse_shared(settings: Iterable[Settings | None]) -> None:
         ids = of_stage.ids()
         if not seen.isdisjoint(ids):
             raise RuntimeError(
-                f"stage {stage} has a parameter or module of an earlier stage by now, whose "
-                "versions would be two stages': untie them"
+                f"stage {stage} must keep parameters and modules of its own, got one that an "
+                "earlier stage has by now, of which both would have versions. Untie them"
             )
         seen |= ids

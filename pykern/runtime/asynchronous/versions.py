@@ -44,13 +44,15 @@ class _InFlight:
             if version_of(copy) != 0:
                 raise RuntimeError(
                     f"a layer of stage {stage} wrote into its parameter of shape "
-                    f"{tuple(copy.shape)}, of which backwards in flight need what it was"
+                    f"{tuple(copy.shape)}, but backwards in flight need the former values. Write "
+                    "into a copy"
                 )
         for module, before in self.buffers:
             if any(module._buffers.get(name) is not value for name, value in before.items()):
                 raise RuntimeError(
                     f"a {type(module).__name__} of stage {stage} put another tensor in the place "
-                    "of a buffer, which would be lost with the copy that ran: write into it"
+                    "of a buffer, which would be lost with the copy that ran. Write into the "
+                    "buffer"
                 )
 
 
@@ -134,9 +136,9 @@ class Versions:
             if original.grad is not None:
                 raise RuntimeError(
                     f"a parameter of stage {self.stage.index}, of shape {tuple(original.shape)}, "
-                    "got a gradient that is not its layer's, of which no update would be: a "
+                    "got a gradient from outside its stage, which updates would ignore: from a "
                     "loss_fn that uses parameters, or a backward of yours with microbatches in "
-                    "flight; have a layer add it, or a hook of the parameter"
+                    "flight. Have a layer add it, or a hook of the parameter"
                 )
 
     def end(self) -> None:

@@ -289,6 +289,6 @@ class WorkerFlow(Flow):
     def _refuse_fork(self) -> None:
         if os.getpid() != self._process:
             raise RuntimeError(
-                "this stream was begun in another process and does not survive a fork; make a new "
+                "this stream was begun in another process and does not survive a fork. Make a new "
                 "pipeline in the child"
             )

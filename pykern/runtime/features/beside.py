@@ -214,9 +214,9 @@ class _Watch:
         self._beside.has_refused = True
         raise CutError(
             f"the backward of microbatch {turn.microbatch} in stage {turn.stage} reads a tensor "
-            f"that microbatch {owner.microbatch} has left there by now ({origin.where}): a "
-            "function that is called again in a backward, as by torch.utils.checkpoint, must be "
-            "given what it reads as an argument"
+            f"that microbatch {owner.microbatch} has left there by now ({origin.where}). Give a "
+            "function that is called again in a backward, as by torch.utils.checkpoint, its "
+            "inputs as arguments"
         )
 
     def _refuse(self, storage: UntypedStorage, origin: Origin, where: str) -> None:

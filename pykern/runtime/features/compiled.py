@@ -76,7 +76,7 @@ def refuse_ties(layers: Mapping[str, nn.Module], stages: Sequence[range]) -> Non
                 first = owner.setdefault(id(parameter), stage)
                 if first != stage:
                     raise ValueError(
-                        f"compile must be False where stages share a parameter, got 'stages' and "
+                        "compile must be False where stages share a parameter, got 'stages' and "
                         f"{name} in stages {first} and {stage}: one of them runs with copies of "
                         "its layers. Compile layers without it (layer.compile()), or have both in "
                         "one stage"

@@ -44,7 +44,7 @@ def _scale_of(scaler: object, device: torch.device) -> Tensor | None:
         TypeError: `scaler` is not a torch.amp.GradScaler.
     """
     if not isinstance(scaler, torch.amp.GradScaler):
-        raise TypeError(f"scaler is a torch.amp.GradScaler, got a {type(scaler).__name__}")
+        raise TypeError(f"scaler must be a torch.amp.GradScaler, got a {type(scaler).__name__}")
     if not scaler.is_enabled():
         return None
     # The scale itself is a private attribute.

@@ -249,8 +249,8 @@ def as_bytes(tensor: Tensor) -> Tensor:
     """
     if tensor.layout is not torch.strided:
         raise ValueError(
-            f"a stage hands over a tensor of layout {tensor.layout}; only dense tensors can be "
-            "copied to another GPU"
+            "stages must hand over dense tensors, which alone can be copied to another GPU, got "
+            f"layout {tensor.layout}"
         )
     return tensor.resolve_conj().resolve_neg()
 

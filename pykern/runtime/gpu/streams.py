@@ -198,7 +198,9 @@ class Streams:
         """The measured times of all actions in the last traced step; `ago` must be 0."""
         assert isinstance(program, _C.StreamProgram)
         if ago != 0:
-            raise IndexError(f"on GPUs the last traced step is kept, not the one {ago} before it")
+            raise IndexError(
+                f"ago must be 0 on GPUs, where the last traced step is kept, got {ago}"
+            )
         return program.timeline()
 
     def where(self, device: int) -> str:

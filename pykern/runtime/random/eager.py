@@ -176,7 +176,10 @@ class Repeat(Interceptor):
         own = self._generators.get(generator)
         if own is None:
             if generator not in self._begins:
-                raise RuntimeError(f"{func} draws from a generator that the forward left alone")
+                raise RuntimeError(
+                    "layers must draw from the same generators when they are recomputed, got "
+                    f"another in {func}. Leave out recompute for such layers"
+                )
             own = torch.Generator(generator.device)
             own.set_state(self._begins[generator])
             self._generators[generator] = own

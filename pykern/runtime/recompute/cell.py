@@ -169,7 +169,8 @@ def _require_same(segment: RecomputeSegment, again: list[object], before: list[o
     if again != before:
         raise RuntimeError(
             f"calls {segment.calls} of a stage returned {again} that require grad when they were "
-            f"recomputed, and {before} before: such layers cannot be recomputed"
+            f"recomputed, and {before} before. Such layers cannot be recomputed: leave out "
+            "recompute"
         )
 
 

@@ -96,9 +96,9 @@ def _require_cuttable(stage: Stage, output: Any) -> None:
     names = {type(hidden).__name__ for hidden in hidden_in(output)}
     if names:
         raise TypeError(
-            f"stage {stage.index} is recomputed and hands over {', '.join(sorted(names))}, "
-            "which holds tensors that require grad: a graph can be cut in tuples, lists, dicts "
-            "and what else torch.utils._pytree knows, and in nothing else"
+            f"stage {stage.index} must hand over tensors in tuples, lists, dicts or other "
+            f"containers of torch.utils._pytree to be recomputed, got {', '.join(sorted(names))}, "
+            "which holds tensors that require grad. Register it there, or cut elsewhere"
         )
 
 

@@ -187,8 +187,8 @@ def _refuse_compiled(
         tensors = chain(module.parameters(), module.buffers())
         if "_orig_mod" in module._modules and (only is None or any(t in only for t in tensors)):
             raise ValueError(
-                f"{name} is what torch.compile returned, which runs with the original's "
-                f"parameters: {consequence}"
+                f"{name} must not be the result of torch.compile, which runs with the original's "
+                f"parameters, got one: {consequence}. Compile it in place (layer.compile())"
             )
 
 

@@ -52,6 +52,6 @@ def refuse_trained_loss(loss_fn: object) -> None:
     """Raises ValueError if the loss function trains, since all replicas add to its `.grad`."""
     if trains(loss_fn, set()):
         raise ValueError(
-            "loss_fn has parameters that train, to which replicas would add in no fixed order: a "
-            "plan with several replicas cannot run it; give them to the last layer"
+            "loss_fn must have no parameters that train for a plan with several replicas, which "
+            "would add gradients in no fixed order, got some. Give them to the last layer"
         )

@@ -89,9 +89,9 @@ class Ties:
             if buffer.is_spoilt():
                 name = f"buffer {buffer.name!r} of a {type(buffer.module).__name__}"
                 raise RuntimeError(
-                    f"stage {buffer.stage} wrote the {name}, which is or has something that an "
-                    "earlier stage uses as well: what it wrote is lost or in no fixed order; cut "
-                    "so that they share a stage (balance=[...]), or untie them"
+                    f"stage {buffer.stage} wrote the {name}, which is shared with an earlier "
+                    "stage: the value written is lost or in no fixed order. Cut so that they "
+                    "share a stage (balance=[...]), or untie them"
                 )
         if not self._pairs:
             return

@@ -137,7 +137,7 @@ def _inputs(main: str, parameters: set[str]) -> dict[str, Any]:
 
 
 def _without_dropout(model: nn.Module) -> nn.Module:
-    """Whatever the configuration calls it."""
+    """The model without dropout, under any of the configurations' names for it."""
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0

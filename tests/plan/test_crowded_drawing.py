@@ -1,0 +1,56 @@
+"""Drawings of many microbatches keep their colours, and say where numbers fit."""
+
+import re
+from pathlib import Path
+
+from pykern import schedules
+from pykern.plan import Costs, Timeline, simulate
+from pykern.plan.drawing import as_text, save_picture
+from pykern.plan.drawing.terminal import fitting_width
+
+
+def crowded(num_microbatches: int) -> Timeline:
+    return simulate(schedules.interleaved(4, num_microbatches), Costs(1e6, 2e6))
+
+
+def bars(path: Path, num_microbatches: int) -> list[str]:
+    """The paths with the cells of a picture, without those of the legend."""
+    save_picture({"": crowded(num_microbatches)}, path)
+    return [line for line in path.read_text().split("\n") if line.count("z") > 1]
+
+
+def test_white_borders_do_not_cover_narrow_cells(tmp_path: Path) -> None:
+    found = {}
+    for num_microbatches in (4, 64, 512):
+        lines = bars(tmp_path / f"{num_microbatches}.svg", num_microbatches)
+        found[num_microbatches] = [
+            (float(width), float(border[0]) if border else 0.0)
+            for line in lines
+            for border in [re.findall(r'stroke-width="([\d.]+)"', line)]
+            for width in re.findall(r"h([\d.]+)v", line)
+        ]
+        assert len(found[num_microbatches]) == 4 * num_microbatches * 4
+    every = [cell for cells in found.values() for cell in cells]
+    assert all(border <= width / 4 for width, border in every)
+    assert {border for _, border in found[4]} == {0.6}
+    assert {border for _, border in found[512]} == {0.0}
+
+
+def test_every_entry_of_the_legend_has_a_colour(tmp_path: Path) -> None:
+    lines = bars(tmp_path / "plan.svg", 4)
+    text = (tmp_path / "plan.svg").read_text()
+    swatches = re.findall(r'<path fill="(#\w+)" d="M[\d.]+ [\d.]+h12v9h-12z"/>', text)
+    assert "darker: later chunks" in text
+    assert len(set(swatches)) == 3
+    assert all(any(f'fill="{swatch}"' in line for line in lines) for swatch in swatches)
+
+
+def test_microbatches_fit_in_the_width_that_is_told() -> None:
+    plan = schedules.interleaved(2, 4)
+    timeline = simulate(plan, Costs(1e6, 2e6))
+    width = fitting_width({"": timeline}, 40)
+    assert width > 40
+    wide, narrow = (as_text({"": timeline}, width=each).plain for each in (width, 40))
+    for number in range(plan.num_microbatches):
+        assert wide.count(f"F{number}") == wide.count(f"B{number}") == plan.num_stages
+    assert narrow.count("F0") < plan.num_stages
