@@ -13,6 +13,8 @@ from pykern.interop.torch_runtime import PlanSchedule
 _T = TypeVar("_T")
 
 MAX_CELLS: int
+compiler: str
+optimised: bool
 nvtx_built: bool
 
 class PlanError(ValueError):

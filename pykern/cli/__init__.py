@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .. import __version__
+from .. import _C, __version__
 from .demo_command import demo
 from .errors import OneLineErrors
 from .fit_command import fit
@@ -36,7 +36,9 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"pykern {__version__}")
+        speed = "optimised" if _C.optimised else "not optimised"
+        ranges = "with NVTX" if _C.nvtx_built else "without NVTX"
+        typer.echo(f"pykern {__version__} (core by {_C.compiler}, {speed}, {ranges})")
         raise typer.Exit
 
 

@@ -42,7 +42,18 @@ def test_every_next_step_names_a_command_that_exists() -> None:
 
 def test_the_version_is_the_package_s() -> None:
     result = pykern_("--version")
-    assert (result.exit_code, result.stdout) == (0, f"pykern {pykern.__version__}\n")
+    assert result.exit_code == 0
+    found = re.fullmatch(
+        r"pykern (\S+) \(core by (.+), (?:not )?optimised, with(?:out)? NVTX\)\n", result.stdout
+    )
+    assert found is not None
+    assert found.groups() == (pykern.__version__, pykern._C.compiler)
+
+
+def test_the_version_tells_how_the_core_was_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pykern._C, "optimised", False)
+    monkeypatch.setattr(pykern._C, "nvtx_built", False)
+    assert pykern_("--version").stdout.endswith(", not optimised, without NVTX)\n")
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ def test_what_a_guide_shows_runs_and_prints_what_it_shows(python, root, name):
     [
         *("choose-a-split.md", "from-device-map.md", "from-deepspeed.md", "asynchronous.md"),
         *("verify.md", "loss-outside.md", "from-torchgpipe.md", "memory.md"),
+        "troubleshooting.md",
     ],
 )
 def test_what_a_guide_shows_runs_here_and_prints_what_it_shows(root, name, capsys):

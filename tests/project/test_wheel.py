@@ -1,5 +1,6 @@
 """The package that a user installs."""
 
+import tarfile
 import zipfile
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -11,6 +12,26 @@ def test_the_link_to_the_schedules_is_relative(root):
     link = root / "pykern" / "schedules"
     assert link.is_symlink()
     assert link.readlink() == Path("../schedules")
+
+
+@pytest.mark.timeout(120)
+def test_the_source_distribution_holds_all_that_a_wheel_is_built_from(root, python, tmp_path):
+    built = python("-m", "build", "--sdist", "--no-isolation", "--outdir", tmp_path)
+    assert built.returncode == 0, built.stdout
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        members = [member for member in archive.getmembers() if member.isfile()]
+    names = {member.name.partition("/")[2] for member in members}
+
+    kinds = {".cpp", ".hpp", ".cmake", ".py", ".pyi", ".typed"}
+    folders = ("csrc", "cmake", "pykern")
+    sources = [path for folder in folders for path in (root / folder).rglob("*")]
+    schedules = (root / "schedules").glob("*.py")
+    expected = {path.relative_to(root).as_posix() for path in sources if path.suffix in kinds}
+    expected |= {f"pykern/schedules/{path.name}" for path in schedules}
+    expected |= {"CMakeLists.txt", "pyproject.toml", "README.md", "LICENSE"}
+    assert expected - names == set()
+    assert not [name for name in names if name.startswith((".venv", "build/", "dist/"))]
 
 
 # Where another Python has built last, as on the other stacks, all bindings are compiled again.
