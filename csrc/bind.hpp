@@ -21,6 +21,7 @@ void bind_exec(pybind11::module_& module);
 void bind_forks(pybind11::module_& module);
 void bind_cuda(pybind11::module_& module);
 void bind_streams(pybind11::module_& module);
+void bind_build(pybind11::module_& module);
 
 // Adds an exception type to the module. It lives as long as the process: what raises it may do so
 // while the interpreter shuts down.

@@ -18,7 +18,6 @@
 #include "calls.hpp"
 #include "ending.hpp"
 #include "exec/kept_lock.hpp"
-#include "exec/ranges.hpp"
 #include "exec/watchdog.hpp"
 #include "exec/workers.hpp"
 #include "forks.hpp"
@@ -336,7 +335,6 @@ void bind_executor(py::module_& module) {
 }  // namespace
 
 void bind_exec(py::module_& module) {
-    module.attr("nvtx_built") = nvtx_built();
     bind_program(module);
     bind_executor(module);
 }

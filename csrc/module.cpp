@@ -16,6 +16,7 @@ PYBIND11_MODULE(core, module) {
     pykern::bind_forks(module);
     pykern::bind_cuda(module);
     pykern::bind_streams(module);
+    pykern::bind_build(module);
 }
 
 // In front of pybind11's own, which would wait for ever for the main interpreter's lock where this

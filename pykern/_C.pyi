@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from math import inf
-from typing import Any, Generic, TypeVar, final
+from typing import Any, Generic, TypeVar, final, overload
 
 from torch import Tensor
 from torch.distributed.pipelining.stage import _PipelineStageBase
@@ -13,6 +13,8 @@ from pykern.interop.torch_runtime import PlanSchedule
 _T = TypeVar("_T")
 
 MAX_CELLS: int
+compiler: str
+optimised: bool
 nvtx_built: bool
 
 class PlanError(ValueError):
@@ -231,7 +233,12 @@ class Shades:
 
 class Bubble:
     def __init__(
-        self, before_first_ns: float, after_last_ns: float, compute_ns: float, transfer_ns: float
+        self,
+        before_first_ns: float,
+        after_last_ns: float,
+        compute_ns: float,
+        transfer_ns: float,
+        issue_ns: float = 0.0,
     ) -> None: ...
     @property
     def before_first_ns(self) -> float: ...
@@ -241,6 +248,8 @@ class Bubble:
     def compute_ns(self) -> float: ...
     @property
     def transfer_ns(self) -> float: ...
+    @property
+    def issue_ns(self) -> float: ...
     def __eq__(self, other: object, /) -> bool: ...
 
 class Wait(Enum):
@@ -345,8 +354,14 @@ def check_lowered(lowered: LoweredPlan) -> None: ...
 def with_updates(plan: Plan, group: int, delay: int) -> Plan: ...
 def weight_versions(plan: Plan) -> list[int]: ...
 def simulate(plan: Plan, costs: Costs) -> Timeline: ...
+@overload
 def bubbles(plan: Plan, costs: Costs) -> list[Bubble]: ...
+@overload
+def bubbles(plan: Plan, measured: Timeline) -> list[Bubble]: ...
+@overload
 def critical_path(plan: Plan, costs: Costs) -> list[Step]: ...
+@overload
+def critical_path(plan: Plan, measured: Timeline) -> list[Step]: ...
 def peak_bytes(plan: Plan, memory: Memory) -> list[float]: ...
 
 # --- search ---
