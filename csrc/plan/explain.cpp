@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include "plan/check.hpp"
 #include "plan/clock.hpp"
@@ -43,8 +44,7 @@ Index index_of_checked(const Plan& plan) {
 class Explainer {
    public:
     // Throws as `simulate` does.
-    Explainer(const Plan& plan, const Costs& costs)
-        : plan_(plan), simulated_(run_clock(plan, costs)), rows_(simulated_->clock.rows()) {}
+    Explainer(const Plan& plan, const Costs& costs) : Explainer(plan, run_clock(plan, costs)) {}
 
     // Throws where the rows are not those of the plan.
     Explainer(const Plan& plan, const Timeline& measured)
@@ -53,7 +53,7 @@ class Explainer {
         require_rows();
     }
 
-    // Rows may lie in the simulation.
+    // Rows may lie in the clock.
     Explainer(const Explainer&) = delete;
     Explainer& operator=(const Explainer&) = delete;
 
@@ -74,10 +74,10 @@ class Explainer {
         Arrival last{slot, -1, -1};
         for (std::size_t i = 0; i < (is_pair(slot) ? 2U : 1U); ++i) {
             const Action action = row(slot.device)[slot.position + i].action;
-            for_each_input(action, index(), [&](Action input, int stands) {
+            for_each_input(action, index_, [&](Action input, int stands) {
                 const int device = plan_.device_of(input);
                 const Place sender{static_cast<std::size_t>(device),
-                                   static_cast<std::size_t>(stands - index().row_start(device))};
+                                   static_cast<std::size_t>(stands - index_.row_start(device))};
                 if (sender.device == slot.device) return;
                 const double arrival_ns = arrival_of(action, input, sender);
                 const double end_ns = span(sender).end_ns;
@@ -89,17 +89,20 @@ class Explainer {
     }
 
    private:
-    const Index& index() const { return simulated_ ? simulated_->index : *index_; }
+    Explainer(const Plan& plan, Simulated simulated)
+        : plan_(plan),
+          index_(std::move(simulated.index)),
+          clock_(std::move(simulated.clock)),
+          rows_(clock_->rows()) {}
 
-    // What runs on threads runs one after the other, whatever a plan pairs.
+    // Threads run one action after the other, whatever a plan pairs.
     bool is_pair(Place slot) const {
-        return simulated_ &&
-               std::ranges::binary_search(plan_.overlaps()[slot.device], slot.position);
+        return clock_ && std::ranges::binary_search(plan_.overlaps()[slot.device], slot.position);
     }
 
     double arrival_of(Action action, Action input, Place sender) const {
-        if (!simulated_) return span(sender).end_ns;
-        return simulated_->clock.arrival_ns(action, input, sender.device, sender.position);
+        if (!clock_) return span(sender).end_ns;
+        return clock_->arrival_ns(action, input, sender.device, sender.position);
     }
 
     void require_rows() const {
@@ -114,8 +117,8 @@ class Explainer {
     }
 
     const Plan& plan_;
-    std::optional<Simulated> simulated_;
-    std::optional<Index> index_;  // of a measured step
+    Index index_;
+    std::optional<Clock> clock_;  // of a simulated step
     const Rows& rows_;
     double begin_ns_ = 0;
 };

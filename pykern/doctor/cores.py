@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from math import floor
 
 from .cgroup import Limits
-from .report import Fact
+from .diagnosis import Fact
 
 
 def usable_cores(limit: float) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .. import _C
-from .report import Fact
+from .diagnosis import Fact
 
 
 def gpus(torch_cuda: str | None) -> Iterator[Fact]:

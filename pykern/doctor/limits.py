@@ -11,7 +11,7 @@ from math import inf
 from pathlib import Path
 
 from .cgroup import Limits
-from .report import Fact
+from .diagnosis import Fact
 
 # A pipeline starts a thread for each worker, and torch some for each core.
 FEWEST_THREADS = 64

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 from .. import _C, __version__
-from .report import Fact
+from .diagnosis import Fact
 
 # As pyproject.toml says.
 OLDEST_TORCH = (2, 11)

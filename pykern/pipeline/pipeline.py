@@ -192,6 +192,7 @@ class Pipeline(Steps):
             refused = refused_with(OUTSIDE, asked, self.plan)
             self._with_graph = WithGraph(self._executor, self.plan, self._levels, refused)
             self._map_refused = refused_with("a loss of a call", asked, self.plan)
+            self._profile_refused = refused_with("a profile", asked, self.plan)
             self._make_plan = other_plans(asked)
 
     def profile(self, *inputs: Any, target: Any = None, steps: int = 5, **named: Any) -> Report:
@@ -213,11 +214,9 @@ class Pipeline(Steps):
             The report. Its string has all tables; `save_html` and `save_trace` write files.
 
         Raises:
-            RuntimeError: the pipeline updates weights within its steps.
+            ValueError: an option of the pipeline does not support `profile`; the message names it.
             BaseException: as for `step`.
         """
-        if self.optimizer is not None:
-            raise RuntimeError(
-                "profile needs steps that leave the weights alone: make a pykern.Pipeline"
-            )
+        if self._profile_refused is not None:
+            raise ValueError(self._profile_refused)
         return profile(self, Pipeline, self._make_plan, (inputs, named), target, steps)

@@ -22,7 +22,7 @@ from ..partition.profile import layer_times_ns
 from ..plan import Costs, Kind, Plan, Timeline, require_counts
 from ..profiling import Observed, Report, report_of
 from ..profiling.causes import gaps_on_path
-from ..profiling.observed import MakePlan
+from ..profiling.observed import OtherPlan
 from ..profiling.stage_costs import by_stage, mapped
 from ..runtime import microbatch
 from ..runtime.loss import Loss, Losses
@@ -36,12 +36,14 @@ from .steps import Steps
 
 # Steps that warm up, and steps of pipelines without work.
 WARMUPS, EMPTY_STEPS = 2, 10
+# Workers can lack cores only while the process uses this part of them.
+SATURATED = 0.75
 
 # Makes a pipeline from layers and arguments by name.
 MakePipeline = Callable[..., Steps]
 
 
-def other_plans(asked: Request) -> MakePlan:
+def other_plans(asked: Request) -> OtherPlan:
     """A function that makes other plans for the model of a request, and keeps no more of it."""
     schedule, options, shares = asked.schedule, asked.options, asked.shares
     num_layers = max_stages(asked.model)
@@ -74,7 +76,7 @@ class _Ran:
 def profile(
     pipe: Steps,
     make: MakePipeline,
-    make_plan: MakePlan,
+    make_plan: OtherPlan,
     call: Call,
     target: Any,
     num_steps: int,
@@ -116,7 +118,7 @@ def profile(
         one_thread_costs=_costs(alone, pipe.plan.num_stages) if alone else None,
         torch_threads=threads,
         num_cores=len(os.sched_getaffinity(0)) if on_cpu else None,
-        core_share=min(sum(o.cores_ns for o in quiet) / sum(o.busy_ns for o in quiet), 1.0),
+        core_share=_core_share(quiet),
         held_bytes=held,
     )
     return report_of(seen)
@@ -155,6 +157,15 @@ def _costs(ran: Sequence[_Ran], num_stages: int) -> Costs:
         return median(by_stage(one.costs, kind, num_stages)[stage] for one in ran)
 
     return mapped(ran[0].costs, num_stages, middle)
+
+
+def _core_share(ran: Sequence[_Ran]) -> float:
+    """The part of its time that an action had a core; 1 where the process left cores unused."""
+    on_cores = sum(one.cores_ns for one in ran)
+    there = len(os.sched_getaffinity(0)) * sum(one.timeline.makespan_ns for one in ran)
+    if on_cores < SATURATED * there:
+        return 1.0
+    return min(on_cores / sum(one.busy_ns for one in ran), 1.0)
 
 
 class _LossLayer(nn.Module):

@@ -25,7 +25,7 @@ TIMES = (4, 2, 0.5, 0.25)
 
 
 @dataclass(frozen=True)
-class Change:
+class Improvement:
     """A change of a pipeline.
 
     Attributes:
@@ -47,9 +47,9 @@ class Change:
     basis: str
 
 
-def changes_of(seen: Observed) -> list[Change]:
+def changes_of(seen: Observed) -> list[Improvement]:
     """The best change of each family: those of one argument first, then by their gain."""
-    best: dict[str, Change] = {}
+    best: dict[str, Improvement] = {}
     for change in _tried(seen):
         held = best.get(change.family)
         if change.gain >= LEAST_GAIN and (held is None or change.gain > held.gain):
@@ -57,24 +57,28 @@ def changes_of(seen: Observed) -> list[Change]:
     return sorted(best.values(), key=lambda change: (change.edits, -change.gain))[:TOLD]
 
 
-def _tried(seen: Observed) -> Iterator[Change]:
+def _tried(seen: Observed) -> Iterator[Improvement]:
     now_ns = seen.timeline.makespan_ns
     if seen.one_thread is not None:
         then_ns = seen.one_thread.makespan_ns
         name = "torch.set_num_threads(1)"
-        yield Change("threads", name, 1, 1.0, then_ns, 1 - then_ns / now_ns, "measured")
+        yield Improvement("threads", name, 1, 1.0, then_ns, 1 - then_ns / now_ns, "measured")
     model = LayerCosts(seen)
     simulated_ns = makespan_ns(seen.plan, model.costs(seen.plan, model.spans))
     held = model.held(seen.plan, model.spans)
 
-    def change(family: str, name: str, edits: int, plan: Plan, spans: Sequence[range]) -> Change:
+    def change(
+        family: str, name: str, edits: int, plan: Plan, spans: Sequence[range]
+    ) -> Improvement:
         share = makespan_ns(plan, model.costs(plan, spans)) / simulated_ns
         more = model.held(plan, spans) / held
-        return Change(family, name, edits, more, share * now_ns, 1 - share, model.basis(plan))
+        return Improvement(family, name, edits, more, share * now_ns, 1 - share, model.basis(plan))
 
     spans = model.cut(seen.plan)
     cut = change("cut", f"balance={[len(span) for span in spans]}", 1, seen.plan, spans)
-    yield cut
+    # The times of frozen layers tell nothing about how others are shared out.
+    if seen.plan.first_trained == 0:
+        yield cut
     for family, name, plan in _other_plans(seen):
         if plan.placement == seen.plan.placement:
             other = change(family, name, 1, plan, model.spans)
@@ -142,8 +146,9 @@ class LayerCosts:
             self.spans = [range(stage, stage + 1) for stage in range(plan.num_stages)]
         self._parts = {
             kind: sum(known(by_stage(layers, kind, plan.num_stages))) / max(sum(took), 1e-9)
-            for kind in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
+            for kind in (Kind.F, Kind.B, Kind.I, Kind.W)
         }
+        self._parts[Kind.R] = self._parts[Kind.F]
         if not plan.has(Kind.I):
             self._parts |= dict.fromkeys((Kind.I, Kind.W), self._parts[Kind.B] / 2)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ..plan import Costs, Kind, Plan, Timeline
 
 # Makes the plan of a schedule by name, None for the present one, with so many microbatches.
-MakePlan = Callable[[str | None, int], Plan]
+OtherPlan = Callable[[str | None, int], Plan]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Observed:
     plan: Plan
     timeline: Timeline
     costs: Costs
-    make_plan: MakePlan
+    make_plan: OtherPlan
     step_ns: float = 0.0
     num_steps: int = 1
     rows: int = 1

@@ -14,12 +14,12 @@ from ..plan import Timeline
 from ..plan.drawing.colours import colours_of
 from ..plan.drawing.words import KIND_NAMES, clean, measures, row_names
 from ..plan.files import write_text
-from .tables import Table
+from .tables import Sheet
 
 
 def save_page(
     summary: str,
-    tables: Sequence[Table],
+    tables: Sequence[Sheet],
     timelines: Mapping[str, Timeline],
     path: str | os.PathLike[str],
 ) -> None:
@@ -49,7 +49,7 @@ def save_page(
     write_text(Path(path), page)
 
 
-def _table(table: Table) -> str:
+def _table(table: Sheet) -> str:
     head = "".join(f"<th>{_escaped(column)}</th>" for column in table.columns)
     rows = [
         "<tr>" + "".join(f"<td>{_escaped(cell)}</td>" for cell in row) + "</tr>"

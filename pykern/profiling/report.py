@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..plan import Timeline, simulate
-from ..plan.drawing import save_chrome_trace
 from .causes import Causes, causes_of
-from .changes import Change, changes_of
+from .changes import Improvement, changes_of
 from .observed import Observed
-from .page import save_page
-from .tables import Table, in_ms, of_causes, of_changes, of_devices, of_stages
+from .tables import Sheet, in_ms, of_causes, of_changes, of_devices, of_stages
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -38,7 +36,7 @@ class Report:
 
     seen: Observed
     causes: Causes
-    changes: Sequence[Change]
+    changes: Sequence[Improvement]
     predicted: Timeline
 
     @property
@@ -46,7 +44,7 @@ class Report:
         """The name of the largest cause."""
         return self.causes.found[0].name
 
-    def tables(self) -> list[Table]:
+    def tables(self) -> list[Sheet]:
         """All tables, in their order."""
         return [
             of_causes(self.seen, self.causes),
@@ -82,12 +80,12 @@ class Report:
     def __rich__(self) -> Group:
         """All tables, for a terminal."""
         from rich.console import Group  # noqa: PLC0415 - takes long
-        from rich.table import Table as RichTable  # noqa: PLC0415
+        from rich.table import Table  # noqa: PLC0415
         from rich.text import Text  # noqa: PLC0415
 
-        parts: list[Text | RichTable] = [Text(self.summary() + "\n")]
+        parts: list[Text | Table] = [Text(self.summary() + "\n")]
         for table in self.tables():
-            drawn = RichTable(
+            drawn = Table(
                 box=None,
                 pad_edge=False,
                 padding=(0, 2, 0, 0),
@@ -109,6 +107,8 @@ class Report:
         Raises:
             OSError: the file cannot be written.
         """
+        from .page import save_page  # noqa: PLC0415 - drawings import rich
+
         save_page(self.summary(), self.tables(), self.timelines(), path)
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
@@ -117,6 +117,8 @@ class Report:
         Raises:
             OSError: the file cannot be written.
         """
+        from ..plan.drawing import save_chrome_trace  # noqa: PLC0415 - it imports rich
+
         save_chrome_trace(self.timelines(), path)
 
 

@@ -62,8 +62,8 @@ def work_ns(costs: Costs, plan: Plan) -> float:
 
 
 def of_stages(costs: Costs, plan: Plan) -> list[float]:
-    """By stage, the time of all its kinds for one microbatch."""
-    kinds = [kind for kind in NAMES if plan.has(kind)]
+    """By stage, the time of F and its backwards for one microbatch."""
+    kinds = [kind for kind in NAMES if plan.has(kind) and kind is not Kind.R]
     times = [by_stage(costs, kind, plan.num_stages) for kind in kinds]
     return [sum(known(of)) for of in zip(*times, strict=True)]
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ..plan import Bubble, bubbles, critical_path
 from .causes import Causes
-from .changes import Change
+from .changes import Improvement
 from .observed import Observed
 from .stage_costs import NAMES, by_stage
 
@@ -15,7 +15,7 @@ from .stage_costs import NAMES, by_stage
 LEAST_SHARE = 0.02
 
 
-class Table(NamedTuple):
+class Sheet(NamedTuple):
     """A table in words: its title, its columns and its rows."""
 
     title: str
@@ -23,17 +23,17 @@ class Table(NamedTuple):
     rows: Sequence[tuple[str, ...]]
 
 
-def of_causes(seen: Observed, causes: Causes) -> Table:
+def of_causes(seen: Observed, causes: Causes) -> Sheet:
     """The parts of the makespan, the work first."""
     total = seen.timeline.makespan_ns
     rows = [("work, shared evenly", *_share(causes.work_ns, total), "")]
     for cause in causes.found:
         remedy = cause.remedy if cause.worth_ns >= LEAST_SHARE * total else ""
         rows.append((cause.name, *_share(cause.worth_ns, total), remedy))
-    return Table("Why a step takes its time", ("part", "ms", "of it", "remedy"), rows)
+    return Sheet("Why a step takes its time", ("part", "ms", "of it", "remedy"), rows)
 
 
-def of_devices(seen: Observed) -> Table:
+def of_devices(seen: Observed) -> Sheet:
     """By device, its bubble as measured and predicted, and the parts of the measured one."""
     measured = bubbles(seen.plan, seen.timeline)
     predicted = bubbles(seen.plan, seen.costs)
@@ -53,10 +53,10 @@ def of_devices(seen: Observed) -> Table:
         *("device", "busy", "bubble", "as planned", "warm-up", "cool-down"),
         *("input computed", "input handed", "issue", "in flight", "peak MiB"),
     )
-    return Table("Devices, in ms: the bubble and its parts", columns, rows)
+    return Sheet("Devices, in ms: the bubble and its parts", columns, rows)
 
 
-def of_stages(seen: Observed) -> Table:
+def of_stages(seen: Observed) -> Sheet:
     """By stage, the times of its kinds, and its part of the critical path."""
     plan = seen.plan
     on_path = [0.0] * plan.num_stages
@@ -75,17 +75,17 @@ def of_stages(seen: Observed) -> Table:
         for stage in range(plan.num_stages)
     ]
     columns = ("stage", "device", "layers", *(f"{kind.name} ms" for kind in kinds), "on path")
-    return Table("Stages: mean times, and their part of the critical path", columns, rows)
+    return Sheet("Stages: mean times, and their part of the critical path", columns, rows)
 
 
-def of_changes(changes: Sequence[Change]) -> Table:
+def of_changes(changes: Sequence[Improvement]) -> Sheet:
     """The changes with their predicted times, and the activations that they hold."""
     columns = ("change", "ms then", "gain", "activations", "basis")
     rows = [
         (one.name, in_ms(one.step_ns), f"{one.gain:.1%}", f"x{one.held:.2g}", one.basis)
         for one in changes
     ]
-    return Table("Changes that would help", columns, rows or [("none found", "", "", "", "")])
+    return Sheet("Changes that would help", columns, rows or [("none found", "", "", "", "")])
 
 
 def idle_ns(bubble: Bubble) -> float:

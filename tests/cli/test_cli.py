@@ -46,7 +46,8 @@ def test_the_version_is_the_package_s() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [(), ("demo",), ("plan",), ("schedules",), ("scale",), ("verify",)]
+    "command",
+    [(), *((name,) for name in ("demo", "plan", "schedules", "scale", "verify", "profile"))],
 )
 def test_every_help_has_one_example(command: tuple[str, ...]) -> None:
     result = pykern_(*command, "--help")

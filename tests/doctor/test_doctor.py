@@ -1,19 +1,21 @@
 """The doctor names planted problems with their fixes, and says in its exit code what stops."""
 
+import io
 import os
 from math import inf
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 from pykern import _C
 from pykern.cli import app
-from pykern.doctor import Fact, Report, examine
+from pykern.doctor import Diagnosis, Fact, examine
 from pykern.doctor.cgroup import Limits, limits
 from pykern.doctor.cores import cores, of_torch_threads
-from pykern.doctor.examine import a_step
+from pykern.doctor.facts import a_step
 from pykern.doctor.gpus import gpus
 from pykern.doctor.limits import of_compiler, of_memory, of_settings, of_threads
 from pykern.doctor.versions import of_core, of_torch
@@ -32,7 +34,7 @@ def _two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 def _no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     # The fake driver of another test stays in the process.
     found = [Fact("CUDA driver", "no CUDA driver; pipelines run on CPU workers")]
-    monkeypatch.setattr("pykern.doctor.examine.gpus", lambda _: found)
+    monkeypatch.setattr("pykern.doctor.facts.gpus", lambda _: found)
 
 
 @pytest.mark.usefixtures("_no_driver")
@@ -87,6 +89,16 @@ def test_a_planted_problem_has_its_fix(fact: Fact, verdict: str, fix: str) -> No
     # One sentence.
     assert fact.problem.endswith(".")
     assert ". " not in fact.problem
+
+
+def test_a_terminal_gets_a_table() -> None:
+    out = io.StringIO()
+    report = Diagnosis([of_torch(None), of_torch_threads(1, 2)])
+    Console(file=out, width=100).print(report)
+    first, fix, second = [line.split() for line in out.getvalue().splitlines()[1:]]
+    assert (first[0], first[-1]) == ("torch", "stops")
+    assert fix[0] == "torch"
+    assert second[-1] == "ok"
 
 
 def test_all_is_well_without_a_problem() -> None:
@@ -156,7 +168,7 @@ def test_limits_of_control_groups_are_the_tightest(groups: str, tmp_path: Path) 
 
 def test_the_driver_its_devices_and_their_peers_are_told(fake_cuda: FakeCuda) -> None:
     driver, *devices, peers = gpus("13.0")
-    assert str(Report([driver])) == "CUDA driver: CUDA 13.0, 2 devices"
+    assert str(Diagnosis([driver])) == "CUDA driver: CUDA 13.0, 2 devices"
     assert [(fact.name, fact.value) for fact in devices] == [
         (f"cuda:{n}", f"fake device {n}, 132 multiprocessors") for n in range(2)
     ]

@@ -16,7 +16,7 @@ ALONE = [3 * MS / 4] * 16
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_cause_is_named_first_20_times_of_20(name: str) -> None:
     random = Random(name)
-    assert [report_of(PLANTED[name](random)).first_cause for _ in range(20)] == [name] * 20
+    assert [causes_of(PLANTED[name](random)).found[0].name for _ in range(20)] == [name] * 20
 
 
 @pytest.mark.parametrize("name", PLANTED)

@@ -14,7 +14,7 @@ from pykern.cli import app
 from pykern.plan import Costs, simulate
 from pykern.profiling import report_of
 from pykern.profiling.page import save_page
-from pykern.profiling.tables import Table
+from pykern.profiling.tables import Sheet
 from pykern.schedules import one_f_one_b
 from tests.profiling.planted import PLANTED
 
@@ -75,7 +75,7 @@ def test_the_page_needs_no_network(tmp_path: Path) -> None:
 def test_names_are_escaped(tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     timeline = simulate(one_f_one_b(2, 2), Costs(1, 2))
-    save_page(HOSTILE, [Table(HOSTILE, (HOSTILE,), [(HOSTILE,)])], {HOSTILE: timeline}, path)
+    save_page(HOSTILE, [Sheet(HOSTILE, (HOSTILE,), [(HOSTILE,)])], {HOSTILE: timeline}, path)
     page = Page(path)
     assert page.tags.count("script") == 2
     assert sum("alert" in text for text in page.texts) == 4

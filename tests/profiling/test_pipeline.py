@@ -149,6 +149,15 @@ def test_gpus_are_profiled_by_their_events() -> None:
     assert len(report.tables()) == 4
 
 
+def test_workers_that_sleep_on_few_cores_share_none() -> None:
+    x = torch.randn(4, 4)
+    layers = [Sleeps(4, 4) for _ in range(4)]
+    with pipeline(*layers, devices="cpu:4", microbatches=4) as pipe:
+        report = pipe.profile(x, target=x, steps=1)
+    assert report.seen.core_share == 1
+    assert "shared cores" not in {cause.name for cause in report.causes.found}
+
+
 def test_only_steps_that_leave_weights_alone_are_profiled() -> None:
     x = torch.randn(6, 4)
     with (
@@ -159,7 +168,7 @@ def test_only_steps_that_leave_weights_alone_are_profiled() -> None:
             optimizer=torch.optim.SGD,
             loss_fn=mse_loss,
         ) as pipe,
-        pytest.raises(RuntimeError, match="profile needs steps that leave the weights alone"),
+        pytest.raises(ValueError, match="AsyncPipeline updates weights within its steps"),
     ):
         pipe.profile(x, target=x)
     with pipeline(nn.Linear(4, 4), nn.Linear(4, 4)) as pipe, pytest.raises(ValueError, match="ste"):

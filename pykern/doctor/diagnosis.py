@@ -35,7 +35,7 @@ class Fact:
 
 
 @dataclass(frozen=True)
-class Report:
+class Diagnosis:
     """All facts about a machine; its string has a line for each fact and each problem."""
 
     facts: Sequence[Fact]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from .cgroup import limits
 from .cores import cores
+from .diagnosis import Diagnosis, Fact
 from .gpus import gpus
 from .limits import limits_of_process
-from .report import Fact, Report
 from .versions import versions
 
 
-def examine() -> Report:
+def examine() -> Diagnosis:
     """All facts that decide whether, and how fast, pipelines run here.
 
     The last fact is a step of a small pipeline on two CPU workers, compared with the plain model.
@@ -18,7 +18,7 @@ def examine() -> Report:
     facts = [*versions()]
     found = limits()
     if any(fact.stops for fact in facts):
-        return Report([*facts, *gpus(None), *limits_of_process(found)])
+        return Diagnosis([*facts, *gpus(None), *limits_of_process(found)])
     import torch  # noqa: PLC0415 - it may be missing
 
     facts += [
@@ -27,7 +27,7 @@ def examine() -> Report:
         *limits_of_process(found),
         a_step(),
     ]
-    return Report(facts)
+    return Diagnosis(facts)
 
 
 def a_step() -> Fact:
