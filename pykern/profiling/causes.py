@@ -75,14 +75,7 @@ def causes_of(seen: Observed) -> Causes:
             )
         )
     if shared:
-        found.append(
-            Cause(
-                "shared cores",
-                shared * quiet_ns,
-                f"{seen.plan.num_devices} workers share {seen.num_cores} cores; use "
-                f"devices='cpu:{seen.num_cores}'",
-            )
-        )
+        found.append(Cause("shared cores", shared * quiet_ns, _share(seen)))
     found.sort(key=lambda cause: -cause.worth_ns)
     return Causes(work * alone, tuple(found))
 
@@ -177,9 +170,16 @@ def _slow_device(seen: Observed) -> str:
 def _late(seen: Observed) -> str:
     if seen.num_cores is None:
         return "actions that could begin wait for copies, or for the thread that issues them"
+    remedy = "end what else runs on the machine, and avoid long Python code within layers"
+    if seen.plan.num_devices > seen.num_cores:
+        remedy = _share(seen)
+    return f"actions wait for a core or for the interpreter lock, or their times vary; {remedy}"
+
+
+def _share(seen: Observed) -> str:
     return (
-        "actions wait for a core or for the interpreter lock, or their times vary; end what else "
-        "runs on the machine, and avoid long Python code within layers"
+        f"{seen.plan.num_devices} workers share {seen.num_cores} cores, so use "
+        f"devices='cpu:{seen.num_cores}'"
     )
 
 

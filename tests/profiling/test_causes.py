@@ -42,6 +42,9 @@ def test_remedies_name_the_stage_and_the_device() -> None:
     slow = causes_of(step([MS, 4 * MS, MS, MS], layer_ns=ALONE)).found[0]
     assert "device 1 takes 4.0 times as long" in slow.remedy
     assert "pykern.Device('cpu', speed=0.25)" in slow.remedy
+    shared = causes_of(PLANTED["shared cores"](Random(1)))
+    told = [cause.remedy for cause in shared.found if "4 workers share 2 cores" in cause.remedy]
+    assert len(told) == 2  # shared cores, and late starts
 
 
 @pytest.mark.parametrize("name", PLANTED)
