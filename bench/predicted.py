@@ -23,8 +23,8 @@ from typing import Any
 import torch
 
 from pykern.models import gpt, next_token_loss
+from pykern.pipeline.left_alone import left_alone
 from pykern.tuning.asked import Asked
-from pykern.tuning.left_alone import left_alone
 from pykern.tuning.measure import measure
 from pykern.tuning.measurements import Measurements
 from pykern.tuning.shared_cores import simulate_shared

@@ -26,9 +26,9 @@ from torch import Tensor, nn
 
 import pykern
 from pykern.models import gpt, llama, next_token_loss
+from pykern.pipeline.left_alone import left_alone
 from pykern.plan import Plan
 from pykern.tuning.asked import Asked
-from pykern.tuning.left_alone import left_alone
 from pykern.tuning.space import balanced_spans, max_chunks_of, plans_of, shares_of
 
 ROUNDS, WARMUPS = 5, 1

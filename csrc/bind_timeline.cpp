@@ -61,21 +61,23 @@ void bind_shades(py::module_& module) {
 void bind_bubble(py::module_& module) {
     py::class_<Bubble>(module, "Bubble",
                        "The idle time of one device, by cause; the parts add up to the whole.")
-        .def(py::init<double, double, double, double>(), "before_first_ns"_a, "after_last_ns"_a,
-             "compute_ns"_a, "transfer_ns"_a)
+        .def(py::init<double, double, double, double, double>(), "before_first_ns"_a,
+             "after_last_ns"_a, "compute_ns"_a, "transfer_ns"_a, "issue_ns"_a = 0.0)
         .def_readonly("before_first_ns", &Bubble::before_first_ns)
         .def_readonly("after_last_ns", &Bubble::after_last_ns)
         .def_readonly("compute_ns", &Bubble::compute_ns,
                       "Between actions, while the input that came last was being computed.")
         .def_readonly("transfer_ns", &Bubble::transfer_ns,
                       "Between actions, while the input that came last was on its way.")
+        .def_readonly("issue_ns", &Bubble::issue_ns,
+                      "Between actions, while all inputs were there; 0 in a simulation.")
         .def(py::self == py::self)
         .def("__repr__", [](const Bubble& self) {
             return py::str(
                        "Bubble(before_first_ns={}, after_last_ns={}, compute_ns={}, "
-                       "transfer_ns={})")
-                .format(self.before_first_ns, self.after_last_ns, self.compute_ns,
-                        self.transfer_ns);
+                       "transfer_ns={}, issue_ns={})")
+                .format(self.before_first_ns, self.after_last_ns, self.compute_ns, self.transfer_ns,
+                        self.issue_ns);
         });
 }
 
@@ -182,10 +184,16 @@ void bind_timeline(py::module_& module) {
     bind_shades(module);
     module.def("simulate", &simulate, "plan"_a, "costs"_a,
                "The timeline that a plan would take with these costs.");
-    module.def("bubbles", &bubbles, "plan"_a, "costs"_a,
+    constexpr auto kOfPlan = py::overload_cast<const Plan&, const Costs&>;
+    constexpr auto kOfStep = py::overload_cast<const Plan&, const Timeline&>;
+    module.def("bubbles", kOfPlan(&bubbles), "plan"_a, "costs"_a,
                "Why each device idles in the simulated timeline.");
-    module.def("critical_path", &critical_path, "plan"_a, "costs"_a,
+    module.def("bubbles", kOfStep(&bubbles), "plan"_a, "measured"_a,
+               "Why each device idled in a step of the plan.");
+    module.def("critical_path", kOfPlan(&critical_path), "plan"_a, "costs"_a,
                "The actions that decide the simulated makespan, from the start to the last end.");
+    module.def("critical_path", kOfStep(&critical_path), "plan"_a, "measured"_a,
+               "The actions that decided the makespan of a step of the plan.");
 }
 
 }  // namespace pykern

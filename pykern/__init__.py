@@ -80,6 +80,7 @@ _HOME = {
 _PACKAGES = frozenset(
     [
         "checkpoint",
+        "doctor",
         "interop",
         "kernels",
         "models",

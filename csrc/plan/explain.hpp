@@ -1,4 +1,4 @@
-// Explain: why a plan takes the time that the simulator says.
+// Explain: why a plan takes the time that the simulator says, or that a step has taken.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +18,8 @@ struct Bubble {
     // then until it was there.
     double compute_ns = 0;
     double transfer_ns = 0;
+    // Between two actions while all inputs were there; a simulated device starts at once.
+    double issue_ns = 0;
 
     friend bool operator==(const Bubble&, const Bubble&) = default;
 };
@@ -37,9 +39,17 @@ struct Step {
 // One for each device. Throws as `simulate` does.
 std::vector<Bubble> bubbles(const Plan& plan, const Costs& costs);
 
+// The same of a step that ran. A measurement does not say when an input arrived: its transfer lasts
+// from its end to the start of the action that waited. Throws PlanError for a plan that cannot run,
+// std::invalid_argument where the timeline's rows are not those of the plan.
+std::vector<Bubble> bubbles(const Plan& plan, const Timeline& measured);
+
 // The chain of actions from the start to the last end in which each starts as soon as the one
 // before it lets it: what one of them takes longer, the step takes longer, but for what hides in a
 // pair. Where the row and an input are equally late it follows the row. Throws as `simulate` does.
 std::vector<Step> critical_path(const Plan& plan, const Costs& costs);
+
+// The same of a step that ran: each action starts some time after the one before it let it.
+std::vector<Step> critical_path(const Plan& plan, const Timeline& measured);
 
 }  // namespace pykern

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..plan import Costs, Kind, Memory
+from ..runtime.recompute.recompute import INPUTS, Level
 
 # The kinds that free the activations of F and R.
 BACKWARD = (Kind.B, Kind.I)
@@ -106,6 +107,18 @@ class StageCosts:
     gradient_bytes: float = 0.0
     step_bytes: float = 0.0
     handed_bytes: float = 0.0
+
+
+def levels_of_stages(num_stages: int, levels: Sequence[Sequence[Level | None]]) -> list[StageLevel]:
+    """The levels of each stage in a step; "ops" where its forwards have none."""
+    found = []
+    for stage in range(num_stages):
+        of_stage = list(levels[stage]) if levels else []
+        rebuilt = [level for level in of_stage if level in INPUTS]
+        kept = [level for level in of_stage if level is not None and level not in INPUTS]
+        again = frozenset(number for number, level in enumerate(of_stage) if level in INPUTS)
+        found.append(StageLevel(kept[0] if kept else "ops", rebuilt[0] if rebuilt else None, again))
+    return found
 
 
 def costs_of(

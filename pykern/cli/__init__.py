@@ -1,4 +1,4 @@
-"""The command line: `demo`, `plan`, `schedules`, `scale`, `fit`, `tune` and `verify`.
+"""The command line: one module for each command, such as `demo_command`.
 
 The commands read and refuse options; other modules do the work and are imported only when needed.
 """
@@ -9,9 +9,11 @@ import typer
 
 from .. import _C, __version__
 from .demo_command import demo
+from .doctor_command import doctor
 from .errors import OneLineErrors
 from .fit_command import fit
 from .plan_command import plan
+from .profile_command import profile
 from .scale_command import scale
 from .schedules_command import schedules
 from .tune_command import tune
@@ -62,6 +64,8 @@ app.command(epilog="Example: pykern scale --gpus 64 --layers 80 --width 8192 --z
 app.command(epilog="Example: pykern fit my_model:make --devices 8 --memory 80")(fit)
 app.command(epilog="Example: pykern tune my_model:make --devices 2 --out plan.json")(tune)
 app.command(epilog="Example: pykern verify my_model:make --schedule zb_h1 --devices cpu:4")(verify)
+app.command(epilog="Example: pykern profile my_model:make --html step.html")(profile)
+app.command(epilog="Example: pykern doctor")(doctor)
 
 
 def main() -> None:

@@ -96,18 +96,17 @@ def verify(
 def _verdict(
     name: str, plan: "Plan", make: MakeWorkload, settings: dict[str, Any], steps: int
 ) -> Verdict:
-    from ..partition.chain import call_of, is_chain
+    from ..partition.chain import call_of
     from ..pipeline.pipeline import Pipeline
     from ..plan import Kind
-    from ..runtime import microbatch
     from ..verify import VerifyError
 
     with bad_input():
         workload = make(plan.num_stages)
     args, kwargs = call_of(workload.inputs)
-    rows = microbatch.sizes(microbatch.batch_size((args, kwargs)), plan.num_microbatches)
-    if not is_chain(workload.model):
-        settings = settings | {"sample": microbatch.split(workload.inputs, rows)[0]}
+    sample = workload.sample(plan.num_microbatches)
+    if sample is not None:
+        settings = settings | {"sample": sample}
     trains = plan.has(Kind.B) or plan.has(Kind.I)
     if not trains:
         settings = settings | {"recompute": None}

@@ -29,6 +29,16 @@ class Workload(NamedTuple):
     target: Any
     loss_fn: Callable[..., Any]
 
+    def sample(self, num_microbatches: int) -> Any:
+        """The inputs of the first microbatch, for a model with a forward of its own; else None."""
+        from ..partition.chain import call_of, is_chain
+        from ..runtime import microbatch
+
+        if is_chain(self.model):
+            return None
+        rows = microbatch.sizes(microbatch.batch_size(call_of(self.inputs)), num_microbatches)
+        return microbatch.split(self.inputs, rows)[0]
+
 
 # Makes one for a number of stages, the same each time.
 MakeWorkload = Callable[[int], Workload]

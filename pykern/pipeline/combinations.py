@@ -59,6 +59,8 @@ OPTIONS: Mapping[str, Callable[[Request, Plan | None], bool]] = {
     OUTSIDE: lambda *_: False,
     # The loss that a call of `map` brings: see `refused_with`.
     "a loss of a call": lambda *_: False,
+    # In force in a call of `profile`: see `refused_with`.
+    "a profile": lambda *_: False,
 }
 
 _BESIDE_PEERS = (
@@ -73,6 +75,10 @@ _NO_GRAPH = (
 _NO_MAP = (
     "pipe.map must be called on a Pipeline without this option: {why}. Make another Pipeline, or "
     "give this one the loss (loss_fn=...) and call step()"
+)
+_NO_PROFILE = (
+    "pipe.profile must be called on a Pipeline without this option: {why}. Profile the same model "
+    "and schedule without it"
 )
 _NOT_COMPILED = (
     "compile must be False {where}, got {{asked.compile!r}}: {why}. Compile layers instead "
@@ -155,6 +161,13 @@ REFUSED: Mapping[tuple[str, str], str] = {
             ("optimizer", "AsyncPipeline updates weights by its own loss"),
             ("verify", "verify compares losses of steps"),
             ("capture that has to be", "CUDA graphs replay the loss that was captured"),
+        )
+    },
+    **{
+        (name, "a profile"): _NO_PROFILE.format(why=why)
+        for name, why in (
+            ("optimizer", "AsyncPipeline updates weights within its steps"),
+            ("tensor_parallel", "a shard cannot run alone in one process"),
         )
     },
     **{

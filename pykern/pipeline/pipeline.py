@@ -17,6 +17,7 @@ from ..parallel.peers.groups import Peers
 from ..parallel.tensor.tensor import TensorParallelism
 from ..partition.balance import Balance
 from ..partition.split_points import SplitAt
+from ..profiling import Report
 from ..runtime.devices import Devices
 from ..runtime.features.finite import CheckFinite
 from ..runtime.gpu.capture.policy import Capture
@@ -27,6 +28,7 @@ from .build import build, design
 from .choose_levels import RecomputeArgument
 from .choose_plan import Schedule
 from .combinations import OUTSIDE, refused_with
+from .profiled import other_plans, profile
 from .request import Compile, Request
 from .steps import Steps
 from .tuned import with_tuned
@@ -190,3 +192,31 @@ class Pipeline(Steps):
             refused = refused_with(OUTSIDE, asked, self.plan)
             self._with_graph = WithGraph(self._executor, self.plan, self._levels, refused)
             self._map_refused = refused_with("a loss of a call", asked, self.plan)
+            self._profile_refused = refused_with("a profile", asked, self.plan)
+            self._make_plan = other_plans(asked)
+
+    def profile(self, *inputs: Any, target: Any = None, steps: int = 5, **named: Any) -> Report:
+        """Runs some steps, and reports why they take their time and what would shorten them.
+
+        Gradients, buffers and random numbers are afterwards as before; hooks of parameters run.
+        Beside the steps, layers run alone and microbatches without values, so that effects of the
+        cut, of devices and of short actions can be told apart. With a `process_group`, all
+        processes must call it.
+
+        Args:
+            *inputs: as for `step`.
+            target: as for `step`.
+            steps: the number of steps; two more warm up. If torch has several threads, CPU workers
+                run as many steps again with one thread.
+            **named: as for `step`.
+
+        Returns:
+            The report. Its string has all tables; `save_html` and `save_trace` write files.
+
+        Raises:
+            ValueError: an option of the pipeline does not support `profile`; the message names it.
+            BaseException: as for `step`.
+        """
+        if self._profile_refused is not None:
+            raise ValueError(self._profile_refused)
+        return profile(self, Pipeline, self._make_plan, (inputs, named), target, steps)

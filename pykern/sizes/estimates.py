@@ -12,18 +12,18 @@ from torch.optim import Optimizer
 
 from ..budget.budget import Budget
 from ..budget.fit_memory import most_held
-from ..budget.level_costs import StageCosts, StageLevel
+from ..budget.level_costs import StageCosts, levels_of_stages
 from ..budget.measure import measure
 from ..partition.balance import Balance, Partition
 from ..partition.chain import Chain, max_stages, open_model, share_out
 from ..partition.layers import make_stages
 from ..partition.split_points import SplitAt
-from ..pipeline.choose_levels import Levels, RecomputeArgument, choose_levels
+from ..pipeline.choose_levels import RecomputeArgument, choose_levels
 from ..pipeline.choose_plan import Schedule, choose_plan
 from ..plan import Kind, Plan, lower
 from ..plan.shares import Shares
 from ..runtime.loss import Loss, Losses
-from ..runtime.recompute.recompute import INPUTS, LEVELS
+from ..runtime.recompute.recompute import LEVELS
 from ..runtime.stage.stage import Stage
 from ..tensors.parameters import num_bytes
 from ..trace.routes import everywhere
@@ -149,7 +149,7 @@ def estimate(  # noqa: PLR0913 - a pipeline and what it trains with, by keyword
         homes = [_CPU] * plan.num_stages
         chain.cut(cut.stages, homes, everywhere)
         stages = make_stages(list(chain.layers.values()), cut, homes)
-        of_stages = _stage_levels(plan, levels)
+        of_stages = levels_of_stages(plan.num_stages, levels)
         named = {level for one in of_stages for level in (one.kept, one.rebuilt)}
         costs = measure(
             stages,
@@ -200,18 +200,6 @@ def _require_arguments(
         raise TypeError(
             "recompute must be a level, got a Budget. Try levels, and compare with fits"
         )
-
-
-def _stage_levels(plan: Plan, levels: Levels) -> list[StageLevel]:
-    """One for each stage; "ops" where nothing is said, as in a step."""
-    found = []
-    for stage in range(plan.num_stages):
-        of_stage = list(levels[stage]) if levels else []
-        rebuilt = [level for level in of_stage if level in INPUTS]
-        kept = [level for level in of_stage if level is not None and level not in INPUTS]
-        again = frozenset(number for number, level in enumerate(of_stage) if level in INPUTS)
-        found.append(StageLevel(kept[0] if kept else "ops", rebuilt[0] if rebuilt else None, again))
-    return found
 
 
 def _stages_of(plan: Plan, stages: Sequence[Stage], device: int) -> list[Stage]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from ..plan import Action, Kind, Plan, Span, Timeline
-
-_GRADIENTS = (Kind.B, Kind.I)
+from ..plan import Action, Plan, Span, Timeline
+from ..plan.inputs import inputs
 
 
 def gaps(plan: Plan, timeline: Timeline) -> tuple[list[float], list[float]]:
@@ -38,12 +35,3 @@ def _last_input(plan: Plan, span: Span, spans: dict[Action, Span]) -> float:
         if action in spans and plan.device_of(action) != here
     ]
     return max(ends, default=-1.0)
-
-
-def inputs(action: Action) -> Iterator[Action]:
-    """The actions of other stages that an action waits for; the plan may lack some of them."""
-    if action.kind is Kind.F and action.stage > 0:
-        yield Action(Kind.F, action.stage - 1, action.microbatch)
-    if action.kind in _GRADIENTS:
-        for kind in _GRADIENTS:
-            yield Action(kind, action.stage + 1, action.microbatch)

@@ -10,12 +10,12 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from ..pipeline.left_alone import left_alone
 from ..runtime.devices import Devices
 from ..runtime.loss import Loss
 from .asked import Asked
 from .cache import measured_once
 from .choice import Choice
-from .left_alone import left_alone
 from .measurements import Measurements
 from .progress import Tell, told
 from .proposal import Proposal

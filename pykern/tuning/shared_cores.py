@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 
 from ..plan import Action, Costs, Kind, Plan, Span, Timeline
-from .gaps import inputs
+from ..plan.inputs import inputs
 
 
 def simulate_shared(plan: Plan, costs: Costs, speeds: Sequence[float]) -> Timeline:

@@ -57,7 +57,8 @@ def test_the_version_tells_how_the_core_was_built(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    "command", [(), ("demo",), ("plan",), ("schedules",), ("scale",), ("verify",)]
+    "command",
+    [(), *((name,) for name in ("demo", "plan", "schedules", "scale", "verify", "profile"))],
 )
 def test_every_help_has_one_example(command: tuple[str, ...]) -> None:
     result = pykern_(*command, "--help")

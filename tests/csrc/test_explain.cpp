@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include <stdexcept>
 #include <vector>
 
 #include "plan/explain.hpp"
@@ -35,4 +36,27 @@ TEST_CASE("messages over one link queue in the order of the sender's row") {
                                 .bandwidth = 1,
                                 .shared_links = true});
     CHECK(simulate(plan, costs).rows()[1][1].start_ns == 9);
+}
+
+TEST_CASE("a measured step is explained by its own times") {
+    const Plan plan = plan_of(Placement::linear(2), 1, {"0F0 0B0", "1F0 1B0"});
+    const Timeline simulated = simulate(plan, Costs(3.0, 5.0));
+    std::vector<std::vector<Span>> rows = simulated.rows();
+    // 1B0 begins 2 late, though its input is there, and 0B0 another 1 after it has ended.
+    rows[1][1].start_ns += 2;
+    rows[1][1].end_ns += 2;
+    rows[0][1].start_ns += 3;
+    rows[0][1].end_ns += 3;
+    const Timeline measured(rows);
+    const std::vector<Bubble> expected = {
+        {.compute_ns = 10, .transfer_ns = 1},
+        {.before_first_ns = 3, .after_last_ns = 6, .issue_ns = 2},
+    };
+    CHECK(bubbles(plan, measured) == expected);
+    const std::vector<Step> path = critical_path(plan, measured);
+    CHECK(path.size() == 4);
+    CHECK(path[1].wait == Wait::INPUT);
+    CHECK(path[2].wait == Wait::ROW);
+    CHECK(path[3].wait == Wait::TRANSFER);
+    CHECK_THROWS_AS(bubbles(plan, Timeline({rows[0], {}})), std::invalid_argument);
 }

@@ -291,6 +291,27 @@ def test_a_failed_write_leaves_the_old_file(
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_arrows_of_a_chrome_trace_lead_from_stage_to_stage(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    # Split backwards, and two chunks, of which the first of device 1 hands over to device 0.
+    measured = spans("0F0@0-10 2F0@22-30 2I0@30-40 0B0@60-70", "1F0@12-20 1I0@42-50")
+    save_chrome_trace({"measured": measured, "copies": spans("0COPY_F0@10-12")}, path)
+    arrows = [
+        (event["id"], event["ph"], event["tid"], event["ts"])
+        for event in json.loads(path.read_text())["traceEvents"]
+        if event["ph"] in "sf"
+    ]
+    ends = [(arrow[2:], other[2:]) for arrow, other in zip(arrows[::2], arrows[1::2], strict=True)]
+    assert sorted(ends) == [
+        ((0, 0.01), (1, 0.012)),
+        ((0, 0.04), (1, 0.042)),
+        ((1, 0.02), (0, 0.022)),
+        ((1, 0.05), (0, 0.06)),
+    ]
+    assert [phase for _, phase, *_ in arrows] == ["s", "f"] * 4
+    assert len({name for name, *_ in arrows}) == 4
+
+
 @pytest.mark.parametrize("timelines", [{}, {"nothing ran": Timeline([[], []])}])
 def test_nothing_to_draw_is_refused(timelines: dict[str, Timeline], tmp_path: Path) -> None:
     with pytest.raises(

@@ -3,6 +3,7 @@
 import math
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +13,8 @@ from pykern.plan import (
     Costs,
     Placement,
     Plan,
+    Span,
+    Timeline,
     Wait,
     bubbles,
     critical_path,
@@ -119,3 +122,59 @@ def test_each_step_of_a_critical_path_starts_when_the_one_before_lets_it(
         assert step.span.start_ns == oracle.arrival(reader, earlier)
         assert step.device != before.device
         assert (step.wait is Wait.INPUT) == (step.span.start_ns == before.span.end_ns)
+
+
+def measured(*rows: str) -> Timeline:
+    """A step from texts such as "0F0 2-3 0B0 5-7"."""
+
+    def spans(words: list[str]) -> list[Span]:
+        pairs = zip(words[::2], (word.split("-") for word in words[1::2]), strict=True)
+        return [Span(Action.parse(text), float(a), float(b)) for text, (a, b) in pairs]
+
+    return Timeline([spans(row.split()) for row in rows])
+
+
+LATE = measured("0F0 2-3 0F1 4-5 0B0 9-11 0B1 12-14", "1F0 5-6 1B0 6-8 1F1 8-9 1B1 9-11")
+
+
+def test_bubbles_of_a_measured_step_by_hand() -> None:
+    # Device 0: 1 before 0F1, whose inputs are there; 3 for 1B0 and 1 behind it; 1 for 1B1 and then
+    # nothing: 1B1 ends as device 0 is free. Device 1 begins 3 after the step, and ends 3 before it.
+    assert bubbles(FORWARD_AND_BACK, LATE) == [
+        Bubble(0, 0, compute_ns=3, transfer_ns=1, issue_ns=2),
+        Bubble(before_first_ns=3, after_last_ns=3, compute_ns=0, transfer_ns=0),
+    ]
+
+
+def test_critical_path_of_a_measured_step_by_hand() -> None:
+    path = critical_path(FORWARD_AND_BACK, LATE)
+    assert [(str(step.span.action), step.wait) for step in path] == [
+        ("0F0", Wait.NOTHING),
+        ("1F0", Wait.TRANSFER),
+        ("1B0", Wait.ROW),
+        ("0B0", Wait.TRANSFER),
+        ("0B1", Wait.ROW),
+    ]
+
+
+def test_a_step_of_another_plan_is_refused() -> None:
+    first, second = LATE.rows
+    for rows in ([first], [first, second[:-1]], [second, first], [first, second, []]):
+        with pytest.raises(ValueError, match="measured must have the actions of the plan, got"):
+            bubbles(FORWARD_AND_BACK, Timeline(rows))
+
+
+@given(st.data())
+def test_a_simulated_step_is_explained_as_a_measured_one(data: st.DataObject) -> None:
+    drawn = data.draw(full_plans())
+    # Nothing that runs is a pair of actions side by side.
+    plan = Plan(drawn.placement, drawn.num_microbatches, drawn.rows, drawn.num_slices)
+    timeline = simulate(plan, data.draw(times_for(plan)).costs())
+    for device, bubble in enumerate(bubbles(plan, timeline)):
+        parts = (bubble.before_first_ns, bubble.after_last_ns, bubble.compute_ns)
+        total = sum(parts) + bubble.transfer_ns + bubble.issue_ns
+        assert total == timeline.makespan_ns - timeline.busy_ns(device)
+    path = critical_path(plan, timeline)
+    assert path[-1].span.end_ns == timeline.makespan_ns
+    for before, step in pairwise(path):
+        assert before.span.end_ns <= step.span.start_ns

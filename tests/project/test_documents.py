@@ -56,12 +56,18 @@ def test_the_page_on_adapters_runs_and_prints_what_it_shows(root, tmp_path, monk
     assert capsys.readouterr().out == "".join(re.findall(r"^```text\n(.*?)^```", page, re.M | re.S))
 
 
-def test_the_page_on_profiling_runs(root, tmp_path, monkeypatch):
-    (code,) = re.findall(
-        r"^```python\n(.*?)^```", (root / "docs/profiling.md").read_text(), re.M | re.S
-    )
+def test_the_page_on_profiling_runs(root, tmp_path, monkeypatch, capsys):
+    page = (root / "docs/profiling.md").read_text()
+    profile, timeline = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
     monkeypatch.chdir(tmp_path)
-    exec(code, {})
+    exec(profile, {})
+    assert (tmp_path / "step.html").exists()
+    told = re.findall(r"^\| ([a-z -]+) \| the ", page.split("**Devices.**")[0], re.M)
+    printed = capsys.readouterr().out
+    assert len(told) == 6
+    # Whether threads compete depends on the machine.
+    assert {cause for cause in told if cause not in printed} <= {"competing threads"}
+    exec(timeline, {})
     events = json.loads((tmp_path / "step.trace.json").read_text())["traceEvents"]
     assert sum(event["ph"] == "X" for event in events) == 2 * 2 * 4 * 8
 

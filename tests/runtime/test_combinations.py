@@ -142,6 +142,6 @@ def test_what_gpus_cannot_have(gpus: FakeCuda) -> None:
 
 def test_the_table_is_of_options() -> None:
     assert {option for pair in REFUSED for option in pair} <= OPTIONS.keys()
-    of_calls = {OUTSIDE, "a loss of a call"}
+    of_calls = {OUTSIDE, "a loss of a call", "a profile"}
     assert OPTIONS.keys() - GIVEN.keys() == {"GPUs", *of_calls}
     assert not any(pair[::-1] in REFUSED for pair in REFUSED)

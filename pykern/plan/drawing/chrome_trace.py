@@ -8,11 +8,14 @@ from typing import Any
 
 from pykern._C import Timeline
 from pykern.plan.drawing.words import require_timelines, row_names
+from pykern.plan.inputs import inputs
 from pykern.replacing import replacing
 
 
 def save_chrome_trace(timelines: Mapping[str, Timeline], path: str | os.PathLike[str]) -> None:
     """Writes timelines as one process each, with a thread for each device or copy stream.
+
+    Arrows lead from each forward and backward to that of the next stage on another device.
 
     Args:
         timelines: By label. A label may hold anything.
@@ -26,7 +29,7 @@ def save_chrome_trace(timelines: Mapping[str, Timeline], path: str | os.PathLike
     events = [
         event
         for process, (label, timeline) in enumerate(timelines.items())
-        for event in events_of(process, label, timeline)
+        for event in (*events_of(process, label, timeline), *arrows_of(process, timeline))
     ]
     with replacing(Path(path)) as partial, partial.open("w", encoding="utf-8") as file:
         json.dump({"traceEvents": events, "displayTimeUnit": "ns"}, file)
@@ -52,6 +55,18 @@ def events_of(process: int, label: str, timeline: Timeline) -> Iterator[dict[str
                     "slice": span.action.slice,
                 },
             }
+
+
+def arrows_of(process: int, timeline: Timeline) -> Iterator[dict[str, Any]]:
+    """Two events for each action whose result an action of another device takes."""
+    places = {span.action: (row, span) for row, spans in enumerate(timeline.rows) for span in spans}
+    for number, (action, (row, span)) in enumerate(places.items()):
+        for maker, made in (places[each] for each in inputs(action) if each in places):
+            if maker != row:
+                arrow = {"name": "hand-over", "cat": "hand-over", "pid": process}
+                arrow["id"] = f"{process}.{number}"
+                yield {**arrow, "ph": "s", "tid": maker, "ts": made.end_ns / 1e3}
+                yield {**arrow, "ph": "f", "bp": "e", "tid": row, "ts": span.start_ns / 1e3}
 
 
 def named(what: str, name: str, **ids: int) -> dict[str, Any]:

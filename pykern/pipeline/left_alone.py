@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -15,18 +15,21 @@ from ..runtime.recompute.buffers import modules_in
 
 
 @contextmanager
-def left_alone(models: Sequence[object]) -> Iterator[None]:
+def left_alone(
+    models: Sequence[object], devices: Iterable[torch.device] = (torch.device("cpu"),)
+) -> Iterator[None]:
     """A context in which models train; it restores gradients, buffers and random numbers.
 
     Args:
         models: modules, among other objects that are passed over, such as a plain loss function.
+        devices: the devices whose random numbers are restored; those of the CPU always are.
     """
     modules = modules_in(models)
     parameters = {p for module in modules for p in module._parameters.values() if p is not None}
     gradients = [(parameter, parameter.grad) for parameter in parameters]
     buffers = [b for module in modules for b in module._buffers.values() if b is not None]
     values = [(buffer, buffer.detach().clone()) for buffer in buffers]
-    numbers = random_states([torch.device("cpu")])
+    numbers = random_states(devices)
     with _C.Undo(_put_back, gradients, values), _C.Undo(set_states, numbers):
         for parameter in parameters:
             parameter.grad = None

@@ -1,0 +1,73 @@
+"""`pykern profile`: why the steps of a model take their time."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..schedules import require_named
+from .errors import bad_input
+from .schedule_options import Given, require_owned, with_schedule_options
+from .sources import TRAINED
+from .values import number_option
+from .workloads import workload_of
+
+
+@with_schedule_options
+def profile(
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODULE:FUNCTION",
+            help="Returns (model, inputs, target) or (model, inputs, target, loss_fn) of a batch.",
+            show_default="a small GPT",
+        ),
+    ] = None,
+    schedule: Annotated[str, typer.Option(help=f"One of {', '.join(TRAINED)}.")] = "one_f_one_b",
+    devices: Annotated[str, typer.Option(help='"cpu:2": two workers; "cuda": all GPUs.')] = "cpu:2",
+    microbatches: Annotated[int, number_option(about="Parts of each batch.")] = 4,
+    steps: Annotated[int, number_option(about="Steps, besides two that warm up.")] = 5,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="A page with timelines, which needs no network.", show_default="none"),
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="A trace for ui.perfetto.dev.", show_default="none")
+    ] = None,
+    *,
+    options: Given,
+) -> None:
+    """Run some steps, and print why they take their time and what would shorten them."""
+    with bad_input():
+        require_named(schedule)
+        require_owned([schedule], options)
+        from rich.console import Console
+
+        from ..partition.chain import call_of
+        from ..pipeline.pipeline import Pipeline
+        from ..runtime.devices import parse_devices
+
+        more: dict[str, Any] = dict(options)
+        workload = workload_of(source)(len(parse_devices(devices)))
+        pipe = Pipeline(
+            workload.model,
+            devices=devices,
+            schedule=schedule,
+            microbatches=microbatches,
+            loss_fn=workload.loss_fn,
+            sample=workload.sample(microbatches),
+            **more,
+        )
+    args, kwargs = call_of(workload.inputs)
+    with pipe:
+        report = pipe.profile(*args, target=workload.target, steps=steps, **kwargs)
+    if sys.stdout.isatty():
+        Console(highlight=False).print(report)
+    else:
+        typer.echo(str(report))
+    for path, save in ((html, report.save_html), (trace, report.save_trace)):
+        if path is not None:
+            with bad_input():
+                save(path)
+            typer.echo(f"written: {path}")

@@ -1,0 +1,67 @@
+"""The CUDA driver as pykern's core finds it: devices, peer access, and whether torch can use it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .. import _C
+from .diagnosis import Fact
+
+
+def gpus(torch_cuda: str | None) -> Iterator[Fact]:
+    """Facts about the driver and its devices.
+
+    Args:
+        torch_cuda: the release of CUDA that torch is built for; None if it is built without.
+    """
+    try:
+        served, devices = _C.cuda_version(), _C.cuda_devices()
+    except _C.CudaError as error:
+        problem = "The CUDA driver fails: reload the driver, or restart the machine or container."
+        yield Fact("CUDA driver", f"{error}", problem, stops=True)
+        return
+    except RuntimeError as error:
+        yield Fact("CUDA driver", f"{error}; pipelines run on CPU workers")
+        return
+    yield of_driver(served, torch_cuda, len(devices))
+    for number, (name, num_sms) in enumerate(devices):
+        yield Fact(f"cuda:{number}", f"{name}, {num_sms} multiprocessors")
+    if len(devices) > 1:
+        yield of_peers(len(devices))
+
+
+def of_driver(served: str, torch_cuda: str | None, num_devices: int) -> Fact:
+    """Whether torch can use the driver."""
+    value = f"CUDA {served}, {num_devices} devices"
+    problem = ""
+    if num_devices and torch_cuda is None:
+        problem = "torch is built without CUDA: install a torch for CUDA to use these GPUs."
+    elif num_devices and torch_cuda is not None and _numbers(torch_cuda) > _numbers(served):
+        problem = (
+            f"torch is built for CUDA {torch_cuda}: update the driver, or take an older torch."
+        )
+    elif not num_devices:
+        problem = "The driver shows no device: check CUDA_VISIBLE_DEVICES."
+    return Fact("CUDA driver", value, problem, stops=bool(num_devices and problem))
+
+
+def of_peers(num_devices: int) -> Fact:
+    """The pairs of devices that copy straight to each other."""
+    pairs = [(one, other) for one in range(num_devices) for other in range(one)]
+    apart = [
+        f"{other}-{one}"
+        for one, other in pairs
+        if not (_C.cuda_can_access_peer(one, other) and _C.cuda_can_access_peer(other, one))
+    ]
+    value = f"{len(pairs) - len(apart)} of {len(pairs)} pairs of devices"
+    if not apart:
+        return Fact("peer access", value)
+    problem = (
+        f"Copies between devices {', '.join(apart)} go through host memory: put stages that "
+        "exchange data on other pairs, or allow peer access in the BIOS (IOMMU, ACS)."
+    )
+    return Fact("peer access", value, problem)
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(map(int, release.split(".")))

@@ -1,0 +1,271 @@
+"""Runs steps of a pipeline for a profile, and measures what its report needs beside them."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import _C
+from ..budget.fit_memory import most_held
+from ..budget.level_costs import levels_of_stages
+from ..budget.measure import measure
+from ..partition.chain import max_stages
+from ..partition.profile import layer_times_ns
+from ..plan import Costs, Kind, Plan, Timeline, require_counts
+from ..profiling import Observed, Report, report_of
+from ..profiling.causes import gaps_on_path
+from ..profiling.observed import OtherPlan
+from ..profiling.stage_costs import by_stage, mapped
+from ..runtime import microbatch
+from ..runtime.loss import Loss, Losses
+from ..runtime.recompute.recompute import LEVELS
+from ..tensors.parameters import num_bytes
+from ..tensors.trees import Call, all_tensors
+from .choose_plan import choose_plan
+from .left_alone import left_alone
+from .request import Request
+from .steps import Steps
+
+# Steps that warm up, and steps of pipelines without work.
+WARMUPS, EMPTY_STEPS = 2, 10
+# Workers can lack cores only while the process uses this part of them.
+SATURATED = 0.75
+
+# Makes a pipeline from layers and arguments by name.
+MakePipeline = Callable[..., Steps]
+
+
+def other_plans(asked: Request) -> OtherPlan:
+    """A function that makes other plans for the model of a request, and keeps no more of it."""
+    schedule, options, shares = asked.schedule, asked.options, asked.shares
+    num_layers = max_stages(asked.model)
+    joined = asked.process_group is not None or asked.tensor_parallel is not None
+
+    def make(name: str | None, num_microbatches: int) -> Plan:
+        of = replace(shares, num_microbatches=num_microbatches)
+        if name is None:
+            return choose_plan(schedule, of, num_layers, options, joined)
+        return choose_plan(name, of, num_layers, {}, joined)
+
+    return make
+
+
+@dataclass(frozen=True)
+class _Ran:
+    """A step that ran: its time, the time that all threads had on cores, and what ran when."""
+
+    took_ns: int
+    cores_ns: int
+    timeline: Timeline
+    costs: Costs
+
+    @property
+    def busy_ns(self) -> float:
+        """The time of all actions."""
+        return sum(map(self.timeline.busy_ns, range(self.timeline.num_devices)))
+
+
+def profile(
+    pipe: Steps,
+    make: MakePipeline,
+    make_plan: OtherPlan,
+    call: Call,
+    target: Any,
+    num_steps: int,
+) -> Report:
+    """Runs steps, and says why they take their time. See `Pipeline.profile`."""
+    require_counts(steps=num_steps)
+    on_cpu = pipe._executor.in_one_memory
+    devices = [stage.device for stage in pipe._executor.stages]
+    threads = torch.get_num_threads()
+
+    def step() -> None:
+        pipe.step(*call[0], target=target, **call[1])
+
+    with left_alone([pipe, pipe._loss_fn], devices):
+        competing = on_cpu and threads > 1
+        ran, alone = _ran(pipe, step, num_steps, competing=competing)
+        quiet = alone or ran
+        layer_ns: Sequence[float] = ()
+        beside: dict[str, Any] = {}
+        if on_cpu:
+            with _C.Undo(torch.set_num_threads, threads):
+                torch.set_num_threads(1)
+                layer_ns = _layer_ns(pipe, call, target)
+                beside = _beside_layers(make, pipe.plan.num_devices)
+        held = _held_bytes(pipe, call, target)
+    seen = Observed(
+        plan=pipe.plan,
+        timeline=_middle(ran),
+        costs=_costs(ran, pipe.plan.num_stages),
+        make_plan=make_plan,
+        step_ns=median(one.took_ns for one in ran),
+        num_steps=num_steps,
+        rows=microbatch.batch_size({"inputs": call[0], "named": call[1]}),
+        tokens_of_row=_tokens_of_row(call),
+        spans=pipe.partition.stages,
+        layer_ns=layer_ns,
+        **beside,
+        one_thread=_middle(alone) if alone else None,
+        one_thread_costs=_costs(alone, pipe.plan.num_stages) if alone else None,
+        torch_threads=threads,
+        num_cores=len(os.sched_getaffinity(0)) if on_cpu else None,
+        core_share=_core_share(quiet),
+        held_bytes=held,
+    )
+    return report_of(seen)
+
+
+def _ran(
+    pipe: Steps, step: Callable[[], None], num_steps: int, *, competing: bool
+) -> tuple[list[_Ran], list[_Ran]]:
+    """Steps, and as many with one torch thread if torch's threads compete, in turn."""
+    threads = torch.get_num_threads()
+    as_is: list[_Ran] = []
+    alone: list[_Ran] = []
+    for number in range(WARMUPS + num_steps):
+        for ran, count in ((as_is, threads), (alone, 1))[: 1 + competing]:
+            with _C.Undo(torch.set_num_threads, threads), pipe.tracing():
+                torch.set_num_threads(count)
+                start_ns, start_of_cores = time.perf_counter_ns(), time.process_time_ns()
+                step()
+                took_ns = time.perf_counter_ns() - start_ns
+                cores_ns = time.process_time_ns() - start_of_cores
+            if number >= WARMUPS:
+                ran.append(_Ran(took_ns, cores_ns, pipe.timeline(), pipe.costs()))
+    return as_is, alone
+
+
+def _middle(ran: Sequence[_Ran]) -> Timeline:
+    """The step of median length."""
+    timelines = sorted((one.timeline for one in ran), key=lambda one: one.makespan_ns)
+    return timelines[(len(ran) - 1) // 2]
+
+
+def _costs(ran: Sequence[_Ran], num_stages: int) -> Costs:
+    """The costs of the stages, each the median over the steps."""
+
+    def middle(kind: Kind, stage: int, _: float) -> float:
+        return median(by_stage(one.costs, kind, num_stages)[stage] for one in ran)
+
+    return mapped(ran[0].costs, num_stages, middle)
+
+
+def _core_share(ran: Sequence[_Ran]) -> float:
+    """The part of its time that an action had a core; 1 where the process left cores unused."""
+    on_cores = sum(one.cores_ns for one in ran)
+    there = len(os.sched_getaffinity(0)) * sum(one.timeline.makespan_ns for one in ran)
+    if on_cores < SATURATED * there:
+        return 1.0
+    return min(on_cores / sum(one.busy_ns for one in ran), 1.0)
+
+
+class _LossLayer(nn.Module):
+    """The loss as the last layer of a chain."""
+
+    def __init__(self, loss: Loss, target: Any) -> None:
+        super().__init__()
+        self.loss, self.target = loss, target
+
+    def forward(self, output: Any) -> Tensor:
+        """The loss of an output."""
+        return self.loss(output) if self.target is None else self.loss(output, self.target)
+
+
+def _first_microbatch(pipe: Steps, call: Call, target: Any) -> tuple[Call, Any]:
+    """The first microbatch, which is as large as any other, as the first stage takes it."""
+    rows = pipe._rows(call, target)
+    part, of_target = microbatch.split((call, target), rows)[0]
+    return pipe._chain.enter(*part), of_target
+
+
+def _layer_ns(pipe: Steps, call: Call, target: Any) -> list[float]:
+    """The times of the layers, with the loss in the last; empty if a layer takes several inputs."""
+    (args, kwargs), of_target = _first_microbatch(pipe, call, target)
+    if len(args) != 1 or kwargs:
+        return []
+    assert pipe._loss_fn is not None
+    loss = _LossLayer(pipe._loss_fn, of_target)
+    with warnings.catch_warnings():
+        # A profile says itself how much times vary.
+        warnings.filterwarnings("ignore", "the times of layers differ")
+        times = layer_times_ns([*pipe._chain.layers.values(), loss], args[0])
+    return [*times[:-2], times[-2] + times[-1]]
+
+
+def _beside_layers(make: MakePipeline, num_devices: int) -> dict[str, Any]:
+    """The time of actions and gaps in a pipeline whose layers do next to nothing."""
+    wholes, issue_ns, hand_over_ns = _empty(make, num_devices, "one_f_one_b", (Kind.F, Kind.B))
+    halves, *_ = _empty(make, num_devices, "zb_h1", (Kind.I, Kind.W))
+    # The first stage does all in its W.
+    half = sum(halves.values()) / 2
+    action_ns = {**wholes, Kind.I: half, Kind.W: half}
+    return {"action_ns": action_ns, "issue_ns": issue_ns, "hand_over_ns": hand_over_ns}
+
+
+def _empty(
+    make: MakePipeline, num_devices: int, schedule: str, kinds: Sequence[Kind]
+) -> tuple[dict[Kind, float], float, float]:
+    """The times of actions by kind, and of gaps behind the same device and others: medians."""
+    times: dict[Kind, list[float]] = {kind: [] for kind in kinds}
+    issue, hand_over = [0.0], [0.0]
+    with make(
+        [nn.Linear(1, 1) for _ in range(num_devices)],
+        devices=f"cpu:{num_devices}",
+        schedule=schedule,
+        microbatches=2 * num_devices,
+        loss_fn=torch.sum,
+    ) as pipe:
+        for _ in range(EMPTY_STEPS):
+            pipe.step(torch.ones(2 * num_devices, 1))
+            costs, gaps = pipe.costs(), gaps_on_path(pipe.plan, pipe.timeline())
+            issue += gaps[0]
+            hand_over += gaps[1]
+            for kind in kinds:
+                times[kind] += by_stage(costs, kind, num_devices)
+    return {kind: median(of) for kind, of in times.items()}, median(issue), median(hand_over)
+
+
+def _held_bytes(pipe: Steps, call: Call, target: Any) -> list[float]:
+    """By device, the predicted peak of parameters, gradients and activations."""
+    plan, stages = pipe.plan, pipe._executor.stages
+    levels = levels_of_stages(plan.num_stages, pipe._levels)
+    named = {level for one in levels for level in (one.kept, one.rebuilt)}
+    (args, kwargs), of_target = _first_microbatch(pipe, call, target)
+    if kwargs:
+        return []
+    assert pipe._loss_fn is not None
+    losses = Losses(pipe._loss_fn, None if of_target is None else [of_target], [1.0])
+    chosen = [level for level in LEVELS if level in named]
+    split = plan.has(Kind.I)
+    held = most_held(plan, measure(stages, args, losses, chosen, split=split, timed=False), levels)
+    for homes in plan.placement.replicas:
+        for stage, device in zip(stages, homes, strict=True):
+            held[device] += sum(map(num_bytes, _kept(stage.originals)))
+    return held
+
+
+def _kept(layers: Sequence[nn.Module]) -> list[Tensor]:
+    """Parameters, buffers, and the parameters again that have gradients."""
+    parameters = [p for layer in layers for p in layer.parameters()]
+    buffers = [b for layer in layers for b in layer.buffers()]
+    trained = [p for p in parameters if p.requires_grad]
+    return [
+        *{id(p): p for p in [*parameters, *buffers]}.values(),
+        *{id(p): p for p in trained}.values(),
+    ]
+
+
+def _tokens_of_row(call: Call) -> int | None:
+    """The number of tokens in a row; None if the first input does not have rows of integers."""
+    first: list[Tensor] = all_tensors(call)[:1]
+    is_text = first and first[0].dim() == 2 and not first[0].is_floating_point()
+    return first[0].size(1) if is_text else None

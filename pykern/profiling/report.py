@@ -1,0 +1,127 @@
+"""The report of a profile, as tables, as a page, and as a trace."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..plan import Timeline, simulate
+from .causes import Causes, causes_of
+from .changes import Improvement, changes_of
+from .observed import Observed
+from .tables import Sheet, in_ms, of_causes, of_changes, of_devices, of_stages
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+# Columns of the plain form.
+WIDTH = 120
+# The columns that hold words.
+_TEXTS = ("part", "remedy", "change", "basis")
+
+
+@dataclass(frozen=True)
+class Report:
+    """Why a step takes its time, and what would shorten it. Its string has all tables.
+
+    Attributes:
+        seen: the facts.
+        causes: the parts of the makespan, the largest cause first.
+        changes: changes that shorten a step, the best first; at most three.
+        predicted: the simulated timeline with the measured costs.
+    """
+
+    seen: Observed
+    causes: Causes
+    changes: Sequence[Improvement]
+    predicted: Timeline
+
+    @property
+    def first_cause(self) -> str:
+        """The name of the largest cause."""
+        return self.causes.found[0].name
+
+    def tables(self) -> list[Sheet]:
+        """All tables, in their order."""
+        return [
+            of_causes(self.seen, self.causes),
+            of_devices(self.seen),
+            of_stages(self.seen),
+            of_changes(self.changes),
+        ]
+
+    def summary(self) -> str:
+        """The step in a sentence or two."""
+        seen, plan = self.seen, self.seen.plan
+        rate = seen.rows / seen.step_ns * 1e9 if seen.step_ns else 0.0
+        tokens = seen.tokens_of_row
+        told = f"{rate:,.0f} rows/s" + (
+            "" if tokens is None else f", {rate * tokens:,.0f} tokens/s"
+        )
+        return (
+            f"{seen.num_steps} steps of {seen.rows} rows in {plan.num_microbatches} microbatches, "
+            f"{plan.num_stages} stages on {plan.num_devices} devices. A step takes "
+            f"{seen.step_ns / 1e6:.2f} ms ({told}), its actions {in_ms(seen.timeline.makespan_ns)} "
+            f"ms, and {in_ms(self.predicted.makespan_ns)} ms as predicted. The bubble ratio is "
+            f"{seen.timeline.bubble_ratio:.3f}, and {self.predicted.bubble_ratio:.3f} as predicted."
+        )
+
+    def __str__(self) -> str:
+        """The plain form, for logs and pipes."""
+        from rich.console import Console  # noqa: PLC0415 - takes long
+
+        out = io.StringIO()
+        Console(file=out, width=WIDTH, highlight=False).print(self)
+        return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+    def __rich__(self) -> Group:
+        """All tables, for a terminal."""
+        from rich.console import Group  # noqa: PLC0415 - takes long
+        from rich.table import Table  # noqa: PLC0415
+        from rich.text import Text  # noqa: PLC0415
+
+        parts: list[Text | Table] = [Text(self.summary() + "\n")]
+        for table in self.tables():
+            drawn = Table(
+                box=None,
+                pad_edge=False,
+                padding=(0, 2, 0, 0),
+            )
+            for column in table.columns:
+                drawn.add_column(column, justify="left" if column in _TEXTS else "right")
+            for row in table.rows:
+                drawn.add_row(*map(Text, row))
+            parts += [Text(table.title, style="bold"), drawn, Text("")]
+        return Group(*parts)
+
+    def timelines(self) -> dict[str, Timeline]:
+        """Planned above measured."""
+        return {"planned": self.predicted, "measured": self.seen.timeline}
+
+    def save_html(self, path: str | os.PathLike[str]) -> None:
+        """Writes one page that needs no network: tables, and timelines to zoom into.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        from .page import save_page  # noqa: PLC0415 - drawings import rich
+
+        save_page(self.summary(), self.tables(), self.timelines(), path)
+
+    def save_trace(self, path: str | os.PathLike[str]) -> None:
+        """Writes a Chrome trace for ui.perfetto.dev, with arrows between stages.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        from ..plan.drawing import save_chrome_trace  # noqa: PLC0415 - it imports rich
+
+        save_chrome_trace(self.timelines(), path)
+
+
+def report_of(seen: Observed) -> Report:
+    """The report about some steps."""
+    return Report(seen, causes_of(seen), changes_of(seen), simulate(seen.plan, seen.costs))

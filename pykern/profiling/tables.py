@@ -1,0 +1,111 @@
+"""The tables of a profile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from ..plan import Bubble, bubbles, critical_path
+from .causes import Causes
+from .changes import Improvement
+from .observed import Observed
+from .stage_costs import NAMES, by_stage
+
+# A cause with less of the makespan than this needs no remedy.
+LEAST_SHARE = 0.02
+
+
+class Sheet(NamedTuple):
+    """A table in words: its title, its columns and its rows."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+
+
+def of_causes(seen: Observed, causes: Causes) -> Sheet:
+    """The parts of the makespan, the work first."""
+    total = seen.timeline.makespan_ns
+    rows = [("work, shared evenly", *_share(causes.work_ns, total), "")]
+    for cause in causes.found:
+        remedy = cause.remedy if cause.worth_ns >= LEAST_SHARE * total else ""
+        rows.append((cause.name, *_share(cause.worth_ns, total), remedy))
+    return Sheet("Why a step takes its time", ("part", "ms", "of it", "remedy"), rows)
+
+
+def of_devices(seen: Observed) -> Sheet:
+    """By device, its bubble as measured and predicted, and the parts of the measured one."""
+    measured = bubbles(seen.plan, seen.timeline)
+    predicted = bubbles(seen.plan, seen.costs)
+    rows = []
+    for device, (was, then) in enumerate(zip(measured, predicted, strict=True)):
+        row = (
+            str(device),
+            in_ms(seen.timeline.busy_ns(device)),
+            in_ms(idle_ns(was)),
+            in_ms(idle_ns(then)),
+            *map(in_ms, parts_of(was)),
+            str(seen.timeline.peak_in_flight(device)),
+        )
+        held = f"{seen.held_bytes[device] / 2**20:.1f}" if seen.held_bytes else "-"
+        rows.append((*row, held))
+    columns = (
+        *("device", "busy", "bubble", "as planned", "warm-up", "cool-down"),
+        *("input computed", "input handed", "issue", "in flight", "peak MiB"),
+    )
+    return Sheet("Devices, in ms: the bubble and its parts", columns, rows)
+
+
+def of_stages(seen: Observed) -> Sheet:
+    """By stage, the times of its kinds, and its part of the critical path."""
+    plan = seen.plan
+    on_path = [0.0] * plan.num_stages
+    for step in critical_path(plan, seen.timeline):
+        on_path[step.span.action.stage] += step.span.end_ns - step.span.start_ns
+    kinds = [kind for kind in NAMES if plan.has(kind)]
+    times = [by_stage(seen.costs, kind, plan.num_stages) for kind in kinds]
+    rows = [
+        (
+            str(stage),
+            ", ".join(str(homes[stage]) for homes in plan.placement.replicas),
+            str(len(seen.spans[stage])) if seen.spans else "-",
+            *(in_ms(of[stage]) for of in times),
+            f"{on_path[stage] / seen.timeline.makespan_ns:.1%}",
+        )
+        for stage in range(plan.num_stages)
+    ]
+    columns = ("stage", "device", "layers", *(f"{kind.name} ms" for kind in kinds), "on path")
+    return Sheet("Stages: mean times, and their part of the critical path", columns, rows)
+
+
+def of_changes(changes: Sequence[Improvement]) -> Sheet:
+    """The changes with their predicted times, and the activations that they hold."""
+    columns = ("change", "ms then", "gain", "activations", "basis")
+    rows = [
+        (one.name, in_ms(one.step_ns), f"{one.gain:.1%}", f"x{one.held:.2g}", one.basis)
+        for one in changes
+    ]
+    return Sheet("Changes that would help", columns, rows or [("none found", "", "", "", "")])
+
+
+def idle_ns(bubble: Bubble) -> float:
+    """The whole idle time of a device."""
+    return sum(parts_of(bubble))
+
+
+def parts_of(bubble: Bubble) -> Iterator[float]:
+    """The parts of the idle time, in the order of the table."""
+    yield bubble.before_first_ns
+    yield bubble.after_last_ns
+    yield bubble.compute_ns
+    yield bubble.transfer_ns
+    yield bubble.issue_ns
+
+
+def in_ms(ns: float) -> str:
+    """The time in milliseconds, in words."""
+    return f"{ns / 1e6:.2f}"
+
+
+def _share(ns: float, total_ns: float) -> tuple[str, str]:
+    return in_ms(ns), f"{ns / total_ns:.1%}"

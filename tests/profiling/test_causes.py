@@ -1,0 +1,107 @@
+"""The report names a planted cause first, and its parts add up to the step."""
+
+from random import Random
+
+import pytest
+
+from pykern.plan import simulate
+from pykern.profiling import report_of
+from pykern.profiling.causes import causes_of
+from tests.profiling.planted import DEVICES, MS, PLANTED, costs_of, make_plan, step
+
+# The layers of four stages that take a millisecond for F, outside of a pipeline.
+ALONE = [3 * MS / 4] * 16
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_cause_is_named_first_20_times_of_20(name: str) -> None:
+    random = Random(name)
+    assert [causes_of(PLANTED[name](random)).found[0].name for _ in range(20)] == [name] * 20
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_work_and_causes_add_up_to_the_makespan(name: str) -> None:
+    seen = PLANTED[name](Random(1))
+    causes = causes_of(seen)
+    total = causes.work_ns + sum(cause.worth_ns for cause in causes.found)
+    assert total == pytest.approx(seen.timeline.makespan_ns)
+
+
+def test_a_balanced_step_as_simulated_has_one_cause() -> None:
+    # 1F1B: (M + P - 1) slots of F and B, of which M are work.
+    causes = causes_of(step([MS] * DEVICES, microbatches=8))
+    assert causes.work_ns == pytest.approx(8 * 3 * MS)
+    worth = {cause.name: cause.worth_ns for cause in causes.found}
+    assert worth.pop("warm-up and cool-down") == pytest.approx(3 * 3 * MS)
+    assert list(worth.values()) == pytest.approx([0.0] * len(worth), abs=1)
+
+
+def test_remedies_name_the_stage_and_the_device() -> None:
+    first = causes_of(step([MS, MS, 4 * MS, MS])).found[0]
+    assert first.remedy.startswith("stage 2 takes 12 ms for a microbatch, a stage 5.25 ms on")
+    slow = causes_of(step([MS, 4 * MS, MS, MS], layer_ns=ALONE)).found[0]
+    assert "device 1 takes 4.0 times as long" in slow.remedy
+    assert "pykern.Device('cpu', speed=0.25)" in slow.remedy
+    shared = causes_of(PLANTED["shared cores"](Random(1)))
+    told = [cause.remedy for cause in shared.found if "4 workers share 2 cores" in cause.remedy]
+    assert len(told) == 2  # shared cores, and late starts
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_all_tables_are_printed(name: str) -> None:
+    report = report_of(PLANTED[name](Random(2)))
+    assert len(report.tables()) == 4
+    for table in report.tables():
+        assert table.title in str(report)
+        assert all(len(row) == len(table.columns) for row in table.rows)
+
+
+CHANGED = {
+    "imbalance of stages": "cut",
+    "warm-up and cool-down": "microbatches",
+    "slow device": "cut",
+    "competing threads": "threads",
+    "short actions": "microbatches",
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_the_best_change_mends_the_planted_cause(name: str) -> None:
+    report = report_of(PLANTED[name](Random(3)))
+    assert report.changes[0].family == CHANGED[name]
+    assert 1 <= len(report.changes) <= 3
+    order = [(change.edits, -change.gain) for change in report.changes]
+    assert order == sorted(order)
+
+
+def test_the_prediction_of_more_microbatches_is_their_simulation() -> None:
+    seen = step([MS] * DEVICES, microbatches=4, rows=8)
+    (change,) = [one for one in report_of(seen).changes if one.family == "microbatches"]
+    assert change.name == "microbatches=8"
+    half = simulate(make_plan(None, 8), costs_of([MS / 2] * DEVICES))
+    assert change.step_ns == pytest.approx(half.makespan_ns)
+
+
+def test_short_actions_want_fewer_microbatches() -> None:
+    report = report_of(PLANTED["short actions"](Random(4)))
+    assert report.changes[0].name == "microbatches=4"
+
+
+def test_a_cut_is_for_the_measured_speeds() -> None:
+    # Device 1 takes four times as long: its stage gets about a quarter of the layers of others.
+    seen = step([MS, 4 * MS, MS, MS], layer_ns=ALONE)
+    assert report_of(seen).changes[0].name == "balance=[5, 1, 5, 5]"
+
+
+def test_the_activations_of_a_change_are_told() -> None:
+    for change in report_of(PLANTED["short actions"](Random(4))).changes:
+        if change.name == "microbatches=4":
+            assert change.held == pytest.approx(4)
+
+
+def test_no_schedule_that_is_told_needs_more_memory() -> None:
+    changes = report_of(step([MS] * DEVICES, microbatches=4)).changes
+    schedule = next(one for one in changes if one.family == "schedule")
+    # zb_h2 has a smaller bubble, and holds twice as much as 1F1B.
+    assert schedule.name == 'schedule="zb_h1"'
+    assert schedule.held == pytest.approx(1)

@@ -1,0 +1,111 @@
+"""The page of a profile: one file, complete, escaped, and the command that writes it."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from pykern.cli import app
+from pykern.plan import Costs, simulate
+from pykern.profiling import report_of
+from pykern.profiling.page import save_page
+from pykern.profiling.tables import Sheet
+from pykern.schedules import one_f_one_b
+from tests.profiling.planted import PLANTED
+
+HOSTILE = "</script><script>alert('&')</script><!--\x00\ud800é"
+
+
+class Page(HTMLParser):
+    """The tags, attributes and texts of a page."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: dict[str, list[str]] = {}
+        self.texts: list[str] = []
+        self.data: Any = None
+        self.feed(path.read_text(encoding="ascii"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            self.attributes.setdefault(name, []).append(value or "")
+
+    def handle_data(self, data: str) -> None:
+        if self.tags[-1:] == ["script"] and self.data is None:
+            self.data = json.loads(data)
+        elif self.tags[-1:] not in (["script"], ["style"]):
+            self.texts.append(data)
+
+
+def test_the_page_has_all_tables_and_both_timelines(tmp_path: Path) -> None:
+    report = report_of(PLANTED["slow device"](Random(5)))
+    report.save_html(tmp_path / "page.html")
+    page = Page(tmp_path / "page.html")
+    assert page.tags.count("table") == 4
+    for table in report.tables():
+        assert table.title in page.texts
+        assert {cell for row in table.rows for cell in row if cell} <= set(page.texts)
+    assert report.summary() in page.texts
+    planned, measured = page.data["timelines"]
+    assert (planned["label"], measured["label"]) == ("planned", "measured")
+    spans = [span for row in measured["rows"] for span in row["spans"]]
+    assert len(spans) == report.seen.plan.num_actions
+    assert planned["rows"][0]["spans"][0] == [0, 1000, "F", 0, 0, 0]
+    assert set(page.data["kinds"]) == {"F", "B"}
+
+
+def test_the_page_needs_no_network(tmp_path: Path) -> None:
+    report_of(PLANTED["slow device"](Random(5))).save_html(tmp_path / "page.html")
+    page = Page(tmp_path / "page.html")
+    assert not {"src", "href"} & page.attributes.keys()
+    assert page.attributes["content"][-1].startswith("default-src 'none'")
+    text = (tmp_path / "page.html").read_text()
+    assert not re.search(r"https?://|@import|fetch\(|import\(", text)
+    # All colours, texts and sizes that the script asks for are there.
+    assert text.count("<script") == 2
+
+
+def test_names_are_escaped(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    timeline = simulate(one_f_one_b(2, 2), Costs(1, 2))
+    save_page(HOSTILE, [Sheet(HOSTILE, (HOSTILE,), [(HOSTILE,)])], {HOSTILE: timeline}, path)
+    page = Page(path)
+    assert page.tags.count("script") == 2
+    assert sum("alert" in text for text in page.texts) == 4
+    assert page.data["timelines"][0]["label"].startswith("</script><script>alert")
+
+
+def test_the_command_prints_and_writes_its_report(tmp_path: Path) -> None:
+    html, trace = tmp_path / "step.html", tmp_path / "step.trace.json"
+    arguments = ["profile", "--steps", "1", "--html", str(html), "--trace", str(trace)]
+    result = CliRunner().invoke(app, [*arguments, "--schedule", "hanayo"])
+    assert result.exit_code == 0, result.stderr
+    assert "Why a step takes its time" in result.stdout
+    assert "tokens/s" in result.stdout
+    assert result.stdout.endswith(f"written: {html}\nwritten: {trace}\n")
+    assert len(Page(html).data["timelines"]) == 2
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert {event["ph"] for event in events} == {"M", "X", "s", "f"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--schedule", "gpipe", "--waves", "2"], "gpipe has no --waves"),
+        (["--schedule", "frob"], "got 'frob'"),
+        (["--steps", "0"], "'0' is not a whole number of at least 1"),
+        (["--schedule", "pipedream"], "pykern.AsyncPipeline"),
+    ],
+)
+def test_what_cannot_be_profiled_is_refused_in_one_line(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, ["profile", *arguments])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1

@@ -1,0 +1,175 @@
+"""`pipe.profile`: a run's own causes, and a model that is as before."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+import pykern
+from pykern.pipeline.pipeline import Pipeline
+from pykern.plan import Kind
+from pykern.profiling import Report
+from pykern.runtime.stage.stage import Run, Stage
+from tests.fake_cuda.host_gpus import host_gpus
+
+SLEEP_S = 0.03
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Sleeps(nn.Linear):
+    """A layer that takes long on any machine."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(SLEEP_S)
+        return super().forward(x)
+
+
+def pipeline(*layers: nn.Module, **more: object) -> Pipeline:
+    settings = {"devices": "cpu:2", "microbatches": 6, "loss_fn": mse_loss}
+    return Pipeline(nn.Sequential(*layers), **(settings | more))  # type: ignore[arg-type]
+
+
+def test_a_stage_that_sleeps_is_named_first() -> None:
+    x = torch.randn(6, 4)
+    with pipeline(nn.Linear(4, 4), nn.Linear(4, 4), Sleeps(4, 4), Sleeps(4, 4)) as pipe:
+        report = pipe.profile(x, target=x, steps=2)
+    assert report.first_cause == "imbalance of stages"
+    assert report.causes.found[0].remedy.startswith("stage 1 takes ")
+    assert report.changes[0].name == "balance=[3, 1]"
+
+
+def test_a_slow_device_is_named_first() -> None:
+    def slow(kind: Kind, stage: Stage, call: Run) -> Run:
+        def run(microbatch: int) -> None:
+            time.sleep(SLEEP_S)
+            call(microbatch)
+
+        return run if stage.index == 0 and kind is Kind.F else call
+
+    x = torch.randn(6, 4)
+    with pipeline(nn.Linear(4, 4), nn.Linear(4, 4)) as pipe:
+        pipe._executor.watch(slow)
+        report = pipe.profile(x, target=x, steps=2)
+    assert report.first_cause == "slow device"
+    assert report.causes.found[0].remedy.startswith("device 0 takes ")
+
+
+def test_the_model_is_as_before() -> None:
+    torch.manual_seed(3)
+    layers = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 4)
+    x = torch.randn(12, 4)
+    with pipeline(*layers) as pipe:
+        pipe.step(x, target=x)
+        before = {name: tensor.clone() for name, tensor in pipe.state_dict().items()}
+        gradients = [p.grad for p in pipe.parameters()]
+        values = [None if g is None else g.clone() for g in gradients]
+        numbers = torch.get_rng_state()
+        torch.set_num_threads(2)
+        report = pipe.profile(x, target=x, steps=1)
+        assert torch.get_num_threads() == 2
+        assert torch.equal(torch.get_rng_state(), numbers)
+        for name, tensor in pipe.state_dict().items():
+            assert torch.equal(tensor, before[name]), name
+        for parameter, gradient, value in zip(pipe.parameters(), gradients, values, strict=True):
+            assert parameter.grad is gradient
+            assert value is not None
+            assert torch.equal(gradient, value)  # type: ignore[arg-type]
+        assert pipe.training
+    assert report.seen.torch_threads == 2
+    assert report.seen.one_thread is not None
+
+
+class Own(nn.Module):
+    """A model with a forward of its own, which is recorded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.a, self.b = nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        return self.b(self.a(x).relu() + x).square().mean()
+
+
+def test_a_recorded_model_with_tokens_is_profiled_with_its_layers() -> None:
+    ids = torch.randint(9, (6, 5))
+    with Pipeline(
+        Own(), devices="cpu:2", microbatches=3, loss_fn=lambda loss: loss, sample=ids[:2]
+    ) as pipe:
+        report = pipe.profile(ids, steps=1)
+        assert len(report.seen.layer_ns) == len(pipe.partition.layer_names)
+    assert report.seen.tokens_of_row == 5
+    assert "tokens/s" in report.summary()
+    # The parameters of a device and their gradients are a part of its peak.
+    held = [0.0, 0.0]
+    for device, count in enumerate(pipe.partition.parameters):
+        held[device] += 2 * 4 * count
+    assert all(a > b for a, b in zip(report.seen.held_bytes, held, strict=True))
+
+
+def test_replicas_and_halves_of_backwards_are_profiled() -> None:
+    x = torch.randn(8, 4)
+    layers = [nn.Linear(4, 4) for _ in range(4)]
+    for more in ({"schedule": "zb_h1"}, {"replicas": 2, "devices": "cpu:4", "microbatches": 8}):
+        with pipeline(*layers, **more) as pipe:
+            report = pipe.profile(x, target=x, steps=1)
+        total = report.causes.work_ns + sum(cause.worth_ns for cause in report.causes.found)
+        assert total == pytest.approx(report.seen.timeline.makespan_ns)
+        assert "Stages" in str(report)
+
+
+def test_recompute_stays_where_it_is() -> None:
+    x = torch.randn(6, 4)
+    with pipeline(nn.Linear(4, 4), nn.Linear(4, 4), recompute="stage") as pipe:
+        report = pipe.profile(x, target=x, steps=1)
+    assert "R ms" in str(report)
+    assert {change.family for change in report.changes} <= {"cut"}
+
+
+def test_gpus_are_profiled_by_their_events() -> None:
+    def profiled() -> Report:
+        x = torch.randn(6, 4)
+        with pipeline(nn.Linear(4, 4), nn.Linear(4, 4), devices="cuda") as pipe:
+            return pipe.profile(x, target=x, steps=1)
+
+    with host_gpus(2):
+        report = profiled()
+    assert report.seen.num_cores is None
+    assert (report.seen.layer_ns, report.seen.action_ns) == ((), {})
+    assert len(report.tables()) == 4
+
+
+def test_workers_that_sleep_on_few_cores_share_none() -> None:
+    x = torch.randn(4, 4)
+    layers = [Sleeps(4, 4) for _ in range(4)]
+    with pipeline(*layers, devices="cpu:4", microbatches=4) as pipe:
+        report = pipe.profile(x, target=x, steps=1)
+    assert report.seen.core_share == 1
+    assert "shared cores" not in {cause.name for cause in report.causes.found}
+
+
+def test_only_steps_that_leave_weights_alone_are_profiled() -> None:
+    x = torch.randn(6, 4)
+    with (
+        pykern.AsyncPipeline(
+            [nn.Linear(4, 4), nn.Linear(4, 4)],
+            devices="cpu:2",
+            microbatches=3,
+            optimizer=torch.optim.SGD,
+            loss_fn=mse_loss,
+        ) as pipe,
+        pytest.raises(ValueError, match="AsyncPipeline updates weights within its steps"),
+    ):
+        pipe.profile(x, target=x)
+    with pipeline(nn.Linear(4, 4), nn.Linear(4, 4)) as pipe, pytest.raises(ValueError, match="ste"):
+        pipe.profile(x, target=x, steps=0)
