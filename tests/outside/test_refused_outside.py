@@ -45,7 +45,9 @@ def test_layers_that_changed_are_not_recomputed() -> None:
 class Counts(nn.Linear):
     """Counts its calls."""
 
-    calls = 0
+    def __init__(self, rows: int, columns: int) -> None:
+        super().__init__(rows, columns)
+        self.calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
@@ -53,17 +55,17 @@ class Counts(nn.Linear):
 
 
 def test_numbers_that_a_forward_changes_itself_are_no_change_of_layers() -> None:
-    layers = nn.Sequential(Counts(4, 4), Counts(4, 4))
-    layers[0].calls = layers[1].calls = 0
+    first, last = Counts(4, 4), Counts(4, 4)
+    layers = nn.Sequential(first, last)
     with pipeline(layers, recompute="stage") as pipe:
         x = torch.randn(8, 4)
         for _ in range(2):
             pipe(x).sum().backward()
-            assert layers[0].weight.grad is not None
-            torch.testing.assert_close(layers[1].bias.grad, torch.full((4,), 8.0), rtol=0, atol=0)
+            assert first.weight.grad is not None
+            torch.testing.assert_close(last.bias.grad, torch.full((4,), 8.0), rtol=0, atol=0)
             layers.zero_grad()
         y = pipe(x)
-        layers[0].calls = 0
+        first.calls = 0
         with pytest.raises(RuntimeError, match=r"have changed .* since the forward"):
             y.sum().backward()
 
