@@ -15,7 +15,8 @@ from pykern.profiling import Report
 from pykern.runtime.stage.stage import Run, Stage
 from tests.fake_cuda.host_gpus import host_gpus
 
-SLEEP_S = 0.03
+# Far longer than a busy machine lets a thread wait.
+SLEEP_S = 0.05
 
 
 @pytest.fixture(autouse=True)
