@@ -18,7 +18,7 @@ def run(folder: Path) -> Json:
     done = subprocess.run(
         [*_PYTEST, "-m", "gpu", "-q", "-p", "no:cacheprovider", "tests/gpu"],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "0"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -1,7 +1,6 @@
 """The fake driver's Python face: built from tests/fake_cuda on first use, and loaded by ctypes.
 
-Loaded before the extension asks for libcuda.so.1, it is what the extension gets: the C library
-answers with the library of that name that the process already has.
+The extension is told its path, so a libcuda.so.1 of the machine is not in the way.
 """
 
 import ctypes
@@ -15,7 +14,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 
-import torch
+from pykern import _C
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
@@ -41,7 +40,7 @@ def build() -> Path:
     for source in sources:
         digest.update(source.read_bytes())
     folder = ROOT / "build/fake_cuda" / digest.hexdigest()[:16]
-    library = folder / "libcuda.so.1"
+    library = folder / "libfake_cuda.so"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -54,7 +53,7 @@ def compile_library(compiler: list[str], library: Path) -> None:
     # As one unit, which takes a third of the time.
     unit = "".join(f'#include "{source}"\n' for source in sorted(FOLDER.glob("*.cpp")))
     flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-fvisibility=hidden"]
-    paths = [f"-I{ROOT / 'csrc'}", f"-I{FOLDER}", "-Wl,-soname,libcuda.so.1"]
+    paths = [f"-I{ROOT / 'csrc'}", f"-I{FOLDER}"]
     unfinished = library.with_suffix(".unfinished")
     subprocess.run(
         [*compiler, *flags, *paths, "-x", "c++", "-", "-o", unfinished],
@@ -67,9 +66,7 @@ def compile_library(compiler: list[str], library: Path) -> None:
 
 @cache
 def load() -> ctypes.CDLL:
-    # A torch for CUDA asks for the driver once, and must not find this one.
-    torch.cuda.is_available()
-    library = ctypes.CDLL(str(build()), mode=ctypes.RTLD_GLOBAL)
+    library = ctypes.CDLL(str(build()))
     pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64
     accesses = ctypes.POINTER(Access)
     for name, result, parameters in [
@@ -113,6 +110,7 @@ class FakeCuda:
 
     def __init__(self, num_devices: int = 2, seed: int = 0) -> None:
         self.library = load()
+        _C.use_cuda_driver(self.library._name)
         self._undo: list[tuple[str, int]] = []
         self._contexts: set[int] = set()
         self._kept: list[object] = []
