@@ -50,7 +50,20 @@ void Lanes::add(const LaneName& name) {
 }
 
 bool Lanes::reaches(int from, int to) const {
-    return gpu_of(from) == gpu_of(to) || cuda::can_access_peer(gpu_of(from), gpu_of(to));
+    const std::pair gpus{gpu_of(from), gpu_of(to)};
+    return gpus.first == gpus.second ||
+           (!avoided_.contains(gpus) && cuda::can_access_peer(gpus.first, gpus.second));
+}
+
+void Lanes::copy_at_once(const std::vector<LaneCopy>& copies) const {
+    const cuda::CurrentContext restore(primary(0));
+    for (const LaneCopy& copy : copies) {
+        cuda::driver::cuCtxSetCurrent(primary(copy.sender));
+        cuda::driver::cuMemcpyAsync(copy.to, copy.from, copy.bytes, ring(gpu_of(copy.sender)));
+    }
+    for (const LaneCopy& copy : copies) {
+        cuda::driver::cuStreamSynchronize(ring(gpu_of(copy.sender)));
+    }
 }
 
 }  // namespace pykern

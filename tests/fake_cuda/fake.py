@@ -20,6 +20,7 @@ FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 API = ROOT / "csrc/cuda/api.hpp"
 NON_BLOCKING = 1
+PEER_ACCESS_ALREADY_ENABLED = 704
 Range = tuple[int, int]  # address, bytes
 RUN = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
@@ -74,6 +75,8 @@ def load() -> ctypes.CDLL:
         ("fake_reset", None, [ctypes.c_int, number]),
         ("fake_set_eagerness", None, [ctypes.c_double]),
         ("fake_set_peer", None, [ctypes.c_int] * 3),
+        ("fake_set_corrupt", None, [ctypes.c_int] * 3),
+        ("fake_place_on_host", None, [number]),
         ("fake_set_copy_cost", None, [ctypes.c_double] * 2),
         ("fake_set_driver_version", None, [ctypes.c_int]),
         ("fake_alloc", None, [number, size, pointer]),
@@ -210,16 +213,17 @@ class FakeCuda:
         """Runs what is needed for all on the stream to be done. It orders nothing."""
         self.library.fake_complete(stream)
 
-    def synchronize(self) -> None:
-        """Waits for the devices in use, whatever they say, as far as they have been used."""
+    def synchronize(self) -> bool:
+        """Waits for the devices in use, whatever they say; returns whether there are any."""
         if not self._contexts:
-            return  # closed
+            return False  # closed
         before = ctypes.c_void_p()
         self.result("cuCtxGetCurrent", ctypes.byref(before))
         for context in self._contexts:
             self.result("cuCtxSetCurrent", ctypes.c_void_p(context))
             self.result("cuCtxSynchronize")
         self.result("cuCtxSetCurrent", before)
+        return True
 
     def run_all(self) -> None:
         self.library.fake_run_all()
@@ -234,6 +238,25 @@ class FakeCuda:
 
     def set_peer(self, device: int, peer: int, reachable: bool) -> None:
         self.library.fake_set_peer(device, peer, reachable)
+
+    def set_corrupt(self, device: int, peer: int, corrupt: bool) -> None:
+        """Copies that a device writes to its peer's memory lose their last byte, without error."""
+        self.library.fake_set_corrupt(device, peer, corrupt)
+
+    def enable_peer(self, device: int, peer: int) -> None:
+        """Lets a device reach its peer's memory, and leaves the same context current."""
+        before = ctypes.c_void_p()
+        self.call("cuCtxGetCurrent", ctypes.byref(before))
+        context = self.retain(peer)
+        self.retain(device)
+        error = self.result("cuCtxEnablePeerAccess", ctypes.c_void_p(context), ctypes.c_uint(0))
+        if error not in (0, PEER_ACCESS_ALREADY_ENABLED):
+            raise RuntimeError(f"cuCtxEnablePeerAccess failed with {error}")
+        self.call("cuCtxSetCurrent", before)
+
+    def place_on_host(self, address: int) -> None:
+        """Of declared memory: it is the host's, which all devices reach."""
+        self.library.fake_place_on_host(address)
 
     def set_copy_cost(self, latency_ns: float, bytes_per_ns: float) -> None:
         self.library.fake_set_copy_cost(latency_ns, bytes_per_ns)

@@ -14,8 +14,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pykern import _C
 from pykern.runtime.autograd.landing import memory_of
@@ -24,9 +22,7 @@ from pykern.runtime.gpu import cuda
 from pykern.runtime.gpu.cuda import CapturedGraph
 from tests.fake_cuda.beside import Beside, End, Pairs
 from tests.fake_cuda.fake import FakeCuda, Range
-
-# Points a tensor at memory, such as a slot of another device, and touches none of it.
-POINTS = torch.ops.aten.set_.source_Storage_storage_offset
+from tests.fake_cuda.watch import Unexecuted, Watch
 
 
 @contextmanager
@@ -152,7 +148,13 @@ class HostGpus:
 
     def pinned(self, num_bytes: int) -> Tensor:
         # The host may use it again at once, so it must have waited: this stream has nothing else.
-        return self._persistent(num_bytes, self._host)
+        buffer = self._persistent(num_bytes, self._host)
+        self.fake.place_on_host(buffer.data_ptr())
+        return buffer
+
+    def enable_peer(self, sender: int, receiver: int) -> None:
+        """What torch does when it first copies from one GPU to the other."""
+        self.fake.enable_peer(self._gpu_of[sender], self._gpu_of[receiver])
 
     def generators(self) -> list[int]:
         # The host's is the caller's as well, from which the seeds of steps are drawn.
@@ -162,12 +164,15 @@ class HostGpus:
         return None
 
     def synchronize(self) -> None:
-        self.fake.synchronize()
+        if self.fake.synchronize():
+            # What nobody holds any more may come back as other memory.
+            self._memory.begin()
+            self._memory.end()
 
     def capture(self, lane: int, pool: None, run: Callable[[], list[Tensor]]) -> CapturedGraph:
         """A graph that computes again what `run` computes, and puts it where the first went."""
         self._memory.has_graphs = True
-        watch = _Unexecuted(self._memory, self.lanes.compute(lane))
+        watch = Unexecuted(self._memory, self.lanes.compute(lane))
         # A capture looks at no values; here they must be such that nothing objects to them.
         before = {storage: storage.clone() for storage in self._memory.lasting()}
         for storage in before:
@@ -268,13 +273,13 @@ class _Memory:
     @contextmanager
     def kernel(self, gpu: int, stream: int) -> Iterator[Callable[[], None]]:
         """What is done within it is a kernel, or several: `tell` ends one."""
-        with _Watch(self, stream, gpu) as watch:
+        with Watch(self, stream, gpu) as watch:
             tell = partial(self._tell, watch, gpu, stream)
             yield tell
         tell()
         self._release(self._held)
 
-    def _tell(self, watch: "_Watch", gpu: int, stream: int) -> None:
+    def _tell(self, watch: Watch, gpu: int, stream: int) -> None:
         reads = [place for place, written in watch.touched.items() if not written]
         writes = [place for place, written in watch.touched.items() if written]
         brought = [place for place in reads if self._makers.get(place[0], (gpu,))[0] != gpu]
@@ -327,74 +332,3 @@ class _Memory:
                 self._lasting.discard(address)
                 self._freed[address] = self._held.pop(address)
                 self._makers.pop(address, None)
-
-
-class _Watch(TorchDispatchMode):
-    """Notes the memory that operations touch."""
-
-    def __init__(self, memory: _Memory, stream: int, gpu: int | None = None) -> None:
-        super().__init__()
-        self._gpu = gpu
-        self.touched: dict[Range, bool] = {}
-        self._memory = memory
-        self._stream = stream
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        if func is POINTS:
-            return result
-        written = [
-            value
-            for argument, value in zip(func._schema.arguments, args, strict=False)
-            if argument.alias_info is not None and argument.alias_info.is_write
-        ]
-        for tensor in _tensors((args, kwargs)):
-            self._touch(tensor, written=False)
-        if not func.is_view:
-            for tensor in _tensors((result, written)):
-                self._memory.add(tensor.untyped_storage(), self._stream, self._gpu)
-                self._touch(tensor, written=True)
-        return result
-
-    def _touch(self, tensor: Tensor, *, written: bool) -> None:
-        storage = tensor.untyped_storage()
-        if storage.nbytes() and not tensor.is_meta:
-            self._memory.meet(storage)
-            place = storage.data_ptr(), storage.nbytes()
-            self.touched[place] = self.touched.get(place, False) or written
-
-
-class _Unexecuted(_Watch):
-    """Notes what operations touch, and undoes what they do to memory that was there before."""
-
-    def __init__(self, memory: _Memory, stream: int) -> None:
-        super().__init__(memory, stream)
-        self._fresh: set[int] = set()
-        self._before: dict[int, tuple[Any, Any]] = {}
-        self._kept: list[Any] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        known = {tensor.untyped_storage().data_ptr() for tensor in _tensors((args, kwargs))}
-        for tensor in _tensors((args, kwargs)):
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in self._fresh | self._before.keys():
-                self._before[storage.data_ptr()] = storage, storage.clone()
-        result = func(*args, **(kwargs or {}))
-        for tensor in _tensors(result):
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in known | self._before.keys():
-                self._fresh.add(storage.data_ptr())
-                self._kept.append(storage)
-        return result
-
-    def undo(self) -> None:
-        for storage, before in self._before.values():
-            changed = bytes(storage) != bytes(before)
-            self.touched[storage.data_ptr(), storage.nbytes()] = changed
-            if changed:
-                storage.copy_(before)
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]

@@ -24,6 +24,7 @@ from . import cuda
 from .capture.policy import Capture, CapturePolicy
 from .capture.recording import Recording
 from .host_link import GpuLink
+from .peers import Peers
 from .rings import P2PTransfer, RingBuffers, RingTransport, carrier_of
 
 StreamCallback = Callable[[int], Sequence[P2PTransfer] | None]
@@ -38,6 +39,7 @@ class Streams:
 
     def __init__(self, lanes: Sequence[DeviceLane], capture: Capture) -> None:
         self.gpus = cuda.Gpus(lanes)
+        self._peers = Peers(self.gpus)
         # The last step may still run when its rings and graphs are freed, so their end waits. At
         # exit, the memory is not reused, so no wait is needed.
         weakref.finalize(self, _wait, self.gpus).atexit = False
@@ -57,7 +59,7 @@ class Streams:
         In steps of forwards only, values cannot: a slot gets its next microbatch before a farther
         stage has read the tensors from it.
         """
-        reaches = self.gpus.lanes.reaches
+        reaches = self._peers.reaches
 
         def between(lanes: Sequence[int], low: int, high: int) -> bool:
             if lanes[low] == lanes[high]:
@@ -82,6 +84,8 @@ class Streams:
 
     def connect(self, replicas: Sequence[Sequence[Stage]], plan: Plan) -> None:
         """Connects stages with their neighbours on other GPUs."""
+        # Rings and programs ask the lanes, so the pairs are checked before.
+        self._tell_of_detours(plan)
         lanes = self.gpus.lanes
         for stages, homes in zip(replicas, plan.placement.replicas, strict=True):
             rings = [RingBuffers(self.gpus, lane) for lane in homes]
@@ -91,19 +95,25 @@ class Streams:
                 stage.transport = transports[-1]
             self._transports += transports
             self._lane_of += homes
-        self._tell_of_detours(plan)
         if self._capture is not False:
             homes = plan.placement.replicas[0]
             self._policy = CapturePolicy(self._capture, self.gpus, plan, replicas[0], homes)
 
     def _tell_of_detours(self, plan: Plan) -> None:
-        """Warns, in one message, of neighbours whose tensors go through the host."""
-        lanes = self.gpus.lanes
+        """Warns, in a message for each cause, of pairs whose tensors go through the host."""
         ends = {ends for homes in plan.placement.replicas for ends in pairwise(homes)}
         ends |= {(high, low) for low, high in ends}
-        detours = sorted((a, b) for a, b in ends if not lanes.reaches(a, b))
-        if detours:
-            names = ", ".join(f"{a} to {b}" for a, b in detours)
+        detours = sorted((a, b) for a, b in ends if not self._peers.reaches(a, b))
+        wrong = self._peers.wrong
+        if wrong:
+            names = ", ".join(f"{a} to {b}" for a, b in wrong)
+            warn(
+                f"copies between these devices of the plan arrive changed: {names}. Copies go "
+                "through pinned memory of the host, which is slow. The driver says that the GPUs "
+                "reach each other's memory; look for an IOMMU or PCIe access control (ACS)"
+            )
+        if unreached := [pair for pair in detours if pair not in wrong]:
+            names = ", ".join(f"{a} to {b}" for a, b in unreached)
             warn(
                 f"these devices of the plan do not reach each other's memory: {names}. "
                 "Copies go through pinned memory of the host, which is slow"
