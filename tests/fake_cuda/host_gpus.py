@@ -9,6 +9,7 @@ import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -64,9 +65,9 @@ class HostGpus:
         self._callers = {gpu: self.fake.stream(gpu) for gpu in sorted(set(self._gpu_of))}
         self._asides = {gpu: self.fake.stream(gpu) for gpu in self._callers}
         self._outside = self._callers
-        self._host = self.fake.stream(min(self._callers))
+        self.host = self.fake.stream(min(self._callers))
         self._memory = _Memory(self.fake)
-        self._beside = Beside(self.fake, self._host)
+        self._beside = Beside(self.fake, self.host)
         # What the action under way has told the driver of, and on which stream it runs.
         self._active: tuple[int, Callable[[], None]] | None = None
         self.errors: list[Exception] = []
@@ -116,6 +117,20 @@ class HostGpus:
             marks.append((mark, result))
         return marks
 
+    def mark_for_host(self) -> Any:
+        """The host, once it has waited, comes after what its callers' streams hold by now."""
+        marks = []
+        for gpu, stream in self._callers.items():
+            marks.append(self.fake.stream(gpu))
+            self.fake.order(stream, marks[-1])
+
+        def wait() -> None:
+            for mark in marks:
+                self.fake.complete(mark)
+                self.fake.order(mark, self.host)
+
+        return SimpleNamespace(wait=wait)
+
     def follow(self, marks: list[tuple[int, Tensor]], output: Any) -> None:
         """The callers read what has been written there."""
         for stream, (mark, result) in zip(self._callers.values(), marks, strict=True):
@@ -148,7 +163,7 @@ class HostGpus:
 
     def pinned(self, num_bytes: int) -> Tensor:
         # The host may use it again at once, so it must have waited: this stream has nothing else.
-        buffer = self._persistent(num_bytes, self._host)
+        buffer = self._persistent(num_bytes, self.host)
         self.fake.place_on_host(buffer.data_ptr())
         return buffer
 

@@ -94,6 +94,10 @@ class Gpus:
         """Events after all work that the callers' streams hold so far."""
         return [torch.cuda.current_stream(gpu).record_event() for gpu in self._unique]
 
+    def mark_for_host(self) -> Marks:
+        """The same for the host to wait for."""
+        return Marks(self.mark())
+
     def follow(self, mark: Sequence[Event], output: Any) -> None:
         """Has the callers' streams wait for the mark, and records their use of the output."""
         for gpu, event in zip(self._unique, mark, strict=True):
@@ -170,6 +174,18 @@ class Gpus:
         """Waits until all GPUs have finished the issued work."""
         for gpu in self._unique:
             torch.cuda.synchronize(gpu)
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Events that the host can wait for."""
+
+    events: Sequence[Event]
+
+    def wait(self) -> None:
+        """Returns when all work before the events is done."""
+        for event in self.events:
+            event.synchronize()
 
 
 @dataclass(frozen=True)

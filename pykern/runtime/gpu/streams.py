@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import pairwise
 
@@ -19,6 +19,7 @@ from ..batch import Batch
 from ..devices import DeviceLane
 from ..driver import Callbacks, Failure, Program
 from ..loss import Losses
+from ..microbatch import is_pinned
 from ..stage.stage import Stage
 from . import cuda
 from .capture.policy import Capture, CapturePolicy
@@ -143,33 +144,55 @@ class Streams:
             CannotCapture: the step must be captured, but cannot be.
         """
         assert isinstance(program, _C.StreamProgram)
-        with torch.autograd.set_multithreading_enabled(False):
+        with self._read_in_the_end(batch), torch.autograd.set_multithreading_enabled(False):
             recording = None if self._policy is None else self._policy.ready(program, batch)
             if recording is not None:
                 return self._replay(recording, program, batch, traced=traced)
-            for transport in self._transports:
-                transport.begin(program)
-            on_lanes: Mapping[Kind, Sequence[StreamCallback]] = {
-                kind: [
-                    partial(self._run, kind, lane, transport, call)
-                    for lane, transport, call in zip(
-                        self._lane_of, self._transports, calls, strict=True
-                    )
-                ]
-                for kind, calls in callbacks.items()
-            }
-            callers = self.gpus.callers()
-            try:
-                with self.gpus.step():
-                    failures = self.claim.run(
-                        program, on_lanes, callers, replay=False, traced=traced
-                    )
-            finally:
-                # The caller's streams wait for copies to the host that a REDUCE has begun.
-                self.gpus.join_beside()
-            if self._policy is not None and not failures:
-                self._policy.learn(batch)
-            return failures
+            return self._call(program, callbacks, batch, traced=traced)
+
+    @contextmanager
+    def _read_in_the_end(self, batch: Batch) -> Iterator[None]:
+        """Waits at the end for copies of a pinned batch, which its owner may then refill.
+
+        At the end everything is issued, so the GPUs have work meanwhile.
+        """
+        if not is_pinned(batch.given):
+            yield
+            return
+        # The copies are on the callers' streams by now.
+        read = self.gpus.mark_for_host()
+        try:
+            yield
+        except BaseException:
+            with suppress(RuntimeError):
+                read.wait()
+            raise
+        read.wait()
+
+    def _call(
+        self, program: _C.StreamProgram, callbacks: Callbacks, batch: Batch, *, traced: bool
+    ) -> list[Failure]:
+        for transport in self._transports:
+            transport.begin(program)
+        on_lanes: Mapping[Kind, Sequence[StreamCallback]] = {
+            kind: [
+                partial(self._run, kind, lane, transport, call)
+                for lane, transport, call in zip(
+                    self._lane_of, self._transports, calls, strict=True
+                )
+            ]
+            for kind, calls in callbacks.items()
+        }
+        callers = self.gpus.callers()
+        try:
+            with self.gpus.step():
+                failures = self.claim.run(program, on_lanes, callers, replay=False, traced=traced)
+        finally:
+            # The caller's streams wait for copies to the host that a REDUCE has begun.
+            self.gpus.join_beside()
+        if self._policy is not None and not failures:
+            self._policy.learn(batch)
+        return failures
 
     def _replay(
         self, recording: Recording, program: _C.StreamProgram, batch: Batch, *, traced: bool
