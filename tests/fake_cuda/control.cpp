@@ -66,6 +66,13 @@ void* fake_function(const char* name) {
     return tell("fake_function", [&](Model& model) { return fake::known_function(model, name); });
 }
 
+void fake_make_default(cuda::CUstream stream) {
+    tell("fake_make_default", [&](Model& model) {
+        fake::Stream& its = model.stream(stream);
+        model.context(its.context).default_stream = its.shared_from_this();
+    });
+}
+
 void fake_set_eagerness(double probability) {
     tell("fake_set_eagerness", [&](Model& model) {
         if (probability < 0 || probability > 1) {

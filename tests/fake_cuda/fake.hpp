@@ -28,6 +28,10 @@ PYKERN_FAKE_EXPORT void fake_reset(int num_devices, std::uint64_t seed);
 // A function of the driver by its name, null if there is none: for tests without the loader.
 PYKERN_FAKE_EXPORT void* fake_function(const char* name);
 
+// From here on handle 0 stands for this stream wherever its context is current, as for torch's
+// default stream.
+PYKERN_FAKE_EXPORT void fake_make_default(pykern::cuda::CUstream stream);
+
 // How much work runs by itself after each call: 0 as late as possible, 1 as early as possible.
 PYKERN_FAKE_EXPORT void fake_set_eagerness(double probability);
 PYKERN_FAKE_EXPORT void fake_set_peer(int device, int peer, int reachable);

@@ -73,6 +73,7 @@ def load() -> ctypes.CDLL:
     for name, result, parameters in [
         ("fake_function", pointer, [ctypes.c_char_p]),
         ("fake_reset", None, [ctypes.c_int, number]),
+        ("fake_make_default", None, [pointer]),
         ("fake_set_eagerness", None, [ctypes.c_double]),
         ("fake_set_peer", None, [ctypes.c_int] * 3),
         ("fake_set_corrupt", None, [ctypes.c_int] * 3),
@@ -116,6 +117,7 @@ class FakeCuda:
         _C.use_cuda_driver(self.library._name)
         self._undo: list[tuple[str, int]] = []
         self._contexts: set[int] = set()
+        self._defaults: dict[int, int] = {}
         self._kept: list[object] = []
         self.reset(num_devices, seed)
 
@@ -123,6 +125,7 @@ class FakeCuda:
         """Begins a new model of devices that are all peers of each other."""
         self._undo.clear()
         self._contexts.clear()
+        self._defaults.clear()
         self.library.fake_reset(num_devices, seed)
         self.call("cuInit", ctypes.c_uint(0))
 
@@ -152,6 +155,13 @@ class FakeCuda:
         stream = self._made("cuStreamCreateWithPriority", flags, priority)
         self._undo.append(("cuStreamDestroy", stream))
         return stream
+
+    def default_stream(self, device: int) -> int:
+        """A handle of torch's default stream that is the same in every context; theirs is 0."""
+        if device not in self._defaults:
+            self._defaults[device] = self.stream(device)
+            self.library.fake_make_default(self._defaults[device])
+        return self._defaults[device]
 
     def graph(
         self,
@@ -298,6 +308,7 @@ class FakeCuda:
             is_device = name == "cuDevicePrimaryCtxRelease"
             self.result(name, ctypes.c_int(handle) if is_device else ctypes.c_void_p(handle))
         self._undo.clear()
+        self._defaults.clear()
         # What graphs call may hold what the program has made.
         self._kept.clear()
         gc.collect()

@@ -62,7 +62,10 @@ class HostGpus:
         self.fake = self.fake
         self._gpu_of = [lane.device.index for lane in lanes]
         self.lanes = _C.Lanes([(lane.device.index, lane.part, lane.num_parts) for lane in lanes])
-        self._callers = {gpu: self.fake.stream(gpu) for gpu in sorted(set(self._gpu_of))}
+        self._callers = {
+            gpu: self.fake.stream(gpu) if gpu % 2 else self.fake.default_stream(gpu)
+            for gpu in sorted(set(self._gpu_of))
+        }
         self._asides = {gpu: self.fake.stream(gpu) for gpu in self._callers}
         self._outside = self._callers
         self.host = self.fake.stream(min(self._callers))
@@ -76,7 +79,15 @@ class HostGpus:
         return torch.device("cpu")
 
     def callers(self) -> dict[int, int]:
-        return dict(self._callers)
+        """By GPU; those with an even number are on torch's default stream, whose handle is 0."""
+        return {gpu: 0 if self._is_default(gpu) else self._callers[gpu] for gpu in self._callers}
+
+    def current(self, gpu: int) -> int:
+        """A handle of the caller's stream that is the same in every context."""
+        return self._callers[gpu]
+
+    def _is_default(self, gpu: int) -> bool:
+        return gpu % 2 == 0 and self._callers is self._outside
 
     @contextmanager
     def step(self) -> Iterator[None]:
