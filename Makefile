@@ -23,6 +23,7 @@ demo: setup
 
 test: setup
 	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	@! command -v nvidia-smi >/dev/null || TRITON_INTERPRET=0 $(BIN)/pytest -m gpu
 
 # On the other stacks that are promised (docs/versions.md); needs root for a bare Debian.
 matrix: setup

@@ -64,6 +64,9 @@ void bind_cuda(py::module_& module) {
                "Name and number of multiprocessors of each device, in torch's order.");
     module.def("cuda_can_access_peer", &cuda::can_access_peer, "device"_a, "peer"_a, Unlocked(),
                "Whether a device can reach the memory of another.");
+    module.def("use_cuda_driver", &cuda::use_library, "library"_a,
+               "Takes the driver's functions from another library, such as a fake one. For tests: "
+               "no object of the driver before may be alive.");
 }
 
 }  // namespace pykern

@@ -206,6 +206,13 @@ void bind_lanes(py::module_& module) {
              "names"_a)
         .def("__len__", &Lanes::size)
         .def(
+            "gpu_of",
+            [](const Lanes& self, int lane) {
+                in_range("lane", lane, self.size());
+                return self.gpu_of(lane);
+            },
+            "lane"_a, "The number of a lane's GPU.")
+        .def(
             "compute",
             [](const Lanes& self, int lane) {
                 in_range("lane", lane, self.size());
@@ -224,7 +231,32 @@ void bind_lanes(py::module_& module) {
                 return self.reaches(sender, receiver);
             },
             "sender"_a, "receiver"_a,
-            "Whether one lane's GPU can write to the memory of the other's.");
+            "Whether one lane's GPU can write to the memory of the other's, and may.")
+        .def(
+            "avoid",
+            [](Lanes& self, int sender, int receiver) {
+                in_range("sender", sender, self.size());
+                in_range("receiver", receiver, self.size());
+                self.avoid(sender, receiver);
+            },
+            "sender"_a, "receiver"_a,
+            "Has programs made from here on copy between the lanes' GPUs by way of the host.")
+        .def(
+            "copy_at_once",
+            [](const Lanes& self,
+               const std::vector<std::tuple<int, Address, Address, std::size_t>>& given) {
+                std::vector<LaneCopy> copies;
+                copies.reserve(given.size());
+                for (const auto& [sender, to, from, bytes] : given) {
+                    in_range("sender", sender, self.size());
+                    copies.push_back({.sender = sender, .to = to, .from = from, .bytes = bytes});
+                }
+                const py::gil_scoped_release no_gil;
+                self.copy_at_once(copies);
+            },
+            "copies"_a,
+            "Copies (sender, to, from, bytes) side by side and waits for them. Nothing else may "
+            "use the memory. Raises CudaError.");
 }
 
 void bind_program(py::module_& module) {

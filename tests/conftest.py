@@ -3,7 +3,6 @@ without it."""
 
 import gc
 import os
-import shutil
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -13,9 +12,9 @@ from hypothesis import settings
 
 from tests.fake_cuda.fake import FakeCuda
 
-# Triton looks at it when it is imported, by whichever test. Where there is a GPU its kernels run.
-if shutil.which("nvidia-smi") is None:
-    os.environ["TRITON_INTERPRET"] = "1"
+# Triton reads it when a kernel is defined. A process either interprets kernels on tensors of the
+# CPU, whether there is a GPU or not, or compiles them for the tests that are marked gpu.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # The same examples on every run, and no deadline: another process on the machine is no failure.
 settings.register_profile("pykern", derandomize=True, deadline=None)
@@ -50,6 +49,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("needs a CUDA device")
+        if os.environ["TRITON_INTERPRET"] != "0":
+            pytest.skip("needs compiled kernels: run TRITON_INTERPRET=0 pytest -m gpu")
 
 
 @pytest.fixture

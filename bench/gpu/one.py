@@ -1,5 +1,5 @@
-"""Runs one section in this process: python -m bench.gpu.one NAME FOLDER. Its figures are the last
-line printed, as JSON."""
+"""Runs one section in this process: python -m bench.gpu.one NAME FILE. Its figures go to the file,
+as JSON, and what is too large for figures into the same folder."""
 
 import importlib
 import json
@@ -7,5 +7,6 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
+    file = Path(sys.argv[2])
     section = importlib.import_module(f"bench.gpu.{sys.argv[1]}")
-    print("\n" + json.dumps(section.run(Path(sys.argv[2]))))
+    file.write_text(json.dumps(section.run(file.parent)))

@@ -15,16 +15,18 @@ _PYTEST = (
 
 
 def run(folder: Path) -> Json:
-    done = subprocess.run(
-        [*_PYTEST, "-m", "gpu", "-q", "-p", "no:cacheprovider", "tests/gpu"],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    (folder / "tests.log").write_text(done.stdout)
+    log = folder / "pytest.log"
+    # As it comes, because a test that hangs takes the rest of the section along.
+    with log.open("w") as file:
+        done = subprocess.run(
+            [*_PYTEST, "-m", "gpu", "-v", "-p", "no:cacheprovider", "tests/gpu"],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "0"},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    printed = log.read_text()
     if done.returncode != 0:
-        raise RuntimeError(done.stdout[-2000:])
-    return {"summary": done.stdout.strip().splitlines()[-1]}
+        raise RuntimeError(printed[-2000:])
+    return {"summary": printed.strip().splitlines()[-1]}

@@ -1,11 +1,7 @@
-"""Steps on a driver that does nothing, timed in a process of their own: python steps.py LIBRARY.
-
-The C library gives the extension the libcuda.so.1 that the process has loaded already.
-"""
+"""Steps on a driver that does nothing, timed in a process of their own: python steps.py LIBRARY."""
 
 from __future__ import annotations
 
-import ctypes
 import json
 import sys
 import time
@@ -33,7 +29,7 @@ def program_of(plan: Plan) -> _C.StreamProgram:
 
 def main(library: str, num_microbatches: int, rounds: int) -> None:
     """Prints the milliseconds of each round by way of issuing, and what a step consists of."""
-    ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+    _C.use_cuda_driver(library)
     plan = schedules.one_f_one_b(8, num_microbatches)
     program = program_of(plan)
     executor = _C.StreamExecutor()

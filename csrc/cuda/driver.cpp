@@ -2,7 +2,10 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
 #include <cstdint>
+#include <map>
+#include <mutex>
 #include <string>
 
 namespace pykern::cuda {
@@ -91,6 +94,26 @@ void find(const Finder& finder, const Api& api, Function*& function, const char*
     if (function == nullptr && version < kFirstOptionalVersion) throw_absent(api, name, version);
 }
 
+std::mutex choosing;
+std::atomic<const Api*> in_use = nullptr;
+
+// Never destroyed: objects of the driver may end after the statics of this file.
+std::string& library_in_use() {
+    static auto& library = *new std::string("libcuda.so.1");
+    return library;
+}
+
+const Api& load_in_use() {
+    static auto& loaded = *new std::map<std::string, Api>();
+    const std::scoped_lock lock(choosing);
+    auto found = loaded.find(library_in_use());
+    if (found == loaded.end()) {
+        found = loaded.emplace(library_in_use(), load(library_in_use().c_str())).first;
+    }
+    in_use.store(&found->second, std::memory_order_release);
+    return found->second;
+}
+
 }  // namespace
 
 std::string release(int version) {
@@ -124,8 +147,15 @@ Api load(const char* library) {
 }
 
 const Api& api() {
-    static const Api loaded = load("libcuda.so.1");
-    return loaded;
+    const Api* found = in_use.load(std::memory_order_acquire);
+    return found != nullptr ? *found : load_in_use();
+}
+
+void use_library(const std::string& library) {
+    const std::scoped_lock lock(choosing);
+    if (library == library_in_use()) return;
+    library_in_use() = library;
+    in_use.store(nullptr, std::memory_order_release);
 }
 
 }  // namespace pykern::cuda

@@ -34,6 +34,10 @@ Api load(const char* library);
 // The functions of libcuda.so.1: any thread may ask, and the first to ask loads it.
 const Api& api();
 
+// Has `api` give the functions of another library, which a file is by its path and never by its
+// soname. For tests: no object of the library before may be alive, and no other thread may ask.
+void use_library(const std::string& library);
+
 // "13.0" for 13000.
 std::string release(int version);
 

@@ -64,4 +64,15 @@ bool Lanes::reaches(int from, int to) const {
     return gpu_of(from) == gpu_of(to) || peers_.contains({gpu_of(from), gpu_of(to)});
 }
 
+void Lanes::copy_at_once(const std::vector<LaneCopy>& copies) const {
+    const cuda::CurrentContext restore(primary(0));
+    for (const LaneCopy& copy : copies) {
+        cuda::driver::cuCtxSetCurrent(primary(copy.sender));
+        cuda::driver::cuMemcpyAsync(copy.to, copy.from, copy.bytes, ring(gpu_of(copy.sender)));
+    }
+    for (const LaneCopy& copy : copies) {
+        cuda::driver::cuStreamSynchronize(ring(gpu_of(copy.sender)));
+    }
+}
+
 }  // namespace pykern

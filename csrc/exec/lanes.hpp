@@ -1,6 +1,7 @@
 // Lanes: the devices of a plan as GPUs, or parts of them, with the streams that compute.
 #pragma once
 
+#include <cstddef>
 #include <map>
 #include <memory>
 #include <set>
@@ -17,6 +18,14 @@ struct LaneName {
     int gpu;
     int part = 0;
     int num_parts = 1;
+};
+
+// Bytes that the GPU of a lane writes to the memory of any GPU.
+struct LaneCopy {
+    int sender;
+    cuda::CUdeviceptr to;
+    cuda::CUdeviceptr from;
+    std::size_t bytes;
 };
 
 // Several lanes may share a GPU. Must be gone before the interpreter goes down.
@@ -39,8 +48,14 @@ class Lanes {
     }
     // Nothing runs on it: memory that torch allocates there has been used by nobody else's work.
     cuda::CUstream ring(int gpu) const { return rings_.at(gpu).get(); }
-    // Whether the GPU of one lane can write to the memory of the other's.
+    // Whether the GPU of one lane can write to the memory of the other's, and may.
     bool reaches(int from, int to) const;
+    // Takes the GPU of one lane for one that cannot write to the memory of the other's, because
+    // what it wrote has arrived changed. For programs made from here on.
+    void avoid(int from, int to) { peers_.erase({gpu_of(from), gpu_of(to)}); }
+    // Copies to and from memory that nothing else uses: at once, each on a stream of its sender's
+    // GPU on which nothing else runs. Returns when all have ended.
+    void copy_at_once(const std::vector<LaneCopy>& copies) const;
     // A context for each GPU in use.
     const std::map<int, cuda::PrimaryContext>& primaries() const { return primaries_; }
 

@@ -151,7 +151,8 @@ class Steps(Measured):
         self._chain.require_unchanged(self._modules)
         self._arguments.require(call, target=target, loss=loss_fn)
         rows = self._rows(call, target)
-        microbatch.refuse_graphs((*call, target))
+        given = (*call, target)
+        microbatch.refuse_graphs(given)
         call, target = self._executor.replicas.place(call, target)
         parts = None if target is None else microbatch.split(target, rows)
         targets = None if parts is None else self._executor.replicas.place_targets(parts)
@@ -169,7 +170,7 @@ class Steps(Measured):
         finish: Losses | Mapped = losses
         if mapped is not None:
             finish, mapped.losses = mapped, losses
-        batch = Batch(call, target, rows, finish, self._levels, self._chain.enter)
+        batch = Batch(call, target, rows, finish, self._levels, self._chain.enter, given)
         return self._train(batch, losses)
 
     def _train(self, batch: Batch, losses: Losses) -> Tensor:
@@ -262,9 +263,9 @@ class Steps(Measured):
         self._features.ready()
         self._arguments.require(call)
         rows = self._rows(call)
-        call, _ = self._executor.replicas.place(call, None)
+        placed, _ = self._executor.replicas.place(call, None)
         outputs = Outputs(self._weights(rows, sum(rows)))
-        return Batch(call, None, rows, outputs, (), self._chain.enter), outputs
+        return Batch(placed, None, rows, outputs, (), self._chain.enter, call), outputs
 
     def flush(self) -> Tensor | None:
         """Runs the microbatches in flight; only an `AsyncPipeline` has any after a step."""

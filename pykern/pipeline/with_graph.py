@@ -84,10 +84,12 @@ class WithGraph:
             model: the model that the parameters belong to.
         """
         ran = Ran(self._halves[0], is_timed=self._is_timed)
+        given = call
         call, _ = self._executor.replicas.place(call, None)
         ends, begin = GraphEnds(weights), _Begin(enter)
         has_graph = any(tensor.requires_grad for tensor in _tensors(call))
-        batch = Batch(call, None, rows, ends, self._levels, begin if has_graph else enter)
+        enter = begin if has_graph else enter
+        batch = Batch(call, None, rows, ends, self._levels, enter, given)
         # The calls are made first, as a recorded forward has to find the model's own parameters.
         _ = batch.calls
         aliases = Aliases(self._modules(model))

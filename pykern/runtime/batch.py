@@ -35,6 +35,7 @@ class Batch:
             recomputed, empty for a step without recompute.
         enter: turns a microbatch of `inputs` into the positional arguments of the first layer, and
             keyword arguments for all layers whose forward names them.
+        given: what the caller has given, which may be in pinned memory that copies still read.
     """
 
     inputs: Call
@@ -43,6 +44,7 @@ class Batch:
     finish: Losses | Finish
     levels: Sequence[Sequence[Level | None]] = ()
     enter: Enter = _as_it_is
+    given: Any = ()
 
     @once
     def calls(self) -> Sequence[Call | None]:

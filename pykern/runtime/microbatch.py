@@ -90,8 +90,8 @@ def split(tree: Any, rows: Sequence[int]) -> list[Any]:
 def to_device(tree: Any, device: torch.device) -> Any:
     """The tree with its tensors on the device; tensors that are there stay the same objects.
 
-    A copy from pinned memory to a GPU does not block: the caller must not write to the source
-    before the copy is done.
+    A copy from pinned memory to a GPU does not block: nobody may write to the source before the
+    copy is done. A step on GPUs waits for that at its end (`is_pinned`).
     """
     if isinstance(tree, Tensor):
         # A copy to the CPU blocks, or the caller would read a tensor that has not arrived.
@@ -104,6 +104,11 @@ def to_device(tree: Any, device: torch.device) -> Any:
     if spec.is_leaf():
         return tree
     return unflatten([to_device(leaf, device) for leaf in leaves], spec)
+
+
+def is_pinned(tree: Any) -> bool:
+    """Whether a GPU may still read a tensor of the tree when the copy has been issued."""
+    return any(isinstance(leaf, Tensor) and leaf.is_pinned() for leaf in leaves_of_batch(tree))
 
 
 def merge(parts: Sequence[Any], weights: Sequence[float]) -> Any:

@@ -24,6 +24,8 @@ class GraphJob final : private StreamClient {
         for (const auto& [gpu, primary] : lanes_->primaries()) {
             callers_.push_back(cuda::make_stream(primary.get()));
             caller_of_[gpu] = callers_.back().get();
+            if (gpu % 2 == 0) fake_make_default(caller_of_[gpu]);
+            given_callers_[gpu] = gpu % 2 == 0 ? nullptr : caller_of_[gpu];
         }
         launches_.resize(order().tasks().size());
         for (int device = 0; device < order().num_devices(); ++device) {
@@ -55,7 +57,7 @@ class GraphJob final : private StreamClient {
             copy(value, given_.at({batch, microbatch}), device_of(microbatch, 0));
         }
         for (auto& [place, sum] : values_.sums) copy(sum, zero_, home_of(place));
-        Dispatch(job_, caller_of_, *this, replay, nullptr).run();
+        Dispatch(job_, given_callers_, *this, replay, nullptr).run();
         Values& taken = taken_.emplace_back(order(), true);
         for (auto& [microbatch, loss] : values_.losses) {
             take(taken.losses[microbatch], loss, home_of_loss(microbatch));
@@ -222,6 +224,8 @@ class GraphJob final : private StreamClient {
     Values values_;
     std::vector<cuda::Stream> callers_;
     std::map<int, cuda::CUstream> caller_of_;
+    // The same by the handles that a step gets: 0 on even GPUs, as of torch's default stream.
+    std::map<int, cuda::CUstream> given_callers_;
     std::vector<Launch> launches_;    // by task
     std::vector<cuda::Event> asked_;  // by device
     std::vector<cuda::Event> brought_;

@@ -82,6 +82,8 @@ class MixStep {
 
     StreamJob job;
     std::map<int, cuda::CUstream> callers;
+    // The same by the handles that a step gets: 0 on even GPUs, as of torch's default stream.
+    std::map<int, cuda::CUstream> given_callers;
 
    private:
     MixStep(const Plan& plan, const std::shared_ptr<Lanes>& lanes, const std::set<Action>& without)
@@ -89,6 +91,8 @@ class MixStep {
         for (const auto& [gpu, primary] : lanes->primaries()) {
             cuda::api().cuCtxSetCurrent(primary.get());
             cuda::api().cuStreamCreateWithPriority(&callers[gpu], cuda::kStreamNonBlocking, 0);
+            if (gpu % 2 == 0) fake_make_default(callers[gpu]);
+            given_callers[gpu] = gpu % 2 == 0 ? nullptr : callers[gpu];
         }
         for (TaskNumber task = 0; task < job.order().tasks().size(); ++task) {
             const Action action = job.order().tasks()[task].action;

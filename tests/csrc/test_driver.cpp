@@ -41,8 +41,8 @@ int calls_in_a_child(Object& object, const char* function) {
 
 TEST_CASE("every function is found, each in its version") {
     const FakeWorld world(1);
-    // The fake tells of any other version.
-    const Api found = load("libcuda.so.1");
+    // The fake tells of any other version. ctest has a libcuda.so.1 beside it, which lacks some.
+    const Api& found = api();
 #define PYKERN_CHECK_FOUND(name, version, parameters) \
     CHECK(reinterpret_cast<void*>(found.name) == fake_function(#name));
     PYKERN_CUDA_FUNCTIONS(PYKERN_CHECK_FOUND)

@@ -95,6 +95,20 @@ TEST_CASE("work needs a current context, and streams that do not block") {
     CHECK(pair.violations_about("blocks on the default stream") == 1);
 }
 
+TEST_CASE("copies between devices that corrupt lose a byte, but not by way of the host") {
+    FakePair pair(0);
+    fake_set_corrupt(0, 1, 1);
+    pair.source.fill(7);
+    pair.send(true);
+    fake_run_all();
+    CHECK(pair.slot.back() == 0);
+    CHECK(pair.slot.front() == 7);
+    fake_place_on_host(address_of(pair.source));
+    pair.send(true);
+    fake_run_all();
+    CHECK(pair.slot.back() == 7);
+}
+
 TEST_CASE("copies without peer access go by the host") {
     FakePair pair(0);
     fake_set_peer(1, 0, 0);

@@ -52,7 +52,7 @@ auto expected(const Case& given) {
 void run(const StepGraph& graph, const MixStep& step) {
     fake_begin_step();
     step.touch_inputs_and_results();
-    graph.run(step.callers);
+    graph.run(step.given_callers);
 }
 
 void check_clean() {
@@ -154,7 +154,7 @@ TEST_CASE("a step that throws has ended") {
     const StepGraph graph(step.job);
     // The first that comes after the launch.
     fake_fail("cuEventRecord", 4, cuda::kOutOfMemory, 0);
-    CHECK_THROWS_AS(graph.run(step.callers), cuda::CudaError);
+    CHECK_THROWS_AS(graph.run(step.given_callers), cuda::CudaError);
     CHECK(fake_calls("cuGraphLaunch") == 1);
     fake_free(loss);
     for (const std::string& text : FakePair::violations()) FAIL_CHECK(text);

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "copy.hpp"
+#include "bytes.hpp"
 #include "entry.hpp"
 
 namespace {
@@ -66,6 +66,13 @@ void* fake_function(const char* name) {
     return tell("fake_function", [&](Model& model) { return fake::known_function(model, name); });
 }
 
+void fake_make_default(cuda::CUstream stream) {
+    tell("fake_make_default", [&](Model& model) {
+        fake::Stream& its = model.stream(stream);
+        model.context(its.context).default_stream = its.shared_from_this();
+    });
+}
+
 void fake_set_eagerness(double probability) {
     tell("fake_set_eagerness", [&](Model& model) {
         if (probability < 0 || probability > 1) {
@@ -87,6 +94,18 @@ void fake_set_peer(int device, int peer, int reachable) {
     });
 }
 
+void fake_set_corrupt(int device, int peer, int corrupt) {
+    tell("fake_set_corrupt", [&](Model& model) {
+        model.device(device);
+        model.device(peer);
+        if (corrupt != 0) {
+            model.corrupt.emplace(device, peer);
+        } else {
+            model.corrupt.erase({device, peer});
+        }
+    });
+}
+
 void fake_set_copy_cost(double latency_ns, double bytes_per_ns) {
     tell("fake_set_copy_cost", [&](Model& model) { model.copy_cost = {latency_ns, bytes_per_ns}; });
 }
@@ -98,6 +117,15 @@ void fake_set_driver_version(int version) {
 void fake_alloc(cuda::CUdeviceptr address, std::size_t bytes, cuda::CUstream owner) {
     tell("fake_alloc", [&](Model& model) {
         model.memory.allocate(address, bytes, model.stream(owner).shared_from_this());
+    });
+}
+
+void fake_place_on_host(cuda::CUdeviceptr address) {
+    tell("fake_place_on_host", [&](Model& model) {
+        if (!model.memory.is_allocated(address)) {
+            model.refuse("memory that is not allocated, or not its start", cuda::kInvalidValue);
+        }
+        model.memory.place_on_host(address);
     });
 }
 

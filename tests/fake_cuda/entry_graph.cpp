@@ -4,7 +4,6 @@
 #include <utility>
 #include <vector>
 
-#include "copy.hpp"
 #include "entry.hpp"
 
 namespace pykern::fake {
@@ -82,7 +81,7 @@ CUresult cuGraphAddMemcpyNode(CUgraphNode* node, CUgraph graph, const CUgraphNod
         Graph& its = model.graph(graph);
         model.context(context);
         check_flat(model, *copy);
-        Work work = copy_work(copy->dstDevice, copy->srcDevice, copy->WidthInBytes);
+        Work work = model.copy_work(copy->dstDevice, copy->srcDevice, copy->WidthInBytes);
         *node = its.add({model.copy_cost.duration_ns(copy->WidthInBytes), std::move(work.run),
                          std::move(work.accesses), ends_of(model, its, after, num_after)});
         return kSuccess;

@@ -3,7 +3,6 @@
 #include <memory>
 #include <utility>
 
-#include "copy.hpp"
 #include "entry.hpp"
 
 namespace pykern::fake {
@@ -122,7 +121,7 @@ CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUst
         model.current_context();
         Stream& its = model.stream(stream);
         model.count_if_staged(its, to, from);
-        model.issue(its, copy_work(to, from, bytes), model.copy_cost.duration_ns(bytes));
+        model.issue(its, model.copy_work(to, from, bytes), model.copy_cost.duration_ns(bytes));
         return kSuccess;
     });
 }

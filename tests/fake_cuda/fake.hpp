@@ -29,9 +29,16 @@ PYKERN_FAKE_EXPORT void fake_reset(int num_devices, std::uint64_t seed);
 // A function of the driver by its name, null if it does not exist: for tests without the loader.
 PYKERN_FAKE_EXPORT void* fake_function(const char* name);
 
+// From here on handle 0 stands for this stream wherever its context is current, as for torch's
+// default stream.
+PYKERN_FAKE_EXPORT void fake_make_default(pykern::cuda::CUstream stream);
+
 // How much work runs by itself after each call: 0 as late as possible, 1 as early as possible.
 PYKERN_FAKE_EXPORT void fake_set_eagerness(double probability);
 PYKERN_FAKE_EXPORT void fake_set_peer(int device, int peer, int reachable);
+// Copies that a device writes to the memory of a peer lose their last byte, and nothing tells, as
+// on boards whose driver says that they reach each other. By way of the host they arrive.
+PYKERN_FAKE_EXPORT void fake_set_corrupt(int device, int peer, int corrupt);
 PYKERN_FAKE_EXPORT void fake_set_copy_cost(double latency_ns, double bytes_per_ns);
 // The functions that came with a later release are not there. At first it is 13000.
 PYKERN_FAKE_EXPORT void fake_set_driver_version(int version);
@@ -40,6 +47,8 @@ PYKERN_FAKE_EXPORT void fake_set_driver_version(int version);
 // for that stream's later work: so what other streams did with it must be ordered before.
 PYKERN_FAKE_EXPORT void fake_alloc(pykern::cuda::CUdeviceptr address, std::size_t bytes,
                                    pykern::cuda::CUstream owner);
+// Of memory given to fake_alloc: it is pinned memory of the host, which every device reaches.
+PYKERN_FAKE_EXPORT void fake_place_on_host(pykern::cuda::CUdeviceptr address);
 // To be called while the bytes are still there: work that touches them is run first.
 PYKERN_FAKE_EXPORT void fake_free(pykern::cuda::CUdeviceptr address);
 // Forgets memory that was freed: its bytes are really gone, and the address may come back as any

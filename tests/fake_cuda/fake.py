@@ -1,7 +1,6 @@
 """The fake driver's Python face: built from tests/fake_cuda on first use, and loaded by ctypes.
 
-Loaded before the extension asks for libcuda.so.1, it is what the extension gets: the C library
-answers with the library of that name that the process already has.
+The extension is told its path, so a libcuda.so.1 of the machine is not in the way.
 """
 
 import ctypes
@@ -15,12 +14,13 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 
-import torch
+from pykern import _C
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 API = ROOT / "csrc/cuda/api.hpp"
 NON_BLOCKING = 1
+PEER_ACCESS_ALREADY_ENABLED = 704
 Range = tuple[int, int]  # address, bytes
 RUN = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
@@ -41,7 +41,7 @@ def build() -> Path:
     for source in sources:
         digest.update(source.read_bytes())
     folder = ROOT / "build/fake_cuda" / digest.hexdigest()[:16]
-    library = folder / "libcuda.so.1"
+    library = folder / "libfake_cuda.so"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -54,7 +54,7 @@ def compile_library(compiler: list[str], library: Path) -> None:
     # As one unit, which takes a third of the time.
     unit = "".join(f'#include "{source}"\n' for source in sorted(FOLDER.glob("*.cpp")))
     flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-fvisibility=hidden"]
-    paths = [f"-I{ROOT / 'csrc'}", f"-I{FOLDER}", "-Wl,-soname,libcuda.so.1"]
+    paths = [f"-I{ROOT / 'csrc'}", f"-I{FOLDER}"]
     unfinished = library.with_suffix(".unfinished")
     subprocess.run(
         [*compiler, *flags, *paths, "-x", "c++", "-", "-o", unfinished],
@@ -67,16 +67,17 @@ def compile_library(compiler: list[str], library: Path) -> None:
 
 @cache
 def load() -> ctypes.CDLL:
-    # A torch for CUDA asks for the driver once, and must not find this one.
-    torch.cuda.is_available()
-    library = ctypes.CDLL(str(build()), mode=ctypes.RTLD_GLOBAL)
+    library = ctypes.CDLL(str(build()))
     pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64
     accesses = ctypes.POINTER(Access)
     for name, result, parameters in [
         ("fake_function", pointer, [ctypes.c_char_p]),
         ("fake_reset", None, [ctypes.c_int, number]),
+        ("fake_make_default", None, [pointer]),
         ("fake_set_eagerness", None, [ctypes.c_double]),
         ("fake_set_peer", None, [ctypes.c_int] * 3),
+        ("fake_set_corrupt", None, [ctypes.c_int] * 3),
+        ("fake_place_on_host", None, [number]),
         ("fake_set_copy_cost", None, [ctypes.c_double] * 2),
         ("fake_set_driver_version", None, [ctypes.c_int]),
         ("fake_alloc", None, [number, size, pointer]),
@@ -113,8 +114,10 @@ class FakeCuda:
 
     def __init__(self, num_devices: int = 2, seed: int = 0) -> None:
         self.library = load()
+        _C.use_cuda_driver(self.library._name)
         self._undo: list[tuple[str, int]] = []
         self._contexts: set[int] = set()
+        self._defaults: dict[int, int] = {}
         self._kept: list[object] = []
         self.reset(num_devices, seed)
 
@@ -122,6 +125,7 @@ class FakeCuda:
         """Begins a new model of devices that are all peers of each other."""
         self._undo.clear()
         self._contexts.clear()
+        self._defaults.clear()
         self.library.fake_reset(num_devices, seed)
         self.call("cuInit", ctypes.c_uint(0))
 
@@ -151,6 +155,13 @@ class FakeCuda:
         stream = self._made("cuStreamCreateWithPriority", flags, priority)
         self._undo.append(("cuStreamDestroy", stream))
         return stream
+
+    def default_stream(self, device: int) -> int:
+        """A handle of torch's default stream that is the same in every context; theirs is 0."""
+        if device not in self._defaults:
+            self._defaults[device] = self.stream(device)
+            self.library.fake_make_default(self._defaults[device])
+        return self._defaults[device]
 
     def graph(
         self,
@@ -212,16 +223,17 @@ class FakeCuda:
         """Runs what is needed for all on the stream to be done. It orders nothing."""
         self.library.fake_complete(stream)
 
-    def synchronize(self) -> None:
-        """Waits for the devices in use, whatever they say, as far as they have been used."""
+    def synchronize(self) -> bool:
+        """Waits for the devices in use, whatever they say; returns whether there are any."""
         if not self._contexts:
-            return  # closed
+            return False  # closed
         before = ctypes.c_void_p()
         self.result("cuCtxGetCurrent", ctypes.byref(before))
         for context in self._contexts:
             self.result("cuCtxSetCurrent", ctypes.c_void_p(context))
             self.result("cuCtxSynchronize")
         self.result("cuCtxSetCurrent", before)
+        return True
 
     def run_all(self) -> None:
         self.library.fake_run_all()
@@ -236,6 +248,25 @@ class FakeCuda:
 
     def set_peer(self, device: int, peer: int, reachable: bool) -> None:
         self.library.fake_set_peer(device, peer, reachable)
+
+    def set_corrupt(self, device: int, peer: int, corrupt: bool) -> None:
+        """Copies that a device writes to its peer's memory lose their last byte, without error."""
+        self.library.fake_set_corrupt(device, peer, corrupt)
+
+    def enable_peer(self, device: int, peer: int) -> None:
+        """Lets a device reach its peer's memory, and leaves the same context current."""
+        before = ctypes.c_void_p()
+        self.call("cuCtxGetCurrent", ctypes.byref(before))
+        context = self.retain(peer)
+        self.retain(device)
+        error = self.result("cuCtxEnablePeerAccess", ctypes.c_void_p(context), ctypes.c_uint(0))
+        if error not in (0, PEER_ACCESS_ALREADY_ENABLED):
+            raise RuntimeError(f"cuCtxEnablePeerAccess failed with {error}")
+        self.call("cuCtxSetCurrent", before)
+
+    def place_on_host(self, address: int) -> None:
+        """Of declared memory: it is the host's, which all devices reach."""
+        self.library.fake_place_on_host(address)
 
     def set_copy_cost(self, latency_ns: float, bytes_per_ns: float) -> None:
         self.library.fake_set_copy_cost(latency_ns, bytes_per_ns)
@@ -277,6 +308,7 @@ class FakeCuda:
             is_device = name == "cuDevicePrimaryCtxRelease"
             self.result(name, ctypes.c_int(handle) if is_device else ctypes.c_void_p(handle))
         self._undo.clear()
+        self._defaults.clear()
         # Functions that graphs call may hold objects of the program.
         self._kept.clear()
         gc.collect()

@@ -9,13 +9,12 @@ import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pykern import _C
 from pykern.runtime.autograd.landing import memory_of
@@ -24,9 +23,7 @@ from pykern.runtime.gpu import cuda
 from pykern.runtime.gpu.cuda import CapturedGraph
 from tests.fake_cuda.beside import Beside, End, Pairs
 from tests.fake_cuda.fake import FakeCuda, Range
-
-# Points a tensor at memory, such as a slot of another device, and touches none of it.
-POINTS = torch.ops.aten.set_.source_Storage_storage_offset
+from tests.fake_cuda.watch import Unexecuted, Watch
 
 
 @contextmanager
@@ -65,12 +62,15 @@ class HostGpus:
         self.fake = self.fake
         self._gpu_of = [lane.device.index for lane in lanes]
         self.lanes = _C.Lanes([(lane.device.index, lane.part, lane.num_parts) for lane in lanes])
-        self._callers = {gpu: self.fake.stream(gpu) for gpu in sorted(set(self._gpu_of))}
+        self._callers = {
+            gpu: self.fake.stream(gpu) if gpu % 2 else self.fake.default_stream(gpu)
+            for gpu in sorted(set(self._gpu_of))
+        }
         self._asides = {gpu: self.fake.stream(gpu) for gpu in self._callers}
         self._outside = self._callers
-        self._host = self.fake.stream(min(self._callers))
+        self.host = self.fake.stream(min(self._callers))
         self._memory = _Memory(self.fake)
-        self._beside = Beside(self.fake, self._host)
+        self._beside = Beside(self.fake, self.host)
         # The tensors that the action under way has told the driver of, and the stream it runs on.
         self._active: tuple[int, Callable[[], None]] | None = None
         self.errors: list[Exception] = []
@@ -79,7 +79,15 @@ class HostGpus:
         return torch.device("cpu")
 
     def callers(self) -> dict[int, int]:
-        return dict(self._callers)
+        """By GPU; those with an even number are on torch's default stream, whose handle is 0."""
+        return {gpu: 0 if self._is_default(gpu) else self._callers[gpu] for gpu in self._callers}
+
+    def current(self, gpu: int) -> int:
+        """A handle of the caller's stream that is the same in every context."""
+        return self._callers[gpu]
+
+    def _is_default(self, gpu: int) -> bool:
+        return gpu % 2 == 0 and self._callers is self._outside
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -120,6 +128,20 @@ class HostGpus:
             marks.append((mark, result))
         return marks
 
+    def mark_for_host(self) -> Any:
+        """The host, once it has waited, comes after what its callers' streams hold by now."""
+        marks = []
+        for gpu, stream in self._callers.items():
+            marks.append(self.fake.stream(gpu))
+            self.fake.order(stream, marks[-1])
+
+        def wait() -> None:
+            for mark in marks:
+                self.fake.complete(mark)
+                self.fake.order(mark, self.host)
+
+        return SimpleNamespace(wait=wait)
+
     def follow(self, marks: list[tuple[int, Tensor]], output: Any) -> None:
         """The callers read what has been written there."""
         for stream, (mark, result) in zip(self._callers.values(), marks, strict=True):
@@ -152,7 +174,13 @@ class HostGpus:
 
     def pinned(self, num_bytes: int) -> Tensor:
         # The host may use it again at once, so it must have waited: this stream has nothing else.
-        return self._persistent(num_bytes, self._host)
+        buffer = self._persistent(num_bytes, self.host)
+        self.fake.place_on_host(buffer.data_ptr())
+        return buffer
+
+    def enable_peer(self, sender: int, receiver: int) -> None:
+        """What torch does when it first copies from one GPU to the other."""
+        self.fake.enable_peer(self._gpu_of[sender], self._gpu_of[receiver])
 
     def generators(self) -> list[int]:
         # The host's is the caller's as well, from which the seeds of steps are drawn.
@@ -162,12 +190,15 @@ class HostGpus:
         return None
 
     def synchronize(self) -> None:
-        self.fake.synchronize()
+        if self.fake.synchronize():
+            # What nobody holds any more may come back as other memory.
+            self._memory.begin()
+            self._memory.end()
 
     def capture(self, lane: int, pool: None, run: Callable[[], list[Tensor]]) -> CapturedGraph:
         """A graph that computes again what `run` computes, and puts it where the first went."""
         self._memory.has_graphs = True
-        watch = _Unexecuted(self._memory, self.lanes.compute(lane))
+        watch = Unexecuted(self._memory, self.lanes.compute(lane))
         # A capture looks at no values; here they must be such that nothing objects to them.
         before = {storage: storage.clone() for storage in self._memory.lasting()}
         for storage in before:
@@ -268,13 +299,13 @@ class _Memory:
     @contextmanager
     def kernel(self, gpu: int, stream: int) -> Iterator[Callable[[], None]]:
         """Work within it is a kernel, or several: `tell` ends one."""
-        with _Watch(self, stream, gpu) as watch:
+        with Watch(self, stream, gpu) as watch:
             tell = partial(self._tell, watch, gpu, stream)
             yield tell
         tell()
         self._release(self._held)
 
-    def _tell(self, watch: "_Watch", gpu: int, stream: int) -> None:
+    def _tell(self, watch: Watch, gpu: int, stream: int) -> None:
         reads = [place for place, written in watch.touched.items() if not written]
         writes = [place for place, written in watch.touched.items() if written]
         brought = [place for place in reads if self._makers.get(place[0], (gpu,))[0] != gpu]
@@ -327,74 +358,3 @@ class _Memory:
                 self._lasting.discard(address)
                 self._freed[address] = self._held.pop(address)
                 self._makers.pop(address, None)
-
-
-class _Watch(TorchDispatchMode):
-    """Notes the memory that operations touch."""
-
-    def __init__(self, memory: _Memory, stream: int, gpu: int | None = None) -> None:
-        super().__init__()
-        self._gpu = gpu
-        self.touched: dict[Range, bool] = {}
-        self._memory = memory
-        self._stream = stream
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        if func is POINTS:
-            return result
-        written = [
-            value
-            for argument, value in zip(func._schema.arguments, args, strict=False)
-            if argument.alias_info is not None and argument.alias_info.is_write
-        ]
-        for tensor in _tensors((args, kwargs)):
-            self._touch(tensor, written=False)
-        if not func.is_view:
-            for tensor in _tensors((result, written)):
-                self._memory.add(tensor.untyped_storage(), self._stream, self._gpu)
-                self._touch(tensor, written=True)
-        return result
-
-    def _touch(self, tensor: Tensor, *, written: bool) -> None:
-        storage = tensor.untyped_storage()
-        if storage.nbytes() and not tensor.is_meta:
-            self._memory.meet(storage)
-            place = storage.data_ptr(), storage.nbytes()
-            self.touched[place] = self.touched.get(place, False) or written
-
-
-class _Unexecuted(_Watch):
-    """Notes what operations touch, and undoes what they do to memory that was there before."""
-
-    def __init__(self, memory: _Memory, stream: int) -> None:
-        super().__init__(memory, stream)
-        self._fresh: set[int] = set()
-        self._before: dict[int, tuple[Any, Any]] = {}
-        self._kept: list[Any] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        known = {tensor.untyped_storage().data_ptr() for tensor in _tensors((args, kwargs))}
-        for tensor in _tensors((args, kwargs)):
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in self._fresh | self._before.keys():
-                self._before[storage.data_ptr()] = storage, storage.clone()
-        result = func(*args, **(kwargs or {}))
-        for tensor in _tensors(result):
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in known | self._before.keys():
-                self._fresh.add(storage.data_ptr())
-                self._kept.append(storage)
-        return result
-
-    def undo(self) -> None:
-        for storage, before in self._before.values():
-            changed = bytes(storage) != bytes(before)
-            self.touched[storage.data_ptr(), storage.nbytes()] = changed
-            if changed:
-                storage.copy_(before)
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]

@@ -32,7 +32,7 @@ void Memory::allocate(cuda::CUdeviceptr address, std::size_t bytes,
         }
         allocations_.erase(old);
     }
-    allocations_[address] = {bytes, std::move(owner), false};
+    allocations_[address] = {bytes, std::move(owner), false, false};
 }
 
 bool Memory::is_allocated(cuda::CUdeviceptr address) const {
@@ -110,7 +110,9 @@ void Memory::touch(const Site& site, const Clock& clock, const FakeAccess& acces
 
 std::optional<int> Memory::device_of(cuda::CUdeviceptr address) const {
     const auto found = overlapping(address, 1);
-    if (found == allocations_.end() || found->second.freed) return std::nullopt;
+    if (found == allocations_.end() || found->second.freed || found->second.on_host) {
+        return std::nullopt;
+    }
     return found->second.owner->device;
 }
 

@@ -30,6 +30,7 @@ class Memory {
     void allow_undeclared(bool allowed) { undeclared_allowed_ = allowed; }
     void allocate(cuda::CUdeviceptr address, std::size_t bytes,
                   std::shared_ptr<const Stream> owner);
+    void place_on_host(cuda::CUdeviceptr address) { allocations_.at(address).on_host = true; }
     bool is_allocated(cuda::CUdeviceptr address) const;
     bool is_freed(cuda::CUdeviceptr address) const;
     // The size of the allocation that starts there.
@@ -39,7 +40,7 @@ class Memory {
     // The address means other memory from now on, of which nothing is known.
     void forget(cuda::CUdeviceptr address);
     void touch(const Site& site, const Clock& clock, const FakeAccess& access);
-    // The device of memory that is allocated.
+    // The device of memory that is allocated, but on the host.
     std::optional<int> device_of(cuda::CUdeviceptr address) const;
 
    private:
@@ -54,6 +55,7 @@ class Memory {
         std::size_t bytes = 0;
         std::shared_ptr<const Stream> owner;
         bool freed = false;
+        bool on_host = false;
     };
     using Pieces = std::map<cuda::CUdeviceptr, Piece>;
     using Allocations = std::map<cuda::CUdeviceptr, Allocation>;

@@ -1,8 +1,11 @@
 #include "model.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <sstream>
 #include <utility>
+
+#include "bytes.hpp"
 
 namespace pykern::fake {
 namespace {
@@ -146,6 +149,18 @@ void Model::count_if_staged(const Stream& stream, cuda::CUdeviceptr to, cuda::CU
                });
     };
     if (!reachable(to) || !reachable(from)) ++staged_copies;
+}
+
+Work Model::copy_work(cuda::CUdeviceptr to, cuda::CUdeviceptr from, std::size_t bytes) const {
+    const auto sender = memory.device_of(from);
+    const auto receiver = memory.device_of(to);
+    const bool is_direct = sender && receiver && bytes > 0;
+    const std::size_t lost = is_direct && corrupt.contains({*sender, *receiver}) ? 1 : 0;
+    const std::size_t arrives = bytes - lost;
+    Work work;
+    work.run = [=] { std::memmove(bytes_at(to), bytes_at(from), arrives); };
+    work.accesses = {{from, bytes, 0}, {to, bytes, 1}};
+    return work;
 }
 
 void Model::drop_work() {

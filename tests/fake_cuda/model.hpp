@@ -93,6 +93,7 @@ struct Model {
     std::vector<Device> devices;
     std::map<std::thread::id, cuda::CUcontext> current;
     std::set<std::pair<int, int>> unreachable;
+    std::set<std::pair<int, int>> corrupt;
     std::set<std::pair<cuda::CUcontext, cuda::CUcontext>> peers;
     Handles<cuda::CUcontext, Context> contexts;
     Handles<cuda::CUgreenCtx, Green> greens;
@@ -128,6 +129,8 @@ struct Model {
     void wait(Stream& stream, const Event& event);
     void host_waits_for(const Clock& clock, double time_ns);
     void count_if_staged(const Stream& stream, cuda::CUdeviceptr to, cuda::CUdeviceptr from);
+    // Moves bytes when it runs; loses the last one on its way between devices that corrupt.
+    Work copy_work(cuda::CUdeviceptr to, cuda::CUdeviceptr from, std::size_t bytes) const;
     // After a sticky error.
     void drop_work();
     std::string leaks() const;

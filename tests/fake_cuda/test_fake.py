@@ -1,11 +1,15 @@
 """The fake driver by its Python face; tests/csrc/test_fake_*.cpp provoke its checks one by one."""
 
 import ctypes
+import os
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 
-from tests.fake_cuda.fake import FakeCuda
+from tests.fake_cuda.fake import ROOT, FakeCuda
 
 Bytes = ctypes.Array[ctypes.c_char]
 SIZE = 16
@@ -31,8 +35,39 @@ def memory(fake: FakeCuda, stream: int, text: bytes = b"") -> Bytes:
     return made
 
 
-def test_a_process_that_asks_for_the_driver_gets_the_fake(fake_cuda):
-    assert ctypes.CDLL("libcuda.so.1")._handle == fake_cuda.library._handle
+# As on a machine with a driver, which a torch for CUDA has loaded already.
+BESIDE = """
+import ctypes, sys
+ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
+from pykern import _C
+from tests.fake_cuda.fake import FakeCuda
+FakeCuda(num_devices=3)
+print(len(_C.cuda_devices()))
+_C.use_cuda_driver("libcuda.so.1")
+try:
+    _C.cuda_devices()
+except RuntimeError as error:
+    print(error)
+FakeCuda(num_devices=2)
+print(len(_C.cuda_devices()))
+"""
+
+
+def test_the_fake_is_reached_where_another_driver_is_loaded(tmp_path):
+    decoy = tmp_path / "decoy.so"
+    compiler = shlex.split(os.environ.get("CXX", "c++"))
+    flags = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-x", "c++", "-", "-o", str(decoy)]
+    subprocess.run([*compiler, *flags], input="", text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", BESIDE, str(decoy)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    fake, other, again = run.stdout.splitlines()
+    assert (fake, again) == ("3", "2")
+    assert other.startswith("the CUDA driver is too old: libcuda.so.1 has no cuGetProcAddress")
 
 
 def test_a_copy_runs_when_it_is_completed(fake_cuda):

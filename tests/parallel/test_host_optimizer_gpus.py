@@ -62,7 +62,7 @@ def test_steps_are_those_of_cpu_workers(
     def copy_parameters() -> None:
         """Torch copies those of a replica to its GPU, for which streams wait for each other."""
         if schedule == "chimera":
-            first, second = gpus_of(pipe).callers().values()
+            first, second = (gpus_of(pipe).current(gpu) for gpu in range(2))
             two_gpus.order(first, second)
             two_gpus.order(second, first)
 

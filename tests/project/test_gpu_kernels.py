@@ -1,7 +1,10 @@
 """The GPU session's kernels do the same as what they are compared with; nothing is timed here."""
 
+from typing import cast
+
 import pytest
 import torch
+from torch import Tensor
 
 from bench.gpu import kernels
 
@@ -20,6 +23,25 @@ def test_an_operation_is_what_it_is_compared_with(name: str) -> None:
     plain_back = kernels.both(operation, operation.plain)()
     for one, other in zip(ours_back, plain_back, strict=True):
         torch.testing.assert_close(one, other, rtol=0.05, atol=0.05)
+    kernels.check(operation, operation.ours)
+
+
+def test_a_contender_that_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "time_ms", lambda work: 1.0)
+    plain = OPERATIONS["swiglu"]
+
+    def wrong(packed: Tensor) -> Tensor:
+        result = cast(Tensor, plain.ours(packed))
+        # One column of 64, as where a kernel leaves the end of its rows.
+        return torch.cat([result[:, :-1], result[:, -1:] * torch.nan], -1)
+
+    def wrong_back(packed: Tensor) -> Tensor:
+        return cast(Tensor, plain.ours(packed.detach() + 1.1 * (packed - packed.detach())))
+
+    for ours in (wrong, wrong_back):
+        monkeypatch.setattr(kernels, "contenders", lambda _, ours=ours: {"pykern": lambda: ours})
+        found = kernels.measure(plain, copy_gbs=1.0)
+        assert found["pykern"].startswith("ValueError: result ")
 
 
 def test_traffic_is_what_goes_in_and_out() -> None:

@@ -19,7 +19,7 @@ from tests.diagonal import nightly
 from tests.fake_cuda.host_gpus import HostGpus, unchecked_gpus
 
 HOST = torch.device("cpu")
-no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="the real driver is loaded")
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="sections would use the GPU")
 pytestmark = no_gpu
 
 

@@ -1,20 +1,26 @@
 """The parts of the GPU session that can be checked without a GPU: its frame, and that its sections
 import."""
 
+import sys
+import time
+from pathlib import Path
+
 import pytest
 import torch
 
+from bench import gpu_session
 from bench.gpu import frame, overlap
 from pykern.plan import Action
 from pykern.schedules import gpipe, hanayo, interleaved, one_f_one_b
 
+ROOT = Path(__file__).parents[2]
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
 
 
 @no_gpu
 def test_a_dry_run_describes_every_section_and_starts_none(python, tmp_path):
     out = tmp_path / "results"
-    done = python("bench/gpu_session.py", "--out", out, "--dry-run")
+    done = python("bench/gpu_session.py", *frame.RUNS, "--out", out, "--dry-run")
     assert done.returncode == 0, done.stdout
     lines = done.stdout.splitlines()
     for name in frame.SECTIONS:
@@ -25,9 +31,9 @@ def test_a_dry_run_describes_every_section_and_starts_none(python, tmp_path):
 
 
 def test_an_unknown_section_is_named(python, tmp_path):
-    done = python("bench/gpu_session.py", "--out", tmp_path, "--sections", "green,gren")
+    done = python("bench/gpu_session.py", "green", "gren", "--out", tmp_path)
     assert done.returncode == 1
-    assert "unknown sections ['gren']" in done.stdout
+    assert "what must be runs or sections, got ['gren']. " in done.stdout
 
 
 @no_gpu
@@ -47,9 +53,61 @@ def test_a_section_out_of_time_is_stopped(tmp_path, monkeypatch):
     assert frame.run_section("green", tmp_path, 60)["outcome"] == "out of time"
 
 
-def test_all_sections_fit_in_two_calls():
-    # The first of them stops before a section that has no time left.
-    assert sum(frame.SECTIONS.values()) <= 2 * 540 - max(frame.SECTIONS.values())
+def test_every_section_is_in_a_run_that_fits_into_nine_minutes():
+    modules = {path.stem for path in (ROOT / "bench/gpu").glob("*.py")}
+    sections = {
+        name for name in modules if "def run(folder" in (ROOT / f"bench/gpu/{name}.py").read_text()
+    }
+    assert sections == frame.SECTIONS.keys()
+    for run in frame.RUNS.values():
+        assert next(iter(run)) == "build"
+        # Half a minute for what is around the sections.
+        assert sum(run.values()) <= 540 - 30
+
+
+# Prints the number of a process that it leaves behind, and hangs.
+LEAVES_A_CHILD = """
+import subprocess, sys, time
+print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]).pid)
+if len(sys.argv) > 1:
+    time.sleep(60)
+"""
+
+
+def is_running(process: int) -> bool:
+    """Whether a process is there, and not only until somebody asks how it ended."""
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_nothing_goes_on_that_a_section_has_started(tmp_path, hangs):
+    log = tmp_path / "section.log"
+    command = [sys.executable, "-c", LEAVES_A_CHILD, *["hangs"] * hangs]
+    code = frame.run_alone(command, log, limit_s=2 if hangs else 60)
+    assert code == (None if hangs else 0)
+    child = int(log.read_text())
+    deadline = time.monotonic() + 10
+    while is_running(child) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not is_running(child)
+
+
+def test_a_later_run_builds_again_and_skips_what_has_succeeded(tmp_path, monkeypatch):
+    ran = []
+
+    def run_section(name, *_):
+        ran.append(name)
+        return {"outcome": "ok", "figures": {}}
+
+    monkeypatch.setattr(frame, "run_section", run_section)
+    monkeypatch.setattr(frame, "environment", lambda: {"sources": "a"})
+    for _ in range(2):
+        assert gpu_session.run({"build": 1, "green": 1}, tmp_path, 10) == 0
+    assert ran == ["build", "green", "build"]
 
 
 def test_a_session_of_few_sections_gives_them_more_time(tmp_path, monkeypatch):

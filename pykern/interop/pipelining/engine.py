@@ -138,7 +138,9 @@ class Engine(Pipeline):
             with as_before(), torch.set_grad_enabled(trains):
                 parts = self._calls[0].enter(arguments)
                 rows = [1] * len(parts)
-                batch = CutBatch(((), {}), None, rows, results.finish(), parts=parts)
+                batch = CutBatch(
+                    ((), {}), None, rows, results.finish(), given=(arguments, keywords), parts=parts
+                )
                 self._run(self._train_program if trains else self._predict_program, batch)
         finally:
             for call in self._calls:

@@ -48,17 +48,13 @@ class Gpus:
         self._asides = [torch.cuda.Stream(gpu) for gpu in self._unique]
         # Streams for copies between GPU and host, by GPU and by whether copies go to the host.
         self._beside: dict[tuple[int, bool], torch.cuda.Stream] = {}
-        self._connect()
 
-    def _connect(self) -> None:
-        """Has torch enable peer access between all pairs of GPUs that support it.
+    def enable_peer(self, sender: int, receiver: int) -> None:
+        """Has torch enable peer access from one lane's GPU to the other's, which supports it.
 
         The driver alone cannot enable it for memory that torch maps itself (expandable segments).
         """
-        for sender in self._unique:
-            for receiver in self._unique:
-                if sender != receiver and torch.cuda.can_device_access_peer(sender, receiver):
-                    torch.empty(1, device=f"cuda:{sender}").to(f"cuda:{receiver}")
+        torch.empty(1, device=self._devices[sender]).to(self._devices[receiver])
 
     def device(self, lane: int) -> torch.device:
         """The GPU of a lane."""
@@ -97,6 +93,10 @@ class Gpus:
     def mark(self) -> list[Event]:
         """Events after all work that the callers' streams hold so far."""
         return [torch.cuda.current_stream(gpu).record_event() for gpu in self._unique]
+
+    def mark_for_host(self) -> Marks:
+        """The same for the host to wait for."""
+        return Marks(self.mark())
 
     def follow(self, mark: Sequence[Event], output: Any) -> None:
         """Has the callers' streams wait for the mark, and records their use of the output."""
@@ -174,6 +174,18 @@ class Gpus:
         """Waits until all GPUs have finished the issued work."""
         for gpu in self._unique:
             torch.cuda.synchronize(gpu)
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Events that the host can wait for."""
+
+    events: Sequence[Event]
+
+    def wait(self) -> None:
+        """Returns when all work before the events is done."""
+        for event in self.events:
+            event.synchronize()
 
 
 @dataclass(frozen=True)

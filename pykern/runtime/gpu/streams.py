@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import pairwise
 
@@ -19,11 +19,13 @@ from ..batch import Batch
 from ..devices import DeviceLane
 from ..driver import Callbacks, Failure, Program
 from ..loss import Losses
+from ..microbatch import is_pinned
 from ..stage.stage import Stage
 from . import cuda
 from .capture.policy import Capture, CapturePolicy
 from .capture.recording import Recording
 from .host_link import GpuLink
+from .peers import Peers
 from .rings import P2PTransfer, RingBuffers, RingTransport, carrier_of
 
 StreamCallback = Callable[[int], Sequence[P2PTransfer] | None]
@@ -38,6 +40,7 @@ class Streams:
 
     def __init__(self, lanes: Sequence[DeviceLane], capture: Capture) -> None:
         self.gpus = cuda.Gpus(lanes)
+        self._peers = Peers(self.gpus)
         # The last step may still run when its rings and graphs are freed, so their end waits. At
         # exit, the memory is not reused, so no wait is needed.
         weakref.finalize(self, _wait, self.gpus).atexit = False
@@ -57,7 +60,7 @@ class Streams:
         In steps of forwards only, values cannot: a slot gets its next microbatch before a farther
         stage has read the tensors from it.
         """
-        reaches = self.gpus.lanes.reaches
+        reaches = self._peers.reaches
 
         def between(lanes: Sequence[int], low: int, high: int) -> bool:
             if lanes[low] == lanes[high]:
@@ -82,6 +85,8 @@ class Streams:
 
     def connect(self, replicas: Sequence[Sequence[Stage]], plan: Plan) -> None:
         """Connects stages with their neighbours on other GPUs."""
+        # Rings and programs ask the lanes, so the pairs are checked before.
+        self._tell_of_detours(plan)
         lanes = self.gpus.lanes
         for stages, homes in zip(replicas, plan.placement.replicas, strict=True):
             rings = [RingBuffers(self.gpus, lane) for lane in homes]
@@ -91,19 +96,25 @@ class Streams:
                 stage.transport = transports[-1]
             self._transports += transports
             self._lane_of += homes
-        self._tell_of_detours(plan)
         if self._capture is not False:
             homes = plan.placement.replicas[0]
             self._policy = CapturePolicy(self._capture, self.gpus, plan, replicas[0], homes)
 
     def _tell_of_detours(self, plan: Plan) -> None:
-        """Warns, in one message, of neighbours whose tensors go through the host."""
-        lanes = self.gpus.lanes
+        """Warns, in a message for each cause, of pairs whose tensors go through the host."""
         ends = {ends for homes in plan.placement.replicas for ends in pairwise(homes)}
         ends |= {(high, low) for low, high in ends}
-        detours = sorted((a, b) for a, b in ends if not lanes.reaches(a, b))
-        if detours:
-            names = ", ".join(f"{a} to {b}" for a, b in detours)
+        detours = sorted((a, b) for a, b in ends if not self._peers.reaches(a, b))
+        wrong = self._peers.wrong
+        if wrong:
+            names = ", ".join(f"{a} to {b}" for a, b in wrong)
+            warn(
+                f"copies between these devices of the plan arrive changed: {names}. Copies go "
+                "through pinned memory of the host, which is slow. The driver says that the GPUs "
+                "reach each other's memory; look for an IOMMU or PCIe access control (ACS)"
+            )
+        if unreached := [pair for pair in detours if pair not in wrong]:
+            names = ", ".join(f"{a} to {b}" for a, b in unreached)
             warn(
                 f"these devices of the plan do not reach each other's memory: {names}. "
                 "Copies go through pinned memory of the host, which is slow"
@@ -133,33 +144,55 @@ class Streams:
             CannotCapture: the step must be captured, but cannot be.
         """
         assert isinstance(program, _C.StreamProgram)
-        with torch.autograd.set_multithreading_enabled(False):
+        with self._read_in_the_end(batch), torch.autograd.set_multithreading_enabled(False):
             recording = None if self._policy is None else self._policy.ready(program, batch)
             if recording is not None:
                 return self._replay(recording, program, batch, traced=traced)
-            for transport in self._transports:
-                transport.begin(program)
-            on_lanes: Mapping[Kind, Sequence[StreamCallback]] = {
-                kind: [
-                    partial(self._run, kind, lane, transport, call)
-                    for lane, transport, call in zip(
-                        self._lane_of, self._transports, calls, strict=True
-                    )
-                ]
-                for kind, calls in callbacks.items()
-            }
-            callers = self.gpus.callers()
-            try:
-                with self.gpus.step():
-                    failures = self.claim.run(
-                        program, on_lanes, callers, replay=False, traced=traced
-                    )
-            finally:
-                # The caller's streams wait for copies to the host that a REDUCE has begun.
-                self.gpus.join_beside()
-            if self._policy is not None and not failures:
-                self._policy.learn(batch)
-            return failures
+            return self._call(program, callbacks, batch, traced=traced)
+
+    @contextmanager
+    def _read_in_the_end(self, batch: Batch) -> Iterator[None]:
+        """Waits at the end for copies of a pinned batch, which its owner may then refill.
+
+        At the end everything is issued, so the GPUs have work meanwhile.
+        """
+        if not is_pinned(batch.given):
+            yield
+            return
+        # The copies are on the callers' streams by now.
+        read = self.gpus.mark_for_host()
+        try:
+            yield
+        except BaseException:
+            with suppress(RuntimeError):
+                read.wait()
+            raise
+        read.wait()
+
+    def _call(
+        self, program: _C.StreamProgram, callbacks: Callbacks, batch: Batch, *, traced: bool
+    ) -> list[Failure]:
+        for transport in self._transports:
+            transport.begin(program)
+        on_lanes: Mapping[Kind, Sequence[StreamCallback]] = {
+            kind: [
+                partial(self._run, kind, lane, transport, call)
+                for lane, transport, call in zip(
+                    self._lane_of, self._transports, calls, strict=True
+                )
+            ]
+            for kind, calls in callbacks.items()
+        }
+        callers = self.gpus.callers()
+        try:
+            with self.gpus.step():
+                failures = self.claim.run(program, on_lanes, callers, replay=False, traced=traced)
+        finally:
+            # The caller's streams wait for copies to the host that a REDUCE has begun.
+            self.gpus.join_beside()
+        if self._policy is not None and not failures:
+            self._policy.learn(batch)
+        return failures
 
     def _replay(
         self, recording: Recording, program: _C.StreamProgram, batch: Batch, *, traced: bool

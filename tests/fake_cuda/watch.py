@@ -1,0 +1,94 @@
+"""What torch's operations read, write and allocate, for the fake driver's model."""
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.fake_cuda.fake import Range
+
+# Points a tensor at memory, such as a slot of another device, and touches none of it.
+POINTS = torch.ops.aten.set_.source_Storage_storage_offset
+
+
+class Memory(Protocol):
+    """Who is told of memory."""
+
+    def add(self, storage: Any, stream: int, gpu: int | None = None) -> None:
+        """Memory of a stream, which an action on that GPU has made where one is named."""
+
+    def meet(self, storage: Any) -> None:
+        """Memory that has come from elsewhere."""
+
+
+class Watch(TorchDispatchMode):
+    """Notes the memory that operations touch."""
+
+    def __init__(self, memory: Memory, stream: int, gpu: int | None = None) -> None:
+        super().__init__()
+        self._gpu = gpu
+        self.touched: dict[Range, bool] = {}
+        self._memory = memory
+        self._stream = stream
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if func is POINTS:
+            return result
+        written = [
+            value
+            for argument, value in zip(func._schema.arguments, args, strict=False)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+        for tensor in _tensors((args, kwargs)):
+            self._touch(tensor, written=False)
+        if not func.is_view:
+            for tensor in _tensors((result, written)):
+                self._memory.add(tensor.untyped_storage(), self._stream, self._gpu)
+                self._touch(tensor, written=True)
+        return result
+
+    def _touch(self, tensor: Tensor, *, written: bool) -> None:
+        storage = tensor.untyped_storage()
+        if storage.nbytes() and not tensor.is_meta:
+            self._memory.meet(storage)
+            place = storage.data_ptr(), storage.nbytes()
+            self.touched[place] = self.touched.get(place, False) or written
+
+
+class Unexecuted(Watch):
+    """Notes what operations touch, and undoes what they do to memory that was there before."""
+
+    def __init__(self, memory: Memory, stream: int) -> None:
+        super().__init__(memory, stream)
+        self._fresh: set[int] = set()
+        self._before: dict[int, tuple[Any, Any]] = {}
+        self._kept: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        known = {tensor.untyped_storage().data_ptr() for tensor in _tensors((args, kwargs))}
+        for tensor in _tensors((args, kwargs)):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in self._fresh | self._before.keys():
+                self._before[storage.data_ptr()] = storage, storage.clone()
+        result = func(*args, **(kwargs or {}))
+        for tensor in _tensors(result):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in known | self._before.keys():
+                self._fresh.add(storage.data_ptr())
+                self._kept.append(storage)
+        return result
+
+    def undo(self) -> None:
+        for storage, before in self._before.values():
+            changed = bytes(storage) != bytes(before)
+            self.touched[storage.data_ptr(), storage.nbytes()] = changed
+            if changed:
+                storage.copy_(before)
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
