@@ -7,7 +7,7 @@
     python bench/gpu_session.py speed --out DIR --dry-run    # what would run; needs no GPU
 
 Each section is a module of bench/gpu, run in a process of its own, so that one that fails or hangs
-takes no other along; what it has started ends with it. What it prints is in DIR/SECTION.log as it
+takes no other along; what it has started ends with it. Its output is in DIR/SECTION.log as it
 comes. DIR/gpu_session.json is written after each section; a later run skips what is there and
 succeeded on the same sources, but for the build, which another machine lacks. Sections share the
 time of their run.

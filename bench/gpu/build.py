@@ -9,7 +9,7 @@ from .frame import ROOT, Json
 
 def run(folder: Path) -> Json:
     command = [sys.executable, "-m", "pip", "install", "--no-build-isolation", "--no-deps"]
-    # What it prints is the section's.
+    # Its output is the section's.
     subprocess.run([*command, "--no-index", "--editable", "."], cwd=ROOT, check=True)
     # A fresh interpreter, as this one began before the package was there.
     ask = "from pykern import _C; print(_C.nvtx_built, _C.__file__)"

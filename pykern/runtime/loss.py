@@ -228,7 +228,7 @@ def _sum_of_numbers(losses: Sequence[float], weights: Sequence[float], dtype: to
 def _warn_of_nan(microbatches: Sequence[int], losses: Sequence[float]) -> None:
     """Warns if losses of some microbatches are NaN, and others are not, as means of no labels."""
     empty = [number for number, loss in zip(microbatches, losses, strict=True) if isnan(loss)]
-    if len(empty) < len(losses):
+    if 0 < len(empty) < len(losses):
         warn(
             f"the loss of the batch is NaN, from microbatch {', '.join(map(str, empty))} of "
             f"{len(losses)}. A mean over labels is NaN if all labels of a microbatch are ignored: "

@@ -52,14 +52,15 @@ def test_success_is_zero_and_a_bad_value_is_two_without_a_traceback() -> None:
     assert (good.returncode, good.stderr) == (0, "")
     assert (bad.returncode, bad.stdout) == (2, "")
     assert bad.stderr == (
-        "pykern: Invalid value for '-p' / '--devices': '0' is not a whole number of at least 1\n"
+        "pykern: Invalid value for '-p' / '--devices': the value must be a whole number of at least "
+        "1, got '0'\n"
     )
 
 
 def test_the_demo_refuses_before_it_starts() -> None:
     bad = run("demo", "--devices", "cuda")
     assert (bad.returncode, bad.stdout) == (2, "")
-    assert bad.stderr.startswith("pykern: device 'cuda'")
+    assert bad.stderr.startswith("pykern: devices must be CPU workers, since torch")
     assert bad.stderr.count("\n") == 1
 
 

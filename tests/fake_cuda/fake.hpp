@@ -47,7 +47,7 @@ PYKERN_FAKE_EXPORT void fake_set_driver_version(int version);
 // for that stream's later work: so what other streams did with it must be ordered before.
 PYKERN_FAKE_EXPORT void fake_alloc(pykern::cuda::CUdeviceptr address, std::size_t bytes,
                                    pykern::cuda::CUstream owner);
-// Of memory given to fake_alloc: it is pinned memory of the host, which every device reaches.
+// For memory given to fake_alloc: it is pinned memory of the host, which every device reaches.
 PYKERN_FAKE_EXPORT void fake_place_on_host(pykern::cuda::CUdeviceptr address);
 // To be called while the bytes are still there: work that touches them is run first.
 PYKERN_FAKE_EXPORT void fake_free(pykern::cuda::CUdeviceptr address);

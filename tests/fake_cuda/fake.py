@@ -265,7 +265,7 @@ class FakeCuda:
         self.call("cuCtxSetCurrent", before)
 
     def place_on_host(self, address: int) -> None:
-        """Of declared memory: it is the host's, which all devices reach."""
+        """For declared memory: it is the host's, which all devices reach."""
         self.library.fake_place_on_host(address)
 
     def set_copy_cost(self, latency_ns: float, bytes_per_ns: float) -> None:

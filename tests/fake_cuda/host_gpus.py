@@ -179,7 +179,7 @@ class HostGpus:
         return buffer
 
     def enable_peer(self, sender: int, receiver: int) -> None:
-        """What torch does when it first copies from one GPU to the other."""
+        """Does what torch does when it first copies from one GPU to the other."""
         self.fake.enable_peer(self._gpu_of[sender], self._gpu_of[receiver])
 
     def generators(self) -> list[int]:
@@ -191,7 +191,7 @@ class HostGpus:
 
     def synchronize(self) -> None:
         if self.fake.synchronize():
-            # What nobody holds any more may come back as other memory.
+            # Memory that nobody holds any more may come back as other memory.
             self._memory.begin()
             self._memory.end()
 

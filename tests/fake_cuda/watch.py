@@ -1,4 +1,4 @@
-"""What torch's operations read, write and allocate, for the fake driver's model."""
+"""Memory that torch's operations read, write and allocate, for the fake driver's model."""
 
 from typing import Any, Protocol
 
@@ -14,7 +14,7 @@ POINTS = torch.ops.aten.set_.source_Storage_storage_offset
 
 
 class Memory(Protocol):
-    """Who is told of memory."""
+    """The object that is told of memory."""
 
     def add(self, storage: Any, stream: int, gpu: int | None = None) -> None:
         """Memory of a stream, which an action on that GPU has made where one is named."""

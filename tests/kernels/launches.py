@@ -181,7 +181,7 @@ def check_hooks(driver: StandIn) -> None:
 
 
 def check_watched() -> None:
-    """Whatever adds calls or changes how kernels are compiled, leaves launches to the JIT."""
+    """Anything that adds calls or changes how kernels are compiled, leaves launches to the JIT."""
     kernel = row_sums._kernel.kernel
     changes: list[tuple[Any, str, Any]] = [
         (knobs.runtime, "launch_enter_hook", print),

@@ -18,7 +18,7 @@ STREAM = 77
 
 @dataclass(frozen=True)
 class Launch:
-    """What a launcher gets.
+    """The arguments that a launcher gets.
 
     Attributes:
         place: the grid, the stream, the function and its metadata.

@@ -131,4 +131,6 @@ def test_who_cannot_write_tells_the_others(tmp_path: Path) -> None:
     assert second[0].startswith("CheckpointError: the first of the processes with shards")
     assert list(tmp_path.iterdir()) == []
     for of_dcp in (first[1], second[1]):
-        assert of_dcp.startswith("CheckpointError: the model is sharded over processes")
+        assert of_dcp.startswith(
+            "CheckpointError: model must be whole in each process, got one sharded"
+        )

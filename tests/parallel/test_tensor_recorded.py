@@ -193,4 +193,4 @@ def cut_within(_: int) -> str:
 
 def test_what_is_cut_has_no_style() -> None:
     for message in peers.run(2, cut_within):
-        assert "CutError: tensor_parallel has a style for blocks.1, but the model is cut" in message
+        assert "got one for blocks.1, within which the model is cut" in message

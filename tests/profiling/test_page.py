@@ -98,9 +98,9 @@ def test_the_command_prints_and_writes_its_report(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--schedule", "gpipe", "--waves", "2"], "gpipe has no --waves"),
+        (["--schedule", "gpipe", "--waves", "2"], "--waves must go with hanayo, got gpipe"),
         (["--schedule", "frob"], "got 'frob'"),
-        (["--steps", "0"], "'0' is not a whole number of at least 1"),
+        (["--steps", "0"], "must be a whole number of at least 1, got '0'"),
         (["--schedule", "pipedream"], "pykern.AsyncPipeline"),
     ],
 )

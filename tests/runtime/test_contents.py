@@ -1,4 +1,4 @@
-"""What graph mode notices of a change in captured layers, and of which module."""
+"""Graph mode notices changes in captured layers, and names the module."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a step costs the driver, without a clock: the calls of it for each microbatch and tensor.
+"""The driver's cost of a step, without a clock: the calls of it for each microbatch and tensor.
 
 A row is for one way of issuing steps. A number that falls may be lowered here; one that rises has
 to be found.
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pykern
-from tests.fake_cuda.fake import FakeCuda
+from tests.fake_cuda.host_gpus import host_gpus
 
 WIDTH = 8
 _API = Path(__file__).parents[2] / "csrc/cuda/api.hpp"
@@ -45,17 +45,21 @@ class Join(nn.Module):
         return joined
 
 
-def calls_of(gpus: FakeCuda, capture: Any, num_microbatches: int, num_tensors: int) -> Counter[str]:
+def calls_of(capture: Any, num_microbatches: int, num_tensors: int) -> Counter[str]:
     """The calls of the fourth step of two stages on two GPUs, by function of the driver."""
     x, y = torch.randn(2, 2 * num_microbatches, WIDTH)
-    with pykern.Pipeline(
-        nn.Sequential(Fan(num_tensors), Join()),
-        devices=["cuda:0", "cuda:1"],
-        schedule="one_f_one_b",
-        microbatches=num_microbatches,
-        loss_fn=F.mse_loss,
-        capture=capture,
-    ) as pipe:
+    # Each pipeline has GPUs of its own, because tensors of another may return at its addresses.
+    with (
+        host_gpus(2) as gpus,
+        pykern.Pipeline(
+            nn.Sequential(Fan(num_tensors), Join()),
+            devices=["cuda:0", "cuda:1"],
+            schedule="one_f_one_b",
+            microbatches=num_microbatches,
+            loss_fn=F.mse_loss,
+            capture=capture,
+        ) as pipe,
+    ):
         for _ in range(3):
             pipe.step(x, target=y)
         before = Counter({name: gpus.calls(name) for name in _FUNCTIONS})
@@ -88,11 +92,11 @@ EVENTS = {"cuStreamWaitEvent": 4, "cuEventRecord": 4}
     ],
 )
 def test_steps_call_the_driver_no_more_than_they_need(
-    gpus: FakeCuda, capture: Any, by_microbatch: dict[str, int], by_tensor: dict[str, int]
+    capture: Any, by_microbatch: dict[str, int], by_tensor: dict[str, int]
 ) -> None:
-    few = calls_of(gpus, capture, 4, 1)
+    few = calls_of(capture, 4, 1)
     # Four microbatches more; then two tensors more, in four microbatches, forth and back.
-    microbatches = calls_of(gpus, capture, 8, 1) - few
-    tensors = calls_of(gpus, capture, 4, 3) - few
+    microbatches = calls_of(capture, 8, 1) - few
+    tensors = calls_of(capture, 4, 3) - few
     assert microbatches == {name: 4 * number for name, number in by_microbatch.items()}
     assert tensors == {name: 2 * 4 * 2 * number for name, number in by_tensor.items()}

@@ -37,7 +37,7 @@ class Loader:
     def place(self, inputs: Any, target: Any) -> Any:
         """Takes the place of a copy to the GPU on its caller's stream."""
         caller = self.gpus[0].current(0)
-        # What the host has written is there.
+        # Bytes that the host has written are there.
         self.fake.order(self.gpus[0].host, caller)
         self.fake.kernel(caller, reads=[place_of(self.x)])
         return ((self.x.clone(),), {}), target

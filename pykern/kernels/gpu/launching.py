@@ -60,7 +60,10 @@ class Launched:
         self, kind: Hashable, grid: Sequence[int], arguments: Sequence[Any], named: dict[str, Any]
     ) -> None:
         if len(arguments) != len(self._is_special):
-            raise TypeError(f"{self.kernel}: all arguments but constants must go by position")
+            raise TypeError(
+                f"arguments of {self.kernel} must go by position, {len(self._is_special)} beside "
+                f"constants, got {len(arguments)}"
+            )
         compiled = self.kernel[grid](*arguments, **named)
         if len(self._forms) >= _MOST_FORMS:
             self._forms.clear()

@@ -23,7 +23,7 @@ def constants(kernel: Any) -> list[str]:
     """The names of the parameters whose arguments are constants, which must be the last ones."""
     found = [parameter.name for parameter in kernel.params if parameter.is_constexpr]
     if found != kernel.arg_names[len(kernel.arg_names) - len(found) :]:
-        raise ValueError(f"constants must be the last parameters of {kernel}")
+        raise ValueError(f"constants must be the last parameters of {kernel}, got {found}")
     return found
 
 
