@@ -97,7 +97,7 @@ void find(const Finder& finder, const Api& api, Function*& function, const char*
 std::mutex choosing;
 std::atomic<const Api*> in_use = nullptr;
 
-// Never destroyed: objects of the driver may end after the statics of this file.
+// Never destroyed: objects of the driver may end after the static objects of this file.
 std::string& library_in_use() {
     static auto& library = *new std::string("libcuda.so.1");
     return library;

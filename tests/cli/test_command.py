@@ -52,8 +52,8 @@ def test_success_is_zero_and_a_bad_value_is_two_without_a_traceback() -> None:
     assert (good.returncode, good.stderr) == (0, "")
     assert (bad.returncode, bad.stdout) == (2, "")
     assert bad.stderr == (
-        "pykern: Invalid value for '-p' / '--devices': the value must be a whole number of at least "
-        "1, got '0'\n"
+        "pykern: Invalid value for '-p' / '--devices': the value must be a whole number of at "
+        "least 1, got '0'\n"
     )
 
 

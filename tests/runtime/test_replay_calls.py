@@ -1,4 +1,4 @@
-"""The cost of a replayed step, without a clock: the calls of functions of Python's that it makes."""
+"""The cost of a replayed step, without a clock: the calls of Python's functions that it makes."""
 
 import sys
 from collections import Counter
