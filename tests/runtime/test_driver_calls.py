@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pykern
+from tests.fake_cuda.fake import FakeCuda
 from tests.fake_cuda.host_gpus import host_gpus
 
 WIDTH = 8
@@ -45,26 +46,30 @@ class Join(nn.Module):
         return joined
 
 
-def calls_of(capture: Any, num_microbatches: int, num_tensors: int) -> Counter[str]:
+def _calls_on(
+    gpus: FakeCuda, capture: Any, num_microbatches: int, num_tensors: int
+) -> Counter[str]:
     """The calls of the fourth step of two stages on two GPUs, by function of the driver."""
     x, y = torch.randn(2, 2 * num_microbatches, WIDTH)
-    # Each pipeline has GPUs of its own, because tensors of another may return at its addresses.
-    with (
-        host_gpus(2) as gpus,
-        pykern.Pipeline(
-            nn.Sequential(Fan(num_tensors), Join()),
-            devices=["cuda:0", "cuda:1"],
-            schedule="one_f_one_b",
-            microbatches=num_microbatches,
-            loss_fn=F.mse_loss,
-            capture=capture,
-        ) as pipe,
-    ):
+    with pykern.Pipeline(
+        nn.Sequential(Fan(num_tensors), Join()),
+        devices=["cuda:0", "cuda:1"],
+        schedule="one_f_one_b",
+        microbatches=num_microbatches,
+        loss_fn=F.mse_loss,
+        capture=capture,
+    ) as pipe:
         for _ in range(3):
             pipe.step(x, target=y)
         before = Counter({name: gpus.calls(name) for name in _FUNCTIONS})
         pipe.step(x, target=y)
         return Counter({name: gpus.calls(name) for name in _FUNCTIONS}) - before
+
+
+def calls_of(capture: Any, num_microbatches: int, num_tensors: int) -> Counter[str]:
+    """The same, on GPUs of their own: tensors of another pipeline may return at an address."""
+    with host_gpus(2) as gpus:
+        return _calls_on(gpus, capture, num_microbatches, num_tensors)
 
 
 # A microbatch is an F and a B of each stage, and two copies, of which each moves a tensor. Actions

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import pykern
+from tests.fake_cuda.fake import FakeCuda
 from tests.fake_cuda.host_gpus import host_gpus
 
 WIDTH = 8
@@ -40,23 +41,19 @@ class Counted:
             self.calls[f"{code.co_filename.removeprefix(_OURS)}: {code.co_qualname}"] += 1
 
 
-def calls_of(num_layers: int) -> Counter[str]:
+def _calls_on(gpus: FakeCuda, num_layers: int) -> Counter[str]:
     """The calls of the fourth step, which is replayed."""
     pairs = [(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)) for _ in range(num_layers // 2)]
     x, y = torch.randn(2, 4, WIDTH)
     counted = Counted()
-    # Each pipeline has GPUs of its own, because tensors of another may return at its addresses.
-    with (
-        host_gpus(2) as gpus,
-        pykern.Pipeline(
-            nn.Sequential(*chain.from_iterable(pairs)),
-            devices=["cuda:0", "cuda:1"],
-            schedule="one_f_one_b",
-            microbatches=2,
-            loss_fn=F.mse_loss,
-            capture=True,
-        ) as pipe,
-    ):
+    with pykern.Pipeline(
+        nn.Sequential(*chain.from_iterable(pairs)),
+        devices=["cuda:0", "cuda:1"],
+        schedule="one_f_one_b",
+        microbatches=2,
+        loss_fn=F.mse_loss,
+        capture=True,
+    ) as pipe:
         for _ in range(3):
             pipe.step(x, target=y)
         before = gpus.calls("cuGraphLaunch")
@@ -67,6 +64,12 @@ def calls_of(num_layers: int) -> Counter[str]:
             sys.setprofile(None)
         assert gpus.calls("cuGraphLaunch") == before + 8
     return counted.calls
+
+
+def calls_of(num_layers: int) -> Counter[str]:
+    """The same, on GPUs of their own: tensors of another pipeline may return at an address."""
+    with host_gpus(2) as gpus:
+        return _calls_on(gpus, num_layers)
 
 
 def test_a_replayed_step_makes_as_many_calls_for_any_number_of_layers() -> None:

@@ -85,7 +85,7 @@ def test_a_plan_without_updates_holds_one_version() -> None:
 def test_updates_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match="must have one replica"):
         with_updates(schedules.chimera(2, 4), group=1, delay=0)
-    with pytest.raises(ValueError, match="without any"):
+    with pytest.raises(ValueError, match="no updates to add them"):
         with_updates(schedules.pipedream(2, 4), group=1, delay=0)
     with pytest.raises(ValueError, match="group must be 1 to"):
         with_updates(schedules.gpipe(2, 4), group=0, delay=0)
