@@ -192,37 +192,11 @@ class StreamExecutor final : public Closable {
     Claim claim_;
 };
 
-void bind_lanes(py::module_& module) {
-    py::class_<Lanes, std::shared_ptr<Lanes>>(
-        module, "Lanes", "GPUs, or parts of them, as the devices of a plan, with their streams.")
-        .def(py::init([](const std::vector<std::tuple<int, int, int>>& given) {
-                 std::vector<LaneName> names;
-                 names.reserve(given.size());
-                 for (const auto& [gpu, part, num_parts] : given) {
-                     names.push_back({.gpu = gpu, .part = part, .num_parts = num_parts});
-                 }
-                 return std::make_shared<Lanes>(std::move(names));
-             }),
-             "names"_a)
-        .def("__len__", &Lanes::size)
-        .def(
-            "gpu_of",
-            [](const Lanes& self, int lane) {
-                in_range("lane", lane, self.size());
-                return self.gpu_of(lane);
-            },
-            "lane"_a, "The number of a lane's GPU.")
-        .def(
-            "compute",
-            [](const Lanes& self, int lane) {
-                in_range("lane", lane, self.size());
-                return reinterpret_cast<Address>(self.compute(lane));
-            },
-            "lane"_a, "Handle of the stream on which the lane computes.")
-        .def(
-            "ring",
-            [](const Lanes& self, int gpu) { return reinterpret_cast<Address>(self.ring(gpu)); },
-            "gpu"_a, "Handle of a stream of the GPU on which nothing runs.")
+using PyLanes = py::class_<Lanes, std::shared_ptr<Lanes>>;
+
+// Copies between the lanes' GPUs.
+void bind_peers(PyLanes& lanes) {
+    lanes
         .def(
             "reaches",
             [](const Lanes& self, int sender, int receiver) {
@@ -257,6 +231,41 @@ void bind_lanes(py::module_& module) {
             "copies"_a,
             "Copies (sender, to, from, bytes) side by side and waits for them. Nothing else may "
             "use the memory. Raises CudaError.");
+}
+
+void bind_lanes(py::module_& module) {
+    PyLanes lanes(module, "Lanes",
+                  "GPUs, or parts of them, as the devices of a plan, with their streams.");
+    lanes
+        .def(py::init([](const std::vector<std::tuple<int, int, int>>& given) {
+                 std::vector<LaneName> names;
+                 names.reserve(given.size());
+                 for (const auto& [gpu, part, num_parts] : given) {
+                     names.push_back({.gpu = gpu, .part = part, .num_parts = num_parts});
+                 }
+                 return std::make_shared<Lanes>(std::move(names));
+             }),
+             "names"_a)
+        .def("__len__", &Lanes::size)
+        .def(
+            "gpu_of",
+            [](const Lanes& self, int lane) {
+                in_range("lane", lane, self.size());
+                return self.gpu_of(lane);
+            },
+            "lane"_a, "The number of a lane's GPU.")
+        .def(
+            "compute",
+            [](const Lanes& self, int lane) {
+                in_range("lane", lane, self.size());
+                return reinterpret_cast<Address>(self.compute(lane));
+            },
+            "lane"_a, "Handle of the stream on which the lane computes.")
+        .def(
+            "ring",
+            [](const Lanes& self, int gpu) { return reinterpret_cast<Address>(self.ring(gpu)); },
+            "gpu"_a, "Handle of a stream of the GPU on which nothing runs.");
+    bind_peers(lanes);
 }
 
 void bind_program(py::module_& module) {

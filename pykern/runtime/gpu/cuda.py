@@ -94,9 +94,9 @@ class Gpus:
         """Events after all work that the callers' streams hold so far."""
         return [torch.cuda.current_stream(gpu).record_event() for gpu in self._unique]
 
-    def mark_for_host(self) -> Marks:
+    def mark_for_host(self) -> HostMarks:
         """The same for the host to wait for."""
-        return Marks(self.mark())
+        return HostMarks(self.mark())
 
     def follow(self, mark: Sequence[Event], output: Any) -> None:
         """Has the callers' streams wait for the mark, and records their use of the output."""
@@ -177,7 +177,7 @@ class Gpus:
 
 
 @dataclass(frozen=True)
-class Marks:
+class HostMarks:
     """Events that the host can wait for."""
 
     events: Sequence[Event]

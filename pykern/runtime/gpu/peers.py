@@ -11,7 +11,7 @@ from .cuda import Gpus
 _NUM_BYTES = 1 << 20
 
 
-class Peers:
+class PeerPairs:
     """Checks a pair of GPUs when a plan first asks for it, in both directions at once.
 
     The driver says which GPUs reach each other's memory. On some boards, and under some IOMMUs, it

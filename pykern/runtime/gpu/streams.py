@@ -25,7 +25,7 @@ from . import cuda
 from .capture.policy import Capture, CapturePolicy
 from .capture.recording import Recording
 from .host_link import GpuLink
-from .peers import Peers
+from .peers import PeerPairs
 from .rings import P2PTransfer, RingBuffers, RingTransport, carrier_of
 
 StreamCallback = Callable[[int], Sequence[P2PTransfer] | None]
@@ -40,7 +40,7 @@ class Streams:
 
     def __init__(self, lanes: Sequence[DeviceLane], capture: Capture) -> None:
         self.gpus = cuda.Gpus(lanes)
-        self._peers = Peers(self.gpus)
+        self._peers = PeerPairs(self.gpus)
         # The last step may still run when its rings and graphs are freed, so their end waits. At
         # exit, the memory is not reused, so no wait is needed.
         weakref.finalize(self, _wait, self.gpus).atexit = False
