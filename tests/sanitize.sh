@@ -28,6 +28,9 @@ base=$("$python" -c 'import sys; print(sys._base_executable)')
 packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 export PYTHONPATH=$build/site:$packages:$PWD PYTHONSAFEPATH=1
 export PYKERN_EXAMPLES=few
+# OpenMP's library is not instrumented: its threads would seem to read the stack of their caller
+# when they have long ended.
+export OMP_NUM_THREADS=1
 export PYTHONMALLOC=malloc  # every Python object is an allocation that the sanitizer sees
 
 # Reports go to files, so that one from a process that a test starts is seen as well. The undefined

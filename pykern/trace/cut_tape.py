@@ -145,7 +145,7 @@ class CutTape:
         self._refuse_crossings()
         users = self._users()
         self._refuse_buffers(users)
-        self.inputs = frozenset(users.keys() - self._piece_of.keys())
+        self.inputs = sorted(users.keys() - self._piece_of.keys())
         num_stages = stage_of[-1] + 1
         makers = {value: stage_of[piece] for value, piece in self._piece_of.items()}
         routes = Routes(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..tensors.trees import Call, Spec, flatten, map_tree
+from ..tensors.trees import Call, map_tree
 from .cut_tape import CutTape, Environment
 from .errors import CutError, UnseenTensor, Unsettled
+from .key import key_of_call
 from .opened import (
     alike,
     can_open,
@@ -24,7 +25,7 @@ from .origins import Origins
 from .recorder import Recorder
 from .routes import Direct, everywhere
 from .segment import Segment
-from .state import Form, described, state_of
+from .state import state_of
 from .tape import Tape, modes_now
 from .untouched import Untouched
 from .values import held_in
@@ -89,7 +90,7 @@ class Traced:
         self._state = state_of(model, self._opened)
         # The key used last is the last.
         self._cut_tapes: dict[Any, list[CutTape]] = {}
-        self._cut_tape(tape, self._key(*flatten(sample)))
+        self._cut_tape(tape, self._key(key_of_call(sample)[1]))
 
     def cut(self, spans: Iterable[range], devices: Sequence[torch.device], direct: Direct) -> None:
         """Says which segments are in which stage, where that is, and what reaches what from there.
@@ -117,18 +118,17 @@ class Traced:
             CutError: for these inputs the forward does what it did not with the sample, and that
                 cannot be cut in the same way.
         """
-        leaves, spec = flatten((args, kwargs))
-        inputs = _unique(leaf for leaf in leaves if isinstance(leaf, Tensor))
+        inputs, called = key_of_call((args, kwargs))
         values = dict(enumerate(inputs))
-        key = self._key(leaves, spec)
+        key = self._key(called)
         known = self._cut_tapes.pop(key, None)
         if known is not None:
             self._cut_tapes[key] = known
         cut_tape = next((one for one in known or () if self._holds(one, values)), None)
         if cut_tape is None:
             self.before_recording()
-            cut_tape = self._cut_tape(self._record_settled((args, kwargs)), self._key(leaves, spec))
-        return Environment(cut_tape, {n: values[n] for n in sorted(cut_tape.inputs)})
+            cut_tape = self._cut_tape(self._record_settled((args, kwargs)), self._key(called))
+        return Environment(cut_tape, {n: values[n] for n in cut_tape.inputs})
 
     def refresh(self) -> None:
         """Has the segments hold the model's parameters and buffers of now.
@@ -138,7 +138,9 @@ class Traced:
             RuntimeError: a module that stays whole is another by now.
         """
         require_openable(self._opened, self._model)
-        self._state = state_of(self._model, self._opened)
+        state = state_of(self._model, self._opened)
+        if state != self._state:
+            self._state = state
         for segment in self.segments.values():
             segment.refresh()
 
@@ -204,17 +206,9 @@ class Traced:
             untouched.require()
             return tape
 
-    def _key(self, leaves: Sequence[Any], spec: Spec) -> Any:
-        numbers: dict[int, int] = {}
-        given = tuple(
-            (numbers.setdefault(id(leaf), len(numbers)), leaf.shape, leaf.dtype, leaf.requires_grad)
-            if isinstance(leaf, Tensor)
-            else described(leaf)
-            for leaf in leaves
-        )
-        training = tuple(module.training for module in self._modes)
-        modes = modes_now(), torch.is_inference_mode_enabled()
-        return Form(spec), given, modes, training, self._state
+    def _key(self, called: Hashable) -> Hashable:
+        training = tuple([module.training for module in self._modes])
+        return called, modes_now(), torch.is_inference_mode_enabled(), training, self._state
 
     def _holds(self, cut_tape: CutTape, values: dict[int, Any]) -> bool:
         reads = cut_tape.tape.reads
@@ -294,7 +288,3 @@ def _numbered(names: Sequence[str]) -> list[str]:
         seen[name] = seen.get(name, 0) + 1
         found.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
     return found
-
-
-def _unique(tensors: Iterable[Tensor]) -> Collection[Tensor]:
-    return {id(tensor): tensor for tensor in tensors}.values()

@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..tensors.trees import Spec
 from .values import PLAIN
 
 # Attributes that torch keeps in a module, which are looked at elsewhere or do nothing.
@@ -27,6 +26,24 @@ class Same:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Same) and self.of is other.of
+
+
+class Hashed:
+    """A value as a part of keys, whose hash is computed once."""
+
+    __slots__ = ("_hash", "_value")
+
+    def __init__(self, value: Hashable) -> None:
+        self._value = value
+        self._hash = hash(value)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return isinstance(other, Hashed) and self._value == other._value
 
 
 def described(value: Any, depth: int = 2) -> Hashable:
@@ -65,7 +82,7 @@ def attributes(module: nn.Module, depth: int = 2) -> dict[str, Hashable]:
     }
 
 
-def state_of(model: nn.Module, opened: Iterable[nn.Module]) -> Hashable:
+def state_of(model: nn.Module, opened: Iterable[nn.Module]) -> Hashed:
     """State that forwards of the opened modules may read: attributes, parts, types and shapes."""
     held = frozenset((parameter.dtype, parameter.shape) for parameter in model.parameters())
     parts = tuple(
@@ -73,19 +90,4 @@ def state_of(model: nn.Module, opened: Iterable[nn.Module]) -> Hashable:
         for module in model.modules()
         if module in opened
     )
-    return held, parts
-
-
-class Form:
-    """How leaves are arranged, as a key: torch's descriptions of that cannot be hashed."""
-
-    __slots__ = ("spec",)
-
-    def __init__(self, spec: Spec) -> None:
-        self.spec = spec
-
-    def __hash__(self) -> int:
-        return self.spec.num_leaves
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Form) and self.spec == other.spec
+    return Hashed((held, parts))

@@ -257,11 +257,9 @@ def rest_of(leaves: Sequence[Any]) -> list[Any]:
 
 def modes_now() -> Modes:
     """The modes of this thread."""
-    autocast = tuple(
-        (kind, torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None)
-        for kind in ("cpu", "cuda")
-    )
-    return torch.is_grad_enabled(), autocast
+    cpu = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+    cuda = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+    return torch.is_grad_enabled(), (("cpu", cpu), ("cuda", cuda))
 
 
 def _under(modes: Modes) -> ExitStack:
