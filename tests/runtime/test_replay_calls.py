@@ -75,7 +75,7 @@ def calls_of(num_layers: int) -> Counter[str]:
 def test_a_replayed_step_makes_as_many_calls_for_any_number_of_layers() -> None:
     few, many = calls_of(10), calls_of(100)
     assert {name: (few[name], many[name]) for name in few | many if few[name] != many[name]} == {}
-    # What torch needs of `torch_private` depends on its version.
+    # Calls of `torch_private` depend on the version of torch.
     ours = sum(few.values()) - sum(few[name] for name in few if name.startswith("torch_private/"))
     # A number that falls may be lowered here; one that rises has to be found.
     assert ours <= 189, few
