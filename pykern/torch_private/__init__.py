@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from traceback import walk_tb
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.utils.checkpoint
@@ -35,6 +35,7 @@ __all__ = [
     "compiler",
     "dispatch_modes",
     "function_modes",
+    "has_live_graph",
     "holders_at",
     "hooks_refused",
     "interceptor",
@@ -169,6 +170,19 @@ def transform(tensors: Iterable[Tensor]) -> str | None:
     if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
         return "forward-mode differentiation"
     return None
+
+
+def has_live_graph(leaf: Tensor) -> bool:
+    """Whether a graph of autograd that reaches the leaf is still held."""
+
+    def noted() -> dict[str, Any]:
+        # The leaf's node lives as long as a graph holds it, and its metadata live with the node.
+        node = leaf.expand_as(leaf).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+        return cast(dict[str, Any], node.metadata)  # type: ignore[union-attr]
+
+    with torch.enable_grad():
+        noted()["pykern"] = True
+        return bool(noted().pop("pykern", False))
 
 
 # The address of a tensor's storage, and the number of holders of the storage at an address, which

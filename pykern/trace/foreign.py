@@ -36,7 +36,6 @@ class Carriers:
         call: its arguments.
         crossings: which follow its tensors.
         made: the tensors that have numbers.
-        stand_in: gives what stands for a tensor in the tape.
     """
 
     def __init__(
@@ -45,16 +44,19 @@ class Carriers:
         call: Call,
         crossings: Crossings,
         made: NumberedTensors,
-        stand_in: Callable[[Tensor], Any],
     ) -> None:
         self._model = model
         self._arguments = {*Holdings(foreign_in(call)).inside}
         self._crossings = crossings
         self._made = made
-        self._stand_in = stand_in
 
     def carried(
-        self, before: Holdings, after: Holdings, name: str, touched: Iterable[Tensor]
+        self,
+        before: Holdings,
+        after: Holdings,
+        name: str,
+        touched: Iterable[Tensor],
+        stand_in: Callable[[Tensor], Any],
     ) -> HandedIn | None:
         """The content of the objects that a module was given; None if they never hold tensors.
 
@@ -66,6 +68,7 @@ class Carriers:
             after: of the same objects, behind the call.
             name: of the module.
             touched: the tensors that it has written or returned.
+            stand_in: gives what stands for a tensor in the tape.
 
         Raises:
             CutError: the objects are not the forward's own, or hold numbers that depend on tensors.
@@ -81,12 +84,13 @@ class Carriers:
         used = self._crossings.follow.used.union(
             storage._cdata for storage in storages_of(list(touched))
         )
-        return HandedIn(before.shells, [self._part(tensor, used) for tensor in before.tensors])
-
-    def _part(self, tensor: Tensor, used: Collection[int]) -> Any:
-        if _is_in(tensor, used) or self._crossings.is_constant(tensor):
-            return self._stand_in(tensor)
-        return tensor.detach().to("meta")
+        parts = [
+            stand_in(tensor)
+            if _is_in(tensor, used) or self._crossings.is_constant(tensor)
+            else tensor.detach().to("meta")
+            for tensor in before.tensors
+        ]
+        return HandedIn(before.shells, parts)
 
     def left(self, before: Holdings, after: Holdings) -> Iterator[Instruction]:
         """Instructions that give numbers to the tensors that a module has left in objects."""

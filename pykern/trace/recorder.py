@@ -86,7 +86,7 @@ class Recorder(TorchFunctionMode):
             self._made.give(tensor)
         trained = frozenset(number for number, x in enumerate(inputs) if x.requires_grad)
         self._crossings = Crossings(model, self._opened, inputs, self._origins)
-        self._carriers = Carriers(model, call, self._crossings, self._made, self._stand_in)
+        self._carriers = Carriers(model, call, self._crossings, self._made)
         restored = _C.Undo(self._crossings.restore, settling)
         with restored, as_before(), told(self), checkpoints_ended():
             self.__enter__()  # type: ignore[no-untyped-call]
@@ -146,7 +146,7 @@ class Recorder(TorchFunctionMode):
         written, after = writes.found(), Holdings(objects.roots)
         with self._away():
             touched = [*tensors_in(returned), *written]
-            carried = self._carriers.carried(objects, after, name, touched)
+            carried = self._carriers.carried(objects, after, name, touched, self._stand_in)
         if carried is not None:
             args, kwargs = with_carriers((args, kwargs), objects)
         self._record(name, args, kwargs, returned, written, carried)

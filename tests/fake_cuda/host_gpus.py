@@ -186,6 +186,9 @@ class HostGpus:
         # The host's is the caller's as well, from which the seeds of steps are drawn.
         return []
 
+    def give_back_cache(self) -> None:
+        self.synchronize()
+
     def pool(self) -> None:
         return None
 

@@ -46,6 +46,20 @@ def test_a_module_keeps_its_hooks_where_they_are_looked_for():
     assert all(getattr(module, hooks) for hooks in torch_private.HOOKS)
 
 
+def test_a_graph_that_reaches_a_leaf_is_seen_as_long_as_it_is_held():
+    leaf = torch.nn.Parameter(torch.ones(2))
+    assert not torch_private.has_live_graph(leaf)
+    kept = (leaf * 2).sum()
+    assert torch_private.has_live_graph(leaf)
+    kept.backward()
+    # The graph's nodes are there, though nothing is saved for them.
+    assert torch_private.has_live_graph(leaf)
+    del kept
+    assert not torch_private.has_live_graph(leaf)
+    assert leaf.grad is not None
+    assert leaf.grad.tolist() == [2, 2]
+
+
 def test_saved_tensors_hooks_are_seen_taken_and_put_back():
     def pack(tensor):
         return tensor

@@ -1,6 +1,7 @@
 """Models with a forward of their own, in a pipeline."""
 
 import copy
+import gc
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import pykern
+from pykern.torch_private import has_live_graph
 from pykern.trace import CutError
 from tests.fake_cuda.fake import FakeCuda
 from tests.support.comparison import assert_same_state
@@ -54,6 +56,18 @@ def assert_steps_alike(pipe: pykern.Pipeline, plain: nn.Module, num_steps: int =
             assert found is not None
             assert expected is not None
             assert torch.equal(found, expected), name
+
+
+def test_neither_the_recording_nor_a_step_leaves_a_graph_to_the_collector() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        with pipeline(Network(num_blocks=2)) as pipe:
+            assert not any(map(has_live_graph, pipe.parameters()))
+            pipe.step(**example(), target=torch.randn(8))
+            assert not any(map(has_live_graph, pipe.parameters()))
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("recompute", [None, "layer", "stage"])

@@ -150,6 +150,14 @@ class Gpus:
         """The offsets of the default generators, which change when a kernel draws."""
         return [torch.cuda.default_generators[gpu].get_offset() for gpu in self._unique]
 
+    def give_back_cache(self) -> None:
+        """Waits for the GPUs and gives them memory back that torch only keeps for reuse.
+
+        Blocks that steps have left behind cannot serve the pools of graphs.
+        """
+        self.synchronize()
+        torch.cuda.empty_cache()
+
     def pool(self) -> Any:
         """A memory pool for graphs that are replayed in the order of their capture."""
         return torch.cuda.graph_pool_handle()

@@ -18,6 +18,7 @@ from .contents import Contents
 from .recording import Recording
 from .refusals import (
     CannotCapture,
+    held_graph,
     modules_of,
     modules_of_loss,
     refuse_batch,
@@ -124,14 +125,7 @@ class CapturePolicy:
             refuse_batch(batch)
             if self._drew:
                 raise CannotCapture("a kernel of which torch knows nothing draws random numbers")
-            recording = Recording(
-                self._gpus, program, self._stages, self._lane_of, batch, self._trained
-            )
-            changed = self._contents.changed()
-            if changed is not None:
-                raise CannotCapture(
-                    f"{changed} changes what it holds when it is called, which a replay would not"
-                )
+            recording = self._capture(program, batch)
         except CannotCapture as error:
             # If capture is required, the next step tries again, since the cause may be removed.
             if not self._must:
@@ -141,6 +135,25 @@ class CapturePolicy:
             self._changes = 0
             self._recorded = wanted
             self.recording = recording
+
+    def _capture(self, program: _C.StreamProgram, batch: Batch) -> Recording:
+        held = held_graph(self._stages)
+        try:
+            recording = Recording(
+                self._gpus, program, self._stages, self._lane_of, batch, self._trained
+            )
+        except CannotCapture as error:
+            # A graph that is held makes captures fail with errors that do not name it.
+            raise held or error from error.__cause__
+        # A layer that keeps its output holds a graph too: the layer is named before the graph.
+        changed = self._contents.changed()
+        if changed is not None:
+            raise CannotCapture(
+                f"{changed} changes what it holds when it is called, which a replay would not"
+            )
+        if held is not None:
+            raise held
+        return recording
 
     def learn(self, batch: Batch) -> None:
         """Learns from a step that has run as usual, to its end."""

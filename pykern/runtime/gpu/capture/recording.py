@@ -80,7 +80,7 @@ class Recording:
             None if batch.target is None else self._targets, len(self._targets), self._scale
         )
         self._static = [
-            StaticStage(stage, ring, of_stage, self._losses if stage.next is None else None)
+            StaticStage(stage, ring, of_stage, self._losses)
             for stage, ring, of_stage in zip(stages, self._rings, cells, strict=True)
         ]
         # The seeds to copy into slots, by stage and microbatch.
@@ -104,15 +104,16 @@ class Recording:
         for static, value in zip(all_tensors(kept), all_tensors(given), strict=True):
             static.copy_(value, non_blocking=True)
         self._load_seeds()
-        zeroed = []
+        zeroed: dict[torch.device, list[Tensor]] = {}
         for parameter, gradient in self._gradients:
             if parameter.grad is None:
-                zeroed.append(gradient)
+                zeroed.setdefault(gradient.device, []).append(gradient)
             elif parameter.grad is not gradient:
                 gradient.copy_(parameter.grad)
             parameter.grad = gradient
-        if zeroed:
-            torch._foreach_zero_(zeroed)
+        # torch fills tensors of one GPU by one kernel, but those of several one by one.
+        for on_one in zeroed.values():
+            torch._foreach_zero_(on_one)
 
     def _load_seeds(self) -> None:
         """Draws the seeds that the forwards would draw from the caller's generator."""
@@ -134,6 +135,8 @@ class Recording:
 
         Within a slot of a stage, the order is the same as in every step.
         """
+        # Once, because each time costs a wait and the memory is allocated anew.
+        self._gpus.give_back_cache()
         with torch.enable_grad(), nothing_cached(), no_collection():
             arguments = self._input_parts[0]
             leaves: Sequence[Tensor] = ()

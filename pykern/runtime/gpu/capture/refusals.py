@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch.nn.modules import module as global_hooks
 
 from ....plan import Kind, Plan
 from ....tensors.trees import all_tensors, flatten
-from ....torch_private import HOOKS
+from ....torch_private import HOOKS, has_live_graph
 from ...batch import Batch
 from ...caller_state import CallerState
 from ...loss import Losses
@@ -64,6 +65,33 @@ def refuse_stage(stage: Stage) -> None:
         _refuse_hooks(name, module)
         if getattr(module, "sparse", None) is True:
             raise CannotCapture(f"{name} has sparse gradients, which graphs do not collect")
+
+
+def held_graph(stages: Sequence[Stage]) -> CannotCapture | None:
+    """The error that names a parameter in a graph of autograd that something still holds, if any.
+
+    A parameter has one node that adds up its gradient, as long as any graph holds the node. It runs
+    on the stream of its first graph, which is not the stream of a capture.
+    """
+    if _held(stages) is None:
+        return None
+    # Graphs that are held in a circle are let go of here.
+    gc.collect()
+    name = _held(stages)
+    if name is None:
+        return None
+    return CannotCapture(
+        f"{name} is in a graph that is still held: by a loss or an output that was kept, say, or "
+        "by a wrapper such as DistributedDataParallel. Let go of it before the second step"
+    )
+
+
+def _held(stages: Sequence[Stage]) -> str | None:
+    for name, module in (named for stage in stages for named in modules_of(stage)):
+        for parameter_name, parameter in module.named_parameters(recurse=False):
+            if parameter.requires_grad and has_live_graph(parameter):
+                return f"{parameter_name} of {name}"
+    return None
 
 
 def refuse_batch(batch: Batch) -> None:

@@ -41,7 +41,7 @@ class StaticStage(Transport):
         original: the stage.
         ring: the memory for its tensors.
         cells: by microbatch, its slot and its level.
-        losses: of the last stage.
+        losses: of the step; the last stage computes them.
 
     Attributes:
         inputs: by slot, the tensors that an F reads.
@@ -56,7 +56,7 @@ class StaticStage(Transport):
         original: Stage,
         ring: RingBuffers,
         cells: Sequence[CellKey],
-        losses: Losses | None,
+        losses: Losses,
     ) -> None:
         self._ring = ring
         self._losses = losses
@@ -80,7 +80,7 @@ class StaticStage(Transport):
         for stage in (self._stage, self._after, self._before):
             if stage is not None:
                 levels = [level for _, level in self._cells]
-                stage.begin(num_slots, StepSeed(), losses or _no_finish, levels)
+                stage.begin(num_slots, StepSeed(), losses, levels)
 
     def take(self, slot: int, arguments: tuple[Any, ...], leaves: Sequence[Tensor]) -> None:
         """Makes static places for arguments, some of which need gradients.
@@ -173,7 +173,7 @@ class StaticStage(Transport):
         for leaf in self._leaves[slot]:
             leaf.grad = None
         self._stage.forward(slot)
-        if self._losses is not None:
+        if self._after is None:
             self.outputs[slot] = [self._losses.of(slot)]
         return self.outputs[slot]
 
@@ -192,7 +192,3 @@ class StaticStage(Transport):
             None if gradient is None else as_bytes(gradient) for gradient in gradients
         ]
         return self.outgoing[microbatch]
-
-
-def _no_finish(slot: int, output: Any, _: bool) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    raise AssertionError(f"slot {slot} of a stage that is not the last has ended: {output}")
