@@ -28,6 +28,7 @@ from .build import build, design
 from .choose_levels import RecomputeArgument
 from .choose_plan import Schedule
 from .combinations import OUTSIDE, refused_with
+from .memory import MemoryReport, memory_of
 from .profiled import other_plans, profile
 from .request import Compile, Request
 from .steps import Steps
@@ -220,3 +221,33 @@ class Pipeline(Steps):
         if self._profile_refused is not None:
             raise ValueError(self._profile_refused)
         return profile(self, Pipeline, self._make_plan, (inputs, named), target, steps)
+
+    def memory(
+        self,
+        *inputs: Any,
+        target: Any = None,
+        optimizer: Optimizer | None = None,
+        **named: Any,
+    ) -> MemoryReport:
+        """The bytes that each device holds: parameters, gradients, activations and more.
+
+        With a batch, one microbatch of it runs through the stages to predict activations.
+        Gradients, buffers and random numbers are afterwards as before.
+
+        Args:
+            *inputs: as for `step`; without them, activations are unknown.
+            target: as for `step`.
+            optimizer: the optimizer of the pipeline's parameters, for the bytes of its state; an
+                `AsyncPipeline` has its own.
+            **named: as for `step`.
+
+        Returns:
+            The bytes by device. All that is not known is None, with the reason in `unknown`.
+
+        Raises:
+            BaseException: as for `step`.
+        """
+        call = inputs, named
+        known = self.optimizer if optimizer is None else optimizer
+        can_predict = self._profile_refused is None
+        return memory_of(self, call, target, known, can_predict=can_predict)

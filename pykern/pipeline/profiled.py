@@ -14,9 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from .. import _C
-from ..budget.fit_memory import most_held
-from ..budget.level_costs import levels_of_stages
-from ..budget.measure import measure
 from ..partition.chain import max_stages
 from ..partition.profile import layer_times_ns
 from ..plan import Costs, Kind, Plan, Timeline, require_counts
@@ -25,12 +22,11 @@ from ..profiling.causes import gaps_on_path
 from ..profiling.observed import OtherPlan
 from ..profiling.stage_costs import by_stage, mapped
 from ..runtime import microbatch
-from ..runtime.loss import Loss, Losses
-from ..runtime.recompute.recompute import LEVELS
-from ..tensors.parameters import num_bytes
+from ..runtime.loss import Loss
 from ..tensors.trees import Call, all_tensors
 from .choose_plan import choose_plan
 from .left_alone import left_alone
+from .memory import activation_bytes, first_microbatch, parameter_bytes
 from .request import Request
 from .steps import Steps
 
@@ -180,16 +176,9 @@ class _LossLayer(nn.Module):
         return self.loss(output) if self.target is None else self.loss(output, self.target)
 
 
-def _first_microbatch(pipe: Steps, call: Call, target: Any) -> tuple[Call, Any]:
-    """The first microbatch, which is as large as any other, as the first stage takes it."""
-    rows = pipe._rows(call, target)
-    part, of_target = microbatch.split((call, target), rows)[0]
-    return pipe._chain.enter(*part), of_target
-
-
 def _layer_ns(pipe: Steps, call: Call, target: Any) -> list[float]:
     """The times of the layers, with the loss in the last; empty if a layer takes several inputs."""
-    (args, kwargs), of_target = _first_microbatch(pipe, call, target)
+    (args, kwargs), of_target = first_microbatch(pipe, call, target)
     if len(args) != 1 or kwargs:
         return []
     assert pipe._loss_fn is not None
@@ -236,32 +225,13 @@ def _empty(
 
 def _held_bytes(pipe: Steps, call: Call, target: Any) -> list[float]:
     """By device, the predicted peak of parameters, gradients and activations."""
-    plan, stages = pipe.plan, pipe._executor.stages
-    levels = levels_of_stages(plan.num_stages, pipe._levels)
-    named = {level for one in levels for level in (one.kept, one.rebuilt)}
-    (args, kwargs), of_target = _first_microbatch(pipe, call, target)
-    if kwargs:
+    held = activation_bytes(pipe, call, target)
+    if held is None:
         return []
-    assert pipe._loss_fn is not None
-    losses = Losses(pipe._loss_fn, None if of_target is None else [of_target], [1.0])
-    chosen = [level for level in LEVELS if level in named]
-    split = plan.has(Kind.I)
-    held = most_held(plan, measure(stages, args, losses, chosen, split=split, timed=False), levels)
-    for homes in plan.placement.replicas:
-        for stage, device in zip(stages, homes, strict=True):
-            held[device] += sum(map(num_bytes, _kept(stage.originals)))
+    for homes in pipe.plan.placement.replicas:
+        for stage, device in zip(pipe._executor.stages, homes, strict=True):
+            held[device] += sum(parameter_bytes([stage]))
     return held
-
-
-def _kept(layers: Sequence[nn.Module]) -> list[Tensor]:
-    """Parameters, buffers, and the parameters again that have gradients."""
-    parameters = [p for layer in layers for p in layer.parameters()]
-    buffers = [b for layer in layers for b in layer.buffers()]
-    trained = [p for p in parameters if p.requires_grad]
-    return [
-        *{id(p): p for p in [*parameters, *buffers]}.values(),
-        *{id(p): p for p in trained}.values(),
-    ]
 
 
 def _tokens_of_row(call: Call) -> int | None:

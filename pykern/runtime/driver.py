@@ -47,6 +47,9 @@ class Driver(Protocol):
     def device(self, lane: int, /) -> torch.device:
         """The torch device that holds the tensors of a device of the plan."""
 
+    def transfer_bytes(self, lane: int, /) -> int:
+        """The bytes in which a device of the plan receives what others send, as allocated."""
+
     def program(self, plan: Plan) -> Program:
         """The plan as a program of this driver."""
 

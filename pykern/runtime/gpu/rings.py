@@ -45,6 +45,11 @@ class RingBuffers:
         """The address of pinned host memory for copies to the place."""
         return self._room((*place, "host"), num_bytes, host=True).data_ptr()
 
+    @property
+    def num_bytes(self) -> int:
+        """The bytes on the lane, without those of the host."""
+        return sum(b.nbytes for place, b in self._buffers.items() if place[-1] != "host")
+
     def owns(self, tensor: Tensor) -> bool:
         """Whether a tensor lies in the ring, so that it will be overwritten."""
         return tensor.untyped_storage().data_ptr() in self._addresses
@@ -112,6 +117,11 @@ class RingTransport(Transport):
         # By direction (F, or B for B and I) and microbatch: transfers with their source tensors. A
         # stage's transfers are in the outbox of the stage after which a copy leaves the lane.
         self._outbox: dict[tuple[Kind, int], list[tuple[P2PTransfer, Tensor]]] = {}
+
+    @property
+    def ring_bytes(self) -> int:
+        """The bytes of the stage's own ring."""
+        return self._ring.num_bytes
 
     def begin(self, program: _C.StreamProgram) -> None:
         """Starts a step of this program, without objects of the last step."""

@@ -124,6 +124,11 @@ class Streams:
         """The link that copies tensors of a device of the plan to the host and back."""
         return GpuLink(self.gpus, device)
 
+    def transfer_bytes(self, lane: int) -> int:
+        """The bytes of the rings on a lane."""
+        lanes = zip(self._lane_of, self._transports, strict=True)
+        return sum(transport.ring_bytes for of, transport in lanes if of == lane)
+
     def program(self, plan: Plan) -> _C.StreamProgram:
         """The plan as a program of this driver."""
         return _C.StreamProgram(plan, self.gpus.lanes)

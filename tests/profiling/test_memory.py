@@ -1,0 +1,103 @@
+"""`pipe.memory`: the bytes of devices, and what is not known."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+
+import pykern
+from bench.live import counted_bytes
+from tests.fake_cuda.host_gpus import host_gpus
+
+WIDTH = 32
+# The parameters of a linear layer, in bytes.
+LINEAR = 4 * (WIDTH * WIDTH + WIDTH)
+
+
+def pipeline(*layers: nn.Module, devices: str = "cpu:2") -> pykern.Pipeline:
+    return pykern.Pipeline(
+        nn.Sequential(*layers), devices=devices, microbatches=4, loss_fn=mse_loss, balance="layers"
+    )
+
+
+def linear() -> nn.Linear:
+    return nn.Linear(WIDTH, WIDTH)
+
+
+def test_every_part_is_counted_by_device() -> None:
+    frozen = linear().requires_grad_(False)
+    norm = nn.BatchNorm1d(WIDTH)
+    x = torch.randn(16, WIDTH)
+    with pipeline(linear(), norm, frozen, linear()) as pipe:
+        optimizer = torch.optim.Adam(pipe.parameters())
+        pipe.step(x, target=x)
+        assert pipe.memory(optimizer=optimizer).devices[0].optimizer == 0
+        optimizer.step()
+        buffers = {name: value.clone() for name, value in pipe.named_buffers()}
+        held = pipe.memory(x, target=x, optimizer=optimizer)
+        for name, value in pipe.named_buffers():
+            assert torch.equal(value, buffers[name])
+    first, last = held.devices
+    of_norm = 4 * 2 * WIDTH
+    assert (first.parameters, first.gradients) == (LINEAR + of_norm, LINEAR + of_norm)
+    assert first.buffers == 4 * 2 * WIDTH + 8
+    assert (last.parameters, last.gradients, last.buffers) == (2 * LINEAR, LINEAR, 0)
+    # Two moments, and a count of steps for each parameter.
+    assert first.optimizer == 2 * (LINEAR + of_norm) + 4 * 4
+    assert last.optimizer == 2 * LINEAR + 2 * 4
+    assert {of.transfers for of in held.devices} == {of.graphs for of in held.devices} == {0}
+    assert list(held.unknown) == ["peak"]
+
+
+def test_the_predicted_peak_is_what_a_step_holds() -> None:
+    x = torch.randn(16, WIDTH)
+    with pipeline(linear(), nn.GELU(), linear(), nn.GELU()) as pipe:
+        pipe.step(x, target=x)
+        held = pipe.memory(x, target=x)
+        with counted_bytes(pipe) as counted:
+            pipe.step(x, target=x)
+    for device, live in zip(held.devices, counted, strict=True):
+        assert device.activations is not None
+        assert 0 < live.peak <= device.activations < 1.5 * live.peak + 4096
+
+
+def test_what_is_unknown_is_not_0_and_says_why() -> None:
+    with pipeline(linear(), linear()) as pipe:
+        held = pipe.memory()
+    device = held.devices[0]
+    assert (device.activations, device.optimizer, device.peak) == (None, None, None)
+    assert "activations: not predicted without a batch" in str(held)
+    assert str(held).splitlines()[1].split().count("unknown") == 3
+    with pytest.raises(AttributeError):
+        device.peak = 1  # type: ignore[misc]
+
+
+def test_an_async_pipeline_knows_its_optimizer() -> None:
+    x = torch.randn(6, WIDTH)
+    make: Callable[[list[nn.Parameter]], torch.optim.Optimizer] = torch.optim.Adam
+    with pykern.AsyncPipeline(
+        [linear(), linear()], devices="cpu:2", microbatches=3, optimizer=make, loss_fn=mse_loss
+    ) as pipe:
+        pipe.step(x, target=x)
+        pipe.flush()
+        held = pipe.memory(x, target=x)
+    assert held.devices[1].optimizer == 2 * LINEAR + 2 * 4
+    assert held.devices[0].activations is None
+
+
+def test_rings_of_gpus_are_counted_as_they_are_allocated() -> None:
+    def transfers() -> list[int]:
+        x = torch.randn(16, WIDTH)
+        with pipeline(linear(), linear(), devices="cuda") as pipe:
+            assert {device.transfers for device in pipe.memory().devices} == {0}
+            pipe.step(x, target=x)
+            return [device.transfers for device in pipe.memory().devices]
+
+    with host_gpus(2):
+        first, second = transfers()
+    # A slot has the four rows of a microbatch; gradients go to the first device.
+    assert first > 0
+    assert first % (4 * WIDTH * 4) == second % (4 * WIDTH * 4) == 0
+    assert second >= 2 * 4 * WIDTH * 4
