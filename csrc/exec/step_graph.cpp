@@ -81,7 +81,7 @@ void add_action(Chain& chain, const StreamJob& job, TaskNumber number) {
     chain.add(launch->after, context);
 }
 
-void add_copy(Chain& chain, const StreamJob& job, TaskNumber number) {
+void add_copy(cuda::CUgraph graph, Chain& chain, const StreamJob& job, TaskNumber number) {
     const Task& task = job.order().tasks()[number];
     const Transfers& transfers = job.transfers(number);
     const CopyStream& ends = job.order().copy_stream(task);
@@ -90,13 +90,16 @@ void add_copy(Chain& chain, const StreamJob& job, TaskNumber number) {
         chain.add(transfers, sender);
         return;
     }
-    for (const Transfer& transfer : transfers) {
-        chain.add_copy(transfer.via, transfer.from, transfer.bytes, sender);
-    }
-    for (const Transfer& transfer : transfers) {
-        chain.add_copy(transfer.to, transfer.via, transfer.bytes,
-                       job.lanes().primary(ends.receiver));
-    }
+    const cuda::CUcontext receiver = job.lanes().primary(ends.receiver);
+    Nodes landed;
+    in_parts(transfers, [&](const Transfer& part) {
+        chain.add_copy(part.via, part.from, part.bytes, sender);
+        landed.insert(landed.end(), chain.end().begin(), chain.end().end());
+        Chain landing(graph, std::move(landed));
+        landing.add_copy(part.to, part.via, part.bytes, receiver);
+        landed = landing.end();
+    });
+    if (!landed.empty()) chain = Chain(graph, std::move(landed));
 }
 
 void add_tasks(cuda::CUgraph graph, const StreamJob& job) {
@@ -114,7 +117,7 @@ void add_tasks(cuda::CUgraph graph, const StreamJob& job) {
         if (order.is_compute(task)) {
             add_action(chain, job, number);
         } else {
-            add_copy(chain, job, number);
+            add_copy(graph, chain, job, number);
         }
         end = chain.end();
         if (task.awaited) end_of_task[number] = chain.end();

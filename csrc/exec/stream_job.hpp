@@ -2,6 +2,7 @@
 // and launch.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -23,6 +24,22 @@ struct Transfer {
     cuda::CUdeviceptr via = 0;
 };
 using Transfers = std::vector<Transfer>;
+
+// Calls take(part) for parts of transfers by way of the host, in their order: while one part leaves
+// the host, the next arrives there. Parts of 4 MiB take 0.2 ms on a bus of 25 GB/s, many times as
+// long as the calls that issue them.
+template <class Take>
+void in_parts(const Transfers& transfers, Take&& take) {
+    constexpr std::size_t kMost = std::size_t{4} << 20;
+    for (const Transfer& whole : transfers) {
+        for (std::size_t at = 0; at < whole.bytes; at += kMost) {
+            take(Transfer{.to = whole.to + at,
+                          .from = whole.from + at,
+                          .bytes = std::min(kMost, whole.bytes - at),
+                          .via = whole.via + at});
+        }
+    }
+}
 
 // An action in graph mode: a captured graph, between copies of its inputs and of its results, all
 // at addresses that stay.

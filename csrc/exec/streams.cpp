@@ -28,14 +28,13 @@ void move(const Transfers& transfers, const CopyLane& lane) {
         return;
     }
     const cuda::CUstream landing = lane.by_host->landing.get();
-    for (const Transfer& transfer : transfers) {
-        driver::cuMemcpyAsync(transfer.via, transfer.from, transfer.bytes, stream);
-    }
-    driver::cuEventRecord(lane.by_host->half.get(), stream);
-    wait(landing, lane.by_host->half.get());
-    for (const Transfer& transfer : transfers) {
-        driver::cuMemcpyAsync(transfer.to, transfer.via, transfer.bytes, landing);
-    }
+    // A wait is for the last record before it, so the parts can share an event.
+    in_parts(transfers, [&](const Transfer& part) {
+        driver::cuMemcpyAsync(part.via, part.from, part.bytes, stream);
+        driver::cuEventRecord(lane.by_host->half.get(), stream);
+        wait(landing, lane.by_host->half.get());
+        driver::cuMemcpyAsync(part.to, part.via, part.bytes, landing);
+    });
     driver::cuEventRecord(lane.by_host->landed.get(), landing);
     wait(stream, lane.by_host->landed.get());
 }

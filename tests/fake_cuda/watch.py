@@ -84,10 +84,14 @@ class Unexecuted(Watch):
 
     def undo(self) -> None:
         for storage, before in self._before.values():
-            changed = bytes(storage) != bytes(before)
+            changed = not torch.equal(_bytes_of(storage), _bytes_of(before))
             self.touched[storage.data_ptr(), storage.nbytes()] = changed
             if changed:
                 storage.copy_(before)
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
 def _tensors(tree: Any) -> list[Tensor]:
