@@ -1,6 +1,7 @@
 """Tensors that go by way of the host, because GPUs do not reach each other's memory."""
 
 import copy
+from typing import Literal
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ class Scale(nn.Module):
         return x * self.scale
 
 
-def two_steps(gpus: FakeCuda, capture: bool | str) -> tuple[list[float], int]:
+def two_steps(gpus: FakeCuda, capture: Literal[False, "step"]) -> tuple[list[float], int]:
     """The times of the last step's activations between the GPUs, in the fake's ns, and copies."""
     layers = nn.Sequential(Scale(), Scale())
     plain = copy.deepcopy(layers)
@@ -40,6 +41,7 @@ def two_steps(gpus: FakeCuda, capture: bool | str) -> tuple[list[float], int]:
         loss_fn=mse_loss,
         capture=capture,
     ) as pipe:
+        before = 0
         for _ in range(2):
             before = gpus.calls("cuMemcpyAsync")
             # A graph of the whole step has no times within it.
@@ -58,7 +60,7 @@ def two_steps(gpus: FakeCuda, capture: bool | str) -> tuple[list[float], int]:
 
 @pytest.mark.parametrize("capture", [False, "step"])
 def test_a_long_tensor_leaves_and_lands_at_the_same_time(
-    gpus: FakeCuda, capture: bool | str
+    gpus: FakeCuda, capture: Literal[False, "step"]
 ) -> None:
     direct, straight = two_steps(gpus, capture)
     gpus.set_peer(0, 1, reachable=False)
