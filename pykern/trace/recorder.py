@@ -26,6 +26,7 @@ from .errors import CutError, UnseenTensor
 from .foreign import Carriers, foreign_in, refuse_objects, with_carriers, without_objects
 from .functions import METADATA, SHAPES, name_of, refuse_autograd
 from .generators import Generators
+from .gpus import gpu_of, on_gpu, shared_gpu
 from .numbered_tensors import NumberedTensors
 from .objects import HandedIn, Holdings
 from .origins import Origins
@@ -117,7 +118,8 @@ class Recorder(TorchFunctionMode):
         refuse_autograd(func, name)
         given = tensors_in((args, kwargs))
         writes = Writes(given)
-        returned = func(*args, **kwargs)
+        gpu = shared_gpu(given, self._held)
+        returned = func(*on_gpu(gpu, args), **on_gpu(gpu, kwargs))
         written = writes.found()
         if written or tensors_in(returned):
             if name == "requires_grad_" and not written:
@@ -141,7 +143,8 @@ class Recorder(TorchFunctionMode):
         self._crossings.before(module)
         given = args, kwargs, objects.tensors
         with self._away(), self._crossings.during(module, given, number):
-            returned = call(module, *self._at(module, args), **self._at(module, kwargs))
+            gpu = gpu_of(module)
+            returned = call(module, *on_gpu(gpu, args), **on_gpu(gpu, kwargs))
         self._crossings.after(module, number, returned)
         written, after = writes.found(), Holdings(objects.roots)
         with self._away():
@@ -257,13 +260,6 @@ class Recorder(TorchFunctionMode):
                 "Pipeline(recompute='layer'), or checkpoint within the layer"
             )
 
-    def _at(self, module: nn.Module, tree: Any) -> Any:
-        """The tree on the device of the module, which may be on another GPU by now."""
-        device = next((parameter.device for parameter in module.parameters()), None)
-        if device is None or device.type == "cpu":
-            return tree
-        return map_tree(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, tree)
-
     def call_function(self, kind: Any, apply: Any, args: Any, kwargs: Any) -> Any:
         """Applies an autograd function, which stays whole."""
         bound = apply.__get__(None, kind)
@@ -273,8 +269,9 @@ class Recorder(TorchFunctionMode):
                 "seen. If it checkpoints, use Pipeline(recompute='layer')"
             )
         objects = Holdings(foreign_in((args, kwargs)))
+        gpu = shared_gpu(tensors_in((args, kwargs)), self._held)
         with self._away():
-            returned = bound(*args, **kwargs)
+            returned = bound(*on_gpu(gpu, args), **on_gpu(gpu, kwargs))
         refuse_objects(objects, kind.__name__)
         self._record(bound, args, kwargs, returned, [])
         return returned

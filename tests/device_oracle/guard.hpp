@@ -1,0 +1,135 @@
+// Devices, streams, events and memory, as torch asks a build with CUDA for them.
+#pragma once
+
+#include <ATen/Context.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include "driver.hpp"
+
+namespace oracle {
+
+inline c10::Device device_of(int index) {
+    return {c10::kCUDA, static_cast<c10::DeviceIndex>(index)};
+}
+
+// By it autograd's engine enters devices and streams, and has streams wait for each other.
+struct Guard final : c10::impl::DeviceGuardImplInterface {
+    using Device = c10::Device;
+    using Stream = c10::Stream;
+
+    c10::DeviceType type() const override { return c10::kCUDA; }
+    c10::DeviceIndex deviceCount() const noexcept override {
+        return static_cast<c10::DeviceIndex>(driver.num_gpus);
+    }
+
+    Device getDevice() const override { return device_of(gpu); }
+    void setDevice(Device device) const override { gpu = index_of(device); }
+    void uncheckedSetDevice(Device device) const noexcept override { gpu = index_of(device); }
+    Device exchangeDevice(Device device) const override {
+        const Device before = getDevice();
+        gpu = index_of(device);
+        return before;
+    }
+
+    Stream getDefaultStream(Device device) const override {
+        return Stream(Stream::UNSAFE, device_of(index_of(device)), 0);
+    }
+    Stream getStream(Device device) const override {
+        const int index = index_of(device);
+        return Stream(Stream::UNSAFE, device_of(index),
+                      reinterpret_cast<c10::StreamId>(streams[index]));
+    }
+    Stream exchangeStream(Stream stream) const override {
+        const Stream before = getStream(stream.device());
+        streams[stream.device_index()] = reinterpret_cast<Handle>(stream.id());
+        return before;
+    }
+
+    void record(void** event, const Stream& stream, c10::DeviceIndex device,
+                c10::EventFlag) const override {
+        TORCH_CHECK(device == -1 || device == stream.device_index(), "an event of GPU ", device,
+                    " is recorded on a stream of GPU ", stream.device_index());
+        const Within within(stream.device_index());
+        constexpr unsigned kDisableTiming = 2;
+        if (*event == nullptr) driver.event_create(event, kDisableTiming);
+        driver.event_record(*event, handle(stream));
+        ++counts.records;
+    }
+    void block(void* event, const Stream& stream) const override {
+        if (event == nullptr) return;
+        const Within within(stream.device_index());
+        driver.stream_wait(handle(stream), event, 0);
+        ++counts.waits;
+    }
+    void destroyEvent(void* event, c10::DeviceIndex device) const noexcept override {
+        if (event == nullptr) return;
+        const Within within(device);
+        driver.event_destroy(event);
+    }
+    bool queryEvent(void*) const override { return true; }
+    void synchronizeEvent(void* event) const override {
+        ++counts.host_waits;
+        driver.event_synchronize(event);
+    }
+    void synchronizeStream(const Stream& stream) const override {
+        ++counts.host_waits;
+        driver.complete(handle(stream));
+    }
+
+   private:
+    static int index_of(Device device) { return device.has_index() ? device.index() : gpu; }
+    static Handle handle(const Stream& stream) {
+        return handle_of(stream.device_index(), reinterpret_cast<Handle>(stream.id()));
+    }
+};
+C10_REGISTER_GUARD_IMPL(CUDA, Guard)
+
+struct Hooks final : at::CUDAHooksInterface {
+    void init() const override {}
+    bool hasCUDA() const override { return true; }
+    bool isBuilt() const override { return true; }
+    bool isAvailable() const override { return true; }
+    bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+    int getNumGPUs() const override { return driver.num_gpus; }
+    c10::DeviceIndex deviceCount() const override {
+        return static_cast<c10::DeviceIndex>(driver.num_gpus);
+    }
+    c10::DeviceIndex current_device() const override { return static_cast<c10::DeviceIndex>(gpu); }
+    c10::DeviceIndex getCurrentDevice() const override { return current_device(); }
+    void setCurrentDevice(c10::DeviceIndex device) const override { gpu = device; }
+    at::Allocator* getPinnedMemoryAllocator() const override {
+        return c10::GetAllocator(c10::kCPU);
+    }
+    at::Allocator* getCUDADeviceAllocator() const override { return c10::GetAllocator(c10::kCUDA); }
+    // The host's, so that numbers are those of a plain model on the CPU.
+    const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override {
+        return at::globalContext().defaultGenerator(c10::kCPU);
+    }
+};
+
+// torch has made its hooks when this library is loaded. They have no members, so that the object
+// that torch keeps gets these functions by its pointer to them.
+inline void install_hooks() {
+    static const Hooks hooks;
+    const void* theirs = &at::detail::getCUDAHooks();
+    *static_cast<const void**>(const_cast<void*>(theirs)) = *reinterpret_cast<void* const*>(&hooks);
+}
+
+struct Memory final : c10::Allocator {
+    c10::DataPtr allocate(std::size_t bytes) override {
+        c10::DataPtr held = c10::GetAllocator(c10::kCPU)->allocate(bytes);
+        void* data = held.get();
+        const c10::DeleterFnPtr deleter = held.get_deleter();
+        return {data, held.release_context(), deleter, device_of(gpu)};
+    }
+    c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
+    void copy_data(void* to, const void* from, std::size_t bytes) const override {
+        default_copy_data(to, from, bytes);
+    }
+};
+inline Memory memory;
+REGISTER_ALLOCATOR(c10::kCUDA, &memory);
+
+}  // namespace oracle

@@ -1,0 +1,236 @@
+"""torch's own code for `cuda:0` to `cuda:7`, without CUDA: its dispatcher, its autograd engine.
+
+torch computes on the CPU. The fake driver is told of each operation, with the stream that is
+current on its GPU, and judges whether pykern or the engine has put all in order. A process that
+has loaded the library has GPUs for good, so these tests have a process of their own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import gc
+import hashlib
+import os
+import shlex
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from tests.fake_cuda.fake import ROOT, FakeCuda
+
+FOLDER = Path(__file__).parent
+MAX_GPUS = 8
+DRIVER = (
+    *("CtxSetCurrent", "CtxGetCurrent", "EventCreate", "EventDestroy", "EventRecord"),
+    *("EventSynchronize", "StreamWaitEvent"),
+)
+MODEL = ("complete", "kernel", "order")
+
+
+class _Driver(ctypes.Structure):
+    """As in driver.hpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in (*DRIVER, *MODEL)),
+        ("contexts", ctypes.c_void_p * MAX_GPUS),
+        ("defaults", ctypes.c_void_p * MAX_GPUS),
+        ("num_gpus", ctypes.c_int),
+    )
+
+
+class Counts(NamedTuple):
+    """The work that torch has given the driver since the process began."""
+
+    kernels: int
+    copies: int
+    records: int
+    waits: int
+    host_waits: int
+
+
+def build() -> Path:
+    """The library, built if its sources, the compiler or torch have changed since it was."""
+    compiler = shlex.split(os.environ.get("CXX", "c++"))
+    digest = hashlib.sha256(" ".join([*compiler, torch.__version__]).encode())
+    for source in sorted(FOLDER.glob("*.[ch]pp")):
+        digest.update(source.read_bytes())
+    folder = ROOT / "build/device_oracle" / digest.hexdigest()[:16]
+    library = folder / "libdevice_oracle.so"
+    folder.mkdir(parents=True, exist_ok=True)
+    of_torch = Path(torch.__file__).parent
+    headers = of_torch / "include"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not library.exists():
+            unfinished = library.with_suffix(".unfinished")
+            command = [
+                *[*compiler, "-std=c++20", "-O0", "-shared", "-fPIC"],
+                *[f"-I{headers}", f"-I{headers / 'torch/csrc/api/include'}"],
+                *[str(FOLDER / "operations.cpp"), "-o", str(unfinished)],
+                *[f"-L{of_torch / 'lib'}", "-ltorch_cpu", "-lc10"],
+                f"-Wl,-rpath,{of_torch / 'lib'}",
+            ]
+            subprocess.run(command, check=True)
+            unfinished.rename(library)
+    return library
+
+
+@cache
+def load() -> ctypes.CDLL:
+    """The library; from here on the process has GPUs, also for what is collected late."""
+    library = ctypes.CDLL(str(build()))
+    library.oracle_stream.restype = ctypes.c_void_p
+    for name, value in _torch_cuda().items():
+        setattr(torch.cuda, name, value)
+    setattr(torch.UntypedStorage, "__new__", _new_storage())  # noqa: B010 - as mypy wants it
+    torch.version.cuda = "13.0"
+    return library
+
+
+def counts() -> Counts:
+    into = (ctypes.c_int64 * len(Counts._fields))()
+    load().oracle_counts(into)
+    return Counts(*into)
+
+
+@contextmanager
+def gpus(num_gpus: int) -> Iterator[FakeCuda]:
+    """Within it torch has so many GPUs; in the end no rule is broken, and all is as it was."""
+    fake = FakeCuda(num_devices=num_gpus)
+    # Tensors are not declared: torch's allocator has other rules.
+    fake.allow_undeclared()
+    _connect(fake, num_gpus)
+    try:
+        yield fake
+        assert load().oracle_gpu() == 0
+        assert not any(load().oracle_stream(gpu) for gpu in range(num_gpus))
+        gc.collect()
+    finally:
+        violations = fake.violations
+        fake.close()
+    assert not violations, violations[:3]
+    assert not fake.leaks, fake.leaks
+
+
+def _connect(fake: FakeCuda, num_gpus: int) -> None:
+    driver = _Driver(num_gpus=num_gpus)
+    for name in DRIVER:
+        setattr(driver, name, fake.library.fake_function(f"cu{name}".encode()))
+    for name in MODEL:
+        function = getattr(fake.library, f"fake_{name}")
+        setattr(driver, name, ctypes.cast(function, ctypes.c_void_p).value)
+    _made.fake, _made.num_gpus = fake, num_gpus
+    for gpu in range(num_gpus):
+        driver.contexts[gpu] = fake.retain(gpu)
+        driver.defaults[gpu] = fake.default_stream(gpu)
+    load().oracle_connect(ctypes.byref(driver))
+
+
+def _index(device: Any) -> int:
+    if isinstance(device, int):
+        return device
+    index = None if device is None else torch.device(device).index
+    return load().oracle_gpu() if index is None else index
+
+
+class Stream(torch.Stream):
+    """torch's general stream, under the names of torch.cuda's."""
+
+    def __new__(cls, gpu: int, handle: int) -> Stream:
+        cuda = 1  # the number of the kind of device
+        return super().__new__(cls, stream_id=handle, device_index=gpu, device_type=cuda)
+
+    @property
+    def cuda_stream(self) -> int:
+        return self.stream_id
+
+
+def _current(device: Any = None) -> Stream:
+    gpu = _index(device)
+    return Stream(gpu, load().oracle_stream(gpu) or 0)
+
+
+def _set_stream(stream: Stream) -> None:
+    load().oracle_set_stream(stream.device_index, ctypes.c_void_p(stream.stream_id))
+    load().oracle_set_gpu(stream.device_index)
+
+
+@contextmanager
+def _on_device(device: Any) -> Iterator[None]:
+    before = load().oracle_gpu()
+    load().oracle_set_gpu(_index(device))
+    try:
+        yield
+    finally:
+        load().oracle_set_gpu(before)
+
+
+@contextmanager
+def _on_stream(stream: Stream) -> Iterator[None]:
+    with _on_device(stream.device_index):
+        before = _current(stream.device_index)
+        _set_stream(stream)
+        try:
+            yield
+        finally:
+            _set_stream(before)
+
+
+class _Made:
+    """The GPUs that were made last."""
+
+    fake: FakeCuda
+    num_gpus = 0
+
+
+_made = _Made()
+
+
+def _torch_cuda() -> dict[str, Any]:
+    """The functions of torch.cuda that pykern uses; those of a build for the CPU raise errors."""
+
+    def new_stream(device: Any = None) -> Stream:
+        gpu = _index(device)
+        return Stream(gpu, _made.fake.stream(gpu))
+
+    # torch's compiler keeps it in a table, where functions of a library cannot be.
+    def current_gpu() -> int:
+        return int(load().oracle_gpu())
+
+    return {
+        "_lazy_init": lambda: None,
+        "init": lambda: None,
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "device_count": lambda: _made.num_gpus,
+        "current_device": current_gpu,
+        "set_device": lambda device: load().oracle_set_gpu(_index(device)),
+        "ExternalStream": lambda handle, device: Stream(_index(device), handle),
+        "Stream": new_stream,
+        "current_stream": _current,
+        "set_stream": _set_stream,
+        "device": _on_device,
+        "stream": _on_stream,
+        "synchronize": lambda _=None: _made.fake.synchronize(),
+        "empty_cache": lambda: None,
+        "max_memory_allocated": lambda _=None: 0,
+        "default_generators": [torch.default_generator] * MAX_GPUS,
+    }
+
+
+def _new_storage() -> Callable[..., torch.UntypedStorage]:
+    plain = torch.UntypedStorage.__new__
+
+    def new(cls: type, *args: Any, device: Any = None, **kwargs: Any) -> torch.UntypedStorage:
+        if device is not None and torch.device(device).type == "cuda":
+            return torch.empty(*args, dtype=torch.uint8, device=device).untyped_storage()
+        kwargs |= {} if device is None else {"device": device}
+        return plain(cls, *args, **kwargs)
+
+    return new

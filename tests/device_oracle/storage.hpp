@@ -1,0 +1,83 @@
+// Operations that touch no values: they say which memory a tensor has.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "guard.hpp"
+
+namespace oracle {
+
+// Memory stays while a test runs, so that no address returns as other memory. Several threads of
+// autograd's engine add to it.
+class Kept {
+   public:
+    void add(const at::Tensor& tensor) {
+        const std::lock_guard hold(lock_);
+        tensors_.push_back(tensor);
+    }
+    void clear() {
+        const std::lock_guard hold(lock_);
+        tensors_.clear();
+    }
+
+   private:
+    std::mutex lock_;
+    std::vector<at::Tensor> tensors_;
+};
+inline Kept kept;
+
+inline at::Tensor& set_part(at::Tensor& self, c10::Storage source, std::int64_t offset,
+                            at::IntArrayRef sizes, at::IntArrayRef strides) {
+    auto& impl = *self.unsafeGetTensorImpl();
+    impl.set_storage_keep_dtype(std::move(source));
+    impl.set_storage_offset(offset);
+    if (strides.empty()) {
+        impl.set_sizes_contiguous(sizes);
+    } else {
+        impl.set_sizes_and_strides(sizes, strides);
+    }
+    return self;
+}
+
+inline at::Tensor& set_whole(at::Tensor& self, c10::Storage source) {
+    const auto size = static_cast<std::int64_t>(source.nbytes() / self.element_size());
+    return set_part(self, std::move(source), 0, {size}, {});
+}
+
+inline at::Tensor& set_to(at::Tensor& self, const at::Tensor& source) {
+    return set_part(self, source.storage(), source.storage_offset(), source.sizes(),
+                    source.strides());
+}
+
+inline const at::Tensor& resize(const at::Tensor& self, at::IntArrayRef sizes,
+                                std::optional<at::MemoryFormat>) {
+    auto& impl = *self.unsafeGetTensorImpl();
+    const auto bytes =
+        static_cast<std::size_t>(c10::multiply_integers(sizes)) * self.element_size();
+    if (bytes > self.storage().nbytes()) {
+        const c10::DeviceGuard guard(self.device());
+        impl.set_storage_keep_dtype(c10::Storage(c10::Storage::use_byte_size_t(), bytes,
+                                                 memory.allocate(bytes), &memory, true));
+        kept.add(self);
+    }
+    impl.set_sizes_contiguous(sizes);
+    return self;
+}
+
+inline void record_stream(at::Tensor&, c10::Stream) {}
+
+TORCH_LIBRARY_IMPL(aten, CUDA, m) {
+    m.impl("set_.source_Storage_storage_offset", TORCH_FN(set_part));
+    m.impl("set_.source_Storage", TORCH_FN(set_whole));
+    m.impl("set_.source_Tensor", TORCH_FN(set_to));
+    m.impl("resize_", TORCH_FN(resize));
+    m.impl("record_stream", TORCH_FN(record_stream));
+}
+
+}  // namespace oracle

@@ -1,0 +1,19 @@
+"""The steps of steps_on_gpus.py, in a process of their own."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.fake_cuda.fake import ROOT
+
+
+@pytest.mark.skipif(torch.backends.cuda.is_built(), reason="this torch has CUDA of its own")
+@pytest.mark.timeout(600)
+def test_steps_with_torchs_own_engine() -> None:
+    command = [sys.executable, "-m", "pytest", "-qx", "-n0", "-p", "no:cacheprovider"]
+    steps = Path(__file__).with_name("steps_on_gpus.py")
+    done = subprocess.run([*command, steps], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
