@@ -10,6 +10,8 @@ namespace oracle {
 
 using Handle = void*;
 
+constexpr int kMaxGpus = 8;
+
 struct Access {
     unsigned long long address;
     std::size_t bytes;
@@ -28,9 +30,9 @@ struct Driver {
     void (*complete)(Handle);
     void (*kernel)(Handle, double, const Access*, std::size_t);
     void (*order)(Handle, Handle);
-    void* contexts[8];
+    void* contexts[kMaxGpus];
     // Streams that stand for handle 0 of each GPU.
-    Handle defaults[8];
+    Handle defaults[kMaxGpus];
     int num_gpus;
 };
 inline Driver driver;
@@ -47,7 +49,7 @@ inline Counts counts;
 
 // As torch's, current are one GPU, and one stream of each; 0 is the default stream.
 inline thread_local int gpu = 0;
-inline thread_local Handle streams[8] = {};
+inline thread_local Handle streams[kMaxGpus] = {};
 
 inline Handle handle_of(int of, Handle stream) { return stream ? stream : driver.defaults[of]; }
 inline Handle current_stream(int of) { return handle_of(of, streams[of]); }

@@ -20,9 +20,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     using Stream = c10::Stream;
 
     c10::DeviceType type() const override { return c10::kCUDA; }
-    c10::DeviceIndex deviceCount() const noexcept override {
-        return static_cast<c10::DeviceIndex>(driver.num_gpus);
-    }
+    // The engine makes its threads once, for as many as there can be.
+    c10::DeviceIndex deviceCount() const noexcept override { return kMaxGpus; }
 
     Device getDevice() const override { return device_of(gpu); }
     void setDevice(Device device) const override { gpu = index_of(device); }

@@ -138,10 +138,12 @@ def assert_alike(pipe: nn.Module, plain: nn.Module) -> None:
         torch.testing.assert_close(ours.grad.cpu(), theirs.grad)
 
 
-def test_outputs_without_gradients(four_gpus: FakeCuda) -> None:
+@pytest.mark.parametrize("options", [{}, {"replicas": 2}, {"schedule": "chimera"}], ids=str)
+def test_outputs_without_gradients(four_gpus: FakeCuda, options: dict[str, Any]) -> None:
+    """Replicas end on GPUs of their own."""
     layers, x = mlp(), torch.randn(16, WIDTH)
     plain = copy.deepcopy(layers)
-    with pykern.Pipeline(layers, devices=FOUR, microbatches=4) as pipe, torch.no_grad():
+    with pykern.Pipeline(layers, devices=FOUR, microbatches=4, **options) as pipe, torch.no_grad():
         expected = torch.cat([plain(part) for part in x.split(4)])
         assert torch.equal(pipe(x).cpu(), expected)
 
