@@ -27,6 +27,7 @@ html_show_copyright = False
 # The page at the root of the site: it leads to docs/index.html.
 html_extra_path = ["site"]
 
+highlight_language = "text"
 # Headings have the names that links give them on GitHub.
 myst_heading_anchors = 4
 
@@ -78,10 +79,11 @@ def plain_types(types: str) -> str:
     return types.replace("collections.abc.", "")
 
 
-def link_pages(*event: Any) -> None:
-    """Makes links of the pages that a docstring names."""
+def as_markup(*event: Any) -> None:
+    """Makes links of the pages that a docstring names, and literal blocks of indented ones."""
     lines = event[-1]
-    lines[:] = [re.sub(r"docs/([\w-]+)\.md", r":doc:`/docs/\1`", line) for line in lines]
+    text = re.sub(r"docs/([\w-]+)\.md", r":doc:`/docs/\1`", "\n".join(lines))
+    lines[:] = re.sub(r"(?m)^( *)(.*[^:]):\n\n(?=\1 )", r"\1\2::\n\n", text).split("\n")
 
 
 def skip_fields(*event: Any) -> bool | None:
@@ -92,5 +94,5 @@ def skip_fields(*event: Any) -> bool | None:
 def setup(app: Sphinx) -> None:
     """Connects the functions above with autodoc."""
     app.connect("autodoc-process-signature", plain_signature)
-    app.connect("autodoc-process-docstring", link_pages)
+    app.connect("autodoc-process-docstring", as_markup)
     app.connect("autodoc-skip-member", skip_fields)
