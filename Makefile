@@ -14,7 +14,7 @@ INSTALL := $(BIN)/python environment/install.py --constraint $(CONSTRAINTS)
 NAMES := $(VENV)/.names-$(firstword $(shell find pykern schedules -name '*.py' | LC_ALL=C sort | cksum))
 SOURCES := CMakeLists.txt cmake/nvtx.cmake pyproject.toml $(shell find csrc -name '*.cpp' -o -name '*.hpp')
 
-.PHONY: setup demo test torture matrix clean
+.PHONY: setup demo test docs torture matrix clean
 
 setup: $(VENV)/.extension
 
@@ -24,6 +24,11 @@ demo: setup
 test: setup
 	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 	@! command -v nvidia-smi >/dev/null || TRITON_INTERPRET=0 $(BIN)/pytest -m gpu
+
+# The site, in build/docs. Warnings of sphinx are errors, names and links that lead nowhere as well.
+docs: setup $(VENV)/.docs-tools
+	$(BIN)/sphinx-build --quiet --fresh-env --nitpicky --fail-on-warning --keep-going \
+	    -c docs -d build/doctrees . build/docs
 
 # On the other stacks that are promised (docs/versions.md); needs root for a bare Debian.
 matrix: setup
@@ -47,6 +52,10 @@ $(VENV)/.build-tools: $(CONSTRAINTS)
 $(VENV)/.extension: $(VENV)/.build-tools $(SOURCES) $(NAMES)
 	@echo "Installing packages and compiling the extension: minutes."
 	@$(INSTALL) --no-build-isolation --editable ".[dev]"
+	@touch $@
+
+$(VENV)/.docs-tools: $(VENV)/.build-tools | $(VENV)/.extension
+	@$(INSTALL) "sphinx>=9" furo "myst-parser>=5"
 	@touch $@
 
 $(NAMES): $(VENV)/.build-tools

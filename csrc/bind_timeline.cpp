@@ -142,14 +142,14 @@ void bind_rows(py::module_& module) {
             "those before it: much faster than all rows where actions are narrow.")
         .def_property_readonly("num_devices", &Timeline::num_devices)
         .def_property_readonly("first_start_ns", &Timeline::first_start_ns,
-                               "Of all devices; 0 where nothing ran.")
+                               "The first start of all devices; 0 where nothing ran.")
         .def_property_readonly("makespan_ns", &Timeline::makespan_ns,
                                "From the first start to the last end over all devices.")
         .def_property_readonly("bubble_ratio", &Timeline::bubble_ratio,
                                "Idle device time divided by makespan, 0 to 1.")
         .def_property_readonly("span_ns", &Timeline::span_ns,
-                               "Of the device that takes longest, from its first start to its last "
-                               "end: the cost of the zero-bubble papers.")
+                               "The time of the device that takes longest, from its first start to "
+                               "its last end. It is the cost of the zero-bubble papers.")
         .def_property_readonly("span_bubble_ratio", &Timeline::span_bubble_ratio,
                                "Idle device time within span_ns divided by it, 0 to 1.")
         .def(

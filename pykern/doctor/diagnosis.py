@@ -28,7 +28,7 @@ class Fact:
 
     @property
     def verdict(self) -> str:
-        """One word: "ok", "slows" or "stops"."""
+        """The word "ok", "slows" or "stops"."""
         if not self.problem:
             return "ok"
         return "stops" if self.stops else "slows"

@@ -233,7 +233,7 @@ def linear_cross_entropy(
         reduction: "mean" over the rows that count, which is NaN without such rows; or "sum".
 
     Returns:
-        The loss: float32 [], or float64 if `hidden` is float64.
+        The loss, float32 [], or float64 if `hidden` is float64.
 
     Raises:
         ValueError: a shape, device or reduction is wrong.

@@ -143,9 +143,9 @@ def balance_loss(logits: Tensor, routing: Routing) -> Tensor:
         routing: the result of `route`.
 
     Returns:
-        A scalar of the type of the weights: 1 when all experts have the same share, up to
-        num_experts when all rows go to one expert; 0 without tokens. The gradient goes through the
-        mean probabilities.
+        A scalar of the type of the weights. It is 1 when all experts have the same share,
+        up to num_experts when all rows go to one expert; 0 without tokens. The gradient goes
+        through the mean probabilities.
 
     Raises:
         ValueError: the routing is of other logits.

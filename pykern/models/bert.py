@@ -68,7 +68,7 @@ def bert(  # noqa: PLR0913, PLR0917
         fused_loss: As of `gpt`.
 
     Returns:
-        The model: int64 ids [batch, seq] -> logits [batch, seq, vocab]; those of padding mean
+        The model, from int64 ids [batch, seq] to logits [batch, seq, vocab]; those of padding mean
         nothing, and the loss is to ignore them, as targets of -100.
 
     Raises:

@@ -115,7 +115,7 @@ def gpt(  # noqa: PLR0913, PLR0917
             loss that never holds all of them: `pykern.kernels.head_loss.LinearCrossEntropy`.
 
     Returns:
-        The model: int64 ids [batch, seq] -> float32 logits [batch, seq, vocab].
+        The model, from int64 ids [batch, seq] to float32 logits [batch, seq, vocab].
 
     Raises:
         ValueError: If a size is below 1, `heads` does not divide `width`, or `dropout` is outside.

@@ -86,7 +86,7 @@ def llama(  # noqa: PLR0913, PLR0917
         fused_loss: As for `gpt`.
 
     Returns:
-        The model: int64 ids [batch, seq] -> float32 logits [batch, seq, vocab].
+        The model, from int64 ids [batch, seq] to float32 logits [batch, seq, vocab].
 
     Raises:
         ValueError: If a size is below 1, one does not divide another that it must, or `base` is

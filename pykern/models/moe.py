@@ -101,8 +101,8 @@ def moe(  # noqa: PLR0913, PLR0917
         fused_loss: As for `gpt`.
 
     Returns:
-        The model: int64 ids [batch, seq] -> float32 logits [batch, seq, vocab]; while training,
-        logits and the sum of balance losses.
+        The model, from int64 ids [batch, seq] to float32 logits [batch, seq, vocab]; while
+        training, logits and the sum of balance losses.
 
     Raises:
         ValueError: If a size is below 1, or one does not divide or exceeds another that it must

@@ -39,7 +39,7 @@ def clip_grad_norm_(
         error_if_nonfinite: whether a norm that is infinite or NaN is an error.
 
     Returns:
-        The norm before: [], on the device of the first gradient; 0 without gradients.
+        The norm before, [], on the device of the first gradient; 0 without gradients.
 
     Raises:
         ValueError: `max_norm` is negative or NaN.

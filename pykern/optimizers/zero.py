@@ -148,7 +148,7 @@ class ZeroOptimizer(Optimizer):
             error_if_nonfinite: whether a norm that is infinite or NaN is an error.
 
         Returns:
-            The norm before: [], the same in all processes; 0 without gradients.
+            The norm before, [], the same in all processes; 0 without gradients.
 
         Raises:
             ValueError: `max_norm` is negative or NaN.

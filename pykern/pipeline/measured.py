@@ -118,10 +118,10 @@ class Measured(Adopted):
         and to search for plans (`pykern.search.auto`).
 
         Returns:
-            Lists with a value for each stage. A kind that did not run has NaN: its time is not
-            known, and a plan that needs it is refused. After a step with whole backwards, I and W
-            are unknown. After a step with split backwards (`zb_h1`), F, I and W are known, and the
-            time of B is that of I and W together.
+            Lists with a value for each stage. A kind that did not run has NaN, since its
+            time is not known, and a plan that needs it is refused. After a step with whole
+            backwards, I and W are unknown. After a step with split backwards (`zb_h1`), F, I and W
+            are known, and the time of B is that of I and W together.
         """
         return _mean_costs(self.timeline(), self.copies(), self.plan.num_stages)
 

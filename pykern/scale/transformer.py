@@ -75,7 +75,7 @@ class Part:
 
     @property
     def weight_flops(self) -> float:
-        """Operations of a token's products with weights: forward, and each half of backward."""
+        """Operations of a token's products with weights, forward and in each half of backward."""
         head = self.has_head * self.model.vocabulary * self.model.width
         return 2.0 * (self._layer_parameters + head)
 

@@ -47,5 +47,5 @@ class Proposal:
 
     @property
     def kind(self) -> tuple[str, int, int]:
-        """Proposals of one kind take nearly the same time: options and cut set them apart."""
+        """The same for proposals that take nearly the same time, but for their options and cut."""
         return self.schedule.partition(" ")[0], self.microbatches, self.replicas

@@ -5,6 +5,7 @@ import re
 import runpy
 
 import pytest
+import torch
 
 from pykern.plan.files.json_form import from_json, to_json
 from pykern.schedules import one_f_one_b
@@ -82,6 +83,17 @@ def test_the_page_on_checkpoints_runs_and_prints_what_it_shows(root, tmp_path, m
     ]
 
 
+def test_the_first_hour_runs_and_prints_what_it_shows(root, tmp_path, monkeypatch, capsys):
+    page = (root / "docs/first-hour.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    threads = torch.get_num_threads()
+    try:
+        exec("".join(re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)), {})
+    finally:
+        torch.set_num_threads(threads)
+    assert capsys.readouterr().out == "".join(re.findall(r"^```text\n(.*?)^```", page, re.M | re.S))
+
+
 def test_the_pages_of_the_catalogue_are_what_the_code_gives(root):
     made = runpy.run_path(str(root / "docs/make_schedules.py"))["made"]()
     stale = [
@@ -117,7 +129,7 @@ def test_links_between_documents_lead_to_files_and_headings(root):
         for link in re.findall(r"\]\(([^):\s]+)\)", document.read_text()):
             path, _, anchor = link.partition("#")
             page = document.parent / path if path else document
-            if not page.exists() or (anchor and anchor not in anchors_of(page)):
+            if not page.is_file() or (anchor and anchor not in anchors_of(page)):
                 broken.append(f"{document.relative_to(root)}: {link}")
     assert broken == []
 

@@ -57,6 +57,13 @@ def test_the_readme_and_make_ask_for_what_the_table_promises(root, rows):
     assert f"torch {floor}" in (root / "README.md").read_text()
 
 
+def test_make_installs_the_site_s_extra(root, project):
+    (line,) = re.findall(
+        r"\.docs-tools: .*\n\t@\$\(INSTALL\) (.*)", (root / "Makefile").read_text()
+    )
+    assert line.replace('"', "").split() == project["optional-dependencies"]["docs"]
+
+
 def test_every_test_that_the_table_names_is_there(root, rows):
     script = (root / ".ci/matrix").read_text()
     for row in rows:
