@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .optimizers.host import HostOptimizer
     from .optimizers.zero import ZeroOptimizer
     from .parallel.peers.errors import PeerError
+    from .partition.on_devices import on_its_devices
     from .partition.report import explain_cut
     from .pipeline import Pipeline
     from .pipeline.asynchronous import AsyncPipeline
@@ -49,6 +50,7 @@ __all__ = [
     "clip_grad_norm_",
     "estimate",
     "explain_cut",
+    "on_its_devices",
     "tune",
 ]
 
@@ -72,6 +74,7 @@ _HOME = {
     "clip_grad_norm_": ".optimizers.clipping",
     "estimate": ".sizes",
     "explain_cut": ".partition.report",
+    "on_its_devices": ".partition.on_devices",
     "tune": ".tuning",
 }
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import mse_loss
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import pykern
 from tests.device_oracle.oracle import counts, gpus
@@ -175,6 +176,39 @@ def test_a_recorded_model_whose_stages_are_on_their_gpus_is_recorded_again(
             loss = pipe.step(**given, target=target)
             torch.testing.assert_close(loss.cpu(), plain_recorded(plain, given, target))
         assert_alike(pipe, plain)
+
+
+def test_a_model_on_several_gpus_generates(four_gpus: FakeCuda) -> None:
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        tie_word_embeddings=True,
+    )
+    model = LlamaForCausalLM(config).eval()
+    ids = torch.randint(64, (4, 8))
+    start, rest = ids[:2, :4], {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    expected = model.generate(input_ids=start, attention_mask=torch.ones_like(start), **rest)
+    sample = {"input_ids": ids[:2], "labels": ids[:2], "use_cache": False}
+    with pykern.Pipeline(
+        model, devices=FOUR, microbatches=2, loss_fn=lambda out: out["loss"], sample=sample
+    ) as pipe:
+        pipe.step(input_ids=ids, labels=ids, use_cache=False)
+        with pytest.raises(RuntimeError, match="same device"):
+            model.generate(input_ids=start, attention_mask=torch.ones_like(start), **rest)
+        for device in ("cpu", "cuda:0"):
+            there = start.to(device)
+            with pykern.on_its_devices(model):
+                found = model.generate(
+                    input_ids=there, attention_mask=torch.ones_like(there), **rest
+                )
+            assert found.device == there.device
+            assert torch.equal(found.cpu(), expected)
+        with pytest.raises(RuntimeError, match="same device"):
+            model(input_ids=start, use_cache=False)
 
 
 def test_loss_scales_and_state_on_the_host(four_gpus: FakeCuda) -> None:
