@@ -50,10 +50,6 @@ def counting(rows: int) -> list[dict[str, Tensor]]:
     return data
 
 
-class Options(TrainingArguments):
-    place_model_on_device = False  # the pipeline places the layers
-
-
 class PipelineTrainer(Trainer):
     """Trainer, with the forward and backward of `pipeline`, which has the model's parameters."""
 
@@ -65,7 +61,8 @@ class PipelineTrainer(Trainer):
         self.pipeline.train()
         inputs = self._prepare_inputs(inputs)
         with self.compute_loss_context_manager():
-            return self.pipeline.step(**inputs, num_items_in_batch=num_items_in_batch)
+            loss = self.pipeline.step(**inputs, num_items_in_batch=num_items_in_batch)
+        return loss.to(self.args.device)
 
     def compute_loss(
         self, _: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -107,7 +104,8 @@ def main(arguments: list[str] | None = None) -> None:
         reduction="sum",  # of losses that are divided by the labels of the batch
         sample={"input_ids": zeros, "labels": zeros, "num_items_in_batch": 1},
     )
-    options = Options(
+    model.hf_device_map = pipe.hf_device_map  # the Trainer leaves the layers where they are
+    options = TrainingArguments(
         output_dir=asked.out,
         max_steps=asked.steps,
         learning_rate=asked.rate,

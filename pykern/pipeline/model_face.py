@@ -60,6 +60,14 @@ class Adopted(nn.Module):
             self._chain.root.train(mode)
         return super().train(mode)
 
+    @property
+    def hf_device_map(self) -> dict[str, str]:
+        """The device of each parameter, by name: accelerate does not move a model that has this.
+
+        The Trainer of Hugging Face moves its model neither if the model has it as an attribute.
+        """
+        return {name: str(parameter.device) for name, parameter in self.named_parameters()}
+
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The state of the model, with its versions, hooks and extra state."""
         root = self._chain.root

@@ -142,9 +142,10 @@ def _index(device: Any) -> int:
 class Stream(torch.Stream):
     """torch's general stream, under the names of torch.cuda's."""
 
-    def __new__(cls, gpu: int, handle: int) -> Stream:
-        cuda = 1  # the number of the kind of device
-        return super().__new__(cls, stream_id=handle, device_index=gpu, device_type=cuda)
+    def __new__(cls, device: Any = None, handle: int | None = None) -> Stream:
+        cuda, gpu = 1, _index(device)  # 1 is the number of the kind of device
+        stream = _made.fake.stream(gpu) if handle is None else handle
+        return super().__new__(cls, stream_id=stream, device_index=gpu, device_type=cuda)
 
     @property
     def cuda_stream(self) -> int:
@@ -195,10 +196,6 @@ _made = _Made()
 def _torch_cuda() -> dict[str, Any]:
     """The functions of torch.cuda that pykern uses; those of a build for the CPU raise errors."""
 
-    def new_stream(device: Any = None) -> Stream:
-        gpu = _index(device)
-        return Stream(gpu, _made.fake.stream(gpu))
-
     # torch's compiler keeps it in a table, where functions of a library cannot be.
     def current_gpu() -> int:
         return int(load().oracle_gpu())
@@ -211,8 +208,8 @@ def _torch_cuda() -> dict[str, Any]:
         "device_count": lambda: _made.num_gpus,
         "current_device": current_gpu,
         "set_device": lambda device: load().oracle_set_gpu(_index(device)),
-        "ExternalStream": lambda handle, device: Stream(_index(device), handle),
-        "Stream": new_stream,
+        "ExternalStream": lambda handle, device: Stream(device, handle),
+        "Stream": Stream,
         "current_stream": _current,
         "set_stream": _set_stream,
         "device": _on_device,
