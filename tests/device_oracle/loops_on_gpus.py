@@ -27,6 +27,9 @@ SCRIPTS = {
 pytestmark = [
     pytest.mark.filterwarnings("ignore:An output with one or more elements was resized"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
+    # Lightning asks for workers that load data, and tells of what it is about to change.
+    pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 
 
@@ -61,6 +64,22 @@ def test_accelerate_leaves_layers_where_they_are() -> None:
     losses = loop("accelerate")["train"](accelerator, layers, data)
     assert [loss.device.index for loss in losses] == [1, 1]
     assert [layer.weight.device.index for layer in layers] == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("accelerator", ["gpu", "cpu"])
+@pytest.mark.parametrize("name", ["lightning", "lightning outside"])
+def test_lightning_leaves_layers_where_they_are(name: str, accelerator: str) -> None:
+    lightning = importlib.import_module("lightning")
+    layers = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+    module = loop(name)["Module"](layers)
+    quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    trainer = lightning.Trainer(
+        accelerator=accelerator, devices=1, max_epochs=1, **dict.fromkeys(quiet, False)
+    )
+    data = DataLoader(TensorDataset(*torch.randn(2, 8, 8)), batch_size=4)
+    trainer.fit(module, data, *([] if "outside" in name else [data]))
+    assert [layer.weight.device.index for layer in layers] == [0, 0, 1, 1]
+    module.model.close()
 
 
 @pytest.mark.parametrize("name", ["transformers", "transformers outside"])

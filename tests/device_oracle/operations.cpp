@@ -254,6 +254,8 @@ class Call {
 };
 
 void run(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+    // A twin of the host's has no versions to share where results have none.
+    const c10::InferenceMode with_versions(false);
     Call(op, *stack).run();
 }
 

@@ -162,19 +162,23 @@ def _set_stream(stream: Stream) -> None:
     load().oracle_set_gpu(stream.device_index)
 
 
-@contextmanager
-def _on_device(device: Any) -> Iterator[None]:
-    before = load().oracle_gpu()
-    load().oracle_set_gpu(_index(device))
-    try:
-        yield
-    finally:
-        load().oracle_set_gpu(before)
+class _OnDevice:
+    """A class, since torch asks for its instances."""
+
+    def __init__(self, device: Any) -> None:
+        self._index = _index(device)
+
+    def __enter__(self) -> None:
+        self._before = load().oracle_gpu()
+        load().oracle_set_gpu(self._index)
+
+    def __exit__(self, *_: object) -> None:
+        load().oracle_set_gpu(self._before)
 
 
 @contextmanager
 def _on_stream(stream: Stream) -> Iterator[None]:
-    with _on_device(stream.device_index):
+    with _OnDevice(stream.device_index):
         before = _current(stream.device_index)
         _set_stream(stream)
         try:
@@ -212,11 +216,13 @@ def _torch_cuda() -> dict[str, Any]:
         "Stream": Stream,
         "current_stream": _current,
         "set_stream": _set_stream,
-        "device": _on_device,
+        "device": _OnDevice,
         "stream": _on_stream,
         "synchronize": lambda _=None: _made.fake.synchronize(),
         "empty_cache": lambda: None,
         "max_memory_allocated": lambda _=None: 0,
+        "get_device_capability": lambda _=None: (9, 0),
+        "get_device_name": lambda _=None: "the CPU",
         "default_generators": [torch.default_generator] * MAX_GPUS,
     }
 
