@@ -222,6 +222,7 @@ def _torch_cuda() -> dict[str, Any]:
         "empty_cache": lambda: None,
         "max_memory_allocated": lambda _=None: 0,
         "get_device_capability": lambda _=None: (9, 0),
+        "is_bf16_supported": lambda *_: True,
         "get_device_name": lambda _=None: "the CPU",
         "default_generators": [torch.default_generator] * MAX_GPUS,
     }
