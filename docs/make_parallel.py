@@ -12,7 +12,17 @@ from typing import NamedTuple
 
 from pykern.cli.scale_command import HEADINGS, SCHEDULES, row
 from pykern.plan.drawing.svg import number, text
-from pykern.scale import DGX_H100, DGX_H200, Cluster, Job, Layout, Transformer, best, predict
+from pykern.scale import (
+    DGX_H100,
+    DGX_H200,
+    Cluster,
+    Job,
+    Layout,
+    Transformer,
+    best,
+    predict,
+    straggler,
+)
 
 DOCS = Path(__file__).parent
 PAGE, PICTURE = "parallel.md", "parallel/mesh.svg"
@@ -22,6 +32,8 @@ LARGER = Job(Transformer(80, 8192, 4096, 128_000), batch=512, zero=1)
 SIZES = (8, 64, 256, 1024)
 DOUBLED = (8, 16, 32, 64, 128, 256, 512, 1024)
 ROWS_PER_PIPELINE = 64
+SLOWDOWNS = (1.1, 1.2, 1.5)
+SLOWED = (Layout(256, 2, 1), Layout(64, 2, 4), Layout(32, 2, 8))
 
 # In points: a GPU, the room between two, and around them in a box.
 CELL_WIDTH, CELL_HEIGHT, GAP, MARGIN = 76.0, 34.0, 16.0, 14.0
@@ -38,6 +50,7 @@ def made() -> dict[str, str]:
         "table weak": growing(),
         "table 7B": table(SMALLER, DGX_H100),
         "table 67B": table(LARGER, DGX_H200),
+        "table stragglers": slowed(),
     }
     for path in sorted((DOCS / "examples").glob("*.py")):
         blocks[path.name] = f"```python\n{path.read_text(encoding='utf-8')}```\n"
@@ -76,6 +89,20 @@ def growing() -> str:
             shown = row(predict(each, DGX_H100, layout, "interleaved"))
             line += [shown[HEADINGS.index(heading)] for heading in headings[2:]]
         lines.append(line)
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def slowed() -> str:
+    """One GPU of 512 that is slower, by layout and schedule."""
+    headings = ["dp x tp x pp", "schedule", "step ms", *(f"{f:g} times" for f in SLOWDOWNS)]
+    headings.append(f"{SLOWDOWNS[-1]:g} times, mean over places")
+    lines = [headings, ["---:"] * len(headings)]
+    for layout in SLOWED:
+        for schedule in SCHEDULES.split(","):
+            found = [straggler(SMALLER, DGX_H100, layout, schedule, f) for f in SLOWDOWNS]
+            worst = [f"+{each.worst:.1%}" for each in found]
+            step = f"{found[0].even_ns / 1e6:,.0f}"
+            lines.append([str(layout), schedule, step, *worst, f"+{found[-1].mean:.1%}"])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 

@@ -9,7 +9,7 @@ from .errors import bad_input
 from .values import number_option
 
 if TYPE_CHECKING:
-    from ..scale import Prediction
+    from ..scale import Cluster, Job, Prediction
 
 HEADINGS = (
     *("GPUs", "dp x tp x pp", "schedule", "step ms", "of peak", "bubble", "tensor ms", "data ms"),
@@ -91,6 +91,12 @@ def scale(
         ScheduleNames, typer.Option(parser=names, metavar="NAME,...", help="Those to choose from.")
     ] = SCHEDULES,  # type: ignore[assignment]  # parsed by typer
     top: Annotated[int, number_option("--top", about="Layouts shown for each number.")] = 3,
+    slowdown: Annotated[
+        float | None,
+        typer.Option(
+            "--straggler", metavar="FACTOR", help="One GPU whose products take so much longer."
+        ),
+    ] = None,
 ) -> None:
     """Predict a training step on many GPUs: the best of data x tensor x pipeline parallel."""
     with bad_input():
@@ -102,7 +108,10 @@ def scale(
 
         require_one_of("GPU", gpu, BY_NAME)
         job = Job(Transformer(layers, width, sequence, vocabulary), batch, microbatch, int(zero))
-        found = {n: best(job, BY_NAME[gpu], n, schedule.names, top) for n in gpus.numbers}
+        cluster = BY_NAME[gpu]
+        found = {n: best(job, cluster, n, schedule.names, top) for n in gpus.numbers}
+        all_found = [each for predictions in found.values() for each in predictions]
+        slowed = [] if slowdown is None else slowed_lines(job, cluster, all_found, slowdown)
     table = Table(box=None, pad_edge=False, padding=(0, 0, 0, 1))
     for heading in HEADINGS:
         justify: Literal["left", "right"] = "left" if heading == "schedule" else "right"
@@ -118,6 +127,25 @@ def scale(
     console = Console(highlight=False)
     console.print(table)
     console.print(Text("\n".join(lines)))
+    for line in slowed:
+        console.print(line)
+
+
+def slowed_lines(
+    job: "Job", cluster: "Cluster", predictions: "list[Prediction]", slowdown: float
+) -> list[str]:
+    """The cost of a slow GPU for each."""
+    from ..scale import straggler
+
+    lines = []
+    for of in predictions:
+        costs = straggler(job, cluster, of.layout, of.schedule, slowdown)
+        lines.append(
+            f"{of.layout.num_gpus} GPUs, {of.layout}, {of.schedule}, one GPU {slowdown:g} times as "
+            f"slow: step +{costs.worst:.1%} at its worst place in a pipeline, +{costs.mean:.1%} on "
+            "average over the places"
+        )
+    return lines
 
 
 def row(of: "Prediction") -> list[str]:

@@ -62,9 +62,9 @@ class Adopted(nn.Module):
 
     @property
     def hf_device_map(self) -> dict[str, str]:
-        """The device of each parameter, by name: accelerate does not move a model that has this.
+        """Devices by the names of parameters.
 
-        The Trainer of Hugging Face moves its model neither if the model has it as an attribute.
+        Accelerate leaves a model where it is that has this, and the Trainer of Hugging Face, too.
         """
         return {name: str(parameter.device) for name, parameter in self.named_parameters()}
 

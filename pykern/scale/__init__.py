@@ -7,6 +7,7 @@ from pykern.scale.choose import best, layouts
 from pykern.scale.cluster import BY_NAME, DGX_H100, DGX_H200, Cluster, Gpu, Link, Ring
 from pykern.scale.mesh import Layout, Mesh
 from pykern.scale.predict import Job, Prediction, predict
+from pykern.scale.straggler import Straggler, straggler
 from pykern.scale.transformer import Part, Transformer
 
 __all__ = [
@@ -22,8 +23,10 @@ __all__ = [
     "Part",
     "Prediction",
     "Ring",
+    "Straggler",
     "Transformer",
     "best",
     "layouts",
     "predict",
+    "straggler",
 ]

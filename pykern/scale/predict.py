@@ -1,5 +1,6 @@
 """One step of a layout, simulated."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pykern.plan import (
@@ -15,6 +16,7 @@ from pykern.plan import (
 )
 from pykern.scale.cluster import Cluster
 from pykern.scale.mesh import Layout, Mesh
+from pykern.scale.slowdowns import require_slowdowns
 from pykern.scale.transformer import BFLOAT16_BYTES, Part, Transformer
 from pykern.schedules import by_name, require_named
 
@@ -125,7 +127,9 @@ class Prediction:
     flops_ratio: float
 
 
-def predict(job: Job, cluster: Cluster, layout: Layout, schedule: str) -> Prediction:
+def predict(
+    job: Job, cluster: Cluster, layout: Layout, schedule: str, slowdowns: Sequence[float] = ()
+) -> Prediction:
     """Simulate one step.
 
     Reductions are started by the plan's REDUCE actions and run beside what the device computes;
@@ -137,16 +141,18 @@ def predict(job: Job, cluster: Cluster, layout: Layout, schedule: str) -> Predic
         cluster: The boxes.
         layout: How it is spread over them.
         schedule: A name of the catalogue, with its own defaults.
+        slowdowns: By device of one pipeline, how many times as long its products take; the other
+            pipelines wait for it at the sums of gradients. 1 each by default.
 
     Raises:
         ValueError: The batch, the model or the boxes cannot be divided so, or the schedule is not
-            predictable or refuses these counts.
+            predictable or refuses these counts, or slowdowns are too few, too many, or below 1.
     """
     mesh = Mesh(cluster, layout)
     num_microbatches = job.num_microbatches(layout.data)
     plan = _planned(schedule, layout, num_microbatches)
     parts = job.model.parts(plan.num_stages)
-    timeline = simulate(plan, _costs(job, mesh, plan, parts))
+    timeline = simulate(plan, _costs(job, mesh, plan, parts, slowdowns))
     ends_ns, reduction_ns = _reductions(job, mesh, timeline, parts)
     exposed_ns = max(0.0, ends_ns - timeline.makespan_ns)
     held = max(_by_device(plan, [part.num_parameters / layout.tensor for part in parts]))
@@ -213,8 +219,15 @@ def _planned(schedule: str, layout: Layout, num_microbatches: int) -> Plan:
     return with_reductions(plan, over_peers=layout.data > 1)
 
 
-def _costs(job: Job, mesh: Mesh, plan: Plan, parts: list[Part]) -> Costs:
+def _costs(
+    job: Job, mesh: Mesh, plan: Plan, parts: list[Part], slowdowns: Sequence[float]
+) -> Costs:
     work = _work_ns(job, mesh, parts)
+    if slowdowns:
+        require_slowdowns(slowdowns, plan.num_devices)
+        factors = [slowdowns[plan.placement.device_of(stage)] for stage in range(len(parts))]
+        # Shards of a stage wait for the slowest, whose sums are as fast as before.
+        work = [(f * w, f * s, c) for f, (w, s, c) in zip(factors, work, strict=True)]
     return Costs(
         [weights + scores + sums for weights, scores, sums in work],
         [2 * weights + 2 * scores + sums for weights, scores, sums in work],

@@ -42,6 +42,17 @@ def test_a_narrow_terminal_shows_all_of_a_layout() -> None:
     assert "…" not in result.stdout
 
 
+def test_a_straggler_has_a_line_for_each_row() -> None:
+    result = scale(*TINY, "--gpus", "8", "--top", "2", "--straggler", "1.2")
+    *_, one, other = result.stdout.splitlines()
+    for line in (one, other):
+        assert line.startswith("8 GPUs, ")
+        assert "one GPU 1.2 times as slow: step +" in line
+    refused = scale(*TINY, "--gpus", "8", "--straggler", "0.9")
+    assert refused.exit_code == 2
+    assert "slowdown must be 1 or more, got 0.9" in refused.stderr
+
+
 def test_pipelines_over_boxes_are_marked() -> None:
     sizes = ("--layers", "64", "--width", "12288", "--sequence", "2048", "--batch", "64")
     shown = scale(*sizes, "--gpus", "64", "--schedule", "one_f_one_b").stdout
