@@ -12,7 +12,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
+from typer.testing import CliRunner
 
+from pykern.cli import app
 from tests.device_oracle.oracle import gpus
 from tests.fake_cuda.fake import ROOT
 
@@ -55,6 +57,23 @@ def loop(name: str) -> dict[str, Any]:
 def test_an_example_runs(name: str) -> None:
     main = runpy.run_path(str(ROOT / f"docs/examples/{name}.py"))["main"]
     main([*SCRIPTS[name].split(), "--devices", "cuda"])
+
+
+def test_every_schedule_is_verified(tmp_path: Path) -> None:
+    (tmp_path / "mlp.py").write_text(
+        "import torch\n"
+        "from torch.nn.functional import mse_loss\n"
+        "def make():\n"
+        "    layers = [torch.nn.Linear(8, 8) for _ in range(8)]\n"
+        "    x = torch.randn(16, 8)\n"
+        "    return torch.nn.Sequential(*layers), x, x, mse_loss\n"
+    )
+    arguments = ("verify", "mlp:make", "--devices", "cuda", "--microbatches", "4")
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "120"})
+    assert result.exit_code == 0, result.output
+    verdicts = re.findall(r"^(\w+) +\d+ +(\w+)", result.output, re.M)
+    assert len(verdicts) == 16
+    assert {verdict for _, verdict in verdicts} == {"equal"}
 
 
 def test_accelerate_leaves_layers_where_they_are() -> None:
