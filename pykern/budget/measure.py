@@ -16,15 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..plan import Kind
+from ..plan import Kind, Plan
 from ..runtime.microbatch import to_device
 from ..runtime.random.seed import StepSeed
-from ..runtime.recompute.recompute import INPUTS, Level
+from ..runtime.recompute.recompute import INPUTS, LEVELS, Level
 from ..runtime.stage.layer_copies import copy_layers
 from ..runtime.stage.stage import Finish, Stage, connect
 from ..runtime.stage.transport import Transport
 from ..tensors.trees import map_tensors
-from .level_costs import HeldBytes, LevelCost, Rebuilt, StageCosts
+from .level_costs import HeldBytes, LevelCost, Rebuilt, StageCosts, StageLevel
 from .live_bytes import LiveBytes
 from .trial import Trial
 
@@ -86,6 +86,27 @@ def measure(
             chain.run(levels[0], trial.first)
         costs = {level: chain.at(level, finish) for level in levels}
     return [_of_stage(costs, stage, split=split) for stage in range(len(stages))]
+
+
+def measure_bytes(
+    stages: Sequence[Stage],
+    arguments: tuple[Any, ...],
+    finish: Finish,
+    plan: Plan,
+    levels: Sequence[StageLevel],
+) -> list[StageCosts]:
+    """The bytes of stages at the level of each, without times. The arguments are as of `measure`.
+
+    Args:
+        stages: likewise.
+        arguments: likewise.
+        finish: likewise.
+        plan: whose backwards count.
+        levels: one for each stage.
+    """
+    named = {level for one in levels for level in (one.kept, one.rebuilt)}
+    chosen = [level for level in LEVELS if level in named]
+    return measure(stages, arguments, finish, chosen, split=plan.has(Kind.I), timed=False)
 
 
 def _of_stage(costs: dict[Level, _Costs], stage: int, *, split: bool) -> StageCosts:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..tensors.trees import map_tree
+from ..runtime.microbatch import to_device
 
 
 @contextmanager
@@ -26,21 +27,13 @@ def on_its_devices(model: nn.Module) -> Iterator[None]:
     """
     with ExitStack() as hooks:
         for module, device in _placed(model):
-            hooks.callback(
-                module.register_forward_pre_hook(_Bring(device), with_kwargs=True).remove
-            )
+            hook = module.register_forward_pre_hook(partial(_bring, device), with_kwargs=True)
+            hooks.callback(hook.remove)
         yield
 
 
-class _Bring:
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def __call__(self, _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        def bring(leaf: Any) -> Any:
-            return leaf.to(self._device) if isinstance(leaf, torch.Tensor) else leaf
-
-        return map_tree(bring, args), map_tree(bring, kwargs)
+def _bring(device: torch.device, _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    return to_device(args, device), to_device(kwargs, device)
 
 
 def _placed(module: nn.Module) -> Iterator[tuple[nn.Module, torch.device]]:

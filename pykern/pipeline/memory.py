@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,22 +12,16 @@ from torch.optim import Optimizer
 
 from ..budget.fit_memory import most_held
 from ..budget.level_costs import levels_of_stages
-from ..budget.measure import measure
-from ..plan import Kind
+from ..budget.measure import measure_bytes
+from ..columns import in_columns
+from ..plan import Plan
 from ..runtime import microbatch
 from ..runtime.loss import Losses
-from ..runtime.recompute.recompute import LEVELS
 from ..runtime.stage.stage import Stage
-from ..tensors.parameters import num_bytes
+from ..tensors.parameters import bytes_of, distinct, held_by
 from ..tensors.trees import Call
 from .left_alone import left_alone
 from .steps import Steps
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-# Columns of the plain form.
-WIDTH = 120
 
 
 @dataclass(frozen=True)
@@ -43,9 +36,8 @@ class DeviceMemory:
         activations: the predicted peak of all that actions of a step hold.
         transfers: where a GPU receives what comes from other GPUs, as allocated by now; CPU
             workers need none.
-        graphs: the pools of captured graphs.
         peak: the most that torch's allocator has had in use on the GPU since the process began, or
-            since `torch.cuda.reset_peak_memory_stats`.
+            since `torch.cuda.reset_peak_memory_stats`, with the memory of captured graphs.
     """
 
     parameters: int
@@ -54,7 +46,6 @@ class DeviceMemory:
     optimizer: int | None
     activations: float | None
     transfers: int
-    graphs: int | None
     peak: int | None
 
 
@@ -71,31 +62,13 @@ class MemoryReport:
     unknown: dict[str, str]
 
     def __str__(self) -> str:
-        """The plain form, for logs and pipes."""
-        from rich.console import Console  # noqa: PLC0415 - takes long
-
-        out = io.StringIO()
-        Console(file=out, width=WIDTH, highlight=False).print(self)
-        return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
-
-    def __rich__(self) -> Table:
-        """The table, for a terminal."""
-        from rich.table import Table  # noqa: PLC0415 - takes long
-
+        """The table, with the notes below it."""
         names = [field.name for field in fields(DeviceMemory)]
-        notes = [f"{name}: {why}" for name, why in self.unknown.items()]
-        table = Table(
-            box=None,
-            pad_edge=False,
-            padding=(0, 2, 0, 0),
-            caption="\n".join(notes) or None,
-            caption_justify="left",
-        )
-        for name in ("device", *names):
-            table.add_column(name, justify="right")
+        rows = [["device", *names]]
         for number, device in enumerate(self.devices):
-            table.add_row(str(number), *(_in_mib(getattr(device, name)) for name in names))
-        return table
+            rows.append([str(number), *(_in_mib(getattr(device, name)) for name in names)])
+        notes = [f"{name}: {why}" for name, why in self.unknown.items()]
+        return "\n".join([in_columns(rows), *notes])
 
 
 def memory_of(
@@ -130,21 +103,20 @@ def memory_of(
             unknown["activations"] = "not predicted for arguments by name."
     if optimizer is None:
         unknown["optimizer"] = "a pipeline does not know it. Give memory(optimizer=...)."
-    driver, stages = pipe._executor.driver, pipe._executor.stages
-    if driver.captures:
-        unknown["graphs"] = "torch does not tell the size of a graph's pool."
+    driver = pipe._executor.driver
     devices = []
     for device in range(pipe.plan.num_devices):
-        homes = pipe.plan.placement.replicas
-        here = [stage for stage in stages if any(of[stage.index] == device for of in homes)]
+        stages = stages_on(pipe.plan, pipe._executor.stages, device)
+        parameters, buffers, trained = held_by(layer for of in stages for layer in of.originals)
         devices.append(
             DeviceMemory(
-                *parameter_bytes(here),
-                optimizer=None if optimizer is None else _state_bytes(here, optimizer),
-                activations=None if activations is None else activations[device],
-                transfers=driver.transfer_bytes(device),
-                graphs=None if driver.captures else 0,
-                peak=_peak_bytes(driver.device(device)),
+                bytes_of(parameters),
+                bytes_of(buffers),
+                bytes_of(trained),
+                None if optimizer is None else _state_bytes(parameters, optimizer),
+                None if activations is None else activations[device],
+                driver.transfer_bytes(device),
+                _peak_bytes(driver.device(device)),
             )
         )
     if any(device.peak is None for device in devices):
@@ -152,31 +124,22 @@ def memory_of(
     return MemoryReport(devices, unknown)
 
 
-def parameter_bytes(stages: Iterable[Stage]) -> tuple[int, int, int]:
-    """The bytes of parameters, of buffers, and of gradients of the parameters that train."""
-    layers = [layer for stage in stages for layer in stage.originals]
-    parameters = {id(p): p for layer in layers for p in layer.parameters()}.values()
-    buffers = {id(b): b for layer in layers for b in layer.buffers()}.values()
-    trained = [p for p in parameters if p.requires_grad]
-    return (
-        sum(map(num_bytes, parameters)),
-        sum(map(num_bytes, buffers)),
-        sum(map(num_bytes, trained)),
-    )
+def stages_on(plan: Plan, stages: Sequence[Stage], device: int) -> list[Stage]:
+    """The stages that a device has, in any replica."""
+    homes = plan.placement.replicas
+    return [stage for stage in stages if any(of[stage.index] == device for of in homes)]
 
 
 def activation_bytes(pipe: Steps, call: Call, target: Any) -> list[float] | None:
     """By device, the predicted peak of activations; None if the first layer gets names."""
-    plan, stages = pipe.plan, pipe._executor.stages
-    levels = levels_of_stages(plan.num_stages, pipe._levels)
-    named = {level for one in levels for level in (one.kept, one.rebuilt)}
+    plan = pipe.plan
     (args, kwargs), of_target = first_microbatch(pipe, call, target)
     if kwargs:
         return None
     assert pipe._loss_fn is not None
     losses = Losses(pipe._loss_fn, None if of_target is None else [of_target], [1.0])
-    chosen = [level for level in LEVELS if level in named]
-    costs = measure(stages, args, losses, chosen, split=plan.has(Kind.I), timed=False)
+    levels = levels_of_stages(plan.num_stages, pipe._levels)
+    costs = measure_bytes(pipe._executor.stages, args, losses, plan, levels)
     return most_held(plan, costs, levels)
 
 
@@ -187,15 +150,16 @@ def first_microbatch(pipe: Steps, call: Call, target: Any) -> tuple[Call, Any]:
     return pipe._chain.enter(*part), of_target
 
 
-def _state_bytes(stages: Sequence[Stage], optimizer: Optimizer) -> int:
-    """The bytes of an optimizer's state for the parameters of stages, on their own devices."""
-    kept: dict[int, Tensor] = {}
-    for stage in stages:
-        for parameter in (p for layer in stage.originals for p in layer.parameters()):
-            for value in optimizer.state.get(parameter, {}).values():
-                if isinstance(value, Tensor) and value.device == parameter.device:
-                    kept[id(value)] = value
-    return sum(map(num_bytes, kept.values()))
+def _state_bytes(parameters: Sequence[Tensor], optimizer: Optimizer) -> int:
+    """The bytes of an optimizer's state for parameters, on their own devices."""
+    return bytes_of(
+        distinct(
+            value
+            for parameter in parameters
+            for value in optimizer.state.get(parameter, {}).values()
+            if isinstance(value, Tensor) and value.device == parameter.device
+        )
+    )
 
 
 def _peak_bytes(device: torch.device) -> int | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -108,47 +110,20 @@ class Adopted(nn.Module):
             f"that the pipeline was made of, and call model.{name}()"
         )
 
-    def to(self, *args: Any, **kwargs: Any) -> Self:
-        """As of any module, on the devices where the layers are.
-
-        Raises:
-            RuntimeError: a tensor would move.
-        """
-        fitting = {name: value for name, value in kwargs.items() if name != "memory_format"}
-        self._require_devices(lambda tensor: tensor.to(*args, **fitting))
-        return super().to(*args, **kwargs)
-
-    def cuda(self, device: Any = None) -> Self:
-        """Refused unless all layers are there. See `to`."""
-        self._require_devices(lambda tensor: tensor.cuda(device))
-        return super().cuda(device)
-
-    def cpu(self) -> Self:
-        """Refused unless all layers are there. See `to`."""
-        self._require_devices(Tensor.cpu)
-        return super().cpu()
-
-    def _require_devices(self, fn: Callable[[Tensor], Tensor]) -> None:
-        for device, moved in self._moves(fn):
-            raise RuntimeError(
-                "the devices of a pipeline must stay as they were when it was made, got "
-                f"{moved} for layers on {device}. Make a new one: Pipeline(..., devices=...)"
-            )
-
-    def _moves(self, fn: Callable[[Tensor], Tensor]) -> list[tuple[torch.device, torch.device]]:
-        """The devices from which the function moves tensors, each with where it moves them."""
-        devices = {tensor.device for tensor in (*self.parameters(), *self.buffers())}
-        found = [(device, fn(torch.empty(0, device=device)).device) for device in devices]
-        return [(device, moved) for device, moved in found if device != moved]
-
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        if self._moves(fn):
-            # A module around the pipeline is moved, as Lightning does: layers keep their devices.
-            move = fn
-
-            def fn(tensor: Tensor) -> Tensor:
-                return tensor.to(move(tensor.new_empty(0)).dtype)
-
+        # Every device is checked before any tensor changes.
+        for device in {tensor.device for tensor in (*self.parameters(), *self.buffers())}:
+            moved = fn(torch.empty(0, device=device)).device
+            if moved == device:
+                continue
+            if sys._getframe(1).f_code is not nn.Module._apply.__code__:
+                raise RuntimeError(
+                    "the devices of a pipeline must stay as they were when it was made, got "
+                    f"{moved} for layers on {device}. Make a new one: Pipeline(..., devices=...)"
+                )
+            # A module around the pipeline is moved, as Lightning does: layers stay.
+            fn = partial(_without_move, fn)
+            break
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call, no-any-return]
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
@@ -163,3 +138,8 @@ class Adopted(nn.Module):
             "the model that it was made of, which has the same parameters, as in "
             "AveragedModel(model) or copy.deepcopy(model), or save the state_dict()"
         )
+
+
+def _without_move(fn: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
+    """The tensor with the type that a function gives it, on its own device."""
+    return tensor.to(fn(tensor.new_empty(0)).dtype)

@@ -23,10 +23,11 @@ from ..profiling.observed import OtherPlan
 from ..profiling.stage_costs import by_stage, mapped
 from ..runtime import microbatch
 from ..runtime.loss import Loss
+from ..tensors.parameters import bytes_of, held_by
 from ..tensors.trees import Call, all_tensors
 from .choose_plan import choose_plan
 from .left_alone import left_alone
-from .memory import activation_bytes, first_microbatch, parameter_bytes
+from .memory import activation_bytes, first_microbatch
 from .request import Request
 from .steps import Steps
 
@@ -230,7 +231,8 @@ def _held_bytes(pipe: Steps, call: Call, target: Any) -> list[float]:
         return []
     for homes in pipe.plan.placement.replicas:
         for stage, device in zip(pipe._executor.stages, homes, strict=True):
-            held[device] += sum(parameter_bytes([stage]))
+            parameters, buffers, trained = held_by(stage.originals)
+            held[device] += bytes_of([*parameters, *buffers, *trained])
     return held
 
 

@@ -140,10 +140,11 @@ def merge(parts: Sequence[Any], weights: Sequence[float]) -> Any:
 def _join(column: Sequence[Any], weights: Sequence[float]) -> Any:
     first = column[0]
     if isinstance(first, Tensor):
-        # The last stages of several replicas may be on several GPUs.
-        column = [value.to(first.device) for value in column]
+        if any(value.device != first.device for value in column):
+            # The last stages of several replicas are on several GPUs.
+            column = [value.to(first.device) for value in column]
         if first.dim() > 0:
-            return torch.cat(column)
+            return torch.cat(tuple(column))
         if not first.is_floating_point():
             raise SplitError(
                 "the model must return one row per sample, or a floating number, for each "

@@ -4,18 +4,6 @@ import math
 from collections.abc import Sequence
 
 
-def require_slowdown(slowdown: float) -> None:
-    """Refuse what is no factor.
-
-    Raises:
-        ValueError: It is below 1 or not finite.
-    """
-    if not 1 <= slowdown < math.inf:
-        raise ValueError(
-            f"slowdown must be 1 or more, got {slowdown}. 1.2 is a fifth more time for a product"
-        )
-
-
 def require_slowdowns(slowdowns: Sequence[float], num_devices: int) -> None:
     """Refuse what is not a factor for each device.
 
@@ -28,4 +16,8 @@ def require_slowdowns(slowdowns: Sequence[float], num_devices: int) -> None:
             f"{len(slowdowns)}"
         )
     for slowdown in slowdowns:
-        require_slowdown(slowdown)
+        if not 1 <= slowdown < math.inf:
+            raise ValueError(
+                f"slowdown must be 1 or more, got {slowdown}. 1.2 is a fifth more time for a "
+                "product"
+            )

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pykern.scale.cluster import Cluster
 from pykern.scale.mesh import Layout
 from pykern.scale.predict import Job, predict
-from pykern.scale.slowdowns import require_slowdown
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,6 @@ def straggler(
     Raises:
         ValueError: As from `predict`, or the slowdown is below 1.
     """
-    require_slowdown(slowdown)
     places = range(layout.pipeline)
     return Straggler(
         predict(job, cluster, layout, schedule).step_ns,

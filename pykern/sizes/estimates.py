@@ -13,21 +13,22 @@ from torch.optim import Optimizer
 from ..budget.budget import Budget
 from ..budget.fit_memory import most_held
 from ..budget.level_costs import StageCosts, levels_of_stages
-from ..budget.measure import measure
+from ..budget.measure import measure_bytes
+from ..columns import in_columns
 from ..partition.balance import Balance, Partition
 from ..partition.chain import Chain, max_stages, open_model, share_out
 from ..partition.layers import make_stages
 from ..partition.split_points import SplitAt
 from ..pipeline.choose_levels import RecomputeArgument, choose_levels
 from ..pipeline.choose_plan import Schedule, choose_plan
-from ..plan import Kind, Plan, lower
+from ..pipeline.memory import stages_on
+from ..plan import Plan, lower
 from ..plan.shares import Shares
 from ..runtime.loss import Loss, Losses
-from ..runtime.recompute.recompute import LEVELS
 from ..runtime.stage.stage import Stage
-from ..tensors.parameters import num_bytes
+from ..tensors.parameters import bytes_of, held_by
 from ..trace.routes import everywhere
-from .parameters import distinct, state_bytes
+from .parameters import state_bytes
 from .without_values import WithoutValues
 
 _CPU = torch.device("cpu")
@@ -83,9 +84,7 @@ class Estimate:
         for number, device in enumerate(self.devices):
             values = [getattr(device, name) for name in names]
             rows.append([str(number), *(f"{value / 2**30:.3f}" for value in values)])
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = (map(str.rjust, row, widths) for row in rows)
-        return "\n".join("  ".join(line) for line in lines)
+        return in_columns(rows)
 
 
 def estimate(  # noqa: PLR0913 - a pipeline and what it trains with, by keyword
@@ -150,20 +149,13 @@ def estimate(  # noqa: PLR0913 - a pipeline and what it trains with, by keyword
         chain.cut(cut.stages, homes, everywhere)
         stages = make_stages(list(chain.layers.values()), cut, homes)
         of_stages = levels_of_stages(plan.num_stages, levels)
-        named = {level for one in of_stages for level in (one.kept, one.rebuilt)}
-        costs = measure(
-            stages,
-            (chain.first_input(sample),),
-            Losses(loss_fn, None if target is None else [target], [1.0]),
-            [level for level in LEVELS if level in named],
-            split=plan.has(Kind.I),
-            timed=False,
-        )
+        losses = Losses(loss_fn, None if target is None else [target], [1.0])
+        costs = measure_bytes(stages, (chain.first_input(sample),), losses, plan, of_stages)
     activations = most_held(plan, costs, of_stages)
     transfers = _transfers(plan, costs)
     return Estimate(
         [
-            Bytes(*_of_parameters(_stages_of(plan, stages, device), optimizer), held, received)
+            Bytes(*_of_parameters(stages_on(plan, stages, device), optimizer), held, received)
             for device, (held, received) in enumerate(zip(activations, transfers, strict=True))
         ],
         plan,
@@ -202,23 +194,15 @@ def _require_arguments(
         )
 
 
-def _stages_of(plan: Plan, stages: Sequence[Stage], device: int) -> list[Stage]:
-    homes = plan.placement.replicas
-    return [stage for stage in stages if any(of[stage.index] == device for of in homes)]
-
-
 def _of_parameters(
     stages: Sequence[Stage], optimizer: Callable[[list[nn.Parameter]], Optimizer] | None
 ) -> tuple[float, float, float]:
     """The bytes of parameters with buffers, of gradients, and of what the optimizer keeps."""
-    layers = [layer for stage in stages for layer in stage.originals]
-    parameters = distinct(parameter for layer in layers for parameter in layer.parameters())
-    buffers = distinct(buffer for layer in layers for buffer in layer.buffers())
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    parameters, buffers, trained = held_by(layer for of in stages for layer in of.originals)
     return (
-        sum(map(num_bytes, [*parameters, *buffers])),
-        sum(map(num_bytes, trained)),
-        0 if optimizer is None else state_bytes(optimizer, trained),  # type: ignore[arg-type]
+        bytes_of([*parameters, *buffers]),
+        bytes_of(trained),
+        0 if optimizer is None else state_bytes(optimizer, trained),
     )
 
 

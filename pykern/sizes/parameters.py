@@ -9,12 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..tensors.parameters import num_bytes
-
-
-def distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Each once, in order."""
-    return list({id(tensor): tensor for tensor in tensors}.values())
+from ..tensors.parameters import bytes_of, distinct
 
 
 def state_bytes(
@@ -47,7 +42,7 @@ def state_bytes(
         for parameter in parameters:
             parameter.grad = None
     kept = [value for state in optimizer.state.values() for value in _tensors(state)]
-    return sum(map(num_bytes, distinct(kept)))
+    return bytes_of(distinct(kept))
 
 
 def _tensors(state: dict[str, Any]) -> Iterable[Tensor]:

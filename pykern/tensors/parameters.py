@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ..torch_private import is_traceable_wrapper_subclass
+
+_T = TypeVar("_T", bound=Tensor)
 
 # The depth of nested scales of a quantised parameter: scales may have scales of their own.
 _DEPTH = 3
@@ -58,6 +60,26 @@ def num_bytes(parameter: Tensor) -> int:
     """The bytes of a parameter and of the tensors needed to read it, such as scales."""
     parts = {part.untyped_storage()._cdata: part.nbytes for part in _parts(parameter)}
     return sum(parts.values())
+
+
+def distinct(tensors: Iterable[_T]) -> list[_T]:
+    """Each once, in order."""
+    return list({id(tensor): tensor for tensor in tensors}.values())
+
+
+def held_by(
+    layers: Iterable[nn.Module],
+) -> tuple[list[nn.Parameter], list[Tensor], list[nn.Parameter]]:
+    """The parameters of layers, their buffers, and the parameters that train, each once."""
+    every = list(layers)
+    parameters = distinct(parameter for layer in every for parameter in layer.parameters())
+    buffers = distinct(buffer for layer in every for buffer in layer.buffers())
+    return parameters, buffers, [parameter for parameter in parameters if parameter.requires_grad]
+
+
+def bytes_of(tensors: Iterable[Tensor]) -> int:
+    """The bytes of parameters, as `num_bytes` counts them."""
+    return sum(map(num_bytes, tensors))
 
 
 def _has_class(parameter: nn.Parameter) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..columns import in_columns
 from ..partition.chain import max_stages
 from ..pipeline.pipeline import Pipeline
 from ..pipeline.tuned import Tuned
@@ -116,10 +117,7 @@ class Choice:
 
     def __str__(self) -> str:
         """The proposals as a table, the best first."""
-        rows = [self.columns, *self.rows()]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(map(str.rjust, row, widths)) for row in rows]
-        return "\n".join([*lines, self.about()])
+        return f"{in_columns([self.columns, *self.rows()])}\n{self.about()}"
 
     def about(self) -> str:
         """The batches, devices and numbers of plans behind the table, in one line."""

@@ -22,9 +22,9 @@ from ..runtime.loss import Losses
 from ..runtime.recompute.recompute import Level
 from ..runtime.stage.stage import Stage
 from ..schedules import by_name
-from ..sizes.parameters import distinct, state_bytes
+from ..sizes.parameters import state_bytes
 from ..sizes.without_values import WithoutValues
-from ..tensors.parameters import num_bytes
+from ..tensors.parameters import bytes_of, held_by
 from ..trace.routes import everywhere
 from .asked import Asked
 from .by_unit import by_unit, even_spans
@@ -202,12 +202,9 @@ def _weights(asked: Asked) -> tuple[float, ...]:
     """By unit, the bytes that are held all the time."""
     held = []
     for layers in asked.units.modules():
-        parameters = distinct(p for layer in layers for p in layer.parameters())
-        buffers = distinct(b for layer in layers for b in layer.buffers())
-        trained = [p for p in parameters if p.requires_grad]
-        tensors = [*parameters, *buffers, *trained]
-        state = _state_bytes(asked.optimizer, trained)  # type: ignore[arg-type]
-        held.append(float(sum(map(num_bytes, tensors)) + state))
+        parameters, buffers, trained = held_by(layers)
+        state = _state_bytes(asked.optimizer, trained)
+        held.append(float(bytes_of([*parameters, *buffers, *trained]) + state))
     return tuple(held)
 
 

@@ -40,6 +40,25 @@ bool share(const Tensor& one, const Tensor& other) {
     return one.storage().unsafeGetStorageImpl() == other.storage().unsafeGetStorageImpl();
 }
 
+// The value with other tensors in the place of its own.
+template <class Map>
+IValue mapped(const IValue& value, Map map) {
+    if (value.isTensor()) return map(value.toTensor());
+    if (value.isTensorList()) {
+        c10::List<Tensor> list;
+        for (const Tensor& each : value.toTensorVector()) list.push_back(map(each));
+        return list;
+    }
+    if (value.isOptionalTensorList()) {
+        c10::List<std::optional<Tensor>> list;
+        for (const auto& each : value.toOptionalTensorVector()) {
+            list.push_back(each ? std::optional(map(*each)) : std::nullopt);
+        }
+        return list;
+    }
+    return value;
+}
+
 // One call of an operation.
 class Call {
    public:
@@ -53,10 +72,16 @@ class Call {
         // The values are read once all that the stream waits for is done.
         if (lands_on_) driver.order(current_stream(*lands_on_), stream);
         driver.complete(stream);
-        for (IValue& value : arguments()) value = on_host(value);
+        for (IValue& value : arguments()) {
+            value = mapped(value, [this](const Tensor& tensor) { return to_host(tensor); });
+        }
         op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack_);
         take_new_sizes();
-        for (IValue& value : results()) value = on_gpu(value);
+        for (IValue& value : results()) {
+            // A number is one that Python gets.
+            host_waits_ = host_waits_ || value.isScalar() || value.isBool();
+            value = mapped(value, [this](const Tensor& tensor) { return to_gpu(tensor); });
+        }
         tell(stream);
     }
 
@@ -130,23 +155,6 @@ class Call {
         makes_on_ = wanted_.value_or(device_of(runs_on_));
     }
 
-    IValue on_host(const IValue& value) {
-        if (value.isTensor()) return to_host(value.toTensor());
-        if (value.isTensorList()) {
-            c10::List<Tensor> list;
-            for (const Tensor& each : value.toTensorVector()) list.push_back(to_host(each));
-            return list;
-        }
-        if (value.isOptionalTensorList()) {
-            c10::List<std::optional<Tensor>> list;
-            for (const auto& each : value.toOptionalTensorVector()) {
-                list.push_back(each ? std::optional(to_host(*each)) : std::nullopt);
-            }
-            return list;
-        }
-        return value;
-    }
-
     Tensor to_host(const Tensor& tensor) {
         if (!tensor.defined() || !tensor.is_cuda()) return tensor;
         c10::Storage storage;
@@ -180,18 +188,6 @@ class Call {
                                                                     host.storage_offset());
             }
         }
-    }
-
-    IValue on_gpu(const IValue& value) {
-        if (value.isTensor()) return to_gpu(value.toTensor());
-        if (value.isTensorList()) {
-            c10::List<Tensor> list;
-            for (const Tensor& each : value.toTensorVector()) list.push_back(to_gpu(each));
-            return list;
-        }
-        // A number that Python gets.
-        host_waits_ = host_waits_ || value.isScalar() || value.isBool();
-        return value;
     }
 
     Tensor to_gpu(const Tensor& host) {

@@ -47,7 +47,7 @@ def test_every_part_is_counted_by_device() -> None:
     # Two moments, and a count of steps for each parameter.
     assert first.optimizer == 2 * (LINEAR + of_norm) + 4 * 4
     assert last.optimizer == 2 * LINEAR + 2 * 4
-    assert {of.transfers for of in held.devices} == {of.graphs for of in held.devices} == {0}
+    assert {of.transfers for of in held.devices} == {0}
     assert list(held.unknown) == ["peak"]
 
 
