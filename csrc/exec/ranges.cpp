@@ -8,6 +8,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 
 #include "plan/text.hpp"
 
@@ -21,6 +22,7 @@ struct Look {
 };
 
 constexpr std::uint32_t kCopyCategory = 7;
+constexpr std::uint32_t kStepCategory = 9;
 
 // In the order of Kind. The colours are those of pykern.plan.drawing for a single stage; categories
 // count from 1, since 0 is NVTX's for none.
@@ -48,20 +50,26 @@ struct Domain {
             const std::uint32_t category = kLooks[i].category;
             const bool copies = category == kCopyCategory;
             nvtxDomainNameCategoryA(handle, category, copies ? "COPY" : name);
-            nvtxEventAttributes_t& range = ranges[i];
-            range.version = NVTX_VERSION;
-            range.size = NVTX_EVENT_ATTRIB_STRUCT_SIZE;
-            range.category = category;
-            range.colorType = NVTX_COLOR_ARGB;
-            range.color = kLooks[i].argb;
-            range.payloadType = NVTX_PAYLOAD_TYPE_UNSIGNED_INT64;
-            range.messageType = NVTX_MESSAGE_TYPE_REGISTERED;
-            range.message.registered = nvtxDomainRegisterStringA(handle, name);
         }
+        nvtxDomainNameCategoryA(handle, kStepCategory, "STEP");
     }
 
-    nvtxDomainHandle_t handle;
-    std::array<nvtxEventAttributes_t, kNumKinds> ranges{};  // complete but for the payload
+    void push(const char* text, std::uint32_t category, std::uint32_t argb,
+              std::uint64_t payload) const {
+        nvtxEventAttributes_t range{};
+        range.version = NVTX_VERSION;
+        range.size = NVTX_EVENT_ATTRIB_STRUCT_SIZE;
+        range.category = category;
+        range.colorType = NVTX_COLOR_ARGB;
+        range.color = argb;
+        range.payloadType = NVTX_PAYLOAD_TYPE_UNSIGNED_INT64;
+        range.payload.ullValue = payload;
+        range.messageType = NVTX_MESSAGE_TYPE_ASCII;
+        range.message.ascii = text;
+        nvtxDomainRangePushEx(handle, &range);
+    }
+
+    nvtxDomainHandle_t handle;  // null without a tool
 };
 
 // Made at the first call, which is when NVTX looks for a tool. Lives as long as the process, since
@@ -75,13 +83,24 @@ const Domain& domain() {
 
 bool nvtx_built() noexcept { return true; }
 
-Range::Range(Action action) noexcept {
-    nvtxEventAttributes_t range = domain().ranges[static_cast<std::size_t>(action.kind)];
-    range.payload.ullValue = std::uint64_t{action.stage} << 32 | action.microbatch;
-    nvtxDomainRangePushEx(domain().handle, &range);
+Range::Range(Action action, int device) noexcept {
+    if (domain().handle == nullptr) return;
+    const auto& look = kLooks[static_cast<std::size_t>(action.kind)];
+    std::array<char, 24> text{};  // the longest is "OFFLOAD s65535"
+    std::snprintf(text.data(), text.size(), "%s s%u", kind_name(action.kind),
+                  unsigned{action.stage});
+    domain().push(text.data(), look.category, look.argb,
+                  static_cast<std::uint64_t>(device) << 48 | std::uint64_t{action.stage} << 32 |
+                      action.microbatch);
 }
 
-Range::~Range() { nvtxDomainRangePop(domain().handle); }
+Range::Range() noexcept {
+    if (domain().handle != nullptr) domain().push("step", kStepCategory, 0xff5a5a5a, 0);
+}
+
+Range::~Range() {
+    if (domain().handle != nullptr) nvtxDomainRangePop(domain().handle);
+}
 
 void name_thread(const char* name) noexcept {
     // NVTX must not be called for the first time by two threads at once.
@@ -108,7 +127,8 @@ namespace pykern {
 
 bool nvtx_built() noexcept { return false; }
 
-Range::Range(Action /*action*/) noexcept {}
+Range::Range(Action /*action*/, int /*device*/) noexcept {}
+Range::Range() noexcept = default;
 Range::~Range() = default;
 void name_thread(const char* /*name*/) noexcept {}
 void name_stream(CUstream_st* /*stream*/, const char* /*name*/) noexcept {}

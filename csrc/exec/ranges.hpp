@@ -1,9 +1,10 @@
 // Ranges: what profilers such as Nsight Systems are told, by NVTX.
 //
-// All of it is in the NVTX domain "pykern". A range has the kind of its action as text ("F"), the
-// kind's colour in the drawings, a category (the kind; COPY for every transfer), and an unsigned
-// 64-bit payload that says whose it is: stage << 32 | microbatch. It spans the time between its two
-// ends on the calling thread. Without a tool both ends together cost a few nanoseconds.
+// All of it is in the NVTX domain "pykern". A range has kind and stage of its action as text
+// ("F s2"), the kind's colour in the drawings, a category (the kind; COPY for every transfer), and
+// an unsigned 64-bit payload: device << 48 | stage << 32 | microbatch. The range of a step has the
+// text "step". A range spans the time between its two ends on the calling thread. Without a tool
+// both ends together cost a few nanoseconds.
 #pragma once
 
 #include "plan/action.hpp"
@@ -15,13 +16,19 @@ namespace pykern {
 // Whether ranges reach a tool at all.
 bool nvtx_built() noexcept;
 
-// A range on this thread around one action. Ranges of a thread nest.
+// A range on this thread. Ranges of a thread nest.
 class [[nodiscard]] Range {
    public:
-    explicit Range(Action action) noexcept;
+    // Around an action on a device; that of a copy is the sender.
+    Range(Action action, int device) noexcept;
+    // Around a step: on GPUs, around issuing it.
+    static Range of_step() noexcept { return Range(); }
     Range(const Range&) = delete;
     Range& operator=(const Range&) = delete;
     ~Range();
+
+   private:
+    Range() noexcept;
 };
 
 // Names the calling thread.

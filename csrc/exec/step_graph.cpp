@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "exec/ranges.hpp"
 #include "plan/text.hpp"
 
 namespace pykern {
@@ -156,6 +157,7 @@ StepGraph::~StepGraph() {
 }
 
 void StepGraph::run(const std::map<int, cuda::CUstream>& callers) const {
+    const Range range = Range::of_step();
     const cuda::CurrentContext restore(job_.lanes().primary(0));
     try {
         launch(callers);

@@ -52,6 +52,7 @@ Dispatch::Dispatch(StreamJob& job, const std::map<int, cuda::CUstream>& callers,
       given_(job.order().tasks().size()) {}
 
 bool Dispatch::run() {
+    const Range range = Range::of_step();
     const cuda::CurrentContext restore(job_.lanes().primary(0));
     try {
         begin();
@@ -101,7 +102,7 @@ bool Dispatch::issue(TaskNumber number) {
 
 bool Dispatch::perform(TaskNumber number) {
     const Task& task = order_.tasks()[number];
-    const Range range(task.action);
+    const Range range(task.action, order_.device_of_stream(task.stream));
     if (order_.is_compute(task)) return act(number);
     const auto& given = given_[number];
     move(given ? *given : job_.transfers(number), job_.copy_lane(task));

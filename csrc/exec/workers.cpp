@@ -142,6 +142,7 @@ void Workers::run(WorkerProgram& job, const std::function<bool()>& interrupted,
                   const std::function<void()>& begun) {
     const std::scoped_lock running(run_mutex_);
     if (closing_.load(std::memory_order_relaxed)) return;
+    const Range range = Range::of_step();
     job_ = &job;
     job.trace.begin();
     const Program& program = job.program;
@@ -297,7 +298,7 @@ bool Workers::run_action(int worker, Position position) {
     }
     if (ok) {
         const Action action = job_->program.action(position);
-        const Range range(action);
+        const Range range(action, job_->program.device_of(position));
         const std::int64_t start = now_ns();
         ok = client_.run(worker, position);
         const std::int64_t end = now_ns();

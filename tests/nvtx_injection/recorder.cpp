@@ -13,7 +13,6 @@ namespace {
 std::mutex mutex;
 std::FILE* record = nullptr;
 std::intptr_t num_domains = 0;
-std::intptr_t num_strings = 0;
 
 template <class Handle>
 long number(Handle handle) {
@@ -38,20 +37,14 @@ void name_category(nvtxDomainHandle_t domain, std::uint32_t category, const char
     write("category %ld %u %s\n", number(domain), category, name);
 }
 
-nvtxStringHandle_t register_string(nvtxDomainHandle_t domain, const char* text) {
-    const std::scoped_lock lock(mutex);
-    write("string %ld %ld %s\n", number(domain), static_cast<long>(++num_strings), text);
-    return reinterpret_cast<nvtxStringHandle_t>(num_strings);
-}
-
 int push(nvtxDomainHandle_t domain, const nvtxEventAttributes_t* range) {
     const std::scoped_lock lock(mutex);
-    const bool expected = range->messageType == NVTX_MESSAGE_TYPE_REGISTERED &&
+    const bool expected = range->messageType == NVTX_MESSAGE_TYPE_ASCII &&
                           range->payloadType == NVTX_PAYLOAD_TYPE_UNSIGNED_INT64 &&
                           range->colorType == NVTX_COLOR_ARGB;
-    write("%s %d %ld %u %ld %llu %08x\n", expected ? "push" : "unexpected", gettid(),
-          number(domain), range->category, number(range->message.registered),
-          static_cast<unsigned long long>(range->payload.ullValue), range->color);
+    write("%s %d %ld %u %llu %08x %s\n", expected ? "push" : "unexpected", gettid(), number(domain),
+          range->category, static_cast<unsigned long long>(range->payload.ullValue), range->color,
+          range->message.ascii);
     return 0;
 }
 
@@ -94,7 +87,6 @@ extern "C" __attribute__((visibility("default"))) int InitializeInjectionNvtx2(
     *core[NVTX_CBID_CORE_NameOsThreadA] = erased(name_thread);
     *core2[NVTX_CBID_CORE2_DomainCreateA] = erased(create_domain);
     *core2[NVTX_CBID_CORE2_DomainNameCategoryA] = erased(name_category);
-    *core2[NVTX_CBID_CORE2_DomainRegisterStringA] = erased(register_string);
     *core2[NVTX_CBID_CORE2_DomainResourceCreate] = erased(create_resource);
     *core2[NVTX_CBID_CORE2_DomainRangePushEx] = erased(push);
     *core2[NVTX_CBID_CORE2_DomainRangePop] = erased(pop);

@@ -7,12 +7,13 @@ import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import starmap
 from pathlib import Path
 
 import pytest
 
 from pykern import _C
-from pykern.plan import Action, Kind, lower, with_reductions
+from pykern.plan import Action, Kind, Plan, lower, with_reductions
 from pykern.plan.drawing.colours import colours_of
 from pykern.schedules import one_f_one_b
 from tests.diagonal import nightly
@@ -97,16 +98,17 @@ class Record:
 
     domains: dict[str, str] = field(default_factory=dict)
     categories: dict[str, str] = field(default_factory=dict)
-    strings: dict[str, str] = field(default_factory=dict)
     threads: dict[str, str] = field(default_factory=dict)
     # Names of streams.
     resources: Counter[str] = field(default_factory=Counter)
     # Thread, domain, category, text, payload, colour.
     ranges: list[tuple[str, str, str, str, int, str]] = field(default_factory=list)
+    # The same of ranges around steps.
+    steps: list[tuple[str, str, str, str, int, str]] = field(default_factory=list)
 
 
 def read(path: Path) -> Record:
-    """Fails unless each range is closed on its thread before the next one there."""
+    """Fails unless each action's range is closed on its thread before the next one there."""
     record = Record()
     open_ranges: Counter[str] = Counter()
     for line in path.read_text().splitlines():
@@ -115,30 +117,23 @@ def read(path: Path) -> Record:
                 record.domains[number] = name
             case ["category", _, number, name]:
                 assert record.categories.setdefault(number, name) == name
-            case ["string", _, number, text]:
-                record.strings[number] = text
             case ["thread", number, *name]:
                 record.threads[number] = " ".join(name)
             case ["resource", domain, *name]:
                 assert record.domains[domain] == "pykern"
                 record.resources[" ".join(name)] += 1
             case ["push", thread, domain, rest]:
-                category, text, payload, colour = rest.split()
-                record.ranges.append(
-                    (
-                        thread,
-                        record.domains[domain],
-                        record.categories[category],
-                        record.strings[text],
-                        int(payload),
-                        colour,
-                    )
-                )
+                category, payload, colour, text = rest.split(maxsplit=3)
+                of = record.steps if text == "step" else record.ranges
+                name, kind = record.domains[domain], record.categories[category]
+                of.append((thread, name, kind, text, int(payload), colour))
                 open_ranges[thread] += 1
-                assert open_ranges[thread] == 1
+                # On GPUs one thread has the range of the step around those of its actions.
+                in_step = thread in {entry[0] for entry in record.steps}
+                assert open_ranges[thread] <= 1 + in_step
             case ["pop", thread, _]:
                 open_ranges[thread] -= 1
-                assert open_ranges[thread] == 0
+                assert open_ranges[thread] >= 0
             case _:
                 pytest.fail(f"unexpected: {line}")
     assert not open_ranges.total(), "a range was left open"
@@ -177,27 +172,36 @@ def run(recorder, tmp_path_factory):
     return steps
 
 
-def expected_range(action: Action) -> tuple[str, str, str, int, str]:
+def expected_range(device: int, action: Action) -> tuple[str, str, str, int, str]:
     name = action.kind.name
     category = "COPY" if action.kind in (Kind.COPY_F, Kind.COPY_B) else name
-    payload = action.stage << 32 | action.microbatch
-    return "pykern", category, name, payload, "ff" + colours_of(action.kind, 0, 1).fill[1:]
+    payload = device << 48 | action.stage << 32 | action.microbatch
+    colour = "ff" + colours_of(action.kind, 0, 1).fill[1:]
+    return "pykern", category, f"{name} s{action.stage}", payload, colour
+
+
+def actions_of(plan: Plan) -> list[tuple[int, Action]]:
+    """All actions, with their devices."""
+    return [(device, action) for device, row in enumerate(plan.rows) for action in row]
+
+
+STEP = ("pykern", "STEP", "step", 0, "ff5a5a5a")
 
 
 @pytest.mark.parametrize("plan", WORKER_PLANS)
 def test_one_range_per_action(run, plan):
     record, _ = run(plan)
-    actions = [action for row in with_reductions(PLANS[plan]).rows for action in row]
+    actions = actions_of(with_reductions(PLANS[plan]))
     assert len(actions) >= 16
-    assert Counter(entry[1:] for entry in record.ranges) == Counter(map(expected_range, actions))
+    assert Counter(entry[1:] for entry in record.ranges) == Counter(starmap(expected_range, actions))
+    assert [entry[1:] for entry in record.steps] == [STEP]
 
 
-def test_the_domain_names_its_categories_and_texts_once(run):
+def test_the_domain_names_its_categories_once(run):
     record, _ = run("one_f_one_b(2, 4)")
     assert [name for name in record.domains.values() if name == "pykern"] == ["pykern"]
-    names = ["F", "R", "B", "I", "W", "U", "COPY", "REDUCE"]
+    names = ["F", "R", "B", "I", "W", "U", "COPY", "REDUCE", "STEP"]
     assert record.categories == {str(i): name for i, name in enumerate(names, 1)}
-    assert list(record.strings.values()) == [kind.name for kind in Kind]
 
 
 def test_ranges_are_on_threads_that_are_named_after_their_devices(run):
@@ -210,8 +214,8 @@ def test_a_stage_that_raises_closes_its_range(run):
     record, output = run("one_f_one_b(2, 4)", "raise")
     assert output == "the third call\n"
     actions = Counter(entry[1:] for entry in record.ranges)
-    assert actions[expected_range(Action(Kind.F, 1, 2))] == 1
-    assert actions[expected_range(Action(Kind.B, 1, 3))] == 0
+    assert actions[expected_range(1, Action(Kind.F, 1, 2))] == 1
+    assert actions[expected_range(1, Action(Kind.B, 1, 3))] == 0
     assert max(actions.values()) == 1
 
 
@@ -219,11 +223,11 @@ def test_a_stage_that_raises_closes_its_range(run):
 def test_on_gpus_one_range_per_action_and_per_copy(run, plan):
     record, _ = run(plan, program=GPU_PROGRAM)
     whole = with_reductions(PLANS[plan])
-    actions = [action for row in whole.rows for action in row]
-    copies = [copy.action for lane in lower(whole).lanes for copy in lane.copies]
+    copies = [(lane.sender, copy.action) for lane in lower(whole).lanes for copy in lane.copies]
     assert len(copies) >= 8
-    once = Counter(map(expected_range, actions + copies))
+    once = Counter(starmap(expected_range, actions_of(whole) + copies))
     assert Counter(entry[1:] for entry in record.ranges) == once + once
+    assert [entry[1:] for entry in record.steps] == [STEP, STEP]
     # All of them are the caller's, who has a name already.
     assert len({entry[0] for entry in record.ranges}) == 1
     assert not record.threads
