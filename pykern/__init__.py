@@ -87,6 +87,7 @@ _PACKAGES = frozenset(
         "interop",
         "kernels",
         "models",
+        "nsight",
         "partition",
         "plan",
         "scale",

@@ -12,6 +12,7 @@ from .demo_command import demo
 from .doctor_command import doctor
 from .errors import OneLineErrors
 from .fit_command import fit
+from .nsys_command import nsys
 from .plan_command import plan
 from .profile_command import profile
 from .scale_command import scale
@@ -65,6 +66,10 @@ app.command(epilog="Example: pykern fit my_model:make --devices 8 --memory 80")(
 app.command(epilog="Example: pykern tune my_model:make --devices 2 --out plan.json")(tune)
 app.command(epilog="Example: pykern verify my_model:make --schedule zb_h1 --devices cpu:4")(verify)
 app.command(epilog="Example: pykern profile my_model:make --html step.html")(profile)
+app.command(
+    epilog="Example: pykern nsys --html step.html step.nsys-rep train.py",
+    context_settings={"allow_interspersed_args": False},
+)(nsys)
 app.command(epilog="Example: pykern doctor")(doctor)
 
 

@@ -1,13 +1,12 @@
 """`pykern profile`: why the steps of a model take their time."""
 
-import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ..schedules import require_named
 from .errors import bad_input
+from .reports import HtmlFile, TraceFile, show
 from .schedule_options import Given, require_owned, with_schedule_options
 from .sources import TRAINED
 from .values import number_option
@@ -28,13 +27,8 @@ def profile(
     devices: Annotated[str, typer.Option(help='"cpu:2": two workers; "cuda": all GPUs.')] = "cpu:2",
     microbatches: Annotated[int, number_option(about="Parts of each batch.")] = 4,
     steps: Annotated[int, number_option(about="Steps, besides two that warm up.")] = 5,
-    html: Annotated[
-        Path | None,
-        typer.Option(help="A page with timelines, which needs no network.", show_default="none"),
-    ] = None,
-    trace: Annotated[
-        Path | None, typer.Option(help="A trace for ui.perfetto.dev.", show_default="none")
-    ] = None,
+    html: HtmlFile = None,
+    trace: TraceFile = None,
     *,
     options: Given,
 ) -> None:
@@ -42,8 +36,6 @@ def profile(
     with bad_input():
         require_named(schedule)
         require_owned([schedule], options)
-        from rich.console import Console
-
         from ..partition.chain import call_of
         from ..pipeline.pipeline import Pipeline
         from ..runtime.devices import parse_devices
@@ -62,12 +54,4 @@ def profile(
     args, kwargs = call_of(workload.inputs)
     with pipe:
         report = pipe.profile(*args, target=workload.target, steps=steps, **kwargs)
-    if sys.stdout.isatty():
-        Console(highlight=False).print(report)
-    else:
-        typer.echo(str(report))
-    for path, save in ((html, report.save_html), (trace, report.save_trace)):
-        if path is not None:
-            with bad_input():
-                save(path)
-            typer.echo(f"written: {path}")
+    show(report, html, trace)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from statistics import fmean
 
 from ..parallel.data.data import DataParallel
-from ..plan import Costs, Kind, Plan, Span, Timeline, simulate, with_reductions
+from ..plan import Costs, Kind, Plan, Timeline, simulate, with_reductions
 from ..plan.halves import forwards_first
+from ..profiling.mean_costs import mean_costs
 from ..runtime.driver import Program
 from ..runtime.executor import Executor
 from ..runtime.stage.stage import Stage
@@ -123,51 +121,13 @@ class Measured(Adopted):
             backwards, I and W are unknown. After a step with split backwards (`zb_h1`), F, I and W
             are known, and the time of B is that of I and W together.
         """
-        return _mean_costs(self.timeline(), self.copies(), self.plan.num_stages)
+        return mean_costs(self.timeline(), self.copies(), self.plan.num_stages)
 
     def prediction(self) -> Timeline:
         """The simulator's timeline for the last step, from its `costs`."""
-        if all(span.action.kind is Kind.F for span in _spans(self.timeline())):
+        if self.timeline().kinds == [Kind.F]:
             plan = self.plan.forward_only()
         else:
             is_halved = isinstance(self._last_program, Ran)
             plan = forwards_first(self.plan) if is_halved else self.plan
         return simulate(plan, self.costs())
-
-
-def _mean_costs(timeline: Timeline, copies: Timeline, num_stages: int) -> Costs:
-    """The mean time by stage and kind, NaN if it did not run; and of copies, 0 without copies."""
-    times: dict[tuple[Kind, int], list[float]] = defaultdict(list)
-    for span in _spans(timeline):
-        times[span.action.kind, span.action.stage].append(span.end_ns - span.start_ns)
-    crossings: dict[int, list[float]] = defaultdict(list)
-    for span in _spans(copies):
-        # The boundary behind a stage, which a gradient crosses from the other side.
-        back = span.action.kind == Kind.COPY_B
-        crossings[span.action.stage - back].append(span.end_ns - span.start_ns)
-
-    def means(kind: Kind) -> list[float]:
-        return [_mean(times[kind, stage], math.nan) for stage in range(num_stages)]
-
-    inputs, weights = means(Kind.I), means(Kind.W)
-    halves = [i + w for i, w in zip(inputs, weights, strict=True)]
-    # As many bytes as nanoseconds, because a cost has one bandwidth for all boundaries.
-    return Costs(
-        means(Kind.F),
-        [_mean(times[Kind.B, stage], both) for stage, both in enumerate(halves)],
-        recompute_ns=means(Kind.R),
-        input_ns=inputs,
-        weight_ns=weights,
-        update_ns=means(Kind.U),
-        reduce_ns=means(Kind.REDUCE),
-        message_bytes=[_mean(crossings[stage], 0.0) for stage in range(num_stages)],
-        bandwidth=1.0,
-    )
-
-
-def _spans(timeline: Timeline) -> Iterator[Span]:
-    return (span for row in timeline.rows for span in row)
-
-
-def _mean(times: list[float], otherwise: float) -> float:
-    return fmean(times) if times else otherwise

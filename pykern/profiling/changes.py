@@ -101,6 +101,8 @@ def _can_be_cut(seen: Observed, plan: Plan) -> bool:
 def _other_plans(seen: Observed) -> Iterator[tuple[str, str, Plan]]:
     """Plans with another number of microbatches, or of another schedule."""
     count = seen.plan.num_microbatches
+    if seen.rows is None:
+        return  # without the model, other plans cannot be made
     if seen.make_plan(None, count) != seen.plan:
         return  # with recompute or frozen stages, which other plans would have in other places
     for factor in TIMES:

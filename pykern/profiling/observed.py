@@ -21,7 +21,7 @@ class Observed:
         costs: the costs of its stages, each the median over the steps.
         step_ns: the median time of a step, as its caller sees it.
         num_steps: the number of steps.
-        rows: the number of rows of a batch.
+        rows: the number of rows of a batch; None if it is not known.
         tokens_of_row: the number of tokens in a row; None if rows are not rows of integers.
         spans: by stage, the layers.
         layer_ns: by layer, the time of forward and backward of a microbatch outside of the
@@ -44,7 +44,7 @@ class Observed:
     make_plan: OtherPlan
     step_ns: float = 0.0
     num_steps: int = 1
-    rows: int = 1
+    rows: int | None = 1
     tokens_of_row: int | None = None
     spans: Sequence[range] = ()
     layer_ns: Sequence[float] = ()

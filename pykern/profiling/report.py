@@ -32,12 +32,14 @@ class Report:
         causes: the parts of the makespan, the largest cause first.
         changes: changes that shorten a step, the best first; at most three.
         predicted: the simulated timeline with the measured costs.
+        more: tables besides the usual ones.
     """
 
     seen: Observed
     causes: Causes
     changes: Sequence[Improvement]
     predicted: Timeline
+    more: Sequence[Sheet] = ()
 
     @property
     def first_cause(self) -> str:
@@ -51,20 +53,23 @@ class Report:
             of_devices(self.seen),
             of_stages(self.seen),
             of_changes(self.changes),
+            *self.more,
         ]
 
     def summary(self) -> str:
         """The step in a sentence or two."""
         seen, plan = self.seen, self.seen.plan
-        rate = seen.rows / seen.step_ns * 1e9 if seen.step_ns else 0.0
-        tokens = seen.tokens_of_row
-        told = f"{rate:,.0f} rows/s" + (
-            "" if tokens is None else f", {rate * tokens:,.0f} tokens/s"
-        )
+        batch, told = "", ""
+        if seen.rows is not None:
+            batch = f"of {seen.rows} rows "
+            rate = seen.rows / seen.step_ns * 1e9 if seen.step_ns else 0.0
+            tokens = seen.tokens_of_row
+            told = f" ({rate:,.0f} rows/s"
+            told += ")" if tokens is None else f", {rate * tokens:,.0f} tokens/s)"
         return (
-            f"{seen.num_steps} steps of {seen.rows} rows in {plan.num_microbatches} microbatches, "
+            f"{seen.num_steps} steps {batch}in {plan.num_microbatches} microbatches, "
             f"{plan.num_stages} stages on {plan.num_devices} devices. A step takes "
-            f"{seen.step_ns / 1e6:.2f} ms ({told}), its actions {in_ms(seen.timeline.makespan_ns)} "
+            f"{seen.step_ns / 1e6:.2f} ms{told}, its actions {in_ms(seen.timeline.makespan_ns)} "
             f"ms, and {in_ms(self.predicted.makespan_ns)} ms as predicted. The bubble ratio is "
             f"{seen.timeline.bubble_ratio:.3f}, and {self.predicted.bubble_ratio:.3f} as predicted."
         )

@@ -193,7 +193,9 @@ def test_one_range_per_action(run, plan):
     record, _ = run(plan)
     actions = actions_of(with_reductions(PLANS[plan]))
     assert len(actions) >= 16
-    assert Counter(entry[1:] for entry in record.ranges) == Counter(starmap(expected_range, actions))
+    assert Counter(entry[1:] for entry in record.ranges) == Counter(
+        starmap(expected_range, actions)
+    )
     assert [entry[1:] for entry in record.steps] == [STEP]
 
 

@@ -1,0 +1,193 @@
+"""A profile of the steps in a report: what ran when, as in `Pipeline.profile`."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from statistics import fmean, median
+
+from ..plan import Costs, Kind, Placement, Plan, PlanError, Span, Timeline
+from ..profiling import Observed, Report, report_of
+from ..profiling.mean_costs import mean_costs
+from ..profiling.stage_costs import by_stage, mapped
+from ..profiling.tables import Sheet, in_ms
+from .export import tables_of
+from .gpu_work import add_gpu_work
+from .ranges import Recorded, RecordedStep, has_table, steps_of
+
+_MOVES = (Kind.COPY_F, Kind.COPY_B, Kind.OFFLOAD, Kind.LOAD)
+
+
+def read(path: str | os.PathLike[str]) -> Report:
+    """The profile of the steps in a report of Nsight Systems.
+
+    The steps with the most frequent actions count. On GPUs an action lasts from the start of
+    its first kernel or copy there to the end of its last one; on CPU workers its range is its span.
+
+    Args:
+        path: a `.nsys-rep` report, which needs the command `nsys`, or its `.sqlite` export.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is no report, or has no step of a pipeline of pykern.
+    """
+    with tables_of(path) as tables:
+        try:
+            steps = steps_of(tables)
+            add_gpu_work(tables, steps)
+            cores = _num_cores(tables)
+        except sqlite3.DatabaseError as error:
+            raise ValueError(
+                f"the report must have the tables of Nsight Systems, got {os.fspath(path)}: "
+                f"{error}. Export it anew: nsys export --type sqlite"
+            ) from error
+    whole = [step for step in steps if any(ran.action.kind not in _MOVES for ran in step.ran)]
+    if not whole:
+        raise ValueError(
+            f"the report must have a step of a pipeline with its actions, got {len(steps)} steps "
+            f"without actions in {os.fspath(path)}. Record with --trace=nvtx, and without a graph "
+            "of the whole step"
+        )
+    forms = [frozenset((ran.action, ran.device) for ran in step.ran) for step in whole]
+    [(usual, _)] = Counter(forms).most_common(1)
+    alike = [step for step, form in zip(whole, forms, strict=True) if form == usual]
+    return _profile(alike, len(steps) - len(alike), cores)
+
+
+def _profile(steps: Sequence[RecordedStep], left_out: int, cores: int | None) -> Report:
+    on_gpus = any(ran.gpu_ns for step in steps for ran in step.ran)
+    timelines = [timeline_of(step) for step in steps]
+    order = sorted(range(len(steps)), key=lambda number: timelines[number].makespan_ns)
+    middle = order[(len(order) - 1) // 2]
+    plan = plan_of(timelines[middle])
+    of_steps = [
+        mean_costs(timeline, _copies(step), plan.num_stages)
+        for step, timeline in zip(steps, timelines, strict=True)
+    ]
+    seen = Observed(
+        plan=plan,
+        timeline=timelines[middle],
+        costs=_middle(of_steps, plan.num_stages),
+        # A report does not tell the model, so no other plan can be made for it.
+        make_plan=lambda *_: plan,
+        step_ns=median(timeline.makespan_ns for timeline in timelines),
+        num_steps=len(steps),
+        rows=None,
+        num_cores=None if on_gpus else cores,
+    )
+    tables = [_issue_table(steps[middle])] if on_gpus else []
+    if left_out:
+        tables.append(Sheet("Other steps, left out", ("steps",), [(str(left_out),)]))
+    return replace(report_of(seen), more=tables)
+
+
+def _span(ran: Recorded) -> Span:
+    start, end = ran.gpu_ns or (ran.start_ns, ran.end_ns)
+    return Span(ran.action, start, end)
+
+
+def timeline_of(step: RecordedStep) -> Timeline:
+    """The actions of a step by device; times count from the step's start."""
+    actions = [ran for ran in step.ran if ran.action.kind not in _MOVES]
+    rows: list[list[Span]] = [[] for _ in range(1 + max(ran.device for ran in actions))]
+    for ran in actions:
+        rows[ran.device].append(_since(step, ran))
+    return Timeline([sorted(row, key=lambda span: span.start_ns) for row in rows])
+
+
+def _copies(step: RecordedStep) -> Timeline:
+    """The copies between devices of a step, in one row."""
+    moved = (ran for ran in step.ran if ran.action.kind in (Kind.COPY_F, Kind.COPY_B))
+    return Timeline([[_since(step, ran)] for ran in moved])
+
+
+def _since(step: RecordedStep, ran: Recorded) -> Span:
+    span = _span(ran)
+    return Span(span.action, span.start_ns - step.start_ns, span.end_ns - step.start_ns)
+
+
+def plan_of(timeline: Timeline) -> Plan:
+    """The plan that a timeline shows: each device's actions in the order of their starts.
+
+    Raises:
+        ValueError: the actions are not those of a whole step.
+    """
+    homes: dict[int, dict[int, int]] = {}
+    for device, row in enumerate(timeline.rows):
+        for span in row:
+            if span.action.kind is Kind.F:
+                homes.setdefault(span.action.microbatch, {})[span.action.stage] = device
+    paths = [tuple(of[stage] for stage in sorted(of)) for _, of in sorted(homes.items())]
+    # Microbatches go to the replicas in turn.
+    num_replicas = max(len(set(paths)), 1)
+    try:
+        placement = Placement.replicated(timeline.num_devices, paths[:num_replicas])
+        rows = [[span.action for span in row] for row in timeline.rows]
+        return Plan(placement, len(homes), rows)
+    except (PlanError, ValueError) as error:
+        raise ValueError(
+            f"the actions of a step must make a plan, got others: {error}. Record whole steps: "
+            "Pipeline.step, without asynchronous updates"
+        ) from error
+
+
+def _middle(of_steps: Sequence[Costs], num_stages: int) -> Costs:
+    def middle(kind: Kind, stage: int, _: float) -> float:
+        return median(by_stage(costs, kind, num_stages)[stage] for costs in of_steps)
+
+    return mapped(of_steps[0], num_stages, middle)
+
+
+def _issue_table(step: RecordedStep) -> Sheet:
+    """By kind, the time to issue actions, and their time on GPUs."""
+    rows = []
+    for kind in Kind:
+        ran = [one for one in step.ran if one.action.kind is kind]
+        if ran:
+            issue = fmean(one.end_ns - one.start_ns for one in ran)
+            on_gpu = fmean(span.end_ns - span.start_ns for span in map(_span, ran))
+            rows.append((kind.name, str(len(ran)), in_ms(issue), in_ms(on_gpu)))
+    moved = [_span(one) for one in step.ran if one.action.kind in _MOVES]
+    if moved:
+        total = sum(span.end_ns - span.start_ns for span in moved)
+        hidden = total - sum(_idle_part(span, list(_work(step))) for span in moved)
+        share = f"{hidden / total:.0%}" if total else "-"
+        rows.append(("copies beside work", share, "", ""))
+    return Sheet("Issue and GPU", ("kind", "actions", "issue ms", "GPU ms"), rows)
+
+
+def _work(step: RecordedStep) -> Iterator[Span]:
+    """The spans of actions by their starts, joined where they overlap."""
+    spans = sorted(
+        (_span(one) for one in step.ran if one.action.kind not in _MOVES),
+        key=lambda span: span.start_ns,
+    )
+    held: Span | None = None
+    for span in spans:
+        if held is None or span.start_ns > held.end_ns:
+            if held is not None:
+                yield held
+            held = span
+        else:
+            held = Span(held.action, held.start_ns, max(held.end_ns, span.end_ns))
+    if held is not None:
+        yield held
+
+
+def _idle_part(copy: Span, work: Sequence[Span]) -> float:
+    """The part of a copy's time in which no device works."""
+    beside = sum(
+        max(0.0, min(copy.end_ns, span.end_ns) - max(copy.start_ns, span.start_ns)) for span in work
+    )
+    return copy.end_ns - copy.start_ns - beside
+
+
+def _num_cores(tables: sqlite3.Connection) -> int | None:
+    if not has_table(tables, "TARGET_INFO_SYSTEM_ENV"):
+        return None
+    query = "SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'CpuCores'"
+    found = tables.execute(query).fetchone()
+    return None if found is None else int(found[0])

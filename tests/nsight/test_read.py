@@ -1,0 +1,177 @@
+"""Reports of Nsight Systems are read back: exports made by hand, of all schedules and of GPUs."""
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pykern.cli import app
+from pykern.nsight import read, record
+from pykern.nsight.export import tables_of
+from pykern.nsight.profile import plan_of, timeline_of
+from pykern.nsight.ranges import steps_of
+from pykern.plan import Costs, Timeline, simulate, with_reductions
+from pykern.schedules import chimera, interleaved, one_f_one_b, zb_h1
+from tests.nsight.exports import AUTOGRAD, MS, Export, payload
+
+COSTS = Costs(2.0 * MS, 4.0 * MS, input_ns=2.0 * MS, weight_ns=2.0 * MS)
+PLANS = {
+    "1F1B": one_f_one_b(3, 6),
+    "interleaved": interleaved(2, 4, num_chunks=2),
+    "zero bubble": zb_h1(4, 8),
+    "replicas": with_reductions(chimera(4, 8)),
+    "forward only": one_f_one_b(2, 3).forward_only(),
+}
+
+
+@pytest.fixture
+def export(tmp_path: Path) -> Export:
+    return Export(tmp_path / "step.sqlite")
+
+
+def saved(export: Export, tmp_path: Path) -> Path:
+    export.close()
+    return tmp_path / "step.sqlite"
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_a_plan_and_its_times_are_read_back(export, tmp_path, plan):
+    timeline = simulate(plan, COSTS)
+    export.steps([timeline, timeline])
+    with tables_of(saved(export, tmp_path)) as tables:
+        steps = steps_of(tables)
+    assert len(steps) == 2
+    found = timeline_of(steps[1])
+    assert plan_of(found) == plan
+    assert found.makespan_ns == timeline.makespan_ns
+    assert found.bubble_ratio == timeline.bubble_ratio
+
+
+def test_the_profile_has_the_costs_and_the_most_frequent_steps(export, tmp_path):
+    plan = one_f_one_b(2, 4)
+    slow, usual = Costs(3.0 * MS, 6.0 * MS), Costs([1.0 * MS, 2.0 * MS], 4.0 * MS)
+    steps = [simulate(plan, costs) for costs in (slow, usual, usual)]
+    export.steps([*steps, simulate(one_f_one_b(2, 2), usual)])
+    # Ranges of other domains, and of other text, are not pykern's.
+    export.range("step", 0, 1e12, domain=1)
+    report = read(saved(export, tmp_path))
+    assert report.seen.num_steps == 3
+    assert report.seen.plan == plan
+    assert report.seen.timeline.makespan_ns == steps[1].makespan_ns
+    assert report.seen.costs.forward_ns == [1.0 * MS, 2.0 * MS]
+    assert report.predicted.makespan_ns == steps[1].makespan_ns
+    assert report.first_cause in {"warm-up and cool-down", "imbalance of stages"}
+    assert report.more[-1].rows == [("1",)]
+    assert "3 steps in 4 microbatches, 2 stages on 2 devices" in str(report)
+
+
+def on_gpus(export: Export) -> None:
+    """F, copy and B of one microbatch, of two stages: issued within 7 us, and run for 10 ms."""
+    export.range("step", 0, 7_000)
+    kernel, copy = "KERNEL", "MEMCPY"
+    issued = [
+        ("F s0", payload(0, 0, 0), [(kernel, 0, 1), (kernel, 1, 2)]),
+        ("COPY_F s0", payload(0, 0, 0), [(copy, 2, 3)]),
+        ("F s1", payload(1, 1, 0), [(kernel, 3, 5)]),
+        ("B s1", payload(1, 1, 0), [(kernel, 5, 8)]),
+        ("COPY_B s1", payload(1, 1, 0), [(copy, 7, 9)]),
+        ("B s0", payload(0, 0, 0), [(kernel, 9, 10)]),
+    ]
+    for number, (text, of, work) in enumerate(issued):
+        start = 1_000 * number + 10
+        if number == 0:
+            export.registered(text, start, start + 500, of)
+        else:
+            export.range(text, start, start + 500, of)
+        # Threads of autograd issue the kernels of a backward.
+        thread = AUTOGRAD if text.startswith("B ") else None
+        for table, begin, end in work:
+            args = (table, start + 100, begin * MS, end * MS)
+            export.work(*args) if thread is None else export.work(*args, thread=thread)
+    # Work that no action has issued.
+    export.work(kernel, 6_900, 20 * MS, 30 * MS)
+
+
+def test_on_gpus_an_action_lasts_as_its_kernels_do(export, tmp_path):
+    on_gpus(export)
+    report = read(saved(export, tmp_path))
+    spans = [
+        [(str(span.action), span.start_ns / MS, span.end_ns / MS) for span in row]
+        for row in report.seen.timeline.rows
+    ]
+    assert spans == [[("0F0", 0, 2), ("0B0", 9, 10)], [("1F0", 3, 5), ("1B0", 5, 8)]]
+    assert report.seen.costs.forward_ns == [2 * MS, 2 * MS]
+    # Each boundary's copies, as bytes at a byte for each nanosecond.
+    assert report.seen.costs.message_bytes == [1.5 * MS, 0]
+    [table] = report.more
+    assert table.rows == [
+        ("F", "2", "0.00", "2.00"),
+        ("B", "2", "0.00", "2.00"),
+        ("COPY_F", "1", "0.00", "1.00"),
+        ("COPY_B", "1", "0.00", "2.00"),
+        # A third of the copies' time is that of the last backward's kernel.
+        ("copies beside work", "33%", "", ""),
+    ]
+
+
+def test_a_report_without_steps_is_refused(export, tmp_path):
+    export.range("step", 0, 100)
+    with pytest.raises(
+        ValueError, match="must have a step of a pipeline with its actions, got 1 steps without"
+    ):
+        read(saved(export, tmp_path))
+
+
+def test_half_a_step_is_refused(export, tmp_path):
+    whole = simulate(one_f_one_b(2, 2), COSTS)
+    export.steps([Timeline([whole.rows[0], whole.rows[1][:1]])])
+    with pytest.raises(ValueError, match="the actions of a step must make a plan"):
+        read(saved(export, tmp_path))
+
+
+def test_other_files_are_refused(tmp_path, monkeypatch):
+    text = tmp_path / "step.txt"
+    text.write_text("no report")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ValueError, match="nsys must be on the PATH, got no such command"):
+        read(text)
+    empty = tmp_path / "other.sqlite"
+    with sqlite3.connect(empty) as tables:
+        tables.execute("CREATE TABLE NVTX_EVENTS (start INTEGER)")
+    with pytest.raises(ValueError, match="must have the tables of Nsight Systems"):
+        read(empty)
+    with pytest.raises(FileNotFoundError):
+        read(tmp_path / "nowhere.nsys-rep")
+
+
+def test_the_command_prints_the_profile_and_writes_its_files(export, tmp_path):
+    export.steps([simulate(one_f_one_b(2, 4), COSTS)])
+    report = saved(export, tmp_path)
+    page, trace = tmp_path / "step.html", tmp_path / "step.json"
+    command = ["nsys", "--html", str(page), "--trace", str(trace), str(report)]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    assert "Why a step takes its time" in done.output
+    assert page.stat().st_size > 1000
+    assert "0F0" in trace.read_text()
+
+
+def test_a_recording_that_cannot_be_made_is_refused(tmp_path, monkeypatch):
+    script = tmp_path / "train.py"
+    script.touch()
+    report = tmp_path / "step.nsys-rep"
+    with pytest.raises(ValueError, match=r"report must end in \.nsys-rep, got step\.txt"):
+        record(tmp_path / "step.txt", [str(script)])
+    with pytest.raises(ValueError, match=r"the script must be a file, got nowhere\.py"):
+        record(report, ["nowhere.py"])
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ValueError, match="nsys must be on the PATH"):
+        record(report, [str(script)])
+    tool = tmp_path / "nsys"
+    tool.write_text("#!/bin/sh\nexit 3\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ValueError, match="got exit code 3 and no recording"):
+        record(report, [str(script)])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["nsys", "train.py"]
