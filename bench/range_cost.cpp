@@ -14,7 +14,7 @@ int main() {
     for (int round = 0; round < 5; ++round) {
         const auto start = Clock::now();
         for (std::uint32_t i = 0; i < kRanges; ++i) {
-            const pykern::Range range({.microbatch = i, .stage = 3, .kind = pykern::Kind::B});
+            const pykern::Range range({.microbatch = i, .stage = 3, .kind = pykern::Kind::B}, 1);
         }
         const std::chrono::duration<double, std::nano> spent = Clock::now() - start;
         std::printf("%.2f ns\n", spent.count() / kRanges);
