@@ -92,6 +92,7 @@ _PACKAGES = frozenset(
         "scale",
         "schedules",
         "search",
+        "topo",
     ]
 )
 

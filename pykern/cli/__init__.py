@@ -16,6 +16,7 @@ from .plan_command import plan
 from .profile_command import profile
 from .scale_command import scale
 from .schedules_command import schedules
+from .topo_command import topo
 from .tune_command import tune
 from .verify_command import verify
 
@@ -66,6 +67,7 @@ app.command(epilog="Example: pykern tune my_model:make --devices 2 --out plan.js
 app.command(epilog="Example: pykern verify my_model:make --schedule zb_h1 --devices cpu:4")(verify)
 app.command(epilog="Example: pykern profile my_model:make --html step.html")(profile)
 app.command(epilog="Example: pykern doctor")(doctor)
+app.command(epilog="Example: pykern topo")(topo)
 
 
 def main() -> None:
