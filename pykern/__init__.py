@@ -93,6 +93,7 @@ _PACKAGES = frozenset(
         "scale",
         "schedules",
         "search",
+        "topo",
     ]
 )
 

@@ -17,6 +17,7 @@ from .plan_command import plan
 from .profile_command import profile
 from .scale_command import scale
 from .schedules_command import schedules
+from .topo_command import topo
 from .tune_command import tune
 from .verify_command import verify
 
@@ -71,6 +72,7 @@ app.command(
     context_settings={"allow_interspersed_args": False},
 )(nsys)
 app.command(epilog="Example: pykern doctor")(doctor)
+app.command(epilog="Example: pykern topo")(topo)
 
 
 def main() -> None:

@@ -1,0 +1,44 @@
+"""All that is read and measured of a machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..doctor.cgroup import limits
+from ..doctor.cores import usable_cores
+from ..tuning.overheads import overheads
+from .copies import SIZES, copy_bytes_per_ns
+from .system import Cache, Node, caches, nodes
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A machine without its GPUs.
+
+    Attributes:
+        cores: The number of cores that this process may keep busy.
+        caches: The caches of the CPUs that it may use, by level; empty where Linux lists none.
+        nodes: The NUMA nodes; empty where Linux lists none.
+        copy_bytes_per_ns: By size in bytes, the bandwidth of copies in memory on one thread.
+        handover_ns: The time from an action to one of the next stage that waits for it, in a
+            pipeline of two CPU workers without work: short actions stay on their thread.
+    """
+
+    cores: int
+    caches: tuple[Cache, ...]
+    nodes: tuple[Node, ...]
+    copy_bytes_per_ns: Mapping[int, float]
+    handover_ns: float
+
+
+def measure() -> Topology:
+    """Reads and measures this machine; takes seconds."""
+    return Topology(
+        usable_cores(limits().cores),
+        caches(os.sched_getaffinity(0)),
+        nodes(),
+        {size: copy_bytes_per_ns(size) for size in SIZES},
+        overheads(2).handover_ns,
+    )

@@ -1,0 +1,35 @@
+"""The bandwidth of copies in memory, by size, on one thread."""
+
+from __future__ import annotations
+
+import time
+from statistics import median
+
+import torch
+
+SIZES = tuple(2**power for power in range(12, 29, 2))
+
+_ROUNDS = 5
+_BYTES_OF_A_ROUND = 2**24
+
+
+def copy_bytes_per_ns(num_bytes: int) -> float:
+    """Bytes copied by `Tensor.copy_` per nanosecond, a median; the same number in GB/s."""
+    source = torch.ones(num_bytes, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    target.copy_(source)
+    copies = max(1, _BYTES_OF_A_ROUND // num_bytes)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        times = [_copies_ns(source, target, copies) for _ in range(_ROUNDS)]
+    finally:
+        torch.set_num_threads(threads)
+    return copies * num_bytes / median(times)
+
+
+def _copies_ns(source: torch.Tensor, target: torch.Tensor, copies: int) -> int:
+    start = time.perf_counter_ns()
+    for _ in range(copies):
+        target.copy_(source)
+    return time.perf_counter_ns() - start

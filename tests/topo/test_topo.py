@@ -1,0 +1,57 @@
+"""`pykern topo` reads what Linux lists, and prints a line for each thing measured."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from pykern.cli import app
+from pykern.topo import Topology
+from pykern.topo.copies import copy_bytes_per_ns
+from pykern.topo.system import Cache, Node, caches, nodes
+
+
+def _write(folder: Path, **texts: str) -> None:
+    folder.mkdir(parents=True)
+    for name, text in texts.items():
+        (folder / name).write_text(text + "\n")
+
+
+def test_a_shared_cache_is_listed_once_and_nodes_go_by_number(tmp_path: Path) -> None:
+    for cpu in range(2):
+        cache = tmp_path / f"cpu/cpu{cpu}/cache"
+        _write(cache / "index0", level="1", type="Data", size="32K", shared_cpu_list=f"{cpu}")
+        _write(cache / "index3", level="3", type="Unified", size="8M", shared_cpu_list="0-1")
+    for number in (10, 2):
+        _write(tmp_path / f"node/node{number}", cpulist=f"{number}")
+    assert caches([0, 1], tmp_path) == (
+        Cache(1, "Data", "32K", "0"),
+        Cache(1, "Data", "32K", "1"),
+        Cache(3, "Unified", "8M", "0-1"),
+    )
+    assert nodes(tmp_path) == (Node(2, "2"), Node(10, "10"))
+
+
+def test_absent_files_give_nothing(tmp_path: Path) -> None:
+    _write(tmp_path / "cpu/cpu0/cache/index0", level="1", type="Data")
+    assert caches([0, 1], tmp_path) == ()
+    assert nodes(tmp_path) == ()
+
+
+def test_measuring_copies_keeps_torchs_threads() -> None:
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        assert copy_bytes_per_ns(4096) > 0
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_the_command_prints_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Topology(2, (Cache(3, "Unified", "8M", "0-1"),), (Node(0, "0-1"),), {4096: 9.5}, 2500.0)
+    monkeypatch.setattr("pykern.topo.measure", lambda: found)
+    printed = CliRunner().invoke(app, ["topo"]).stdout
+    for text in ("2 usable", "8M, CPUs 0-1", "NUMA node 0", "4 KiB", "9.5 GB/s", "2.5 µs"):
+        assert text in printed
