@@ -9,13 +9,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean, median
 
-from ..plan import Costs, Kind, Placement, Plan, PlanError, Span, Timeline
+from ..plan import Action, Costs, Kind, Placement, Plan, PlanError, Span, Timeline
 from ..profiling import Observed, Report, report_of
 from ..profiling.mean_costs import mean_costs
 from ..profiling.stage_costs import by_stage, mapped
 from ..profiling.tables import Sheet, in_ms
 from .export import tables_of
 from .gpu_work import add_gpu_work
+from .halves import joined
 from .ranges import Recorded, RecordedStep, has_table, steps_of
 
 _MOVES = (Kind.COPY_F, Kind.COPY_B, Kind.OFFLOAD, Kind.LOAD)
@@ -24,7 +25,8 @@ _MOVES = (Kind.COPY_F, Kind.COPY_B, Kind.OFFLOAD, Kind.LOAD)
 def read(path: str | os.PathLike[str]) -> Report:
     """The profile of the steps in a report of Nsight Systems.
 
-    The steps with the most frequent actions count. On GPUs an action lasts from the start of
+    The steps with the most frequent actions count. A backward through an output counts with its
+    forward, without the time between them. On GPUs an action lasts from the start of
     its first kernel or copy there to the end of its last one; on CPU workers its range is its span.
 
     Args:
@@ -38,6 +40,7 @@ def read(path: str | os.PathLike[str]) -> Report:
         try:
             steps = steps_of(tables)
             add_gpu_work(tables, steps)
+            steps = joined(steps)
             cores = _num_cores(tables)
         except sqlite3.DatabaseError as error:
             raise ValueError(
@@ -51,10 +54,14 @@ def read(path: str | os.PathLike[str]) -> Report:
             f"without actions in {os.fspath(path)}. Record with --trace=nvtx, and without a graph "
             "of the whole step"
         )
-    forms = [frozenset((ran.action, ran.device) for ran in step.ran) for step in whole]
+    forms = [tuple(map(_actions_of, timeline_of(step).rows)) for step in whole]
     [(usual, _)] = Counter(forms).most_common(1)
     alike = [step for step, form in zip(whole, forms, strict=True) if form == usual]
     return _profile(alike, len(steps) - len(alike), cores)
+
+
+def _actions_of(row: Sequence[Span]) -> tuple[Action, ...]:
+    return tuple(span.action for span in row)
 
 
 def _profile(steps: Sequence[RecordedStep], left_out: int, cores: int | None) -> Report:
@@ -125,8 +132,7 @@ def plan_of(timeline: Timeline) -> Plan:
     num_replicas = max(len(set(paths)), 1)
     try:
         placement = Placement.replicated(timeline.num_devices, paths[:num_replicas])
-        rows = [[span.action for span in row] for row in timeline.rows]
-        return Plan(placement, len(homes), rows)
+        return Plan(placement, len(homes), [_actions_of(row) for row in timeline.rows])
     except (PlanError, ValueError) as error:
         raise ValueError(
             f"the actions of a step must make a plan, got others: {error}. Record whole steps: "

@@ -24,11 +24,14 @@ def record(report: str | os.PathLike[str], script: Sequence[str], seconds: int =
         seconds: the time after which the script is ended.
 
     Raises:
-        ValueError: the name has another end, `nsys` is not installed, or it records nothing.
+        ValueError: the name has another end, there is such a file, `nsys` is not installed, or it
+            records nothing.
     """
     path = Path(report)
     if path.suffix != _SUFFIX:
         raise ValueError(f"report must end in {_SUFFIX}, got {path.name}. Name it step{_SUFFIX}")
+    if path.exists():
+        raise ValueError(f"report must be a new file, got {path.name}, which exists. Remove it")
     if not Path(script[0]).is_file():
         raise ValueError(f"the script must be a file, got {script[0]}. Give the path of the script")
     nsys = command_of("Run the script without it: pipe.profile needs no other tool")

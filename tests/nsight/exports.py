@@ -31,6 +31,7 @@ class Export:
         self._tables = sqlite3.connect(path, isolation_level=None)
         self._tables.executescript(_SCHEMA)
         self._num_calls = 0
+        self._now = 10.0
         for number, name in ((1, "other"), (2, "pykern")):
             self._insert("NVTX_EVENTS", 0, None, _DOMAIN, name, CALLER, None, number, None)
 
@@ -64,8 +65,8 @@ class Export:
 
     def steps(self, timelines: Iterable[Timeline]) -> None:
         """Steps of CPU workers, one after another."""
-        begin = 10.0
         for timeline in timelines:
+            begin = self._now
             self.range("step", begin, begin + timeline.makespan_ns + 2)
             for device, row in enumerate(timeline.rows):
                 for span in row:
@@ -76,7 +77,11 @@ class Export:
                         at + span.end_ns - span.start_ns,
                         payload(device, span.action.stage, span.action.microbatch),
                     )
-            begin += timeline.makespan_ns + 10
+            self.skip(timeline.makespan_ns + 10)
+
+    def skip(self, ns: float) -> None:
+        """Later steps begin so much later."""
+        self._now += ns
 
     def close(self) -> None:
         """Ends writing."""

@@ -11,7 +11,8 @@ from pykern.nsight import read, record
 from pykern.nsight.export import tables_of
 from pykern.nsight.profile import plan_of, timeline_of
 from pykern.nsight.ranges import steps_of
-from pykern.plan import Costs, Timeline, simulate, with_reductions
+from pykern.plan import Costs, Kind, Span, Timeline, simulate, with_reductions
+from pykern.plan.halves import forwards_first
 from pykern.schedules import chimera, interleaved, one_f_one_b, zb_h1
 from tests.nsight.exports import AUTOGRAD, MS, Export, payload
 
@@ -64,6 +65,31 @@ def test_the_profile_has_the_costs_and_the_most_frequent_steps(export, tmp_path)
     assert report.first_cause in {"warm-up and cool-down", "imbalance of stages"}
     assert report.more[-1].rows == [("1",)]
     assert "3 steps in 4 microbatches, 2 stages on 2 devices" in str(report)
+
+
+@pytest.mark.parametrize("between", [0, 50 * MS])
+def test_a_backward_through_an_output_counts_with_its_forward(export, tmp_path, between):
+    plan = forwards_first(one_f_one_b(2, 4))
+    whole = simulate(plan, COSTS)
+    # The second half begins when all forwards are through, as it does in a pipeline.
+    forwards = [[span for span in row if span.action.kind is Kind.F] for row in whole.rows]
+    last = max(span.end_ns for row in forwards for span in row)
+    backwards = [[span for span in row if span.action.kind is not Kind.F] for row in whole.rows]
+    first = min(span.start_ns for row in backwards for span in row)
+    for _ in range(2):
+        export.steps([Timeline(forwards)])
+        export.skip(between)
+        export.steps([Timeline([[since(span, first) for span in row] for row in backwards])])
+        export.skip(between)
+    report = read(saved(export, tmp_path))
+    assert report.seen.num_steps == 2
+    assert report.seen.plan == plan
+    assert report.seen.timeline.makespan_ns == last + whole.makespan_ns - first
+    assert report.more == []
+
+
+def since(span: Span, ns: float) -> Span:
+    return Span(span.action, span.start_ns - ns, span.end_ns - ns)
 
 
 def on_gpus(export: Export) -> None:
@@ -163,6 +189,10 @@ def test_a_recording_that_cannot_be_made_is_refused(tmp_path, monkeypatch):
     report = tmp_path / "step.nsys-rep"
     with pytest.raises(ValueError, match=r"report must end in \.nsys-rep, got step\.txt"):
         record(tmp_path / "step.txt", [str(script)])
+    report.touch()
+    with pytest.raises(ValueError, match=r"report must be a new file, got step\.nsys-rep"):
+        record(report, [str(script)])
+    report.unlink()
     with pytest.raises(ValueError, match=r"the script must be a file, got nowhere\.py"):
         record(report, ["nowhere.py"])
     monkeypatch.setenv("PATH", "")
