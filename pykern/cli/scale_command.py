@@ -1,5 +1,6 @@
 """`pykern scale`: what a step may cost on many GPUs, and how to lay it out."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
@@ -87,6 +88,9 @@ def scale(
     gpu: Annotated[
         str, typer.Option(metavar="h100|h200", help="Boxes of eight of these, NVLink inside.")
     ] = "h100",
+    cards: Annotated[
+        int | None, number_option("--cards", about="Network cards of a box; one per GPU.")
+    ] = None,
     schedule: Annotated[
         ScheduleNames, typer.Option(parser=names, metavar="NAME,...", help="Those to choose from.")
     ] = SCHEDULES,  # type: ignore[assignment]  # parsed by typer
@@ -108,7 +112,7 @@ def scale(
 
         require_one_of("GPU", gpu, BY_NAME)
         job = Job(Transformer(layers, width, sequence, vocabulary), batch, microbatch, int(zero))
-        cluster = BY_NAME[gpu]
+        cluster = replace(BY_NAME[gpu], cards=cards)
         found = {n: best(job, cluster, n, schedule.names, top) for n in gpus.numbers}
         all_found = [each for predictions in found.values() for each in predictions]
         slowed = [] if slowdown is None else slowed_lines(job, cluster, all_found, slowdown)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from pykern.plan import require_counts
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -41,8 +43,13 @@ class Cluster:
         gpu: Each of them.
         box_size: GPUs of a box.
         inside: Between two GPUs of a box.
-        between: Between two GPUs of different boxes; each GPU has a network card of its own.
+        between: Between two GPUs of different boxes, each with a network card to itself.
         collective_ns: Time of a collective before its first message.
+        cards: Network cards of a box, each within reach of all its GPUs; one per GPU by default.
+
+    Raises:
+        TypeError: The cards are not an int.
+        ValueError: They are below 1, or more than a box has GPUs.
     """
 
     gpu: Gpu
@@ -50,6 +57,26 @@ class Cluster:
     inside: Link
     between: Link
     collective_ns: float
+    cards: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.cards is None:
+            return
+        if not 1 <= self.cards <= self.box_size:
+            raise ValueError(
+                f"cards must be 1 to {self.box_size}, the GPUs of a box, got {self.cards}. Leave "
+                "it out for one per GPU"
+            )
+        require_counts(cards=self.cards)
+
+    def network(self, num_senders: int) -> Link:
+        """Between boxes, for each of so many GPUs of a box that send at once.
+
+        The senders divide the box's cards evenly, and one sender fills one card at most.
+        """
+        cards = self.box_size if self.cards is None else self.cards
+        share = min(1.0, cards / num_senders)
+        return Link(share * self.between.bytes_per_ns, self.between.step_ns)
 
 
 @dataclass(frozen=True)
@@ -60,7 +87,9 @@ class Ring:
     which is the least that any way needs, and an all-reduce is one after the other: Patarasuk and
     Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009; Thakur,
     Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, 2005.
-    Over boxes, the members of a box each send a part of what leaves it through their own cards.
+    Over boxes, the members of a box each send a part of what leaves it by the network. All rings of
+    a box are assumed to run at once. Where GPUs divide cards, this is an upper bound of the time:
+    rings of different stages may run one after the other.
 
     Attributes:
         num_members: GPUs of the group.
@@ -77,8 +106,8 @@ class Ring:
         inside = self.cluster.inside.bytes_per_ns
         if self.num_boxes == 1:
             return inside
-        cards = self.num_members / self.num_boxes
-        return min(inside, cards * self.cluster.between.bytes_per_ns)
+        of_a_box = self.num_members / self.num_boxes
+        return min(inside, of_a_box * self.cluster.network(self.cluster.box_size).bytes_per_ns)
 
     def reduce_scatter_ns(self, num_bytes: float) -> float:
         """Until each member has the sum of its piece of so many bytes."""

@@ -133,8 +133,8 @@ def predict(
     """Simulate one step.
 
     Reductions are started by the plan's REDUCE actions and run beside what the device computes;
-    those of one device follow each other. Links, cards and processors that two things use at once
-    are not slower for it, smaller pieces are as efficient as larger ones, and no host is too slow.
+    those of one device follow each other. A pipeline's messages and its reductions do not slow each
+    other, smaller pieces are as efficient as larger ones, and no host is too slow.
 
     Args:
         job: The model and batch to train.

@@ -1,10 +1,12 @@
 """`pykern scale`: the table it prints, and what it refuses."""
 
+from dataclasses import replace
+
 import pytest
 from typer.testing import CliRunner, Result
 
 from pykern.cli import app
-from pykern.scale import DGX_H200, Job, Layout, Transformer, predict
+from pykern.scale import DGX_H100, DGX_H200, Job, Layout, Transformer, predict
 
 TINY = ("--layers", "8", "--width", "512", "--sequence", "128", "--batch", "64")
 
@@ -32,6 +34,17 @@ def test_a_row_is_a_prediction() -> None:
     found = predict(job, DGX_H200, layout, "gpipe")
     assert row[2:4] == ["gpipe", f"{found.step_ns / 1e6:,.0f}"]
     assert row[-1] == f"{found.memory_bytes / 1e9:,.0f}"
+
+
+def test_boxes_have_as_many_cards_as_told() -> None:
+    arguments = (*TINY, "--gpus", "64", "--top", "1", "--schedule", "gpipe")
+    assert scale(*arguments, "--cards", "8").stdout == scale(*arguments).stdout
+    shown = scale(*arguments, "--cards", "1").stdout.splitlines()[1].split()
+    layout = Layout(*map(int, shown[1].rstrip("*").split("x")))
+    job = Job(Transformer(8, 512, 128, 32_000), 64)
+    found = predict(job, replace(DGX_H100, cards=1), layout, "gpipe")
+    assert shown[7] == f"{found.reduction_ns / 1e6:,.0f}"
+    assert found.reduction_ns > 2 * predict(job, DGX_H100, layout, "gpipe").reduction_ns
 
 
 def test_a_narrow_terminal_shows_all_of_a_layout() -> None:
@@ -84,6 +97,7 @@ def test_pipelines_over_boxes_are_marked() -> None:
         (("--schedule", "gpipe,"), "got 'gpipe,'. Give each schedule once."),
         (("--gpu", "abacus"), "GPU must be one of 'h100' or 'h200', got 'abacus'"),
         (("--schedule", "chimera"), "schedule must be one that is predicted, got 'chimera'"),
+        (("--cards", "9"), "cards must be 1 to 8, the GPUs of a box, got 9"),
         (("--layers", "0"), "the value must be a whole number of at least 1, got '0'"),
     ],
 )

@@ -1,5 +1,7 @@
 """Times of collectives: against the ring itself, step by step, and by hand."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,6 +41,33 @@ def test_four_gpus_by_hand() -> None:
     assert Ring(CLUSTER, 24, 2).bytes_per_ns == 100
 
 
+def test_gpus_divide_the_cards_of_a_box_by_hand() -> None:
+    two = replace(CLUSTER, cards=2)
+    # Eight rings leave each box, one for each GPU: a quarter of a card, 2.5 bytes a ns.
+    assert Ring(two, 2, 2).all_reduce_ns(4000) == 5 + 2 * (7 + 2000 / 2.5)
+    # Two rings, each with four members in a box, have a card each.
+    assert Ring(two, 8, 2).bytes_per_ns == 10
+    # One ring has both; NVLink is as fast as before.
+    assert Ring(two, 16, 2).bytes_per_ns == 20
+    assert Ring(two, 8, 1).bytes_per_ns == 100
+    # Two devices of four shards send to other boxes, or one device of eight.
+    assert Mesh(two, Layout(1, 4, 4)).link(1, 2) == Link(2.5, 7.0)
+    assert Mesh(two, Layout(1, 8, 2)).link(0, 1) == Link(2.5, 7.0)
+    # Two devices of two shards: half a card each. Two of one shard: one card each, and not more.
+    assert Mesh(two, Layout(1, 2, 8)).link(3, 4) == Link(5.0, 7.0)
+    assert Mesh(two, Layout(1, 1, 16)).link(7, 8) == CLUSTER.between
+    assert Mesh(replace(CLUSTER, cards=3), Layout(1, 1, 16)).link(7, 8) == CLUSTER.between
+    assert Mesh(two, Layout(1, 1, 16)).link(6, 7) == CLUSTER.inside
+
+
+@pytest.mark.parametrize("cards", [0, 9])
+def test_boxes_have_at_most_a_card_per_gpu(cards: int) -> None:
+    with pytest.raises(ValueError, match=f"cards must be 1 to 8, the GPUs of a box, got {cards}. "):
+        replace(CLUSTER, cards=cards)
+    with pytest.raises(TypeError, match="cards must be an int, got True"):
+        replace(CLUSTER, cards=True)
+
+
 def test_one_gpu_waits_for_nobody() -> None:
     assert Ring(CLUSTER, 1, 1).all_reduce_ns(1e9) == 0
 
@@ -70,7 +99,7 @@ def test_slices_stay_closest_then_devices_of_a_pipeline_then_pipelines() -> None
     over = Mesh(CLUSTER, Layout(2, 2, 8))
     assert over.over_boxes
     assert (over.data_ring.num_members, over.data_ring.num_boxes) == (2, 2)
-    crossing = [over.link(a, a + 1) is CLUSTER.between for a in range(7)]
+    crossing = [over.link(a, a + 1) == CLUSTER.between for a in range(7)]
     assert crossing == [False, False, False, True, False, False, False]
 
 

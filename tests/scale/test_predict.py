@@ -130,6 +130,32 @@ def test_better_hardware_is_never_slower() -> None:
         assert steps[-1] < steps[0]
 
 
+@pytest.mark.parametrize("layout", [Layout(16, 2, 4), Layout(2, 8, 2), Layout(2, 2, 16)])
+@pytest.mark.parametrize("schedule", ["one_f_one_b", "interleaved"])
+def test_fewer_cards_are_never_faster(layout: Layout, schedule: str) -> None:
+    job = Job(WIDE, batch=64, zero=1)
+    found = [
+        predict(job, replace(DGX_H100, cards=cards), layout, schedule) for cards in range(8, 0, -1)
+    ]
+    assert found[0] == predict(job, DGX_H100, layout, schedule)
+    assert all(more.step_ns <= fewer.step_ns for more, fewer in pairwise(found))
+    assert found[0].gather_ns < found[-1].gather_ns
+    # Messages within a box are as fast as before.
+    assert {each.tensor_ns for each in found} == {found[0].tensor_ns}
+    if not found[0].over_boxes:
+        assert {each.makespan_ns for each in found} == {found[0].makespan_ns}
+
+
+def test_a_pipeline_over_boxes_divides_the_cards_by_hand() -> None:
+    job, layout = Job(SMALL, batch=1), Layout(1, 8, 2)
+    own, one = (
+        predict(job, replace(CLUSTER, cards=cards), layout, "one_f_one_b") for cards in (8, 1)
+    )
+    # An output and its gradient, each at an eighth of 10 bytes a ns.
+    message = 16 * 64 * 2
+    assert one.makespan_ns - own.makespan_ns == pytest.approx(2 * 7 * message / 10)
+
+
 def test_nothing_runs_faster_than_its_operations() -> None:
     for found in best(Job(WIDE, batch=64), DGX_H100, 16, ("one_f_one_b", "zb_h1"), top=99):
         least = least_ns(Job(WIDE, batch=64), Mesh(DGX_H100, found.layout))
