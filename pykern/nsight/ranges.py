@@ -18,11 +18,11 @@ _RANGES = """
 SELECT range.start, range.end, range.globalTid, range.uint64Value,
        COALESCE(range.text, string.value)
 FROM NVTX_EVENTS AS range
-JOIN NVTX_EVENTS AS domain
-  ON domain.eventType = 75 AND domain.text = 'pykern' AND domain.domainId = range.domainId
- AND domain.globalTid >> 24 = range.globalTid >> 24
 LEFT JOIN StringIds AS string ON string.id = range.textId
-WHERE range.eventType = ? AND range.end IS NOT NULL
+WHERE range.eventType = ? AND range.end IS NOT NULL AND EXISTS (
+  SELECT 1 FROM NVTX_EVENTS AS domain
+  WHERE domain.eventType = 75 AND domain.text = 'pykern' AND domain.domainId = range.domainId
+    AND domain.globalTid >> 24 = range.globalTid >> 24)
 ORDER BY range.start
 """
 

@@ -25,14 +25,14 @@ _DOMAIN, _PUSHED = 75, 59
 
 
 class Export:
-    """An export with pykern's domain and another one."""
+    """An export with pykern's domain, which is told twice, and another one."""
 
     def __init__(self, path: Path) -> None:
         self._tables = sqlite3.connect(path, isolation_level=None)
         self._tables.executescript(_SCHEMA)
         self._num_calls = 0
         self._now = 10.0
-        for number, name in ((1, "other"), (2, "pykern")):
+        for number, name in ((1, "other"), (2, "pykern"), (2, "pykern")):
             self._insert("NVTX_EVENTS", 0, None, _DOMAIN, name, CALLER, None, number, None)
 
     def _insert(self, table: str, *values: object) -> None:
