@@ -10,19 +10,18 @@ from typing import TypeVar
 
 from ..plan import Action, Kind
 
-# Ranges that are pushed and popped, among the types of NVTX events.
-_PUSHED = 59
-# A thread's global number has its process in the bits above these.
-_THREAD_BITS = 24
+# Types of NVTX events: ranges that are pushed and popped, and new domains. A thread's global number
+# has its process in the bits above the lowest 24.
+_PUSHED, _DOMAIN = 59, 75
+_DOMAINS = (
+    "SELECT globalTid >> 24, domainId FROM NVTX_EVENTS WHERE eventType = ? AND text = 'pykern'"
+)
 _RANGES = """
-SELECT range.start, range.end, range.globalTid, range.uint64Value,
+SELECT range.start, range.end, range.globalTid >> 24, range.domainId, range.uint64Value,
        COALESCE(range.text, string.value)
 FROM NVTX_EVENTS AS range
 LEFT JOIN StringIds AS string ON string.id = range.textId
-WHERE range.eventType = ? AND range.end IS NOT NULL AND EXISTS (
-  SELECT 1 FROM NVTX_EVENTS AS domain
-  WHERE domain.eventType = 75 AND domain.text = 'pykern' AND domain.domainId = range.domainId
-    AND domain.globalTid >> 24 = range.globalTid >> 24)
+WHERE range.eventType = ? AND range.end IS NOT NULL
 ORDER BY range.start
 """
 
@@ -70,8 +69,7 @@ def steps_of(tables: sqlite3.Connection) -> list[RecordedStep]:
     """All steps of a report, by their starts. Empty if no pipeline of pykern has run in it."""
     steps: dict[int, list[RecordedStep]] = {}
     actions: list[tuple[int, Recorded]] = []
-    for start, end, thread, payload, text in _rows(tables):
-        process = thread >> _THREAD_BITS
+    for start, end, process, payload, text in _rows(tables):
         if text == "step":
             steps.setdefault(process, []).append(RecordedStep(process, start, end))
         else:
@@ -91,8 +89,11 @@ def at(spans: Sequence[_Spanned], ns: int) -> _Spanned | None:
 
 def _rows(tables: sqlite3.Connection) -> Iterator[tuple[int, int, int, int, str]]:
     if not has_table(tables, "NVTX_EVENTS"):
-        return iter(())
-    return iter(tables.execute(_RANGES, (_PUSHED,)))
+        return
+    ours = set(tables.execute(_DOMAINS, (_DOMAIN,)))
+    for start, end, process, domain, payload, text in tables.execute(_RANGES, (_PUSHED,)):
+        if (process, domain) in ours:
+            yield start, end, process, payload, text
 
 
 def has_table(tables: sqlite3.Connection, name: str) -> bool:
