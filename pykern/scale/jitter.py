@@ -1,0 +1,151 @@
+"""The cost of durations that vary from action to action. The module needs numpy."""
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pykern.plan import Action, Costs, Kind, Plan, Span, Timeline, require_counts, simulate
+from pykern.plan.inputs import GRADIENTS, inputs
+
+# One number for each simulated step.
+Times = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Jitter:
+    """Lengths of many simulated steps.
+
+    Attributes:
+        even_ns: The step without jitter.
+        steps_ns: The steps with it, ascending.
+    """
+
+    even_ns: float
+    steps_ns: tuple[float, ...]
+
+    @property
+    def mean_ns(self) -> float:
+        """The step on average."""
+        return math.fsum(self.steps_ns) / len(self.steps_ns)
+
+    @property
+    def percentile_95_ns(self) -> float:
+        """The shortest time that 95 of 100 steps keep to."""
+        return self.steps_ns[math.ceil(0.95 * len(self.steps_ns)) - 1]
+
+
+def jitter(
+    plan: Plan, costs: Costs, variation: float, num_steps: int = 1000, seed: int = 0
+) -> Jitter:
+    """Simulate steps whose actions each take a time of their own.
+
+    An action takes its cost times a gamma draw of mean 1, independent of all other draws. A pair
+    that overlaps has one draw. Transfers take what the costs say: links do not vary. Slow hosts
+    and devices that are slow for longer than an action are left out, as are other pipelines.
+
+    Args:
+        plan: With one copy of the model.
+        costs: Without jitter.
+        variation: Standard deviation of a draw, from 0 to 10.
+        num_steps: How many steps are simulated.
+        seed: The same one gives the same steps.
+
+    Raises:
+        TypeError: A count is not an int.
+        ValueError: A count is below 1, the variation is out of range, the plan has several copies
+            of the model, or costs and plan do not fit.
+    """
+    require_counts(num_steps=num_steps)
+    if not 0 <= variation <= 10:
+        raise ValueError(
+            f"variation must be 0 to 10, got {variation}. 0.1 is a tenth of an action's time"
+        )
+    if plan.placement.num_replicas > 1:
+        raise ValueError(
+            "plan must have one copy of the model, got "
+            f"{plan.placement.num_replicas}. Choose another schedule"
+        )
+    timeline = simulate(plan, costs)
+    random = np.random.default_rng(seed)
+
+    def draw() -> Times:
+        # Smaller ones change no double.
+        if 1 + variation == 1:
+            return np.ones(num_steps)
+        return random.gamma(variation**-2, variation**2, num_steps)
+
+    ends_ns = _Walk(plan, costs, timeline, num_steps).ends_ns(draw)
+    return Jitter(timeline.makespan_ns, tuple(np.sort(np.max(ends_ns, axis=0)).tolist()))
+
+
+class _Walk:
+    """All steps at once: every action after those that it waits for."""
+
+    def __init__(self, plan: Plan, costs: Costs, timeline: Timeline, num_steps: int) -> None:
+        self._costs = costs
+        self._device_of = {action: i for i, row in enumerate(plan.rows) for action in row}
+        self._slots = [
+            deque(_slots(row, pairs))
+            for row, pairs in zip(timeline.rows, plan.overlaps, strict=True)
+        ]
+        self._ends_ns: list[Times] = [np.zeros(num_steps)] * plan.num_devices
+        # By action whose result another device has yet to take, and by directed link.
+        self._arrivals_ns: dict[Action, Times] = {}
+        self._links_free_ns: dict[tuple[int, int], Times] = {}
+
+    def ends_ns(self, draw: Callable[[], Times]) -> list[Times]:
+        """When each device is done."""
+        while any(self._slots):
+            for device, slots in enumerate(self._slots):
+                while slots and all(i in self._arrivals_ns for i in self._awaited(slots[0])):
+                    self._run(device, slots.popleft(), draw())
+        return self._ends_ns
+
+    def _run(self, device: int, slot: tuple[Span, ...], factor: Times) -> None:
+        start_ns = self._ends_ns[device]
+        for awaited in self._awaited(slot):
+            start_ns = np.maximum(start_ns, self._arrivals_ns.pop(awaited))
+        end_ns = self._ends_ns[device] = start_ns + factor * (slot[0].end_ns - slot[0].start_ns)
+        for span in slot:
+            for receiver in _receivers(span.action):
+                other = self._device_of.get(receiver, device)
+                if other == device:
+                    continue
+                leaves_ns = end_ns
+                if self._costs.shared_links and (device, other) in self._links_free_ns:
+                    leaves_ns = np.maximum(end_ns, self._links_free_ns[device, other])
+                sent_ns = leaves_ns + self._message_ns(span.action)
+                self._links_free_ns[device, other] = sent_ns
+                self._arrivals_ns[span.action] = sent_ns + self._costs.transfer_ns
+
+    def _awaited(self, slot: tuple[Span, ...]) -> list[Action]:
+        """Inputs from other devices; those of the same row are there when the device is free."""
+        here = self._device_of[slot[0].action]
+        found = [each for span in slot for each in inputs(span.action)]
+        return [each for each in found if self._device_of.get(each, here) != here]
+
+    def _message_ns(self, action: Action) -> float:
+        boundary = action.stage - (action.kind is not Kind.F)
+        sizes = self._costs.message_bytes
+        num_bytes = sizes if isinstance(sizes, float) else sizes[boundary]
+        return num_bytes / self._costs.bandwidth
+
+
+def _slots(row: tuple[Span, ...], pairs: tuple[int, ...]) -> list[tuple[Span, ...]]:
+    """Actions one by one, or by twos where they overlap."""
+    seconds = {first + 1 for first in pairs}
+    return [row[i : i + 1 + (i + 1 in seconds)] for i in range(len(row)) if i not in seconds]
+
+
+def _receivers(action: Action) -> list[Action]:
+    """The actions of other stages that may take its result."""
+    cell = action.microbatch, action.slice
+    if action.kind is Kind.F:
+        return [Action(Kind.F, action.stage + 1, *cell)]
+    if action.kind in GRADIENTS and action.stage > 0:
+        return [Action(kind, action.stage - 1, *cell) for kind in GRADIENTS]
+    return []
