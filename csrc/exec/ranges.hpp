@@ -22,7 +22,7 @@ class [[nodiscard]] Range {
     // Around an action on a device; that of a copy is the sender.
     Range(Action action, int device) noexcept;
     // Around a step: on GPUs, around issuing it.
-    static Range of_step() noexcept { return Range(); }
+    static Range of_step() noexcept { return {}; }
     Range(const Range&) = delete;
     Range& operator=(const Range&) = delete;
     ~Range();

@@ -287,8 +287,7 @@ def test_ranges_for_profilers(run: Any) -> None:
     record, _ = run("one_f_one_b(2, 4)")
     assert len(record.ranges) == 2 * 2 * 4
     assert {(domain, text) for _, domain, _, text, *_ in record.ranges} == {
-        ("pykern", "F"),
-        ("pykern", "B"),
+        ("pykern", f"{kind} s{stage}") for kind in "FB" for stage in range(2)
     }
 
 
