@@ -1,21 +1,31 @@
 """`pykern topo`: cores, caches, memory and hand-overs of this machine."""
 
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
+
+import typer
 
 if TYPE_CHECKING:
     from ..topo import Topology
 
 
 def topo() -> None:
-    """Print this machine's cores, caches, NUMA nodes, copy bandwidth and hand-over time."""
+    """Print this machine's cores, caches, NUMA nodes, copy bandwidth and hand-over time.
+
+    A terminal gets a table, a file or a pipe plain lines.
+    """
     from rich.console import Console
     from rich.table import Table
 
     from ..topo import measure
 
-    table = Table("what", "value")
-    for row in _rows(measure()):
+    rows = list(_rows(measure()))
+    if not sys.stdout.isatty():
+        typer.echo("\n".join(": ".join(row) for row in rows))
+        return
+    table = Table("fact", "value")
+    for row in rows:
         table.add_row(*row)
     Console(highlight=False).print(table)
 

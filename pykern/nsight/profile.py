@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean, median
 
-from ..plan import Action, Costs, Kind, Placement, Plan, PlanError, Span, Timeline
+from ..plan import Action, Kind, Placement, Plan, PlanError, Span, Timeline
 from ..profiling import Observed, Report, report_of
 from ..profiling.mean_costs import mean_costs
-from ..profiling.stage_costs import by_stage, mapped
+from ..profiling.stage_costs import median_costs
 from ..profiling.tables import Sheet, in_ms
 from .export import tables_of
 from .gpu_work import add_gpu_work
@@ -54,9 +53,12 @@ def read(path: str | os.PathLike[str]) -> Report:
             f"without actions in {os.fspath(path)}. Record with --trace=nvtx, and without a graph "
             "of the whole step"
         )
-    forms = [tuple(map(_actions_of, timeline_of(step).rows)) for step in whole]
-    [(usual, _)] = Counter(forms).most_common(1)
-    alike = [step for step, form in zip(whole, forms, strict=True) if form == usual]
+    by_form: dict[object, list[tuple[RecordedStep, Timeline]]] = {}
+    for step in whole:
+        timeline = timeline_of(step)
+        form = tuple(map(_actions_of, timeline.rows))
+        by_form.setdefault(form, []).append((step, timeline))
+    alike = max(by_form.values(), key=len)
     return _profile(alike, len(steps) - len(alike), cores)
 
 
@@ -64,28 +66,26 @@ def _actions_of(row: Sequence[Span]) -> tuple[Action, ...]:
     return tuple(span.action for span in row)
 
 
-def _profile(steps: Sequence[RecordedStep], left_out: int, cores: int | None) -> Report:
-    on_gpus = any(ran.gpu_ns for step in steps for ran in step.ran)
-    timelines = [timeline_of(step) for step in steps]
-    order = sorted(range(len(steps)), key=lambda number: timelines[number].makespan_ns)
-    middle = order[(len(order) - 1) // 2]
-    plan = plan_of(timelines[middle])
-    of_steps = [
-        mean_costs(timeline, _copies(step), plan.num_stages)
-        for step, timeline in zip(steps, timelines, strict=True)
-    ]
+def _profile(
+    ran: Sequence[tuple[RecordedStep, Timeline]], left_out: int, cores: int | None
+) -> Report:
+    on_gpus = any(one.gpu_ns for step, _ in ran for one in step.ran)
+    by_length = sorted(ran, key=lambda one: one[1].makespan_ns)
+    middle, timeline = by_length[(len(by_length) - 1) // 2]
+    plan = plan_of(timeline)
+    costs = [mean_costs(of_step, _copies(step), plan.num_stages) for step, of_step in ran]
     seen = Observed(
         plan=plan,
-        timeline=timelines[middle],
-        costs=_middle(of_steps, plan.num_stages),
+        timeline=timeline,
+        costs=median_costs(costs, plan.num_stages),
         # A report does not tell the model, so no other plan can be made for it.
         make_plan=lambda *_: plan,
-        step_ns=median(timeline.makespan_ns for timeline in timelines),
-        num_steps=len(steps),
+        step_ns=median(of_step.makespan_ns for _, of_step in ran),
+        num_steps=len(ran),
         rows=None,
         num_cores=None if on_gpus else cores,
     )
-    tables = [_issue_table(steps[middle])] if on_gpus else []
+    tables = [_issue_table(middle)] if on_gpus else []
     if left_out:
         tables.append(Sheet("Other steps, left out", ("steps",), [(str(left_out),)]))
     return replace(report_of(seen), more=tables)
@@ -106,7 +106,7 @@ def timeline_of(step: RecordedStep) -> Timeline:
 
 
 def _copies(step: RecordedStep) -> Timeline:
-    """The copies between devices of a step, in one row."""
+    """The copies between devices of a step, each in a row of its own: they may overlap."""
     moved = (ran for ran in step.ran if ran.action.kind in (Kind.COPY_F, Kind.COPY_B))
     return Timeline([[_since(step, ran)] for ran in moved])
 
@@ -140,13 +140,6 @@ def plan_of(timeline: Timeline) -> Plan:
         ) from error
 
 
-def _middle(of_steps: Sequence[Costs], num_stages: int) -> Costs:
-    def middle(kind: Kind, stage: int, _: float) -> float:
-        return median(by_stage(costs, kind, num_stages)[stage] for costs in of_steps)
-
-    return mapped(of_steps[0], num_stages, middle)
-
-
 def _issue_table(step: RecordedStep) -> Sheet:
     """By kind, the time to issue actions, and their time on GPUs."""
     rows = []
@@ -159,7 +152,8 @@ def _issue_table(step: RecordedStep) -> Sheet:
     moved = [_span(one) for one in step.ran if one.action.kind in _MOVES]
     if moved:
         total = sum(span.end_ns - span.start_ns for span in moved)
-        hidden = total - sum(_idle_part(span, list(_work(step))) for span in moved)
+        work = list(_work(step))
+        hidden = sum(_beside(span, work) for span in moved)
         share = f"{hidden / total:.0%}" if total else "-"
         rows.append(("copies beside work", share, "", ""))
     return Sheet("Issue and GPU", ("kind", "actions", "issue ms", "GPU ms"), rows)
@@ -183,12 +177,11 @@ def _work(step: RecordedStep) -> Iterator[Span]:
         yield held
 
 
-def _idle_part(copy: Span, work: Sequence[Span]) -> float:
-    """The part of a copy's time in which no device works."""
-    beside = sum(
+def _beside(copy: Span, work: Sequence[Span]) -> float:
+    """The part of a copy's time in which some device works."""
+    return sum(
         max(0.0, min(copy.end_ns, span.end_ns) - max(copy.start_ns, span.start_ns)) for span in work
     )
-    return copy.end_ns - copy.start_ns - beside
 
 
 def _num_cores(tables: sqlite3.Connection) -> int | None:

@@ -20,7 +20,7 @@ from ..plan import Costs, Kind, Plan, Timeline, require_counts
 from ..profiling import Observed, Report, report_of
 from ..profiling.causes import gaps_on_path
 from ..profiling.observed import OtherPlan
-from ..profiling.stage_costs import by_stage, mapped
+from ..profiling.stage_costs import by_stage, median_costs
 from ..runtime import microbatch
 from ..runtime.loss import Loss
 from ..tensors.parameters import bytes_of, held_by
@@ -149,11 +149,7 @@ def _middle(ran: Sequence[_Ran]) -> Timeline:
 
 def _costs(ran: Sequence[_Ran], num_stages: int) -> Costs:
     """The costs of the stages, each the median over the steps."""
-
-    def middle(kind: Kind, stage: int, _: float) -> float:
-        return median(by_stage(one.costs, kind, num_stages)[stage] for one in ran)
-
-    return mapped(ran[0].costs, num_stages, middle)
+    return median_costs([one.costs for one in ran], num_stages)
 
 
 def _core_share(ran: Sequence[_Ran]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
 
 from ..plan import Costs, Kind, Plan, simulate
 from ..plan.costs import changed
@@ -36,6 +37,15 @@ def mapped(costs: Costs, num_stages: int, change: Callable[[Kind, int, float], f
             for kind, name in NAMES.items()
         },
     )
+
+
+def median_costs(of_steps: Sequence[Costs], num_stages: int) -> Costs:
+    """The costs of several steps: of each time by kind and stage, the median."""
+
+    def middle(kind: Kind, stage: int, _: float) -> float:
+        return median(by_stage(costs, kind, num_stages)[stage] for costs in of_steps)
+
+    return mapped(of_steps[0], num_stages, middle)
 
 
 def without_overhead(costs: Costs, num_stages: int, action_ns: Mapping[Kind, float]) -> Costs:

@@ -7,6 +7,8 @@ from statistics import median
 
 import torch
 
+from .. import _C
+
 SIZES = tuple(2**power for power in range(12, 29, 2))
 
 _ROUNDS = 5
@@ -19,12 +21,9 @@ def copy_bytes_per_ns(num_bytes: int) -> float:
     target = torch.empty_like(source)
     target.copy_(source)
     copies = max(1, _BYTES_OF_A_ROUND // num_bytes)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with _C.Undo(torch.set_num_threads, torch.get_num_threads()):
+        torch.set_num_threads(1)
         times = [_copies_ns(source, target, copies) for _ in range(_ROUNDS)]
-    finally:
-        torch.set_num_threads(threads)
     return copies * num_bytes / median(times)
 
 
