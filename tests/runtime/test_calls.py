@@ -166,7 +166,7 @@ DROPOUT = [25 + STASHES, 21 + STASHES, 24 + STASHES]
             pairs,
             "B",
             {"recompute": "stage"},
-            {"F": [17, 17, 6], "B": [4, 6, 4], "R": [8, 8, 0]},
+            {"F": [9, 9, 6], "B": [4, 6, 4], "R": [6, 6, 0]},
             id="recompute stage",
         ),
         pytest.param(

@@ -142,7 +142,7 @@ def test_only_inputs_are_kept_and_graphs_go_one_by_one(level: Level, kinds: str)
         assert [len(block.inner) for block in blocks] == [0, 0, 0]
         # Those that are handed over are others, of the same memory.
         assert [len(block.outputs) for block in blocks] == [0, 0, 0]
-    kept = storages_behind(stage.recomputed._cells)
+    kept = storages_behind(stage.recomputed.cells)
     assert len(kept) == (1 + 2 * 3 if level == "layer" else 1)
     stage.recompute(0)
     assert [len(block.inner) for block in blocks] == ([0, 0, 1] if level == "layer" else [1, 1, 1])
@@ -152,7 +152,7 @@ def test_only_inputs_are_kept_and_graphs_go_one_by_one(level: Level, kinds: str)
     stage.weight_gradients(0)
     assert [len(block.inner) for block in blocks] == [0, 0, 0]
     stage.end()
-    assert storages_behind(stage.recomputed._cells) == set()
+    assert storages_behind(stage.recomputed.cells) == set()
 
 
 def storages_behind(thing: object) -> set[int]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...kernels import seeds
@@ -22,6 +23,8 @@ _NOTHING = nullcontext()
 # The layers of a stage, then the end of its F, which returns the tensors that backward starts from.
 # Each call gets the returned value of the call before.
 Calls = Sequence[Callable[..., Any]]
+# Of tensors, their shapes and types.
+Described = list[tuple[torch.Size, torch.dtype]]
 
 
 def run(calls: Calls, arguments: tuple[Any, ...]) -> Any:
@@ -65,7 +68,7 @@ class Cell:
         self._begins: list[Begins] = []
         self._seeds: list[int] = []
         self._cuts: list[Cut] = []
-        self._outputs: list[list[object]] = []
+        self._outputs: list[Described] = []
 
     def forward(
         self, calls: Calls, arguments: tuple[Any, ...], state: OwnState | Whole | None
@@ -135,43 +138,38 @@ class Cell:
                 value = run(calls[which.start : which.stop], arguments)
         is_last = number == len(self._segments) - 1
         behind.outputs = value if is_last else cut(value).outputs
-        _require_same(segment, _described(behind.outputs), self._outputs[number])
+        if (now := _described(behind.outputs)) != self._outputs[number]:
+            raise _another(segment, now, self._outputs[number])
 
 
 class OneGraph:
-    """A microbatch whose graph R makes in one piece, without any state to restore.
+    """A microbatch whose graph R makes in one piece, by its layers alone, with nothing to restore.
 
     Args:
-        calls: of the stage; the constructor runs them, and frees their graph.
+        arguments: of the first layer, as R will need them.
         segment: all calls.
-        arguments: of the first call, as R will need them.
+        outputs: of F, whose graph is not kept.
     """
 
+    __slots__ = ("_arguments", "_outputs", "_segment")
     is_whole = True
 
-    def __init__(self, calls: Calls, segment: RecomputeSegment, arguments: tuple[Any, ...]) -> None:
+    def __init__(
+        self, arguments: tuple[Any, ...], segment: RecomputeSegment, outputs: Sequence[Tensor]
+    ) -> None:
         self._arguments = arguments
         self._segment = segment
-        self._outputs = _described(_run_pieces(calls, segment, arguments))
+        self._outputs = _described(outputs)
 
-    def again(self, calls: Calls) -> Sequence[Tensor]:
-        """R; returns the tensors that backward starts from."""
+    def take(self) -> tuple[Any, ...] | None:
+        """The arguments, which are released; None where no output has a backward."""
         arguments, self._arguments = self._arguments, ()
-        if not self._outputs:
-            return ()
-        outputs: Sequence[Tensor] = run(calls, arguments)
-        _require_same(self._segment, _described(outputs), self._outputs)
-        return outputs
+        return arguments if self._outputs else None
 
-
-def _require_same(segment: RecomputeSegment, again: list[object], before: list[object]) -> None:
-    """Raises RuntimeError if a segment's outputs differ from its outputs in F."""
-    if again != before:
-        raise RuntimeError(
-            f"calls {segment.calls} of a stage returned {again} that require grad when they were "
-            f"recomputed, and {before} before. Such layers cannot be recomputed: leave out "
-            "recompute"
-        )
+    def require_same(self, outputs: Sequence[Tensor]) -> None:
+        """Raises RuntimeError if the outputs of R differ from those of F."""
+        if (again := _described(outputs)) != self._outputs:
+            raise _another(self._segment, again, self._outputs)
 
 
 def _run_pieces(calls: Calls, segment: RecomputeSegment, arguments: tuple[Any, ...]) -> Any:
@@ -179,12 +177,12 @@ def _run_pieces(calls: Calls, segment: RecomputeSegment, arguments: tuple[Any, .
     *pieces, last = segment.pieces
     for piece in pieces:
         value = run(calls[piece.start : piece.stop], arguments)
-        arguments = (_without_graph(value),)
+        arguments = (without_graph(value),)
         del value
     return run(calls[last.start : last.stop], arguments)
 
 
-def _without_graph(value: Any) -> Any:
+def without_graph(value: Any) -> Any:
     """The value as the beginning of a new graph."""
     if not isinstance(value, Tensor):
         return cut(value).value
@@ -192,5 +190,15 @@ def _without_graph(value: Any) -> Any:
     return leaf.requires_grad_() if value.requires_grad else leaf
 
 
-def _described(tensors: Sequence[Tensor]) -> list[object]:
-    return [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+def _described(tensors: Sequence[Tensor]) -> Described:
+    """The shape and type of each tensor."""
+    return [(tensor.shape, tensor.dtype) for tensor in tensors]
+
+
+def _another(segment: RecomputeSegment, again: Described, before: Described) -> RuntimeError:
+    """The error of calls whose outputs differ from their outputs in F."""
+    now, then = ([(tuple(shape), dtype) for shape, dtype in one] for one in (again, before))
+    return RuntimeError(
+        f"calls {segment.calls} of a stage returned {now} that require grad when they were "
+        f"recomputed, and {then} before. Such layers cannot be recomputed: leave out recompute"
+    )

@@ -44,6 +44,9 @@ class Recompute:
     The first forward is watched, anew for other settings and for other inputs that need gradients.
     It runs with its whole graph, which shows where the graph can be cut and which side effects must
     not happen twice.
+
+    Attributes:
+        cells: by microbatch, what F has kept for R.
     """
 
     def __init__(self) -> None:
@@ -51,10 +54,10 @@ class Recompute:
         self._seen: dict[tuple[bool, ...], Seen] = {}
         self._levels: Sequence[Level | None] = ()
         self._compiled = False
-        self._cells: dict[int, KeptMicrobatch] = {}
-        # Whether any microbatch of the step has a level, and whether any is recomputed.
-        self.has_levels = False
-        self.in_use = False
+        self.cells: dict[int, KeptMicrobatch] = {}
+        # Whether any microbatch of the step has a level, whether any is recomputed, and whether any
+        # has the level `stage`.
+        self.has_levels = self.in_use = self.by_stage = False
 
     def begin(
         self, levels: Sequence[Level | None], *, changed: bool, compiled: bool = False
@@ -71,21 +74,22 @@ class Recompute:
         self._levels = levels if levels.count(None) < len(levels) else ()
         self.has_levels = len(self._levels) > 0
         self.in_use = any(level in INPUTS for level in self._levels)
+        self.by_stage = "stage" in self._levels
         if changed:
             self._seen = {}
 
     def leave(self) -> dict[int, KeptMicrobatch]:
         """Returns the state that F has kept, for a backward in another step."""
-        left, self._cells = self._cells, {}
+        left, self.cells = self.cells, {}
         return left
 
     def resume(self, cells: dict[int, KeptMicrobatch]) -> None:
         """Takes the state back, in the step that has the backward."""
-        self._cells = dict(cells)
+        self.cells = dict(cells)
 
     def end(self) -> None:
         """Releases all objects of the step."""
-        self._cells.clear()
+        self.cells.clear()
 
     def twin(self) -> Recompute:
         """A new object that shares the results of watching."""
@@ -130,39 +134,45 @@ class Recompute:
         else:
             needs = tuple(tensor.requires_grad for tensor in tensors_of(arguments))
         seen = self._seen.get(needs)
-        cell: KeptMicrobatch
         if seen is None:
             watch = Watch(arguments, reads=not self._compiled)
-            cell, self._seen[needs] = _watched(
+            self.cells[microbatch], self._seen[needs] = _watched(
                 watch, calls, arguments, holders, state, by_layer=by_layer
             )
-        elif not by_layer and seen.whole is not None and _is_bare(state):
-            cell = OneGraph(calls, seen.whole, arguments)
-        else:
-            kept = copies(arguments) if seen.overwrites else arguments
-            changed = seen.changed
-            buffers = Buffers(modules_in(holders), changed) if changed else _NO_BUFFERS
-            segments = seen.by_layer if by_layer else seen.by_stage
-            cell = in_parts = Cell(kept, segments, buffers, by_layer=by_layer)
-            in_parts.forward(calls, arguments, state)
-        self._cells[microbatch] = cell
+            return
+        kept = copies(arguments) if seen.overwrites else arguments
+        changed = seen.changed
+        buffers = Buffers(modules_in(holders), changed) if changed else _NO_BUFFERS
+        segments = seen.by_layer if by_layer else seen.by_stage
+        cell = Cell(kept, segments, buffers, by_layer=by_layer)
+        cell.forward(calls, arguments, state)
+        self.cells[microbatch] = cell
 
-    def again(self, microbatch: int, calls: Calls) -> Sequence[Tensor]:
-        """R: returns the tensors that backward starts from."""
-        return self._cells[microbatch].again(calls) if microbatch in self._cells else ()
+    def whole(self, microbatch: int, arguments: tuple[Any, ...]) -> RecomputeSegment | None:
+        """All calls of a microbatch, if R repeats them with nothing to restore; else None.
+
+        Seeds that are provided, and the caller's hooks for saved tensors, have to be restored.
+        """
+        if self._levels[microbatch] != "stage" or len(arguments) != 1:
+            return None
+        (given,) = arguments
+        if type(given) is not Tensor or seeds.are_provided() or top_hooks() is not None:
+            return None
+        seen = self._seen.get((given.requires_grad,))
+        return None if seen is None else seen.whole
 
     def take_whole(self, microbatch: int) -> bool:
         """Whether a backward has one graph and no context; takes the state that F kept if so."""
-        cell = self._cells.get(microbatch)
+        cell = self.cells.get(microbatch)
         if cell is None:
             return not self.keeps(microbatch)
         if cell.is_whole:
-            del self._cells[microbatch]
+            del self.cells[microbatch]
         return cell.is_whole
 
     def take(self, microbatch: int) -> Cell | None:
         """Takes the state of a microbatch; None unless its backward may be in parts."""
-        cell = self._cells.pop(microbatch, None)
+        cell = self.cells.pop(microbatch, None)
         return cell if isinstance(cell, Cell) else None
 
     @property
@@ -170,11 +180,6 @@ class Recompute:
         """The leaves that collect gradients in a backward of the stage, as observed so far."""
         found = [tensor() for seen in self._seen.values() for tensor in seen.trains]
         return list({id(tensor): tensor for tensor in found if tensor is not None}.values())
-
-
-def _is_bare(state: OwnState | Whole | None) -> bool:
-    """Whether an F needs no context for random numbers, seeds, or hooks of the caller."""
-    return state is None and not seeds.are_provided() and top_hooks() is None
 
 
 def _watched(

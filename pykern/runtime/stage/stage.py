@@ -132,6 +132,8 @@ class Stage:
         compute = forward.by_calls(self) if by_calls else forward.straight(self)
         if self.recomputed.has_levels:
             compute = forward.at_levels(self, compute)
+            if self.recomputed.by_stage and not (by_calls or self.draws.possible):
+                compute = forward.in_one_graph(self, compute)
         if self.draws.possible:
             compute = forward.drawing(self, compute)
         if self._is_recorded:
@@ -248,8 +250,7 @@ class Stage:
 
     def recompute(self, microbatch: int) -> None:
         """R: recomputes the graph that F has not kept."""
-        calls = forward.calls_of(self, microbatch, partial(hand_over.again, self))
-        self.outputs[microbatch] = self.recomputed.again(microbatch, calls)
+        self.outputs[microbatch] = forward.recompute(self, microbatch)
 
     def backward(self, microbatch: int) -> None:
         """B: adds to the parameters' `.grad` and hands input gradients to the previous stage."""
