@@ -17,8 +17,8 @@ from .values import Build, Here, builder, refs_in
 
 # By number.
 Values = dict[int, Any]
-# Values that go past the next stage, by the number of their stage, in ascending order.
-Farther = Sequence[tuple[int, Values]]
+# The numbers of values that go past the next stage, by their stage, in ascending order.
+Farther = Sequence[tuple[int, Sequence[int]]]
 
 
 class Environment:
@@ -38,14 +38,12 @@ class Environment:
         self.values = values
 
     def apart(self, stage: int) -> tuple[Environment, Farther]:
-        """Values that go from a stage, or `BATCH`, to the next one, and those that go farther."""
+        """Values that go from a stage, or `BATCH`, to the next one, and which ones go farther."""
         near, farther = self.cut_tape.ways[stage + 1]
         if not farther:
             return self, ()
         values = self.values
-        return Environment(self.cut_tape, {number: values[number] for number in near}), [
-            (reader, {number: values[number] for number in numbers}) for reader, numbers in farther
-        ]
+        return Environment(self.cut_tape, {number: values[number] for number in near}), farther
 
 
 pytree.register_pytree_node(
@@ -91,14 +89,18 @@ class Piece:
             alive |= set(instruction.reads)
         self._steps.reverse()
 
-    def run(self, cut_tape: CutTape, here: Here, modules: Mapping[str, nn.Module | None]) -> Any:
-        """Runs the instructions; returns an environment, or what the model returns."""
+    def run(self, here: Here, modules: Mapping[str, nn.Module | None]) -> None:
+        """Runs the instructions. Afterwards `here` has the values that later pieces need."""
+        values = here.values
         for number in self._copied:
-            here.values[number] = here.values[number].clone()
+            values[number] = values[number].clone()
         for instruction, dead in self._steps:
             instruction.run(here, modules)
             for number in dead:
-                here.values.pop(number, None)
+                values.pop(number, None)
+
+    def result(self, cut_tape: CutTape, here: Here) -> Any:
+        """An environment for later pieces, or what the model returns; `run` has run."""
         if self._output is not None:
             return self._output(here)
         return Environment(cut_tape, {number: here.values[number] for number in self._needed})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -85,8 +85,21 @@ class Segment(nn.Module):
 
     def forward(self, env: Environment) -> Any:
         """Runs the segment's piece of the cut tape that the values belong to."""
-        here = Here(dict(env.values), self._parameters, self._buffers, self.device)
-        return env.cut_tape.pieces[self.index].run(env.cut_tape, here, self._modules)
+        return run([self], env)
+
+
+def run(segments: Sequence[nn.Module], env: Environment) -> Any:
+    """Runs consecutive segments; returns as the last one's forward."""
+    cut_tape, here = env.cut_tape, Here(dict(env.values), {}, {}, None)
+    # The caller may have no other reference to the values.
+    del env
+    index = 0
+    for segment in segments:
+        assert isinstance(segment, Segment)
+        here.parameters, here.buffers = segment._parameters, segment._buffers
+        here.device, index = segment.device, segment.index
+        cut_tape.pieces[index].run(here, segment._modules)
+    return cut_tape.pieces[index].result(cut_tape, here)
 
 
 def _is_same(then: tuple[Tensor, int] | None, now: tuple[Tensor, int]) -> bool:

@@ -149,8 +149,8 @@ class LayerByLayer:
 def _send(value: Any, stage: int, past: dict[int, list[tuple[int, Values]]]) -> Any:
     """The value for the next stage; notes the values that skip that stage."""
     near, farther = apart(value, stage)
-    for reader, values in farther:
-        past[reader].append((stage, values))
+    for reader, numbers in farther:
+        past[reader].append((stage, {number: value.values[number] for number in numbers}))
     return near
 
 

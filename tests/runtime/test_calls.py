@@ -180,7 +180,7 @@ DROPOUT = [25 + STASHES, 21 + STASHES, 24 + STASHES]
             Skips,
             "B",
             {"sample": torch.ones(2, WIDTH)},
-            {"F": [17, 11, 17], "B": [4, 5, 9]},
+            {"F": [15, 11, 17], "B": [4, 4, 7]},
             id="skips",
         ),
         pytest.param(named, "B", {}, {"F": [6, 6, 9], "B": [2, 4, 4]}, id="keywords"),

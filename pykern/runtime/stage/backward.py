@@ -53,11 +53,11 @@ def straight(stage: Stage) -> Run:
             finally:
                 found = (take(landing),)
         else:
-            landings = [Landing(leaf) for leaf in leaves]
+            landings = list(map(Landing, leaves))
             try:
                 run_backward(outputs, gradients, *WHOLE)
             finally:
-                found = tuple([take(landing) for landing in landings])
+                found = tuple(map(take, landings))
         if previous is not None:
             leaves_of[microbatch] = ()
             previous.gradients[microbatch] = found

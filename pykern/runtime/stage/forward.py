@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ...tensors.trees import flatten, tensors_of, unflatten
-from ...trace import Environment
+from ...trace import Segment
+from ...trace.segment import run as run_segments
 from ..autograd.cut import copies
 from ..recompute.cell import Calls, OneGraph, run, without_graph
 from .hand_over import again
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 def straight(stage: Stage) -> Run:
     """Calls layer after layer, and hands over the result of the last one."""
+    if all(isinstance(layer, Segment) for layer in stage.layers):
+        return _segments(stage)
     arguments, outputs, hand_over = stage.arguments, stage.outputs, stage.hand_over
     # The layers are unpacked here, because unpacking takes as long as a call.
     layers = stage.layers
@@ -44,6 +47,19 @@ def straight(stage: Stage) -> Run:
         for layer in tail:
             value = layer(value)
         outputs[microbatch] = hand_over(microbatch, value)
+
+    return forward
+
+
+def _segments(stage: Stage) -> Run:
+    """Runs all segments of a recorded forward in one go, and hands over the result."""
+    arguments, outputs, hand_over = stage.arguments, stage.outputs, stage.hand_over
+
+    def forward(microbatch: int) -> None:
+        given = arguments[microbatch]
+        if given is not None:
+            arguments[microbatch] = None
+            outputs[microbatch] = hand_over(microbatch, run_segments(stage.layers, *given))
 
     return forward
 
@@ -91,10 +107,8 @@ def with_parcels(stage: Stage, compute: Run) -> Run:
         if stage.parcels.come and given is not None:
             values, leaves = stage.parcels.open(microbatch, stage.transport)
             stage.leaves[microbatch] = (*stage.leaves[microbatch], *leaves)
-            near: Environment = given[0]
-            both = Environment(near.cut_tape, {**near.values, **values})
-            stage.arguments[microbatch] = (both,)
-            del near, both
+            # The previous stage has made this environment for this stage alone.
+            given[0].values.update(values)
         del given
         compute(microbatch)
 

@@ -42,34 +42,39 @@ def to_next(stage: Stage) -> HandOver:
     return hand_over
 
 
-def values_to_next(stage: Stage, microbatch: int, output: Any) -> Sequence[Tensor]:
+def values_to_next(stage: Stage) -> HandOver:
     """As `to_next`, for the values that a recorded forward hands over, if all are tensors."""
-    if not isinstance(output, Environment):
-        return by_transport(stage, microbatch, output)
-    near, farther = output.apart(stage.index)
-    # A tensor that occurs twice stays one tensor.
-    handed: dict[int, Tensor] = {}
-    landed: dict[int, Tensor] = {}
-    outputs: list[Tensor] = []
-    leaves: list[Tensor] = []
-    for number, value in near.values.items():
-        if not isinstance(value, Tensor):
-            return by_transport(stage, microbatch, output)
-        leaf = handed.get(id(value))
-        if leaf is None:
-            handed[id(value)] = leaf = value.detach()
-            if value.requires_grad:
-                outputs.append(value)
-                leaves.append(leaf.requires_grad_())
-        landed[number] = leaf
-    following = stage.next
+    following, way = stage.next, stage.index + 1
     assert following is not None
-    following.arguments[microbatch] = (Environment(near.cut_tape, landed),)
-    following.leaves[microbatch] = leaves
-    if farther:
-        stage.parcels.send(microbatch, farther, stage.transport)
-        outputs += ends_of(farther)
-    return tuple(outputs)
+
+    def hand_over(microbatch: int, output: Any) -> Sequence[Tensor]:
+        if not isinstance(output, Environment):
+            return by_transport(stage, microbatch, output)
+        values, cut_tape = output.values, output.cut_tape
+        near, farther = cut_tape.ways[way]
+        # A tensor that occurs twice stays one tensor.
+        handed: dict[int, Tensor] = {}
+        landed: dict[int, Tensor] = {}
+        outputs: list[Tensor] = []
+        leaves: list[Tensor] = []
+        for number in near if farther else values:
+            value = values[number]
+            if not isinstance(value, Tensor):
+                return by_transport(stage, microbatch, output)
+            leaf = handed.get(id(value))
+            if leaf is None:
+                handed[id(value)] = leaf = value.detach()
+                if value.requires_grad:
+                    outputs.append(value)
+                    leaves.append(leaf.requires_grad_())
+            landed[number] = leaf
+        following.arguments[microbatch] = (Environment(cut_tape, landed),)
+        following.leaves[microbatch] = leaves
+        if farther:
+            outputs += stage.parcels.send(microbatch, values, farther, stage.transport)
+        return tuple(outputs)
+
+    return hand_over
 
 
 def by_transport(stage: Stage, microbatch: int, output: Any) -> Sequence[Tensor]:
@@ -88,8 +93,8 @@ def by_transport(stage: Stage, microbatch: int, output: Any) -> Sequence[Tensor]
     following.leaves[microbatch] = handed.leaves
     if not farther:
         return handed.outputs
-    stage.parcels.send(microbatch, farther, stage.transport)
-    return (*handed.outputs, *ends_of(farther))
+    ends = stage.parcels.send(microbatch, output.values, farther, stage.transport)
+    return (*handed.outputs, *ends)
 
 
 def _require_cuttable(stage: Stage, output: Any) -> None:
@@ -129,4 +134,5 @@ def again(stage: Stage, microbatch: int, output: Any) -> Sequence[Tensor]:
     if isinstance(output, Tensor):
         return (output,) if output.requires_grad else ()
     near, farther = apart(output, stage.index)
-    return (*cut(near).outputs, *ends_of(farther))
+    ends = ends_of(output.values, farther) if farther else ()
+    return (*cut(near).outputs, *ends)

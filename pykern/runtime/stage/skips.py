@@ -16,13 +16,14 @@ from .transport import Transport
 
 
 def apart(output: Any, stage: int) -> tuple[Any, Farther]:
-    """The values of a stage, or of the batch, for the next stage, and for farther stages."""
+    """The values of a stage, or of the batch, for the next stage, and which ones go farther."""
     return output.apart(stage) if isinstance(output, Environment) else (output, ())
 
 
-def ends_of(farther: Farther) -> list[Tensor]:
+def ends_of(values: Values, farther: Farther) -> list[Tensor]:
     """The values for farther stages that backward starts from."""
-    return [value for _, values in farther for value in values.values() if value.requires_grad]
+    farther_values = (values[number] for _, numbers in farther for number in numbers)
+    return [value for value in farther_values if value.requires_grad]
 
 
 @dataclass(slots=True)
@@ -70,27 +71,40 @@ class Parcels:
         self.opened.clear()
         self.sent.clear()
 
-    def give(self, microbatch: int, farther: Farther) -> None:
+    def give(self, microbatch: int, values: Values, farther: Farther) -> None:
         """Gives later stages the values of the batch that they use.
 
         Runs before any action: inside an action, a copy between GPUs makes both lanes wait.
         """
-        for reader, values in farther:
+        for reader, numbers in farther:
             there = self.of_stages[reader]
+            mine = to_device({number: values[number] for number in numbers}, there._device)
             # The list is replaced: a parcel left in it is of a replica that did not run it.
-            there.come[microbatch] = [Parcel(BATCH, to_device(values, there._device))]
+            there.come[microbatch] = [Parcel(BATCH, mine)]
 
-    def send(self, microbatch: int, farther: Farther, transport: Transport) -> None:
-        """F sends values to the farther stages that use them."""
-        for reader, values in farther:
-            detached = [value.detach() for value in values.values()]
+    def send(
+        self, microbatch: int, values: Values, farther: Farther, transport: Transport
+    ) -> list[Tensor]:
+        """F sends values to the farther stages that use them; returns `ends_of` them."""
+        ends: list[Tensor] = []
+        # Loops, since a comprehension is a call before Python 3.12.
+        for reader, numbers in farther:
+            before = len(ends)
+            detached = []
+            for number in numbers:
+                detached.append(values[number].detach())
             landed = transport.there(microbatch, reader, detached)
-            for value, leaf in zip(values.values(), landed, strict=True):
-                leaf.requires_grad_(value.requires_grad)
-            parcel = Parcel(self._stage, dict(zip(values, landed, strict=True)))
+            sent = {}
+            for number, leaf in zip(numbers, landed, strict=True):
+                value = values[number]
+                if value.requires_grad:
+                    ends.append(value)
+                sent[number] = leaf.requires_grad_(value.requires_grad)
+            parcel = Parcel(self._stage, sent)
             self.of_stages[reader].come.setdefault(microbatch, []).append(parcel)
-            if any(leaf.requires_grad for leaf in landed):
+            if len(ends) > before:
                 self.sent.setdefault(microbatch, []).append(parcel)
+        return ends
 
     def open(self, microbatch: int, transport: Transport) -> tuple[Values, list[Tensor]]:
         """F opens the parcels that have come.
@@ -107,8 +121,11 @@ class Parcels:
             taken = transport.arrive(list(parcel.values.values()))
             values |= zip(parcel.values, taken, strict=True)
             parcel.values = {}
-            parcel.leaves = [value for value in taken if value.requires_grad]
-            leaves += parcel.leaves
+            before = len(leaves)
+            for value in taken:
+                if value.requires_grad:
+                    leaves.append(value)
+            parcel.leaves = leaves[before:]
             if parcel.leaves:
                 self.opened.setdefault(microbatch, []).append(parcel)
         return values, leaves
@@ -127,14 +144,17 @@ class Parcels:
             The gradients of the values from the previous stage.
         """
         parcels = self.opened.pop(microbatch, ())
-        near = end = len(gradients) - sum(len(parcel.leaves) for parcel in parcels)
-        for parcel in parcels:
-            start, end = end, end + len(parcel.leaves)
+        end = len(gradients)
+        for parcel in reversed(parcels):
+            start = end - len(parcel.leaves)
             parcel.leaves = ()
             parcel.gradients = transport.back(microbatch, parcel.sender, gradients[start:end])
-        return gradients[:near]
+            end = start
+        return gradients[:end]
 
     def answers(self, microbatch: int) -> list[Tensor | None]:
         """B or I takes the gradients that have come back, in the order of `ends_of`."""
-        parcels = self.sent.pop(microbatch, ())
-        return [gradient for parcel in parcels for gradient in parcel.gradients]
+        found: list[Tensor | None] = []
+        for parcel in self.sent.pop(microbatch, ()):
+            found += parcel.gradients
+        return found

@@ -150,7 +150,7 @@ class Stage:
         if not is_plain:
             return partial(hand_over.by_transport, self)
         if self._is_recorded:
-            return partial(hand_over.values_to_next, self)
+            return hand_over.values_to_next(self)
         return hand_over.to_next(self)
 
     def _way_back(self, *, is_plain: bool) -> Run:
@@ -233,9 +233,10 @@ class Stage:
         Runs before any action, as `enter_by_name`.
         """
         if arguments and isinstance(arguments[0], Environment):
+            values = arguments[0].values
             near, farther = arguments[0].apart(BATCH)
             arguments = (near,)
-            self.parcels.give(microbatch, farther)
+            self.parcels.give(microbatch, values, farther)
         self.arguments[microbatch] = None if arguments is None else self._at_home(arguments)
 
     def _at_home(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
