@@ -1,4 +1,4 @@
-"""`pykern topo`: cores, caches, memory and hand-overs of this machine."""
+"""`pykern topo`: cores, caches, memory, hand-overs and GPUs of this machine."""
 
 import sys
 from collections.abc import Iterator
@@ -7,27 +7,36 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from ..topo import Topology
+    from rich.table import Table
+
+    from ..topo import MeasuredLink, Topology
+
+# Colours of a matrix, from slow to fast, by the share of its fastest link.
+_SHADES = ((0.25, "red"), (0.5, "yellow"), (0.8, "green"), (1.0, "bold green"))
 
 
 def topo() -> None:
-    """Print this machine's cores, caches, NUMA nodes, copy bandwidth and hand-over time.
+    """Print this machine's cores, caches, NUMA nodes, copy bandwidth, hand-over time and GPUs.
 
-    A terminal gets a table, a file or a pipe plain lines.
+    A terminal gets tables, a file or a pipe plain lines.
     """
     from rich.console import Console
     from rich.table import Table
 
     from ..topo import measure
 
-    rows = list(_rows(measure()))
+    found = measure()
+    rows = [*_rows(found), *_gpu_rows(found)]
     if not sys.stdout.isatty():
-        typer.echo("\n".join(": ".join(row) for row in rows))
+        typer.echo("\n".join(": ".join(row) for row in (*rows, *_link_rows(found))))
         return
     table = Table("fact", "value")
     for row in rows:
         table.add_row(*row)
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    console.print(table)
+    if found.links:
+        console.print(_matrix(found))
 
 
 def _rows(found: "Topology") -> Iterator[tuple[str, str]]:
@@ -39,3 +48,71 @@ def _rows(found: "Topology") -> Iterator[tuple[str, str]]:
     for size, rate in found.copy_bytes_per_ns.items():
         yield f"copy of {size // 1024} KiB", f"{rate:.1f} GB/s on one thread"
     yield "hand-over", f"{found.handover_ns / 1000:.1f} µs to a short action of the next stage"
+
+
+def _gpu_rows(found: "Topology") -> Iterator[tuple[str, str]]:
+    for number, gpu in enumerate(found.gpus):
+        name = f"GPU {number}"
+        major, minor = gpu.capability
+        memory = gpu.memory_bytes / 2**30
+        yield name, f"{gpu.name}, {memory:.0f} GiB, {gpu.num_processors} SMs, sm_{major}{minor}"
+        pinned, back = (max(rates.values()) for rates in (gpu.from_host, gpu.to_host))
+        yield (
+            f"{name} and host",
+            f"{pinned:.1f} GB/s from pinned memory, {back:.1f} to it, {gpu.from_pageable:.1f} from "
+            f"pageable memory; beside copies, matrix products take {gpu.copy_slows:.2f} x",
+        )
+    for number, state in enumerate(found.managed.states):
+        facts = [
+            f"PCIe {state.pcie}" if state.pcie else "",
+            f"{state.clock_mhz} of {state.max_clock_mhz} MHz" if state.clock_mhz else "",
+            f"slowed by {', '.join(state.slowed_by)}" if state.slowed_by else "",
+            f"{state.uncorrected_errors} errors of memory" if state.uncorrected_errors else "",
+        ]
+        yield f"GPU {number} now", ", ".join(fact for fact in facts if fact) or "tells nothing"
+
+
+def _link_rows(found: "Topology") -> Iterator[tuple[str, str]]:
+    for link in found.links:
+        facts = [
+            f"{max(link.bytes_per_ns.values()):.1f} GB/s",
+            f"{link.latency_ns / 1000:.1f} µs for 4 KiB",
+            f"{link.both_ways:.1f} GB/s while both send",
+            f"{link.among_all:.1f} GB/s while all send" if link.among_all else "",
+            "direct" if link.is_direct else "by the host",
+            found.managed.ways.get((min(_ends(link)), max(_ends(link))), ""),
+            "" if link.arrives else "WRONG BYTES ARRIVE",
+        ]
+        text = ", ".join(fact for fact in facts if fact)
+        yield f"GPU {link.sender} to GPU {link.receiver}", text
+
+
+def _matrix(found: "Topology") -> "Table":
+    """The bandwidth of each link, from the GPU of the row to that of the column."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("GB/s", *(f"GPU {number}" for number in range(len(found.gpus))))
+    table.caption = "the second line: µs for 4 KiB, and the way"
+    links = {_ends(link): link for link in found.links}
+    rates = {ends: max(link.bytes_per_ns.values()) for ends, link in links.items()}
+    fastest = max(rates.values())
+    for sender in range(len(found.gpus)):
+        cells = [Text("")] * len(found.gpus)
+        for receiver in range(len(found.gpus)):
+            link = links.get((sender, receiver))
+            if link is None:
+                continue
+            rate = rates[sender, receiver]
+            shade = next(colour for share, colour in _SHADES if rate <= share * fastest)
+            way = found.managed.ways.get((min(_ends(link)), max(_ends(link))), "")
+            way = way or ("direct" if link.is_direct else "host")
+            text = f"{rate:.1f}\n{link.latency_ns / 1000:.1f} {way}"
+            wrong = "" if link.arrives else "\nWRONG BYTES"
+            cells[receiver] = Text(text + wrong, style=shade if link.arrives else "bold red")
+        table.add_row(f"GPU {sender}", *cells)
+    return table
+
+
+def _ends(link: "MeasuredLink") -> tuple[int, int]:
+    return link.sender, link.receiver

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import torch
 
 from ..doctor.cgroup import limits
 from ..doctor.cores import usable_cores
 from ..tuning.overheads import overheads
 from .copies import SIZES, copy_bytes_per_ns
+from .gpus import MeasuredGpu, MeasuredLink, gpus, links, uuids
+from .nvml import Managed, managed
 from .system import Cache, Node, caches, nodes
 
 
 @dataclass(frozen=True)
 class Topology:
-    """A machine without its GPUs.
+    """A machine.
 
     Attributes:
         cores: The number of cores that this process may keep busy.
@@ -24,6 +28,9 @@ class Topology:
         copy_bytes_per_ns: By size in bytes, the bandwidth of copies in memory on one thread.
         handover_ns: The time from an action to one of the next stage that waits for it, in a
             pipeline of two CPU workers without work: short actions stay on their thread.
+        gpus: Each GPU that torch sees.
+        links: Each ordered pair of GPUs.
+        managed: What NVIDIA's management library tells of the GPUs.
     """
 
     cores: int
@@ -31,14 +38,21 @@ class Topology:
     nodes: tuple[Node, ...]
     copy_bytes_per_ns: Mapping[int, float]
     handover_ns: float
+    gpus: tuple[MeasuredGpu, ...] = ()
+    links: tuple[MeasuredLink, ...] = ()
+    managed: Managed = field(default_factory=Managed)
 
 
 def measure() -> Topology:
-    """Reads and measures this machine; takes seconds."""
+    """Reads and measures this machine: seconds, and about one more for each pair of GPUs."""
+    has_gpus = torch.cuda.is_available()
     return Topology(
         usable_cores(limits().cores),
         caches(os.sched_getaffinity(0)),
         nodes(),
         {size: copy_bytes_per_ns(size) for size in SIZES},
         overheads(2).handover_ns,
+        gpus() if has_gpus else (),
+        links() if has_gpus else (),
+        managed(uuids()) if has_gpus else Managed(),
     )

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -197,6 +198,17 @@ class _Made:
 _made = _Made()
 
 
+def _properties(device: Any) -> SimpleNamespace:
+    return SimpleNamespace(
+        name="the CPU",
+        uuid=f"{_index(device)}",
+        total_memory=2**30,
+        multi_processor_count=132,
+        major=9,
+        minor=0,
+    )
+
+
 def _torch_cuda() -> dict[str, Any]:
     """The functions of torch.cuda that pykern uses; those of a build for the CPU raise errors."""
 
@@ -224,6 +236,7 @@ def _torch_cuda() -> dict[str, Any]:
         "get_device_capability": lambda _=None: (9, 0),
         "is_bf16_supported": lambda *_: True,
         "get_device_name": lambda _=None: "the CPU",
+        "get_device_properties": _properties,
         "default_generators": [torch.default_generator] * MAX_GPUS,
     }
 

@@ -1,0 +1,240 @@
+"""GPUs as torch lists them, and the bandwidth and latency of copies between them and the host.
+
+A time is that between two events on a GPU, whose stream has work ahead of the first one for as long
+as the host issues the copies between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from .. import _C
+
+# From the latency of a copy to the bandwidth of its link.
+LINK_SIZES = tuple(2**power for power in range(12, 29, 4))
+
+
+_BYTES_OF_A_ROUND = 2**30
+_COPIES = 4, 64
+_ROUNDS = 3
+_WIDTH = 4096
+_PATTERN = 2**20
+_PRODUCTS = 16
+_NS = 1e6
+
+# Issues some work on the current stream.
+Issue = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class MeasuredGpu:
+    """One GPU.
+
+    Attributes:
+        name: As the driver calls it.
+        memory_bytes: All of its memory.
+        num_processors: Its streaming multiprocessors.
+        capability: Its compute capability, such as (9, 0).
+        from_host: By size in bytes, bytes per nanosecond of copies from pinned memory of the host.
+        to_host: The same of copies to pinned memory.
+        from_pageable: The same of copies of 256 MiB from memory that is not pinned.
+        copy_slows: The time of matrix products beside copies from the host, by their time alone.
+    """
+
+    name: str
+    memory_bytes: int
+    num_processors: int
+    capability: tuple[int, int]
+    from_host: Mapping[int, float]
+    to_host: Mapping[int, float]
+    from_pageable: float
+    copy_slows: float
+
+
+@dataclass(frozen=True)
+class MeasuredLink:
+    """The way from one GPU to another.
+
+    Attributes:
+        sender: The number of the GPU that has the data.
+        receiver: The number of the GPU that gets them.
+        is_direct: Whether the driver says that the receiver reaches the sender's memory. Otherwise
+            copies go by the host.
+        arrives: Whether a pattern arrived as it was sent.
+        latency_ns: The time of a copy of 4 KiB behind another.
+        bytes_per_ns: By size in bytes, bytes per nanosecond of copies one behind another.
+        both_ways: The same of 256 MiB in each direction, while both are under way.
+        among_all: The same, while each GPU sends to its next one; 0 for other pairs.
+    """
+
+    sender: int
+    receiver: int
+    is_direct: bool
+    arrives: bool
+    latency_ns: float
+    bytes_per_ns: Mapping[int, float]
+    both_ways: float
+    among_all: float
+
+
+def gpus() -> tuple[MeasuredGpu, ...]:
+    """Every GPU that torch sees, measured with its host. Needs 512 MiB on each GPU."""
+    return tuple(_gpu(number) for number in range(torch.cuda.device_count()))
+
+
+def links() -> tuple[MeasuredLink, ...]:
+    """Every ordered pair of GPUs, measured. Needs 1 GiB on each GPU."""
+    count = torch.cuda.device_count()
+    places = [_bytes(number, LINK_SIZES[-1]) for number in range(count)]
+    into = [_bytes(number, LINK_SIZES[-1]) for number in range(count)]
+    ring = [(sender, (sender + 1) % count) for sender in range(count)]
+    among_all = dict(zip(ring, _at_once(ring, places, into), strict=True)) if count > 2 else {}
+    return tuple(
+        _link(sender, receiver, places, into, among_all)
+        for sender in range(count)
+        for receiver in range(count)
+        if sender != receiver
+    )
+
+
+def uuids() -> list[str]:
+    """By GPU, its name for NVIDIA's tools."""
+    count = torch.cuda.device_count()
+    return [f"GPU-{torch.cuda.get_device_properties(number).uuid}" for number in range(count)]
+
+
+def _gpu(number: int) -> MeasuredGpu:
+    facts = torch.cuda.get_device_properties(number)
+    here = _bytes(number, LINK_SIZES[-1])
+    pinned = torch.empty(LINK_SIZES[-1], dtype=torch.uint8, pin_memory=True)
+    pageable = torch.empty(LINK_SIZES[-1], dtype=torch.uint8)
+    return MeasuredGpu(
+        facts.name,
+        facts.total_memory,
+        facts.multi_processor_count,
+        (facts.major, facts.minor),
+        {size: _rate(number, here, pinned, size) for size in LINK_SIZES},
+        {size: _rate(number, pinned, here, size) for size in LINK_SIZES},
+        _rate(number, here, pageable, LINK_SIZES[-1]),
+        _copy_slows(number, here, pinned),
+    )
+
+
+def _link(
+    sender: int,
+    receiver: int,
+    places: Sequence[Tensor],
+    into: Sequence[Tensor],
+    among_all: Mapping[tuple[int, int], float],
+) -> MeasuredLink:
+    source, target = places[sender], into[receiver]
+    rates = {size: _rate(sender, target, source, size) for size in LINK_SIZES}
+    both = _at_once([(sender, receiver), (receiver, sender)], places, into)
+    smallest = LINK_SIZES[0]
+    return MeasuredLink(
+        sender,
+        receiver,
+        _C.cuda_can_access_peer(receiver, sender),
+        _arrives(source, target, sender),
+        smallest / rates[smallest],
+        rates,
+        both[0],
+        among_all.get((sender, receiver), 0.0),
+    )
+
+
+def _bytes(gpu: int, count: int) -> Tensor:
+    return torch.zeros(count, dtype=torch.uint8, device=f"cuda:{gpu}")
+
+
+def _arrives(source: Tensor, target: Tensor, sender: int) -> bool:
+    """Whether bytes that repeat with no power of two are the same at the other end."""
+    sent = (torch.arange(_PATTERN) * 7 + sender * 31).remainder_(251).to(torch.uint8)
+    landed = target[:_PATTERN].zero_()
+    _copied(landed, source[:_PATTERN].copy_(sent))
+    return torch.equal(landed.cpu(), sent)
+
+
+def _copied(into: Tensor, source: Tensor) -> None:
+    into.copy_(source)
+
+
+def _rate(gpu: int, into: Tensor, source: Tensor, num_bytes: int) -> float:
+    """Bytes per nanosecond of copies that a GPU's stream makes one behind another; a median."""
+    count = _copies_of(num_bytes)
+    copies = _copies(into[:num_bytes], source[:num_bytes], count)
+    # A large copy ahead of them lasts for as long as the host issues them.
+    work = [(gpu, _copies(into, source, 1), copies)]
+    times = [_times(work)[0] for _ in range(_ROUNDS + 1)]
+    # The first round may enable access, or bring memory to its place.
+    return count * num_bytes / median(times[1:])
+
+
+def _at_once(
+    pairs: Sequence[tuple[int, int]], places: Sequence[Tensor], into: Sequence[Tensor]
+) -> list[float]:
+    """Bytes per nanosecond of each pair of GPUs, while all of them copy."""
+    count = _copies_of(LINK_SIZES[-1])
+    work = [(a, _nothing, _copies(into[b], places[a], count)) for a, b in pairs]
+    rounds = [_times(work) for _ in range(_ROUNDS + 1)]
+    return [count * LINK_SIZES[-1] / median(times) for times in zip(*rounds[1:], strict=True)]
+
+
+def _copy_slows(gpu: int, here: Tensor, pinned: Tensor) -> float:
+    """The time of matrix products beside copies from the host, by their time alone."""
+    matrix = torch.zeros(_WIDTH, _WIDTH, dtype=torch.float16, device=f"cuda:{gpu}")
+
+    def products() -> None:
+        for _ in range(_PRODUCTS):
+            torch.mm(matrix, matrix)
+
+    copies = gpu, _nothing, _copies(here, pinned, _copies_of(LINK_SIZES[-1]))
+    measured = gpu, products, products
+    alone = [_times([measured])[0] for _ in range(_ROUNDS + 1)]
+    beside = [_times([copies, measured])[1] for _ in range(_ROUNDS + 1)]
+    return median(beside[1:]) / median(alone[1:])
+
+
+def _nothing() -> None:
+    """Issues nothing."""
+
+
+def _copies_of(num_bytes: int) -> int:
+    fewest, most = _COPIES
+    return max(fewest, min(most, _BYTES_OF_A_ROUND // num_bytes))
+
+
+def _copies(into: Tensor, source: Tensor, count: int) -> Issue:
+    def issue() -> None:
+        for _ in range(count):
+            into.copy_(source, non_blocking=True)
+
+    return issue
+
+
+def _times(work: Sequence[tuple[int, Issue, Issue]]) -> list[float]:
+    """The times, in nanoseconds, of works that run at once.
+
+    Args:
+        work: a GPU, which gets a stream for it; what goes ahead of the measured part; that part.
+    """
+    for gpu in range(torch.cuda.device_count()):
+        torch.cuda.synchronize(gpu)
+    marks = []
+    for gpu, ahead, issue in work:
+        stream = torch.cuda.Stream(gpu)
+        start, end = (torch.Event(f"cuda:{gpu}", enable_timing=True) for _ in range(2))
+        with torch.cuda.stream(stream):
+            ahead()
+            start.record(stream)
+            issue()
+            end.record(stream)
+        marks.append((start, end))
+    for _, end in marks:
+        end.synchronize()
+    return [start.elapsed_time(end) * _NS for start, end in marks]

@@ -1,0 +1,57 @@
+"""Measuring GPUs and their links. Run by test_device_oracle.py; its events are 1 ms apart."""
+
+import pytest
+from typer.testing import CliRunner
+
+from pykern.cli import app
+from pykern.topo import gpus as topo
+from tests.device_oracle.oracle import gpus
+
+SMALL, LARGE = 4096, 65536
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topo, "LINK_SIZES", (SMALL, LARGE))
+    monkeypatch.setattr(topo, "_BYTES_OF_A_ROUND", 8 * LARGE)
+    monkeypatch.setattr(topo, "_WIDTH", 8)
+    monkeypatch.setattr(topo, "_PATTERN", 4096)
+
+
+def test_links_are_ordered_pairs_with_rates_by_size() -> None:
+    with gpus(3):
+        links = topo.links()
+    assert [(link.sender, link.receiver) for link in links] == [
+        (0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1),
+    ]  # fmt: skip
+    for link in links:
+        # 64 copies of the small size in a millisecond, 8 of the large one.
+        assert link.bytes_per_ns == {SMALL: 64 * SMALL / 1e6, LARGE: 8 * LARGE / 1e6}
+        assert link.latency_ns == 1e6 / 64
+        assert link.both_ways == 8 * LARGE / 1e6
+        is_next = (link.sender + 1) % 3 == link.receiver
+        assert link.among_all == (8 * LARGE / 1e6 if is_next else 0)
+        assert link.arrives
+
+
+def test_gpus_are_measured_with_the_host() -> None:
+    with gpus(2):
+        found = topo.gpus()
+    assert [gpu.name for gpu in found] == ["the CPU"] * 2
+    for gpu in found:
+        assert gpu.from_host == gpu.to_host == {SMALL: 64 * SMALL / 1e6, LARGE: 8 * LARGE / 1e6}
+        assert gpu.from_pageable == 8 * LARGE / 1e6
+        assert gpu.copy_slows == 1
+
+
+def test_bytes_that_change_on_their_way_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with gpus(2):
+        monkeypatch.setattr(topo, "_copied", lambda into, source: into.copy_(source).add_(1))
+        assert not any(link.arrives for link in topo.links())
+
+
+def test_the_command_prints_gpus_and_links() -> None:
+    with gpus(2):
+        printed = CliRunner().invoke(app, ["topo"]).stdout
+    assert "GPU 1: the CPU, " in printed
+    assert "GPU 0 to GPU 1: 0.5 GB/s, 15.6 µs for 4 KiB, 0.5 GB/s while both send" in printed
