@@ -1,7 +1,7 @@
 """`pykern scale`: what a step may cost on many GPUs, and how to lay it out."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, cast
 
 import typer
 
@@ -10,7 +10,10 @@ from .errors import bad_input
 from .values import number_option
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from ..scale import Cluster, Job, Prediction
+    from ..scale.transformer import Recomputed
 
 HEADINGS = (
     *("GPUs", "dp x tp x pp", "schedule", "step ms", "of peak", "bubble", "tensor ms", "data ms"),
@@ -85,8 +88,11 @@ def scale(
     batch: Annotated[int, number_option("--batch", about="Rows of a step, over all GPUs.")] = 512,
     microbatch: Annotated[int, number_option("--microbatch", about="Rows of a microbatch.")] = 1,
     zero: Annotated[bool, typer.Option("--zero1", help="Share the optimizer's state out.")] = False,
+    recompute: Annotated[
+        str, typer.Option(metavar="none|scores|layer", help="Computed again in backward.")
+    ] = "none",
     gpu: Annotated[
-        str, typer.Option(metavar="h100|h200", help="Boxes of eight of these, NVLink inside.")
+        str, typer.Option(metavar="a100|h100|h200", help="Boxes of eight of these, NVLink inside.")
     ] = "h100",
     cards: Annotated[
         int | None, number_option("--cards", about="Network cards of a box; one per GPU.")
@@ -98,41 +104,50 @@ def scale(
     slowdown: Annotated[
         float | None,
         typer.Option(
-            "--straggler", metavar="FACTOR", help="One GPU whose products take so much longer."
+            "--straggler", metavar="FACTOR", help="One GPU whose kernels take so much longer."
         ),
     ] = None,
 ) -> None:
     """Predict a training step on many GPUs: the best of data x tensor x pipeline parallel."""
     with bad_input():
         from rich.console import Console
-        from rich.table import Table
         from rich.text import Text
 
         from ..scale import BY_NAME, Job, Transformer, best
 
         require_one_of("GPU", gpu, BY_NAME)
-        job = Job(Transformer(layers, width, sequence, vocabulary), batch, microbatch, int(zero))
+        model = Transformer(layers, width, sequence, vocabulary)
+        job = Job(model, batch, microbatch, int(zero), cast("Recomputed", recompute))
         cluster = replace(BY_NAME[gpu], cards=cards)
         found = {n: best(job, cluster, n, schedule.names, top) for n in gpus.numbers}
         all_found = [each for predictions in found.values() for each in predictions]
         slowed = [] if slowdown is None else slowed_lines(job, cluster, all_found, slowdown)
-    table = Table(box=None, pad_edge=False, padding=(0, 0, 0, 1))
-    for heading in HEADINGS:
-        justify: Literal["left", "right"] = "left" if heading == "schedule" else "right"
-        table.add_column(heading, justify=justify, no_wrap=heading in WHOLE)
     lines = [f"{job.model.num_parameters / 1e9:.3g} billion parameters. {NOTE}"]
-    for num_gpus, predictions in found.items():
-        for prediction in predictions:
-            table.add_row(*row(prediction))
-        if not predictions:
-            lines.append(f"{num_gpus} GPUs: no layout divides batch, layers and boxes and fits")
-    if any(each.over_boxes for predictions in found.values() for each in predictions):
+    lines += [
+        f"{num_gpus} GPUs: no layout divides batch, layers and boxes and fits"
+        for num_gpus, predictions in found.items()
+        if not predictions
+    ]
+    if any(each.over_boxes for each in all_found):
         lines.append(OVER_BOXES)
     console = Console(highlight=False)
-    console.print(table)
+    console.print(table(all_found))
     console.print(Text("\n".join(lines)))
     for line in slowed:
         console.print(line)
+
+
+def table(predictions: "list[Prediction]") -> "Table":
+    """A row for each."""
+    from rich.table import Table
+
+    made = Table(box=None, pad_edge=False, padding=(0, 0, 0, 1))
+    for heading in HEADINGS:
+        justify: Literal["left", "right"] = "left" if heading == "schedule" else "right"
+        made.add_column(heading, justify=justify, no_wrap=heading in WHOLE)
+    for prediction in predictions:
+        made.add_row(*row(prediction))
+    return made
 
 
 def slowed_lines(

@@ -4,14 +4,16 @@ Figures of data sheets go in and the planner's simulator runs the plan; nothing 
 """
 
 from pykern.scale.choose import best, layouts
-from pykern.scale.cluster import BY_NAME, DGX_H100, DGX_H200, Cluster, Gpu, Link, Ring
+from pykern.scale.cluster import BY_NAME, DGX_A100, DGX_H100, DGX_H200, Cluster, Gpu, Link, Ring
+from pykern.scale.job import Job
 from pykern.scale.mesh import Layout, Mesh
-from pykern.scale.predict import Job, Prediction, predict
+from pykern.scale.predict import Prediction, predict
 from pykern.scale.straggler import Straggler, straggler
 from pykern.scale.transformer import Part, Transformer
 
 __all__ = [
     "BY_NAME",
+    "DGX_A100",
     "DGX_H100",
     "DGX_H200",
     "Cluster",

@@ -5,9 +5,9 @@ from contextlib import suppress
 
 from pykern.plan import require_counts
 from pykern.scale.cluster import Cluster
+from pykern.scale.job import Job
 from pykern.scale.mesh import Layout, Mesh
 from pykern.scale.predict import (
-    Job,
     Prediction,
     least_ns,
     predict,

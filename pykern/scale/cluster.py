@@ -11,7 +11,7 @@ class Gpu:
 
     Attributes:
         flops_per_ns: Dense operations in bfloat16, at most.
-        efficiency: Share of them that a stage's kernels reach, 0 to 1.
+        efficiency: Share of them that products reach, 0 to 1.
         memory_bytes: Size of its memory.
         memory_bytes_per_ns: How fast it reads and writes that; the same number in GB/s.
     """
@@ -134,7 +134,7 @@ class Ring:
 
 
 # 989.4 TFLOP/s, 80 GB and 3.35 TB/s, 141 GB and 4.8 TB/s: NVIDIA's data sheets of H100 SXM and
-# H200 SXM. That kernels reach half of it is an assumption; the Llama 3 report, arXiv 2407.21783,
+# H200 SXM. That products reach half of it is an assumption; the Llama 3 report, arXiv 2407.21783,
 # has 0.38 to 0.43 for whole steps, with all that waits in them.
 _H100 = Gpu(989_400.0, 0.5, 80e9, 3_350.0)
 _H200 = Gpu(989_400.0, 0.5, 141e9, 4_800.0)
@@ -144,6 +144,15 @@ _H200 = Gpu(989_400.0, 0.5, 141e9, 4_800.0)
 _NVLINK = Link(370.0, 3_400.0)
 _NETWORK = Link(50.0, 9_600.0)
 
+# 312 TFLOP/s, 80 GB and 2,039 GB/s: NVIDIA's data sheet of A100 SXM. With 0.64 the forward of a
+# layer takes the 7.7 ms of Korthikanti et al., 2022, arXiv 2205.05198, table 4, "baseline no
+# recompute". 232.5 GB/s: all_reduce_perf on eight of them, github.com/NVIDIA/nccl-tests, issue 175.
+# Eight cards of 200 Gb/s: both papers of docs/published-rates.md.
+_A100 = Gpu(312_000.0, 0.64, 80e9, 2_039.0)
+
+DGX_A100 = Cluster(
+    _A100, 8, Link(232.5, _NVLINK.step_ns), Link(25.0, _NETWORK.step_ns), collective_ns=8_400.0
+)
 DGX_H100 = Cluster(_H100, 8, _NVLINK, _NETWORK, collective_ns=8_400.0)
 DGX_H200 = Cluster(_H200, 8, _NVLINK, _NETWORK, collective_ns=8_400.0)
-BY_NAME = {"h100": DGX_H100, "h200": DGX_H200}
+BY_NAME = {"a100": DGX_A100, "h100": DGX_H100, "h200": DGX_H200}

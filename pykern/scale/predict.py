@@ -1,7 +1,8 @@
 """One step of a layout, simulated."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from pykern.plan import (
     Costs,
@@ -10,14 +11,15 @@ from pykern.plan import (
     Plan,
     Timeline,
     peak_bytes,
-    require_counts,
     simulate,
     with_reductions,
 )
 from pykern.scale.cluster import Cluster
+from pykern.scale.job import Job
 from pykern.scale.mesh import Layout, Mesh
 from pykern.scale.slowdowns import require_slowdowns
-from pykern.scale.transformer import BFLOAT16_BYTES, Part, Transformer
+from pykern.scale.transformer import BFLOAT16_BYTES, Part
+from pykern.scale.work import sums_ns, works
 from pykern.schedules import by_name, require_named
 
 # Bytes of a parameter under AdamW in float32, as a loop under autocast has it: parameter, gradient,
@@ -27,10 +29,7 @@ GRADIENT_BYTES = 4
 MOMENTS_BYTES = 8
 UPDATE_BYTES = 28
 
-# All-reduces of a layer's shards in a forward, and again in a backward: Shoeybi et al.,
-# Megatron-LM, 2019, arXiv 1909.08053.
-REDUCTIONS_PER_LAYER = 2
-
+_DEFAULTS: Mapping[str, int] = MappingProxyType({})
 
 NOT_PREDICTED = {
     "chimera": "holds two copies of the model",
@@ -39,54 +38,6 @@ NOT_PREDICTED = {
     "pipedream_2bw": "updates parameters within a step",
     "seq1f1b": "cuts microbatches into slices",
 }
-
-
-@dataclass(frozen=True)
-class Job:
-    """Model and batch to train, however they are laid out.
-
-    Attributes:
-        model: Its sizes.
-        batch: Rows of a step, over all processes.
-        microbatch: Rows of a microbatch.
-        zero: 1 shares the optimizer's state out over the data-parallel processes, 0 does not.
-
-    Raises:
-        TypeError: A count is not an int.
-        ValueError: A count is below 1, or zero is something else.
-    """
-
-    model: Transformer
-    batch: int
-    microbatch: int = 1
-    zero: int = 0
-
-    def __post_init__(self) -> None:
-        require_counts(batch=self.batch, microbatch=self.microbatch)
-        if self.zero not in (0, 1):
-            raise ValueError(
-                f"zero must be 0 or 1, got {self.zero}. Stages 2 and 3 would send gradients or "
-                "parameters for every microbatch"
-            )
-
-    @property
-    def microbatch_tokens(self) -> int:
-        """Tokens of a microbatch."""
-        return self.microbatch * self.model.sequence
-
-    def num_microbatches(self, data: int) -> int:
-        """Microbatches of one of so many pipelines.
-
-        Raises:
-            ValueError: The batch cannot be shared out in whole microbatches.
-        """
-        num_microbatches, rest = divmod(self.batch, data * self.microbatch)
-        if rest or not num_microbatches:
-            raise ValueError(
-                f"batch must be a multiple of {data} pipelines with microbatches of "
-                f"{self.microbatch}, got {self.batch}"
-            )
-        return num_microbatches
 
 
 @dataclass(frozen=True)
@@ -128,7 +79,12 @@ class Prediction:
 
 
 def predict(
-    job: Job, cluster: Cluster, layout: Layout, schedule: str, slowdowns: Sequence[float] = ()
+    job: Job,
+    cluster: Cluster,
+    layout: Layout,
+    schedule: str,
+    slowdowns: Sequence[float] = (),
+    options: Mapping[str, int] = _DEFAULTS,
 ) -> Prediction:
     """Simulate one step.
 
@@ -140,21 +96,25 @@ def predict(
         job: The model and batch to train.
         cluster: The boxes.
         layout: How it is spread over them.
-        schedule: A name of the catalogue, with its own defaults.
-        slowdowns: By device of one pipeline, how many times as long its products take; the other
+        schedule: A name of the catalogue.
+        slowdowns: By device of one pipeline, how many times as long its kernels take; the other
             pipelines wait for it at the sums of gradients. 1 each by default.
+        options: The schedule's own, such as {"num_chunks": 3} or {"waves": 2}, where they differ
+            from its defaults.
 
     Raises:
+        TypeError: The schedule does not have an option.
         ValueError: The batch, the model or the boxes cannot be divided so, or the schedule is not
             predictable or refuses these counts, or slowdowns are too few, too many, or below 1.
     """
     mesh = Mesh(cluster, layout)
     num_microbatches = job.num_microbatches(layout.data)
-    plan = _planned(schedule, layout, num_microbatches)
+    plan = _planned(schedule, layout, num_microbatches, options)
     parts = job.model.parts(plan.num_stages)
     timeline = simulate(plan, _costs(job, mesh, plan, parts, slowdowns))
     ends_ns, reduction_ns = _reductions(job, mesh, timeline, parts)
     exposed_ns = max(0.0, ends_ns - timeline.makespan_ns)
+    sums, num_passes = [sums_ns(job, mesh, part) for part in parts], 2 + (job.recompute == "layer")
     held = max(_by_device(plan, [part.num_parameters / layout.tensor for part in parts]))
     owned = held / (layout.data if job.zero else 1)
     update_ns = owned * UPDATE_BYTES / cluster.gpu.memory_bytes_per_ns
@@ -168,7 +128,7 @@ def predict(
         step_ns=step_ns,
         makespan_ns=timeline.makespan_ns,
         bubble_ratio=timeline.bubble_ratio,
-        tensor_ns=2 * num_microbatches * max(_by_device(plan, _tensor_ns(job, mesh, parts))),
+        tensor_ns=num_passes * num_microbatches * max(_by_device(plan, sums)),
         reduction_ns=reduction_ns,
         exposed_ns=exposed_ns,
         update_ns=update_ns,
@@ -193,9 +153,9 @@ def state_bytes(job: Job, layout: Layout) -> float:
 
 def least_ns(job: Job, mesh: Mesh) -> float:
     """A time that no schedule can beat: all devices busy all the time, nothing to wait for."""
-    weights, scores, sums = _work_ns(job, mesh, job.model.parts(1))[0]
+    (whole,) = works(job, mesh, job.model.parts(1))
     num_microbatches = job.num_microbatches(mesh.layout.data)
-    return num_microbatches * (3 * weights + 3 * scores + 2 * sums) / mesh.layout.pipeline
+    return num_microbatches * (whole.forward_ns + whole.backward_ns) / mesh.layout.pipeline
 
 
 def require_predictable(schedule: str) -> None:
@@ -213,26 +173,27 @@ def require_predictable(schedule: str) -> None:
         )
 
 
-def _planned(schedule: str, layout: Layout, num_microbatches: int) -> Plan:
+def _planned(
+    schedule: str, layout: Layout, num_microbatches: int, options: Mapping[str, int]
+) -> Plan:
     require_predictable(schedule)
-    plan = by_name[schedule](layout.pipeline, num_microbatches)
+    plan = by_name[schedule](layout.pipeline, num_microbatches, **options)
     return with_reductions(plan, over_peers=layout.data > 1)
 
 
 def _costs(
     job: Job, mesh: Mesh, plan: Plan, parts: list[Part], slowdowns: Sequence[float]
 ) -> Costs:
-    work = _work_ns(job, mesh, parts)
     if slowdowns:
         require_slowdowns(slowdowns, plan.num_devices)
-        factors = [slowdowns[plan.placement.device_of(stage)] for stage in range(len(parts))]
         # Shards of a stage wait for the slowest, whose sums are as fast as before.
-        work = [(f * w, f * s, c) for f, (w, s, c) in zip(factors, work, strict=True)]
+        slowdowns = [slowdowns[plan.placement.device_of(stage)] for stage in range(len(parts))]
+    busy = works(job, mesh, parts, slowdowns)
     return Costs(
-        [weights + scores + sums for weights, scores, sums in work],
-        [2 * weights + 2 * scores + sums for weights, scores, sums in work],
-        input_ns=[weights + 2 * scores + sums for weights, scores, sums in work],
-        weight_ns=[weights for weights, _, _ in work],
+        [work.forward_ns for work in busy],
+        [work.backward_ns for work in busy],
+        input_ns=[work.input_ns for work in busy],
+        weight_ns=[work.weights for work in busy],
         # Times rather than sizes: boundaries differ in their links, a plan's costs have one speed.
         message_bytes=_message_ns(job, mesh, plan),
         bandwidth=1.0,
@@ -240,33 +201,17 @@ def _costs(
     )
 
 
-def _work_ns(job: Job, mesh: Mesh, parts: list[Part]) -> list[tuple[float, float, float]]:
-    """A microbatch's forward in each stage: products with weights, of activations, all-reduces."""
-    gpu, tokens = mesh.cluster.gpu, job.microbatch_tokens
-    flops_per_ns = gpu.flops_per_ns * gpu.efficiency * mesh.layout.tensor
-    sums = _tensor_ns(job, mesh, parts)
-    return [
-        (tokens * part.weight_flops / flops_per_ns, tokens * part.score_flops / flops_per_ns, c)
-        for part, c in zip(parts, sums, strict=True)
-    ]
-
-
 def _message_ns(job: Job, mesh: Mesh, plan: Plan) -> list[float]:
     """Time of each stage's output, or its gradient, on the way."""
-    num_bytes = job.microbatch_tokens * job.model.width * BFLOAT16_BYTES
+    num_bytes: float = job.microbatch_tokens * job.model.width * BFLOAT16_BYTES
+    if job.sequence_parallel:
+        num_bytes /= mesh.layout.tensor
     devices = plan.placement.replicas[0]
     times_ns = []
     for device, other in zip(devices, [*devices[1:], devices[-1]], strict=True):
         link = mesh.link(device, other)
         times_ns.append(link.step_ns + num_bytes / link.bytes_per_ns)
     return times_ns
-
-
-def _tensor_ns(job: Job, mesh: Mesh, parts: list[Part]) -> list[float]:
-    """All-reduces of a microbatch within each stage, one way."""
-    num_bytes = job.microbatch_tokens * job.model.width * BFLOAT16_BYTES
-    layer_ns = REDUCTIONS_PER_LAYER * mesh.tensor_ring.all_reduce_ns(num_bytes)
-    return [part.num_layers * layer_ns for part in parts]
 
 
 def _reductions(job: Job, mesh: Mesh, timeline: Timeline, parts: list[Part]) -> tuple[float, float]:
@@ -289,8 +234,12 @@ def _memory_bytes(job: Job, layout: Layout, plan: Plan, parts: list[Part]) -> fl
     moments = MOMENTS_BYTES / (layout.data if job.zero else 1)
     of_parameter = (PARAMETER_BYTES + GRADIENT_BYTES + moments) / layout.tensor
     states = _by_device(plan, [of_parameter * part.num_parameters for part in parts])
-    kept = [part.activation_bytes(job.microbatch_tokens, layout.tensor) for part in parts]
-    return max(map(sum, zip(states, peak_bytes(plan, Memory(kept)), strict=True)))
+    of_shards = job.microbatch_tokens, layout.tensor, job.recompute, job.sequence_parallel
+    kept = peak_bytes(plan, Memory([part.activation_bytes(*of_shards) for part in parts]))
+    # While a layer is computed again, all its activations are there.
+    again = Part(job.model, int(job.recompute == "layer"), embeds=False, has_head=False)
+    layer = again.activation_bytes(*of_shards[:2], sequence_parallel=job.sequence_parallel)
+    return max(map(sum, zip(states, kept, strict=True))) + layer
 
 
 def _by_device(plan: Plan, of_stages: list[float]) -> list[float]:

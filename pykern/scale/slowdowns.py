@@ -18,6 +18,5 @@ def require_slowdowns(slowdowns: Sequence[float], num_devices: int) -> None:
     for slowdown in slowdowns:
         if not 1 <= slowdown < math.inf:
             raise ValueError(
-                f"slowdown must be 1 or more, got {slowdown}. 1.2 is a fifth more time for a "
-                "product"
+                f"slowdown must be 1 or more, got {slowdown}. 1.2 is a fifth more time for a kernel"
             )

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from pykern.scale.cluster import Cluster
+from pykern.scale.job import Job
 from pykern.scale.mesh import Layout
-from pykern.scale.predict import Job, predict
+from pykern.scale.predict import predict
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Straggler:
 def straggler(
     job: Job, cluster: Cluster, layout: Layout, schedule: str, slowdown: float
 ) -> Straggler:
-    """Simulate a step with one GPU whose products take `slowdown` times as long.
+    """Simulate a step with one GPU whose kernels take `slowdown` times as long.
 
     Its shards wait for it within the stage, its pipeline for its stage, and all pipelines for that
     one at the sums of gradients. Sums, messages and the optimizer are as fast as before.

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from pykern.cli import app
-from pykern.scale import DGX_H100, DGX_H200, Job, Layout, Transformer, predict
+from pykern.scale import DGX_A100, DGX_H100, DGX_H200, Job, Layout, Transformer, predict
 
 TINY = ("--layers", "8", "--width", "512", "--sequence", "128", "--batch", "64")
 
@@ -34,6 +34,19 @@ def test_a_row_is_a_prediction() -> None:
     found = predict(job, DGX_H200, layout, "gpipe")
     assert row[2:4] == ["gpipe", f"{found.step_ns / 1e6:,.0f}"]
     assert row[-1] == f"{found.memory_bytes / 1e9:,.0f}"
+
+
+def test_layers_that_are_computed_again_take_time_and_save_memory() -> None:
+    arguments = (*TINY, "--gpus", "8", "--top", "1", "--schedule", "gpipe", "--gpu", "a100")
+    rows = [
+        scale(*arguments, "--recompute", how).stdout.splitlines()[1].split()
+        for how in ("none", "layer")
+    ]
+    layout = Layout(*map(int, rows[1][1].split("x")))
+    job = Job(Transformer(8, 512, 128, 32_000), 64, recompute="layer")
+    found = predict(job, DGX_A100, layout, "gpipe")
+    assert rows[1][4] == f"{found.flops_ratio:.1%}"
+    assert found.flops_ratio < float(rows[0][4].rstrip("%")) / 100
 
 
 def test_boxes_have_as_many_cards_as_told() -> None:
@@ -95,8 +108,12 @@ def test_pipelines_over_boxes_are_marked() -> None:
         (("--schedule", ""), "names must be different ones with commas between them, got ''."),
         (("--schedule", "gpipe,gpipe"), "got 'gpipe,gpipe'. Give each schedule once."),
         (("--schedule", "gpipe,"), "got 'gpipe,'. Give each schedule once."),
-        (("--gpu", "abacus"), "GPU must be one of 'h100' or 'h200', got 'abacus'"),
+        (("--gpu", "abacus"), "GPU must be one of 'a100', 'h100' or 'h200', got 'abacus'"),
         (("--schedule", "chimera"), "schedule must be one that is predicted, got 'chimera'"),
+        (
+            ("--recompute", "all"),
+            "recompute must be one of 'none', 'scores' or 'layer', got 'all'",
+        ),
         (("--cards", "9"), "cards must be 1 to 8, the GPUs of a box, got 9"),
         (("--layers", "0"), "the value must be a whole number of at least 1, got '0'"),
     ],
