@@ -107,6 +107,10 @@ def scale(
             "--straggler", metavar="FACTOR", help="One GPU whose kernels take so much longer."
         ),
     ] = None,
+    variation: Annotated[
+        float | None,
+        typer.Option("--jitter", metavar="SHARE", help="Times vary by this standard deviation."),
+    ] = None,
 ) -> None:
     """Predict a training step on many GPUs: the best of data x tensor x pipeline parallel."""
     with bad_input():
@@ -121,19 +125,12 @@ def scale(
         cluster = replace(BY_NAME[gpu], cards=cards)
         found = {n: best(job, cluster, n, schedule.names, top) for n in gpus.numbers}
         all_found = [each for predictions in found.values() for each in predictions]
-        slowed = [] if slowdown is None else slowed_lines(job, cluster, all_found, slowdown)
-    lines = [f"{job.model.num_parameters / 1e9:.3g} billion parameters. {NOTE}"]
-    lines += [
-        f"{num_gpus} GPUs: no layout divides batch, layers and boxes and fits"
-        for num_gpus, predictions in found.items()
-        if not predictions
-    ]
-    if any(each.over_boxes for each in all_found):
-        lines.append(OVER_BOXES)
+        more = [] if slowdown is None else slowed_lines(job, cluster, all_found, slowdown)
+        more += [] if variation is None else varied_lines(job, cluster, all_found, variation)
     console = Console(highlight=False)
     console.print(table(all_found))
-    console.print(Text("\n".join(lines)))
-    for line in slowed:
+    console.print(Text("\n".join(notes(job, found))))
+    for line in more:
         console.print(line)
 
 
@@ -150,6 +147,19 @@ def table(predictions: "list[Prediction]") -> "Table":
     return made
 
 
+def notes(job: "Job", found: "dict[int, list[Prediction]]") -> list[str]:
+    """The lines below the table."""
+    lines = [f"{job.model.num_parameters / 1e9:.3g} billion parameters. {NOTE}"]
+    lines += [
+        f"{num_gpus} GPUs: no layout divides batch, layers and boxes and fits"
+        for num_gpus, predictions in found.items()
+        if not predictions
+    ]
+    if any(each.over_boxes for predictions in found.values() for each in predictions):
+        lines.append(OVER_BOXES)
+    return lines
+
+
 def slowed_lines(
     job: "Job", cluster: "Cluster", predictions: "list[Prediction]", slowdown: float
 ) -> list[str]:
@@ -163,6 +173,28 @@ def slowed_lines(
             f"{of.layout.num_gpus} GPUs, {of.layout}, {of.schedule}, one GPU {slowdown:g} times as "
             f"slow: step +{costs.worst:.1%} at its worst place in a pipeline, +{costs.mean:.1%} on "
             "average over the places"
+        )
+    return lines
+
+
+def varied_lines(
+    job: "Job", cluster: "Cluster", predictions: "list[Prediction]", variation: float
+) -> list[str]:
+    """The cost of times that vary for each."""
+    from ..scale import planned
+    from ..scale.jitter import jitter
+
+    lines = []
+    for of in predictions:
+        plan, costs = planned(job, cluster, of.layout, of.schedule)
+        found = jitter(plan, costs, variation, pipelines=of.layout.data)
+        means = found.mean_ns - found.even_ns, found.percentile_95_ns - found.even_ns
+        mean, late = (each / of.step_ns for each in means)
+        waits = " to ".join(f"{each(found.waits_ns) / 1e6:,.1f}" for each in (min, max))
+        lines.append(
+            f"{of.layout.num_gpus} GPUs, {of.layout}, {of.schedule}, times that vary by "
+            f"{variation:.0%}: step +{mean:.1%} on average, +{late:.1%} at the 95th percentile; "
+            f"GPUs wait {waits} ms for their peers"
         )
     return lines
 

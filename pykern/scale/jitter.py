@@ -21,11 +21,14 @@ class Jitter:
 
     Attributes:
         even_ns: The step without jitter.
-        steps_ns: The steps with it, ascending.
+        steps_ns: The steps with it, ascending: each until the slowest pipeline is done.
+        waits_ns: By device of a pipeline, how long it waits on average for the slowest of those
+            with the same stages, which sum their gradients. 0 with one pipeline.
     """
 
     even_ns: float
     steps_ns: tuple[float, ...]
+    waits_ns: tuple[float, ...]
 
     @property
     def mean_ns(self) -> float:
@@ -39,13 +42,19 @@ class Jitter:
 
 
 def jitter(
-    plan: Plan, costs: Costs, variation: float, num_steps: int = 1000, seed: int = 0
+    plan: Plan,
+    costs: Costs,
+    variation: float,
+    num_steps: int = 1000,
+    seed: int = 0,
+    pipelines: int = 1,
 ) -> Jitter:
     """Simulate steps whose actions each take a time of their own.
 
     An action takes its cost times a gamma draw of mean 1, independent of all other draws. A pair
     that overlaps has one draw. Transfers take what the costs say: links do not vary. Slow hosts
-    and devices that are slow for longer than an action are left out, as are other pipelines.
+    and devices that are slow for longer than an action are left out. Pipelines wait for each other
+    at the end of a step, as their sums of gradients run beside what a device computes.
 
     Args:
         plan: With one copy of the model.
@@ -53,13 +62,14 @@ def jitter(
         variation: Standard deviation of a draw, from 0 to 10.
         num_steps: How many steps are simulated.
         seed: The same one gives the same steps.
+        pipelines: Data parallel: so many of them, each with draws of its own.
 
     Raises:
         TypeError: A count is not an int.
         ValueError: A count is below 1, the variation is out of range, the plan has several copies
             of the model, or costs and plan do not fit.
     """
-    require_counts(num_steps=num_steps)
+    require_counts(num_steps=num_steps, pipelines=pipelines)
     if not 0 <= variation <= 10:
         raise ValueError(
             f"variation must be 0 to 10, got {variation}. 0.1 is a tenth of an action's time"
@@ -71,28 +81,35 @@ def jitter(
         )
     timeline = simulate(plan, costs)
     random = np.random.default_rng(seed)
+    num_walks = num_steps * pipelines
 
     def draw() -> Times:
         # Smaller ones change no double.
         if 1 + variation == 1:
-            return np.ones(num_steps)
-        return random.gamma(variation**-2, variation**2, num_steps)
+            return np.ones(num_walks)
+        return random.gamma(variation**-2, variation**2, num_walks)
 
-    ends_ns = _Walk(plan, costs, timeline, num_steps).ends_ns(draw)
-    return Jitter(timeline.makespan_ns, tuple(np.sort(np.max(ends_ns, axis=0)).tolist()))
+    ends_ns = np.stack(_Walk(plan, costs, timeline, num_walks).ends_ns(draw))
+    by_group = ends_ns.reshape(plan.num_devices, num_steps, pipelines)
+    slowest_ns = by_group.max(axis=2)
+    return Jitter(
+        timeline.makespan_ns,
+        tuple(np.sort(slowest_ns.max(axis=0)).tolist()),
+        tuple((slowest_ns[:, :, None] - by_group).mean(axis=(1, 2)).tolist()),
+    )
 
 
 class _Walk:
-    """All steps at once: every action after those that it waits for."""
+    """All steps of all pipelines at once: every action after those that it waits for."""
 
-    def __init__(self, plan: Plan, costs: Costs, timeline: Timeline, num_steps: int) -> None:
+    def __init__(self, plan: Plan, costs: Costs, timeline: Timeline, num_walks: int) -> None:
         self._costs = costs
         self._device_of = {action: i for i, row in enumerate(plan.rows) for action in row}
         self._slots = [
             deque(_slots(row, pairs))
             for row, pairs in zip(timeline.rows, plan.overlaps, strict=True)
         ]
-        self._ends_ns: list[Times] = [np.zeros(num_steps)] * plan.num_devices
+        self._ends_ns: list[Times] = [np.zeros(num_walks)] * plan.num_devices
         # By action whose result another device has yet to take, and by directed link.
         self._arrivals_ns: dict[Action, Times] = {}
         self._links_free_ns: dict[tuple[int, int], Times] = {}

@@ -53,7 +53,7 @@ class Prediction:
             `update_ns` and `gather_ns`, one after the other.
         makespan_ns: Length of the simulated plan.
         bubble_ratio: Share of it in which devices wait, 0 to 1.
-        tensor_ns: Time of all-reduces within stages, on the device that has most of them.
+        tensor_ns: Time of all-reduces within stages, hidden or not, on the device that has most.
         reduction_ns: Time of gradient sums over pipelines, on the device that has most of them.
         exposed_ns: How much longer the last of them takes than the plan.
         update_ns: The optimizer's step, bound by memory.
@@ -108,10 +108,9 @@ def predict(
             predictable or refuses these counts, or slowdowns are too few, too many, or below 1.
     """
     mesh = Mesh(cluster, layout)
-    num_microbatches = job.num_microbatches(layout.data)
-    plan = _planned(schedule, layout, num_microbatches, options)
+    plan, costs = planned(job, cluster, layout, schedule, slowdowns, options)
     parts = job.model.parts(plan.num_stages)
-    timeline = simulate(plan, _costs(job, mesh, plan, parts, slowdowns))
+    timeline = simulate(plan, costs)
     ends_ns, reduction_ns = _reductions(job, mesh, timeline, parts)
     exposed_ns = max(0.0, ends_ns - timeline.makespan_ns)
     sums, num_passes = [sums_ns(job, mesh, part) for part in parts], 2 + (job.recompute == "layer")
@@ -124,11 +123,11 @@ def predict(
         layout=layout,
         schedule=schedule,
         over_boxes=mesh.over_boxes,
-        num_microbatches=num_microbatches,
+        num_microbatches=plan.num_microbatches,
         step_ns=step_ns,
         makespan_ns=timeline.makespan_ns,
         bubble_ratio=timeline.bubble_ratio,
-        tensor_ns=num_passes * num_microbatches * max(_by_device(plan, sums)),
+        tensor_ns=num_passes * plan.num_microbatches * max(_by_device(plan, sums)),
         reduction_ns=reduction_ns,
         exposed_ns=exposed_ns,
         update_ns=update_ns,
@@ -136,6 +135,23 @@ def predict(
         memory_bytes=_memory_bytes(job, layout, plan, parts),
         flops_ratio=model_flops(job) / (layout.num_gpus * cluster.gpu.flops_per_ns * step_ns),
     )
+
+
+def planned(
+    job: Job,
+    cluster: Cluster,
+    layout: Layout,
+    schedule: str,
+    slowdowns: Sequence[float] = (),
+    options: Mapping[str, int] = _DEFAULTS,
+) -> tuple[Plan, Costs]:
+    """The plan of one pipeline, and its costs, as `predict` simulates them."""
+    require_predictable(schedule)
+    mesh = Mesh(cluster, layout)
+    num_microbatches = job.num_microbatches(layout.data)
+    rule = by_name[schedule](layout.pipeline, num_microbatches, **options)
+    plan = with_reductions(rule, over_peers=layout.data > 1)
+    return plan, _costs(job, mesh, plan, job.model.parts(plan.num_stages), slowdowns)
 
 
 def model_flops(job: Job) -> float:
@@ -171,14 +187,6 @@ def require_predictable(schedule: str) -> None:
             f"schedule must be one that is predicted, got {schedule!r}, which "
             f"{NOT_PREDICTED[schedule]}"
         )
-
-
-def _planned(
-    schedule: str, layout: Layout, num_microbatches: int, options: Mapping[str, int]
-) -> Plan:
-    require_predictable(schedule)
-    plan = by_name[schedule](layout.pipeline, num_microbatches, **options)
-    return with_reductions(plan, over_peers=layout.data > 1)
 
 
 def _costs(

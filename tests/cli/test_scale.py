@@ -1,5 +1,6 @@
 """`pykern scale`: the table it prints, and what it refuses."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -77,6 +78,20 @@ def test_a_straggler_has_a_line_for_each_row() -> None:
     refused = scale(*TINY, "--gpus", "8", "--straggler", "0.9")
     assert refused.exit_code == 2
     assert "slowdown must be 1 or more, got 0.9" in refused.stderr
+
+
+def test_times_that_vary_have_a_line_for_each_row() -> None:
+    result = scale(*TINY, "--gpus", "16", "--top", "2", "--jitter", "0.1")
+    *_, one, other = result.stdout.splitlines()
+    for line in (one, other):
+        assert re.fullmatch(
+            r"16 GPUs, \S+, \w+, times that vary by 10%: step \+\d+\.\d% on average, "
+            r"\+\d+\.\d% at the 95th percentile; GPUs wait \S+ to \S+ ms for their peers",
+            line,
+        )
+    refused = scale(*TINY, "--gpus", "8", "--jitter", "11")
+    assert refused.exit_code == 2
+    assert "variation must be 0 to 10, got 11" in refused.stderr
 
 
 def test_pipelines_over_boxes_are_marked() -> None:
