@@ -23,7 +23,7 @@ _NOTHING = nullcontext()
 # The layers of a stage, then the end of its F, which returns the tensors that backward starts from.
 # Each call gets the returned value of the call before.
 Calls = Sequence[Callable[..., Any]]
-# Of tensors, their shapes and types.
+# The shapes and types of tensors.
 Described = list[tuple[torch.Size, torch.dtype]]
 
 

@@ -20,7 +20,7 @@ from ..random.draws import Draws
 from ..random.seed import StepSeed
 from ..recompute.cell import Calls
 from ..recompute.recompute import Level, Recompute
-from . import backward, forward, hand_over
+from . import backward, by_level, forward, hand_over
 from .keywords import keywords_of
 from .settings import Settings
 from .skips import Parcels
@@ -131,9 +131,9 @@ class Stage:
         by_calls = by_calls or not self.layers
         compute = forward.by_calls(self) if by_calls else forward.straight(self)
         if self.recomputed.has_levels:
-            compute = forward.at_levels(self, compute)
+            compute = by_level.at_levels(self, compute)
             if self.recomputed.by_stage and not (by_calls or self.draws.possible):
-                compute = forward.in_one_graph(self, compute)
+                compute = by_level.in_one_graph(self, compute)
         if self.draws.possible:
             compute = forward.drawing(self, compute)
         if self._is_recorded:
@@ -251,7 +251,7 @@ class Stage:
 
     def recompute(self, microbatch: int) -> None:
         """R: recomputes the graph that F has not kept."""
-        self.outputs[microbatch] = forward.recompute(self, microbatch)
+        self.outputs[microbatch] = by_level.recompute(self, microbatch)
 
     def backward(self, microbatch: int) -> None:
         """B: adds to the parameters' `.grad` and hands input gradients to the previous stage."""
