@@ -14,10 +14,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-Verdict = Literal["BASELINE", "SAME", "FASTER", "SLOWER", "AMBIGUOUS"]
-
-# Medians closer than this are the same for every purpose a claim here has.
-_SAME = 0.02
+from pykern.benchmark.compare import Verdict, verdict_of
+from pykern.benchmark.figures import interval_of
 
 _WARMUP_ROUNDS = 3
 
@@ -100,7 +98,7 @@ class Record:
     p80_ms: float
     noise: float
     ratio: float
-    verdict: Verdict
+    verdict: Verdict | Literal["BASELINE"]
     figures: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -179,7 +177,7 @@ def judge(
         figures: Called with the medians of a contender and of the baseline, in milliseconds.
     """
     median = {name: statistics.median(times) for name, times in samples.items()}
-    interval = {name: _interval(times) for name, times in samples.items()}
+    interval = {name: interval_of(times) for name, times in samples.items()}
     return [
         Record(
             claim=claim,
@@ -194,23 +192,8 @@ def judge(
             ratio=median[name] / median[baseline],
             verdict="BASELINE"
             if name == baseline
-            else _verdict(median[name] / median[baseline], interval[name], interval[baseline]),
+            else verdict_of(median[name] / median[baseline], interval[name], interval[baseline]),
             figures=figures(median[name], median[baseline]),
         )
         for name, times in samples.items()
     ]
-
-
-def _interval(times: Sequence[float]) -> tuple[float, float]:
-    """The 20th and the 80th percentile."""
-    cuts = statistics.quantiles(times, n=5, method="inclusive")
-    return cuts[0], cuts[-1]
-
-
-def _verdict(ratio: float, interval: tuple[float, float], baseline: tuple[float, float]) -> Verdict:
-    """A difference is claimed only where the intervals are apart."""
-    if interval[1] < baseline[0]:
-        return "FASTER"
-    if interval[0] > baseline[1]:
-        return "SLOWER"
-    return "SAME" if abs(ratio - 1) <= _SAME else "AMBIGUOUS"

@@ -82,6 +82,7 @@ _HOME = {
 # The packages for users, which `import pykern` gives as `import torch` gives `torch.nn`.
 _PACKAGES = frozenset(
     [
+        "benchmark",
         "checkpoint",
         "doctor",
         "interop",

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from .. import _C, __version__
+from .bench_command import bench
 from .demo_command import demo
 from .doctor_command import doctor
 from .errors import OneLineErrors
@@ -73,6 +74,7 @@ app.command(
 )(nsys)
 app.command(epilog="Example: pykern doctor")(doctor)
 app.command(epilog="Example: pykern topo")(topo)
+app.add_typer(bench, name="bench", epilog="Example: pykern bench box --devices cpu:2")
 
 
 def main() -> None:

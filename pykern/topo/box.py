@@ -30,7 +30,7 @@ class Topology:
             pipeline of two CPU workers without work: short actions stay on their thread.
         gpus: Each GPU that torch sees.
         links: Each ordered pair of GPUs.
-        managed: What NVIDIA's management library tells of the GPUs.
+        managed: The facts of NVIDIA's management library about the GPUs.
     """
 
     cores: int

@@ -17,14 +17,18 @@ _BYTES_OF_A_ROUND = 2**24
 
 def copy_bytes_per_ns(num_bytes: int) -> float:
     """Bytes copied by `Tensor.copy_` per nanosecond, a median; the same number in GB/s."""
+    return num_bytes / median(copies_ns(num_bytes, _ROUNDS))
+
+
+def copies_ns(num_bytes: int, rounds: int) -> list[float]:
+    """The time of a copy in each round, the mean of as many copies as a round has."""
     source = torch.ones(num_bytes, dtype=torch.uint8)
     target = torch.empty_like(source)
     target.copy_(source)
     copies = max(1, _BYTES_OF_A_ROUND // num_bytes)
     with _C.Undo(torch.set_num_threads, torch.get_num_threads()):
         torch.set_num_threads(1)
-        times = [_copies_ns(source, target, copies) for _ in range(_ROUNDS)]
-    return copies * num_bytes / median(times)
+        return [_copies_ns(source, target, copies) / copies for _ in range(rounds)]
 
 
 def _copies_ns(source: torch.Tensor, target: torch.Tensor, copies: int) -> int:

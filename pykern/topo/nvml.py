@@ -1,4 +1,4 @@
-"""What NVIDIA's management library knows of GPUs: ways between them, clocks, errors of memory.
+"""Facts of NVIDIA's management library about GPUs: ways between them, clocks, errors of memory.
 
 It needs nvidia-ml-py (the extra `cuda`) and a driver; without either there are no facts.
 """
@@ -27,10 +27,10 @@ class GpuState:
     """One GPU at the moment of asking. A fact that the GPU does not tell is None.
 
     Attributes:
-        clock_mhz: Of its multiprocessors.
+        clock_mhz: The clock of its multiprocessors.
         max_clock_mhz: The highest that it may have.
-        slowed_by: What holds the clock down.
-        uncorrected_errors: Of its memory since the driver was loaded.
+        slowed_by: The reasons for a clock below the highest.
+        uncorrected_errors: Errors of its memory since the driver was loaded.
         pcie: Generation and width of its link to the host, such as 5 x16.
     """
 
@@ -56,7 +56,7 @@ class Managed:
 
 
 def managed(uuids: Sequence[str]) -> Managed:
-    """What the library tells of these GPUs.
+    """The facts about these GPUs.
 
     Args:
         uuids: such as GPU-9c2f…, in the order of the GPUs' numbers.

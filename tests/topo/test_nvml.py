@@ -1,4 +1,4 @@
-"""What is asked of NVIDIA's management library, on a stand-in for it: here is no driver."""
+"""Facts from a stand-in for NVIDIA's management library, since tests run without a driver."""
 
 import sys
 from types import SimpleNamespace

@@ -1,11 +1,22 @@
-"""Measuring GPUs and their links. Run by test_device_oracle.py; its events are 1 ms apart."""
+"""Measuring GPUs, their links, and a box of them. Run by test_device_oracle.py.
+
+Any two events are a millisecond apart.
+"""
+
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 from typer.testing import CliRunner
 
+from pykern.benchmark import run, sections
 from pykern.cli import app
 from pykern.topo import gpus as topo
 from tests.device_oracle.oracle import gpus
+
+# torch says so of results that a kernel makes itself, which is how the oracle has the CPU's run.
+pytestmark = pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 
 SMALL, LARGE = 4096, 65536
 
@@ -55,3 +66,22 @@ def test_the_command_prints_gpus_and_links() -> None:
         printed = CliRunner().invoke(app, ["topo"]).stdout
     assert "GPU 1: the CPU, " in printed
     assert "GPU 0 to GPU 1: 0.5 GB/s, 15.6 µs for 4 KiB, 0.5 GB/s while both send" in printed
+
+
+def _layers(_: str, num_devices: int, num_microbatches: int) -> Any:
+    """In the place of the GPT, whose kernels are Triton's: layers whose operations are torch's."""
+    layers = [nn.Linear(8, 8) for _ in range(2 * num_devices)]
+    ids = torch.zeros(num_microbatches, 4, dtype=torch.int64)
+    return nn.Sequential(nn.Embedding(256, 8), *layers, nn.Linear(8, 256)), ids, ids
+
+
+def test_a_box_of_gpus_is_benchmarked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sections, "_STEPS", 2)
+    monkeypatch.setattr(sections, "_WARMUPS", 1)
+    monkeypatch.setattr(sections, "_gpt", _layers)
+    monkeypatch.setattr(sections, "_COPIED_BYTES", 2**12)
+    with gpus(2):
+        found = run("cuda", 300)
+    assert found.left_out == {}
+    assert found.machine["GPUs"] == "the CPU, the CPU"
+    assert len(found.figures) == 9

@@ -1,0 +1,7 @@
+"""A benchmark of a box: what a machine does with pykern, in one file that others can compare."""
+
+from .box import run
+from .compare import Comparison, compare
+from .figures import Figure, Results, load
+
+__all__ = ["Comparison", "Figure", "Results", "compare", "load", "run"]

@@ -1,0 +1,79 @@
+"""Runs the sections until the time is up."""
+
+from __future__ import annotations
+
+import platform
+import re
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from ..doctor.cgroup import limits
+from ..doctor.cores import usable_cores
+from ..doctor.versions import versions
+from ..runtime.devices import parse_devices
+from .figures import Figure, Results
+from .sections import SECTIONS
+
+
+def run(
+    devices: str, seconds: float, tell: Callable[[str, float], object] = lambda *_: None
+) -> Results:
+    """Measures a box. An interrupt ends the run, with what is known by then.
+
+    Args:
+        devices: as for `Pipeline`, such as "cpu:2" or "cuda".
+        seconds: when these are over, no further section begins, and the one that runs ends behind
+            its next figure.
+        tell: called with the section that begins, and the share of the time that is over.
+    """
+    num_devices = len(parse_devices(devices))
+    start = time.monotonic()
+    figures: list[Figure] = []
+    left_out: dict[str, str] = {}
+    reason = ""
+    for name, section in SECTIONS.items():
+        if reason:
+            left_out[name] = reason
+            continue
+        tell(name, min(1.0, (time.monotonic() - start) / seconds))
+        try:
+            for figure in section(devices, num_devices):
+                figures.append(figure)
+                if time.monotonic() - start > seconds:
+                    reason = "the time was over"
+                    break
+        except KeyboardInterrupt:
+            reason = left_out[name] = "interrupted"
+        # The other sections tell of this box all the same.
+        except Exception as error:
+            left_out[name] = f"{type(error).__name__}: {error}"
+    return Results(dict(_machine(devices)), tuple(figures), left_out)
+
+
+def _machine(devices: str) -> Iterator[tuple[str, str]]:
+    yield "date", datetime.now(UTC).strftime("%Y-%m-%d")
+    yield "devices", devices
+    yield "system", f"{platform.system()} {platform.machine()}"
+    yield "processor", _processor()
+    yield "cores", str(usable_cores(limits().cores))
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(gpu) for gpu in range(torch.cuda.device_count())]
+        yield "GPUs", ", ".join(names)
+    for fact in versions():
+        yield fact.name, fact.value
+
+
+def _processor() -> str:
+    """Name, family and model, since virtual machines often hide a part of the name."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor() or "unknown"
+    keys = ("model name", "cpu family", "model")
+    found = [re.search(rf"^{key}\s*: (.*)$", text, re.M) for key in keys]
+    name, family, model = [match[1] if match else "unknown" for match in found]
+    return f"{name} (family {family}, model {model})"

@@ -1,0 +1,61 @@
+"""Two runs side by side, figure by figure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .figures import Results
+
+Verdict = Literal["SAME", "FASTER", "SLOWER", "AMBIGUOUS"]
+
+# Medians this close are the same, if the intervals overlap.
+_SAME = 0.02
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One figure of two runs.
+
+    Attributes:
+        name: The name of the figure.
+        unit: The unit of the medians.
+        before: The median of the first run.
+        after: The median of the second run.
+        verdict: On the second run.
+    """
+
+    name: str
+    unit: str
+    before: float
+    after: float
+    verdict: Verdict
+
+
+def compare(before: Results, after: Results) -> list[Comparison]:
+    """The figures that both runs have, in the order of the first."""
+    others = {figure.name: figure for figure in after.figures}
+    return [
+        Comparison(
+            one.name,
+            one.unit,
+            one.median,
+            others[one.name].median,
+            verdict_of(
+                others[one.name].median / one.median, others[one.name].interval, one.interval
+            ),
+        )
+        for one in before.figures
+        if one.name in others
+    ]
+
+
+def verdict_of(
+    ratio: float, interval: tuple[float, float], baseline: tuple[float, float]
+) -> Verdict:
+    """A difference is claimed only where the intervals are apart."""
+    if interval[1] < baseline[0]:
+        return "FASTER"
+    if interval[0] > baseline[1]:
+        return "SLOWER"
+    return "SAME" if abs(ratio - 1) <= _SAME else "AMBIGUOUS"

@@ -1,0 +1,135 @@
+"""The sections of a run: each measures one thing that pykern does on some devices.
+
+Models are the same on every box of their kind, so figures of two boxes can be compared.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .. import schedules
+from ..models import gpt, next_token_loss
+from ..pipeline.pipeline import Pipeline
+from ..plan import Kind
+from ..runtime.devices import parse_devices
+from ..topo.copies import copies_ns
+from .figures import Figure
+
+# Makes the figures of a section for devices, named as for `Pipeline`, and their number.
+Section = Callable[[str, int], Iterator[Figure]]
+
+_STEPS, _WARMUPS = 9, 3
+_TINY, _TINY_ROWS = 16, 4
+# Width, heads, context and rows of a microbatch, on CPU workers and on GPUs.
+_SIZES = {"cpu": (128, 4, 64, 2), "cuda": (2048, 16, 1024, 4)}
+_COPIED_BYTES = 2**28
+
+
+def memory(_: str, __: int) -> Iterator[Figure]:
+    """Copies in the host's memory on one thread."""
+    yield Figure("host copy of 256 MiB", "ms", _as_ms(copies_ns(_COPIED_BYTES, _STEPS)))
+
+
+def dispatch(devices: str, num_devices: int) -> Iterator[Figure]:
+    """Steps of layers that take no time to speak of: the cost of actions."""
+    layers = [nn.Linear(_TINY, _TINY) for _ in range(num_devices)]
+    num_microbatches = 64
+    x, y = torch.randn(2, _TINY_ROWS * num_microbatches, _TINY)
+    with Pipeline(
+        layers, devices=devices, microbatches=num_microbatches, loss_fn=F.mse_loss
+    ) as pipe:
+        times = _steps(pipe, x, y)
+    # Each cell has an F and a B; times are in nanoseconds.
+    per_action = 1e3 * 2 * num_devices * num_microbatches
+    yield Figure("a tiny action", "us", tuple(one / per_action for one in times))
+
+
+def by_schedule(devices: str, num_devices: int) -> Iterator[Figure]:
+    """A GPT under several schedules, measured and predicted."""
+    num_microbatches = 2 * num_devices
+    plans = {
+        "gpipe": schedules.gpipe(num_devices, num_microbatches),
+        "one_f_one_b": schedules.one_f_one_b(num_devices, num_microbatches),
+        "interleaved": schedules.interleaved(num_devices, num_microbatches),
+        "zb_h1": schedules.zb_h1(num_devices, num_microbatches),
+        "zb_v": schedules.zb_v(num_devices, num_microbatches),
+    }
+    for name, plan in plans.items():
+        model, x, y = _gpt(devices, num_devices, num_microbatches)
+        with Pipeline(model, devices=devices, schedule=plan, loss_fn=next_token_loss) as pipe:
+            times = _steps(pipe, x, y)
+            with pipe.tracing():
+                pipe.step(x, target=y)
+            predicted = pipe.prediction().makespan_ns / 1e6
+        yield Figure(f"a GPT's step, {name}", "ms", tuple(one / 1e6 for one in times), predicted)
+
+
+def recompute(devices: str, num_devices: int) -> Iterator[Figure]:
+    """The same GPT under 1F1B with all stages recomputed."""
+    num_microbatches = 2 * num_devices
+    model, x, y = _gpt(devices, num_devices, num_microbatches)
+    with Pipeline(
+        model,
+        devices=devices,
+        microbatches=num_microbatches,
+        loss_fn=next_token_loss,
+        recompute="stage",
+    ) as pipe:
+        assert pipe.plan.has(Kind.R)
+        times = _steps(pipe, x, y)
+    yield Figure("a GPT's step, recomputed", "ms", tuple(one / 1e6 for one in times))
+
+
+def inference(devices: str, num_devices: int) -> Iterator[Figure]:
+    """Batches through the same GPT in a stream."""
+    model, x, _ = _gpt(devices, num_devices, 1)
+    times = []
+    with Pipeline(model, devices=devices, microbatches=1) as pipe, torch.no_grad():
+        for _ in range(_WARMUPS + _STEPS):
+            start = time.perf_counter_ns()
+            for output in pipe.stream([x] * (4 * num_devices)):
+                _wait_for(output)
+            times.append(time.perf_counter_ns() - start)
+    yield Figure("a GPT's stream of batches", "ms", _as_ms(times[_WARMUPS:]))
+
+
+SECTIONS: Mapping[str, Section] = {
+    "memory": memory,
+    "dispatch": dispatch,
+    "schedules": by_schedule,
+    "recompute": recompute,
+    "inference": inference,
+}
+
+
+def _gpt(devices: str, num_devices: int, num_microbatches: int) -> tuple[nn.Module, Tensor, Tensor]:
+    """A GPT with two blocks for each device, and a batch for it."""
+    width, heads, context, rows = _SIZES[parse_devices(devices)[0].device.type]
+    model = gpt(layers=2 * num_devices, width=width, heads=heads, context=context, seed=0)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(256, (rows * num_microbatches, context + 1), generator=generator)
+    return model, ids[:, :-1], ids[:, 1:]
+
+
+def _steps(pipe: Pipeline, x: Tensor, y: Tensor) -> list[int]:
+    """The times of steps in nanoseconds, until their losses are on the host."""
+    times = []
+    for _ in range(_WARMUPS + _STEPS):
+        start = time.perf_counter_ns()
+        pipe.step(x, target=y).item()
+        times.append(time.perf_counter_ns() - start)
+    return times[_WARMUPS:]
+
+
+def _wait_for(output: Tensor) -> None:
+    """Returns when the last number of an output is on the host."""
+    output.flatten()[-1].item()
+
+
+def _as_ms(times_ns: Sequence[float]) -> tuple[float, ...]:
+    return tuple(one / 1e6 for one in times_ns)

@@ -1,0 +1,104 @@
+"""`pykern bench`: measure a box into a file, and compare two files."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .errors import BadInput, bad_input
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ..benchmark import Comparison, Results
+
+bench = typer.Typer(help="Measure a box into a file, and compare two such files.")
+
+
+@bench.command()
+def box(
+    out: Annotated[Path, typer.Option(help="The file of the results.")] = Path("box.json"),
+    devices: Annotated[str, typer.Option(help='"cpu:2": two workers; "cuda": all GPUs.')] = "cpu:2",
+    seconds: Annotated[float, typer.Option(min=1, help="When to begin nothing more.")] = 240,
+) -> None:
+    """Measure copies, dispatch, schedules, recompute and inference on some devices.
+
+    The file has versions, processors, GPUs and times, and nothing else; nothing is sent.
+    """
+    with bad_input():
+        from ..benchmark import run
+        from ..tuning.progress import told
+
+        if not out.parent.is_dir():
+            raise BadInput(f"--out must be in a folder that exists, got {out}")
+        with told("measuring") as tell:
+            results = run(devices, seconds, lambda _, share: tell(share))
+        results.save(out)
+    typer.echo(_shown(results))
+    typer.echo(f"wrote {out}, which holds the above and each single time. Nothing is sent")
+
+
+@bench.command()
+def compare(
+    before: Annotated[Path, typer.Argument(help="A file of pykern bench box.")],
+    after: Annotated[Path, typer.Argument(help="Another one.")],
+) -> None:
+    """Say of each figure of both files whether the second is faster.
+
+    FASTER and SLOWER: the middle 60 % of the times do not overlap; SAME: the medians are within
+    2 %; AMBIGUOUS: neither.
+    """
+    with bad_input():
+        from ..benchmark import compare as compared
+        from ..benchmark import load
+
+        one, other = load(before), load(after)
+    for name in sorted(one.machine.keys() | other.machine.keys()):
+        values = [of.machine.get(name, "not told") for of in (one, other)]
+        if values[0] != values[1]:
+            typer.echo(f"{name}: {values[0]} | {values[1]}")
+    rows = compared(one, other)
+    if not rows:
+        raise BadInput("the files must have a figure in common, got none")
+    typer.echo(_text(_compared(rows)))
+
+
+def _shown(results: "Results") -> str:
+    from rich.table import Table
+
+    table = Table("figure", title_justify="left")
+    for heading in ("median", "20 %", "80 %", "predicted", "unit"):
+        table.add_column(heading, justify="right")
+    for figure in results.figures:
+        low, high = figure.interval
+        predicted = "" if figure.predicted is None else f"{figure.predicted:.3f}"
+        numbers = [f"{one:.3f}" for one in (figure.median, low, high)]
+        table.add_row(figure.name, *numbers, predicted, figure.unit)
+    machine = [f"{name}: {value}" for name, value in results.machine.items()]
+    left_out = [f"{name} left out: {why}" for name, why in results.left_out.items()]
+    return "\n".join([*machine, _text(table), *left_out])
+
+
+def _compared(rows: "list[Comparison]") -> "Table":
+    from rich.table import Table
+
+    table = Table("figure")
+    for heading in ("before", "after", "unit", "ratio"):
+        table.add_column(heading, justify="right")
+    table.add_column("verdict")
+    for row in rows:
+        numbers = [f"{one:.3f}" for one in (row.before, row.after)]
+        table.add_row(row.name, *numbers, row.unit, f"{row.after / row.before:.3f}", row.verdict)
+    return table
+
+
+def _text(table: "Table") -> str:
+    """The table as plain text, as wide as the terminal, or as it needs to be."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else 120
+    console = Console(width=width, highlight=False)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get().rstrip()

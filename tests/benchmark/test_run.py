@@ -1,0 +1,70 @@
+"""A run on workers measures every section, within its time, and loses nothing to an interrupt."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pykern.benchmark import Figure, load, run, sections
+from pykern.cli import app
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small models and few steps."""
+    monkeypatch.setattr(sections, "_STEPS", 2)
+    monkeypatch.setattr(sections, "_WARMUPS", 1)
+    monkeypatch.setattr(sections, "_SIZES", {"cpu": (16, 2, 8, 1)})
+    monkeypatch.setattr(sections, "_COPIED_BYTES", 2**12)
+
+
+@pytest.mark.usefixtures("few")
+def test_every_section_runs_on_workers(tmp_path: Path) -> None:
+    path = tmp_path / "box.json"
+    done = CliRunner().invoke(app, ["bench", "box", "--out", str(path)])
+    assert done.exit_code == 0, done.output
+    found = load(path)
+    assert found.left_out == {}
+    names = [figure.name for figure in found.figures]
+    assert len(names) == len(set(names)) == 9
+    assert sum(figure.predicted is not None for figure in found.figures) == 5
+    assert all(name in done.stdout for name in names)
+    assert found.machine["devices"] == "cpu:2"
+
+
+def test_no_figure_tells_a_folder_or_a_name(few: None, tmp_path: Path) -> None:
+    text = run("cpu:2", 60).text()
+    for private in (str(Path.home()), str(tmp_path), "/", "hostname"):
+        assert private not in text.replace("ms/", "")
+
+
+def test_time_that_is_over_leaves_sections_out(few: None) -> None:
+    found = run("cpu:1", 1e-9)
+    assert [figure.name for figure in found.figures] == ["host copy of 256 MiB"]
+    assert found.left_out == dict.fromkeys(list(sections.SECTIONS)[1:], "the time was over")
+
+
+def test_an_interrupt_keeps_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: str, __: int) -> Iterator[Figure]:
+        yield Figure("one", "ms", (1.0, 1.0))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pykern.benchmark.box.SECTIONS", {"a": interrupted, "b": sections.dispatch})
+    found = run("cpu:1", 60)
+    assert [figure.name for figure in found.figures] == ["one"]
+    assert found.left_out == {"a": "interrupted", "b": "interrupted"}
+
+
+def test_a_section_that_fails_is_told_and_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(_: str, __: int) -> Iterator[Figure]:
+        yield Figure("one", "ms", (1.0, 1.0))
+        raise ValueError("no such thing")
+
+    def other(_: str, __: int) -> Iterator[Figure]:
+        yield Figure("two", "ms", (1.0, 1.0))
+
+    monkeypatch.setattr("pykern.benchmark.box.SECTIONS", {"a": failing, "b": other})
+    found = run("cpu:1", 60)
+    assert [figure.name for figure in found.figures] == ["one", "two"]
+    assert found.left_out == {"a": "ValueError: no such thing"}
