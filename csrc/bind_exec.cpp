@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -18,6 +19,7 @@
 #include "calls.hpp"
 #include "ending.hpp"
 #include "exec/kept_lock.hpp"
+#include "exec/torch_range.hpp"
 #include "exec/watchdog.hpp"
 #include "exec/workers.hpp"
 #include "forks.hpp"
@@ -332,11 +334,26 @@ void bind_executor(py::module_& module) {
              "The interpreter does the same before it ends.");
 }
 
+void bind_torch_ranges(py::module_& module) {
+    module.def(
+        "set_torch_ranges",
+        [](std::uintptr_t start, std::uintptr_t end, bool sees_workers) {
+            TorchRange::reach(reinterpret_cast<TorchRangeStart>(start),
+                              reinterpret_cast<TorchRangeEnd>(end), sees_workers);
+        },
+        py::arg("start"), py::arg("end"), py::arg("sees_workers"),
+        "Has the ranges of actions and steps that begin from now on reach torch.profiler, by these "
+        "functions of its C interface; not if `start` is 0. sees_workers: whether the profile has "
+        "threads other than the caller's. If not, the caller tells at the end of a step when "
+        "workers have run which action.");
+}
+
 }  // namespace
 
 void bind_exec(py::module_& module) {
     bind_program(module);
     bind_executor(module);
+    bind_torch_ranges(module);
 }
 
 }  // namespace pykern

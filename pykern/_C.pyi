@@ -17,6 +17,8 @@ compiler: str
 optimised: bool
 nvtx_built: bool
 
+def set_torch_ranges(start: int, end: int, sees_workers: bool) -> None: ...
+
 class PlanError(ValueError):
     rule: str
     device: int

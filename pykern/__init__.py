@@ -87,6 +87,7 @@ _PACKAGES = frozenset(
         "doctor",
         "interop",
         "kernels",
+        "kineto",
         "models",
         "nsight",
         "partition",

@@ -83,7 +83,7 @@ const Domain& domain() {
 
 bool nvtx_built() noexcept { return true; }
 
-Range::Range(Action action, int device) noexcept {
+Range::Range(Action action, int device) noexcept : torch_(action, device) {
     if (domain().handle == nullptr) return;
     const auto& look = kLooks[static_cast<std::size_t>(action.kind)];
     std::array<char, 24> text{};  // the longest is "OFFLOAD s65535"
@@ -127,7 +127,7 @@ namespace pykern {
 
 bool nvtx_built() noexcept { return false; }
 
-Range::Range(Action /*action*/, int /*device*/) noexcept {}
+Range::Range(Action action, int device) noexcept : torch_(action, device) {}
 Range::Range() noexcept = default;
 Range::~Range() = default;
 void name_thread(const char* /*name*/) noexcept {}

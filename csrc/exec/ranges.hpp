@@ -1,12 +1,14 @@
-// Ranges: what profilers such as Nsight Systems are told, by NVTX.
+// Ranges: what profilers such as Nsight Systems are told, by NVTX, and torch.profiler, in its own
+// way (torch_range.hpp).
 //
-// All of it is in the NVTX domain "pykern". A range has kind and stage of its action as text
+// All of NVTX's is in the NVTX domain "pykern". A range has kind and stage of its action as text
 // ("F s2"), the kind's colour in the drawings, a category (the kind; COPY for every transfer), and
 // an unsigned 64-bit payload: device << 48 | stage << 32 | microbatch. The range of a step has the
 // text "step". A range spans the time between its two ends on the calling thread. Without a tool
 // both ends together cost a few nanoseconds.
 #pragma once
 
+#include "exec/torch_range.hpp"
 #include "plan/action.hpp"
 
 struct CUstream_st;
@@ -29,6 +31,8 @@ class [[nodiscard]] Range {
 
    private:
     Range() noexcept;
+
+    TorchRange torch_;
 };
 
 // Names the calling thread.

@@ -170,6 +170,9 @@ void Workers::run(WorkerProgram& job, const std::function<bool()>& interrupted,
     wait_for_step(interrupted);
     call_out();
     job.trace.end();
+    // An endless program has spans of its last batches alone.
+    if (TorchRange::misses_workers() && !program.is_endless())
+        TorchRange::tell(job.trace.timeline(program, 0));
 }
 
 void Workers::wait_for_step(const std::function<bool()>& interrupted) {

@@ -19,6 +19,7 @@ from .profile_command import profile
 from .scale_command import scale
 from .schedules_command import schedules
 from .topo_command import topo
+from .trace_command import trace
 from .tune_command import tune
 from .verify_command import verify
 
@@ -72,6 +73,7 @@ app.command(
     epilog="Example: pykern nsys --html step.html step.nsys-rep train.py",
     context_settings={"allow_interspersed_args": False},
 )(nsys)
+app.command(epilog="Example: pykern trace --html step.html prof.json.gz")(trace)
 app.command(epilog="Example: pykern doctor")(doctor)
 app.command(epilog="Example: pykern topo")(topo)
 app.add_typer(bench, name="bench", epilog="Example: pykern bench box --devices cpu:2")

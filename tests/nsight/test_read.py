@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 from pykern.cli import app
 from pykern.nsight import read, record
 from pykern.nsight.export import tables_of
-from pykern.nsight.profile import plan_of, timeline_of
-from pykern.nsight.ranges import steps_of
+from pykern.nsight.tables import steps_of
 from pykern.plan import Costs, Kind, Span, Timeline, simulate, with_reductions
 from pykern.plan.halves import forwards_first
+from pykern.recorded.profile import plan_of, timeline_of
 from pykern.schedules import chimera, interleaved, one_f_one_b, zb_h1
 from tests.nsight.exports import AUTOGRAD, MS, Export, payload
 

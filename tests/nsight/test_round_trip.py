@@ -13,9 +13,9 @@ import pytest
 from pykern import _C
 from pykern.nsight import read
 from pykern.nsight.export import tables_of
-from pykern.nsight.profile import plan_of, timeline_of
-from pykern.nsight.ranges import steps_of
+from pykern.nsight.tables import steps_of
 from pykern.plan import Timeline
+from pykern.recorded.profile import plan_of, timeline_of
 from pykern.schedules import interleaved
 
 pytestmark = [

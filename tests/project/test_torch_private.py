@@ -3,17 +3,20 @@
 import re
 import sys
 from collections.abc import Callable
+from ctypes import CFUNCTYPE, byref, c_char_p, c_int32, c_uint64, c_void_p
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from pykern import torch_private
 from pykern.runtime.autograd.graph import saved_by
 from pykern.torch_private import NODES_LAST
+from pykern.torch_private import profiler as torch_profiler
 
 
 class Doubled(torch.autograd.Function):
@@ -373,3 +376,22 @@ def test_holders_are_counted_without_an_object_for_the_storage():
     view = tensor[1:]
     assert torch_private.holders_at(torch_private.storage_of(view)) == 2
     assert torch_private.num_holders(tensor) == 3
+
+
+@pytest.mark.parametrize("all_threads", [True, False])
+def test_a_profile_is_seen_and_has_ranges_from_c(all_threads):
+    config = torch._C._profiler._ExperimentalConfig(profile_all_threads=all_threads)
+    first, second = torch_profiler.range_functions()
+    start = CFUNCTYPE(c_int32, c_char_p, c_void_p, c_void_p, c_uint64, c_void_p)(first)
+    end = CFUNCTYPE(c_int32, c_void_p)(second)
+    assert not torch_profiler.is_recording()
+    with profile(activities=[ProfilerActivity.CPU], experimental_config=config) as found:
+        assert torch_profiler.is_recording()
+        assert torch_profiler.records_all_threads() == all_threads
+        handle = c_void_p()
+        assert start(b"a range from C", None, None, 0, byref(handle)) == 0
+        torch.ones(2) + 1
+        assert end(handle) == 0
+    assert not torch_profiler.is_recording()
+    [event] = [event for event in found.events() if event.name == "a range from C"]
+    assert "aten::add" in {child.name for child in event.cpu_children}

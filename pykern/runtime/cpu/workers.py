@@ -16,6 +16,7 @@ from ..batch import Batch
 from ..caller_state import CallerState
 from ..driver import Callbacks, Failure, Located, Program
 from ..host_memory import OneMemory
+from ..profiled import follow_profiler
 from ..stage.stage import Stage
 from .stalled import stalled
 from .stream import WorkerFlow
@@ -75,12 +76,14 @@ class Workers:
         """
         del batch, traced
         assert isinstance(program, _C.WorkerProgram)
+        follow_profiler()
         caller = CallerState(self.num_devices)
         with _C.Undo(caller.restore_threads):
             return self.claim.run(program, callbacks, caller, None, _stalled)
 
     def run_flow(self, flow: WorkerFlow, callbacks: Callbacks) -> list[Failure]:
         """Runs the batches that the flow is fed; returns the failures. The caller has the claim."""
+        follow_profiler()
         told = partial(stalled, partial(_where, flow.located))
         return self.claim.run(flow.program, callbacks, flow.carry, flow.begun, told)
 

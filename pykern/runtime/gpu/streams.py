@@ -20,6 +20,7 @@ from ..devices import DeviceLane
 from ..driver import Callbacks, Failure, Program
 from ..loss import Losses
 from ..microbatch import is_pinned
+from ..profiled import follow_profiler
 from ..stage.stage import Stage
 from . import cuda
 from .capture.policy import Capture, CapturePolicy
@@ -149,6 +150,7 @@ class Streams:
             CannotCapture: the step must be captured, but cannot be.
         """
         assert isinstance(program, _C.StreamProgram)
+        follow_profiler()
         with self._read_in_the_end(batch), torch.autograd.set_multithreading_enabled(False):
             recording = None if self._policy is None else self._policy.ready(program, batch)
             if recording is not None:

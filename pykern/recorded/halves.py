@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..plan import Kind
-from .ranges import Recorded, RecordedStep
+from .steps import Recorded, RecordedStep
 
 _FORWARD = {Kind.F, Kind.COPY_F}
 
@@ -14,7 +14,7 @@ def joined(steps: Sequence[RecordedStep]) -> list[RecordedStep]:
     """Each backward through an output with its forward, without the time between them.
 
     Args:
-        steps: of a report, by their starts. A run of forwards without a backward stays alone.
+        steps: of a recording, by their starts. A run of forwards without a backward stays alone.
     """
     found: list[RecordedStep] = []
     for step in steps:

@@ -1,57 +1,46 @@
-"""A profile of the steps in a report: what ran when, as in `Pipeline.profile`."""
+"""A profile of the steps in a recording: what ran when, as in `Pipeline.profile`."""
 
 from __future__ import annotations
 
-import os
-import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean, median
 
-from ..plan import Action, Kind, Placement, Plan, PlanError, Span, Timeline
+from ..plan import Action, Kind, Placement, Plan, PlanError, Span, Timeline, check
 from ..profiling import Observed, Report, report_of
 from ..profiling.mean_costs import mean_costs
 from ..profiling.stage_costs import median_costs
 from ..profiling.tables import Sheet, in_ms
-from .export import tables_of
-from .gpu_work import add_gpu_work
 from .halves import joined
-from .ranges import Recorded, RecordedStep, has_table, steps_of
+from .steps import Recorded, RecordedStep
 
 _MOVES = (Kind.COPY_F, Kind.COPY_B, Kind.OFFLOAD, Kind.LOAD)
 
 
-def read(path: str | os.PathLike[str]) -> Report:
-    """The profile of the steps in a report of Nsight Systems.
+def profile_of(
+    steps: Sequence[RecordedStep], name: str, remedy: str, num_cores: int | None = None
+) -> Report:
+    """The profile of the steps in a recording.
 
     The steps with the most frequent actions count. A backward through an output counts with its
-    forward, without the time between them. On GPUs an action lasts from the start of
-    its first kernel or copy there to the end of its last one; on CPU workers its range is its span.
+    forward, without the time between them. On GPUs an action lasts from the start of its first
+    kernel or copy there to the end of its last one; on CPU workers its range is its span.
 
     Args:
-        path: a `.nsys-rep` report, which needs the command `nsys`, or its `.sqlite` export.
+        steps: by their starts.
+        name: of the file.
+        remedy: for a file without a step that has actions.
+        num_cores: of the machine; None if it is not known.
 
     Raises:
-        OSError: the file cannot be read.
-        ValueError: it is no report, or has no step of a pipeline of pykern.
+        ValueError: the recording has no step of a pipeline of pykern, or parts of steps alone.
     """
-    with tables_of(path) as tables:
-        try:
-            steps = steps_of(tables)
-            add_gpu_work(tables, steps)
-            steps = joined(steps)
-            cores = _num_cores(tables)
-        except sqlite3.DatabaseError as error:
-            raise ValueError(
-                f"the report must have the tables of Nsight Systems, got {os.fspath(path)}: "
-                f"{error}. Export it anew: nsys export --type sqlite"
-            ) from error
+    steps = joined(steps)
     whole = [step for step in steps if any(ran.action.kind not in _MOVES for ran in step.ran)]
     if not whole:
         raise ValueError(
-            f"the report must have a step of a pipeline with its actions, got {len(steps)} steps "
-            f"without actions in {os.fspath(path)}. Record with --trace=nvtx, and without a graph "
-            "of the whole step"
+            f"the file must have a step of a pipeline with its actions, got {len(steps)} steps "
+            f"without actions in {name}. {remedy}"
         )
     by_form: dict[object, list[tuple[RecordedStep, Timeline]]] = {}
     for step in whole:
@@ -59,7 +48,7 @@ def read(path: str | os.PathLike[str]) -> Report:
         form = tuple(map(_actions_of, timeline.rows))
         by_form.setdefault(form, []).append((step, timeline))
     alike = max(by_form.values(), key=len)
-    return _profile(alike, len(steps) - len(alike), cores)
+    return _profile(alike, len(steps) - len(alike), num_cores)
 
 
 def _actions_of(row: Sequence[Span]) -> tuple[Action, ...]:
@@ -78,12 +67,13 @@ def _profile(
         plan=plan,
         timeline=timeline,
         costs=median_costs(costs, plan.num_stages),
-        # A report does not tell the model, so no other plan can be made for it.
+        # A recording does not tell the model, so no other plan can be made for it.
         make_plan=lambda *_: plan,
         step_ns=median(of_step.makespan_ns for _, of_step in ran),
         num_steps=len(ran),
         rows=None,
-        num_cores=None if on_gpus else cores,
+        # A recording that does not tell the cores is read as one of workers with a core each.
+        num_cores=None if on_gpus else cores or plan.num_devices,
     )
     tables = [_issue_table(middle)] if on_gpus else []
     if left_out:
@@ -132,12 +122,14 @@ def plan_of(timeline: Timeline) -> Plan:
     num_replicas = max(len(set(paths)), 1)
     try:
         placement = Placement.replicated(timeline.num_devices, paths[:num_replicas])
-        return Plan(placement, len(homes), [_actions_of(row) for row in timeline.rows])
+        plan = Plan(placement, len(homes), [_actions_of(row) for row in timeline.rows])
+        check(plan)
     except (PlanError, ValueError) as error:
         raise ValueError(
             f"the actions of a step must make a plan, got others: {error}. Record whole steps: "
             "Pipeline.step, without asynchronous updates"
         ) from error
+    return plan
 
 
 def _issue_table(step: RecordedStep) -> Sheet:
@@ -182,11 +174,3 @@ def _beside(copy: Span, work: Sequence[Span]) -> float:
     return sum(
         max(0.0, min(copy.end_ns, span.end_ns) - max(copy.start_ns, span.start_ns)) for span in work
     )
-
-
-def _num_cores(tables: sqlite3.Connection) -> int | None:
-    if not has_table(tables, "TARGET_INFO_SYSTEM_ENV"):
-        return None
-    query = "SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'CpuCores'"
-    found = tables.execute(query).fetchone()
-    return None if found is None else int(found[0])

@@ -1,0 +1,108 @@
+"""The events of a trace that torch.profiler has written for Chrome."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+_GZIP = b"\x1f\x8b"
+# The limit is of text: a compressed file may say anything about its size.
+_MOST_BYTES = 2 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class TraceEvent:
+    """An event with a beginning and an end.
+
+    Attributes:
+        category: its category, such as `kernel`.
+        name: its name.
+        process: the number of its process; of work on a GPU, the number of the GPU.
+        start_ns: when it began; all times of a trace have one origin.
+        end_ns: when it ended.
+        correlation: the number that work on a GPU has in common with the call that issued it.
+    """
+
+    category: str
+    name: str
+    process: object
+    start_ns: int
+    end_ns: int
+    correlation: int | None
+
+
+def events_of(path: str | os.PathLike[str]) -> list[TraceEvent]:
+    """The events of a trace that have a duration.
+
+    Args:
+        path: a trace by `export_chrome_trace`, compressed by gzip or not.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: the file is not such a trace.
+    """
+    try:
+        found = json.loads(_text(Path(path)))
+        entries = found.get("traceEvents") if isinstance(found, Mapping) else None
+        if not isinstance(entries, list):
+            raise ValueError(
+                "traceEvents must be a list in an object, got something else. Export it anew"
+            )
+        return list(_complete(entries))
+    except (ValueError, KeyError, RecursionError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        told = f"an event lacks {error}" if isinstance(error, KeyError) else error
+        raise ValueError(
+            f"the file must be a trace by torch.profiler's export_chrome_trace, got "
+            f"{os.fspath(path)}: {told}"
+        ) from error
+
+
+def _text(path: Path) -> bytes:
+    with path.open("rb") as file:
+        zipped = file.read(len(_GZIP)) == _GZIP
+    with gzip.open(path) if zipped else path.open("rb") as file:
+        text = file.read(_MOST_BYTES + 1)
+    if len(text) > _MOST_BYTES:
+        raise ValueError("its text must be at most 2 GiB, got more. Record fewer steps")
+    return text
+
+
+def _complete(entries: list[Any]) -> Iterator[TraceEvent]:
+    for entry in entries:
+        if not isinstance(entry, Mapping):
+            raise ValueError(
+                f"an event must be an object, got a {type(entry).__name__}. Export it anew"
+            )
+        # Flows, names of threads and marks have no duration.
+        if entry.get("ph") == "X":
+            start, duration = _us(entry, "ts"), _us(entry, "dur")
+            yield TraceEvent(
+                str(entry.get("cat")),
+                str(entry["name"]),
+                entry["pid"],
+                round(start * 1e3),
+                round((start + duration) * 1e3),
+                _correlation(entry),
+            )
+
+
+def _us(entry: Mapping[str, Any], key: str) -> float:
+    us = entry[key]
+    if isinstance(us, bool) or not isinstance(us, int | float) or not isfinite(us):
+        raise ValueError(
+            f"{key} of event {entry.get('name')!r} must be a number, got {us!r}. Export it anew"
+        )
+    return float(us)
+
+
+def _correlation(entry: Mapping[str, Any]) -> int | None:
+    arguments = entry.get("args")
+    found = arguments.get("correlation") if isinstance(arguments, Mapping) else None
+    return found if isinstance(found, int) else None

@@ -1,0 +1,1 @@
+"""Steps of pipelines that other tools have recorded, and their profile."""

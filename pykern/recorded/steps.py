@@ -1,0 +1,109 @@
+"""The steps of a recording, with their actions."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from ..plan import Action
+
+
+@dataclass(slots=True)
+class Recorded:
+    """An action or a copy of a step, as the thread saw it that ran or issued it.
+
+    Attributes:
+        action: the action, or the copy.
+        device: its device; the sender of a copy.
+        start_ns: when the thread began.
+        end_ns: when the thread was through.
+        gpu_ns: start and end of all work that it issued to GPUs; None if it issued nothing.
+    """
+
+    action: Action
+    device: int
+    start_ns: int
+    end_ns: int
+    gpu_ns: tuple[int, int] | None = None
+
+
+@dataclass(slots=True)
+class RecordedStep:
+    """A step of a recording.
+
+    Attributes:
+        process: the number of its process.
+        start_ns: when its caller began.
+        end_ns: when its caller went on.
+        ran: its actions and copies.
+    """
+
+    process: int
+    start_ns: int
+    end_ns: int
+    ran: list[Recorded] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuWork:
+    """A kernel, a copy or a fill on a GPU.
+
+    Attributes:
+        process: the number of the process that issued it.
+        called_ns: when the call began that issued it.
+        start_ns: when it began on the GPU.
+        end_ns: when it ended there.
+    """
+
+    process: int
+    called_ns: int
+    start_ns: int
+    end_ns: int
+
+
+_Spanned = TypeVar("_Spanned", Recorded, RecordedStep)
+
+
+class StepsByTime:
+    """Steps, found by a process and a time.
+
+    Args:
+        steps: of a recording, in any order; the steps of a process do not overlap.
+
+    Attributes:
+        steps: the same, by their starts.
+    """
+
+    def __init__(self, steps: Iterable[RecordedStep]) -> None:
+        self.steps = sorted(steps, key=lambda step: step.start_ns)
+        self._of_process: dict[int, list[RecordedStep]] = {}
+        for step in self.steps:
+            self._of_process.setdefault(step.process, []).append(step)
+
+    def at(self, process: int, ns: int) -> RecordedStep | None:
+        """The step of a process at a time, if any."""
+        return _at(self._of_process.get(process, ()), ns)
+
+    def add_gpu_work(self, issued: Iterable[GpuWork]) -> None:
+        """Notes the span on GPUs of each action and copy that issued any work.
+
+        One thread issues all actions of a step, and autograd's threads issue for it while it waits,
+        so the time of a call tells its action, whichever thread made the call.
+        """
+        ran_in = {
+            process: sorted((one for step in steps for one in step.ran), key=lambda o: o.start_ns)
+            for process, steps in self._of_process.items()
+        }
+        for work in issued:
+            owner = _at(ran_in.get(work.process, ()), work.called_ns)
+            if owner is not None:
+                start, end = owner.gpu_ns or (work.start_ns, work.end_ns)
+                owner.gpu_ns = min(start, work.start_ns), max(end, work.end_ns)
+
+
+def _at(spans: Sequence[_Spanned], ns: int) -> _Spanned | None:
+    """Among spans by their starts, which do not overlap, the one of a time; None for a gap."""
+    number = bisect_right(spans, ns, key=lambda one: one.start_ns) - 1
+    return spans[number] if number >= 0 and ns <= spans[number].end_ns else None

@@ -1,0 +1,199 @@
+"""Traces of torch.profiler are read back: traces made by hand, of schedules and of GPUs."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pykern.cli import app
+from pykern.kineto import chrome_trace, read
+from pykern.kineto.chrome_trace import events_of
+from pykern.kineto.ranges import steps_of
+from pykern.plan import Costs, simulate, with_reductions
+from pykern.recorded.profile import plan_of, timeline_of
+from pykern.schedules import chimera, interleaved, one_f_one_b, zb_h1
+from tests.kineto.traces import AUTOGRAD, CALLER, Trace
+
+MS = 1_000_000
+COSTS = Costs(2.0 * MS, 4.0 * MS, input_ns=2.0 * MS, weight_ns=2.0 * MS)
+PLANS = {
+    "interleaved": interleaved(2, 4, num_chunks=2),
+    "zero bubble": zb_h1(4, 8),
+    "replicas": with_reductions(chimera(4, 8)),
+    "forward only": one_f_one_b(2, 3).forward_only(),
+}
+
+
+@pytest.mark.parametrize("told", [False, True], ids=["on workers", "told by the caller"])
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_a_plan_and_its_times_are_read_back(tmp_path, plan, told):
+    timeline, trace = simulate(plan, COSTS), Trace()
+    trace.steps([timeline, timeline], told=told)
+    steps = steps_of(events_of(trace.save(tmp_path / "step.json")))
+    assert len(steps) == 2
+    found = timeline_of(steps[1])
+    assert plan_of(found) == plan
+    assert found.makespan_ns == timeline.makespan_ns
+    assert found.bubble_ratio == timeline.bubble_ratio
+
+
+def test_the_profile_is_that_of_the_most_frequent_steps(tmp_path):
+    plan, trace = one_f_one_b(2, 4), Trace()
+    slow, usual = Costs(3.0 * MS, 6.0 * MS), Costs([1.0 * MS, 2.0 * MS], 4.0 * MS)
+    steps = [simulate(plan, costs) for costs in (slow, usual, usual)]
+    trace.steps([*steps, simulate(one_f_one_b(2, 2), usual)])
+    # Ranges of others, rows of GPUs, and another process.
+    trace.range("steps of mine", 0, 1e9)
+    trace.add("gpu_user_annotation", "pykern step", 0, 1e9)
+    trace.range("F s7 mb0 dev7", 20, 30, pid=CALLER + 1)
+    report = read(trace.save(tmp_path / "step.json"))
+    assert report.seen.num_steps == 3
+    assert report.seen.plan == plan
+    assert report.seen.timeline.makespan_ns == steps[1].makespan_ns
+    assert report.seen.costs.forward_ns == [1.0 * MS, 2.0 * MS]
+    assert report.predicted.makespan_ns == steps[1].makespan_ns
+    assert report.more[-1].rows == [("1",)]
+    assert "3 steps in 4 microbatches, 2 stages on 2 devices" in str(report)
+
+
+def on_gpus() -> Trace:
+    """F, copy and B of one microbatch, of two stages: issued within 7 us, and run for 10 ms."""
+    trace = Trace()
+    trace.range("step", 0, 7)
+    kernel, copy = "kernel", "gpu_memcpy"
+    issued = [
+        ("F s0 mb0 dev0", [(kernel, 0, 1), ("gpu_memset", 1, 2)]),
+        ("COPY_F s0 mb0 dev0", [(copy, 2, 3)]),
+        ("F s1 mb0 dev1", [(kernel, 3, 5)]),
+        ("B s1 mb0 dev1", [(kernel, 5, 8)]),
+        ("COPY_B s1 mb0 dev1", [(copy, 7, 9)]),
+        ("B s0 mb0 dev0", [(kernel, 9, 10)]),
+    ]
+    for start, (text, work) in enumerate(issued):
+        trace.range(text, start + 0.01, start + 0.5)
+        # Threads of autograd issue the kernels of a backward.
+        thread = AUTOGRAD if text.startswith("B ") else CALLER
+        for category, begin, end in work:
+            trace.work(category, start + 0.1, (begin * 1e3, end * 1e3), tid=thread)
+    # Work that no action has issued, and work whose call is not in the trace.
+    trace.work(kernel, 6.9, (20e3, 30e3))
+    trace.add(kernel, "another", 0, 40e3, pid=0, args={"correlation": 99})
+    return trace
+
+
+def test_on_gpus_an_action_lasts_as_its_kernels_do(tmp_path):
+    report = read(on_gpus().save(tmp_path / "step.json"))
+    spans = [
+        [(str(span.action), span.start_ns / MS, span.end_ns / MS) for span in row]
+        for row in report.seen.timeline.rows
+    ]
+    assert spans == [[("0F0", 0, 2), ("0B0", 9, 10)], [("1F0", 3, 5), ("1B0", 5, 8)]]
+    [table] = report.more
+    assert table.rows == [
+        ("F", "2", "0.00", "2.00"),
+        ("B", "2", "0.00", "2.00"),
+        ("COPY_F", "1", "0.00", "1.00"),
+        ("COPY_B", "1", "0.00", "2.00"),
+        # A third of the copies' time is that of the last backward's kernel.
+        ("copies beside work", "33%", "", ""),
+    ]
+
+
+@pytest.mark.parametrize("texts", [[], ["step"], ["F s0 mb0 dev0"]])
+def test_a_trace_without_steps_is_refused(tmp_path, texts):
+    trace = Trace()
+    for text in texts:
+        trace.range(text, 0, 100)
+    with pytest.raises(
+        ValueError, match=r"must have a step of a pipeline with its actions, got [01] steps without"
+    ):
+        read(trace.save(tmp_path / "step.json"))
+
+
+@pytest.mark.parametrize("text", ["X s0 mb0 dev0", "F s99999 mb0 dev0", "F s0 mb9999999999 dev0"])
+def test_an_action_that_cannot_be_is_refused(tmp_path, text):
+    trace = Trace()
+    trace.range("step", 0, 100)
+    trace.range(text, 10, 20)
+    with pytest.raises(
+        ValueError, match=f"must name the actions that pykern has, got 'pykern {text}'"
+    ):
+        read(trace.save(tmp_path / "step.json"))
+
+
+def test_part_of_a_step_is_refused(tmp_path):
+    trace = Trace()
+    trace.range("step", 0, 100)
+    trace.range("F s0 mb0 dev0", 10, 20)
+    trace.range("B s1 mb0 dev65535", 30, 40)
+    with pytest.raises(ValueError, match="the actions of a step must make a plan"):
+        read(trace.save(tmp_path / "step.json"))
+
+
+EVENT = {"ph": "X", "cat": "cpu_op", "name": "a", "pid": 1, "ts": 1, "dur": 1}
+MALFORMED = {
+    "text": b"no trace",
+    "nothing": b"",
+    "a list": b"[]",
+    "no events": b"{}",
+    "events that are a number": b'{"traceEvents": 1}',
+    "an event that is a number": b'{"traceEvents": [1]}',
+    "no time": json.dumps({"traceEvents": [EVENT | {"ts": None}]}).encode(),
+    "a time that is not a number": json.dumps({"traceEvents": [EVENT | {"ts": "1"}]}).encode(),
+    "an infinite time": json.dumps({"traceEvents": [EVENT | {"ts": float("inf")}]}).encode(),
+    "a long number": b'{"traceEvents": [' + b"9" * 5000 + b"]}",
+    "no end": json.dumps({"traceEvents": [{"ph": "X", "name": "a", "pid": 1, "ts": 1}]}).encode(),
+    "deep": b"[" * 100_000,
+    "other letters": b"\xff\xfe\x00",
+    "half of a compressed one": gzip.compress(b"{}" * 1000)[:20],
+    "compressed and changed": gzip.compress(b"{}")[:-4] + b"1234",
+    "compressed, with another form": b"\x1f\x8b\x08\x00" + b"\xff" * 40,
+}
+
+
+@pytest.mark.parametrize("content", MALFORMED.values(), ids=MALFORMED)
+def test_other_files_are_refused_by_name(tmp_path, content):
+    path = tmp_path / "other.json"
+    path.write_bytes(content)
+    with pytest.raises(
+        ValueError, match=r"must be a trace by torch.profiler's .*, got .*other\.json"
+    ):
+        read(path)
+    done = CliRunner().invoke(app, ["trace", str(path)])
+    assert done.exit_code == 2
+    assert "other.json" in done.output
+
+
+def test_a_trace_that_is_too_large_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(chrome_trace, "_MOST_BYTES", 999)
+    path = tmp_path / "step.json.gz"
+    path.write_bytes(gzip.compress(b" " * 1000))
+    with pytest.raises(ValueError, match=r"step\.json\.gz: its text must be at most 2 GiB"):
+        read(path)
+    with pytest.raises(FileNotFoundError):
+        read(tmp_path / "nowhere.json")
+
+
+def test_the_command_prints_the_profile_and_writes_its_files(tmp_path: Path):
+    trace = Trace()
+    trace.steps([simulate(one_f_one_b(2, 4), COSTS)])
+    plain = trace.save(tmp_path / "prof.json")
+    zipped = tmp_path / "prof.json.gz"
+    zipped.write_bytes(gzip.compress(plain.read_bytes()))
+    page, out = tmp_path / "step.html", tmp_path / "step.json"
+    done = CliRunner().invoke(app, ["trace", "--html", str(page), "--trace", str(out), str(zipped)])
+    assert done.exit_code == 0, done.output
+    assert "Why a step takes its time" in done.output
+    assert page.stat().st_size > 1000
+    assert "0F0" in out.read_text()
+    assert done.output.startswith(CliRunner().invoke(app, ["trace", str(plain)]).output.rstrip())
+
+
+def test_the_command_has_a_help():
+    done = CliRunner().invoke(app, ["trace", "--help"])
+    assert done.exit_code == 0
+    assert "Read a trace of torch.profiler back" in done.output
+    for option in ("--html", "--trace", "RECORDING"):
+        assert option in done.output
