@@ -83,6 +83,7 @@ _HOME = {
 _PACKAGES = frozenset(
     [
         "benchmark",
+        "boxes",
         "checkpoint",
         "doctor",
         "interop",

@@ -7,7 +7,7 @@ import typer
 
 from ..one_of import require_one_of
 from .errors import bad_input
-from .values import number_option
+from .values import BoxProfile, number_option
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -92,8 +92,9 @@ def scale(
         str, typer.Option(metavar="none|scores|layer", help="Computed again in backward.")
     ] = "none",
     gpu: Annotated[
-        str, typer.Option(metavar="a100|h100|h200", help="Boxes of eight of these, NVLink inside.")
+        str, typer.Option(metavar="a100|h100|h200", help="Boxes of eight; without --box.")
     ] = "h100",
+    box: BoxProfile = None,
     cards: Annotated[
         int | None, number_option("--cards", about="Network cards of a box; one per GPU.")
     ] = None,
@@ -117,12 +118,11 @@ def scale(
         from rich.console import Console
         from rich.text import Text
 
-        from ..scale import BY_NAME, Job, Transformer, best
+        from ..scale import Job, Transformer, best
 
-        require_one_of("GPU", gpu, BY_NAME)
         model = Transformer(layers, width, sequence, vocabulary)
         job = Job(model, batch, microbatch, int(zero), cast("Recomputed", recompute))
-        cluster = replace(BY_NAME[gpu], cards=cards)
+        cluster = replace(boxes_of(gpu, box), cards=cards)
         found = {n: best(job, cluster, n, schedule.names, top) for n in gpus.numbers}
         all_found = [each for predictions in found.values() for each in predictions]
         more = [] if slowdown is None else slowed_lines(job, cluster, all_found, slowdown)
@@ -158,6 +158,15 @@ def notes(job: "Job", found: "dict[int, list[Prediction]]") -> list[str]:
     if any(each.over_boxes for predictions in found.values() for each in predictions):
         lines.append(OVER_BOXES)
     return lines
+
+
+def boxes_of(gpu: str, box: str | None) -> "Cluster":
+    """Boxes like that of a profile, or else of eight GPUs."""
+    from ..boxes import load
+    from ..scale import BY_NAME, cluster_of
+
+    require_one_of("GPU", gpu, BY_NAME)
+    return BY_NAME[gpu] if box is None else cluster_of(load(box))
 
 
 def slowed_lines(

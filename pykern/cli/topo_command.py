@@ -2,41 +2,90 @@
 
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from .errors import bad_input
+from .values import BoxProfile
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from ..boxes import Box
     from ..topo import MeasuredLink, Topology
 
 # Colours of a matrix, from slow to fast, by the share of its fastest link.
 _SHADES = ((0.25, "red"), (0.5, "yellow"), (0.8, "green"), (1.0, "bold green"))
 
 
-def topo() -> None:
+def topo(
+    box: BoxProfile = None,
+    json: Annotated[
+        Path | None,
+        typer.Option("--json", help="Write the profile of the box here.", show_default="none"),
+    ] = None,
+) -> None:
     """Print this machine's cores, caches, NUMA nodes, copy bandwidth, hand-over time and GPUs.
 
-    A terminal gets tables, a file or a pipe plain lines.
+    With --box, print a profile instead. A terminal gets tables, a file or a pipe plain lines.
     """
+    from ..boxes import load, save
+
+    with bad_input():
+        if box is not None:
+            profile = load(box)
+            _print(list(_box_rows(profile)), [])
+        else:
+            from ..topo import as_box, measure
+
+            found = measure()
+            _print([*_rows(found), *_gpu_rows(found)], list(_link_rows(found)), found)
+            profile = as_box(found)
+        if json is not None:
+            save(profile, json)
+            typer.echo(f"written: {json}")
+
+
+def _print(
+    rows: list[tuple[str, str]],
+    links: list[tuple[str, str]],
+    found: "Topology | None" = None,
+) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from ..topo import measure
-
-    found = measure()
-    rows = [*_rows(found), *_gpu_rows(found)]
     if not sys.stdout.isatty():
-        typer.echo("\n".join(": ".join(row) for row in (*rows, *_link_rows(found))))
+        typer.echo("\n".join(": ".join(row) for row in (*rows, *links)))
         return
     table = Table("fact", "value")
     for row in rows:
         table.add_row(*row)
     console = Console(highlight=False)
     console.print(table)
-    if found.links:
+    if found is not None and found.links:
         console.print(_matrix(found))
+
+
+def _box_rows(box: "Box") -> Iterator[tuple[str, str]]:
+    yield "box", f"{box.name} ({box.basis})"
+    for number, device in enumerate(box.devices):
+        facts = [
+            device.name,
+            f"{device.memory_bytes / 1e9:.0f} GB" if device.memory_bytes else "",
+            f"{device.memory_bytes_per_ns:g} GB/s" if device.memory_bytes_per_ns else "",
+            f"{device.flops_per_ns / 1e3:g} TFLOP/s" if device.flops_per_ns else "",
+        ]
+        yield f"device {number}", ", ".join(fact for fact in facts if fact)
+    for link in box.links:
+        among = "; ".join(" ".join(map(str, group)) for group in link.groups)
+        rate, latency = link.bytes_per_ns, link.latency_ns / 1000
+        yield f"between {among}", f"{rate:g} GB/s one way, {latency:g} µs"
+    if box.host.bytes_per_ns:
+        yield "host and a device", f"{box.host.bytes_per_ns:g} GB/s one way"
+    for source in box.sources:
+        yield "source", source
 
 
 def _rows(found: "Topology") -> Iterator[tuple[str, str]]:

@@ -1,7 +1,7 @@
 """Values on the command line: counts, times and costs, and the options that take them."""
 
 import math
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -106,6 +106,15 @@ def number_option(*names: str, about: str) -> Any:
     return typer.Option(*names, help=about, parser=count, metavar="N")
 
 
+BoxProfile = Annotated[
+    str | None,
+    typer.Option(
+        "--box",
+        metavar="FILE|NAME",
+        help="The profile of a box: a file of pykern topo --json, or h100x8, a100x4, rtx4090x8, "
+        "rtx3090x2, whose figures are published and not measured.",
+    ),
+]
 COSTS: Any = typer.Option(
     "--costs",
     help="Times of a microbatch over a device's share of the model, in ms: forward and backward, "

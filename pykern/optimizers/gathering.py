@@ -16,8 +16,8 @@ from ..checkpoint.file import DTYPES, require_storable
 from ..checkpoint.tree import decode, encode
 from ..parallel.peers.errors import understanding
 from ..parallel.peers.texts import text_of
-from ..parallel.peers.typed_json import from_text, to_text
 from ..plan.files.strict_json import read_json
+from ..plan.files.typed_json import from_text, to_text
 
 _DTYPES = {str(dtype): dtype for dtype in DTYPES}
 

@@ -17,8 +17,8 @@ from ..checkpoint.optimizer_state import OptimizerState
 from ..modes import as_before
 from ..parallel.peers.errors import shown
 from ..parallel.peers.texts import text_of
-from ..parallel.peers.typed_json import from_text, to_text
 from ..pipeline.pipeline import Pipeline
+from ..plan.files.typed_json import from_text, to_text
 from ..tensors.dtensor import is_dtensor, local
 from .clipping import clip_by, norm_of, require_norm, shared_out
 from .gathering import states_of_all

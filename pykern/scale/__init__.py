@@ -7,6 +7,7 @@ from pykern.scale.choose import best, layouts
 from pykern.scale.cluster import BY_NAME, DGX_A100, DGX_H100, DGX_H200, Cluster, Gpu, Link, Ring
 from pykern.scale.job import Job
 from pykern.scale.mesh import Layout, Mesh
+from pykern.scale.of_box import cluster_of
 from pykern.scale.predict import Prediction, planned, predict
 from pykern.scale.straggler import Straggler, straggler
 from pykern.scale.transformer import Part, Transformer
@@ -28,6 +29,7 @@ __all__ = [
     "Straggler",
     "Transformer",
     "best",
+    "cluster_of",
     "layouts",
     "planned",
     "predict",

@@ -136,13 +136,15 @@ class Ring:
 # 989.4 TFLOP/s, 80 GB and 3.35 TB/s, 141 GB and 4.8 TB/s: NVIDIA's data sheets of H100 SXM and
 # H200 SXM. That products reach half of it is an assumption; the Llama 3 report, arXiv 2407.21783,
 # has 0.38 to 0.43 for whole steps, with all that waits in them.
-_H100 = Gpu(989_400.0, 0.5, 80e9, 3_350.0)
-_H200 = Gpu(989_400.0, 0.5, 141e9, 4_800.0)
+REACHED = 0.5
+_H100 = Gpu(989_400.0, REACHED, 80e9, 3_350.0)
+_H200 = Gpu(989_400.0, REACHED, 141e9, 4_800.0)
 # 370 of NVLink 4's 450 GB/s: p2pBandwidthLatencyTest on HGX H100, as users have reported it. A card
 # of 400 Gb/s for each GPU: NVIDIA's data sheets of DGX H100 and H200. The times of a step and of a
 # start are those by which NCCL chooses its algorithms: src/graph/tuning.cc, ring, "Simple".
 _NVLINK = Link(370.0, 3_400.0)
-_NETWORK = Link(50.0, 9_600.0)
+NETWORK = Link(50.0, 9_600.0)
+COLLECTIVE_NS = 8_400.0
 
 # 312 TFLOP/s, 80 GB and 2,039 GB/s: NVIDIA's data sheet of A100 SXM. With 0.64 the forward of a
 # layer takes the 7.7 ms of Korthikanti et al., 2022, arXiv 2205.05198, table 4, "baseline no
@@ -151,8 +153,8 @@ _NETWORK = Link(50.0, 9_600.0)
 _A100 = Gpu(312_000.0, 0.64, 80e9, 2_039.0)
 
 DGX_A100 = Cluster(
-    _A100, 8, Link(232.5, _NVLINK.step_ns), Link(25.0, _NETWORK.step_ns), collective_ns=8_400.0
+    _A100, 8, Link(232.5, _NVLINK.step_ns), Link(25.0, NETWORK.step_ns), COLLECTIVE_NS
 )
-DGX_H100 = Cluster(_H100, 8, _NVLINK, _NETWORK, collective_ns=8_400.0)
-DGX_H200 = Cluster(_H200, 8, _NVLINK, _NETWORK, collective_ns=8_400.0)
+DGX_H100 = Cluster(_H100, 8, _NVLINK, NETWORK, COLLECTIVE_NS)
+DGX_H200 = Cluster(_H200, 8, _NVLINK, NETWORK, COLLECTIVE_NS)
 BY_NAME = {"a100": DGX_A100, "h100": DGX_H100, "h200": DGX_H200}

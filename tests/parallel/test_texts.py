@@ -17,9 +17,9 @@ from pykern.parallel.peers import texts
 from pykern.parallel.peers.agreement import require_alike
 from pykern.parallel.peers.exchange import PeerMessage
 from pykern.parallel.peers.first import of_first
-from pykern.parallel.peers.typed_json import from_text, to_text
 from pykern.partition import Partition
 from pykern.plan import Kind
+from pykern.plan.files.typed_json import from_text, to_text
 from tests import peers
 
 PACKAGE = Path(pykern.__file__).parent

@@ -14,11 +14,11 @@ from torch.distributed import ProcessGroup
 from ...partition.balance import Partition
 from ...plan import Plan
 from ...plan.files.json_form import to_json
+from ...plan.files.typed_json import from_text, to_text
 from ...tensors.dtensor import local
 from .errors import PeerError, understanding
 from .groups import control_group, give_back
 from .texts import texts_of_all
-from .typed_json import from_text, to_text
 
 
 def require_alike(group: ProcessGroup, told: Mapping[str, str]) -> None:

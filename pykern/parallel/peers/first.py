@@ -8,10 +8,10 @@ from typing import TypeVar
 
 from torch.distributed import ProcessGroup
 
+from ...plan.files.typed_json import from_text, to_text
 from .errors import PeerError, shown, understanding
 from .groups import control_group, give_back, meeting
 from .texts import text_of
-from .typed_json import from_text, to_text
 
 _Answer = TypeVar("_Answer")
 

@@ -12,9 +12,11 @@ from enum import Enum
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from ...plan.files.strict_json import read_json, shown
+from .strict_json import read_json, shown
 
 Value = TypeVar("Value")
+
+_ALL = "the value"
 
 _PLAIN: dict[Any, tuple[type, ...]] = {
     int: (int,),
@@ -57,7 +59,7 @@ def from_text(kind: type[Value], text: str) -> Value:
     Raises:
         ValueError: the text is not JSON, or holds another kind of value; the message says where.
     """
-    found: Value = _read(kind, read_json(text, finite=False), "the value")
+    found: Value = _read(kind, read_json(text, finite=False), _ALL)
     return found
 
 
@@ -126,7 +128,13 @@ def _read_fields(kind: Any, value: Any, where: str) -> Any:
     hints = get_type_hints(kind)
     if value.keys() != hints.keys():
         raise ValueError(f"{where} must have the keys {sorted(hints)}, got {shown(sorted(value))}")
-    return kind(**{name: _read(hints[name], item, name) for name, item in value.items()})
+    return kind(
+        **{name: _read(hints[name], item, _inside(where, name)) for name, item in value.items()}
+    )
+
+
+def _inside(where: str, name: str) -> str:
+    return name if where == _ALL else f"{where}.{name}"
 
 
 def _require(kind: type, value: Any, where: str) -> None:

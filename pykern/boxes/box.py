@@ -1,0 +1,119 @@
+"""A box of devices, for predictions of what would run on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import isfinite
+
+VERSION = 1
+MEASURED, PUBLISHED = "measured", "published, not measured"
+
+
+@dataclass(frozen=True)
+class BoxDevice:
+    """A GPU, or a core of a CPU. None where a value is not known.
+
+    Attributes:
+        name: As its maker calls it.
+        memory_bytes: The size of its memory.
+        memory_bytes_per_ns: How fast it reads and writes that; the same number in GB/s.
+        flops_per_ns: Dense operations in bfloat16, at most.
+    """
+
+    name: str
+    memory_bytes: float | None
+    memory_bytes_per_ns: float | None
+    flops_per_ns: float | None
+
+
+@dataclass(frozen=True)
+class BoxLink:
+    """The way between any two devices of a group, one way.
+
+    Attributes:
+        groups: Numbers of devices.
+        bytes_per_ns: The bandwidth of a long message; the same number in GB/s.
+        latency_ns: The time of a message beyond that of its bytes.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+    bytes_per_ns: float
+    latency_ns: float
+
+
+@dataclass(frozen=True)
+class BoxHost:
+    """The host of a box. None where a value is not known.
+
+    Attributes:
+        cores: The number of its cores.
+        bytes_per_ns: The bandwidth of copies between its pinned memory and a device, one way.
+    """
+
+    cores: int | None
+    bytes_per_ns: float | None
+
+
+@dataclass(frozen=True)
+class Box:
+    """A profile of a box.
+
+    Attributes:
+        version: The version of the form; 1.
+        name: The name of the box.
+        basis: "measured", or "published, not measured".
+        sources: The papers, data sheets or commands that say so.
+        devices: Each of them, by number.
+        links: The first link with a group that has two devices is that of the two.
+        host: Their host.
+
+    Raises:
+        ValueError: A value is out of its range; the message names it.
+    """
+
+    version: int
+    name: str
+    basis: str
+    sources: tuple[str, ...]
+    devices: tuple[BoxDevice, ...]
+    links: tuple[BoxLink, ...]
+    host: BoxHost
+
+    def __post_init__(self) -> None:
+        if self.version != VERSION:
+            raise ValueError(
+                f"version must be {VERSION}, got {self.version}. Use the pykern that wrote it"
+            )
+        if self.basis not in (MEASURED, PUBLISHED):
+            raise ValueError(f"basis must be {MEASURED!r} or {PUBLISHED!r}, got {self.basis!r}")
+        if not self.devices:
+            raise ValueError("devices must be at least one, got none")
+        for key, value in self._numbers():
+            if not (isfinite(value) and value > 0):
+                raise ValueError(f"{key} must be a finite number above 0, got {value:g}")
+        for number, link in enumerate(self.links):
+            for place, group in enumerate(link.groups):
+                known = all(0 <= device < len(self.devices) for device in group)
+                if not known or len(set(group)) < len(group):
+                    raise ValueError(
+                        f"links[{number}].groups[{place}] must have different devices of 0 to "
+                        f"{len(self.devices) - 1}, got {list(group)}"
+                    )
+
+    def _numbers(self) -> Iterator[tuple[str, float]]:
+        """All numbers that must be above 0, by their keys."""
+        parts = {
+            **{f"devices[{n}]": device for n, device in enumerate(self.devices)},
+            **{f"links[{n}]": link for n, link in enumerate(self.links)},
+            "host": self.host,
+        }
+        for key, part in parts.items():
+            for name, value in vars(part).items():
+                if isinstance(value, int | float):
+                    yield f"{key}.{name}", value
+
+    def link(self, first: int, second: int) -> BoxLink | None:
+        """The link between two devices; None where none is told."""
+        pair = {first, second}
+        return next((of for of in self.links if any(pair <= set(g) for g in of.groups)), None)

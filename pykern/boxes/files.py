@@ -1,0 +1,60 @@
+"""Profiles of boxes as files of JSON, and those that come with pykern."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+from ..one_of import require_one_of
+from ..plan.files.strict_json import read_json, shown
+from ..plan.files.typed_json import from_text
+from ..replacing import replacing
+from .box import VERSION, Box
+
+_PUBLISHED = Path(__file__).with_name("published")
+
+
+def published() -> list[str]:
+    """The names of the profiles that come with pykern, from published figures."""
+    return sorted(path.stem for path in _PUBLISHED.glob("*.json"))
+
+
+def load(file_or_name: str | os.PathLike[str]) -> Box:
+    """A profile.
+
+    Args:
+        file_or_name: a file, or the name of a profile that comes with pykern.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: there is no such name, or the file is not a profile; the message names the key.
+    """
+    path = Path(file_or_name)
+    # A name is a word, a file has a folder or an end.
+    if os.fspath(file_or_name) == path.stem and not path.exists():
+        require_one_of("box", path.stem, published())
+        path = _PUBLISHED / f"{path.stem}.json"
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = read_json(text)
+        version = content.get("version") if isinstance(content, dict) else None
+        if version != VERSION:
+            raise ValueError(f"version must be {VERSION}, got {shown(version)}")
+        return from_text(Box, text)
+    except ValueError as error:
+        raise ValueError(
+            f"{path.name} must be the profile of a box, got another file: {error}. Write one with "
+            "pykern topo --json"
+        ) from error
+
+
+def save(box: Box, file: str | os.PathLike[str]) -> None:
+    """Writes a profile, which `load` reads.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    with replacing(Path(file)) as new:
+        new.write_text(json.dumps(asdict(box), indent=2) + "\n", encoding="utf-8")

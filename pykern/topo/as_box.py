@@ -1,0 +1,43 @@
+"""The profile of a machine that was measured."""
+
+from __future__ import annotations
+
+from ..boxes import Box, BoxDevice, BoxHost, BoxLink
+from ..boxes.box import MEASURED, VERSION
+from .box import Topology
+from .gpus import MeasuredLink
+
+
+def as_box(found: Topology) -> Box:
+    """The GPUs of a machine as devices; without GPUs, the cores that CPU workers would keep busy.
+
+    A link is as fast as the slower of its two directions. Operations per time are not measured.
+    """
+    host_rates = [max(rates.values()) for of in found.gpus for rates in (of.from_host, of.to_host)]
+    host = BoxHost(found.cores, min(host_rates, default=None))
+    if found.gpus:
+        name = f"{len(found.gpus)} x {found.gpus[0].name}"
+        devices = [BoxDevice(gpu.name, gpu.memory_bytes, None, None) for gpu in found.gpus]
+        links = _links(found.links)
+    else:
+        name = f"{found.cores} cores"
+        rate = found.copy_bytes_per_ns[max(found.copy_bytes_per_ns)]
+        devices = [BoxDevice("CPU core", None, rate, None)] * found.cores
+        links = [BoxLink((tuple(range(found.cores)),), rate, found.handover_ns)]
+    sources = ("pykern topo",)
+    return Box(VERSION, name, MEASURED, sources, tuple(devices), tuple(links), host)
+
+
+def _links(measured: tuple[MeasuredLink, ...]) -> list[BoxLink]:
+    both: dict[tuple[int, int], list[MeasuredLink]] = {}
+    for link in measured:
+        ends = min(link.sender, link.receiver), max(link.sender, link.receiver)
+        both.setdefault(ends, []).append(link)
+    return [
+        BoxLink(
+            (ends,),
+            min(max(link.bytes_per_ns.values()) for link in ways),
+            max(link.latency_ns for link in ways),
+        )
+        for ends, ways in both.items()
+    ]

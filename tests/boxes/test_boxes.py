@@ -1,0 +1,153 @@
+"""Profiles of boxes: those that come with pykern, files, and what is refused by its key."""
+
+import json
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from pykern import boxes
+from pykern.boxes import Box, BoxDevice, BoxHost, BoxLink, load, save
+from pykern.cli import app
+from pykern.scale import DGX_H100, Job, Layout, Transformer, cluster_of, predict
+from pykern.topo import MeasuredGpu, MeasuredLink, Topology, as_box
+
+NAMES = ["a100x4", "h100x8", "rtx3090x2", "rtx4090x8"]
+
+
+@pytest.fixture
+def content() -> dict[str, Any]:
+    # As a file has it: lists in the places of tuples.
+    found: dict[str, Any] = json.loads(json.dumps(asdict(load("rtx3090x2"))))
+    return found
+
+
+def test_the_shipped_boxes_have_their_figures_and_say_where_from():
+    assert boxes.published() == NAMES
+    for name in NAMES:
+        box = load(name)
+        assert box.basis == "published, not measured"
+        assert len(box.sources) >= 2
+        assert f"x{len(box.devices)}" in name
+        assert box.link(0, len(box.devices) - 1) == box.links[0]
+    assert load("h100x8").devices[7].memory_bytes == 80e9
+    assert load("rtx3090x2").link(0, 1) == BoxLink(((0, 1),), 56.25, 3_400.0)
+
+
+def test_a_box_is_the_cluster_that_scale_has_of_it():
+    assert cluster_of(load("h100x8")) == DGX_H100
+
+
+def test_a_file_is_read_as_it_was_written(tmp_path):
+    devices = (BoxDevice("one", 1e9, None, 2.0), BoxDevice("other", None, 3, None))
+    links = (BoxLink(((0, 1),), 1.5, 10.0),)
+    box = Box(1, "mine", "measured", (), devices, links, BoxHost(4, None))
+    save(box, tmp_path / "box.json")
+    assert load(tmp_path / "box.json") == box
+    assert box.link(0, 1) == links[0]
+    assert replace(box, links=()).link(0, 1) is None
+
+
+def changed(content: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    *keys, last = [int(key) if key.isdigit() else key for key in path.split(".")]
+    inner: Any = content
+    for key in keys:
+        inner = inner[key]
+    inner[last] = value
+    return content
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "told"),
+    [
+        ("version", 2, "version must be 1, got 2"),
+        ("basis", "guessed", "basis must be 'measured' or"),
+        ("devices", [], "devices must be at least one"),
+        ("devices.1.memory_bytes", "24", r"devices\[1\].memory_bytes must be a float, got '24'"),
+        ("devices.1.flops_per_ns", -1, r"devices\[1\].flops_per_ns must be a finite number above"),
+        ("links.0.latency_ns", 0, r"links\[0\].latency_ns must be a finite number above 0, got 0"),
+        ("links.0.bytes_per_ns", None, r"links\[0\].bytes_per_ns must be a float, got None"),
+        ("links.0.groups", [[0, 2]], r"links\[0\].groups\[0\] must have different devices of 0"),
+        ("links.0.groups", [[0, 0]], r"links\[0\].groups\[0\] must have different devices"),
+        ("host.cores", 1.5, r"host.cores must be a int, got 1.5"),
+        ("host", {}, r"host must have the keys \['bytes_per_ns', 'cores'\]"),
+        ("colour", "red", "the value must have the keys"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_refused_by_its_key(tmp_path, content, path, value, told):
+    file = tmp_path / "box.json"
+    file.write_text(json.dumps(changed(content, path, value)))
+    with pytest.raises(ValueError, match=f"box.json must be the profile of a box.*: {told}"):
+        load(file)
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b"no", b"\xff", b"[" * 5000, b'{"version": NaN}'])
+def test_other_files_are_refused(tmp_path, text):
+    file = tmp_path / "box.json"
+    file.write_bytes(text)
+    with pytest.raises(ValueError, match=r"box\.json must be the profile of a box, got another"):
+        load(file)
+
+
+def test_an_unknown_name_is_refused_with_the_one_that_was_meant(tmp_path):
+    with pytest.raises(ValueError, match="Did you mean 'h100x8'"):
+        load("h100x9")
+    with pytest.raises(FileNotFoundError):
+        load(tmp_path / "nowhere.json")
+
+
+def test_a_measured_machine_is_a_box():
+    rates = {4096: 1.0, 65536: 20.0}
+    gpu = MeasuredGpu("a GPU", 80, 132, (9, 0), rates, {4096: 1.0, 65536: 10.0}, 5.0, 1.0)
+    ways = [
+        MeasuredLink(0, 1, True, True, 900.0, {4096: 2.0, 65536: 40.0}, 30.0, 0.0),
+        MeasuredLink(1, 0, True, True, 800.0, {4096: 2.0, 65536: 50.0}, 30.0, 0.0),
+    ]
+    found = Topology(2, (), (), {4096: 9.5, 65536: 8.0}, 2500.0)
+    box = as_box(replace(found, gpus=(gpu, gpu), links=tuple(ways)))
+    assert box.devices == (BoxDevice("a GPU", 80, None, None),) * 2
+    assert box.links == (BoxLink(((0, 1),), 40.0, 900.0),)
+    assert box.host == BoxHost(2, 10.0)
+    cores = as_box(found)
+    assert cores.devices == (BoxDevice("CPU core", None, 8.0, None),) * 2
+    assert cores.link(0, 1) == BoxLink(((0, 1),), 8.0, 2500.0)
+    with pytest.raises(ValueError, match="the box must tell its flops_per_ns for a prediction"):
+        cluster_of(box)
+
+
+def test_boxes_that_scale_cannot_take_are_refused(content):
+    box = load("rtx3090x2")
+    mixed = replace(box, devices=(box.devices[0], replace(box.devices[1], name="another")))
+    with pytest.raises(ValueError, match=r"devices\[1\] of the box must be like devices\[0\]"):
+        cluster_of(mixed)
+    with pytest.raises(ValueError, match="must tell its link between 0 and 1"):
+        cluster_of(replace(box, links=()))
+
+
+def test_the_commands_take_a_box(tmp_path, monkeypatch):
+    file = tmp_path / "box.json"
+    monkeypatch.setattr("pykern.topo.measure", lambda: Topology(2, (), (), {4096: 9.5}, 2500.0))
+    done = CliRunner().invoke(app, ["topo", "--json", str(file)])
+    assert done.exit_code == 0, done.output
+    assert f"written: {file}" in done.stdout
+    assert load(file).host.cores == 2
+    shown = CliRunner().invoke(app, ["topo", "--box", "a100x4"]).stdout
+    assert "(published, not measured)" in shown
+    assert "80 GB, 1935 GB/s, 312 TFLOP/s" in shown
+    assert "between 0 1 2 3: 32 GB/s one way" in shown
+    assert "source: NVIDIA A100 data sheet" in shown
+    refused = CliRunner().invoke(app, ["topo", "--box", "a100x5"])
+    assert refused.exit_code == 2
+    assert "Did you mean 'a100x4'" in " ".join(refused.output.split())
+
+    sizes = ("--layers", "8", "--width", "512", "--sequence", "128", "--batch", "64")
+    scale = ["scale", *sizes, "--gpus", "4", "--top", "1", "--schedule", "gpipe", "--box"]
+    row = CliRunner().invoke(app, [*scale, "a100x4"], env={"COLUMNS": "200"}).stdout.split("\n")[1]
+    layout = Layout(*map(int, row.split()[1].split("x")))
+    job = Job(Transformer(8, 512, 128, 32_000), 64)
+    found = predict(job, cluster_of(load("a100x4")), layout, "gpipe")
+    assert row.split()[3] == f"{found.step_ns / 1e6:,.0f}"
+    refused = CliRunner().invoke(app, [*scale, str(file)])
+    assert refused.exit_code == 2
+    assert "must tell its flops_per_ns" in " ".join(refused.output.split())
