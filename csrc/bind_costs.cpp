@@ -101,8 +101,8 @@ void bind_costs_class(py::module_& module) {
 // kept_bytes is activation_bytes where it is not given: everything is freed after W.
 void bind_memory(py::module_& module) {
     py::class_<Memory>(module, "Memory",
-                       "What one microbatch holds on one stage, a number for every stage or a "
-                       "list.")
+                       "Bytes that one microbatch holds on one stage, a number for every stage or "
+                       "a list.")
         .def(py::init([](const StageValues& activation, const Values& kept,
                          const StageValues& boundary, const Values& rebuilt) {
                  return Memory(activation, kept.value_or(activation), boundary, rebuilt);

@@ -59,7 +59,7 @@ void bind_error(py::module_& module) {
 }
 
 void bind_action(py::module_& module) {
-    py::native_enum<Kind>(module, "Kind", "enum.Enum", "What an action does.")
+    py::native_enum<Kind>(module, "Kind", "enum.Enum", "The work that an action does.")
         .value("F", Kind::F)
         .value("R", Kind::R)
         .value("B", Kind::B)

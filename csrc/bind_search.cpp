@@ -59,7 +59,7 @@ void bind_search(py::module_& module) {
         .def_property_readonly(
             "seed_makespans_ns",
             [](const SearchResult& self) { return as_tuple(self.seed_makespans_ns); },
-            "Of each seed in the order given; infinite where it breaks the cap.")
+            "The makespan of each seed in the order given; infinite where it breaks the cap.")
         .def_property_readonly(
             "peaks", [](const SearchResult& self) { return as_tuple(self.peaks); },
             "Most that each device holds at once, in the unit of the caps.")

@@ -310,18 +310,19 @@ void bind_program(py::module_& module) {
                                      .after = transfers_from(after)});
             },
             "action"_a, "exec"_a, "graph"_a, "before"_a, "after"_a,
-            "What an action is when it is replayed: a captured graph as instantiated and as "
-            "captured, both 0 where there is nothing to compute, and what moves before and after.")
+            "Sets what replays an action: a captured graph as instantiated and as captured, both 0 "
+            "where there is nothing to compute, and what moves before and after.")
         .def(
             "set_transfers",
             [](StreamProgram& self, Action copy, const std::vector<PythonTransfer>& transfers) {
                 self.job.set_transfers(self.task_of(copy), transfers_from(transfers));
             },
             "copy"_a, "transfers"_a,
-            "What a copy moves whose action is launched: (to, from, bytes, via) for each tensor.")
+            "Sets what the copy of a launched action moves: (to, from, bytes, via) for each "
+            "tensor.")
         .def(
             "timeline", [](const StreamProgram& self) { return self.last_trace().actions(); },
-            "What ran when in the last traced step, on the GPUs' clocks; a row for each device.")
+            "The times of the last traced step, on the GPUs' clocks; a row for each device.")
         .def(
             "copies", [](const StreamProgram& self) { return self.last_trace().copies(); },
             "The same for its copies; a row for each copy stream.");

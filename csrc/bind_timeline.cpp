@@ -82,7 +82,8 @@ void bind_bubble(py::module_& module) {
 }
 
 void bind_step(py::module_& module) {
-    py::native_enum<Wait>(module, "Wait", "enum.Enum", "What decided when an action started.")
+    py::native_enum<Wait>(module, "Wait", "enum.Enum",
+                          "The reason why an action did not start earlier.")
         .value("NOTHING", Wait::NOTHING)
         .value("ROW", Wait::ROW)
         .value("INPUT", Wait::INPUT)
@@ -128,7 +129,7 @@ std::vector<Span> visible_of(const Timeline& self, int device, double origin_ns,
 }
 
 void bind_rows(py::module_& module) {
-    py::class_<Timeline>(module, "Timeline", "What ran when: predicted or measured.")
+    py::class_<Timeline>(module, "Timeline", "The times of actions, predicted or measured.")
         .def(py::init<std::vector<std::vector<Span>>>(), "rows"_a)
         .def_property_readonly("rows",
                                [](const Timeline& self) { return tuple_of_tuples(self.rows()); })

@@ -16,7 +16,7 @@ from tests.fake_cuda.fake import FakeCuda
 # CPU, whether there is a GPU or not, or compiles them for the tests that are marked gpu.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# The same examples on every run, and no deadline: another process on the machine is no failure.
+# The same examples on every run, and no deadline: another process on the machine is not a failure.
 settings.register_profile("pykern", derandomize=True, deadline=None)
 # Faults that sanitizers look for show in any example.
 settings.register_profile("few", settings.get_profile("pykern"), max_examples=15)

@@ -32,7 +32,7 @@ def checked(result: tuple[Any, ...]) -> Any:
 
 
 def own_stream() -> torch.cuda.ExternalStream:
-    """A non-blocking stream that is no one else's; torch's come from a pool that wraps."""
+    """A non-blocking stream that nobody else has; torch's come from a pool that wraps."""
     torch.cuda.init()
     torch.cuda.synchronize()
     non_blocking = 1

@@ -41,7 +41,7 @@ class Clock {
     // When an input, which stands at a position of another device's row, is there for the action.
     double arrival_ns(Action action, Action input, std::size_t sender, std::size_t position) const {
         const double end_ns = rows_[sender][position].end_ns;
-        // Gradients on their way to REDUCE, or from it, are no message.
+        // Gradients on their way to REDUCE, or from it, are not a message.
         if (action.stage == input.stage) return end_ns + transfer_ns_;
         const double sent_ns =
             shared_links_ ? sent_ns_[sender][position] : end_ns + message_ns_[boundary_of(input)];

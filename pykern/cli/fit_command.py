@@ -31,13 +31,13 @@ def fit(
     schedule: Annotated[str, typer.Option(help=CATALOGUE)] = "one_f_one_b",
     devices: Annotated[int, number_option(about="Devices, one for each stage or more.")] = 8,
     microbatches: Annotated[int, number_option(about="Parts of each batch.")] = 8,
-    memory: Annotated[float, typer.Option(min=0, help="Of each device, in GiB.")] = 80.0,
+    memory: Annotated[float, typer.Option(min=0, help="Memory of each device, in GiB.")] = 80.0,
     optimizer: Annotated[
         str, typer.Option(help="A class of torch.optim, or none to leave its state out.")
     ] = "AdamW",
     recompute: Annotated[
         Literal["none", "ops", "layer", "stage"],
-        typer.Option(help="What a forward keeps for its backward, as for Pipeline."),
+        typer.Option(help="Level, as for Pipeline: values that a forward keeps for its backward."),
     ] = "ops",
     *,
     options: Given,

@@ -23,9 +23,9 @@ HEADINGS = (
 WHOLE = ("GPUs", "dp x tp x pp", "schedule")
 NOTE = (
     "Predicted from data sheets by simulation, not measured. dp pipelines x tp slices of every "
-    "stage x pp devices. Of peak: the model's operations, as a share. Tensor: all-reduces within "
-    "stages. Data: gradients over pipelines, and what ZeRO-1 gathers. Exposed: what of that the "
-    "plan does not hide."
+    "stage x pp devices. 'Of peak': the model's operations, as a share. Tensor: all-reduces within "
+    "stages. Data: gradients over pipelines, and what ZeRO-1 gathers. Exposed: time of these that "
+    "the plan does not hide."
 )
 OVER_BOXES = "* a pipeline over several boxes: a process for each GPU, on torch's runtime."
 MOST_GPUS = 65_536
@@ -81,8 +81,8 @@ def scale(
         Sizes,
         typer.Option(parser=sizes, metavar="N,N..N", help="Numbers of GPUs; A..B is by doubling."),
     ] = "8..1024",  # type: ignore[assignment]  # parsed by typer
-    layers: Annotated[int, number_option("--layers", about="Of the GPT.")] = 32,
-    width: Annotated[int, number_option("--width", about="Of its activations.")] = 4096,
+    layers: Annotated[int, number_option("--layers", about="Layers of the GPT.")] = 32,
+    width: Annotated[int, number_option("--width", about="Width of its activations.")] = 4096,
     sequence: Annotated[int, number_option("--sequence", about="Tokens of a row.")] = 4096,
     vocabulary: Annotated[int, number_option("--vocabulary", about="Tokens there are.")] = 32_000,
     batch: Annotated[int, number_option("--batch", about="Rows of a step, over all GPUs.")] = 512,

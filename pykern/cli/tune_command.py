@@ -26,7 +26,7 @@ def tune(
         int | None, typer.Option(min=1, help="Rows of a batch.", show_default="those returned")
     ] = None,
     memory: Annotated[
-        float | None, typer.Option(min=0, help="Of each device, in GiB.", show_default="any")
+        float | None, typer.Option(min=0, help="Memory of each device, in GiB.", show_default="any")
     ] = None,
     out: Annotated[
         Path | None,

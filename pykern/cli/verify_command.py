@@ -55,7 +55,7 @@ def verify(
     steps: Annotated[int, number_option(about="Steps of each schedule.")] = 2,
     recompute: Annotated[
         Literal["none", "ops", "layer", "stage"],
-        typer.Option(help="What a forward keeps for its backward, as for Pipeline."),
+        typer.Option(help="Level, as for Pipeline: values that a forward keeps for its backward."),
     ] = "none",
     rtol: Annotated[
         float, typer.Option(min=0, help="Tolerance relative to the plain model's values.")

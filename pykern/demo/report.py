@@ -76,7 +76,7 @@ def timelines(
 ) -> None:
     """Print the last step and its prediction, and write both as a picture and as a trace."""
     both = {"measured (last step)": measured, "predicted": predicted}
-    console.print("\nWhat ran when:\n")
+    console.print("\nThe timelines:\n")
     console.print(as_text(both, console.width))
     num_cores = len(os.sched_getaffinity(0))
     if by_workers and measured.num_devices > num_cores:

@@ -76,7 +76,7 @@ def to_torch(  # noqa: PLR0913 - what torch's schedules take, by torch's names
     Raises:
         PlanError: The plan breaks a rule.
         ValueError: Torch's runtime cannot run it, or not with these stages or this group.
-        TypeError: A stage is no `PipelineStage`.
+        TypeError: A stage is not a `PipelineStage`.
         ImportError: This torch has another runtime.
     """
     _require_runtime()

@@ -25,7 +25,7 @@ class MaskedEmbedding(nn.Module):
         self.padding = padding
 
     def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Embed `ids`, and tell which are no padding."""
+        """Embed `ids`, and tell which are not padding."""
         return self.layer(ids), ids != self.padding
 
 
@@ -33,7 +33,7 @@ class MaskedAttention(OnPair):
     """The first half of a block: (x, mask) in, the same out."""
 
     def forward(self, masked: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Let every position look at all that are no padding."""
+        """Let every position look at all that are not padding."""
         x, mask = masked
         return self.layer(x, mask[:, None, None, :]), mask
 
@@ -53,7 +53,7 @@ def bert(  # noqa: PLR0913, PLR0917
     """An encoder as a chain of 2 * layers + 2 modules: embedding, attention and MLP in turn, head.
 
     Between the layers passes a pair: x [batch, seq, width], and a mask, bool [batch, seq], True
-    where a token is no padding, which every attention needs and which costs a byte per token.
+    where a token is not padding, which every attention needs and which costs a byte per token.
 
     Args:
         vocab: Number of tokens.

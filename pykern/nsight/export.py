@@ -26,7 +26,7 @@ def tables_of(path: str | os.PathLike[str]) -> Iterator[sqlite3.Connection]:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the file is no report, or Nsight Systems cannot read it.
+        ValueError: the file is not a report, or Nsight Systems cannot read it.
     """
     report = Path(path)
     with report.open("rb") as file:

@@ -113,7 +113,7 @@ def _other_plans(seen: Observed) -> Iterator[tuple[str, str, Plan]]:
                 yield "microbatches", f"microbatches={plan.num_microbatches}", plan
     for name in by_name:
         plan = _made(seen, name, count)
-        # A forward alone is no step.
+        # A step has a backward.
         if plan is not None and plan != seen.plan and (plan.has(Kind.B) or plan.has(Kind.I)):
             yield "schedule", f'schedule="{name}"', plan
 

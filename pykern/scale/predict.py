@@ -175,7 +175,7 @@ def least_ns(job: Job, mesh: Mesh) -> float:
 
 
 def require_predictable(schedule: str) -> None:
-    """Refuse what is no schedule, or one that this module knows too little about.
+    """Refuse a name that is not a schedule's, or one that this module knows too little about.
 
     Raises:
         ValueError: The name is unknown, or the schedule does more than train one copy of the model

@@ -53,7 +53,7 @@ def described(value: Any, depth: int = 2) -> Hashable:
     anything else which it is, and what its attributes are where the depth is more than one.
     """
     if isinstance(value, float | complex):
-        # By which zero is not minus zero, and what is no number equals itself.
+        # The text tells zero from minus zero, and not-a-number equals itself.
         return type(value), repr(value)
     if isinstance(value, PLAIN):
         return type(value), value

@@ -166,7 +166,7 @@ class Holder(nn.Module):
 
 
 class Counted(nn.Linear):
-    """State that is no tensor."""
+    """State that is not a tensor."""
 
     def get_extra_state(self) -> int:
         return 3

@@ -295,7 +295,7 @@ def test_the_table_has_a_line_for_every_schedule() -> None:
     assert by_name.keys() <= found.keys()
     assert found["one_f_one_b"] == ["4", "33", "0.273", "0.273", "4", "4", "6"]
     assert found["gpipe"] == ["4", "33", "0.273", "0.273", "8", "8", "6"]
-    assert found["hanayo"][-1] == "12"  # the turn is no message
+    assert found["hanayo"][-1] == "12"  # the turn is not a message
 
 
 REFUSED = [

@@ -145,7 +145,7 @@ TEST_CASE("an object is ended once, by its last owner, on whichever thread") {
     CHECK(fake_calls("cuEventDestroy") == 1);
 }
 
-TEST_CASE("an end that fails is no error, as when the driver has gone at exit") {
+TEST_CASE("an end that fails is not an error, as when the driver has gone at exit") {
     const FakeWorld world(1);
     const PrimaryContext device(0);
     Stream stream = make_stream(device.get());

@@ -52,7 +52,7 @@ TEST_CASE("a cell holds what R rebuilds, where nothing else is said as much as w
     CHECK(peak_bytes(recomputed, less)[0] == 27.0);
 }
 
-TEST_CASE("a hundred thousand actions, half of a row ahead of their backwards, are no problem") {
+TEST_CASE("a hundred thousand actions, half of a row ahead of their backwards, are planned") {
     const int num_microbatches = 12500;
     const Plan plan = by_phases(Placement::linear(4), num_microbatches,
                                 std::vector<int>(4, num_microbatches), num_microbatches);

@@ -302,7 +302,7 @@ class FakeCuda:
 
     def close(self) -> None:
         """Waits for the devices in use, then destroys all that was made through this object."""
-        gc.collect()  # what only a cycle keeps alive is no leak, but must go before the next model
+        gc.collect()  # a cycle's garbage is not a leak, but must go before the next model
         self.synchronize()
         for name, handle in reversed(self._undo):
             is_device = name == "cuDevicePrimaryCtxRelease"

@@ -98,7 +98,7 @@ def test_gradients_are_the_same_made_at_once_or_again(way, dtype):
     WAYS[way].gradients_of_rows(again, log_sums, target, scale, 47, IGNORED)
     assert torch.equal(at_once.isnan(), again.isnan())
     assert torch.equal(at_once.nan_to_num(), again.nan_to_num())
-    # A target that is no class shows, in its row alone.
+    # A target that is not a class shows, in its row alone.
     assert losses.isnan().tolist() == [False] * 4 + [True]
     assert at_once[:, :47].isnan().all(1).tolist() == [False] * 4 + [True]
     assert not at_once[:4].isnan().any()

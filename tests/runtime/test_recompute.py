@@ -78,7 +78,7 @@ CALLERS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         "cpu", dtype=torch.bfloat16, cache_enabled=False
     ),
     "hooks": save_on_cpu,
-    "no hooks": lambda: disable_saved_tensors_hooks("there are none here"),
+    "no hooks": lambda: disable_saved_tensors_hooks("there are not any here"),
 }
 
 

@@ -105,7 +105,7 @@ def test_a_context_that_is_lost_is_told_and_a_close_still_works(gpus: FakeCuda) 
             pipe.step(case.inputs, target=case.target)
     pipe.close()
     assert not any("work after" in text for text in gpus.violations)
-    # Objects that cannot be given back any more are no leak.
+    # Objects that cannot be given back any more are not a leak.
     del pipe
     gc.collect()
     gpus.reset(8)

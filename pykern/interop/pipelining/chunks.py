@@ -103,7 +103,7 @@ def split(
 ) -> tuple[PositionalChunks, KeywordChunks]:
     """Arguments of each microbatch: tensors cut on the dimension that a spec gives, else on 0.
 
-    Larger parts come first. Arguments that are no tensors go to every microbatch.
+    Larger parts come first. Arguments that are not tensors go to every microbatch.
 
     Raises:
         ValueError: a spec is not for these arguments, or a tensor cannot be cut into so many.

@@ -35,7 +35,7 @@ class PipelineScheduleSingle(PipelineSchedule):
             those of the mean loss.
 
     Raises:
-        TypeError: a stage is no `PipelineStage`, or a count is no int.
+        TypeError: a stage is not a `PipelineStage`, or a count is not an int.
         ValueError: stages are missing, or do not fit the schedule.
     """
 

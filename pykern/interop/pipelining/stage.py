@@ -40,7 +40,7 @@ class PipelineStage:
         get_mesh: None; there are no meshes in one process.
 
     Raises:
-        TypeError: the submodule is no `nn.Module`.
+        TypeError: the submodule is not an `nn.Module`.
         ValueError: there is no such stage, or what must be None is not.
         RuntimeError: there are more ranks than stages.
     """

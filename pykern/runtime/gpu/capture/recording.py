@@ -171,8 +171,8 @@ class Recording:
         known = {id(parameter) for parameter, _ in self._gradients}
         if any(id(leaf) not in known for leaf in self._static[stage].trains(slot)):
             raise CannotCapture(
-                f"stage {stage}, or the loss, trains a tensor that is no parameter of its layers, "
-                "or that had no gradient after the step before"
+                f"stage {stage}, or the loss, trains a tensor that is not a parameter of its "
+                "layers, or that had no gradient after the step before"
             )
 
     def _record(self, kind: Kind, stage: int, slot: int, pool: Any) -> None:
