@@ -84,7 +84,8 @@ def plan(
     recompute: Annotated[Stages | None, RECOMPUTE] = None,
     frozen: Annotated[Stages | None, FROZEN] = None,
     compare: Annotated[
-        str | None, typer.Option(metavar="NAME|FILE", help="A second one, on the same time axis.")
+        str | None,
+        typer.Option(metavar="NAME|FILE", help="A second plan, drawn on the same time axis."),
     ] = None,
     out: Annotated[
         Path | None,

@@ -84,7 +84,7 @@ def scale(
     layers: Annotated[int, number_option("--layers", about="Layers of the GPT.")] = 32,
     width: Annotated[int, number_option("--width", about="Width of its activations.")] = 4096,
     sequence: Annotated[int, number_option("--sequence", about="Tokens of a row.")] = 4096,
-    vocabulary: Annotated[int, number_option("--vocabulary", about="Tokens there are.")] = 32_000,
+    vocabulary: Annotated[int, number_option("--vocabulary", about="Known tokens.")] = 32_000,
     batch: Annotated[int, number_option("--batch", about="Rows of a step, over all GPUs.")] = 512,
     microbatch: Annotated[int, number_option("--microbatch", about="Rows of a microbatch.")] = 1,
     zero: Annotated[bool, typer.Option("--zero1", help="Share the optimizer's state out.")] = False,
@@ -99,7 +99,7 @@ def scale(
         int | None, number_option("--cards", about="Network cards of a box; one per GPU.")
     ] = None,
     schedule: Annotated[
-        ScheduleNames, typer.Option(parser=names, metavar="NAME,...", help="Those to choose from.")
+        ScheduleNames, typer.Option(parser=names, metavar="NAME,...", help="Names to choose from.")
     ] = SCHEDULES,  # type: ignore[assignment]  # parsed by typer
     top: Annotated[int, number_option("--top", about="Layouts shown for each number.")] = 3,
     slowdown: Annotated[

@@ -1,6 +1,7 @@
 """The schedules' own options as flags: read from their signatures, so that none is forgotten."""
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any
 
@@ -74,13 +75,23 @@ def with_schedule_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def as_flag(option: str, parameter: inspect.Parameter) -> inspect.Parameter:
     """The parameter that makes typer show and read the flag; its default is None."""
-    about = f"For {', '.join(owners_of(option))}."
+    about = about_option(option)
     if parameter.annotation is bool:
         kind: Any = Annotated[bool | None, typer.Option(flag_of(option), help=about)]
     else:
         shown = typer.Option(flag_of(option), help=about, parser=count, metavar="N")
         kind = Annotated[int | None, shown]
     return inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+
+
+def about_option(option: str) -> str:
+    """The beginnings of the schedules' docstrings on an option, each with its schedules."""
+    owners: dict[str, list[str]] = {}
+    for name in owners_of(option):
+        told = re.search(rf"^ *{option}: ([^.;(]*)", by_name[name].__doc__ or "", re.MULTILINE)
+        sentence = " ".join(told[1].split()) if told else option
+        owners.setdefault(sentence, []).append(name)
+    return " ".join(f"{sentence} ({', '.join(names)})." for sentence, names in owners.items())
 
 
 def of_schedule(name: str, options: Mapping[str, int | bool]) -> Given:

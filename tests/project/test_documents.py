@@ -7,6 +7,7 @@ import runpy
 import pytest
 import torch
 
+from pykern.cli import app
 from pykern.plan.files.json_form import from_json, to_json
 from pykern.schedules import one_f_one_b
 
@@ -106,6 +107,13 @@ def test_the_pages_of_the_catalogue_are_what_the_code_gives(root):
     assert stale == [], "run python docs/make_schedules.py"
     pictures = {f"schedules/{path.name}" for path in (root / "docs/schedules").iterdir()}
     assert pictures == made.keys() - {"schedules.md"}
+
+
+def test_the_page_of_commands_is_what_the_commands_say(root):
+    made = runpy.run_path(str(root / "docs/make_commands.py"))["made"]()
+    assert made == (root / "docs/commands.md").read_text(), "run python docs/make_commands.py"
+    told = re.findall(r"^## `pykern (\w+)`$", made, re.MULTILINE)
+    assert told == [getattr(each.callback, "__name__", None) for each in app.registered_commands]
 
 
 def test_the_plan_shown_as_a_file_is_one(root):
