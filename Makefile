@@ -55,7 +55,7 @@ $(VENV)/.extension: $(VENV)/.build-tools $(SOURCES) $(NAMES)
 	@touch $@
 
 $(VENV)/.docs-tools: $(VENV)/.build-tools | $(VENV)/.extension
-	@$(INSTALL) "sphinx>=9" furo "myst-parser>=5"
+	@$(INSTALL) "sphinx>=9" furo "myst-nb>=1.4"
 	@touch $@
 
 $(NAMES): $(VENV)/.build-tools

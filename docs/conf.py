@@ -14,9 +14,15 @@ import pykern
 project = "pykern"
 release = pykern.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
-include_patterns = ["*.md", "docs/**.md", "bench/README.md", "schedules/README.md"]
+include_patterns = [
+    "*.md",
+    "docs/**.md",
+    "docs/tour.ipynb",
+    "bench/README.md",
+    "schedules/README.md",
+]
 exclude_patterns = [".*", "build", "dist"]
 
 html_theme = "furo"
@@ -30,6 +36,10 @@ html_extra_path = ["site"]
 highlight_language = "text"
 # Headings have the names that links give them on GitHub.
 myst_heading_anchors = 4
+# The notebook runs when the site is built: its outputs are those of this version.
+nb_execution_mode = "force"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 300
 
 autodoc_default_options = {"members": True, "member-order": "bysource"}
 # Classes of the extension have their signatures in the docstrings of their `__init__`.
