@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..one_of import require_one_of
 from ..plan import Action, Costs, Kind, Memory, Plan, peak_bytes, with_recompute
 from ..runtime.recompute.recompute import INPUTS, LEVELS, Level
 
@@ -96,9 +97,8 @@ def _of_microbatches(count: int, stage: int, wanted: Any) -> list[Level | None]:
             f"stage {stage}"
         )
     for level in levels:
-        if level is not None and level not in LEVELS:
-            known = ", ".join(map(repr, LEVELS))
-            raise ValueError(f"recompute must be one of {known}, got {level!r} for stage {stage}")
+        if level is not None:
+            require_one_of(f"recompute of stage {stage}", level, LEVELS)
     return levels
 
 

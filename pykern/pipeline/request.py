@@ -76,6 +76,8 @@ class Request:
                 "pykern.AsyncPipeline takes an optimizer, which its steps call"
             )
         refuse_unknown_options(self.schedule, self.options, arguments)
+        if self.devices is None:
+            raise TypeError("devices must be given, got None. For example devices='cpu:4'")
         _require_loss(self.loss_fn)
         require_one_of("reduction", self.reduction, get_args(BatchReduction))
         if not isinstance(self.deferred_batch_norm, bool):

@@ -100,13 +100,10 @@ def with_tuned(
         arguments: all others, by name.
 
     Raises:
-        TypeError: there are neither devices nor a file.
         ValueError: the file is not one, an argument is given that it stands for, or it is for
             another model.
     """
     if tuned is None:
-        if arguments["devices"] is None:
-            raise TypeError("devices must be given, got None. For example devices='cpu:4'")
         return arguments
     found = Tuned.load(tuned)
     for name, usual in STANDS_FOR.items():

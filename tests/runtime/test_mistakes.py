@@ -98,6 +98,12 @@ CONSTRUCTION = {
         "arguments must be the pipeline's own or options of the schedule 'one_f_one_b' (it has no "
         "options), got num_stages=. Did you mean devices=?",
     ),
+    "a device": (
+        lambda: pykern.Pipeline(nn.Sequential(Counts(4, 4)), device="cpu:2"),
+        TypeError,
+        "arguments must be the pipeline's own or options of the schedule 'one_f_one_b' (it has no "
+        "options), got device=. Did you mean devices=?",
+    ),
     "an option like nothing": (
         lambda: make(amp=True),
         TypeError,

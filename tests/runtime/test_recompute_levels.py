@@ -23,8 +23,11 @@ from tests.support.pipelines import planned
 
 WRONG: dict[str, tuple[Any, str]] = {
     "auto": ("auto", "recompute must be a level or a Budget, got 'auto'"),
-    "level": ("layers", "recompute must be one of 'none', .* got 'layers' for stage 0"),
-    "type": ([3, None], "recompute must be one of .* got 3 for stage 0"),
+    "level": (
+        "layers",
+        "recompute of stage 0 must be one of 'none', .* got 'layers'. Did you mean 'layer'",
+    ),
+    "type": ([3, None], "recompute of stage 0 must be one of .* got 3"),
     "stages": (["layer"], "recompute must have an entry for each of 2 stages, got 1"),
     "microbatches": (
         [["layer"], None],
