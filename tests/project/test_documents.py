@@ -6,7 +6,9 @@ import runpy
 
 import pytest
 import torch
+from torch import nn
 
+import pykern
 from pykern.cli import app
 from pykern.plan.files.json_form import from_json, to_json
 from pykern.schedules import one_f_one_b
@@ -38,7 +40,7 @@ def test_what_a_guide_shows_runs_and_prints_what_it_shows(python, root, name):
     [
         *("choose-a-split.md", "from-device-map.md", "from-deepspeed.md", "asynchronous.md"),
         *("verify.md", "loss-outside.md", "from-torchgpipe.md", "memory.md"),
-        "troubleshooting.md",
+        *("troubleshooting.md", "search.md"),
     ],
 )
 def test_what_a_guide_shows_runs_here_and_prints_what_it_shows(root, name, capsys):
@@ -84,6 +86,23 @@ def test_the_page_on_checkpoints_runs_and_prints_what_it_shows(root, tmp_path, m
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         *("model.safetensors", "run.ckpt", "run.dcp"),
     ]
+
+
+# A minute where ten others share the cores: it measures until times settle.
+@pytest.mark.timeout(300)
+def test_the_page_on_tuning_runs(root, tmp_path, monkeypatch, capsys):
+    (code,) = re.findall(
+        r"^```python\n(.*?)^```", (root / "docs/tuning.md").read_text(), re.M | re.S
+    )
+    monkeypatch.chdir(tmp_path)
+    names = {
+        **{"pykern": pykern, "F": nn.functional, "x": torch.randn(64, 8)},
+        **{"y": torch.randint(8, (64,)), "model": nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))},
+    }
+    exec(code, names)
+    assert "plans simulated, 3 run" in capsys.readouterr().out
+    assert isinstance(names["pipe"], pykern.Pipeline)
+    assert (tmp_path / "plan.json").exists()
 
 
 def test_the_first_hour_runs_and_prints_what_it_shows(root, tmp_path, monkeypatch, capsys):
