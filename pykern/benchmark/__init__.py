@@ -2,6 +2,6 @@
 
 from .box import run
 from .compare import Comparison, compare
-from .figures import Figure, Results, load
+from .figures import BoxResults, Figure, load
 
-__all__ = ["Comparison", "Figure", "Results", "compare", "load", "run"]
+__all__ = ["BoxResults", "Comparison", "Figure", "compare", "load", "run"]

@@ -15,13 +15,13 @@ from ..doctor.cgroup import limits
 from ..doctor.cores import usable_cores
 from ..doctor.versions import versions
 from ..runtime.devices import parse_devices
-from .figures import Figure, Results
+from .figures import BoxResults, Figure
 from .sections import SECTIONS
 
 
 def run(
     devices: str, seconds: float, tell: Callable[[str, float], object] = lambda *_: None
-) -> Results:
+) -> BoxResults:
     """Measures a box. An interrupt ends the run, with what is known by then.
 
     Args:
@@ -51,7 +51,7 @@ def run(
         # The other sections tell of this box all the same.
         except Exception as error:
             left_out[name] = f"{type(error).__name__}: {error}"
-    return Results(dict(_machine(devices)), tuple(figures), left_out)
+    return BoxResults(dict(_machine(devices)), tuple(figures), left_out)
 
 
 def _machine(devices: str) -> Iterator[tuple[str, str]]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from .figures import Results
+from .figures import BoxResults
 
-Verdict = Literal["SAME", "FASTER", "SLOWER", "AMBIGUOUS"]
+Change = Literal["SAME", "FASTER", "SLOWER", "AMBIGUOUS"]
 
 # Medians this close are the same, if the intervals overlap.
 _SAME = 0.02
@@ -29,10 +29,10 @@ class Comparison:
     unit: str
     before: float
     after: float
-    verdict: Verdict
+    verdict: Change
 
 
-def compare(before: Results, after: Results) -> list[Comparison]:
+def compare(before: BoxResults, after: BoxResults) -> list[Comparison]:
     """The figures that both runs have, in the order of the first."""
     others = {figure.name: figure for figure in after.figures}
     return [
@@ -52,7 +52,7 @@ def compare(before: Results, after: Results) -> list[Comparison]:
 
 def verdict_of(
     ratio: float, interval: tuple[float, float], baseline: tuple[float, float]
-) -> Verdict:
+) -> Change:
     """A difference is claimed only where the intervals are apart."""
     if interval[1] < baseline[0]:
         return "FASTER"

@@ -43,7 +43,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Results:
+class BoxResults:
     """All that one run has found.
 
     Attributes:
@@ -66,8 +66,8 @@ class Results:
             file.write_text(self.text(), encoding="utf-8")
 
 
-def load(path: str | Path) -> Results:
-    """Reads a file that `Results.save` has written.
+def load(path: str | Path) -> BoxResults:
+    """Reads a file that `BoxResults.save` has written.
 
     Raises:
         ValueError: the file is another's, or a part of it is missing or of another kind.
@@ -82,7 +82,7 @@ def load(path: str | Path) -> Results:
         told = found.get("format") if isinstance(found, dict) else type(found).__name__
         raise ValueError(f"{path} must have the format {FORMAT!r}, got {told!r}. Make it again")
     try:
-        return Results(
+        return BoxResults(
             _texts(found, "machine"),
             tuple(_figure(one) for one in found["figures"]),
             _texts(found, "left_out"),

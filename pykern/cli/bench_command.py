@@ -11,7 +11,7 @@ from .errors import BadInput, bad_input
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..benchmark import Comparison, Results
+    from ..benchmark import BoxResults, Comparison
 
 bench = typer.Typer(help="Measure a box into a file, and compare two such files.")
 
@@ -64,7 +64,7 @@ def compare(
     typer.echo(_text(_compared(rows)))
 
 
-def _shown(results: "Results") -> str:
+def _shown(results: "BoxResults") -> str:
     from rich.table import Table
 
     table = Table("figure", title_justify="left")

@@ -27,6 +27,6 @@ def read(path: str | os.PathLike[str]) -> Report:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is no trace, or has no step of a pipeline of pykern.
+        ValueError: the file is not a trace, or lacks a step of a pipeline of pykern.
     """
     return profile_of(steps_of(events_of(path)), os.fspath(path), _REMEDY)

@@ -23,7 +23,7 @@ def read(path: str | os.PathLike[str]) -> Report:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is no report, or has no step of a pipeline of pykern.
+        ValueError: the file is not a report, or lacks a step of a pipeline of pykern.
     """
     with tables_of(path) as tables:
         try:

@@ -1,4 +1,4 @@
-"""Results are read back as they were written, refused when they are another's, and compared."""
+"""BoxResults are read back as they were written, refused when they are another's, and compared."""
 
 import json
 from pathlib import Path
@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from pykern.benchmark import Comparison, Figure, Results, compare, load
+from pykern.benchmark import BoxResults, Comparison, Figure, compare, load
 from pykern.cli import app
 
 ONE = Figure("a step", "ms", (1.0, 1.1, 1.2), 0.9)
 
 
-def results(*figures: Figure) -> Results:
-    return Results({"cores": "2"}, figures, {"inference": "the time was over"})
+def results(*figures: Figure) -> BoxResults:
+    return BoxResults({"cores": "2"}, figures, {"inference": "the time was over"})
 
 
 def test_a_file_is_read_back(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_a_difference_is_claimed_where_the_middles_are_apart(
 
 def test_the_command_compares_what_both_have(tmp_path: Path) -> None:
     results(ONE, Figure("only here", "ms", (1.0, 1.0))).save(tmp_path / "a.json")
-    Results({"cores": "4"}, (Figure("a step", "ms", (0.5, 0.5)),), {}).save(tmp_path / "b.json")
+    BoxResults({"cores": "4"}, (Figure("a step", "ms", (0.5, 0.5)),), {}).save(tmp_path / "b.json")
     files = [str(tmp_path / name) for name in ("a.json", "b.json")]
     printed = CliRunner().invoke(app, ["bench", "compare", *files]).stdout
     assert "cores: 2 | 4" in printed
