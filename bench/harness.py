@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from pykern.benchmark.compare import Change, verdict_of
+from pykern.benchmark.compare import FigureVerdict, verdict_of
 from pykern.benchmark.figures import interval_of
 
 _WARMUP_ROUNDS = 3
@@ -98,7 +98,7 @@ class Record:
     p80_ms: float
     noise: float
     ratio: float
-    verdict: Change | Literal["BASELINE"]
+    verdict: FigureVerdict | Literal["BASELINE"]
     figures: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from .figures import BoxResults
 
-Change = Literal["SAME", "FASTER", "SLOWER", "AMBIGUOUS"]
+FigureVerdict = Literal["SAME", "FASTER", "SLOWER", "AMBIGUOUS"]
 
 # Medians this close are the same, if the intervals overlap.
 _SAME = 0.02
@@ -29,7 +29,7 @@ class Comparison:
     unit: str
     before: float
     after: float
-    verdict: Change
+    verdict: FigureVerdict
 
 
 def compare(before: BoxResults, after: BoxResults) -> list[Comparison]:
@@ -52,7 +52,7 @@ def compare(before: BoxResults, after: BoxResults) -> list[Comparison]:
 
 def verdict_of(
     ratio: float, interval: tuple[float, float], baseline: tuple[float, float]
-) -> Change:
+) -> FigureVerdict:
     """A difference is claimed only where the intervals are apart."""
     if interval[1] < baseline[0]:
         return "FASTER"
