@@ -20,6 +20,7 @@ void bind_landing(pybind11::module_& module);
 void bind_exec(pybind11::module_& module);
 void bind_forks(pybind11::module_& module);
 void bind_cuda(pybind11::module_& module);
+void bind_lanes(pybind11::module_& module);
 void bind_streams(pybind11::module_& module);
 void bind_build(pybind11::module_& module);
 

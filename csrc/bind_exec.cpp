@@ -10,7 +10,6 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -23,6 +22,7 @@
 #include "exec/watchdog.hpp"
 #include "exec/workers.hpp"
 #include "forks.hpp"
+#include "patience.hpp"
 
 namespace py = pybind11;
 
@@ -38,9 +38,9 @@ class WorkerExecutor final : public Closable {
             throw std::invalid_argument("an executor needs at least 1 worker, got " +
                                         std::to_string(num_workers));
         }
-        const auto timeout_ns = static_cast<std::int64_t>(std::min(timeout_s, kLongestS) * 1e9);
-        if (timeout_ns > 0) watch(timeout_ns);
-        callbacks_ = std::make_unique<Callbacks>(num_workers, timeout_ns, watchdog_.get());
+        const std::chrono::nanoseconds timeout = nanoseconds_of(timeout_s);
+        if (timeout.count() > 0) watch(timeout);
+        callbacks_ = std::make_unique<Callbacks>(num_workers, timeout.count(), watchdog_.get());
         const py::gil_scoped_release no_gil;
         workers_ = std::make_unique<Workers>(num_workers, *callbacks_);
     }
@@ -153,25 +153,13 @@ class WorkerExecutor final : public Closable {
     std::vector<pid_t> callers() override { return claim_.callers(); }
 
    private:
-    // The longest wait that fits into nanoseconds with room to spare.
-    static constexpr double kLongestS = 1e9;
-
     // Has a watchdog look at waits for the interpreter lock.
-    void watch(std::int64_t timeout_ns) {
+    void watch(std::chrono::nanoseconds timeout) {
         const auto tell = [this](std::int64_t ns) {
             const std::vector<UnderWay> under_way = callbacks_->under_way();
             return tell_kept_lock(workers_->program(), ns, under_way, waiting(under_way));
         };
-        try {
-            watchdog_ = std::make_unique<Watchdog>(std::chrono::nanoseconds(timeout_ns),
-                                                   STDERR_FILENO, tell);
-        } catch (const std::system_error& error) {
-            throw std::runtime_error(
-                "timeout needs a thread, and the system refused that thread: " +
-                error.code().message() +
-                ". Omit timeout, or raise the limit of threads (ulimit -u, "
-                "pids.max of the container) or of memory (ulimit -v)");
-        }
+        watchdog_ = watching<Watchdog>(timeout, STDERR_FILENO, tell);
     }
 
     // The next action of each row that waits, besides the actions that are under way.

@@ -1,6 +1,7 @@
-// Python's side of the streams driver: lanes, programs on them, and the executor.
+// Python's side of the streams driver: programs on lanes, and the executor.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <unistd.h>
 
 #include <array>
 #include <cstdint>
@@ -18,7 +19,9 @@
 #include "exec/step_graph.hpp"
 #include "exec/stream_job.hpp"
 #include "exec/stream_trace.hpp"
+#include "exec/stream_watch.hpp"
 #include "exec/streams.hpp"
+#include "patience.hpp"
 #include "plan/text.hpp"
 
 namespace py = pybind11;
@@ -133,8 +136,42 @@ class StreamCallbacks final : public StreamClient {
 
 class StreamExecutor final : public Closable {
    public:
-    void claim() { claim_.take(); }
+    StreamExecutor(double timeout_s, py::object stalled) : stalled_(std::move(stalled)) {
+        if (timeout_s > 0) watch_ = watching<StreamWatch>(nanoseconds_of(timeout_s), STDERR_FILENO);
+    }
+
+    StreamExecutor(const StreamExecutor&) = delete;
+    StreamExecutor& operator=(const StreamExecutor&) = delete;
+
+    // To give the lock back throws only where pybind11 was never set up.
+    // NOLINTNEXTLINE(bugprone-exception-escape)
+    ~StreamExecutor() override { end_watch(); }
+
+    void claim() {
+        refuse_stalled();
+        claim_.take();
+    }
     void release() { claim_.release(); }
+
+    void refuse_stalled() {
+        // The lock of the watch may be held by a thread that stayed in the parent.
+        if (claim_.is_fork()) return;
+        if (!report_.empty() || (watch_ && !watch_->report().empty())) throw_stalled();
+    }
+
+    void settle(const py::object& done) {
+        if (!watch_ || claim_.is_fork()) return refuse_stalled();
+        bool goes_on = false;
+        {
+            const py::gil_scoped_release no_gil;
+            goes_on = watch_->settle([&done] {
+                const py::gil_scoped_acquire gil;
+                if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+                return !done.is_none() && py::cast<bool>(done());
+            });
+        }
+        if (!goes_on) throw_stalled();
+    }
 
     std::vector<Failure> run(StreamProgram& program, const CallsOfKinds& calls,
                              const std::map<int, Address>& callers, bool replay, bool traced) {
@@ -143,12 +180,16 @@ class StreamExecutor final : public Closable {
         const Plan& plan = order.plan();
         if (!replay) require_calls(plan.placement(), plan.num_slices(), program.held(), calls);
         const std::map<int, cuda::CUstream> streams = streams_from(callers);
+        // A trace begins with empty streams.
+        if (traced) settle(py::none());
         StreamCallbacks callbacks(order, calls);
-        {
+        try {
             const py::gil_scoped_release no_gil;
             StreamTrace* trace = traced ? begin_trace(program) : nullptr;
-            program.is_traced = Dispatch(program.job, streams, callbacks, replay, trace).run() &&
-                                (traced || program.is_traced);
+            Dispatch dispatch(program.job, streams, callbacks, replay, trace, watch_.get());
+            program.is_traced = dispatch.run() && (traced || program.is_traced);
+        } catch (const StreamsStalled&) {
+            throw_stalled();
         }
         return callbacks.take_failures();
     }
@@ -164,8 +205,8 @@ class StreamExecutor final : public Closable {
         program.whole->run(streams);
     }
 
-    void close() {
-        if (claim_.is_fork()) return;
+    bool close() {
+        if (claim_.is_fork()) return true;
         if (claim_.is_mine()) {
             throw std::runtime_error(
                 "a stage or a signal handler cannot close the pipeline that runs it");
@@ -173,6 +214,15 @@ class StreamExecutor final : public Closable {
         claim_.close();
         const py::object raised = claim_.wait([](const py::object&) {});
         if (raised) raise_exception(raised);
+        if (watch_) {
+            try {
+                settle(py::none());
+            } catch (const py::error_already_set&) {
+                if (watch_->report().empty()) throw;
+            }
+            end_watch();
+        }
+        return report_.empty();
     }
 
     void close_at_end() noexcept override {
@@ -189,84 +239,28 @@ class StreamExecutor final : public Closable {
         return program.trace.get();
     }
 
+    [[noreturn]] void throw_stalled() {
+        raise_exception(stalled_(report_.empty() ? watch_->report() : report_));
+    }
+
+    // Its thread ends, and its report stays.
+    void end_watch() {
+        if (!watch_) return;
+        if (claim_.is_fork()) {
+            // The thread stayed in the parent, and its lock may be held.
+            [[maybe_unused]] const StreamWatch* watch = watch_.release();
+            return;
+        }
+        const py::gil_scoped_release no_gil;
+        report_ = watch_->report();
+        watch_.reset();
+    }
+
     Claim claim_;
+    py::object stalled_;                  // makes the exception of a report
+    std::unique_ptr<StreamWatch> watch_;  // with a timeout, until the executor is closed
+    std::string report_;                  // of the watch that has ended
 };
-
-using PyLanes = py::class_<Lanes, std::shared_ptr<Lanes>>;
-
-// Copies between the lanes' GPUs.
-void bind_peers(PyLanes& lanes) {
-    lanes
-        .def(
-            "reaches",
-            [](const Lanes& self, int sender, int receiver) {
-                in_range("sender", sender, self.size());
-                in_range("receiver", receiver, self.size());
-                return self.reaches(sender, receiver);
-            },
-            "sender"_a, "receiver"_a,
-            "Whether one lane's GPU can write to the memory of the other's, and may.")
-        .def(
-            "avoid",
-            [](Lanes& self, int sender, int receiver) {
-                in_range("sender", sender, self.size());
-                in_range("receiver", receiver, self.size());
-                self.avoid(sender, receiver);
-            },
-            "sender"_a, "receiver"_a,
-            "Has programs made from here on copy between the lanes' GPUs by way of the host.")
-        .def(
-            "copy_at_once",
-            [](const Lanes& self,
-               const std::vector<std::tuple<int, Address, Address, std::size_t>>& given) {
-                std::vector<LaneCopy> copies;
-                copies.reserve(given.size());
-                for (const auto& [sender, to, from, bytes] : given) {
-                    in_range("sender", sender, self.size());
-                    copies.push_back({.sender = sender, .to = to, .from = from, .bytes = bytes});
-                }
-                const py::gil_scoped_release no_gil;
-                self.copy_at_once(copies);
-            },
-            "copies"_a,
-            "Copies (sender, to, from, bytes) side by side and waits for them. Nothing else may "
-            "use the memory. Raises CudaError.");
-}
-
-void bind_lanes(py::module_& module) {
-    PyLanes lanes(module, "Lanes",
-                  "GPUs, or parts of them, as the devices of a plan, with their streams.");
-    lanes
-        .def(py::init([](const std::vector<std::tuple<int, int, int>>& given) {
-                 std::vector<LaneName> names;
-                 names.reserve(given.size());
-                 for (const auto& [gpu, part, num_parts] : given) {
-                     names.push_back({.gpu = gpu, .part = part, .num_parts = num_parts});
-                 }
-                 return std::make_shared<Lanes>(std::move(names));
-             }),
-             "names"_a)
-        .def("__len__", &Lanes::size)
-        .def(
-            "gpu_of",
-            [](const Lanes& self, int lane) {
-                in_range("lane", lane, self.size());
-                return self.gpu_of(lane);
-            },
-            "lane"_a, "The number of a lane's GPU.")
-        .def(
-            "compute",
-            [](const Lanes& self, int lane) {
-                in_range("lane", lane, self.size());
-                return reinterpret_cast<Address>(self.compute(lane));
-            },
-            "lane"_a, "Handle of the stream on which the lane computes.")
-        .def(
-            "ring",
-            [](const Lanes& self, int gpu) { return reinterpret_cast<Address>(self.ring(gpu)); },
-            "gpu"_a, "Handle of a stream of the GPU on which nothing runs.");
-    bind_peers(lanes);
-}
 
 void bind_program(py::module_& module) {
     py::class_<StreamProgram>(module, "StreamProgram", "A checked plan, ready to run on lanes.")
@@ -331,16 +325,19 @@ void bind_program(py::module_& module) {
 }  // namespace
 
 void bind_streams(py::module_& module) {
-    bind_lanes(module);
     bind_program(module);
     py::class_<StreamExecutor, std::shared_ptr<StreamExecutor>>(
         module, "StreamExecutor", "Issues programs to the streams of lanes.")
-        .def(py::init([] {
-            stay_at_end();
-            auto made = std::make_shared<StreamExecutor>();
-            close_before_end(made);
-            return made;
-        }))
+        .def(py::init([](double timeout_s, py::object stalled) {
+                 stay_at_end();
+                 auto made = std::make_shared<StreamExecutor>(timeout_s, std::move(stalled));
+                 close_before_end(made);
+                 return made;
+             }),
+             "timeout_s"_a = 0.0, "stalled"_a = py::none(),
+             "A task of a step that takes longer than the timeout has stalled: a report is written "
+             "to stderr, and stalled(report) is what calls raise from then on. 0: no time is too "
+             "long.")
         .def("__enter__", &StreamExecutor::claim,
              "Takes the executor for one step; raises RuntimeError when it cannot run one.")
         .def("__exit__", [](StreamExecutor& self, const py::args&) { self.release(); })
@@ -355,7 +352,13 @@ void bind_streams(py::module_& module) {
              "Launches a step as one graph, made of the graphs of all actions; it is made at the "
              "first call, and again when a launch or transfers have changed. Raises ValueError "
              "where an action has no launch, and CudaError.")
-        .def("close", &StreamExecutor::close, "No step begins any more; waits for the last one.");
+        .def("refuse_stalled", &StreamExecutor::refuse_stalled, "Raises where a step has stalled.")
+        .def("settle", &StreamExecutor::settle, "done"_a = py::none(),
+             "With a timeout, waits until done() is true or all steps are over; raises where one "
+             "stalls. Without one, returns at once.")
+        .def("close", &StreamExecutor::close,
+             "No step begins any more; waits for the last one. Returns whether steps are over, as "
+             "far as anybody has watched them.");
 }
 
 }  // namespace pykern

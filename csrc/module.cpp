@@ -15,6 +15,7 @@ PYBIND11_MODULE(core, module) {
     pykern::bind_exec(module);
     pykern::bind_forks(module);
     pykern::bind_cuda(module);
+    pykern::bind_lanes(module);
     pykern::bind_streams(module);
     pykern::bind_build(module);
 }

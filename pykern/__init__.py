@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from .pipeline import Pipeline
     from .pipeline.asynchronous import AsyncPipeline
     from .plan import Plan, PlanError
-    from .runtime.cpu.stalled import PipelineStalled
     from .runtime.devices import Device
     from .runtime.microbatch import SplitError
+    from .runtime.timeout import PipelineStalled
     from .sizes import estimate
     from .trace import CutError
     from .tuning import Choice, TuneInterrupted, tune
@@ -63,7 +63,7 @@ _HOME = {
     "HostOptimizer": ".optimizers.host",
     "PeerError": ".parallel.peers.errors",
     "Pipeline": ".pipeline",
-    "PipelineStalled": ".runtime.cpu.stalled",
+    "PipelineStalled": ".runtime.timeout",
     "Plan": ".plan",
     "PlanError": ".plan",
     "SplitError": ".runtime.microbatch",

@@ -43,6 +43,7 @@ inline constexpr CUresult kPeerAccessAlreadyEnabled = 704;
 inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr unsigned kEventTimed = 0;
 inline constexpr unsigned kEventDisableTiming = 2;
+inline constexpr int kCaptureRelaxed = 2;
 inline constexpr int kAttributeMultiprocessorCount = 16;
 inline constexpr unsigned kMemoryTypeUnified = 4;
 inline constexpr int kResourceTypeSm = 1;
@@ -105,6 +106,7 @@ struct DevResource {
     X(cuStreamDestroy, 4000, (CUstream stream))                                                    \
     X(cuStreamSynchronize, 2000, (CUstream stream))                                                \
     X(cuStreamWaitEvent, 3020, (CUstream stream, CUevent event, unsigned flags))                   \
+    X(cuThreadExchangeStreamCaptureMode, 10010, (int* mode))                                       \
     X(cuEventCreate, 2000, (CUevent* event, unsigned flags))                                       \
     X(cuEventDestroy, 4000, (CUevent event))                                                       \
     X(cuEventRecord, 2000, (CUevent event, CUstream stream))                                       \

@@ -1,19 +1,11 @@
 #include "exec/kept_lock.hpp"
 
-#include <array>
-#include <cstdio>
-
+#include "exec/watchdog.hpp"
 #include "plan/text.hpp"
 
 namespace pykern {
 
 namespace {
-
-std::string seconds(std::int64_t ns) {
-    std::array<char, 32> text{};
-    std::snprintf(text.data(), text.size(), "%.1f s", static_cast<double>(ns) * 1e-9);
-    return text.data();
-}
 
 std::string place(const Program& program, Position position) {
     const Action action = program.action(position);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "exec/ranges.hpp"
+#include "exec/step_marks.hpp"
 #include "plan/text.hpp"
 
 namespace pykern {
@@ -27,25 +28,29 @@ std::vector<Action> sources_of(Action copy) {
     return {source, other};
 }
 
-// "pykern dev2 > dev3 F": what F makes goes from device 2 to 3.
 void name_streams(const CopyStream& ends, const CopyLane& lane) {
-    const std::string name = "pykern dev" + std::to_string(ends.sender) + " > dev" +
-                             std::to_string(ends.receiver) +
-                             (ends.kind == Kind::COPY_F ? " F" : " B");
+    const std::string name = name_of_copies(ends);
     name_stream(lane.stream.get(), name.c_str());
     if (lane.by_host) name_stream(lane.by_host->landing.get(), (name + " landing").c_str());
 }
 
 }  // namespace
 
+std::string name_of_copies(const CopyStream& ends) {
+    return "pykern dev" + std::to_string(ends.sender) + " > dev" + std::to_string(ends.receiver) +
+           (ends.kind == Kind::COPY_F ? " F" : " B");
+}
+
 StreamJob::StreamJob(const Plan& plan, std::shared_ptr<const Lanes> lanes, Half half)
-    : order_(lower(plan)), lanes_(std::move(lanes)), half_(half) {
-    if (order_.num_devices() != lanes_->size()) {
-        throw std::invalid_argument("devices must be " + std::to_string(order_.num_devices()) +
+    : order_(std::make_shared<const StreamOrder>(lower(plan))),
+      lanes_(std::move(lanes)),
+      half_(half) {
+    if (order_->num_devices() != lanes_->size()) {
+        throw std::invalid_argument("devices must be " + std::to_string(order_->num_devices()) +
                                     ", as in the plan, got " + std::to_string(lanes_->size()));
     }
     if (half_ != Half::kWhole) require_halves();
-    const std::vector<Task>& tasks = order_.tasks();
+    const std::vector<Task>& tasks = order_->tasks();
     for (TaskNumber task = 0; task < tasks.size(); ++task) {
         const Action action = tasks[task].action;
         task_of_[action] = task;
@@ -57,7 +62,7 @@ StreamJob::StreamJob(const Plan& plan, std::shared_ptr<const Lanes> lanes, Half 
     launches_.resize(tasks.size());
     transfers_.resize(tasks.size());
     for (TaskNumber copy = 0; copy < tasks.size(); ++copy) {
-        if (order_.is_compute(tasks[copy])) continue;
+        if (order_->is_compute(tasks[copy])) continue;
         for (const Action source : sources_of(tasks[copy].action)) {
             if (const TaskNumber task = task_of(source); task != kNoTask) carriers_[task] = copy;
         }
@@ -67,7 +72,7 @@ StreamJob::StreamJob(const Plan& plan, std::shared_ptr<const Lanes> lanes, Half 
 
 // A forward behind other actions may take over a slot, and would wait for the other half.
 void StreamJob::require_halves() const {
-    for (const Row& row : order_.plan().rows()) {
+    for (const Row& row : order_->plan().rows()) {
         const auto rest = std::ranges::find_if_not(row, is_forward);
         const auto late = std::find_if(rest, row.end(), is_forward);
         if (late == row.end()) continue;
@@ -85,7 +90,7 @@ void StreamJob::make_events() {
         lane_start_.push_back(cuda::make_event(context, cuda::kEventDisableTiming));
         lane_end_.push_back(cuda::make_event(context, cuda::kEventDisableTiming));
     }
-    for (const CopyStream& copy_stream : order_.copy_streams()) {
+    for (const CopyStream& copy_stream : order_->copy_streams()) {
         const auto make_event = [this](int device) {
             return cuda::make_event(lanes_->primary(device), cuda::kEventDisableTiming);
         };
@@ -101,7 +106,7 @@ void StreamJob::make_events() {
         name_streams(copy_stream, lane);
         copy_lanes_.push_back(std::move(lane));
     }
-    for (const Task& task : order_.tasks()) {
+    for (const Task& task : order_->tasks()) {
         done_.push_back(task.awaited
                             ? cuda::make_event(context_of(task.stream), cuda::kEventDisableTiming)
                             : cuda::Event());
@@ -109,12 +114,12 @@ void StreamJob::make_events() {
 }
 
 cuda::CUcontext StreamJob::context_of(int stream) const {
-    return stream < order_.num_devices() ? lanes_->compute_context(stream)
-                                         : lanes_->primary(order_.device_of_stream(stream));
+    return stream < order_->num_devices() ? lanes_->compute_context(stream)
+                                          : lanes_->primary(order_->device_of_stream(stream));
 }
 
 cuda::CUstream StreamJob::stream(int number) const {
-    const int num_lanes = order_.num_devices();
+    const int num_lanes = order_->num_devices();
     if (number < num_lanes) return lanes_->compute(number);
     return copy_lanes_[static_cast<std::size_t>(number - num_lanes)].stream.get();
 }
@@ -136,6 +141,15 @@ void StreamJob::set_transfers(TaskNumber copy, Transfers transfers) {
     ++version_;
 }
 
+std::shared_ptr<StepMarks> StreamJob::take_marks() {
+    const auto found =
+        std::ranges::find_if(marks_, [](const auto& marks) { return marks->take(); });
+    if (found != marks_.end()) return *found;
+    marks_.push_back(std::make_shared<StepMarks>(*this));
+    marks_.back()->take();
+    return marks_.back();
+}
+
 void StreamJob::record_start(const std::map<int, cuda::CUstream>& callers) const {
     for (const auto& [gpu, primary] : lanes_->primaries()) {
         // Current, because the caller's stream may be the default one, which every context has.
@@ -145,7 +159,7 @@ void StreamJob::record_start(const std::map<int, cuda::CUstream>& callers) const
 }
 
 void StreamJob::require(TaskNumber task, bool compute) const {
-    if (task < order_.tasks().size() && order_.is_compute(order_.tasks()[task]) == compute) {
+    if (task < order_->tasks().size() && order_->is_compute(order_->tasks()[task]) == compute) {
         return;
     }
     throw std::invalid_argument("task must be that of " +

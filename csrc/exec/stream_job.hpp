@@ -8,12 +8,15 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "exec/lanes.hpp"
 #include "exec/stream_order.hpp"
 
 namespace pykern {
+
+class StepMarks;
 
 // Bytes that go from one address to another; by way of pinned memory of the host where neither
 // device reaches the other's memory.
@@ -66,6 +69,9 @@ struct CopyLane {
     std::optional<ByHost> by_host;
 };
 
+// "pykern dev2 > dev3 F": what F makes goes from device 2 to 3.
+std::string name_of_copies(const CopyStream& ends);
+
 // The tasks of a plan that a job issues: all of them, its forwards with their copies, or the rest.
 // A job of the rest begins behind one of the forwards, as any step begins behind the one before.
 enum class Half : std::uint8_t { kWhole, kForwards, kRest };
@@ -81,8 +87,13 @@ class StreamJob {
     // The tasks that the job issues, in their order.
     const std::vector<TaskNumber>& issued() const { return issued_; }
 
-    const StreamOrder& order() const { return order_; }
+    const StreamOrder& order() const { return *order_; }
     const Lanes& lanes() const { return *lanes_; }
+    // For what may outlive the job.
+    std::shared_ptr<const StreamOrder> shared_order() const { return order_; }
+    std::shared_ptr<const Lanes> shared_lanes() const { return lanes_; }
+    // Marks for a step that begins. They are made for as many steps as are under way at once.
+    std::shared_ptr<StepMarks> take_marks();
 
     static constexpr TaskNumber kNoTask = static_cast<TaskNumber>(-1);
     // The task of an action or a copy, or kNoTask.
@@ -103,7 +114,7 @@ class StreamJob {
     cuda::CUstream stream(int number) const;
     cuda::CUcontext context_of(int stream) const;
     const CopyLane& copy_lane(const Task& copy) const {
-        return copy_lanes_[static_cast<std::size_t>(copy.stream - order_.num_devices())];
+        return copy_lanes_[static_cast<std::size_t>(copy.stream - order_->num_devices())];
     }
     const std::vector<CopyLane>& copy_lanes() const { return copy_lanes_; }
     // The event of a task that is awaited.
@@ -126,7 +137,7 @@ class StreamJob {
     void make_events();
     void require(TaskNumber task, bool compute) const;
 
-    StreamOrder order_;
+    std::shared_ptr<const StreamOrder> order_;
     std::shared_ptr<const Lanes> lanes_;
     Half half_;
     std::vector<TaskNumber> issued_;
@@ -141,6 +152,7 @@ class StreamJob {
     std::vector<cuda::Event> lane_start_;
     std::vector<cuda::Event> lane_end_;
     std::map<int, cuda::Event> start_;
+    std::vector<std::shared_ptr<StepMarks>> marks_;
 };
 
 }  // namespace pykern

@@ -3,7 +3,9 @@
 #include <utility>
 
 #include "exec/ranges.hpp"
+#include "exec/step_marks.hpp"
 #include "exec/stream_trace.hpp"
+#include "exec/stream_watch.hpp"
 
 namespace pykern {
 
@@ -42,18 +44,23 @@ void move(const Transfers& transfers, const CopyLane& lane) {
 }  // namespace
 
 Dispatch::Dispatch(StreamJob& job, const std::map<int, cuda::CUstream>& callers,
-                   StreamClient& client, bool replay, StreamTrace* trace)
+                   StreamClient& client, bool replay, StreamTrace* trace, StreamWatch* watch)
     : job_(job),
       order_(job.order()),
       callers_(callers),
       client_(client),
       replay_(replay),
       trace_(trace),
+      watch_(watch),
       given_(job.order().tasks().size()) {}
 
 bool Dispatch::run() {
     const Range range = Range::of_step();
     const cuda::CurrentContext restore(job_.lanes().primary(0));
+    if (watch_ != nullptr) {
+        marks_ = job_.take_marks();
+        watch_->add(marks_);
+    }
     try {
         begin();
         for (const TaskNumber task : job_.issued()) {
@@ -63,6 +70,7 @@ bool Dispatch::run() {
             }
         }
         end();
+        if (marks_) marks_->finish();
         return true;
     } catch (...) {
         drain();
@@ -79,6 +87,7 @@ void Dispatch::begin() {
     for (int lane = 0; lane < lanes.size(); ++lane) {
         wait(lanes.compute(lane), job_.start(lanes.gpu_of(lane)));
         driver::cuEventRecord(job_.lane_start(lane), lanes.compute(lane));
+        if (marks_) marks_->begin(lane);
     }
     for (std::size_t i = 0; i < job_.copy_lanes().size(); ++i) {
         const CopyStream& ends = order_.copy_streams()[i];
@@ -97,7 +106,21 @@ bool Dispatch::issue(TaskNumber number) {
     if (!perform(number)) return false;
     if (trace_ != nullptr) trace_->end(number);
     if (task.awaited) driver::cuEventRecord(job_.done(number), stream);
+    if (marks_) mark(number);
     return true;
+}
+
+void Dispatch::mark(TaskNumber number) {
+    const auto& launch = job_.launch(number);
+    const bool is_graph = replay_ && launch.has_value();
+    const auto& given = given_[number];
+    std::size_t bytes = 0;
+    for (const Transfer& each : given ? *given : job_.transfers(number)) bytes += each.bytes;
+    if (is_graph) {
+        for (const Transfer& each : launch->after) bytes += each.bytes;
+    }
+    marks_->record(number, {.bytes = bytes, .is_graph = is_graph});
+    watch_->require_progress();
 }
 
 bool Dispatch::perform(TaskNumber number) {
@@ -153,7 +176,25 @@ void Dispatch::enter(cuda::CUcontext context) {
 }
 
 // Errors of the driver are ignored, because there is a failure to report already.
-void Dispatch::drain() const noexcept {
+void Dispatch::drain_watched() noexcept {
+    if (watch_->report().empty()) {
+        marks_->cut();
+        if (watch_->settle([] { return false; })) return;
+    }
+    // A step has stalled. Later work of the callers has to come after it all the same.
+    try {
+        current_ = nullptr;
+        end();
+    } catch (const std::exception&) {
+        return;
+    }
+}
+
+void Dispatch::drain() noexcept {
+    if (marks_) {
+        drain_watched();
+        return;
+    }
     const auto finish = [](cuda::CUstream stream) noexcept {
         cuda::api().cuStreamSynchronize(stream);
     };

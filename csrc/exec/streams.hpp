@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -9,7 +10,9 @@
 
 namespace pykern {
 
+class StepMarks;
 class StreamTrace;
+class StreamWatch;
 
 // Runs the actions that are not launched.
 class StreamClient {
@@ -26,12 +29,14 @@ class StreamClient {
 
 // One step of a job, on the calling thread. It begins after what the callers' streams, one for each
 // GPU, hold so far, and these go on after its end. `run` returns when everything is issued, not
-// done; but where it fails, or throws CudaError, when all that was issued is done.
+// done; but where it fails, or throws CudaError, when all that was issued is done. With a watch it
+// throws StreamsStalled, or fails, where a step has stalled, and then waits for nothing.
 class Dispatch {
    public:
-    // Without `replay` the client runs actions that have a launch as well. `trace` may be null.
+    // Without `replay` the client runs actions that have a launch as well. `trace` and `watch` may
+    // be null.
     Dispatch(StreamJob& job, const std::map<int, cuda::CUstream>& callers, StreamClient& client,
-             bool replay, StreamTrace* trace);
+             bool replay, StreamTrace* trace, StreamWatch* watch);
 
     // False where the client has failed.
     bool run();
@@ -42,7 +47,9 @@ class Dispatch {
     bool perform(TaskNumber number);
     bool act(TaskNumber number);
     void end();
-    void drain() const noexcept;
+    void mark(TaskNumber number);
+    void drain() noexcept;
+    void drain_watched() noexcept;
     // Makes a context current, unless this job has done so last.
     void enter(cuda::CUcontext context);
 
@@ -52,6 +59,8 @@ class Dispatch {
     StreamClient& client_;
     bool replay_;
     StreamTrace* trace_;
+    StreamWatch* watch_;
+    std::shared_ptr<StepMarks> marks_;  // with a watch
     // The context that is current; null where something else may have made another one current.
     cuda::CUcontext current_ = nullptr;
     // By copy: what an action that the client ran has given it.

@@ -4,8 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstddef>
+#include <cstdio>
 #include <utility>
 
 #include "exec/trace.hpp"
@@ -23,6 +25,12 @@ std::chrono::nanoseconds period_of(std::chrono::nanoseconds patience) {
 }
 
 }  // namespace
+
+std::string seconds(std::int64_t ns) {
+    std::array<char, 32> text{};
+    std::snprintf(text.data(), text.size(), "%.1f s", static_cast<double>(ns) * 1e-9);
+    return text.data();
+}
 
 Watchdog::Watchdog(std::chrono::nanoseconds patience, int file, Tell tell)
     : patience_(patience), file_(file), tell_(std::move(tell)), thread_([this] { loop(); }) {}
@@ -63,15 +71,15 @@ void Watchdog::loop() {
         const std::string text = tell_(waited_ns);
         // A file may take its time, for which the waiting thread does not have to wait as well.
         lock.unlock();
-        write(text);
+        write_to(file_, text);
         lock.lock();
     }
 }
 
-void Watchdog::write(const std::string& text) const {
+void write_to(int file, const std::string& text) {
     std::size_t begin = 0;
     while (begin < text.size()) {
-        const ssize_t written = ::write(file_, text.data() + begin, text.size() - begin);
+        const ssize_t written = ::write(file, text.data() + begin, text.size() - begin);
         if (written < 0 && errno == EINTR) continue;
         // Nobody is there to be told that nobody can be told.
         if (written <= 0) return;

@@ -11,6 +11,12 @@
 
 namespace pykern {
 
+// "1.5 s", as messages have it.
+std::string seconds(std::int64_t ns);
+
+// Writes a text to a descriptor, as far as that takes it.
+void write_to(int file, const std::string& text);
+
 // A thread that looks now and then whether another one still waits. The first look behind the end
 // of the patience writes a message, once for each wait.
 //
@@ -47,7 +53,6 @@ class Watchdog {
 
    private:
     void loop();
-    void write(const std::string& text) const;
 
     std::chrono::nanoseconds patience_;
     int file_;

@@ -226,7 +226,7 @@ def build(of: Design, model: nn.Module) -> Built:
 def _open_driver(asked: Request) -> Driver:
     """The driver of the devices; raises RuntimeError if GPUs cannot be used."""
     if asked.lanes[0].device.type != "cpu":
-        return Streams(asked.lanes, asked.capture)
+        return Streams(asked.lanes, asked.capture, asked.timeout)
     return Workers(len(asked.lanes), asked.timeout)
 
 

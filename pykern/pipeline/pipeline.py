@@ -96,10 +96,11 @@ class Pipeline(Steps):
         verify: whether the first step also runs the plain model and compares loss, gradients and
             buffers. True verifies the first step, a number n also every n-th step after it. A
             `Verify` sets tolerances too. See docs/verify.md.
-        timeout: seconds that an action of a CPU worker may take; None for no limit. After that
-            time the step or stream raises `PipelineStalled`, and the pipeline is closed. The limit
-            is checked every 20 ms, outside of actions. Where a call in C keeps the interpreter lock
-            for that long, a message on stderr says so.
+        timeout: seconds that an action may take; None for no limit. After that time the step or
+            stream raises `PipelineStalled`, and the pipeline is closed. On CPU workers the limit is
+            checked every 20 ms, outside of actions. Where a call in C keeps the interpreter lock
+            for that long, a message on stderr says so. On GPUs the limit is for copies too, the
+            report comes on stderr, and the next call raises the error (docs/gpus.md).
         tuned: a file that `Choice.save` of `pykern.tune` has written, for schedule, microbatches,
             replicas, cut, recompute and, where they are left out, devices.
         compile: "stages" has torch.compile make one function of the layers of each stage, when it

@@ -18,11 +18,11 @@ from ..partition.balance import Balance
 from ..partition.split_points import SplitAt
 from ..plan.shares import Shares
 from ..runtime.asynchronous.optimizers import MakeOptimizer
-from ..runtime.cpu.stalled import refuse_timeout
 from ..runtime.devices import DeviceLane, Devices, parse_devices
 from ..runtime.features.finite import CheckFinite
 from ..runtime.gpu.capture.policy import Capture
 from ..runtime.loss import Loss
+from ..runtime.timeout import refuse_timeout
 from ..verify import Verify, parse_verify
 from .arguments import refuse_unknown_options
 from .choose_levels import RecomputeArgument

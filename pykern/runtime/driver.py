@@ -35,6 +35,9 @@ class Driver(Protocol):
     def captures(self) -> bool:
         """Whether steps may be replayed without Python."""
 
+    def ready(self) -> None:
+        """Raises PipelineStalled if a step has stalled on the devices."""
+
     def direct(self, plan: Plan, /) -> Direct:
         """A function that tells whether values can go past the stages between two stages."""
 

@@ -65,7 +65,7 @@ class Executor:
         devices: Sequence[torch.device],
         driver: Driver,
     ) -> None:
-        self.replicas = Replicas(stages, plan, devices)
+        self.replicas = Replicas(stages, plan, devices, driver.ready)
         self._stages = self.replicas.stages
         self._callbacks = self.replicas.actions()
         self._ties = Ties(stages)

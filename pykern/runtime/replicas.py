@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ class Replicas:
         stages: of the first replica.
         plan: the plan that the stages run.
         devices: the torch device that holds the tensors of each device of the plan.
+        ready: raises where the devices can take no batch.
 
     Attributes:
         each: by replica, its stages.
@@ -32,8 +33,13 @@ class Replicas:
     """
 
     def __init__(
-        self, stages: Sequence[Stage], plan: Plan, devices: Sequence[torch.device]
+        self,
+        stages: Sequence[Stage],
+        plan: Plan,
+        devices: Sequence[torch.device],
+        ready: Callable[[], None],
     ) -> None:
+        self._ready = ready
         placement = plan.placement
         self.each: list[Sequence[Stage]] = [stages]
         for number in range(1, placement.num_replicas):
@@ -76,7 +82,12 @@ class Replicas:
         return self.each[0][-1].device
 
     def place(self, inputs: Call, target: Any) -> tuple[Call, Any]:
-        """The batch on the devices that use it. Several replicas copy their microbatches later."""
+        """The batch on the devices that use it. Several replicas copy their microbatches later.
+
+        Raises:
+            PipelineStalled: a step has stalled, and its GPU would keep the copies waiting.
+        """
+        self._ready()
         first = self.each[0][0].device
         if first.type == "cpu" or len(self.each) > 1:
             return inputs, target

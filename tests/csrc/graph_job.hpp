@@ -57,7 +57,7 @@ class GraphJob final : private StreamClient {
             copy(value, given_.at({batch, microbatch}), device_of(microbatch, 0));
         }
         for (auto& [place, sum] : values_.sums) copy(sum, zero_, home_of(place));
-        Dispatch(job_, given_callers_, *this, replay, nullptr).run();
+        Dispatch(job_, given_callers_, *this, replay, nullptr, nullptr).run();
         Values& taken = taken_.emplace_back(order(), true);
         for (auto& [microbatch, loss] : values_.losses) {
             take(taken.losses[microbatch], loss, home_of_loss(microbatch));

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from pykern.runtime.gpu.cuda import Settle
 from tests.fake_cuda.fake import FakeCuda, Range
 
 Pairs = Sequence[tuple[Tensor, Tensor]]
@@ -16,7 +17,8 @@ Pairs = Sequence[tuple[Tensor, Tensor]]
 class Beside:
     """The streams, by GPU and direction. `host` stands for what the host itself does."""
 
-    def __init__(self, fake: FakeCuda, host: int) -> None:
+    def __init__(self, fake: FakeCuda, host: int, settle: Settle) -> None:
+        self._settle = settle
         self._fake = fake
         self._host = host
         self._streams: dict[tuple[int, bool], int] = {}
@@ -37,7 +39,7 @@ class Beside:
         self._fake.kernel(stream, sources, [_range(into) for _, into in pairs])
         with _disable_current_modes():
             taken = [(source.clone(), into) for source, into in pairs]
-        end = End(self._fake, self._host, stream, taken, to_host)
+        end = End(self._fake, self._host, stream, taken, to_host, self._settle)
         self._ends.append(end)
         return end
 
@@ -50,15 +52,24 @@ class Beside:
 
 
 class End:
-    """Takes the place of an event."""
+    """Takes the place of `HostMarks`."""
 
-    def __init__(self, fake: FakeCuda, host: int, stream: int, taken: Pairs, to_host: bool) -> None:
-        self._fake, self._host, self._stream = fake, host, stream
+    def __init__(
+        self,
+        fake: FakeCuda,
+        host: int,
+        stream: int,
+        taken: Pairs,
+        to_host: bool,
+        settle: Settle,
+    ) -> None:
+        self._fake, self._host, self._stream, self._settle = fake, host, stream, settle
         self._taken = list(taken)
         self._to_host = to_host
 
-    def synchronize(self) -> None:
+    def wait(self) -> None:
         """The host has waited, and reads what has come."""
+        self._settle(lambda: self._fake.complete(self._stream))
         self._fake.complete(self._stream)
         self._fake.order(self._stream, self._host)
         if self._to_host:

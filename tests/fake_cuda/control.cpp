@@ -173,8 +173,10 @@ void fake_order(cuda::CUstream before, cuda::CUstream after) {
     });
 }
 
-void fake_complete(cuda::CUstream stream) {
-    tell("fake_complete", [&](Model& model) { model.schedule.complete(model.stream(stream)); });
+int fake_complete(cuda::CUstream stream) {
+    return tell("fake_complete", [&](Model& model) {
+        return model.schedule.complete(model.stream(stream)) ? 1 : 0;
+    });
 }
 
 void fake_run_all() {
@@ -217,6 +219,24 @@ void fake_fail(const char* function, int nth, int error, int sticky) {
 
 void fake_drop_wait(int nth) {
     tell("fake_drop_wait", [&](Model& model) { model.waits_to_drop = nth; });
+}
+
+void fake_hang(const char* function, int nth) {
+    tell("fake_hang", [&](Model& model) {
+        model.hangs_in = function;
+        model.hangs_at = nth;
+    });
+}
+
+void fake_let_go(int runs) {
+    tell("fake_let_go", [&](Model& model) {
+        model.schedule.let_go();
+        if (runs == 0) model.drop_work();
+    });
+}
+
+void fake_set_capturing(int capturing) {
+    tell("fake_set_capturing", [&](Model& model) { model.capturing = capturing != 0; });
 }
 
 int fake_violations() {

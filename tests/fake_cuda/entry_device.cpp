@@ -161,7 +161,7 @@ CUresult cuCtxSynchronize() {
         for (const auto& stream : model.schedule.streams()) {
             // The primary context synchronises the green ones of its device as well.
             if (stream->context != now && (its.green || stream->device != its.device)) continue;
-            model.schedule.complete(*stream);
+            model.require_reached(model.schedule.complete(*stream));
             model.host_waits_for(stream->clock, stream->end_ns);
         }
         return kSuccess;

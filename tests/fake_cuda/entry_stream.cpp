@@ -45,7 +45,7 @@ CUresult cuStreamDestroy(CUstream stream) {
 CUresult cuStreamSynchronize(CUstream stream) {
     return call("cuStreamSynchronize", Call::kPlain, [&](Model& model) {
         const Stream& its = model.stream(stream);
-        model.schedule.complete(its);
+        model.require_reached(model.schedule.complete(its));
         model.host_waits_for(its.clock, its.end_ns);
         return kSuccess;
     });
@@ -93,6 +93,9 @@ CUresult cuEventRecord(CUevent event, CUstream stream) {
 CUresult cuEventQuery(CUevent event) {
     return call("cuEventQuery", Call::kPlain, [&](Model& model) {
         const auto mark = model.event(event).mark;
+        if (model.capturing && model.capture_modes[std::this_thread::get_id()] != kCaptureRelaxed) {
+            model.refuse("a capture of another thread is broken", kCaptureUnsupported);
+        }
         if (mark == nullptr) return kSuccess;
         if (!mark->done) return kNotReady;
         model.host_waits_for(mark->clock, mark->time_ns);
@@ -104,7 +107,7 @@ CUresult cuEventSynchronize(CUevent event) {
     return call("cuEventSynchronize", Call::kPlain, [&](Model& model) {
         const auto mark = model.event(event).mark;
         if (mark == nullptr) return kSuccess;
-        model.schedule.run_until([&] { return mark->done; });
+        model.require_reached(model.schedule.run_until([&] { return mark->done; }));
         model.host_waits_for(mark->clock, mark->time_ns);
         return kSuccess;
     });
@@ -113,6 +116,14 @@ CUresult cuEventSynchronize(CUevent event) {
 CUresult cuEventElapsedTime(float* milliseconds, CUevent start, CUevent end) {
     return call("cuEventElapsedTime", Call::kPlain, [&](Model& model) {
         return elapsed(model, model.event(start), model.event(end), milliseconds);
+    });
+}
+
+CUresult cuThreadExchangeStreamCaptureMode(int* mode) {
+    return call("cuThreadExchangeStreamCaptureMode", Call::kPlain, [&](Model& model) {
+        if (*mode < 0 || *mode > kCaptureRelaxed) model.refuse("no such mode", kInvalidValue);
+        std::swap(model.capture_modes[std::this_thread::get_id()], *mode);
+        return kSuccess;
     });
 }
 

@@ -63,8 +63,9 @@ PYKERN_FAKE_EXPORT void fake_kernel(pykern::cuda::CUstream stream, double durati
 // Work issued to `after` from here on comes after the work that `before` holds by now: what torch
 // does by an event, and what no test lets fail.
 PYKERN_FAKE_EXPORT void fake_order(pykern::cuda::CUstream before, pykern::cuda::CUstream after);
-// Runs what is needed to have all done that is on the stream by now. It orders nothing.
-PYKERN_FAKE_EXPORT void fake_complete(pykern::cuda::CUstream stream);
+// Runs what is needed to have all done that is on the stream by now. It orders nothing. Returns 0
+// where work that hangs is in the way.
+PYKERN_FAKE_EXPORT int fake_complete(pykern::cuda::CUstream stream);
 PYKERN_FAKE_EXPORT void fake_run_all();
 // From here on, waiting for an event that was last recorded before is a violation.
 PYKERN_FAKE_EXPORT void fake_begin_step();
@@ -88,6 +89,15 @@ PYKERN_FAKE_EXPORT void fake_fail(const char* function, int nth, int error, int 
 // From now on, the nth wait of a stream for an event (1 is the next) is left out: so tests see
 // whether they would have noticed that it is missing.
 PYKERN_FAKE_EXPORT void fake_drop_wait(int nth);
+
+// From now on, the work that a function issues as the nth hangs (1 is the next): cuMemcpyAsync,
+// cuStreamWaitEvent, cuGraphLaunch with a node for each, or fake_kernel. A host that would wait for
+// it is told as a violation, and does not wait.
+PYKERN_FAKE_EXPORT void fake_hang(const char* function, int nth);
+// Work that hangs goes on; or it never runs any more, nor does any other work under way.
+PYKERN_FAKE_EXPORT void fake_let_go(int runs);
+// Another thread captures a stream, in the mode in which unsafe calls of other threads break it.
+PYKERN_FAKE_EXPORT void fake_set_capturing(int capturing);
 
 // Asked at the end. A text lives until the next call of the same function.
 PYKERN_FAKE_EXPORT int fake_violations();

@@ -86,13 +86,16 @@ def load() -> ctypes.CDLL:
         ("fake_allow_undeclared", None, [ctypes.c_int]),
         ("fake_kernel", None, [pointer, ctypes.c_double, accesses, size]),
         ("fake_order", None, [pointer, pointer]),
-        ("fake_complete", None, [pointer]),
+        ("fake_complete", ctypes.c_int, [pointer]),
         ("fake_run_all", None, []),
         ("fake_begin_step", None, []),
         ("fake_make_graph", pointer, [ctypes.c_double, RUN, pointer]),
         ("fake_graph_access", None, [pointer, number, size, ctypes.c_int]),
         ("fake_fail", None, [ctypes.c_char_p] + [ctypes.c_int] * 3),
         ("fake_drop_wait", None, [ctypes.c_int]),
+        ("fake_hang", None, [ctypes.c_char_p, ctypes.c_int]),
+        ("fake_let_go", None, [ctypes.c_int]),
+        ("fake_set_capturing", None, [ctypes.c_int]),
         ("fake_violations", ctypes.c_int, []),
         ("fake_violation", ctypes.c_char_p, [ctypes.c_int]),
         ("fake_leaks", ctypes.c_char_p, []),
@@ -219,9 +222,12 @@ class FakeCuda:
         """Work issued to `after` from here on comes after the work that `before` holds by now."""
         self.library.fake_order(before, after)
 
-    def complete(self, stream: int) -> None:
-        """Runs what is needed for all on the stream to be done. It orders nothing."""
-        self.library.fake_complete(stream)
+    def complete(self, stream: int) -> bool:
+        """Runs what is needed for all on the stream to be done. It orders nothing.
+
+        Returns False where work that hangs is in the way.
+        """
+        return bool(self.library.fake_complete(stream))
 
     def synchronize(self) -> bool:
         """Waits for the devices in use, whatever they say; returns whether there are any."""
@@ -282,6 +288,21 @@ class FakeCuda:
     def drop_wait(self, nth: int) -> None:
         """The nth wait of a stream for an event, from now on, is left out."""
         self.library.fake_drop_wait(nth)
+
+    def hang(self, function: str, nth: int = 1) -> None:
+        """The work that a function issues as the nth from now on does not end.
+
+        The function is cuMemcpyAsync, cuStreamWaitEvent, cuGraphLaunch or fake_kernel.
+        """
+        self.library.fake_hang(function.encode(), nth)
+
+    def let_go(self) -> None:
+        """Work that hangs, and all else that is under way, never runs any more."""
+        self.library.fake_let_go(0)
+
+    def set_capturing(self, capturing: bool) -> None:
+        """Another thread captures, in the mode in which unsafe calls of others break captures."""
+        self.library.fake_set_capturing(capturing)
 
     def calls(self, function: str) -> int:
         return self.library.fake_calls(function.encode())

@@ -57,7 +57,8 @@ class HostGpus:
     # How long the model says that an action takes: a test may change it while the action runs.
     duration_ns = 1000.0
 
-    def __init__(self, lanes: Sequence[DeviceLane]) -> None:
+    def __init__(self, lanes: Sequence[DeviceLane], settle: cuda.Settle) -> None:
+        self._settle = settle
         # Held, because the class has none any more when the last pipelines are collected.
         self.fake = self.fake
         self._gpu_of = [lane.device.index for lane in lanes]
@@ -70,7 +71,7 @@ class HostGpus:
         self._outside = self._callers
         self.host = self.fake.stream(min(self._callers))
         self._memory = _Memory(self.fake)
-        self._beside = Beside(self.fake, self.host)
+        self._beside = Beside(self.fake, self.host, settle)
         # The tensors that the action under way has told the driver of, and the stream it runs on.
         self._active: tuple[int, Callable[[], None]] | None = None
         self.errors: list[Exception] = []
@@ -136,6 +137,7 @@ class HostGpus:
             self.fake.order(stream, marks[-1])
 
         def wait() -> None:
+            self._settle(lambda: all([self.fake.complete(mark) for mark in marks]))
             for mark in marks:
                 self.fake.complete(mark)
                 self.fake.order(mark, self.host)
@@ -193,6 +195,7 @@ class HostGpus:
         return None
 
     def synchronize(self) -> None:
+        self._settle(None)
         if self.fake.synchronize():
             # Memory that nobody holds any more may come back as other memory.
             self._memory.begin()

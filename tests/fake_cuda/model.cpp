@@ -101,6 +101,7 @@ Site Model::issue(Stream& stream, Work work, double duration_ns) {
     stream.end_ns = std::max(stream.end_ns, host_ns) + duration_ns;
     const Site site{violations.function(), stream.clock.advance(stream.index), stream.device};
     for (const FakeAccess& access : work.accesses) memory.touch(site, stream.clock, access);
+    work.hangs = hangs_at > 0 && hangs_in == violations.function() && --hangs_at == 0;
     stream.queue.push_back(std::move(work));
     return site;
 }
@@ -137,6 +138,10 @@ void Model::wait(Stream& stream, const Event& event) {
 void Model::host_waits_for(const Clock& clock, double time_ns) {
     host.join(clock);
     host_ns = std::max(host_ns, time_ns);
+}
+
+void Model::require_reached(bool reached) {
+    if (!reached) refuse("the host waits for work that hangs", cuda::kNotReady);
 }
 
 void Model::count_if_staged(const Stream& stream, cuda::CUdeviceptr to, cuda::CUdeviceptr from) {

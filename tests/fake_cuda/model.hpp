@@ -29,6 +29,7 @@ inline constexpr CUresult kInvalidContext = 201;
 inline constexpr CUresult kPeerAccessUnsupported = 217;
 inline constexpr CUresult kInvalidHandle = 400;
 inline constexpr CUresult kContextIsDestroyed = 709;
+inline constexpr CUresult kCaptureUnsupported = 900;
 inline constexpr CUresult kInvalidResourceType = 914;
 inline constexpr CUresult kInvalidResourceConfiguration = 915;
 
@@ -108,6 +109,12 @@ struct Model {
     double host_ns = 0;
     int step = 0;
     std::uint64_t staged_copies = 0;
+    // The work that a function issues as the nth from now on hangs.
+    std::string hangs_in;
+    int hangs_at = 0;
+    // Streams are captured in the mode that forbids unsafe calls to all threads but relaxed ones.
+    bool capturing = false;
+    std::map<std::thread::id, int> capture_modes;
     int waits_to_drop = 0;  // the wait at which it reaches 0 is left out
 
     // The object that a handle stands for. A wrong one is a violation, and ends the call.
@@ -128,6 +135,8 @@ struct Model {
     void record(Stream& stream, Event& event);
     void wait(Stream& stream, const Event& event);
     void host_waits_for(const Clock& clock, double time_ns);
+    // Ends the call where the host would wait for ever.
+    void require_reached(bool reached);
     void count_if_staged(const Stream& stream, cuda::CUdeviceptr to, cuda::CUdeviceptr from);
     // Moves bytes when it runs; loses the last one on its way between devices that corrupt.
     Work copy_work(cuda::CUdeviceptr to, cuda::CUdeviceptr from, std::size_t bytes) const;

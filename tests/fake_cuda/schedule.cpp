@@ -8,7 +8,7 @@ namespace pykern::fake {
 namespace {
 
 bool ready(const Stream& stream) {
-    if (stream.queue.empty()) return false;
+    if (stream.queue.empty() || stream.queue.front().hangs) return false;
     const auto& mark = stream.queue.front().waits_for;
     return mark == nullptr || mark->done;
 }
@@ -45,14 +45,29 @@ void Schedule::run_all() {
     while (run_one()) continue;
 }
 
-void Schedule::run_until(const std::function<bool()>& done) {
+bool Schedule::run_until(const std::function<bool()>& done) {
     while (!done()) {
-        if (!run_one()) throw std::logic_error("the fake driver: nothing is ready to run");
+        if (run_one()) continue;
+        if (hangs()) return false;
+        throw std::logic_error("the fake driver: nothing is ready to run");
+    }
+    return true;
+}
+
+bool Schedule::hangs() const {
+    return std::ranges::any_of(streams_, [](const auto& stream) {
+        return !stream->queue.empty() && stream->queue.front().hangs;
+    });
+}
+
+void Schedule::let_go() {
+    for (const auto& stream : streams_) {
+        for (Work& work : stream->queue) work.hangs = false;
     }
 }
 
-void Schedule::complete(const Stream& stream) {
-    run_until([&] { return stream.queue.empty(); });
+bool Schedule::complete(const Stream& stream) {
+    return run_until([&] { return stream.queue.empty(); });
 }
 
 void Schedule::complete(cuda::CUdeviceptr address, std::size_t bytes) {

@@ -25,12 +25,14 @@ struct Mark {
     bool done = false;
 };
 
-// The head of a stream's queue waits for a mark, moves data, sets a mark, or does nothing.
+// The head of a stream's queue waits for a mark, moves data, sets a mark, or does nothing. One that
+// hangs does not end before it is let go.
 struct Work {
     std::shared_ptr<const Mark> waits_for;
     std::function<void()> run;
     std::shared_ptr<Mark> mark;
     std::vector<FakeAccess> accesses;
+    bool hangs = false;
 };
 
 // Order and times are known when work is issued, whenever it runs.
@@ -44,7 +46,7 @@ struct Stream : std::enable_shared_from_this<Stream> {
 };
 
 // The unfinished work issued first is always ready, since an event is waited for as it was recorded
-// before the call: so running until something is done ends.
+// before the call, or hangs: so running until something is done ends.
 class Schedule {
    public:
     explicit Schedule(std::uint64_t seed) : random_(seed) {}
@@ -57,15 +59,18 @@ class Schedule {
 
     void run_some();
     void run_all();
-    void run_until(const std::function<bool()>& done);
-    void complete(const Stream& stream);
+    // False where work that hangs is in the way.
+    bool run_until(const std::function<bool()>& done);
+    bool complete(const Stream& stream);
     // Work that touches these bytes.
     void complete(cuda::CUdeviceptr address, std::size_t bytes);
+    void let_go();
     // Nothing that is under way runs any more, and nobody waits for it.
     void drop_all();
 
    private:
     bool run_one();
+    bool hangs() const;
 
     Random random_;
     double eagerness_ = 0.5;

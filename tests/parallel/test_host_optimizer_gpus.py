@@ -11,7 +11,7 @@ from torch import nn
 import pykern
 from pykern import HostOptimizer
 from pykern.plan import Kind
-from pykern.runtime.gpu import host_link
+from tests.fake_cuda.beside import End
 from tests.fake_cuda.fake import FakeCuda
 from tests.fake_cuda.host_gpus import HostGpus, host_gpus, unchecked_gpus
 from tests.loop.loops import assert_same, batch, mlp
@@ -109,7 +109,7 @@ def test_a_wait_that_is_missing_is_found(monkeypatch: pytest.MonkeyPatch, missin
         pipe = pipeline(mlp(8))
         optimizer = HostOptimizer(pipe, torch.optim.SGD, lr=0.1)
         if missing == "wait":
-            monkeypatch.setattr(host_link._Issued, "wait", lambda self: None)
+            monkeypatch.setattr(End, "wait", lambda self: None)
         else:
             monkeypatch.setattr(HostGpus, "join_beside", lambda self: None)
         before = [parameter.detach().clone() for parameter in pipe.parameters()]

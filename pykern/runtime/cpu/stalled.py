@@ -1,27 +1,18 @@
-"""The error for a step whose actions do not end."""
+"""The report of a step whose actions do not end on CPU workers."""
 
 from __future__ import annotations
 
-import math
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 
 from ...plan import Action
+from ..timeout import PipelineStalled
 
 # An action and its device.
 DeviceAction = tuple[Action, int]
 # Names an action and its device, for a message.
 Where = Callable[[Action, int], str]
-
-
-class PipelineStalled(RuntimeError):
-    """A stage did not return from an action within `timeout`, or soon after a second Ctrl-C.
-
-    The message names the stage, the duration, the Python line of its worker, and the action that
-    every other device waits for. The pipeline is closed. The worker thread ends when the stage
-    returns, or with the process; the process does not wait for the thread.
-    """
 
 
 def stalled(
@@ -49,15 +40,3 @@ def stalled(
         missing = ", ".join(f"{one} of device {of}" for one, of in inputs)
         lines.append(f"device {device} waits for {missing or 'a worker'}, to go on with {action}")
     return PipelineStalled("\n".join(lines))
-
-
-def refuse_timeout(timeout: object) -> None:
-    """Raises TypeError or ValueError if `timeout` is invalid."""
-    if timeout is None:
-        return
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
-        raise TypeError(f"timeout must be a number of seconds or None, got {timeout!r}")
-    if not 0 < timeout < math.inf:
-        raise ValueError(
-            f"timeout must be a number of seconds above 0, got {timeout}. Omit timeout for no limit"
-        )

@@ -21,7 +21,7 @@ from ..batch import Outputs
 from ..caller_state import CallerState
 from ..stage.stage import Ends
 from ..stream import Flow, OpenBatch
-from .stalled import PipelineStalled
+from ..timeout import PipelineStalled
 
 # The longest wait before a waiting thread checks the state itself.
 _TICK_S = 0.1

@@ -36,6 +36,9 @@ class Workers:
         self.num_devices = num_devices
         self.claim = _C.WorkerExecutor(num_devices, timeout or 0.0)
 
+    def ready(self) -> None:
+        """Does nothing: a step that stalls raises its error itself."""
+
     def direct(self, _: Plan) -> Direct:
         """A function that tells that values can go past the stages between any two stages."""
         return everywhere

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,15 +23,24 @@ _QUEUES = ("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 # An event marks a point in the work of a stream.
 Event = torch.cuda.Event
+# With a timeout, returns when a function returns true, or when no step is under way; raises
+# PipelineStalled where a step stalls. Without a timeout, returns immediately.
+Settle = Callable[[Callable[[], bool] | None], None]
 
 
 class Gpus:
-    """The GPUs of some lanes, each lane with the stream on which it computes."""
+    """The GPUs of some lanes, each lane with the stream on which it computes.
 
-    def __init__(self, lanes: Sequence[DeviceLane]) -> None:
+    Args:
+        lanes: the devices of a plan.
+        settle: called before the host waits for GPUs.
+    """
+
+    def __init__(self, lanes: Sequence[DeviceLane], settle: Settle) -> None:
         # The driver reads this variable when the first context of the process is made.
         os.environ.setdefault(*_QUEUES)
         torch.cuda.init()
+        self._settle = settle
         self._devices = [lane.device for lane in lanes]
         self.lanes = _C.Lanes([(lane.device.index, lane.part, lane.num_parts) for lane in lanes])
         self._compute = [
@@ -96,7 +105,7 @@ class Gpus:
 
     def mark_for_host(self) -> HostMarks:
         """The same for the host to wait for."""
-        return HostMarks(self.mark())
+        return HostMarks(self.mark(), self._settle)
 
     def follow(self, mark: Sequence[Event], output: Any) -> None:
         """Has the callers' streams wait for the mark, and records their use of the output."""
@@ -125,11 +134,11 @@ class Gpus:
 
     def copy_beside(
         self, lane: int, pairs: Sequence[tuple[Tensor, Tensor]], *, to_host: bool
-    ) -> Event:
+    ) -> HostMarks:
         """Copies between a lane's GPU and pinned memory, after torch's current stream.
 
         Returns:
-            The event at the end of the copies. Until then no stream may write to their sources.
+            The end of the copies. Until then no stream may write to their sources.
         """
         gpu = self._devices[lane].index
         if (gpu, to_host) not in self._beside:
@@ -139,7 +148,7 @@ class Gpus:
         with torch.cuda.stream(stream):
             for source, into in pairs:
                 into.copy_(source, non_blocking=True)
-        return cast(Event, stream.record_event())
+        return HostMarks([stream.record_event()], self._settle)
 
     def join_beside(self) -> None:
         """Has torch's current streams wait for all copies that `copy_beside` has issued."""
@@ -179,7 +188,12 @@ class Gpus:
         return CapturedGraph(graph, graph.raw_cuda_graph_exec(), graph.raw_cuda_graph())
 
     def synchronize(self) -> None:
-        """Waits until all GPUs have finished the issued work."""
+        """Waits until all GPUs have finished the issued work.
+
+        Raises:
+            PipelineStalled: a step has stalled; the GPUs may not have finished.
+        """
+        self._settle(None)
         for gpu in self._unique:
             torch.cuda.synchronize(gpu)
 
@@ -189,9 +203,15 @@ class HostMarks:
     """Events that the host can wait for."""
 
     events: Sequence[Event]
+    settle: Settle
 
     def wait(self) -> None:
-        """Returns when all work before the events is done."""
+        """Returns when all work before the events is done.
+
+        Raises:
+            PipelineStalled: a step has stalled, perhaps before the events.
+        """
+        self.settle(lambda: all(event.query() for event in self.events))
         for event in self.events:
             event.synchronize()
 

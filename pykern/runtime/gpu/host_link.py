@@ -25,17 +25,8 @@ class GpuLink:
 
     def copy(self, pairs: CopyPairs, *, to_host: bool) -> Copied:
         """Issues the copies on the stream of their direction."""
-        return _Issued(self._gpus.copy_beside(self._lane, pairs, to_host=to_host))
+        return self._gpus.copy_beside(self._lane, pairs, to_host=to_host)
 
     def join(self) -> None:
         """Has torch's current streams wait for the copies of all lanes."""
         self._gpus.join_beside()
-
-
-class _Issued:
-    def __init__(self, end: cuda.Event) -> None:
-        self._end = end
-
-    def wait(self) -> None:
-        """Waits on the host."""
-        self._end.synchronize()

@@ -22,6 +22,7 @@ from ..loss import Losses
 from ..microbatch import is_pinned
 from ..profiled import follow_profiler
 from ..stage.stage import Stage
+from ..timeout import PipelineStalled
 from . import cuda
 from .capture.policy import Capture, CapturePolicy
 from .capture.recording import Recording
@@ -37,23 +38,35 @@ class Streams:
 
     A step returns when it is issued; torch's current streams wait for it. Backward runs on the
     calling thread, in the order of the plan, not on autograd's threads.
+
+    Args:
+        lanes: the devices of the plan.
+        capture: whether actions become CUDA graphs, as the user has asked.
+        timeout: the longest time of an action or copy, in seconds; None for no limit.
     """
 
-    def __init__(self, lanes: Sequence[DeviceLane], capture: Capture) -> None:
-        self.gpus = cuda.Gpus(lanes)
+    def __init__(
+        self, lanes: Sequence[DeviceLane], capture: Capture, timeout: float | None = None
+    ) -> None:
+        self.claim = _C.StreamExecutor(timeout or 0.0, PipelineStalled)
+        self.gpus = cuda.Gpus(lanes, self.claim.settle)
         self._peers = PeerPairs(self.gpus)
-        # The last step may still run when its rings and graphs are freed, so their end waits. At
-        # exit, the memory is not reused, so no wait is needed.
-        weakref.finalize(self, _wait, self.gpus).atexit = False
         self._capture = capture
         self._policy: CapturePolicy | None = None
-        self.claim = _C.StreamExecutor()
         self._lane_of: list[int] = []
         self._transports: list[RingTransport] = []
+        # The last step may still run when its rings and graphs are freed, so their end waits. At
+        # exit, the memory is not reused, so no wait is needed.
+        self._end = weakref.finalize(self, _wait, self.claim, self.gpus, self._transports)
+        self._end.atexit = False
 
     def device(self, lane: int) -> torch.device:
         """The GPU of a lane."""
         return self.gpus.device(lane)
+
+    def ready(self) -> None:
+        """Raises PipelineStalled if a step has stalled, behind which copies would wait."""
+        self.claim.refuse_stalled()
 
     def direct(self, plan: Plan) -> Direct:
         """A function that tells whether values can go past the stages between two stages.
@@ -241,6 +254,7 @@ class Streams:
             raise IndexError(
                 f"ago must be 0 on GPUs, where the last traced step is kept, got {ago}"
             )
+        self.claim.settle()
         return program.timeline()
 
     def where(self, device: int) -> str:
@@ -249,14 +263,29 @@ class Streams:
 
     def close(self) -> None:
         """Waits for all work, then frees the memory of rings and graphs."""
-        self.claim.close()
-        _wait(self.gpus)
+        is_free = _wait(self.claim, self.gpus, self._transports, self._policy)
+        self._end.detach()
         self._policy = None
-        for transport in self._transports:
-            transport.close()
+        if is_free:
+            for transport in self._transports:
+                transport.close()
 
 
-def _wait(gpus: cuda.Gpus) -> None:
-    # After a fork or a lost context, no work is left to wait for.
-    with suppress(RuntimeError):
-        gpus.synchronize()
+# The rings and graphs of steps that have stalled, which GPUs may still use.
+_leaked: list[object] = []
+
+
+def _wait(claim: _C.StreamExecutor, gpus: cuda.Gpus, *held: object) -> bool:
+    """Waits for all work. Returns False if a step has stalled: what it uses is then kept."""
+    is_free = claim.close()
+    if is_free:
+        # After a fork or a lost context, no work is left to wait for.
+        with suppress(RuntimeError):
+            gpus.synchronize()
+    else:
+        _leaked.append((gpus, *held))
+        warn(
+            "a step has stalled on a GPU, so the pipeline's rings, graphs, streams and events are "
+            "not freed before the process ends"
+        )
+    return is_free
