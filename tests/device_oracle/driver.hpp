@@ -18,7 +18,7 @@ struct Access {
     int writes;
 };
 
-// Filled by driver.py, which has the same fields in the same order.
+// Filled by oracle.py, which has the same fields in the same order.
 struct Driver {
     int (*set_current)(void*);
     int (*get_current)(void**);
@@ -30,6 +30,8 @@ struct Driver {
     void (*complete)(Handle);
     void (*kernel)(Handle, double, const Access*, std::size_t);
     void (*order)(Handle, Handle);
+    std::size_t (*add_node)(void*, double, void (*)(void*), void*, const Access*, std::size_t,
+                            const std::size_t*, std::size_t);
     void* contexts[kMaxGpus];
     // Streams that stand for handle 0 of each GPU.
     Handle defaults[kMaxGpus];
@@ -44,6 +46,12 @@ struct Counts {
     std::atomic<std::int64_t> records{0};
     std::atomic<std::int64_t> waits{0};
     std::atomic<std::int64_t> host_waits{0};
+    std::atomic<std::int64_t> draws{0};
+    std::atomic<std::int64_t> captures{0};
+    std::atomic<std::int64_t> captured{0};
+    std::atomic<std::int64_t> forks{0};
+    std::atomic<std::int64_t> replayed{0};
+    std::atomic<std::int64_t> blocks_again{0};
 };
 inline Counts counts;
 

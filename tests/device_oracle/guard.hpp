@@ -6,13 +6,10 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
-#include "driver.hpp"
+#include "blocks.hpp"
+#include "capture.hpp"
 
 namespace oracle {
-
-inline c10::Device device_of(int index) {
-    return {c10::kCUDA, static_cast<c10::DeviceIndex>(index)};
-}
 
 // By it autograd's engine enters devices and streams, and has streams wait for each other.
 struct Guard final : c10::impl::DeviceGuardImplInterface {
@@ -53,18 +50,27 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
         const Within within(stream.device_index());
         constexpr unsigned kDisableTiming = 2;
         if (*event == nullptr) driver.event_create(event, kDisableTiming);
-        driver.event_record(*event, handle(stream));
         ++counts.records;
+        const auto captured = [&](Capture& capture) { capture.record(*event, handle(stream)); };
+        if (if_captured(handle(stream), captured)) return;
+        forget(*event);
+        driver.event_record(*event, handle(stream));
     }
     void block(void* event, const Stream& stream) const override {
         if (event == nullptr) return;
         const Within within(stream.device_index());
-        driver.stream_wait(handle(stream), event, 0);
         ++counts.waits;
+        {
+            const std::lock_guard hold(captures.lock);
+            if (captures.now && captures.now->wait(event, handle(stream))) return;
+        }
+        refuse_in_capture(handle(stream), "it waits for work that is not captured");
+        driver.stream_wait(handle(stream), event, 0);
     }
     void destroyEvent(void* event, c10::DeviceIndex device) const noexcept override {
         if (event == nullptr) return;
         const Within within(device);
+        forget(event);
         driver.event_destroy(event);
     }
     bool queryEvent(void*) const override { return true; }
@@ -75,11 +81,22 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
         driver.event_synchronize(event);
     }
     void synchronizeStream(const Stream& stream) const override {
+        refuse_in_capture(handle(stream), "the host waits for the stream");
         ++counts.host_waits;
         driver.complete(handle(stream));
     }
+    bool isStreamCapturing(const Stream& stream) const override {
+        return if_captured(handle(stream), [](const Capture&) {});
+    }
+    void recordDataPtrOnStream(const c10::DataPtr& memory, const Stream& stream) const override {
+        use_on(memory, handle(stream));
+    }
 
    private:
+    static void forget(void* event) {
+        const std::lock_guard hold(captures.lock);
+        if (captures.now) captures.now->forget(event);
+    }
     static int index_of(Device device) { return device.has_index() ? device.index() : gpu; }
     static Handle handle(const Stream& stream) {
         return handle_of(stream.device_index(), reinterpret_cast<Handle>(stream.id()));
@@ -117,20 +134,5 @@ inline void install_hooks() {
     const void* theirs = &at::detail::getCUDAHooks();
     *static_cast<const void**>(const_cast<void*>(theirs)) = *reinterpret_cast<void* const*>(&hooks);
 }
-
-struct Memory final : c10::Allocator {
-    c10::DataPtr allocate(std::size_t bytes) override {
-        c10::DataPtr held = c10::GetAllocator(c10::kCPU)->allocate(bytes);
-        void* data = held.get();
-        const c10::DeleterFnPtr deleter = held.get_deleter();
-        return {data, held.release_context(), deleter, device_of(gpu)};
-    }
-    c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
-    void copy_data(void* to, const void* from, std::size_t bytes) const override {
-        default_copy_data(to, from, bytes);
-    }
-};
-inline Memory memory;
-REGISTER_ALLOCATOR(c10::kCUDA, &memory);
 
 }  // namespace oracle

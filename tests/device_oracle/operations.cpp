@@ -3,6 +3,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <cstring>
 #include <optional>
 #include <span>
 #include <string>
@@ -11,14 +12,11 @@
 #include <vector>
 
 #include "guard.hpp"
+#include "replayed.hpp"
 #include "storage.hpp"
 
 namespace oracle {
 namespace {
-
-using at::Tensor;
-using c10::IValue;
-using Stack = torch::jit::Stack;
 
 Access extent(const Tensor& tensor, bool writes) {
     if (tensor.numel() == 0) return {0, 0, writes};
@@ -28,50 +26,26 @@ Access extent(const Tensor& tensor, bool writes) {
             static_cast<std::size_t>(last + 1) * tensor.element_size(), writes};
 }
 
-Tensor with_storage(c10::Storage storage, const Tensor& like, c10::DispatchKey key) {
-    Tensor made = at::detail::make_tensor<c10::TensorImpl>(std::move(storage),
-                                                           c10::DispatchKeySet(key), like.dtype());
-    made.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides(),
-                                                      like.storage_offset());
-    return made;
-}
-
 bool share(const Tensor& one, const Tensor& other) {
     return one.storage().unsafeGetStorageImpl() == other.storage().unsafeGetStorageImpl();
 }
 
-// The value with other tensors in the place of its own.
-template <class Map>
-IValue mapped(const IValue& value, Map map) {
-    if (value.isTensor()) return map(value.toTensor());
-    if (value.isTensorList()) {
-        c10::List<Tensor> list;
-        for (const Tensor& each : value.toTensorVector()) list.push_back(map(each));
-        return list;
-    }
-    if (value.isOptionalTensorList()) {
-        c10::List<std::optional<Tensor>> list;
-        for (const auto& each : value.toOptionalTensorVector()) {
-            list.push_back(each ? std::optional(map(*each)) : std::nullopt);
-        }
-        return list;
-    }
-    return value;
-}
-
-// One call of an operation.
+// One call of an operation. Within a capture it is computed for the shapes of its results alone,
+// from zeros: it neither reads nor writes what the GPU has.
 class Call {
    public:
     Call(const c10::OperatorHandle& op, Stack& stack) : op_(op), stack_(stack) {
         look();
         require_one_device();
+        stream_ = current_stream(runs_on_);
+        is_captured_ = if_captured(stream_, [this](Capture& capture) { require_work(capture); });
     }
 
     void run() {
-        const Handle stream = current_stream(runs_on_);
         // The values are read once all that the stream waits for is done.
-        if (lands_on_) driver.order(current_stream(*lands_on_), stream);
-        driver.complete(stream);
+        if (lands_on_) driver.order(current_stream(*lands_on_), stream_);
+        if (!is_captured_) driver.complete(stream_);
+        const Stack given(arguments().begin(), arguments().end());
         for (IValue& value : arguments()) {
             value = mapped(value, [this](const Tensor& tensor) { return to_host(tensor); });
         }
@@ -82,7 +56,14 @@ class Call {
             host_waits_ = host_waits_ || value.isScalar() || value.isBool();
             value = mapped(value, [this](const Tensor& tensor) { return to_gpu(tensor); });
         }
-        tell(stream);
+        if (op_.hasTag(at::Tag::nondeterministic_seeded)) ++counts.draws;
+        std::vector<Access> touched = accesses();
+        if (!works()) return;
+        const auto record = [&](Capture& capture) {
+            if (host_waits_) capture.refuse("the host waits for a value");
+            capture.add(stream_, std::move(touched), Replayed(op_, given, results()));
+        };
+        if (!if_captured(stream_, record)) tell(touched);
     }
 
    private:
@@ -125,6 +106,15 @@ class Call {
         }
     }
 
+    // Whether the host has to know values to make the result.
+    bool depends_on_values() const {
+        const auto is_mask = [](const auto& given) {
+            return given.first.scalar_type() == at::kBool;
+        };
+        return op_.hasTag(at::Tag::dynamic_output_shape) &&
+               (!is_one_of(kIndexes) || std::any_of(given_.begin() + 1, given_.end(), is_mask));
+    }
+
     void add(const Tensor& tensor, bool writes) {
         if (tensor.defined()) given_.emplace_back(tensor, writes);
     }
@@ -149,39 +139,52 @@ class Call {
                     "Expected all tensors to be on the same device, got cuda:", *found,
                     " and cpu for ", op_.schema().name());
         // Without `non_blocking`, the host has the bytes when it goes on.
-        host_waits_ = moves_ && !given_[0].first.is_cuda() && !arguments()[2].toBool();
+        host_waits_ = depends_on_values() ||
+                      (moves_ && !given_[0].first.is_cuda() && !arguments()[2].toBool());
         if (!found && wanted_ && wanted_->is_cuda()) found = wanted_->index();
         runs_on_ = found.value_or(gpu);
         makes_on_ = wanted_.value_or(device_of(runs_on_));
     }
 
+    // The driver cannot run these within a graph, or a replay would not do them again.
+    void require_work(Capture& capture) const {
+        if (lands_on_) capture.refuse("a copy to another GPU");
+        for (const auto& [tensor, writes] : given_) {
+            if (moves_ && !tensor.is_cuda()) capture.refuse("a copy from or to the host");
+            if (!tensor.is_cuda() && tensor.dim() > 0) capture.refuse("indices on the host");
+        }
+        if (op_.hasTag(at::Tag::nondeterministic_seeded)) capture.refuse("random numbers");
+    }
+
     Tensor to_host(const Tensor& tensor) {
         if (!tensor.defined() || !tensor.is_cuda()) return tensor;
-        c10::Storage storage;
-        for (const auto& [on_gpu, host] : aliases_) {
+        std::optional<Tensor> shared;
+        for (const auto& [on_gpu, host, data] : aliases_) {
             if (on_gpu.is_same(tensor)) return host;
-            if (share(on_gpu, tensor)) storage = host.storage();
+            if (share(on_gpu, tensor)) shared = host;
         }
-        if (!storage) {
-            const c10::Storage& its = tensor.storage();
-            storage = c10::Storage(c10::Storage::use_byte_size_t(), its.nbytes(),
-                                   c10::DataPtr(its.mutable_data(), c10::kCPU),
-                                   c10::GetAllocator(c10::kCPU), /*resizable=*/true);
+        Tensor host;
+        if (shared) {
+            host = with_storage(shared->storage(), tensor, c10::DispatchKey::CPU);
+        } else if (is_captured_) {
+            const auto bytes = static_cast<std::int64_t>(tensor.storage().nbytes());
+            zeros_.push_back(at::zeros({bytes}, at::kByte));
+            host = over(zeros_.back().mutable_data_ptr(), tensor.storage().nbytes(), tensor);
+        } else {
+            host = on_host(tensor);
         }
-        const Tensor host = with_storage(storage, tensor, c10::DispatchKey::CPU);
-        aliases_.emplace_back(tensor, host);
+        aliases_.push_back({tensor, host, host.storage().data()});
         return host;
     }
 
     // A result that was given may have been given in another size.
     void take_new_sizes() {
-        for (const auto& [on_gpu, host] : aliases_) {
-            auto& storage = *on_gpu.storage().unsafeGetStorageImpl();
-            if (host.storage().data() != storage.data()) {
-                kept.add(host);
-                storage.set_data_ptr_noswap(
-                    c10::DataPtr(host.storage().mutable_data(), on_gpu.device()));
-                storage.set_nbytes(host.storage().nbytes());
+        for (const auto& [on_gpu, host, data] : aliases_) {
+            if (host.storage().data() != data) {
+                auto& storage = *on_gpu.storage().unsafeGetStorageImpl();
+                c10::Storage larger = moved(host.storage(), on_gpu.device());
+                storage.set_nbytes(larger.nbytes());
+                storage.set_data_ptr_noswap(larger.set_data_ptr({nullptr, on_gpu.device()}));
             }
             if (host.sizes() != on_gpu.sizes() || host.strides() != on_gpu.strides()) {
                 on_gpu.unsafeGetTensorImpl()->set_sizes_and_strides(host.sizes(), host.strides(),
@@ -198,53 +201,79 @@ class Call {
         for (const auto& [tensor, writes] : given_) {
             if (tensor.is_same(host)) return host;
         }
-        for (const auto& [on_gpu, alias] : aliases_) {
+        for (const auto& [on_gpu, alias, data] : aliases_) {
             if (alias.is_same(host)) return on_gpu;
             if (share(alias, host)) {
                 return with_storage(on_gpu.storage(), host, c10::DispatchKey::CUDA);
             }
         }
-        kept.add(host);
-        const c10::Storage storage(c10::Storage::use_byte_size_t(), host.storage().nbytes(),
-                                   c10::DataPtr(host.storage().mutable_data(), makes_on_), nullptr,
-                                   /*resizable=*/false);
-        const Tensor made = with_storage(storage, host, c10::DispatchKey::CUDA);
+        const Tensor made =
+            with_storage(moved(host.storage(), makes_on_), host, c10::DispatchKey::CUDA);
         made_.push_back(made);
         return made;
     }
 
-    void tell(Handle stream) {
+    // Bytes in memory of a GPU; from a capture, none that mean anything.
+    c10::Storage moved(const c10::Storage& host, c10::Device device) const {
+        c10::Storage storage = storage_on(device, host.nbytes());
+        if (host.nbytes() == 0) return storage;
+        if (is_captured_) {
+            std::memset(storage.mutable_data(), 0xFF, host.nbytes());
+        } else {
+            std::memcpy(storage.mutable_data(), host.data(), host.nbytes());
+        }
+        return storage;
+    }
+
+    bool works() const {
+        const auto is_written = [](const auto& given) { return given.second; };
+        return (host_waits_ || !made_.empty() || std::ranges::any_of(given_, is_written)) &&
+               !is_one_of(kMakes);
+    }
+
+    std::vector<Access> accesses() const {
         std::vector<Access> touched;
         for (const Tensor& made : made_) touched.push_back(extent(made, true));
-        bool works = host_waits_ || !made_.empty();
         for (const auto& [tensor, writes] : given_) {
             if (tensor.is_cuda()) touched.push_back(extent(tensor, writes));
-            works = works || writes;
         }
-        if (!works || is_one_of(kMakes)) return;
         std::erase_if(touched, [](const Access& access) { return access.bytes == 0; });
+        return touched;
+    }
+
+    void tell(const std::vector<Access>& touched) const {
         constexpr double kDurationNs = 1000;
-        driver.kernel(stream, kDurationNs, touched.data(), touched.size());
+        driver.kernel(stream_, kDurationNs, touched.data(), touched.size());
         ++counts.kernels;
         if (lands_on_) {
-            driver.order(stream, current_stream(*lands_on_));
+            driver.order(stream_, current_stream(*lands_on_));
             ++counts.copies;
         }
         if (host_waits_) {
-            driver.complete(stream);
+            driver.complete(stream_);
             ++counts.host_waits;
         }
     }
 
+    // Of a GPU, its twin on the host, and where that had its bytes before the call.
+    struct Alias {
+        Tensor on_gpu;
+        Tensor host;
+        const void* data;
+    };
+
     const c10::OperatorHandle& op_;
     Stack& stack_;
-    std::vector<std::pair<Tensor, bool>> given_;      // with whether it is written
-    std::vector<std::pair<Tensor, Tensor>> aliases_;  // of GPUs, each with its twin on the host
+    std::vector<std::pair<Tensor, bool>> given_;  // with whether it is written
+    std::vector<Alias> aliases_;
+    std::vector<Tensor> zeros_;
     std::vector<Tensor> made_;
     std::optional<c10::Device> wanted_;
     c10::Device makes_on_ = c10::kCPU;
     int runs_on_ = 0;
     std::optional<int> lands_on_;
+    Handle stream_ = nullptr;
+    bool is_captured_ = false;
     bool moves_ = false;
     bool host_waits_ = false;
 };
@@ -271,7 +300,11 @@ void oracle_connect(const oracle::Driver* driver) {
     oracle::driver = *driver;
     oracle::gpu = 0;
     for (auto& stream : oracle::streams) stream = nullptr;
-    oracle::kept.clear();
+    oracle::captures.now.reset();
+    oracle::captures.all.clear();
+    oracle::Capture::arguments.clear();
+    oracle::failures.texts.clear();
+    oracle::blocks.begin_test();
 }
 
 int oracle_gpu() { return oracle::gpu; }
@@ -279,11 +312,48 @@ void oracle_set_gpu(int gpu) { oracle::gpu = gpu; }
 void* oracle_stream(int gpu) { return oracle::streams[gpu]; }
 void oracle_set_stream(int gpu, void* stream) { oracle::streams[gpu] = stream; }
 
-// Kernels, copies between GPUs, records, waits, and waits of the host, since the process began.
+// Begins to capture the current stream into an empty graph of the driver's.
+void* oracle_capture(void* graph, oracle::Pool pool) {
+    using namespace oracle;  // NOLINT(google-build-using-namespace)
+    const std::lock_guard hold(captures.lock);
+    captures.all.push_back({graph, true, {}});
+    captures.now.emplace(captures.all.back(), current_stream(gpu), pool);
+    ++counts.captures;
+    return &captures.all.back();
+}
+int oracle_is_capturing() {
+    return oracle::if_captured(oracle::current_stream(oracle::gpu), [](const auto&) {});
+}
+void oracle_break_capture() {
+    const std::lock_guard hold(oracle::captures.lock);
+    if (oracle::captures.now) oracle::captures.now->break_off();
+}
+// Null, or why it has failed, until the next call.
+const char* oracle_end_capture() {
+    using namespace oracle;  // NOLINT(google-build-using-namespace)
+    static std::string text;
+    const std::lock_guard hold(captures.lock);
+    const auto why = captures.now->end();
+    captures.now.reset();
+    text = why.value_or("");
+    return why ? text.c_str() : nullptr;
+}
+// The graph's memory may be anybody's from here on.
+void oracle_drop_graph(void* recorded) {
+    static_cast<oracle::Recorded*>(recorded)->is_alive = false;
+}
+// Null, or why a replay has failed.
+const char* oracle_failure() {
+    const std::lock_guard hold(oracle::failures.lock);
+    return oracle::failures.texts.empty() ? nullptr : oracle::failures.texts.front().c_str();
+}
+
+// In the order of `Counts`, since the process began.
 void oracle_counts(std::int64_t* into) {
     const auto& counts = oracle::counts;
-    for (const auto* each :
-         {&counts.kernels, &counts.copies, &counts.records, &counts.waits, &counts.host_waits}) {
+    for (const auto* each : {&counts.kernels, &counts.copies, &counts.records, &counts.waits,
+                             &counts.host_waits, &counts.draws, &counts.captures, &counts.captured,
+                             &counts.forks, &counts.replayed, &counts.blocks_again}) {
         *into++ = *each;
     }
 }

@@ -11,10 +11,11 @@ import ctypes
 import fcntl
 import gc
 import hashlib
+import itertools
 import os
 import shlex
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -31,7 +32,7 @@ DRIVER = (
     *("CtxSetCurrent", "CtxGetCurrent", "EventCreate", "EventDestroy", "EventRecord"),
     *("EventSynchronize", "StreamWaitEvent"),
 )
-MODEL = ("complete", "kernel", "order")
+MODEL = ("complete", "kernel", "order", "add_node")
 
 
 class _Driver(ctypes.Structure):
@@ -46,13 +47,33 @@ class _Driver(ctypes.Structure):
 
 
 class Counts(NamedTuple):
-    """The work that torch has given the driver since the process began."""
+    """The work that torch has given the driver since the process began.
+
+    Attributes:
+        kernels: operations outside captures.
+        copies: those between two GPUs.
+        records: of events.
+        waits: of streams for events.
+        host_waits: of the host for values.
+        draws: operations that draw random numbers.
+        captures: graphs that were captured.
+        captured: their operations.
+        forks: streams that have come into a capture beside its own.
+        replayed: operations of graphs that were launched.
+        blocks_again: allocations in memory that another tensor had before.
+    """
 
     kernels: int
     copies: int
     records: int
     waits: int
     host_waits: int
+    draws: int
+    captures: int
+    captured: int
+    forks: int
+    replayed: int
+    blocks_again: int
 
 
 def build() -> Path:
@@ -87,8 +108,17 @@ def load() -> ctypes.CDLL:
     """The library; from here on the process has GPUs, also for what is collected late."""
     library = ctypes.CDLL(str(build()))
     library.oracle_stream.restype = ctypes.c_void_p
+    library.oracle_capture.restype = ctypes.c_void_p
+    library.oracle_capture.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    library.oracle_drop_graph.argtypes = [ctypes.c_void_p]
+    for name in ("oracle_end_capture", "oracle_failure"):
+        getattr(library, name).restype = ctypes.c_char_p
     for name, value in _torch_cuda().items():
         setattr(torch.cuda, name, value)
+    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        # As a torch that has ended a capture itself.
+        setattr(torch._C, name, _refuse_pool)
+    setattr(torch._C, "_host_emptyCache", lambda: None)  # noqa: B010 - as mypy wants it
     setattr(torch.UntypedStorage, "__new__", _new_storage())  # noqa: B010 - as mypy wants it
     torch.version.cuda = "13.0"
     return library
@@ -112,6 +142,8 @@ def gpus(num_gpus: int) -> Iterator[FakeCuda]:
         assert load().oracle_gpu() == 0
         assert not any(load().oracle_stream(gpu) for gpu in range(num_gpus))
         gc.collect()
+        fake.synchronize()
+        assert load().oracle_failure() is None, load().oracle_failure()
     finally:
         violations = fake.violations
         fake.close()
@@ -130,6 +162,7 @@ def _connect(fake: FakeCuda, num_gpus: int) -> None:
     for gpu in range(num_gpus):
         driver.contexts[gpu] = fake.retain(gpu)
         driver.defaults[gpu] = fake.default_stream(gpu)
+    _made.contexts = list(driver.contexts)
     load().oracle_connect(ctypes.byref(driver))
 
 
@@ -188,14 +221,111 @@ def _on_stream(stream: Stream) -> Iterator[None]:
             _set_stream(before)
 
 
+class _Graph:
+    """Takes the place of torch.cuda.CUDAGraph."""
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        self._keeps = keep_graph
+        self._fake = _made.fake
+        self._graph = self._exec = 0
+        self._recorded: int | None = None
+        self._gpu = 0
+        self._pool = (0, 0)
+
+    def capture_begin(self, pool: tuple[int, int] | None = None, **_: object) -> None:
+        self._gpu = load().oracle_gpu()
+        assert load().oracle_stream(self._gpu), "the default stream cannot be captured"
+        self._pool = pool or graph_pool()
+        self._graph = self._create("cuGraphCreate", ctypes.c_uint(0))
+        self._recorded = load().oracle_capture(self._graph, self._pool[1])
+
+    def capture_end(self) -> None:
+        why = load().oracle_end_capture()
+        if why is not None:
+            self.reset()
+            raise RuntimeError(f"CUDA error: {why.decode()}")
+        if not self._keeps:
+            self.instantiate()
+
+    def instantiate(self) -> None:
+        flags = ctypes.c_ulonglong(0)
+        graph = ctypes.c_void_p(self._graph)
+        self._exec = self._create("cuGraphInstantiateWithFlags", graph, flags)
+
+    def raw_cuda_graph(self) -> int:
+        return self._graph
+
+    def raw_cuda_graph_exec(self) -> int:
+        return self._exec
+
+    def pool(self) -> tuple[int, int]:
+        return self._pool
+
+    def replay(self) -> None:
+        stream = _current().cuda_stream or _made.fake.default_stream(load().oracle_gpu())
+        with self._within():
+            handles = ctypes.c_void_p(self._exec), ctypes.c_void_p(stream)
+            self._fake.call("cuGraphLaunch", *handles)
+
+    def reset(self) -> None:
+        if self._recorded is not None and _made.fake is self._fake:
+            load().oracle_drop_graph(self._recorded)
+            with self._within():
+                if self._exec:
+                    self._fake.result("cuGraphExecDestroy", ctypes.c_void_p(self._exec))
+                self._fake.result("cuGraphDestroy", ctypes.c_void_p(self._graph))
+        self._recorded = None
+
+    def __del__(self) -> None:
+        self.reset()
+
+    def _create(self, name: str, *arguments: object) -> int:
+        with self._within():
+            return self._fake._made(name, *arguments)
+
+    @contextmanager
+    def _within(self) -> Iterator[None]:
+        before = ctypes.c_void_p()
+        self._fake.call("cuCtxGetCurrent", ctypes.byref(before))
+        self._fake.call("cuCtxSetCurrent", ctypes.c_void_p(_made.contexts[self._gpu]))
+        try:
+            yield
+        finally:
+            self._fake.call("cuCtxSetCurrent", before)
+
+
+def graph_pool() -> tuple[int, int]:
+    """A pool of memory for graphs; 0 is the memory outside graphs."""
+    return 0, next(_pools)
+
+
+class _Generator:
+    """The host's default generator, with an offset that changes where a GPU has drawn."""
+
+    def get_offset(self) -> int:
+        return 4 * counts().draws
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.default_generator, name)
+
+
 class _Made:
     """The GPUs that were made last."""
 
     fake: FakeCuda
     num_gpus = 0
+    contexts: Sequence[int] = ()
 
 
 _made = _Made()
+_pools = itertools.count(1)
+
+
+def _synchronize(_: Any = None) -> None:
+    if load().oracle_is_capturing():
+        load().oracle_break_capture()
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+    _made.fake.synchronize()
 
 
 def _properties(device: Any) -> SimpleNamespace:
@@ -230,15 +360,22 @@ def _torch_cuda() -> dict[str, Any]:
         "set_stream": _set_stream,
         "device": _OnDevice,
         "stream": _on_stream,
-        "synchronize": lambda _=None: _made.fake.synchronize(),
+        "CUDAGraph": _Graph,
+        "graph_pool_handle": graph_pool,
+        "is_current_stream_capturing": lambda: bool(load().oracle_is_capturing()),
+        "synchronize": _synchronize,
         "empty_cache": lambda: None,
         "max_memory_allocated": lambda _=None: 0,
         "get_device_capability": lambda _=None: (9, 0),
         "is_bf16_supported": lambda *_: True,
         "get_device_name": lambda _=None: "the CPU",
         "get_device_properties": _properties,
-        "default_generators": [torch.default_generator] * MAX_GPUS,
+        "default_generators": [_Generator()] * MAX_GPUS,
     }
+
+
+def _refuse_pool(*_: object) -> None:
+    raise RuntimeError("the pool is not in use")
 
 
 def _new_storage() -> Callable[..., torch.UntypedStorage]:

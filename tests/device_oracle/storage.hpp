@@ -4,33 +4,12 @@
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
-#include <mutex>
 #include <optional>
 #include <utility>
-#include <vector>
 
 #include "guard.hpp"
 
 namespace oracle {
-
-// Memory stays while a test runs, so that no address returns as other memory. Several threads of
-// autograd's engine add to it.
-class Kept {
-   public:
-    void add(const at::Tensor& tensor) {
-        const std::lock_guard hold(lock_);
-        tensors_.push_back(tensor);
-    }
-    void clear() {
-        const std::lock_guard hold(lock_);
-        tensors_.clear();
-    }
-
-   private:
-    std::mutex lock_;
-    std::vector<at::Tensor> tensors_;
-};
-inline Kept kept;
 
 inline at::Tensor& set_part(at::Tensor& self, c10::Storage source, std::int64_t offset,
                             at::IntArrayRef sizes, at::IntArrayRef strides) {
@@ -61,16 +40,16 @@ inline const at::Tensor& resize(const at::Tensor& self, at::IntArrayRef sizes,
     const auto bytes =
         static_cast<std::size_t>(c10::multiply_integers(sizes)) * self.element_size();
     if (bytes > self.storage().nbytes()) {
-        const c10::DeviceGuard guard(self.device());
-        impl.set_storage_keep_dtype(c10::Storage(c10::Storage::use_byte_size_t(), bytes,
-                                                 memory.allocate(bytes), &memory, true));
-        kept.add(self);
+        impl.set_storage_keep_dtype(storage_on(self.device(), bytes));
     }
     impl.set_sizes_contiguous(sizes);
     return self;
 }
 
-inline void record_stream(at::Tensor&, c10::Stream) {}
+inline void record_stream(at::Tensor& self, c10::Stream stream) {
+    const auto handle = reinterpret_cast<Handle>(stream.id());
+    use_on(self.storage().data_ptr(), handle_of(stream.device_index(), handle));
+}
 
 TORCH_LIBRARY_IMPL(aten, CUDA, m) {
     m.impl("set_.source_Storage_storage_offset", TORCH_FN(set_part));

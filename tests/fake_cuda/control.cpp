@@ -202,6 +202,19 @@ void fake_graph_access(cuda::CUgraph graph, cuda::CUdeviceptr address, std::size
     });
 }
 
+std::size_t fake_add_node(cuda::CUgraph graph, double duration_ns, void (*run)(void*),
+                          void* argument, const FakeAccess* accesses, std::size_t num_accesses,
+                          const std::size_t* after, std::size_t num_after) {
+    return tell("fake_add_node", [&](Model& model) {
+        fake::Graph& its = model.graph(graph);
+        its.add({duration_ns,
+                 [=] { run(argument); },
+                 {accesses, accesses + num_accesses},
+                 {after, after + num_after}});
+        return its.nodes.size() - 1;
+    });
+}
+
 cuda::CUgraph fake_make_mix_graph(double duration_ns, std::uint64_t salt,
                                   const FakeAccess* accesses, std::size_t num_accesses) {
     return tell("fake_make_mix_graph", [&](Model& model) {

@@ -77,6 +77,11 @@ PYKERN_FAKE_EXPORT pykern::cuda::CUgraph fake_make_graph(double duration_ns, voi
 PYKERN_FAKE_EXPORT void fake_graph_access(pykern::cuda::CUgraph graph,
                                           pykern::cuda::CUdeviceptr address, std::size_t bytes,
                                           int writes);
+// Adds a node to a graph, after earlier ones of the graph by their number; returns its number.
+PYKERN_FAKE_EXPORT std::size_t fake_add_node(pykern::cuda::CUgraph graph, double duration_ns,
+                                             void (*run)(void*), void* argument,
+                                             const FakeAccess* accesses, std::size_t num_accesses,
+                                             const std::size_t* after, std::size_t num_after);
 // A graph of one node that fills what it writes with a hash of the salt and of what it reads.
 PYKERN_FAKE_EXPORT pykern::cuda::CUgraph fake_make_mix_graph(double duration_ns, std::uint64_t salt,
                                                              const FakeAccess* accesses,

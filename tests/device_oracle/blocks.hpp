@@ -1,0 +1,115 @@
+// Memory as torch's caching allocator hands it out: what is freed comes back at once, to the same
+// stream, or to captures into the same pool. So an access that no wait orders meets another's
+// bytes.
+#pragma once
+
+#include <c10/core/Allocator.h>
+#include <c10/core/Storage.h>
+
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "capture.hpp"
+
+namespace oracle {
+
+inline c10::Device device_of(int index) {
+    return {c10::kCUDA, static_cast<c10::DeviceIndex>(index)};
+}
+
+// Whose memory: a pool's, or pool 0's outside captures; a stream's; of one size.
+using Owner = std::tuple<Pool, Handle, std::size_t>;
+
+struct Block {
+    void* data;
+    Owner owner;
+    int test;
+    // Another stream has used it: it comes back when that has ended, which is never asked here.
+    bool is_shared = false;
+};
+
+class Blocks {
+   public:
+    Block* take(int of, std::size_t bytes) {
+        constexpr std::size_t kGrain = 512;
+        const Handle stream = current_stream(of);
+        const Owner owner{pool_of(stream), stream, (bytes + kGrain - 1) / kGrain * kGrain};
+        const std::lock_guard hold(lock_);
+        std::vector<Block*>& free = free_[owner];
+        if (free.empty()) {
+            free.push_back(new Block{std::aligned_alloc(kGrain, std::get<2>(owner)), owner, test_});
+        } else {
+            ++counts.blocks_again;
+        }
+        Block* const block = free.back();
+        free.pop_back();
+        return block;
+    }
+
+    void give_back(Block* block) {
+        const std::lock_guard hold(lock_);
+        if (block->test != test_) {
+            destroy(block);
+        } else {
+            (block->is_shared ? shared_ : free_[block->owner]).push_back(block);
+        }
+    }
+
+    // Addresses may come back as any other from here on.
+    void begin_test() {
+        const std::lock_guard hold(lock_);
+        ++test_;
+        for (const auto& [owner, blocks] : free_) {
+            for (Block* const block : blocks) destroy(block);
+        }
+        for (Block* const block : shared_) destroy(block);
+        free_.clear();
+        shared_.clear();
+    }
+
+   private:
+    static void destroy(Block* block) {
+        std::free(block->data);
+        delete block;
+    }
+
+    std::mutex lock_;
+    std::map<Owner, std::vector<Block*>> free_;
+    std::vector<Block*> shared_;
+    int test_ = 0;
+};
+inline Blocks blocks;
+
+inline void give_back(void* block) { blocks.give_back(static_cast<Block*>(block)); }
+
+inline c10::DataPtr allocate_on(c10::Device device, std::size_t bytes) {
+    if (bytes == 0) return {nullptr, device};
+    Block* const block = blocks.take(device.index(), bytes);
+    return {block->data, block, &give_back, device};
+}
+
+inline void use_on(const c10::DataPtr& memory, Handle stream) {
+    if (memory.get_deleter() != &give_back) return;
+    auto* const block = static_cast<Block*>(memory.get_context());
+    if (std::get<1>(block->owner) != stream) block->is_shared = true;
+}
+
+struct Memory final : c10::Allocator {
+    c10::DataPtr allocate(std::size_t bytes) override { return allocate_on(device_of(gpu), bytes); }
+    c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
+    void copy_data(void* to, const void* from, std::size_t bytes) const override {
+        default_copy_data(to, from, bytes);
+    }
+};
+inline Memory memory;
+REGISTER_ALLOCATOR(c10::kCUDA, &memory);
+
+inline c10::Storage storage_on(c10::Device device, std::size_t bytes) {
+    return {c10::Storage::use_byte_size_t(), bytes, allocate_on(device, bytes), &memory, true};
+}
+
+}  // namespace oracle
