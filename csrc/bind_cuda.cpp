@@ -11,6 +11,7 @@
 #include "bind.hpp"
 #include "cuda/device.hpp"
 #include "cuda/driver.hpp"
+#include "cuda/lasting.hpp"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -64,6 +65,8 @@ void bind_cuda(py::module_& module) {
                "Name and number of multiprocessors of each device, in torch's order.");
     module.def("cuda_can_access_peer", &cuda::can_access_peer, "device"_a, "peer"_a, Unlocked(),
                "Whether a device can reach the memory of another.");
+    module.def("destroy_idle_streams", &cuda::destroy_idle_streams,
+               "Ends the streams that pipelines have left for others, and lets go of their GPUs.");
     module.def("use_cuda_driver", &cuda::use_library, "library"_a,
                "Takes the driver's functions from another library, such as a fake one. For tests: "
                "no object of the driver before may be alive.");

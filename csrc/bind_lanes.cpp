@@ -94,7 +94,9 @@ void bind_lanes(py::module_& module) {
         .def(
             "ring",
             [](const Lanes& self, int gpu) { return reinterpret_cast<Address>(self.ring(gpu)); },
-            "gpu"_a, "Handle of a stream of the GPU on which nothing runs.");
+            "gpu"_a, "Handle of a stream of the GPU on which nothing runs.")
+        .def("close", &Lanes::close,
+             "Leaves the streams to others, once all their work is done. No step may begin after.");
     bind_peers(lanes);
 }
 

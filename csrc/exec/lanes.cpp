@@ -31,17 +31,20 @@ Lanes::Lanes(std::vector<LaneName> names) : names_(std::move(names)) {
     for (const LaneName& name : names_) {
         add(name);
         const std::string lane = std::to_string(compute_.size() - 1);
-        name_stream(compute_.back().get(), ("pykern dev" + lane + " compute").c_str());
+        name_stream(compute_.back(), ("pykern dev" + lane + " compute").c_str());
     }
     ask_for_peers();
 }
 
 void Lanes::add(const LaneName& name) {
     const cuda::PrimaryContext& primary = primaries_.try_emplace(name.gpu, name.gpu).first->second;
-    if (!rings_.contains(name.gpu)) rings_.emplace(name.gpu, cuda::make_stream(primary.get()));
+    if (!rings_.contains(name.gpu)) {
+        rings_.emplace(name.gpu, cuda::take_stream(name.gpu, cuda::StreamUse::kRing));
+    }
     if (name.num_parts == 1) {
         contexts_.push_back(primary.get());
-        compute_.push_back(cuda::make_stream(primary.get()));
+        of_gpus_.push_back(cuda::take_stream(name.gpu, cuda::StreamUse::kCompute));
+        compute_.push_back(of_gpus_.back().get());
         return;
     }
     const auto num_parts = static_cast<unsigned>(name.num_parts);
@@ -49,7 +52,15 @@ void Lanes::add(const LaneName& name) {
         partitions_.try_emplace(name.gpu, name.gpu, num_parts).first->second;
     const cuda::Group& group = partition.groups()[static_cast<std::size_t>(name.part)];
     contexts_.push_back(group.context());
-    compute_.push_back(group.make_stream());
+    of_parts_.push_back(group.make_stream());
+    compute_.push_back(of_parts_.back().get());
+}
+
+void Lanes::close() {
+    compute_.clear();
+    of_parts_.clear();
+    of_gpus_.clear();
+    rings_.clear();
 }
 
 void Lanes::ask_for_peers() {

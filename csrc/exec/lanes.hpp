@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/lasting.hpp"
 #include "cuda/objects.hpp"
 #include "cuda/partition.hpp"
 
@@ -37,9 +38,7 @@ class Lanes {
 
     int size() const { return static_cast<int>(names_.size()); }
     int gpu_of(int lane) const { return names_[static_cast<std::size_t>(lane)].gpu; }
-    cuda::CUstream compute(int lane) const {
-        return compute_[static_cast<std::size_t>(lane)].get();
-    }
+    cuda::CUstream compute(int lane) const { return compute_.at(static_cast<std::size_t>(lane)); }
     // The context that is current while work for the lane's GPU is issued, by any thread.
     cuda::CUcontext primary(int lane) const { return primaries_.at(gpu_of(lane)).get(); }
     // The context of the compute stream's events: that of its part, where the lane is one.
@@ -56,6 +55,9 @@ class Lanes {
     // Copies to and from memory that nothing else uses: at once, each on a stream of its sender's
     // GPU on which nothing else runs. Returns when all have ended.
     void copy_at_once(const std::vector<LaneCopy>& copies) const;
+    // Others get the streams from here on: nothing may be issued to them, and all work is done.
+    void close();
+    bool is_closed() const { return compute_.empty(); }
     // A context for each GPU in use.
     const std::map<int, cuda::PrimaryContext>& primaries() const { return primaries_; }
 
@@ -65,10 +67,13 @@ class Lanes {
 
     std::vector<LaneName> names_;
     std::map<int, cuda::PrimaryContext> primaries_;
-    std::map<int, cuda::Stream> rings_;
+    std::map<int, cuda::LastingStream> rings_;
     std::map<int, cuda::Partition> partitions_;
     std::vector<cuda::CUcontext> contexts_;
-    std::vector<cuda::Stream> compute_;
+    std::vector<cuda::CUstream> compute_;
+    std::vector<cuda::LastingStream> of_gpus_;
+    // Streams of a partition end with it.
+    std::vector<cuda::Stream> of_parts_;
     // Pairs of GPUs of which the first can write to the memory of the second. The driver is asked
     // once, because every tensor that is sent asks.
     std::set<std::pair<int, int>> peers_;

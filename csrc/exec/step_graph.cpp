@@ -147,6 +147,7 @@ StepGraph::StepGraph(const StreamJob& job)
 
 StepGraph::~StepGraph() {
     if (exec_.get_deleter().process != getpid()) return;
+    if (job_.lanes().is_closed()) return;
     try {
         // Whichever thread this is, another context or none may be current.
         const cuda::CurrentContext current(job_.lanes().primary(0));

@@ -94,14 +94,16 @@ void StreamJob::make_events() {
         const auto make_event = [this](int device) {
             return cuda::make_event(lanes_->primary(device), cuda::kEventDisableTiming);
         };
+        const auto take_stream = [this](int device) {
+            return cuda::take_stream(lanes_->gpu_of(device), cuda::StreamUse::kCopy);
+        };
         const auto [sender, receiver, kind] = copy_stream;
-        CopyLane lane{.stream = cuda::make_stream(lanes_->primary(sender)),
-                      .end = make_event(sender),
-                      .by_host = {}};
+        CopyLane lane{
+            .stream = take_stream(sender), .end = make_event(sender), .by_host = std::nullopt};
         if (!lanes_->reaches(sender, receiver)) {
-            lane.by_host = {.landing = cuda::make_stream(lanes_->primary(receiver)),
-                            .half = make_event(sender),
-                            .landed = make_event(receiver)};
+            lane.by_host.emplace(CopyLane::ByHost{.landing = take_stream(receiver),
+                                                  .half = make_event(sender),
+                                                  .landed = make_event(receiver)});
         }
         name_streams(copy_stream, lane);
         copy_lanes_.push_back(std::move(lane));

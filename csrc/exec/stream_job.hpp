@@ -59,12 +59,12 @@ struct Launch {
 struct CopyLane {
     // Transfers by way of the host need a stream of the receiver for their second half.
     struct ByHost {
-        cuda::Stream landing;
+        cuda::LastingStream landing;
         cuda::Event half;
         cuda::Event landed;
     };
 
-    cuda::Stream stream;
+    cuda::LastingStream stream;
     cuda::Event end;
     std::optional<ByHost> by_host;
 };

@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "cuda/lasting.hpp"
 #include "fake.hpp"
 
 class FakeWorld {
@@ -12,6 +13,7 @@ class FakeWorld {
     explicit FakeWorld(int num_devices) { fake_reset(num_devices, 0); }
     ~FakeWorld() {
         for (int i = 0; i < fake_violations(); ++i) FAIL_CHECK(std::string(fake_violation(i)));
+        pykern::cuda::destroy_idle_streams();
         CHECK(std::string(fake_leaks()).empty());
     }
     FakeWorld(const FakeWorld&) = delete;

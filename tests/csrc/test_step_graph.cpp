@@ -33,6 +33,7 @@ std::vector<Case> cases() {
 }
 
 void reset(const Case& given, std::uint64_t seed) {
+    cuda::destroy_idle_streams();
     fake_reset(3, seed);
     fake_allow_undeclared(1);
     for (int device = 0; device < 3 && !given.reachable; ++device) {
@@ -57,6 +58,7 @@ void run(const StepGraph& graph, const MixStep& step) {
 
 void check_clean() {
     for (const std::string& text : FakePair::violations()) FAIL_CHECK(text);
+    cuda::destroy_idle_streams();
     CHECK(std::string(fake_leaks()).empty());
 }
 

@@ -47,6 +47,7 @@ std::vector<LaneName> parts_of_two_gpus(int num_devices) {
 
 void expect_nothing_broken() {
     for (int i = 0; i < fake_violations(); ++i) FAIL_CHECK(std::string(fake_violation(i)));
+    cuda::destroy_idle_streams();
     CHECK(std::string(fake_leaks()) == "");
 }
 
@@ -116,6 +117,7 @@ Unnoticed unnoticed_in(const Plan& plan, LaneNames lane_names, bool peers) {
     Unnoticed unnoticed;
     int num_waits = 1;
     for (int nth = 1; nth <= num_waits; ++nth) {
+        cuda::destroy_idle_streams();
         fake_reset(4, 1);
         if (!peers) fake_set_peer(0, 1, 0);
         num_waits = waits_without(nth, plan, names);

@@ -129,6 +129,7 @@ class FakeCuda:
         self._undo.clear()
         self._contexts.clear()
         self._defaults.clear()
+        _C.destroy_idle_streams()
         self.library.fake_reset(num_devices, seed)
         self.call("cuInit", ctypes.c_uint(0))
 
@@ -325,14 +326,15 @@ class FakeCuda:
         """Waits for the devices in use, then destroys all that was made through this object."""
         gc.collect()  # a cycle's garbage is not a leak, but must go before the next model
         self.synchronize()
+        # Functions that graphs call may hold objects of the program.
+        self._kept.clear()
+        gc.collect()
+        _C.destroy_idle_streams()
         for name, handle in reversed(self._undo):
             is_device = name == "cuDevicePrimaryCtxRelease"
             self.result(name, ctypes.c_int(handle) if is_device else ctypes.c_void_p(handle))
         self._undo.clear()
         self._defaults.clear()
-        # Functions that graphs call may hold objects of the program.
-        self._kept.clear()
-        gc.collect()
         self._contexts.clear()
 
     def _made(self, name: str, *arguments: object) -> int:

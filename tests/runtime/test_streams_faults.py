@@ -79,6 +79,7 @@ def test_every_call_while_a_pipeline_is_made_may_fail_once(gpus: FakeCuda, num_p
     # The first to need the driver starts it. Objects that a pipeline holds go when it is collected.
     make(case, num_parts).close()
     gc.collect()
+    _C.destroy_idle_streams()
     made: list[pykern.Pipeline] = []
     counts = calls_of(gpus, lambda: made.append(make(case, num_parts)))
     made.pop().close()

@@ -262,13 +262,14 @@ class Streams:
         return f"lane {device}"
 
     def close(self) -> None:
-        """Waits for all work, then frees the memory of rings and graphs."""
+        """Waits for all work, then frees the memory of rings and graphs, and leaves the streams."""
         is_free = _wait(self.claim, self.gpus, self._transports, self._policy)
         self._end.detach()
         self._policy = None
         if is_free:
             for transport in self._transports:
                 transport.close()
+            self.gpus.lanes.close()
 
 
 # The rings and graphs of steps that have stalled, which GPUs may still use.
