@@ -21,7 +21,7 @@ inline c10::Device device_of(int index) {
     return {c10::kCUDA, static_cast<c10::DeviceIndex>(index)};
 }
 
-// Whose memory: a pool's, or pool 0's outside captures; a stream's; of one size.
+// Memory belongs to a pool, 0 outside captures, and to a stream; it comes back for its size.
 using Owner = std::tuple<Pool, Handle, std::size_t>;
 
 struct Block {

@@ -29,7 +29,7 @@ struct Recorded {
     std::deque<std::function<void()>> operations;
 };
 
-// Of replays, which raise nothing.
+// Replays raise nothing.
 struct Failures {
     std::mutex lock;
     std::vector<std::string> texts;

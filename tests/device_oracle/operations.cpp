@@ -255,7 +255,7 @@ class Call {
         }
     }
 
-    // Of a GPU, its twin on the host, and where that had its bytes before the call.
+    // A tensor of a GPU with its twin on the host, whose bytes were there before the call.
     struct Alias {
         Tensor on_gpu;
         Tensor host;

@@ -144,3 +144,24 @@ def test_dropout_of_torch_beside_it_is_refused(gpus: FakeCuda) -> None:
         pipe.step(dropping.inputs, target=dropping.target)
         with pytest.raises(CannotCapture, match=r"Dropout \(.* draws random numbers"):
             pipe.step(dropping.inputs, target=dropping.target)
+
+
+def losses(pipe: pykern.Pipeline, of: Case) -> list[float]:
+    found = []
+    for number in range(3):
+        torch.manual_seed(number)
+        found.append(pipe.step(of.inputs, target=of.target).item())
+        with torch.no_grad():
+            pipe(of.inputs)
+    return found
+
+
+def test_forwards_alone_between_steps_change_no_seeds() -> None:
+    one = case()
+    other = copy.deepcopy(one)
+    plan = schedules.one_f_one_b(2, 4)
+    with unchecked_gpus(2) as fake:
+        with one.pipeline(plan, "cuda", capture=True) as pipe, other.pipeline(plan) as calls:
+            assert losses(pipe, one) == losses(calls, one)
+            assert fake.calls("cuGraphLaunch") > 0
+        del pipe

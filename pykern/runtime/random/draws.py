@@ -20,6 +20,10 @@ _NO_MODE = nullcontext()
 _CPU = torch.device("cpu")
 
 
+# Whether forwards drew, their most seeds, whether they drew seeds only, whether one may draw.
+Facts = tuple[bool, int, bool, bool]
+
+
 class Draws:
     """Watches whether the forward actions of a stage draw random numbers, and which numbers.
 
@@ -80,6 +84,15 @@ class Draws:
         self.possible = self._drew
         self.num_seeds = max(self.num_seeds, num_seeds)
         self.only_seeds = self.only_seeds and only_seeds
+
+    @property
+    def facts(self) -> Facts:
+        """What watched forwards have shown since the mode changed."""
+        return self._drew, self.num_seeds, self.only_seeds, self.possible
+
+    def know(self, facts: Facts) -> None:
+        """Takes up the facts of an earlier step of the same mode, after steps of others."""
+        self._drew, self.num_seeds, self.only_seeds, self.possible = facts
 
     def seeds_of(self, seed: StepSeed, microbatch: int, count: int) -> Tensor:
         """The first `count` seeds of a forward that draws only seeds: int64 [count]."""

@@ -12,6 +12,7 @@ from ....plan import Plan
 from ....user_code import warn
 from ...batch import Batch
 from ...loss import Losses
+from ...random.draws import Facts
 from ...stage.stage import Stage
 from ..cuda import Gpus
 from .contents import Contents
@@ -73,6 +74,7 @@ class CapturePolicy:
         self._gradients: list[tuple[Tensor | None, int]] = []
         self._generators: Any = None
         self._drew = False
+        self._draws: list[Facts] = []
         self._refused: Any = None
         # The number of changes of layers since the last capture.
         self._changes = 0
@@ -119,7 +121,9 @@ class CapturePolicy:
     def _record(self, program: _C.StreamProgram, batch: Batch, wanted: Any) -> None:
         try:
             refuse_plan(self._plan)
-            for stage in self._stages:
+            for stage, facts in zip(self._stages, self._draws, strict=True):
+                # A step of another mode has come in between, such as a forward alone.
+                stage.draws.know(facts)
                 refuse_stage(stage)
             refuse_loss(batch)
             refuse_batch(batch)
@@ -160,6 +164,7 @@ class CapturePolicy:
         if isinstance(batch.finish, Losses):
             self._warm = signature(batch, self._stages)
             self._drew = self._gpus.generators() != self._generators
+            self._draws = [stage.draws.facts for stage in self._stages]
             pairs = zip(self._parameters(), self._gradients, strict=True)
             self._trained = [
                 parameter for parameter, before in pairs if _was_written(parameter, *before)
