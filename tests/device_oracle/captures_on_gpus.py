@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -193,6 +194,22 @@ def test_layers_that_draw_are_refused(four_gpus: FakeCuda) -> None:
         pipe.step(x, target=x)
         with pytest.raises(CannotCapture, match="draws random numbers"):
             pipe.step(x, target=x)
+
+
+def test_a_held_output_is_named_where_it_breaks_a_capture(four_gpus: FakeCuda) -> None:
+    x = torch.randn(16, WIDTH)
+    options: dict[str, Any] = {"devices": TWO, "microbatches": 4, "loss_fn": mse_loss}
+    with pykern.Pipeline(mlp(), **options, capture=True) as pipe:
+        pipe.step(x, target=x)
+        held = pipe(x)
+        with pytest.raises(CannotCapture, match="in a graph that is still held") as raised:
+            pipe.step(x, target=x)
+        # The engine would have the capture wait for the caller's stream.
+        assert re.search("stale reference|not captured", str(raised.value.__cause__))
+        # The error's traceback holds the graph, too.
+        del held, raised
+        pipe.step(x, target=x)
+        assert four_gpus.calls("cuGraphLaunch") > 0
 
 
 def replays(num_waits: int, capture: Any) -> None:

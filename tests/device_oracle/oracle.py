@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tests.device_oracle import tally
 from tests.fake_cuda.fake import ROOT, FakeCuda
 
 FOLDER = Path(__file__).parent
@@ -121,7 +122,19 @@ def load() -> ctypes.CDLL:
     setattr(torch._C, "_host_emptyCache", lambda: None)  # noqa: B010 - as mypy wants it
     setattr(torch.UntypedStorage, "__new__", _new_storage())  # noqa: B010 - as mypy wants it
     torch.version.cuda = "13.0"
+    tally.begin(_counted)
     return library
+
+
+def _counted() -> list[tuple[str, int]]:
+    now = counts()
+    return [
+        ("operations called", now.kernels),
+        ("captures", now.captures),
+        ("operations captured", now.captured),
+        ("operations replayed", now.replayed),
+        ("allocations in memory used before", now.blocks_again),
+    ]
 
 
 def counts() -> Counts:
@@ -146,6 +159,7 @@ def gpus(num_gpus: int) -> Iterator[FakeCuda]:
         assert load().oracle_failure() is None, load().oracle_failure()
     finally:
         violations = fake.violations
+        tally.add(fake)
         fake.close()
     assert not violations, violations[:3]
     assert not fake.leaks, fake.leaks

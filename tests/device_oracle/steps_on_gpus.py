@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -147,6 +148,47 @@ def test_outputs_without_gradients(four_gpus: FakeCuda, options: dict[str, Any])
     with pykern.Pipeline(layers, devices=FOUR, microbatches=4, **options) as pipe, torch.no_grad():
         expected = torch.cat([plain(part) for part in x.split(4)])
         assert torch.equal(pipe(x).cpu(), expected)
+
+
+@pytest.mark.parametrize("schedule", ["one_f_one_b", "chimera", "zb_h1"])
+def test_an_output_that_is_held_costs_waits_and_no_bits(four_gpus: FakeCuda, schedule: str) -> None:
+    """Gradients add up on the stream of the graph that is held, which is the caller's."""
+    layers, (x, y) = mlp(), torch.randn(2, 16, WIDTH)
+    plain = copy.deepcopy(layers)
+    options: dict[str, Any] = {"devices": TWO, "microbatches": 4, "loss_fn": mse_loss}
+    with pykern.Pipeline(layers, **options, schedule=schedule) as pipe:
+        replicas, stages = pipe.plan.placement.num_replicas, pipe.partition.stages
+
+        def waits_of_a_step() -> int:
+            before = counts()
+            loss = pipe.step(x, target=y)
+            now = counts()
+            assert now.host_waits == before.host_waits
+            expected = plain_step(plain, x, y, mse_loss, 4, stages, num_replicas=replicas)
+            assert torch.equal(loss.cpu(), expected)
+            assert_alike(pipe, plain)
+            return now.waits - before.waits
+
+        assert waits_of_a_step() == 0
+        held = pipe(x)
+        told = "AccumulateGrad node's stream does not match"
+        with warned_always(), pytest.warns(UserWarning, match=told):
+            assert waits_of_a_step() > 0
+        del held
+        assert waits_of_a_step() == 0
+        with torch.no_grad():
+            held = pipe(x)
+        assert waits_of_a_step() == 0
+        assert held.is_cuda
+
+
+@contextmanager
+def warned_always() -> Iterator[None]:
+    torch.set_warn_always(True)
+    try:
+        yield
+    finally:
+        torch.set_warn_always(False)
 
 
 def test_parameters_of_several_stages(four_gpus: FakeCuda) -> None:

@@ -1,5 +1,6 @@
 """Steps, captures and loops on GPUs, each in a process of its own."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,14 +10,23 @@ import torch
 
 from tests.fake_cuda.fake import ROOT
 
+CALLED = ("steps", "operations called", "allocations in memory used before", "waits for events")
+SEEN = {
+    "steps_on_gpus.py": (*CALLED, "copies"),
+    "captures_on_gpus.py": (*CALLED, "captures", "graph launches", "operations replayed"),
+    "loops_on_gpus.py": CALLED,
+    "boxes_on_gpus.py": ("operations called",),
+}
+
 
 @pytest.mark.skipif(torch.backends.cuda.is_built(), reason="this torch has CUDA of its own")
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "name", ["steps_on_gpus.py", "captures_on_gpus.py", "loops_on_gpus.py", "boxes_on_gpus.py"]
-)
+@pytest.mark.parametrize("name", SEEN)
 def test_torchs_own_engine_runs(name: str) -> None:
     command = [sys.executable, "-m", "pytest", "-qx", "-n0", "-p", "no:cacheprovider"]
     steps = Path(__file__).with_name(name)
     done = subprocess.run([*command, steps], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    print(seen := done.stdout.splitlines()[-1])
+    for what in SEEN[name]:
+        assert re.search(rf"\b[1-9][\d,]* {what}", seen), seen
