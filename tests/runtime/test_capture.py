@@ -159,19 +159,6 @@ def test_after_the_first_step_nothing_is_called(gpus: FakeCuda) -> None:
         assert gpus.calls("cuGraphLaunch") - before == plan.num_actions
 
 
-@pytest.mark.parametrize("with_grad", [False, True])
-def test_a_forward_alone_before_the_second_step_keeps_nothing_from_being_captured(
-    gpus: FakeCuda, with_grad: bool
-) -> None:
-    case = CASES["mlp"](ROWS)
-    with captured(case, schedules.one_f_one_b(2, 4)) as pipe:
-        pipe.step(case.inputs, target=case.target)
-        with torch.set_grad_enabled(with_grad):
-            pipe(case.inputs)
-        pipe.step(case.inputs, target=case.target)
-        assert gpus.calls("cuGraphLaunch") > 0
-
-
 def forbidden(*_: Any) -> None:
     raise AssertionError("a hook")
 

@@ -19,7 +19,7 @@ from pykern.runtime.stage.stage import Stage
 from pykern.torch_private import interceptor
 from tests.fake_cuda.fake import FakeCuda
 from tests.fake_cuda.host_gpus import unchecked_gpus
-from tests.runtime.models import Case
+from tests.runtime.models import Case, mlp
 from tests.runtime.test_capture import ROWS, steps
 
 
@@ -165,3 +165,16 @@ def test_forwards_alone_between_steps_change_no_seeds() -> None:
             assert losses(pipe, one) == losses(calls, one)
             assert fake.calls("cuGraphLaunch") > 0
         del pipe
+
+
+@pytest.mark.parametrize("with_grad", [False, True])
+def test_a_forward_alone_before_the_second_step_keeps_nothing_from_being_captured(
+    gpus: FakeCuda, with_grad: bool
+) -> None:
+    plain = mlp(ROWS)
+    with plain.pipeline(schedules.one_f_one_b(2, 4), "cuda", capture=True) as pipe:
+        pipe.step(plain.inputs, target=plain.target)
+        with torch.set_grad_enabled(with_grad):
+            pipe(plain.inputs)
+        pipe.step(plain.inputs, target=plain.target)
+        assert gpus.calls("cuGraphLaunch") > 0

@@ -87,7 +87,7 @@ class Draws:
 
     @property
     def facts(self) -> Facts:
-        """What watched forwards have shown since the mode changed."""
+        """The facts that watched forwards have shown since the mode changed."""
         return self._drew, self.num_seeds, self.only_seeds, self.possible
 
     def know(self, facts: Facts) -> None:
