@@ -14,7 +14,8 @@ from torch.nn.functional import mse_loss
 import pykern
 from pykern.runtime.gpu.capture.refusals import CannotCapture
 from pykern.runtime.gpu.cuda import Gpus
-from tests.device_oracle.oracle import Counts, counts, gpus
+from tests.device_oracle.library import Counts
+from tests.device_oracle.oracle import counts, gpus
 from tests.device_oracle.steps_on_gpus import FOUR, TWO, WIDTH, mlp
 from tests.fake_cuda.fake import FakeCuda
 from tests.runtime.models import CASES

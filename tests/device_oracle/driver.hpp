@@ -18,7 +18,7 @@ struct Access {
     int writes;
 };
 
-// Filled by oracle.py, which has the same fields in the same order.
+// Filled by oracle.py from library.py, which has the same fields in the same order.
 struct Driver {
     int (*set_current)(void*);
     int (*get_current)(void**);

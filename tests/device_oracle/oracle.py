@@ -8,100 +8,19 @@ has loaded the library has GPUs for good, so these tests have a process of their
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import gc
-import hashlib
 import itertools
-import os
-import shlex
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from tests.device_oracle import tally
-from tests.fake_cuda.fake import ROOT, FakeCuda
-
-FOLDER = Path(__file__).parent
-MAX_GPUS = 8
-DRIVER = (
-    *("CtxSetCurrent", "CtxGetCurrent", "EventCreate", "EventDestroy", "EventRecord"),
-    *("EventSynchronize", "StreamWaitEvent"),
-)
-MODEL = ("complete", "kernel", "order", "add_node")
-
-
-class _Driver(ctypes.Structure):
-    """As in driver.hpp."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in (*DRIVER, *MODEL)),
-        ("contexts", ctypes.c_void_p * MAX_GPUS),
-        ("defaults", ctypes.c_void_p * MAX_GPUS),
-        ("num_gpus", ctypes.c_int),
-    )
-
-
-class Counts(NamedTuple):
-    """The work that torch has given the driver since the process began.
-
-    Attributes:
-        kernels: operations outside captures.
-        copies: those between two GPUs.
-        records: of events.
-        waits: of streams for events.
-        host_waits: of the host for values.
-        draws: operations that draw random numbers.
-        captures: graphs that were captured.
-        captured: their operations.
-        forks: streams that have come into a capture beside its own.
-        replayed: operations of graphs that were launched.
-        blocks_again: allocations in memory that another tensor had before.
-    """
-
-    kernels: int
-    copies: int
-    records: int
-    waits: int
-    host_waits: int
-    draws: int
-    captures: int
-    captured: int
-    forks: int
-    replayed: int
-    blocks_again: int
-
-
-def build() -> Path:
-    """The library, built if its sources, the compiler or torch have changed since it was."""
-    compiler = shlex.split(os.environ.get("CXX", "c++"))
-    digest = hashlib.sha256(" ".join([*compiler, torch.__version__]).encode())
-    for source in sorted(FOLDER.glob("*.[ch]pp")):
-        digest.update(source.read_bytes())
-    folder = ROOT / "build/device_oracle" / digest.hexdigest()[:16]
-    library = folder / "libdevice_oracle.so"
-    folder.mkdir(parents=True, exist_ok=True)
-    of_torch = Path(torch.__file__).parent
-    headers = of_torch / "include"
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not library.exists():
-            unfinished = library.with_suffix(".unfinished")
-            command = [
-                *[*compiler, "-std=c++20", "-O0", "-shared", "-fPIC"],
-                *[f"-I{headers}", f"-I{headers / 'torch/csrc/api/include'}"],
-                *[str(FOLDER / "operations.cpp"), "-o", str(unfinished)],
-                *[f"-L{of_torch / 'lib'}", "-ltorch_cpu", "-lc10"],
-                f"-Wl,-rpath,{of_torch / 'lib'}",
-            ]
-            subprocess.run(command, check=True)
-            unfinished.rename(library)
-    return library
+from tests.device_oracle.library import DRIVER, MAX_GPUS, MODEL, Counts, Driver, build
+from tests.fake_cuda.fake import FakeCuda
 
 
 @cache
@@ -166,7 +85,7 @@ def gpus(num_gpus: int) -> Iterator[FakeCuda]:
 
 
 def _connect(fake: FakeCuda, num_gpus: int) -> None:
-    driver = _Driver(num_gpus=num_gpus)
+    driver = Driver(num_gpus=num_gpus)
     for name in DRIVER:
         setattr(driver, name, fake.library.fake_function(f"cu{name}".encode()))
     for name in MODEL:
