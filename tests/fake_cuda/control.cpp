@@ -136,6 +136,8 @@ void fake_free(cuda::CUdeviceptr address) {
         }
         // The bytes are gone after this call, so what touches them runs now; that orders nothing.
         model.schedule.complete(address, model.memory.bytes_at(address));
+        model.log.add("free", model.memory.owner_of(address), address,
+                      model.memory.bytes_at(address));
         model.memory.free(address, model.host);
     });
 }
@@ -145,6 +147,7 @@ void fake_forget(cuda::CUdeviceptr address) {
         if (!model.memory.is_freed(address)) {
             model.refuse("memory that was not freed", cuda::kInvalidValue);
         }
+        model.log.add("forget", address, model.memory.bytes_at(address));
         model.memory.forget(address);
     });
 }
@@ -181,6 +184,18 @@ int fake_complete(cuda::CUstream stream) {
 
 void fake_run_all() {
     tell("fake_run_all", [](Model& model) { model.schedule.run_all(); });
+}
+
+void fake_keep_log(int kept) {
+    tell("fake_keep_log", [&](Model& model) { model.log.keep(kept != 0); });
+}
+
+const char* fake_log() {
+    static std::string text;
+    return tell("fake_log", [&](Model& model) {
+        text = model.log.text();
+        return text.c_str();
+    });
 }
 
 void fake_begin_step() {

@@ -162,6 +162,7 @@ CUresult cuCtxSynchronize() {
             // The primary context synchronises the green ones of its device as well.
             if (stream->context != now && (its.green || stream->device != its.device)) continue;
             model.require_reached(model.schedule.complete(*stream));
+            model.log.add("host stream", stream->index);
             model.host_waits_for(stream->clock, stream->end_ns);
         }
         return kSuccess;

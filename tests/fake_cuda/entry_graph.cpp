@@ -1,6 +1,8 @@
 // Graphs: built of children and copies, instantiated, launched.
 #include <algorithm>
+#include <bit>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -35,11 +37,23 @@ void check_flat(Model& model, const Memcpy3D& copy) {
     }
 }
 
-void launch(Model& model, Stream& stream, Exec& exec) {
+void log_nodes(Log& log, const Graph& graph) {
+    log.add("graph");
+    for (const Node& node : graph.nodes) {
+        std::string edges;
+        for (const std::size_t former : node.after) edges += " " + std::to_string(former);
+        log.add(node.accesses, "node", edges);
+    }
+}
+
+void launch(Model& model, Stream& stream, CUgraphExec handle) {
+    Exec& exec = model.exec(handle);
     Work work;
     work.accesses = exec.accesses;
     work.run = [nodes = exec.nodes, &random = model.schedule.random()] { run(*nodes, random); };
     const Site site = model.issue(stream, std::move(work), exec.duration_ns);
+    model.log.add({{std::bit_cast<CUdeviceptr>(handle), 1, 1}}, "work", site.function,
+                  stream.index);
     if (exec.last_launch && !stream.clock.covers(exec.last_launch->point)) {
         model.violations.add("the graph launched while running: nothing orders " + text_of(site) +
                              " after " + text_of(*exec.last_launch));
@@ -92,8 +106,9 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec* exec, CUgraph graph,
                                      unsigned long long /*flags*/) {
     return call("cuGraphInstantiateWithFlags", Call::kPlain, [&](Model& model) {
         model.current_context();
-        *exec = model.execs.add(
-            std::make_shared<Exec>(instantiate(model.graph(graph), model.violations)));
+        const Graph& its = model.graph(graph);
+        log_nodes(model.log, its);
+        *exec = model.execs.add(std::make_shared<Exec>(instantiate(its, model.violations)));
         return kSuccess;
     });
 }
@@ -110,7 +125,7 @@ CUresult cuGraphUpload(CUgraphExec exec, CUstream stream) {
 CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
     return call("cuGraphLaunch", Call::kWork, [&](Model& model) {
         model.current_context();
-        launch(model, model.stream(stream), model.exec(exec));
+        launch(model, model.stream(stream), exec);
         return kSuccess;
     });
 }

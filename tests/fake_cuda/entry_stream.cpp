@@ -46,6 +46,7 @@ CUresult cuStreamSynchronize(CUstream stream) {
     return call("cuStreamSynchronize", Call::kPlain, [&](Model& model) {
         const Stream& its = model.stream(stream);
         model.require_reached(model.schedule.complete(its));
+        model.log.add("host stream", its.index);
         model.host_waits_for(its.clock, its.end_ns);
         return kSuccess;
     });
@@ -69,7 +70,7 @@ CUresult cuEventCreate(CUevent* event, unsigned flags) {
         }
         const CUcontext now = model.current_context();
         *event = model.events.add(std::make_shared<Event>(
-            Event{now, flags == kEventTimed, model.context(now).device, nullptr}));
+            Event{now, flags == kEventTimed, model.context(now).device, nullptr, 0}));
         return kSuccess;
     });
 }
@@ -92,12 +93,14 @@ CUresult cuEventRecord(CUevent event, CUstream stream) {
 
 CUresult cuEventQuery(CUevent event) {
     return call("cuEventQuery", Call::kPlain, [&](Model& model) {
-        const auto mark = model.event(event).mark;
+        const Event& its = model.event(event);
+        const auto mark = its.mark;
         if (model.capturing && model.capture_modes[std::this_thread::get_id()] != kCaptureRelaxed) {
             model.refuse("a capture of another thread is broken", kCaptureUnsupported);
         }
         if (mark == nullptr) return kSuccess;
         if (!mark->done) return kNotReady;
+        model.log.add("host event", its.number);
         model.host_waits_for(mark->clock, mark->time_ns);
         return kSuccess;
     });
@@ -105,9 +108,11 @@ CUresult cuEventQuery(CUevent event) {
 
 CUresult cuEventSynchronize(CUevent event) {
     return call("cuEventSynchronize", Call::kPlain, [&](Model& model) {
-        const auto mark = model.event(event).mark;
+        const Event& its = model.event(event);
+        const auto mark = its.mark;
         if (mark == nullptr) return kSuccess;
         model.require_reached(model.schedule.run_until([&] { return mark->done; }));
+        model.log.add("host event", its.number);
         model.host_waits_for(mark->clock, mark->time_ns);
         return kSuccess;
     });

@@ -67,6 +67,10 @@ PYKERN_FAKE_EXPORT void fake_order(pykern::cuda::CUstream before, pykern::cuda::
 // where work that hangs is in the way.
 PYKERN_FAKE_EXPORT int fake_complete(pykern::cuda::CUstream stream);
 PYKERN_FAKE_EXPORT void fake_run_all();
+// From here on, all that decides who comes before whom is kept as text: see log.hpp. The text lives
+// until the next call.
+PYKERN_FAKE_EXPORT void fake_keep_log(int kept);
+PYKERN_FAKE_EXPORT const char* fake_log();
 // From here on, waiting for an event that was last recorded before is a violation.
 PYKERN_FAKE_EXPORT void fake_begin_step();
 

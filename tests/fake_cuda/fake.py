@@ -89,6 +89,8 @@ def load() -> ctypes.CDLL:
         ("fake_complete", ctypes.c_int, [pointer]),
         ("fake_run_all", None, []),
         ("fake_begin_step", None, []),
+        ("fake_keep_log", None, [ctypes.c_int]),
+        ("fake_log", ctypes.c_char_p, []),
         ("fake_make_graph", pointer, [ctypes.c_double, RUN, pointer]),
         ("fake_graph_access", None, [pointer, number, size, ctypes.c_int]),
         ("fake_fail", None, [ctypes.c_char_p] + [ctypes.c_int] * 3),
@@ -131,6 +133,7 @@ class FakeCuda:
         self._defaults.clear()
         _C.destroy_idle_streams()
         self.library.fake_reset(num_devices, seed)
+        self.library.fake_keep_log(True)
         self.call("cuInit", ctypes.c_uint(0))
 
     def call(self, name: str, *arguments: object) -> None:
@@ -319,6 +322,11 @@ class FakeCuda:
         return [self.library.fake_violation(i).decode() for i in range(count)]
 
     @property
+    def log(self) -> list[str]:
+        """All that decides who comes before whom, and the violations among it: see log.hpp."""
+        return self.library.fake_log().decode().splitlines()
+
+    @property
     def leaks(self) -> list[str]:
         return self.library.fake_leaks().decode().splitlines()
 
@@ -326,6 +334,11 @@ class FakeCuda:
         """Waits for the devices in use, then destroys all that was made through this object."""
         gc.collect()  # a cycle's garbage is not a leak, but must go before the next model
         self.synchronize()
+        if log := self.log:
+            # torch's sanitizer needs torch, without which some tests run.
+            from tests.fake_cuda.second_judge import agree  # noqa: PLC0415
+
+            agree(log)
         # Functions that graphs call may hold objects of the program.
         self._kept.clear()
         gc.collect()

@@ -241,12 +241,9 @@ class HostGpus:
             writes.append((memory.data_ptr(), memory.nbytes()))
             # Nothing has been computed yet.
             memory.fill_(0xFF)
-        graph = self.fake.graph(
-            replay,
-            [place for place in reads if self._memory.lasts(place)],
-            [place for place in writes if self._memory.lasts(place)],
-            self.duration_ns,
-        )
+        reads, writes = (list(filter(self._memory.lasts, places)) for places in (reads, writes))
+        self._memory.use(self._gpu_of[lane], reads, writes)
+        graph = self.fake.graph(replay, reads, writes, self.duration_ns)
         return CapturedGraph(self, self.fake.instantiate(graph), graph)  # type: ignore[arg-type]
 
     def _persistent(self, num_bytes: int, stream: int) -> Tensor:
@@ -317,12 +314,19 @@ class _Memory:
         brought = [place for place in reads if self._makers.get(place[0], (gpu,))[0] != gpu]
         for place in brought:
             self._bring(place, stream)
-        reads = [place for place in reads if place not in brought]
-        self._fake.kernel(stream, reads, writes, HostGpus.duration_ns)
-        for place, written in watch.touched.items():
-            users, writer = self._users.get(place, (set(), None))
-            self._users[place] = users | {gpu}, gpu if written else writer
+        reads_here = [place for place in reads if place not in brought]
+        self._fake.kernel(stream, reads_here, writes, HostGpus.duration_ns)
+        self.use(gpu, reads, writes)
         watch.touched.clear()
+
+    def use(self, gpu: int, reads: Iterable[Range], writes: Iterable[Range]) -> None:
+        """Notes that a GPU touches these places: now, or whenever its graph is replayed."""
+        for place in reads:
+            users, writer = self._users.get(place, (set(), None))
+            self._users[place] = users | {gpu}, writer
+        for place in writes:
+            users, _ = self._users.get(place, (set(), None))
+            self._users[place] = users | {gpu}, gpu
 
     def begin(self) -> None:
         """Begins a step: whoever writes now may have been given what lasted until here."""

@@ -49,6 +49,10 @@ std::size_t Memory::bytes_at(cuda::CUdeviceptr address) const {
     return allocations_.at(address).bytes;
 }
 
+std::size_t Memory::owner_of(cuda::CUdeviceptr address) const {
+    return allocations_.at(address).owner->index;
+}
+
 void Memory::free(cuda::CUdeviceptr address, const Clock& host) {
     Allocation& allocation = allocations_.at(address);
     Clock now = allocation.owner->clock;

@@ -35,6 +35,8 @@ class Memory {
     bool is_freed(cuda::CUdeviceptr address) const;
     // The size of the allocation that starts there.
     std::size_t bytes_at(cuda::CUdeviceptr address) const;
+    // The number of the stream that owns it.
+    std::size_t owner_of(cuda::CUdeviceptr address) const;
     // host is what the host knows to be done.
     void free(cuda::CUdeviceptr address, const Clock& host);
     // The address means other memory from now on, of which nothing is known.

@@ -100,6 +100,7 @@ Site Model::issue(Stream& stream, Work work, double duration_ns) {
     stream.clock.join(host);
     stream.end_ns = std::max(stream.end_ns, host_ns) + duration_ns;
     const Site site{violations.function(), stream.clock.advance(stream.index), stream.device};
+    if (!work.accesses.empty()) log.add(work.accesses, "work", site.function, stream.index);
     for (const FakeAccess& access : work.accesses) memory.touch(site, stream.clock, access);
     work.hangs = hangs_at > 0 && hangs_in == violations.function() && --hangs_at == 0;
     stream.queue.push_back(std::move(work));
@@ -118,6 +119,8 @@ void Model::record(Stream& stream, Event& event) {
     mark->time_ns = stream.end_ns;
     mark->step = step;
     event.mark = mark;
+    if (event.number == 0) event.number = ++num_events_;
+    log.add("record", event.number, stream.index);
 }
 
 void Model::wait(Stream& stream, const Event& event) {
@@ -128,6 +131,7 @@ void Model::wait(Stream& stream, const Event& event) {
     if (event.mark->step != step) {
         violations.add("the event was not recorded in this step");
     }
+    log.add("wait", event.number, stream.index);
     stream.clock.join(event.mark->clock);
     stream.end_ns = std::max(stream.end_ns, event.mark->time_ns);
     Work work;
@@ -170,6 +174,7 @@ Work Model::copy_work(cuda::CUdeviceptr to, cuda::CUdeviceptr from, std::size_t 
 
 void Model::drop_work() {
     schedule.drop_all();
+    log.add("host all");
     for (const auto& stream : schedule.streams()) host_waits_for(stream->clock, stream->end_ns);
 }
 

@@ -14,6 +14,7 @@
 #include "faults.hpp"
 #include "graph.hpp"
 #include "handles.hpp"
+#include "log.hpp"
 #include "memory.hpp"
 #include "schedule.hpp"
 #include "violations.hpp"
@@ -59,6 +60,7 @@ struct Event {
     bool timed = false;
     int device = 0;
     std::shared_ptr<const Mark> mark;
+    std::size_t number = 0;  // from 1, once it is recorded
 };
 
 // Multiprocessors first to first + count - 1 of a device.
@@ -85,7 +87,8 @@ struct CopyCost {
 struct Model {
     Model(int num_devices, std::uint64_t seed);
 
-    Violations violations;
+    Log log;
+    Violations violations{log};
     Faults faults;
     Schedule schedule;
     Memory memory{violations};
@@ -148,6 +151,7 @@ struct Model {
 
    private:
     std::size_t num_streams_ = 0;
+    std::size_t num_events_ = 0;
 };
 
 }  // namespace pykern::fake

@@ -5,18 +5,26 @@
 #include <utility>
 #include <vector>
 
+#include "log.hpp"
+
 namespace pykern::fake {
 
 class Violations {
    public:
+    explicit Violations(Log& log) : log_(log) {}
+
     // The function that is running, by a literal: violations begin with it. Answers the former one.
     const char* enter(const char* function) { return std::exchange(function_, function); }
     const char* function() const { return function_; }
 
-    void add(const std::string& text) { texts_.push_back(std::string(function_) + ": " + text); }
+    void add(const std::string& text) {
+        texts_.push_back(std::string(function_) + ": " + text);
+        log_.add("told", texts_.back());
+    }
     const std::vector<std::string>& texts() const { return texts_; }
 
    private:
+    Log& log_;
     const char* function_ = "";
     std::vector<std::string> texts_;
 };

@@ -1,0 +1,168 @@
+"""A judge that others wrote: torch's own sanitizer for streams reads what the fake driver did.
+
+The driver's model and `torch.cuda._sanitizer.EventHandler` both find work on the same memory that
+nothing orders. They have no line in common: the model has vector clocks and ranges of bytes, and
+the sanitizer has numbers of kernels and addresses. So memory is cut at all ends of ranges, and a
+piece counts by its address.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
+from typing import NamedTuple
+from unittest.mock import patch
+
+import torch
+
+# The import alone would have torch call Python for each of its events, where there is a GPU.
+with patch.object(torch._C, "_activate_gpu_trace"):
+    from torch.cuda._sanitizer import EventHandler
+
+RACES = ("race on", "freed while in use", "launched while running", "race in a graph")
+
+
+class Access(NamedTuple):
+    """A range of bytes that work touches."""
+
+    writes: bool
+    address: int
+    num_bytes: int
+
+
+class Verdict(NamedTuple):
+    """The lines of the log whose work races with earlier work, by the driver and by torch."""
+
+    driver: list[int]
+    torch: list[int]
+
+
+def agree(log: Sequence[str]) -> Verdict:
+    """Has both judge a log.
+
+    Behind a race that both see, the driver may see more: of a write it asks whether it follows the
+    last write too, where torch asks about the reads since, some of which did not follow it.
+
+    Raises:
+        AssertionError: they differ in anything else.
+    """
+    ours, theirs = verdict_of_driver(log), verdict_of_torch(log)
+    assert set(theirs) <= set(ours), f"only torch sees races: {told(log, theirs, ours)}"
+    assert ours[:1] == theirs[:1], f"only the driver sees races: {told(log, ours, theirs)}"
+    return Verdict(ours, theirs)
+
+
+def told(log: Sequence[str], one: list[int], other: list[int]) -> list[str]:
+    """The first few lines that are in one verdict alone, with the number of each."""
+    return [f"{number}: {log[number]}" for number in one if number not in other][:3]
+
+
+def verdict_of_driver(log: Sequence[str]) -> list[int]:
+    """The lines of the work that the driver's model has told of."""
+    found, number = [], 0
+    for at, line in enumerate(log):
+        if not line.startswith("told"):
+            number = at if not line.startswith("node") else number
+        elif any(race in line for race in RACES) and number not in found:
+            found.append(number)
+    return found
+
+
+def verdict_of_torch(log: Sequence[str]) -> list[int]:
+    """The lines of the work that torch's sanitizer tells of."""
+    judge = _Judge(log)
+    return [number for number, line in enumerate(log) if judge.is_race(number, line)]
+
+
+class _Judge:
+    def __init__(self, log: Sequence[str]) -> None:
+        self._log = log
+        self._torch = EventHandler()
+        accesses = (access for line in log for access in _accesses_of(line))
+        ends = {end for _, start, size in accesses for end in (start, start + size)}
+        self._ends = sorted(ends)
+
+    def is_race(self, number: int, line: str) -> bool:
+        """Gives torch a line, in order; whether it tells of a race."""
+        match line.split():
+            case ["work", function, stream, *_]:
+                return self._launch(stream, function, _accesses_of(line))
+            case ["record", event, stream]:
+                self._torch._handle_event_record(int(event), _name(stream))
+            case ["wait", event, stream]:
+                self._torch._handle_event_wait(int(event), _name(stream))
+            case ["host", "event", event]:
+                self._torch._handle_event_synchronization(int(event))
+            case ["host", "stream", stream]:
+                self._torch._handle_stream_synchronization(_name(stream))
+            case ["host", "all"]:
+                self._torch._handle_device_synchronization()
+            case ["free", stream, *_]:
+                # The owner may use it again at once, as if it wrote.
+                found = self._launch(stream, "free", _accesses_of(line))
+                self._forget(_accesses_of(line))
+                return found
+            case ["forget", *_]:
+                self._forget(_accesses_of(line))
+            case ["graph"]:
+                return self._races_within(number)
+        return False
+
+    def _launch(self, stream: str, function: str, accesses: Iterable[Access]) -> bool:
+        return _races(self._torch, _name(stream), function, self._pieces(accesses))
+
+    def _forget(self, accesses: Iterable[Access]) -> None:
+        for piece in self._pieces(accesses):
+            self._torch._handle_memory_deallocation(piece)
+
+    def _pieces(self, accesses: Iterable[Access]) -> dict[int, bool]:
+        """By the address of each piece, whether it is written."""
+        pieces: dict[int, bool] = {}
+        for writes, start, size in accesses:
+            first, behind = (bisect_left(self._ends, end) for end in (start, start + size))
+            for piece in self._ends[first:behind]:
+                pieces[piece] = pieces.get(piece, False) or writes
+        return pieces
+
+    def _races_within(self, graph: int) -> bool:
+        """Whether nodes of a graph race, each of which is on a stream of its own."""
+        judge, found = EventHandler(), False
+        nodes = takewhile(lambda line: line.startswith("node"), self._log[graph + 1 :])
+        for number, line in enumerate(nodes):
+            for former in _words_of(line)[1:]:
+                judge._handle_event_wait(int(former), _name(number))
+            pieces = self._pieces(_accesses_of(line))
+            found |= _races(judge, _name(number), "node", pieces)
+            judge._handle_event_record(number, _name(number))
+        return found
+
+
+def _races(judge: EventHandler, stream: int, function: str, pieces: dict[int, bool]) -> bool:
+    reads, writes = (
+        {piece for piece, written in pieces.items() if written is kind} for kind in (False, True)
+    )
+    aliases: dict[int, list[str]] = {piece: [] for piece in pieces}
+    return bool(judge._handle_kernel_launch(stream, reads, writes, set(), function, aliases))
+
+
+def _name(stream: int | str) -> int:
+    """torch has a stream 0 from the start."""
+    return int(stream) + 1
+
+
+def _words_of(line: str) -> list[str]:
+    """What stands before the accesses."""
+    return re.split(" [rw] ", line, maxsplit=1)[0].split()
+
+
+def _accesses_of(line: str) -> list[Access]:
+    what = line.partition(" ")[0]
+    if what in ("free", "forget"):
+        address, num_bytes = map(int, line.split()[-2:])
+        return [Access(True, address, num_bytes)]
+    if what not in ("work", "node"):
+        return []
+    found = re.findall(r" ([rw]) (\d+) (\d+)", line)
+    return [Access(kind == "w", int(start), int(size)) for kind, start, size in found]
