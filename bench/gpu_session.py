@@ -7,7 +7,8 @@
     python bench/gpu_session.py speed --out DIR --dry-run    # what would run; needs no GPU
 
 Each section is a module of bench/gpu, run in a process of its own, so that one that fails or hangs
-takes no other along; what it has started ends with it. Its output is in DIR/SECTION.log as it
+takes no other along; what it has started ends with it. At its end it is given a fault, and fails if
+it does not notice it. Its output is in DIR/SECTION.log as it
 comes. DIR/gpu_session.json is written after each section; a later run skips what is there and
 succeeded on the same sources, but for the build, which another machine lacks. Sections share the
 time of their run.
@@ -54,6 +55,7 @@ def main() -> int:
     if options.dry_run:
         for name, limit_s in sections.items():
             print(f"{name:15} {limit_s:4} s  {frame.purpose(name)}")
+            print(f"{'':23} fault: {frame.planted(name)}")
     if not frame.has_device():
         for name in sections:
             print(f"{name:15} skipped: no CUDA device")

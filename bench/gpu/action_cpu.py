@@ -25,6 +25,18 @@ def run(folder: Path) -> Json:
     return measure(DEVICE, rounds=40)
 
 
+def control() -> bool:
+    """A step that keeps the CPU busy for 10 ms."""
+
+    def busy() -> None:
+        end = time.thread_time_ns() + 10_000_000
+        while time.thread_time_ns() < end:
+            pass
+
+    num_actions = sum(len(row) for row in PLAN.rows)
+    return us_per_action(busy, rounds=3)[0] >= 10_000 / num_actions - 1
+
+
 def measure(device: torch.device, rounds: int) -> Json:
     return {
         "actions": sum(len(row) for row in PLAN.rows),

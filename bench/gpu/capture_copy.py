@@ -9,6 +9,15 @@ from .tools import DEVICE, captured, checked, driver, launch, own_stream, warm
 
 
 def run(folder: Path) -> Json:
+    return measure(copies=True)
+
+
+def control() -> bool:
+    """A capture without the copy."""
+    return not measure(copies=False)["right"]
+
+
+def measure(*, copies: bool) -> Json:
     stream, side = own_stream(), own_stream()
     source = torch.zeros(1 << 16, device=DEVICE)
     copied, doubled = torch.zeros_like(source), torch.zeros_like(source)
@@ -16,12 +25,9 @@ def run(folder: Path) -> Json:
     def work() -> None:
         source.add_(1)
         side.wait_stream(stream)
-        num_bytes = 4 * source.numel()
-        checked(
-            driver().cuMemcpyAsync(
-                copied.data_ptr(), source.data_ptr(), num_bytes, side.cuda_stream
-            )
-        )
+        ends, num_bytes = (copied.data_ptr(), source.data_ptr()), 4 * source.numel()
+        if copies:
+            checked(driver().cuMemcpyAsync(*ends, num_bytes, side.cuda_stream))
         torch.mul(source, 2, out=doubled)
         stream.wait_stream(side)
         doubled.add_(copied)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pykern import _C
-from pykern.plan import Kind, Placement, Timeline
+from pykern.plan import Action, Kind, Placement, Span, Timeline
 from pykern.schedules import one_f_one_b
 
 from .frame import Json
@@ -30,6 +30,14 @@ Interval = tuple[float, float]
 
 def run(folder: Path) -> Json:
     return measure(calibrated(), torch.zeros(NUM_MICROBATCHES, NUM_FLOATS, device=DEVICE))
+
+
+def control() -> bool:
+    """A copy that is over before anything computes."""
+    action, copy = (Action(kind, 0, 0) for kind in (Kind.F, Kind.COPY_F))
+    actions, copies = Timeline([[Span(action, 5, 9)], []]), Timeline([[Span(copy, 0, 5)]])
+    found = figures(Placement.linear(2), actions, copies)
+    return found["share_while_sender_or_receiver_computes"] == 0
 
 
 def measure(sleep: Sleep, x: Tensor) -> Json:

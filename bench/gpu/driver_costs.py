@@ -1,5 +1,6 @@
 """CPU microseconds of the driver's calls, through cuda-bindings; a trivial call shows its share."""
 
+import time
 from pathlib import Path
 
 import torch
@@ -37,6 +38,11 @@ def run(folder: Path) -> Json:
         graph, _ = captured(work, stream)
         costs[f"cuGraphLaunch, nodes {nodes}"] = launch_us(graph, stream)
     return {"us": costs}
+
+
+def control() -> bool:
+    """A call that takes 100 us."""
+    return call_us(lambda: time.sleep(1e-4), calls=10, rounds=3) >= 100
 
 
 def launch_us(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> float:

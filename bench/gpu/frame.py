@@ -68,6 +68,12 @@ def purpose(name: str) -> str:
     return (section.__doc__ or "").partition("\n")[0]
 
 
+def planted(name: str) -> str:
+    """The fault that a section is given when it has run, and must notice."""
+    section = importlib.import_module(f"bench.gpu.{name}")
+    return (section.control.__doc__ or "").partition("\n")[0]
+
+
 def has_device() -> bool:
     """Asked in another process: one that forks or sets variables later must not have begun CUDA."""
     ask = "import sys, torch; sys.exit(not torch.cuda.is_available())"

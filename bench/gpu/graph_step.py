@@ -13,7 +13,7 @@ from pykern.models import gpt, next_token_loss
 from pykern.schedules import one_f_one_b
 
 from .frame import Json
-from .side_by_side import clear, gradients, of_pykern, side_by_side
+from .side_by_side import clear, gradients, notices_wrong_gradients, of_pykern, side_by_side
 from .tools import DEVICE, captured, own_stream, warm
 from .variants import CAPTURES
 
@@ -23,6 +23,11 @@ NUM_MICROBATCHES = 8
 def run(folder: Path) -> Json:
     torch.set_float32_matmul_precision("high")
     return measure(task(DEVICE, width=1024, context=512), rounds=20)
+
+
+def control() -> bool:
+    """A contender with twice the gradients."""
+    return notices_wrong_gradients(DEVICE)
 
 
 def measure(work: Task, rounds: int) -> Json:

@@ -27,6 +27,12 @@ def run(folder: Path) -> Json:
     return {f"{number}x{size}": seen_by(split(number, size)) for number, size in ((2, 64), (4, 32))}
 
 
+def control() -> bool:
+    """Two groups that are the same multiprocessors."""
+    group = split(2, 64)[0]
+    return not seen_by([group, group])["disjoint_eager"]
+
+
 def seen_by(groups: list[Group]) -> Json:
     cupy = importlib.import_module("cupy")
     kernel = cupy.RawKernel(SOURCE, "where")

@@ -62,6 +62,18 @@ def run(folder: Path) -> Json:
     return {"copy_gbs": copy_gbs, "operations": figures}
 
 
+def control() -> bool:
+    """An operation that is wrong by a tenth."""
+    x = torch.ones(8, 8, requires_grad=True)
+    operation = Operation(ours=F.gelu, plain=F.gelu, arguments=(x,))
+    check(operation, F.gelu)
+    try:
+        check(operation, lambda x: 1.1 * F.gelu(x))
+    except ValueError:
+        return True
+    return False
+
+
 def copied_gbs(device: torch.device, num_bytes: int = 2**30) -> float:
     source = torch.empty(num_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)

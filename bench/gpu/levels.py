@@ -26,6 +26,14 @@ def run(folder: Path) -> Json:
     return {level: measure(chain, x, level) for level in LEVELS}
 
 
+def control() -> bool:
+    """A stage that keeps all, where one that keeps its inputs is expected."""
+    chain = blocks(2, 256, 4).to(DEVICE, torch.bfloat16)
+    x = torch.randn(2, 512, 256, device=DEVICE, dtype=torch.bfloat16)
+    kept, recomputed = (measure(chain, x, of)["activation_bytes"] for of in ("none", "stage"))
+    return bool(kept > recomputed)
+
+
 def blocks(count: int, width: int, heads: int) -> nn.Sequential:
     """The blocks of a Llama in the proportions of its 8B model, without embedding and head."""
     from pykern.models import llama  # noqa: PLC0415 - a section is described without models

@@ -39,6 +39,21 @@ def run(folder: Path) -> Json:
     }
 
 
+def control() -> bool:
+    """Stages that take twice as long as the simulator is told."""
+    sleep = calibrated()
+    x = torch.zeros(NUM_MICROBATCHES, 64, device=DEVICE)
+    half = Times(*(us / 2 for us in (TIMES.forward_us, TIMES.input_us, TIMES.weight_us)))
+    return are_slow(sleep, measured_costs(sleep, half, x[:1]), x)
+
+
+def are_slow(sleep: Sleep, costs: Costs, x: Tensor) -> bool:
+    """Whether stages take far longer than these costs."""
+    plan = PLANS["1f1b"]
+    found = against(plan, FOURS["streams"], sleep, costs, x, capture=False)
+    return found["traced_by_simulated"] > 1.5
+
+
 def measure(sleep: Sleep, costs: Costs, x: Tensor) -> Json:
     return {
         name: {

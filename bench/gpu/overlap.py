@@ -19,6 +19,7 @@ from .groups import split
 from .tools import elapsed_ms, own_stream
 
 NUM_STREAMS = 4
+NUM_SPINS = 20
 CYCLES = 2_000_000  # about a millisecond
 ASK = "import json; from bench.gpu import overlap; print(json.dumps(overlap.measure()))"
 
@@ -28,6 +29,13 @@ Streams = Sequence[torch.cuda.Stream]
 def run(folder: Path) -> Json:
     """The driver reads the number of connections once, so each has a process of its own."""
     return {f"{connections} connections": in_process(connections) for connections in (8, 32)}
+
+
+def control() -> bool:
+    """Four streams that are one."""
+    stream = own_stream()
+    spin(stream, CYCLES)
+    return NUM_STREAMS * spins_ms([stream]) < 1.5 * spins_ms([stream] * NUM_STREAMS)
 
 
 def in_process(connections: int) -> Json:
@@ -56,9 +64,8 @@ def measure() -> Json:
 def figures(streams: Streams) -> Json:
     for stream in streams:
         spin(stream, CYCLES)
-    alone_ms = elapsed_ms(lambda: spins(streams[:1], 20), streams[:1])
-    together_ms = elapsed_ms(lambda: spins(streams, 20), streams)
-    unit_ms = alone_ms / 20
+    alone_ms = spins_ms(streams[:1])
+    unit_ms = alone_ms / NUM_SPINS
     num = NUM_STREAMS
     plans = {
         "gpipe": gpipe(num, 8),
@@ -69,7 +76,7 @@ def figures(streams: Streams) -> Json:
     }
     return {
         "unit_ms": unit_ms,
-        "at_once": num * alone_ms / together_ms,
+        "at_once": num * alone_ms / spins_ms(streams),
         "measured_by_simulated": {
             name: measured_ms(plan, streams) / predicted_ms(plan, unit_ms)
             for name, plan in plans.items()
@@ -82,8 +89,12 @@ def spin(stream: torch.cuda.Stream, cycles: int) -> None:
         torch.cuda._sleep(cycles)
 
 
-def spins(streams: Streams, count: int) -> None:
-    for _ in range(count):
+def spins_ms(streams: Streams) -> float:
+    return elapsed_ms(lambda: spins(streams), streams)
+
+
+def spins(streams: Streams) -> None:
+    for _ in range(NUM_SPINS):
         for stream in streams:
             spin(stream, CYCLES)
 

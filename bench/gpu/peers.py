@@ -14,7 +14,7 @@ from pykern.schedules import one_f_one_b
 
 from . import graph_step
 from .frame import Json
-from .side_by_side import of_pykern, side_by_side
+from .side_by_side import notices_wrong_gradients, of_pykern, side_by_side
 from .tools import DEVICE
 from .variants import CAPTURES
 
@@ -25,6 +25,11 @@ def run(folder: Path) -> Json:
     torch.set_float32_matmul_precision("high")
     tasks = {"tiny": tiny(DEVICE), "gpt": graph_step.task(DEVICE, width=1024, context=512)}
     return {name: measure(name, task, rounds=15) for name, task in tasks.items()}
+
+
+def control() -> bool:
+    """A contender with twice the gradients."""
+    return notices_wrong_gradients(DEVICE)
 
 
 def measure(name: str, task: Task, rounds: int) -> Json:

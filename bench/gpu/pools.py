@@ -22,6 +22,11 @@ def run(folder: Path) -> Json:
     }
 
 
+def control() -> bool:
+    """One pool for all slots."""
+    return not all(slots([torch.cuda.graph_pool_handle()] * NUM_SLOTS)["right"])
+
+
 def slots(pools: list[Any]) -> Json:
     """All F, then all B: every slot's activations must live through the F of the others."""
     torch.manual_seed(0)

@@ -1,5 +1,6 @@
 """Raw launch against replay(): bit for bit, random numbers found out, frozen masks shown."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -8,6 +9,8 @@ from torch import Tensor, nn
 from .frame import Json
 from .tools import DEVICE, captured, launch, own_stream, warm
 
+Start = Callable[[torch.cuda.CUDAGraph, torch.cuda.Stream], None]
+
 
 def run(folder: Path) -> Json:
     torch.manual_seed(0)
@@ -15,8 +18,13 @@ def run(folder: Path) -> Json:
     return {**plain(stream), **random(stream)}
 
 
+def control() -> bool:
+    """A launch that launches nothing."""
+    return not any(plain(own_stream(), lambda graph, stream: None)["raw_equals_replay"])
+
+
 @torch.no_grad()
-def plain(stream: torch.cuda.Stream) -> Json:
+def plain(stream: torch.cuda.Stream, start: Start = launch) -> Json:
     layer = nn.Sequential(nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 512)).to(DEVICE)
     static = torch.randn(64, 512, device=DEVICE)
     warm(lambda: layer(static), stream)
@@ -29,7 +37,7 @@ def plain(stream: torch.cuda.Stream) -> Json:
         replayed = output.clone()
         output.zero_()
         torch.cuda.synchronize()
-        launch(graph, stream)
+        start(graph, stream)
         torch.cuda.synchronize()
         equal.append(torch.equal(output, replayed))
     return {"raw_equals_replay": equal, "plain_draws": draws(graph)}

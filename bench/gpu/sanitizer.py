@@ -18,15 +18,26 @@ def run(folder: Path) -> Json:
     return {tool: checked(tool, folder) for tool in TOOLS}
 
 
-def checked(tool: str, folder: Path) -> Json:
-    done = subprocess.run(
-        ["compute-sanitizer", "--tool", tool, sys.executable, "-m", "bench.gpu.each_once"],
+def control() -> bool:
+    """A kernel that writes beyond its memory, and one whose threads race."""
+    return all(errors_in(under(tool, "planted", tool).stdout) for tool in TOOLS)
+
+
+def under(tool: str, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A module of bench.gpu, with its arguments, under the tool."""
+    program = [sys.executable, "-m", f"bench.gpu.{module}", *arguments]
+    return subprocess.run(
+        ["compute-sanitizer", "--tool", tool, *program],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
     )
+
+
+def checked(tool: str, folder: Path) -> Json:
+    done = under(tool, "each_once")
     (folder / f"{tool}.log").write_text(done.stdout)
     errors = errors_in(done.stdout)
     if errors is None or done.returncode != 0:

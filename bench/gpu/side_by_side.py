@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from bench.contenders import Task
+from bench.contenders import Task, plain
 from bench.harness import Contender, PlainRounds, assert_same_answer, interleave, judge
 from pykern.plan import Plan
 
@@ -42,6 +43,21 @@ def side_by_side(claim: str, makers: Mapping[str, Make], rounds: int, tolerance:
         "records": [asdict(record) for record in records],
         "errors": errors,
     }
+
+
+def notices_wrong_gradients(device: torch.device) -> bool:
+    """Whether a contender with twice the gradients is an error."""
+    model, x = torch.nn.Sequential(torch.nn.Linear(4, 4)), torch.ones(4, 4, device=device)
+    task = Task(model, x, x + 1, 2, torch.nn.functional.mse_loss)
+
+    def twice() -> Contender:
+        right = plain(task)
+        return replace(
+            right, gradients=lambda: {name: 2 * g for name, g in right.gradients().items()}
+        )
+
+    found = side_by_side("control", {"plain": partial(plain, task), "twice": twice}, 1, 1e-2)
+    return "twice" in found["errors"] and found["ran"] == ["plain loop"]
 
 
 def of_pykern(name: str, task: Task, plan: Plan, capture: Capture) -> Contender:

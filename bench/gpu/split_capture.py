@@ -10,12 +10,7 @@ from .tools import DEVICE, captured, launch, own_stream, warm
 
 
 def run(folder: Path) -> Json:
-    torch.autograd.set_multithreading_enabled(False)
-    torch.manual_seed(0)
-    layers = [layer for _ in range(3) for layer in (nn.Linear(512, 512), nn.Tanh())]
-    stage = nn.Sequential(*layers).to(DEVICE)
-    x = torch.randn(128, 512, device=DEVICE, requires_grad=True)
-    upstream = torch.randn(128, 512, device=DEVICE)
+    stage, x, upstream = task()
     figures = {
         "w_on_the_same_stream": split(stage, x, upstream, w_elsewhere=False),
         "accumulated": accumulated(stage, x, upstream),
@@ -28,7 +23,24 @@ def run(folder: Path) -> Json:
     return figures
 
 
-def split(stage: nn.Module, x: Tensor, upstream: Tensor, *, w_elsewhere: bool) -> Json:
+def control() -> bool:
+    """A step without its W."""
+    return not any(split(*task(), w_elsewhere=False, has_w=False)["weight_gradients_equal"])
+
+
+def task() -> tuple[nn.Module, Tensor, Tensor]:
+    """A stage, its input, and the gradient that comes in."""
+    torch.autograd.set_multithreading_enabled(False)
+    torch.manual_seed(0)
+    layers = [layer for _ in range(3) for layer in (nn.Linear(512, 512), nn.Tanh())]
+    stage = nn.Sequential(*layers).to(DEVICE)
+    x = torch.randn(128, 512, device=DEVICE, requires_grad=True)
+    return stage, x, torch.randn(128, 512, device=DEVICE)
+
+
+def split(
+    stage: nn.Module, x: Tensor, upstream: Tensor, *, w_elsewhere: bool, has_w: bool = True
+) -> Json:
     """I keeps the graph for W. On another stream W has a cuBLAS workspace of its own, if the
     autograd engine leaves it on that stream."""
     parameters = list(stage.parameters())
@@ -54,7 +66,8 @@ def split(stage: nn.Module, x: Tensor, upstream: Tensor, *, w_elsewhere: bool) -
     launch(forward, main)
     launch(inputs, main)
     other.wait_stream(main)
-    launch(weights, other)
+    if has_w:
+        launch(weights, other)
     torch.cuda.synchronize()
     return {
         "input_gradient_equal": torch.equal(into_x, wanted[0]),

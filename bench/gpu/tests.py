@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from .frame import ROOT, Json
@@ -15,11 +16,28 @@ _PYTEST = (
 
 
 def run(folder: Path) -> Json:
+    return passed("tests/gpu", folder)
+
+
+def control() -> bool:
+    """A test that fails."""
+    with tempfile.TemporaryDirectory() as scratch:
+        planted = Path(scratch) / "test_planted.py"
+        planted.write_text("import pytest\n\n@pytest.mark.gpu\ndef test_it():\n    assert False\n")
+        try:
+            passed(str(planted), Path(scratch))
+        except RuntimeError as error:
+            return "1 failed" in str(error)
+    return False
+
+
+def passed(tests: str, folder: Path) -> Json:
+    """Raises RuntimeError if a test fails."""
     log = folder / "pytest.log"
     # As it comes, because a test that hangs takes the rest of the section along.
     with log.open("w") as file:
         done = subprocess.run(
-            [*_PYTEST, "-m", "gpu", "-v", "-p", "no:cacheprovider", "tests/gpu"],
+            [*_PYTEST, "-m", "gpu", "-v", "-p", "no:cacheprovider", tests],
             cwd=ROOT,
             env=os.environ | {"PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "0"},
             stdout=file,

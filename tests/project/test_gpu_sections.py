@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import pykern
-from bench.gpu import action_cpu, copy_overlap, each_once, makespan, peers, sanitizer
+from bench.gpu import action_cpu, copy_overlap, each_once, makespan, peers, sanitizer, side_by_side
 from bench.gpu.spin import Spin, Times
 from bench.gpu.variants import FOURS
 from pykern import schedules
@@ -56,6 +56,17 @@ def test_a_measured_makespan_is_the_simulated_one(gpu: None, name: str) -> None:
     devices = list(FOURS.values())[-1]
     figures = makespan.against(plan, devices, no_sleep, COSTS, x, capture=False)
     assert figures["traced_by_simulated"] == pytest.approx(1, abs=0.01)
+
+
+def test_stages_that_are_slower_than_their_costs_are_noticed(gpu: None) -> None:
+    x = torch.zeros(makespan.NUM_MICROBATCHES, 4)
+    half = Costs(forward_ns=0.5e9, backward_ns=0.5e9)
+    assert makespan.are_slow(no_sleep, half, x)
+    assert not makespan.are_slow(no_sleep, COSTS, x)
+
+
+def test_a_contender_with_wrong_gradients_is_noticed() -> None:
+    assert side_by_side.notices_wrong_gradients(HOST)
 
 
 @pytest.mark.slow

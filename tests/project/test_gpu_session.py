@@ -1,15 +1,17 @@
 """The parts of the GPU session that can be checked without a GPU: its frame, and that its sections
 import."""
 
+import importlib
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from bench import gpu_session
-from bench.gpu import frame, overlap
+from bench.gpu import frame, one, overlap
 from pykern.plan import Action
 from pykern.schedules import gpipe, hanayo, interleaved, one_f_one_b
 
@@ -27,6 +29,9 @@ def test_a_dry_run_describes_every_section_and_starts_none(python, tmp_path):
         mine = [line for line in lines if line.split()[0] == name]
         assert len(mine) == 2, name
         assert mine[1].endswith("skipped: no CUDA device")
+    faults = [line.strip() for line in lines if line.strip().startswith("fault: ")]
+    assert len(faults) == len(frame.SECTIONS)
+    assert "fault: " not in faults
     assert not out.exists()
 
 
@@ -34,6 +39,25 @@ def test_an_unknown_section_is_named(python, tmp_path):
     done = python("bench/gpu_session.py", "green", "gren", "--out", tmp_path)
     assert done.returncode == 1
     assert "what must be runs or sections, got ['gren']. " in done.stdout
+
+
+@pytest.mark.parametrize("name", ["build", "tests", "copy_overlap", "action_cpu", "kernels"])
+def test_a_planted_fault_is_noticed(name):
+    """Of sections whose judgement needs no GPU; others are in test_gpu_sections.py, or run first on
+    a GPU."""
+    assert importlib.import_module(f"bench.gpu.{name}").control()
+
+
+def test_a_section_that_does_not_notice_its_fault_fails(tmp_path):
+    def control():
+        """A fault."""
+        return False
+
+    section = SimpleNamespace(run=lambda folder: {"right": True}, control=control)
+    with pytest.raises(RuntimeError, match="does not notice its planted fault: A fault"):
+        one.figures(section, tmp_path)
+    section.control = lambda: True
+    assert one.figures(section, tmp_path) == {"right": True}
 
 
 @no_gpu
