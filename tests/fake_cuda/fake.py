@@ -194,6 +194,13 @@ class FakeCuda:
         self._undo.append(("cuGraphExecDestroy", executable))
         return executable
 
+    def give_back(self, executable: int) -> None:
+        """Destroys an executable graph, as torch does when nobody holds it; later, it is gone."""
+        made = "cuGraphExecDestroy", executable
+        if made in self._undo:
+            self._undo.remove(made)
+            self.result(made[0], ctypes.c_void_p(executable))
+
     def alloc(self, address: int, num_bytes: int, stream: int) -> None:
         """Declares memory, which is of the stream's device and may be used again on it at once."""
         self.library.fake_alloc(address, num_bytes, stream)

@@ -6,6 +6,7 @@ and allocations of the action are then told to the driver's model as one kernel.
 """
 
 import gc
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -244,7 +245,9 @@ class HostGpus:
         reads, writes = (list(filter(self._memory.lasts, places)) for places in (reads, writes))
         self._memory.use(self._gpu_of[lane], reads, writes)
         graph = self.fake.graph(replay, reads, writes, self.duration_ns)
-        return CapturedGraph(self, self.fake.instantiate(graph), graph)  # type: ignore[arg-type]
+        executable, owner = self.fake.instantiate(graph), _Owner()
+        weakref.finalize(owner, self.fake.give_back, executable).atexit = False
+        return CapturedGraph(owner, executable, graph)  # type: ignore[arg-type]
 
     def _persistent(self, num_bytes: int, stream: int) -> Tensor:
         # Memory must not look like a result before anything lands in it.
@@ -252,6 +255,10 @@ class HostGpus:
             buffer = torch.full((num_bytes,), 0xFF, dtype=torch.uint8)
         self._memory.add(buffer.untyped_storage(), stream, lasts=True)
         return buffer
+
+
+class _Owner:
+    """Takes the place of torch's graph, which ends with it."""
 
 
 class _Memory:

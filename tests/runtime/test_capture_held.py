@@ -111,3 +111,16 @@ def test_gradients_are_zeroed_gpu_by_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
     losses = Losses(lambda output: output, None, [], None)
     recording.load(Batch(((), {}), None, (), losses))
     assert zeroed == [{"cpu"}, {"meta"}]
+
+
+def test_gradients_stay_where_graphs_add_to_them(gpus: FakeCuda) -> None:
+    """A parameter that has none before a replay has the captured one after it."""
+    case = CASES["mlp"](8)
+    places = []
+    with case.pipeline(PLAN, ["cuda:0", "cuda:1"], capture=True) as pipe:
+        for _ in range(4):
+            pipe.zero_grad()
+            pipe.step(case.inputs, target=case.target)
+            gradients = [parameter.grad for parameter in pipe.parameters()]
+            places.append([0 if grad is None else grad.data_ptr() for grad in gradients])
+    assert places[1] == places[2] == places[3]
