@@ -1,6 +1,7 @@
 #include <doctest/doctest.h>
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -8,6 +9,7 @@
 #include "plan/check_lowered.hpp"
 #include "plan/generate.hpp"
 #include "plan/lower.hpp"
+#include "plan/text.hpp"
 #include "plans.hpp"
 
 using namespace pykern;
@@ -37,7 +39,24 @@ TEST_CASE("1F1B has a slot for each microbatch in flight, and for one input on i
 
 TEST_CASE("a slot that is taken too early is refused") {
     LoweredPlan lowered = lower(by_slots(Placement::linear(2), 4, 1, 2));
-    lowered.lanes[0].copies[2].freed_by.reset();
+    std::optional<Action>& freed_by = lowered.lanes[0].copies[2].freed_by;
+    // By the last action before the one that frees it.
+    CHECK(to_text(*freed_by) == "1B0");
+    freed_by->kind = Kind::F;
+    CHECK_THROWS_AS(check(lowered), PlanError);
+    freed_by.reset();
+    CHECK_THROWS_AS(check(lowered), PlanError);
+}
+
+TEST_CASE("a copy that waits for an action behind which it may be needed is refused") {
+    LoweredPlan lowered = lower(by_slots(Placement::linear(2), 4, 1, 2));
+    std::optional<Action>& freed_by = lowered.lanes[0].copies[2].freed_by;
+    const Plan& plan = lowered.plan;
+    // The receiver has 1F2 at place 4, and what it needs must be under way at place 3.
+    REQUIRE(to_text(plan.rows()[1][4]) == "1F2");
+    freed_by = plan.rows()[1][2];
+    CHECK_NOTHROW(check(lowered));
+    freed_by = plan.rows()[1][3];
     CHECK_THROWS_AS(check(lowered), PlanError);
 }
 
