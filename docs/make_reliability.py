@@ -1,12 +1,14 @@
 """Writes docs/reliability.md: the promises, their campaigns, and the latest results.
 
 Run from anywhere: python docs/make_reliability.py. The figures are those that
-`python -m tests.torture --save` has kept; a test compares the page with what this makes.
+`python -m tests.torture --save` and `python -m tests.mutate --save` have kept; a test compares the
+page with what this makes.
 """
 
 import importlib
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +51,9 @@ def made() -> str:
     kept = {name: _figures(name) for name in main.NAMES}
     rows = [_row(name, figures) for name, figures in kept.items()]
     parts = [_part(name, main.promise(name), figures) for name, figures in kept.items()]
-    return _HEAD + "\n".join(rows) + "\n\n" + "\n".join(parts) + "\n" + _where(kept)
+    where = _where([figures for figures in kept.values() if figures is not None])
+    page = _HEAD + "\n".join(rows) + "\n\n" + "\n".join(parts) + "\n" + where
+    return page + "\n" + _mutants()
 
 
 def _figures(name: str) -> dict[str, Any] | None:
@@ -81,11 +85,47 @@ def _part(name: str, promise: str, figures: dict[str, Any] | None) -> str:
     return "\n".join(lines)
 
 
-def _where(kept: dict[str, dict[str, Any] | None]) -> str:
+_MUTANTS = """\
+## Deliberate faults
+
+`python -m tests.mutate` puts one fault at a time into a copy of the GPU path: a wait that is left
+out, an event of another context, a slot that two microbatches share, a batch that no replay reads.
+The tests of that part, on the fake driver, must fail. A fault that no test can notice is proven
+harmless in the [tables](../tests/mutate). `python -m tests.mutate --rest --save` runs faults that
+have no outcome yet.
+
+| file | faults | noticed | harmless | unnoticed | not run |
+|---|--:|--:|--:|--:|--:|
+"""
+
+
+def _mutants() -> str:
+    main = importlib.import_module("tests.mutate.__main__")
+    kept = json.loads(main.RESULTS.read_text())
+    of_file: dict[str, Counter[str]] = {}
+    survivors = []
+    for mutant in main.MUTANTS:
+        outcome = kept["outcomes"].get(mutant.name, {"outcome": "not run"})["outcome"]
+        if outcome == "survived":
+            survivors.append(f"- `{mutant.name}`: {mutant.harmless or 'a gap in the tests'}")
+            outcome = "harmless" if mutant.harmless else "unnoticed"
+        of_file.setdefault(mutant.file, Counter())[outcome] += 1
+    columns = ("killed", "harmless", "unnoticed", "not run")
+    rows = [
+        (file, [count.total(), *(count[key] for key in columns)]) for file, count in of_file.items()
+    ]
+    rows.append(("all", [sum(column) for column in zip(*(row for _, row in rows), strict=True)]))
+    lines = [f"| {file} | {' | '.join(map(str, row))} |" for file, row in rows]
+    where = kept["environment"]
+    lines += ["", "Not noticed, and why:", "", *survivors, ""]
+    lines += [f"`{where['command']}`, {where['date']}, commit {where['commit']}.", ""]
+    return _MUTANTS + "\n".join(lines) + _where([kept])
+
+
+def _where(kept: list[dict[str, Any]]) -> str:
     found = {
         f"{where['cpu']}, {where['cores']} cores, Python {where['python']}, torch {where['torch']}"
-        for figures in kept.values()
-        if figures is not None
+        for figures in kept
         for where in (figures["environment"],)
     }
     return "Figures were taken on " + "; ".join(sorted(found)) + ".\n"

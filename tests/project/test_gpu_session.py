@@ -43,8 +43,7 @@ def test_an_unknown_section_is_named(python, tmp_path):
 
 @pytest.mark.parametrize("name", ["build", "tests", "copy_overlap", "action_cpu", "kernels"])
 def test_a_planted_fault_is_noticed(name):
-    """Of sections whose judgement needs no GPU; others are in test_gpu_sections.py, or run first on
-    a GPU."""
+    """Sections that judge without a GPU; for some others, see test_gpu_sections.py."""
     assert importlib.import_module(f"bench.gpu.{name}").control()
 
 

@@ -1,0 +1,177 @@
+"""Breaks the GPU path on purpose, one place at a time, and says whether the tests notice.
+
+python -m tests.mutate                 all mutants, in about an hour on two cores
+python -m tests.mutate streams.cpp     those of files whose path ends so
+python -m tests.mutate --save          keeps the outcomes for docs/reliability.md, as they come
+python -m tests.mutate --rest --save   those of which no outcome is kept
+
+Each mutant of the tables is put into a copy of the tree, `build/mutate`, where C++ is built for its
+own tests alone, and the tests that the table names are run until one fails. A mutant that survives
+must be proven harmless in the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from bench.report import environment
+
+from .mutant import Mutant
+from .of_capture import OF_CAPTURE
+from .of_exec import OF_EXEC
+from .of_plan import OF_PLAN
+from .of_rings import OF_RINGS
+
+ROOT = Path(__file__).resolve().parents[2]
+COPY = ROOT / "build/mutate"
+RESULTS = Path(__file__).with_name("results.json")
+MUTANTS: tuple[Mutant, ...] = (*OF_EXEC, *OF_PLAN, *OF_RINGS, *OF_CAPTURE)
+# A mutant that waits for ever is noticed as well.
+LIMIT_S = 300
+# An editable install would find the package in the tree that was copied.
+PYTEST = """
+import sys
+sys.meta_path[:] = [f for f in sys.meta_path if "Redirecting" not in type(f).__name__]
+sys.path.insert(0, ".")
+import pykern, pytest
+assert pykern.__file__.startswith(sys.argv[1]), pykern.__file__
+sys.exit(pytest.main(["-xq", "-p", "no:cacheprovider", *sys.argv[2:]]))
+"""
+
+
+def copy_tree() -> None:
+    """Makes the copy as the tree is; what was built in it is kept."""
+    listed = ["git", "ls-files", "-coz", "--exclude-standard"]
+    files = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, files.split("\0")):
+        source, into = ROOT / name, COPY / name
+        into.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_symlink():
+            into.unlink(missing_ok=True)
+            into.symlink_to(source.readlink())
+        elif source.exists() and not (into.exists() and into.read_bytes() == source.read_bytes()):
+            shutil.copy(source, into)
+    from pykern import _C  # noqa: PLC0415 - the table is looked at without it
+
+    shutil.copy(_C.__file__, COPY / "pykern")
+    for shared in ("fake_cuda", "device_oracle"):
+        (COPY / "build").mkdir(exist_ok=True)
+        (ROOT / "build" / shared).mkdir(parents=True, exist_ok=True)
+        if not (COPY / "build" / shared).exists():
+            (COPY / "build" / shared).symlink_to(ROOT / "build" / shared)
+
+
+def failure_of(*command: str | Path) -> str | None:
+    """The end of what a command in the copy prints, if it fails or takes too long; else None."""
+    process = subprocess.Popen(
+        ["nice", *map(str, command)],
+        cwd=COPY,
+        env=os.environ | {"LD_LIBRARY_PATH": str(COPY / "build/debug/tests/csrc")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        printed, _ = process.communicate(timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        return "takes too long"
+    return printed[-2000:] if process.returncode else None
+
+
+def failure_to_build() -> str | None:
+    """Builds the tests of C++ as the copy is now."""
+    build = ("cmake", "--build", "--preset", "debug", "--target", "pykern_tests")
+    return failure_of("cmake", "--preset", "debug", "-DPYKERN_WERROR=OFF") or failure_of(*build)
+
+
+def failure_of_tests(mutant: Mutant) -> str | None:
+    """Runs the tests that the table names, until one fails."""
+    if mutant.is_cpp:
+        files = ",".join(f"*{name}" for name in mutant.tests)
+        return failure_of("build/debug/tests/csrc/pykern_tests", f"-sf={files}", "-aa=1")
+    return failure_of(sys.executable, "-c", PYTEST, COPY, *mutant.tests)
+
+
+def outcome_of(mutant: Mutant) -> str:
+    """Puts a mutant into the copy, runs its tests, and takes it out."""
+    path = COPY / mutant.file
+    text = path.read_text()
+    path.write_text(mutant.of(text))
+    try:
+        if mutant.is_cpp and failure_to_build() is not None:
+            return "does not build"
+        return "survived" if failure_of_tests(mutant) is None else "killed"
+    finally:
+        path.write_text(text)
+
+
+def is_as_said(outcome: str, mutant: Mutant) -> bool:
+    """All are killed but those that are proven harmless."""
+    return outcome == ("survived" if mutant.harmless else "killed")
+
+
+def refuse_broken(mutants: Iterable[Mutant]) -> None:
+    """Ends the program if tests fail without a mutant, because then they prove nothing."""
+    by_tests = {(mutant.is_cpp, mutant.tests): mutant for mutant in mutants}
+    if any(is_cpp for is_cpp, _ in by_tests) and (failure := failure_to_build()):
+        sys.exit(f"the copy does not build: {failure}")
+    for (_, tests), mutant in by_tests.items():
+        if failure := failure_of_tests(mutant):
+            sys.exit(f"{tests} fail as they are: {failure}")
+
+
+def kept() -> dict[str, Any]:
+    """The outcomes that are kept, by the names of mutants."""
+    return dict(json.loads(RESULTS.read_text())["outcomes"]) if RESULTS.exists() else {}
+
+
+def save(name: str, outcome: dict[str, Any]) -> None:
+    """Adds an outcome to those of other mutants; those of mutants that are gone go."""
+    names = {mutant.name for mutant in MUTANTS}
+    found = kept() | {name: outcome}
+    outcomes = {name: found[name] for name in sorted(names & found.keys())}
+    content = {"environment": environment("python -m tests.mutate --save"), "outcomes": outcomes}
+    RESULTS.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser("python -m tests.mutate", description=__doc__)
+    parser.add_argument("files", nargs="*", metavar="file", help="the end of a path")
+    parser.add_argument("--save", action="store_true", help="keep the outcomes")
+    parser.add_argument("--rest", action="store_true", help="only those without an outcome")
+    options = parser.parse_args()
+    ends = tuple(options.files) or ("",)
+    left_out = kept() if options.rest else {}
+    mutants = [m for m in MUTANTS if m.file.endswith(ends) and m.name not in left_out]
+    copy_tree()
+    refuse_broken(mutants)
+    wrong = 0
+    for mutant in mutants:
+        start = time.monotonic()
+        outcome = outcome_of(mutant)
+        took_s = round(time.monotonic() - start, 1)
+        said = "" if is_as_said(outcome, mutant) else "  UNEXPECTED"
+        wrong += bool(said)
+        print(f"{outcome:14} {took_s:6.1f} s  {mutant.name}{said}", flush=True)
+        if options.save:
+            save(mutant.name, {"outcome": outcome, "seconds": took_s})
+    print(f"{len(mutants)} mutants, {wrong} not as the table says")
+    return wrong > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,199 @@
+"""Faults in rings, peers, flows, and in what torch is asked for."""
+
+from .mutant import Mutant
+
+
+def _files(*names: str) -> tuple[str, ...]:
+    return tuple(f"tests/runtime/test_{name}.py" for name in names)
+
+
+STEPS = _files("streams", "skips")
+SKIPS = _files("skips")
+MATRIX = _files("streams", "streams_matrix")
+PINNED = _files("pinned_batches")
+BY_HOST = _files("by_host")
+PEERS = _files("peer_pairs")
+FLOW = _files("stream_gpus")
+RECOMPUTE = _files("recompute_gpus")
+OUTSIDE = ("tests/outside/test_loss_outside_gpus.py",)
+# With torch's own engine.
+ENGINE = ("-n0", *(f"tests/device_oracle/{name}_on_gpus.py" for name in ("steps", "loops")))
+
+OF_RINGS = (
+    Mutant(
+        "pykern/runtime/gpu/rings.py",
+        "buffer is None or buffer.numel() < num_bytes",
+        "buffer is None",
+        STEPS,
+    ),
+    Mutant("pykern/runtime/gpu/rings.py", "self._outgrown.append(buffer)", "pass", STEPS),
+    Mutant("pykern/runtime/gpu/rings.py", "            self._memory.synchronize()\n", "", STEPS),
+    Mutant("pykern/runtime/gpu/rings.py", "self._addresses.add(buffer.data_ptr())", "pass", STEPS),
+    Mutant(
+        "pykern/runtime/gpu/rings.py",
+        "program.is_half or program.plan.has(Kind.W)",
+        "program.is_half",
+        SKIPS,
+    ),
+    Mutant(
+        "pykern/runtime/gpu/rings.py",
+        "program.is_half or program.plan.has(Kind.W)",
+        "program.plan.has(Kind.W)",
+        OUTSIDE,
+    ),
+    Mutant(
+        "pykern/runtime/gpu/rings.py",
+        "if kind in (Kind.F, Kind.B, Kind.I):",
+        "if kind in (Kind.F, Kind.B, Kind.I, Kind.R):",
+        RECOMPUTE,
+    ),
+    Mutant("pykern/runtime/gpu/rings.py", "held += [source for _, source in sent]", "pass", STEPS),
+    Mutant(
+        "pykern/runtime/gpu/rings.py",
+        "self._outbox.pop((_way_of(kind), microbatch), None)",
+        "self._outbox.pop((kind, microbatch), None)",
+        MATRIX,
+    ),
+    Mutant(
+        "pykern/runtime/gpu/rings.py",
+        "place = (self._stage, self._slot(self._stage, microbatch), Kind.F)",
+        "pass",
+        SKIPS,
+    ),
+    Mutant("pykern/runtime/gpu/rings.py", "place = (self._stage, *place)", "pass", SKIPS),
+    Mutant(
+        "pykern/runtime/gpu/rings.py",
+        "return [self._own(output) for output in outputs]",
+        "return outputs",
+        SKIPS,
+    ),
+    Mutant("pykern/runtime/gpu/rings.py", "if not self._keeps:", "if True:", (*SKIPS, *OUTSIDE)),
+    Mutant(
+        "pykern/runtime/gpu/rings.py",
+        "return [self._own(gradient) for gradient in gradients]",
+        "return gradients",
+        MATRIX,
+    ),
+    Mutant(
+        "pykern/runtime/gpu/rings.py",
+        "return copy_in_graph(tensor) if self._ring.owns(tensor) else tensor",
+        "return tensor",
+        MATRIX,
+    ),
+    Mutant(
+        "pykern/runtime/gpu/rings.py",
+        "source = self._own(as_bytes(tensor))",
+        "source = as_bytes(tensor)",
+        MATRIX,
+    ),
+    Mutant(
+        "pykern/runtime/gpu/rings.py",
+        "via = 0 if reached else ring.host(place, num_bytes)",
+        "via = 0",
+        MATRIX,
+    ),
+    Mutant(
+        "pykern/runtime/gpu/rings.py",
+        "carrier_of(self._lanes_of, self._stage, way)",
+        "self._stage",
+        SKIPS,
+    ),
+    Mutant("pykern/runtime/gpu/rings.py", "step = 1 if way is Kind.F else -1", "step = 1", SKIPS),
+    Mutant(
+        "pykern/runtime/gpu/rings.py",
+        "span(tensor) * tensor.element_size()",
+        "tensor.numel() * tensor.element_size()",
+        MATRIX,
+    ),
+    Mutant("pykern/runtime/gpu/streams.py", "if not is_pinned(batch.given):", "if True:", PINNED),
+    Mutant(
+        "pykern/runtime/gpu/streams.py",
+        "            raise\n        read.wait()",
+        "            raise",
+        PINNED,
+    ),
+    Mutant(
+        "pykern/runtime/gpu/streams.py",
+        "with suppress(RuntimeError):\n                read.wait()\n            raise\n",
+        "raise\n",
+        PINNED,
+    ),
+    Mutant("pykern/runtime/gpu/streams.py", "self.gpus.join_beside()", "pass", BY_HOST),
+    Mutant(
+        "pykern/runtime/gpu/streams.py",
+        "weakref.finalize(self, _wait, self.gpus).atexit = False",
+        "pass",
+        STEPS,
+    ),
+    Mutant("pykern/runtime/gpu/streams.py", "return with_gradients and all(", "return all(", SKIPS),
+    Mutant(
+        "pykern/runtime/gpu/streams.py",
+        "            if self._capture is not False:\n                return False\n",
+        "",
+        SKIPS,
+    ),
+    Mutant(
+        "pykern/runtime/gpu/streams.py",
+        "reaches(lanes[a], lanes[b]) and reaches(lanes[b], lanes[a])",
+        "reaches(lanes[a], lanes[b])",
+        SKIPS,
+    ),
+    Mutant(
+        "pykern/runtime/gpu/streams.py",
+        "first, lanes = forwards_first(plan), self.gpus.lanes",
+        "first, lanes = plan, self.gpus.lanes",
+        OUTSIDE,
+    ),
+    Mutant("pykern/runtime/gpu/peers.py", "lanes.avoid(sender, receiver)", "pass", PEERS),
+    Mutant(
+        "pykern/runtime/gpu/peers.py", "self._gpus.enable_peer(sender, receiver)", "pass", PEERS
+    ),
+    Mutant("pykern/runtime/gpu/peers.py", "        self._gpus.synchronize()\n", "", PEERS),
+    Mutant("pykern/runtime/gpu/peers.py", "((one, other), (other, one))", "((one, other),)", PEERS),
+    Mutant("pykern/runtime/gpu/peers.py", "~_pattern(sender)", "_pattern(sender)", PEERS),
+    Mutant("pykern/runtime/gpu/stream.py", "        self._gpus.follow(done, output)\n", "", FLOW),
+    Mutant(
+        "pykern/runtime/gpu/stream.py",
+        "with torch.no_grad(), self._gpus.aside():",
+        "with torch.no_grad():",
+        FLOW,
+    ),
+    Mutant(
+        "pykern/runtime/gpu/stream.py",
+        "            done = self._gpus.mark()\n",
+        "            done = self._batches[-1][2] if self._batches else self._gpus.mark()\n",
+        FLOW,
+    ),
+    Mutant(
+        "pykern/runtime/gpu/stream.py",
+        "self._batches.append((0, None, self._gpus.mark(), (call, batch)))",
+        "pass",
+        FLOW,
+    ),
+    Mutant("pykern/runtime/gpu/host_link.py", "self._end.synchronize()", "pass", BY_HOST),
+    Mutant(
+        "pykern/runtime/gpu/cuda.py",
+        "        stream.wait_stream(torch.cuda.current_stream(gpu))\n",
+        "",
+        ENGINE,
+    ),
+    Mutant(
+        "pykern/runtime/gpu/cuda.py",
+        "torch.cuda.current_stream(gpu).wait_stream(stream)",
+        "pass",
+        ENGINE,
+    ),
+    Mutant(
+        "pykern/runtime/gpu/cuda.py",
+        "return torch.cuda.stream(self._compute[lane])",
+        "return torch.cuda.device(self._devices[lane])",
+        ENGINE,
+    ),
+    Mutant("pykern/runtime/gpu/cuda.py", "for stream in before:", "for stream in ():", ENGINE),
+    Mutant(
+        "pykern/runtime/gpu/streams.py",
+        "self._read_in_the_end(batch), torch.autograd.set_multithreading_enabled(False)",
+        "self._read_in_the_end(batch)",
+        ENGINE,
+    ),
+)
