@@ -25,8 +25,8 @@ with patch.object(torch._C, "_activate_gpu_trace"):
 RACES = ("race on", "freed while in use", "launched while running", "race in a graph")
 
 
-class Access(NamedTuple):
-    """A range of bytes that work touches."""
+class Touch(NamedTuple):
+    """A range of bytes that work reads or writes."""
 
     writes: bool
     address: int
@@ -123,15 +123,15 @@ class _Judge:
             case ["all"]:
                 self._torch._handle_device_synchronization()
 
-    def _launch(self, stream: str, function: str, accesses: Iterable[Access]) -> bool:
+    def _launch(self, stream: str, function: str, accesses: Iterable[Touch]) -> bool:
         self._busy.add(stream)
         return _races(self._torch, _name(stream), function, self._pieces(accesses))
 
-    def _forget(self, accesses: Iterable[Access]) -> None:
+    def _forget(self, accesses: Iterable[Touch]) -> None:
         for piece in self._pieces(accesses):
             self._torch._handle_memory_deallocation(piece)
 
-    def _pieces(self, accesses: Iterable[Access]) -> dict[int, bool]:
+    def _pieces(self, accesses: Iterable[Touch]) -> dict[int, bool]:
         """By the address of each piece, whether it is written."""
         pieces: dict[int, bool] = {}
         for writes, start, size in accesses:
@@ -171,12 +171,12 @@ def _words_of(line: str) -> list[str]:
     return re.split(" [rw] ", line, maxsplit=1)[0].split()
 
 
-def _accesses_of(line: str) -> list[Access]:
+def _accesses_of(line: str) -> list[Touch]:
     what = line.partition(" ")[0]
     if what in ("free", "forget"):
         address, num_bytes = map(int, line.split()[-2:])
-        return [Access(True, address, num_bytes)]
+        return [Touch(True, address, num_bytes)]
     if what not in ("work", "node"):
         return []
     found = re.findall(r" ([rw]) (\d+) (\d+)", line)
-    return [Access(kind == "w", int(start), int(size)) for kind, start, size in found]
+    return [Touch(kind == "w", int(start), int(size)) for kind, start, size in found]

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from torch import nn
 
 from pykern import schedules
 from pykern.plan import Plan
@@ -14,6 +15,7 @@ from tests.fake_cuda.fake import FakeCuda
 from tests.fake_cuda.host_gpus import HostGpus
 from tests.runtime.models import CASES
 from tests.support.comparison import assert_same_state
+from tests.support.pipelines import planned
 from tests.support.plain_step import plain_step
 
 
@@ -94,3 +96,40 @@ def test_steps_may_come_from_streams_that_nothing_orders(
 def _step_of_its_own(gpus: FakeCuda) -> Iterator[None]:
     gpus.begin_step()
     yield
+
+
+class Shift(nn.Module):
+    """Hands the gradient that comes in to its parameter as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(2, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.shift
+
+
+def test_a_hook_may_keep_a_gradient_that_came_from_another_gpu(gpus: FakeCuda) -> None:
+    """The ring where it has landed gets those of later microbatches."""
+    layers = nn.Sequential(Shift(), Shift())
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+    layers[0].shift.register_hook(lambda given: kept.append((given, given.clone())))
+    x, y = torch.randn(2, 8, 4)
+    with planned(layers, schedules.one_f_one_b(2, 4), devices="cuda") as pipe:
+        pipe.step(x, target=y)
+    assert len(kept) == 4
+    assert all(torch.equal(now, then) for now, then in kept)
+
+
+def test_an_output_may_be_what_the_last_stage_was_given(gpus: FakeCuda) -> None:
+    """The ring where it has landed gets those of later microbatches, and of later calls."""
+    layers = nn.Sequential(nn.Linear(4, 4), nn.Identity())
+    plain = copy.deepcopy(layers)
+    x = torch.randn(8, 4)
+    with (
+        planned(layers, schedules.one_f_one_b(2, 4), None, devices="cuda") as pipe,
+        torch.no_grad(),
+    ):
+        outputs = [pipe(batch) for batch in (x, x + 1)]
+        for output, batch in zip(outputs, (x, x + 1), strict=True):
+            assert torch.equal(output, torch.cat([plain(part) for part in batch.split(2)]))
