@@ -45,7 +45,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(root, python, tmp_path):
 
     package = root / "pykern"
     sources = [*package.rglob("*.py"), package / "_C.pyi", package / "py.typed"]
-    sources += package.rglob("*.html")
+    sources += [*package.rglob("*.html"), *package.rglob("*.json")]
     schedules = (root / "schedules").glob("*.py")
     expected = {path.relative_to(root).as_posix() for path in sources}
     expected |= {f"pykern/schedules/{path.name}" for path in schedules}
