@@ -326,8 +326,11 @@ void bind_torch_ranges(py::module_& module) {
     module.def(
         "set_torch_ranges",
         [](std::uintptr_t start, std::uintptr_t end, bool sees_workers) {
+            // Functions come from ctypes as numbers.
+            // NOLINTBEGIN(performance-no-int-to-ptr)
             TorchRange::reach(reinterpret_cast<TorchRangeStart>(start),
                               reinterpret_cast<TorchRangeEnd>(end), sees_workers);
+            // NOLINTEND(performance-no-int-to-ptr)
         },
         py::arg("start"), py::arg("end"), py::arg("sees_workers"),
         "Has the ranges of actions and steps that begin from now on reach torch.profiler, by these "

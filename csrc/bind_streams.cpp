@@ -160,7 +160,10 @@ class StreamExecutor final : public Closable {
     }
 
     void settle(const py::object& done) {
-        if (!watch_ || claim_.is_fork()) return refuse_stalled();
+        if (!watch_ || claim_.is_fork()) {
+            refuse_stalled();
+            return;
+        }
         bool goes_on = false;
         {
             const py::gil_scoped_release no_gil;

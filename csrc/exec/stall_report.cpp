@@ -65,9 +65,8 @@ class StallReport {
         if (step_.is_at_begin() && step_.begin_ns(now_) == ns) return "work before the step";
         if (step_.is_at_tail()) return "what a failed action has issued";
         for (int stream = 0; stream < order_.num_streams(); ++stream) {
-            if (step_.is_at_work(stream) && step_.ns(stream, now_) == ns) {
-                return place(*step_.current(stream));
-            }
+            if (!step_.is_at_work(stream) || step_.ns(stream, now_) != ns) continue;
+            if (const std::optional<TaskNumber> task = step_.current(stream)) return place(*task);
         }
         const std::optional<TaskNumber> task = step_.host_task();
         return task ? place(*task) : "the end of the step";

@@ -24,7 +24,7 @@ int print(Text& text, Action action, int device) noexcept {
 
 }  // namespace
 
-std::atomic<TorchRangeStart> TorchRange::start_{nullptr};
+std::atomic<TorchRangeStart> TorchRange::start_of_range{nullptr};
 
 void TorchRange::reach(TorchRangeStart start, TorchRangeEnd end, bool sees_workers) noexcept {
     if (start != nullptr) {
@@ -32,11 +32,11 @@ void TorchRange::reach(TorchRangeStart start, TorchRangeEnd end, bool sees_worke
         sees_all_threads.store(sees_workers, std::memory_order_relaxed);
     }
     // Release: whoever sees the start in `begin` sees the end.
-    start_.store(start, std::memory_order_release);
+    start_of_range.store(start, std::memory_order_release);
 }
 
 bool TorchRange::misses_workers() noexcept {
-    return start_.load(std::memory_order_acquire) != nullptr &&
+    return start_of_range.load(std::memory_order_acquire) != nullptr &&
            !sees_all_threads.load(std::memory_order_relaxed);
 }
 
@@ -55,7 +55,7 @@ void TorchRange::tell(const Timeline& timeline) noexcept {
 }
 
 void TorchRange::begin(const char* text) noexcept {
-    const TorchRangeStart start = start_.load(std::memory_order_acquire);
+    const TorchRangeStart start = start_of_range.load(std::memory_order_acquire);
     // The profile may have ended meanwhile. A range that torch refuses is left out.
     if (start == nullptr || start(text, nullptr, nullptr, 0, &range_) != 0) range_ = nullptr;
 }

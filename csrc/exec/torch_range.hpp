@@ -32,11 +32,11 @@ class [[nodiscard]] TorchRange {
 
     // Around a step.
     TorchRange() noexcept {
-        if (start_.load(std::memory_order_relaxed) != nullptr) begin("pykern step");
+        if (start_of_range.load(std::memory_order_relaxed) != nullptr) begin("pykern step");
     }
     // Around an action on a device; that of a copy is the sender.
     TorchRange(Action action, int device) noexcept {
-        if (start_.load(std::memory_order_relaxed) != nullptr) begin(action, device);
+        if (start_of_range.load(std::memory_order_relaxed) != nullptr) begin(action, device);
     }
     TorchRange(const TorchRange&) = delete;
     TorchRange& operator=(const TorchRange&) = delete;
@@ -52,7 +52,7 @@ class [[nodiscard]] TorchRange {
     void end() noexcept;
 
     // Looked at inline, since nearly no step is recorded.
-    static std::atomic<TorchRangeStart> start_;
+    static std::atomic<TorchRangeStart> start_of_range;
 
     void* range_ = nullptr;
 };

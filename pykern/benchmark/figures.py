@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import isfinite
 from pathlib import Path
-from typing import Any
 
+from ..plan.files.typed_json import from_text
 from ..replacing import replacing
 
 FORMAT = "pykern box benchmark 1"
@@ -24,12 +24,21 @@ class Figure:
         unit: `ms`, or `us` of an action.
         samples: In the order in which they were taken.
         predicted: The time by simulation; None for a figure that is not simulated.
+
+    Raises:
+        ValueError: There are fewer than two samples, or one is not a time.
     """
 
     name: str
     unit: str
     samples: tuple[float, ...]
     predicted: float | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.samples) < 2 or not all(isfinite(one) and one > 0 for one in self.samples):
+            raise ValueError(
+                f"samples of {self.name!r} must be two or more times above 0, got {self.samples}"
+            )
 
     @property
     def median(self) -> float:
@@ -50,15 +59,24 @@ class BoxResults:
         machine: Facts of the box by name: versions, processors, GPUs and the date.
         figures: By section, in their order.
         left_out: By section, why it did not run, or not to its end.
+        format: The form of the file.
+
+    Raises:
+        ValueError: The form is another.
     """
 
     machine: Mapping[str, str]
     figures: tuple[Figure, ...]
     left_out: Mapping[str, str]
+    format: str = FORMAT
+
+    def __post_init__(self) -> None:
+        if self.format != FORMAT:
+            raise ValueError(f"format must be {FORMAT!r}, got {self.format!r}")
 
     def text(self) -> str:
         """The content of the file."""
-        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
+        return json.dumps(asdict(self), indent=1) + "\n"
 
     def save(self, path: str | Path) -> None:
         """Writes the file, at once or not at all."""
@@ -70,47 +88,18 @@ def load(path: str | Path) -> BoxResults:
     """Reads a file that `BoxResults.save` has written.
 
     Raises:
+        OSError: the file cannot be read.
         ValueError: the file is another's, or a part of it is missing or of another kind.
     """
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        return from_text(BoxResults, Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
         raise ValueError(
-            f"{path} must be a file of pykern bench, got other text: {error}"
-        ) from None
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        told = found.get("format") if isinstance(found, dict) else type(found).__name__
-        raise ValueError(f"{path} must have the format {FORMAT!r}, got {told!r}. Make it again")
-    try:
-        return BoxResults(
-            _texts(found, "machine"),
-            tuple(_figure(one) for one in found["figures"]),
-            _texts(found, "left_out"),
-        )
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{path} must be whole, got a file without {error}") from None
+            f"{path} must be a file of pykern bench box, got another file: {error}"
+        ) from error
 
 
 def interval_of(samples: Sequence[float]) -> tuple[float, float]:
     """The 20th and the 80th percentile of at least two samples."""
     cuts = statistics.quantiles(samples, n=5, method="inclusive")
     return cuts[0], cuts[-1]
-
-
-def _figure(found: Any) -> Figure:
-    samples = tuple(float(sample) for sample in found["samples"])
-    if len(samples) < 2 or not all(math.isfinite(one) and one > 0 for one in samples):
-        raise ValueError(
-            f"samples of {found['name']!r} must be two or more times above 0, got {samples}"
-        )
-    predicted = found["predicted"]
-    return Figure(
-        str(found["name"]),
-        str(found["unit"]),
-        samples,
-        None if predicted is None else float(predicted),
-    )
-
-
-def _texts(found: Mapping[str, Any], name: str) -> dict[str, str]:
-    return {str(key): str(value) for key, value in dict(found[name]).items()}
