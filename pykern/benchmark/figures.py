@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -78,13 +79,13 @@ class BoxResults:
         """The content of the file."""
         return json.dumps(asdict(self), indent=1) + "\n"
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the file, at once or not at all."""
         with replacing(Path(path)) as file:
             file.write_text(self.text(), encoding="utf-8")
 
 
-def load(path: str | Path) -> BoxResults:
+def load(path: str | os.PathLike[str]) -> BoxResults:
     """Reads a file that `BoxResults.save` has written.
 
     Raises:

@@ -66,6 +66,7 @@ class Kernels final : private StreamClient {
    private:
     static std::vector<LaneName> names(int num_devices) {
         std::vector<LaneName> names;
+        names.reserve(static_cast<std::size_t>(num_devices));
         for (int gpu = 0; gpu < num_devices; ++gpu) names.push_back({.gpu = gpu});
         return names;
     }

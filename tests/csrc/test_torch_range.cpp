@@ -46,7 +46,7 @@ struct Attached {
     ~Attached() { TorchRange::reach(nullptr, nullptr, false); }
 };
 
-constexpr Action kBackward{.microbatch = 4294967295, .stage = 65535, .kind = Kind::B};
+constexpr Action kLongestText{.microbatch = 4294967295, .stage = 65535, .kind = Kind::B};
 
 }  // namespace
 
@@ -54,7 +54,7 @@ TEST_CASE("ranges of actions and steps reach torch while it records") {
     const Attached attached;
     {
         const Range step = Range::of_step();
-        const Range action(kBackward, 7);
+        const Range action(kLongestText, 7);
     }
     CHECK(calls == std::vector<std::string>{"begin pykern step",
                                             "begin pykern B s65535 mb4294967295 dev7", "end",
@@ -66,8 +66,8 @@ TEST_CASE("without a profile torch is not called") {
         const Attached attached;
     }
     const Range step = Range::of_step();
-    const Range action(kBackward, 0);
-    TorchRange::tell(Timeline({{{kBackward, 0, 1}}}));
+    const Range action(kLongestText, 0);
+    TorchRange::tell(Timeline({{{kLongestText, 0, 1}}}));
     CHECK(calls.empty());
     CHECK_FALSE(TorchRange::misses_workers());
 }
@@ -76,7 +76,7 @@ TEST_CASE("a range outlives its profile") {
     calls.clear();
     {
         TorchRange::reach(start, end, true);
-        const Range action(kBackward, 0);
+        const Range action(kLongestText, 0);
         TorchRange::reach(nullptr, nullptr, false);
     }
     CHECK(calls.back() == "end");
@@ -85,7 +85,7 @@ TEST_CASE("a range outlives its profile") {
 TEST_CASE("a range that torch refuses is left out") {
     const Attached attached(refuse);
     {
-        const Range action(kBackward, 0);
+        const Range action(kLongestText, 0);
     }
     CHECK(calls.empty());
 }
@@ -94,7 +94,7 @@ TEST_CASE("a caller tells the actions of its workers") {
     const Attached attached(start, false);
     CHECK(TorchRange::misses_workers());
     const Action forward{.microbatch = 1, .stage = 0, .kind = Kind::F};
-    TorchRange::tell(Timeline({{}, {{forward, 0, 800}, {kBackward, 1200, 1e15}}}));
+    TorchRange::tell(Timeline({{}, {{forward, 0, 800}, {kLongestText, 1200, 1e15}}}));
     CHECK(calls == std::vector<std::string>{
                        "begin pykern F s0 mb1 dev1 at 0 for 800 ns", "end",
                        "begin pykern B s65535 mb4294967295 dev1 at 1200 for 999999999998800 ns",

@@ -217,6 +217,7 @@ void fake_graph_access(cuda::CUgraph graph, cuda::CUdeviceptr address, std::size
     });
 }
 
+// NOLINTNEXTLINE(readability-function-size): in C, arrays go with their lengths
 std::size_t fake_add_node(cuda::CUgraph graph, double duration_ns, void (*run)(void*),
                           void* argument, const FakeAccess* accesses, std::size_t num_accesses,
                           const std::size_t* after, std::size_t num_after) {

@@ -102,7 +102,10 @@ Site Model::issue(Stream& stream, Work work, double duration_ns) {
     const Site site{violations.function(), stream.clock.advance(stream.index), stream.device};
     if (!work.accesses.empty()) log.add(work.accesses, "work", site.function, stream.index);
     for (const FakeAccess& access : work.accesses) memory.touch(site, stream.clock, access);
-    work.hangs = hangs_at > 0 && hangs_in == violations.function() && --hangs_at == 0;
+    if (hangs_at > 0 && hangs_in == violations.function()) {
+        --hangs_at;
+        work.hangs = hangs_at == 0;
+    }
     stream.queue.push_back(std::move(work));
     return site;
 }

@@ -34,7 +34,8 @@ NUM_STEPS = 3
 def profiled(path: Path, *, all_threads: bool) -> Iterator[None]:
     """Writes a trace of what runs within."""
     config = torch._C._profiler._ExperimentalConfig(profile_all_threads=all_threads)
-    with profile(activities=[ProfilerActivity.CPU], experimental_config=config) as found:
+    kinds = [ProfilerActivity.CPU]
+    with profile(activities=kinds, experimental_config=config, acc_events=True) as found:
         yield
     found.export_chrome_trace(str(path))
 
@@ -194,7 +195,7 @@ torch.cuda.device_count = lambda: 2
 layers = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
 pipe = pykern.Pipeline(layers, devices="cuda", microbatches=4, loss_fn=nn.functional.mse_loss,
                        balance="layers")
-with profile(activities=[ProfilerActivity.CPU]) as found:
+with profile(activities=[ProfilerActivity.CPU], acc_events=True) as found:
     for _ in range(2):
         pipe.step(torch.ones(8, 3), target=torch.ones(8, 3))
 pipe.close()

@@ -158,8 +158,8 @@ OF_EXEC = (
     ),
     Mutant(
         "csrc/exec/stream_job.cpp",
-        ".landing = cuda::make_stream(lanes_->primary(receiver)),",
-        ".landing = cuda::make_stream(lanes_->primary(sender)),",
+        ".landing = take_stream(receiver),",
+        ".landing = take_stream(sender),",
         ORDER,
     ),
     Mutant(
@@ -243,7 +243,7 @@ OF_EXEC = (
     Mutant("csrc/exec/streams.cpp", "launch && replay_", "launch", ORDER),
     Mutant("csrc/exec/streams.cpp", "        move_on(stream, launch->before);\n", "", ORDER),
     Mutant("csrc/exec/streams.cpp", "        move_on(stream, launch->after);\n", "", ORDER),
-    Mutant("csrc/exec/streams.cpp", "    current_ = nullptr;\n", "", ORDER),
+    Mutant("csrc/exec/streams.cpp", "current.\n    current_ = nullptr;\n", "current.\n", ORDER),
     Mutant(
         "csrc/exec/streams.cpp",
         "if (carrier != StreamJob::kNoTask) given_[carrier] = std::move(transfers);",

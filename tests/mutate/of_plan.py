@@ -22,8 +22,8 @@ OF_PLAN = (
     ),
     Mutant(
         "csrc/exec/lanes.cpp",
-        "compute_.push_back(group.make_stream());",
-        "compute_.push_back(cuda::make_stream(primary.get()));",
+        "of_parts_.push_back(group.make_stream());",
+        "of_parts_.push_back(cuda::make_stream(primary.get()));",
         ORDER,
     ),
     Mutant(

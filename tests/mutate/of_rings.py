@@ -121,8 +121,8 @@ OF_RINGS = (
     Mutant("pykern/runtime/gpu/streams.py", "self.gpus.join_beside()", "pass", BY_HOST),
     Mutant(
         "pykern/runtime/gpu/streams.py",
-        "weakref.finalize(self, _wait, self.gpus).atexit = False",
-        "pass",
+        "self._end.atexit = False",
+        "self._end.detach()",
         STEPS,
     ),
     Mutant("pykern/runtime/gpu/streams.py", "return with_gradients and all(", "return all(", SKIPS),
@@ -170,7 +170,12 @@ OF_RINGS = (
         "pass",
         FLOW,
     ),
-    Mutant("pykern/runtime/gpu/host_link.py", "self._end.synchronize()", "pass", BY_HOST),
+    Mutant(
+        "pykern/runtime/gpu/cuda.py",
+        "        for event in self.events:\n            event.synchronize()\n",
+        "",
+        BY_HOST,
+    ),
     Mutant(
         "pykern/runtime/gpu/cuda.py",
         "        stream.wait_stream(torch.cuda.current_stream(gpu))\n",

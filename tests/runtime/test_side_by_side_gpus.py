@@ -135,6 +135,9 @@ class Looks:
 
     claim = nullcontext()
 
+    def ready(self) -> None:
+        return
+
     def connect(self, replicas: Sequence[Sequence[Stage]], _: Plan) -> None:
         self.replicas = replicas
         self.arguments: list[list[Any]] = []
