@@ -17,6 +17,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from pykern.benchmark.box import processor
+
 from .harness import Record
 
 Environment = Mapping[str, str | int | float]
@@ -25,7 +27,7 @@ Environment = Mapping[str, str | int | float]
 def environment(command: str) -> Environment:
     """The facts that a number means nothing without."""
     return {
-        "cpu": _cpu_model(),
+        "cpu": processor(),
         "cores": len(os.sched_getaffinity(0)),
         "load_before": os.getloadavg()[0],
         "system": f"{platform.system()} {platform.machine()}",
@@ -37,16 +39,6 @@ def environment(command: str) -> Environment:
         "command": command,
         "clock": "wall time, CPU only",
     }
-
-
-def _cpu_model() -> str:
-    """Name, family and model: virtual machines often hide the rest of the name."""
-    text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    values = [
-        re.search(rf"^{key}\s*: (.*)$", text, re.M) for key in ("model name", "cpu family", "model")
-    ]
-    name, family, model = [match[1] if match else "unknown" for match in values]
-    return f"{name} (family {family}, model {model})"
 
 
 def _commit() -> str:

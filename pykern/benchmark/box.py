@@ -58,7 +58,7 @@ def _machine(devices: str) -> Iterator[tuple[str, str]]:
     yield "date", datetime.now(UTC).strftime("%Y-%m-%d")
     yield "devices", devices
     yield "system", f"{platform.system()} {platform.machine()}"
-    yield "processor", _processor()
+    yield "processor", processor()
     yield "cores", str(usable_cores(limits().cores))
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(gpu) for gpu in range(torch.cuda.device_count())]
@@ -67,7 +67,7 @@ def _machine(devices: str) -> Iterator[tuple[str, str]]:
         yield fact.name, fact.value
 
 
-def _processor() -> str:
+def processor() -> str:
     """Name, family and model, since virtual machines often hide a part of the name."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
