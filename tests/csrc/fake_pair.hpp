@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "fake.hpp"
+#include "fake_world.hpp"
 
 namespace pykern {
 
@@ -28,7 +28,7 @@ inline cuda::Api fake_api() {
 
 struct FakePair {
     explicit FakePair(std::uint64_t seed) {
-        fake_reset(2, seed);
+        reset_world(2, seed);
         api.cuInit(0);
         sender = make_stream(0);
         ready = make_event(context[0], cuda::kEventDisableTiming);

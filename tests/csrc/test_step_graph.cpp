@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "exec/step_graph.hpp"
+#include "fake_world.hpp"
 #include "mix_step.hpp"
 #include "plan/generate.hpp"
 
@@ -33,8 +34,7 @@ std::vector<Case> cases() {
 }
 
 void reset(const Case& given, std::uint64_t seed) {
-    cuda::destroy_idle_streams();
-    fake_reset(3, seed);
+    reset_world(3, seed);
     fake_allow_undeclared(1);
     for (int device = 0; device < 3 && !given.reachable; ++device) {
         for (int peer = 0; peer < 3; ++peer) fake_set_peer(device, peer, 0);

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "fake_world.hpp"
 #include "graph_job.hpp"
 #include "plans_of_all_forms.hpp"
 
@@ -76,7 +77,7 @@ void expect_the_same_for_all_forms(LaneNames lane_names, bool peers) {
     std::uint64_t seed = 0;
     for (const NamedPlan& named : plans_of_all_forms()) {
         CAPTURE(named.name);
-        fake_reset(4, ++seed);
+        reset_world(4, ++seed);
         // Towards higher numbers only, so that each pair needs the host one way.
         for (int device = 0; device < 4 && !peers; ++device) {
             for (int peer = device + 1; peer < 4; ++peer) fake_set_peer(device, peer, 0);
@@ -117,8 +118,7 @@ Unnoticed unnoticed_in(const Plan& plan, LaneNames lane_names, bool peers) {
     Unnoticed unnoticed;
     int num_waits = 1;
     for (int nth = 1; nth <= num_waits; ++nth) {
-        cuda::destroy_idle_streams();
-        fake_reset(4, 1);
+        reset_world(4, 1);
         if (!peers) fake_set_peer(0, 1, 0);
         num_waits = waits_without(nth, plan, names);
         if (fake_violations() > 0) continue;
