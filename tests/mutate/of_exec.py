@@ -2,7 +2,12 @@
 
 from .mutant import Mutant
 
-ORDER = ("test_stream_order.cpp", "test_step_graph.cpp", "test_streams.cpp")
+ORDER = (
+    "test_dispatch.cpp",
+    "test_stream_order.cpp",
+    "test_step_graph.cpp",
+    "test_streams.cpp",
+)
 
 OF_EXEC = (
     Mutant(
