@@ -92,3 +92,12 @@ TEST_CASE("without a replay the client runs actions that have a launch as well")
     client.issue();
     CHECK(client.num_runs == num_launches);
 }
+
+TEST_CASE("lanes reach the GPUs that the driver says, each way by itself, and their own") {
+    const FakeWorld world(2);
+    fake_set_peer(0, 1, 0);
+    const Lanes lanes({{.gpu = 0}, {.gpu = 1}, {.gpu = 1}});
+    CHECK_FALSE(lanes.reaches(0, 1));
+    CHECK(lanes.reaches(1, 0));
+    CHECK(lanes.reaches(1, 2));
+}

@@ -350,6 +350,5 @@ OF_EXEC = (
         "driver::cuGraphUpload(exec.get(), job.lanes().compute(0));",
         "",
         ORDER,
-        harmless="It makes the first launch faster, and no launch different.",
     ),
 )
