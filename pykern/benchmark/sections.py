@@ -1,6 +1,7 @@
 """The sections of a run: each measures one thing that pykern does on some devices.
 
-Models are the same on every box of their kind, so figures of two boxes can be compared.
+Models are the same on as many devices of a kind, and the names of figures tell both, so that two
+boxes are compared by steps of the same model.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from torch import Tensor, nn
 from .. import schedules
 from ..models import gpt, next_token_loss
 from ..pipeline.pipeline import Pipeline
-from ..plan import Kind
 from ..runtime.devices import parse_devices
 from ..topo.copies import copies_ns
 from .figures import Figure
@@ -46,7 +46,11 @@ def dispatch(devices: str, num_devices: int) -> Iterator[Figure]:
         times = _steps(pipe, x, y)
     # Each cell has an F and a B; times are in nanoseconds.
     per_action = 1e3 * 2 * num_devices * num_microbatches
-    yield Figure("a tiny action", "us", tuple(one / per_action for one in times))
+    yield Figure(
+        f"a tiny action, {_on(devices, num_devices)}",
+        "us",
+        tuple(one / per_action for one in times),
+    )
 
 
 def by_schedule(devices: str, num_devices: int) -> Iterator[Figure]:
@@ -66,23 +70,25 @@ def by_schedule(devices: str, num_devices: int) -> Iterator[Figure]:
             with pipe.tracing():
                 pipe.step(x, target=y)
             predicted = pipe.prediction().makespan_ns / 1e6
-        yield Figure(f"a GPT's step, {name}", "ms", tuple(one / 1e6 for one in times), predicted)
+        title = f"a GPT's step, {name}, {_on(devices, num_devices)}"
+        yield Figure(title, "ms", _as_ms(times), predicted)
 
 
 def recompute(devices: str, num_devices: int) -> Iterator[Figure]:
-    """The same GPT under 1F1B with all stages recomputed."""
+    """The same GPT under GPipe, where all stages of any number have an R."""
     num_microbatches = 2 * num_devices
     model, x, y = _gpt(devices, num_devices, num_microbatches)
     with Pipeline(
         model,
         devices=devices,
+        schedule="gpipe",
         microbatches=num_microbatches,
         loss_fn=next_token_loss,
         recompute="stage",
     ) as pipe:
-        assert pipe.plan.has(Kind.R)
         times = _steps(pipe, x, y)
-    yield Figure("a GPT's step, recomputed", "ms", tuple(one / 1e6 for one in times))
+    title = f"a GPT's step, gpipe, recomputed, {_on(devices, num_devices)}"
+    yield Figure(title, "ms", _as_ms(times))
 
 
 def inference(devices: str, num_devices: int) -> Iterator[Figure]:
@@ -95,7 +101,8 @@ def inference(devices: str, num_devices: int) -> Iterator[Figure]:
             for output in pipe.stream([x] * (4 * num_devices)):
                 _wait_for(output)
             times.append(time.perf_counter_ns() - start)
-    yield Figure("a GPT's stream of batches", "ms", _as_ms(times[_WARMUPS:]))
+    title = f"a GPT's stream of batches, {_on(devices, num_devices)}"
+    yield Figure(title, "ms", _as_ms(times[_WARMUPS:]))
 
 
 SECTIONS: Mapping[str, Section] = {
@@ -105,6 +112,11 @@ SECTIONS: Mapping[str, Section] = {
     "recompute": recompute,
     "inference": inference,
 }
+
+
+def _on(devices: str, num_devices: int) -> str:
+    """The devices in the name of a figure."""
+    return f"{num_devices} x {parse_devices(devices)[0].device.type}"
 
 
 def _gpt(devices: str, num_devices: int, num_microbatches: int) -> tuple[nn.Module, Tensor, Tensor]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from pykern.benchmark import Figure, load, run, sections
+from pykern.benchmark import Figure, compare, load, run, sections
 from pykern.cli import app
 
 
@@ -37,6 +37,14 @@ def test_no_figure_tells_a_folder_or_a_name(few: None, tmp_path: Path) -> None:
     text = run("cpu:2", 60).text()
     for private in (str(Path.home()), str(tmp_path), "/", "hostname"):
         assert private not in text.replace("ms/", "")
+
+
+@pytest.mark.usefixtures("few")
+def test_boxes_share_figures_of_as_many_devices() -> None:
+    one, two = run("cpu:1", 60), run("cpu:2", 60)
+    assert one.left_out == two.left_out == {}
+    assert len(one.figures) == len(two.figures)
+    assert [row.name for row in compare(one, two)] == ["host copy of 256 MiB"]
 
 
 def test_time_that_is_over_leaves_sections_out(few: None) -> None:

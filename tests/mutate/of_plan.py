@@ -1,13 +1,8 @@
 """Faults in slots and rings, and in what the driver is asked for."""
 
 from .mutant import Mutant
+from .of_exec import ORDER
 
-ORDER = (
-    "test_dispatch.cpp",
-    "test_stream_order.cpp",
-    "test_step_graph.cpp",
-    "test_streams.cpp",
-)
 LOWER = ("test_lower.cpp", *ORDER)
 OBJECTS = ("test_driver.cpp", "test_partition.cpp")
 
