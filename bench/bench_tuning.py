@@ -1,5 +1,7 @@
 """The benchmarks of tuning run: both compare what they are about, at sizes of no meaning."""
 
+import pytest
+
 from . import predicted, tuning
 
 
@@ -11,9 +13,10 @@ def test_predicted_steps_beside_measured_ones(smoke: bool) -> None:
     assert all(predicted.error(one) >= 0 for one in found)
 
 
-def test_the_choice_beside_every_plan(smoke: bool) -> None:
+@pytest.mark.parametrize("model", tuning.SUBJECTS)
+def test_the_choice_beside_every_plan(model: str, smoke: bool) -> None:
     if not smoke:
         return  # likewise, `python -m bench.tuning`
-    found = tuning.compared("mlp", smoke=True)
+    found = tuning.compared(model, smoke=True)
     assert found["plans"] == 6
     assert found["chosen_ms"] > 0

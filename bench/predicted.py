@@ -56,9 +56,10 @@ def compared(asked: Asked, measured: Measurements, draw: random.Random) -> dict[
     bounds = [0, *sorted(draw.sample(range(1, num_units), plan.num_stages - 1)), num_units]
     spans = [range(start, end) for start, end in pairwise(bounds)]
     plan = shares.side_by_side(plan)
-    costs = measured.costs(spans, asked.rows / plan.num_microbatches)
+    rows = asked.rows / plan.num_microbatches
+    costs = measured.costs(spans, rows)
     outside = measured.outside_ns(plan.num_actions, shares.replicas)
-    timeline = simulate_shared(plan, costs, measured.speeds)
+    timeline = simulate_shared(plan, costs, measured.speeds_for(rows))
     return {
         "devices": asked.num_devices,
         "schedule": name,

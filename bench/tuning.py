@@ -46,11 +46,21 @@ class Subject(NamedTuple):
     loss_fn: Callable[..., Any]
 
 
-def _text(make: Callable[..., nn.Module], small: bool) -> Subject:
-    layers, width, rows, context = (2, 16, 4, 8) if small else (4, 128, 16, 64)
-    ids = torch.randint(256, (rows, context + 1))
-    model = make(layers=layers, width=width, heads=4, context=context, seed=0)
+def _text(model: nn.Module, small: bool) -> Subject:
+    ids = torch.randint(256, (4, 9) if small else (16, 65))
     return Subject(model, ids[:, :-1], ids[:, 1:], next_token_loss)
+
+
+def _gpt(small: bool) -> Subject:
+    if small:
+        return _text(gpt(layers=2, width=16, heads=4, context=8), small)
+    return _text(gpt(layers=4, width=128, heads=4, context=64), small)
+
+
+def _llama(small: bool) -> Subject:
+    if small:
+        return _text(llama(layers=2, width=16, heads=4, hidden=56), small)
+    return _text(llama(layers=4, width=128, heads=4, hidden=448), small)
 
 
 class UNet(nn.Module):
@@ -112,8 +122,8 @@ def _mlp(small: bool) -> Subject:
 
 
 SUBJECTS: dict[str, Callable[[bool], Subject]] = {
-    "gpt": lambda small: _text(gpt, small),
-    "llama": lambda small: _text(llama, small),
+    "gpt": _gpt,
+    "llama": _llama,
     "unet": _unet,
     "bert": _bert,
     "mlp": _mlp,

@@ -96,7 +96,7 @@ def _rows(found: "Topology") -> Iterator[tuple[str, str]]:
         yield f"NUMA node {node.number}", f"CPUs {node.cpus}"
     for size, rate in found.copy_bytes_per_ns.items():
         yield f"copy of {size // 1024} KiB", f"{rate:.1f} GB/s on one thread"
-    yield "hand-over", f"{found.handover_ns / 1000:.1f} µs to a short action of the next stage"
+    yield "hand-over", f"{found.handover_ns / 1000:.1f} µs to an action of the next stage"
 
 
 def _gpu_rows(found: "Topology") -> Iterator[tuple[str, str]]:

@@ -37,7 +37,7 @@ def tune(
         typer.Option(help="A file that keeps the measurements.", show_default="none"),
     ] = None,
 ) -> None:
-    """Measure a model, search by simulation, run the best three, and print them with others."""
+    """Measure a model, search by simulation, run the best six, and print them with others."""
     with bad_input():
         from ..tuning import TuneInterrupted
         from ..tuning import tune as tuned

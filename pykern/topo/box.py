@@ -10,7 +10,7 @@ import torch
 
 from ..doctor.cgroup import limits
 from ..doctor.cores import usable_cores
-from ..tuning.overheads import overheads
+from ..tuning.overheads import handover_ns
 from .copies import SIZES, copy_bytes_per_ns
 from .gpus import MeasuredGpu, MeasuredLink, gpus, links, uuids
 from .nvml import Managed, managed
@@ -27,7 +27,7 @@ class Topology:
         nodes: The NUMA nodes; empty where Linux lists none.
         copy_bytes_per_ns: By size in bytes, the bandwidth of copies in memory on one thread.
         handover_ns: The time from an action to one of the next stage that waits for it, in a
-            pipeline of two CPU workers without work: short actions stay on their thread.
+            pipeline of two CPU workers.
         gpus: Each GPU that torch sees.
         links: Each ordered pair of GPUs.
         managed: The facts of NVIDIA's management library about the GPUs.
@@ -51,7 +51,7 @@ def measure() -> Topology:
         caches(os.sched_getaffinity(0)),
         nodes(),
         {size: copy_bytes_per_ns(size) for size in SIZES},
-        overheads(2).handover_ns,
+        handover_ns(),
         gpus() if has_gpus else (),
         links() if has_gpus else (),
         managed(uuids()) if has_gpus else Managed(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
 import torch
@@ -16,7 +16,7 @@ from ..budget.level_costs import StageCosts
 from ..budget.measure import measure as measure_levels
 from ..modes import threads_of_a_worker
 from ..pipeline.pipeline import Pipeline
-from ..plan import Costs
+from ..plan import Costs, Timeline
 from ..plan.shares import Shares
 from ..runtime.loss import Losses
 from ..runtime.recompute.recompute import Level
@@ -28,118 +28,129 @@ from ..tensors.parameters import bytes_of, held_by
 from ..trace.routes import everywhere
 from .asked import Asked
 from .by_unit import by_unit, even_spans
+from .gaps import gaps
 from .measurements import SIZES, Measurements, Table
 from .overheads import KINDS, Overheads, overheads
 from .progress import Tell
+from .shared_cores import speeds_seen
 
 # The number of rounds that count, after the warm-up rounds.
-WARMUPS, ROUNDS = 2, 7
+WARMUPS, ROUNDS = 1, 5
 # Sizes of microbatches that are measured, evenly on the scale of their logarithm.
 MOST_SIZES = 4
 # Times as many microbatches as devices: most of a step is neither warm-up nor cool-down.
 DEPTH = 3
 
-# Kinds that are measured, and a schedule that has them.
-_FORMS = {"FB": "one_f_one_b", "IW": "zb_h1"}
+# Schedules that show the times of some kinds of actions, or of none.
+_SCHEDULES = {"FB": "one_f_one_b", "IW": "zb_h1", "": "one_f_one_b"}
 _LEVELS: tuple[Level, ...] = ("ops", "layer")
 
 
 @dataclass
 class _Form:
-    """A pipeline whose steps show the times of some kinds of actions, and what they took."""
+    """A pipeline with a unit for a stage, and what its steps have taken.
+
+    Attributes:
+        kinds: the names of the kinds of actions that it is there for; it may be for none.
+        pipe: the pipeline.
+        costs: the costs of each step, by size of microbatches.
+        timelines: the timelines of the same steps.
+    """
 
     kinds: str
     pipe: Pipeline
-    # The costs of each round, by size of microbatches.
-    costs: dict[int, list[Costs]]
+    costs: dict[int, list[Costs]] = field(default_factory=dict)
+    timelines: dict[int, list[Timeline]] = field(default_factory=dict)
+
+    def step(self, asked: Asked, size: int, *, counts: bool) -> None:
+        """A step with microbatches of `size` rows, which is kept if it counts."""
+        (args, kwargs), target = asked.batch(size * self.pipe.plan.num_microbatches)
+        self.pipe.step(*args, target=target, **kwargs)
+        if counts:
+            self.costs.setdefault(size, []).append(self.pipe.costs())
+            self.timelines.setdefault(size, []).append(self.pipe.timeline())
+
+    def times_ns(self, kind: str, size: int) -> tuple[float, ...]:
+        """By unit, the median time of an action."""
+        rounds = [getattr(costs, KINDS[kind]) for costs in self.costs[size]]
+        return tuple(map(median, zip(*rounds, strict=True)))
+
+    def work_ns(self, size: int) -> float:
+        """The time of F and B of all units, for a microbatch of `size` rows."""
+        return sum(sum(self.times_ns(kind, size)) for kind in "FB")
+
+    def handed_ns(self) -> list[float]:
+        """The delays of all actions that waited for another device."""
+        steps = [timeline for of_size in self.timelines.values() for timeline in of_size]
+        return [delay for step in steps for delay in gaps(self.pipe.plan, step)[1]]
 
 
 def measure(asked: Asked, tell: Tell) -> Measurements:
     """Measures the time that the units of the model take and the bytes that they hold."""
-    sizes = sizes_to_measure(asked.rows)
-    times, speeds = _times(asked, sizes, tell)
-    held = _held(asked, sizes)
+    sizes = sizes_to_measure(asked)
     beside = overheads(asked.num_cores)
+    with ExitStack() as opened:
+        forms = _forms(opened, asked)
+        for number in range(WARMUPS + ROUNDS):
+            for form in forms:
+                for size in sizes:
+                    form.step(asked, size, counts=number >= WARMUPS)
+            tell((number + 1) / (WARMUPS + ROUNDS))
     reduce_ns, replica_ns = _of_replicas(asked, beside)
     return Measurements(
         units=asked.units.names,
         rows=sizes,
-        times_ns=times,
-        sizes=held,
+        times_ns={
+            kind: tuple(form.times_ns(kind, size) for size in sizes)
+            for form in forms
+            for kind in form.kinds
+        },
+        sizes=_held(asked, sizes),
         weights=_weights(asked),
         reduce_ns=reduce_ns,
         replica_ns=replica_ns,
-        speeds=speeds,
+        handover_ns=median(forms[-1].handed_ns() or [0.0]),
+        cores=asked.num_cores,
+        speeds=tuple(_speeds(forms, size) for size in sizes),
         **vars(beside),
     )
 
 
-def sizes_to_measure(rows: int) -> tuple[int, ...]:
-    """A few numbers of rows, from 1 to a whole batch."""
+def sizes_to_measure(asked: Asked) -> tuple[int, ...]:
+    """A few numbers of rows, from 1 to those of a batch shared out among all devices."""
+    most = max(asked.rows // asked.num_devices, min(asked.rows, 2))
     steps = range(MOST_SIZES)
-    return tuple(sorted({round(rows ** (step / (MOST_SIZES - 1))) for step in steps}))
+    return tuple(sorted({round(most ** (step / (MOST_SIZES - 1))) for step in steps}))
 
 
-def _times(
-    asked: Asked, sizes: Sequence[int], tell: Tell
-) -> tuple[dict[str, Table], tuple[float, ...]]:
-    """The times by kind, size and unit: medians of rounds of all forms and sizes in turn.
-
-    Returns:
-        These, and the speeds of devices by how many of them compute.
-    """
+def _forms(opened: ExitStack, asked: Asked) -> list[_Form]:
+    """One on a single device; those that show kinds, on all cores; one on all devices, if more."""
     num_units = len(asked.units.names)
-    num_devices = min(asked.num_cores, num_units)
-    with ExitStack() as opened:
-        forms = [_open(opened, asked, *form, num_devices) for form in _FORMS.items()]
-        with threads_of_a_worker(asked.num_devices):
-            alone = _open(opened, asked, "", "one_f_one_b", 1)
-        for number in range(WARMUPS + ROUNDS):
-            for form in [*forms, alone]:
-                for size in sizes:
-                    batch = asked.batch(size * form.pipe.plan.num_microbatches)
-                    (args, kwargs), target = batch
-                    form.pipe.step(*args, target=target, **kwargs)
-                    if number >= WARMUPS:
-                        form.costs.setdefault(size, []).append(form.pipe.costs())
-            tell((number + 1) / (WARMUPS + ROUNDS))
-    times = {
-        kind: tuple(_medians(form.costs[size], KINDS[kind], num_units) for size in sizes)
-        for form in forms
-        for kind in form.kinds
-    }
-    return times, _speeds(num_devices, asked.num_cores, _work(forms[0]) / _work(alone))
+    most = min(asked.num_devices, num_units)
+    together = min(asked.num_cores, most)
+
+    def form(kinds: str, num_devices: int) -> _Form:
+        plan = by_name[_SCHEDULES[kinds]](num_devices, DEPTH * num_devices)
+        fine = by_unit(plan, even_spans(num_units, num_devices))
+        pipe = opened.enter_context(asked.pipeline(fine, even_spans(num_units, num_units)))
+        return _Form(kinds, pipe)
+
+    with threads_of_a_worker(asked.num_devices):
+        alone = form("", 1)
+    shown = [form("IW", together), form("FB", together)]
+    return [alone, *shown, form("", most)] if most > together else [alone, *shown]
 
 
-def _open(opened: ExitStack, asked: Asked, kinds: str, schedule: str, num_devices: int) -> _Form:
-    num_units = len(asked.units.names)
-    plan = by_name[schedule](num_devices, DEPTH * num_devices)
-    fine = by_unit(plan, even_spans(num_units, num_devices))
-    pipe = opened.enter_context(asked.pipeline(fine, even_spans(num_units, num_units)))
-    return _Form(kinds, pipe, {})
-
-
-def _work(form: _Form) -> float:
-    """The time of F and B of all units, for one microbatch of the largest size."""
-    rounds, num_units = form.costs[max(form.costs)], form.pipe.plan.num_stages
-    return sum(sum(_medians(rounds, KINDS[kind], num_units)) for kind in "FB")
-
-
-def _speeds(num_measured: int, num_cores: int, slower: float) -> tuple[float, ...]:
-    """The speeds from one device alone evenly down to 1, for as many devices as were measured.
-
-    Args:
-        num_measured: the number of devices that computed together.
-        num_cores: the number of devices that can compute at once.
-        slower: the time of the devices together, divided by the time of one device alone.
-    """
-    faster = max(slower - 1, 0.0) / max(num_measured - 1, 1)
-    return tuple(1 + faster * max(num_measured - n, 0) for n in range(1, num_cores + 1))
-
-
-def _medians(rounds: Sequence[Costs], name: str, num_units: int) -> tuple[float, ...]:
-    by_round = [getattr(costs, name) for costs in rounds]
-    return tuple(median(times[unit] for times in by_round) for unit in range(num_units))
+def _speeds(forms: Sequence[_Form], size: int) -> tuple[float, ...]:
+    """The speeds of devices by how many of them compute, 1 being that of the measured times."""
+    alone, _, *others = forms
+    work = others[0].work_ns(size)
+    speeds = [max(work / alone.work_ns(size), 1.0)]
+    for form in others:
+        plan, timelines = form.pipe.plan, form.timelines[size]
+        if plan.num_devices > len(speeds):
+            speeds = speeds_seen(timelines, work * plan.num_microbatches, speeds)
+    return tuple(speeds)
 
 
 def _of_replicas(asked: Asked, beside: Overheads) -> tuple[tuple[float, ...], float]:
@@ -161,7 +172,8 @@ def _of_replicas(asked: Asked, beside: Overheads) -> tuple[tuple[float, ...], fl
                 outside.append(took - pipe.timeline().makespan_ns)
         num_actions = pipe.plan.num_actions
     alone = beside.step_ns + beside.setup_ns * num_actions
-    return _medians(costs, "reduce_ns", num_units), max(median(outside) - alone, 0.0)
+    reduce_ns = zip(*(one.reduce_ns for one in costs), strict=True)
+    return tuple(map(median, reduce_ns)), max(median(outside) - alone, 0.0)
 
 
 def _held(asked: Asked, sizes: Sequence[int]) -> dict[str, Table]:

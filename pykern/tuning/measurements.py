@@ -41,8 +41,9 @@ class Measurements:
         step_ns: the time of a step before its first action and after its last.
         setup_ns: the part of step_ns that every action adds.
         replica_ns: the part of step_ns that every further replica adds.
-        speeds: of each device while one, two, ... of them compute, 1 being that of the times; one
-            for each core.
+        cores: the number of devices that compute at once.
+        speeds: by size, of each device while one, two, ... of them compute; the times are of speed
+            1. Short actions lose more of their speed, since devices share the interpreter's lock.
     """
 
     units: tuple[str, ...]
@@ -57,12 +58,8 @@ class Measurements:
     step_ns: float
     setup_ns: float
     replica_ns: float
-    speeds: tuple[float, ...]
-
-    @property
-    def cores(self) -> int:
-        """The number of devices that compute at once."""
-        return len(self.speeds)
+    cores: int
+    speeds: Table
 
     def of_units(self, name: str, rows: float) -> list[float]:
         """A cost of each unit, in nanoseconds or bytes, for a microbatch of `rows` rows."""
@@ -71,11 +68,21 @@ class Measurements:
             return [math.nan] * len(self.units)
         if len(self.rows) == 1:
             return [value * rows / self.rows[0] for value in table[0]]
+        return [max(value, 0.0) for value in self._between(table, rows)]
+
+    def speeds_for(self, rows: float) -> list[float]:
+        """The speeds of devices with microbatches of `rows` rows."""
+        if len(self.rows) == 1:
+            return list(self.speeds[0])
+        return self._between(self.speeds, min(max(rows, self.rows[0]), self.rows[-1]))
+
+    def _between(self, table: Table, rows: float) -> list[float]:
+        """The values on the lines through those of the two sizes next to `rows`."""
         upper = min(max(bisect_right(self.rows, rows), 1), len(self.rows) - 1)
         low, high = self.rows[upper - 1], self.rows[upper]
         share = (rows - low) / (high - low)
         pairs = zip(table[upper - 1], table[upper], strict=True)
-        return [max(one + share * (other - one), 0.0) for one, other in pairs]
+        return [one + share * (other - one) for one, other in pairs]
 
     def of_stages(self, name: str, spans: Sequence[range], rows: float) -> list[float]:
         """The time of an action of each stage, in nanoseconds."""
@@ -88,14 +95,13 @@ class Measurements:
     def costs(self, spans: Sequence[range], rows: float) -> Costs:
         """The costs of stages of these units."""
         inputs, weights = (self.of_stages(name, spans, rows) for name in "IW")
-        # The first stage hands no gradient on, so that its W does all.
-        first = spans[0]
-        alone = self.of_units("I", rows)[first.start]
-        weights[0] += max(inputs[0] - alone, 0.0)
-        inputs[0] = min(inputs[0], alone)
+        backwards = self.of_stages("B", spans, rows)
+        # The first stage hands no gradient on, so that its W is a whole backward.
+        inputs[0] = min(inputs[0], self.of_units("I", rows)[spans[0].start])
+        weights[0] = backwards[0]
         return Costs(
             self.of_stages("F", spans, rows),
-            self.of_stages("B", spans, rows),
+            backwards,
             self.handover_ns,
             input_ns=inputs,
             weight_ns=weights,

@@ -33,14 +33,12 @@ class Overheads:
     Attributes:
         action_ns: by kind, the time that an action takes beside its layers.
         issue_ns: the time between two actions of a device.
-        handover_ns: the time from an action to an action on another device that waits for it.
         step_ns: the time of a step before its first action and after its last.
         setup_ns: the part of step_ns that every action adds.
     """
 
     action_ns: Mapping[str, float]
     issue_ns: float
-    handover_ns: float
     step_ns: float
     setup_ns: float
 
@@ -52,7 +50,6 @@ class _Steps:
     num_actions: int
     kinds: Mapping[str, float]
     issue_ns: float
-    handover_ns: float
     outside_ns: float
 
 
@@ -66,7 +63,29 @@ def overheads(num_devices: int) -> Overheads:
     slope = (fine.outside_ns - coarse.outside_ns) / (fine.num_actions - coarse.num_actions)
     setup_ns = max(slope, 0.0)
     step_ns = max(coarse.outside_ns - setup_ns * coarse.num_actions, 0.0)
-    return Overheads(wholes | halves, coarse.issue_ns, coarse.handover_ns, step_ns, setup_ns)
+    return Overheads(wholes | halves, coarse.issue_ns, step_ns, setup_ns)
+
+
+def handover_ns() -> float:
+    """The time from an action to one on another CPU worker that has nothing else to do, in ns.
+
+    The layers take about a millisecond. A worker that waits for so long sleeps and must be woken;
+    an action that takes microseconds would stay on the thread of the one before it.
+    """
+    layers = [nn.Linear(512, 512) for _ in range(2)]
+    handed: list[float] = []
+    with Pipeline(
+        nn.Sequential(*layers),
+        devices="cpu:2",
+        schedule="one_f_one_b",
+        microbatches=2,
+        loss_fn=torch.sum,
+    ) as pipe:
+        for number in range(_WARMUPS + _ROUNDS):
+            pipe.step(torch.ones(128, 512))
+            if number >= _WARMUPS:
+                handed += gaps(pipe.plan, pipe.timeline())[1]
+    return median(handed)
 
 
 def _actions_ns(kinds: str, schedule: str) -> dict[str, float]:
@@ -81,7 +100,7 @@ def _actions_ns(kinds: str, schedule: str) -> dict[str, float]:
 
 def _steps(plan: Plan) -> _Steps:
     layers = [nn.Linear(1, 1) for _ in range(_NUM_UNITS)]
-    issued, handed, outside, costs = [0.0], [0.0], [], []
+    issued, outside, costs = [0.0], [], []
     with Pipeline(
         nn.Sequential(*layers),
         devices=f"cpu:{plan.num_devices}",
@@ -95,13 +114,11 @@ def _steps(plan: Plan) -> _Steps:
             took = time.perf_counter_ns() - start
             if number >= _WARMUPS:
                 timeline = pipe.timeline()
-                between = gaps(plan, timeline)
-                issued += between[0]
-                handed += between[1]
+                issued += gaps(plan, timeline)[0]
                 outside.append(took - timeline.makespan_ns)
                 costs.append(pipe.costs())
     kinds = {
         kind: sum(map(median, zip(*(getattr(one, name) for one in costs), strict=True)))
         for kind, name in KINDS.items()
     }
-    return _Steps(plan.num_actions, kinds, median(issued), median(handed), median(outside))
+    return _Steps(plan.num_actions, kinds, median(issued), median(outside))

@@ -23,7 +23,7 @@ from .search import ProposalSearch
 from .trial import run_in_turn
 
 # The number of proposals that are run.
-TRIED = 3
+TRIED = 6
 
 
 class TuneInterrupted(KeyboardInterrupt):
@@ -56,7 +56,7 @@ def tune(  # noqa: PLR0913 - a pipeline and what it trains with, by keyword
 
     First steps of the model show what each place between two possible cuts takes, for microbatches
     of several sizes. Then all schedules, with their options, numbers of microbatches and replicas
-    are simulated, each with the cut that is best for it, and the best three are run in turn. The
+    are simulated, each with the cut that is best for it, and the best six are run in turn. The
     model's gradients, buffers and the random numbers are afterwards as before. On a terminal, a bar
     shows how far this is.
 

@@ -57,10 +57,7 @@ class ProposalSearch:
         replicated: bool = True,
     ) -> None:
         self._measured, self._rows, self._memory = measured, rows, memory
-        self._speeds = measured.speeds[:num_devices]
-        # As much work as all devices do in a nanosecond at most, and the speed of one.
-        self._most = max(n * speed for n, speed in enumerate(self._speeds, 1))
-        self._fastest = max(self._speeds)
+        self._num_devices = num_devices
         self._shares = [
             shares
             for shares in shares_of(num_devices, rows, replicated=replicated)
@@ -122,13 +119,19 @@ class ProposalSearch:
             for of in ("FB", "FIW")
         )
         work = min(whole, halves)
-        return count * work / self._most + measured.outside_ns(0, shares.replicas)
+        # As much work as all devices do in a nanosecond at most.
+        most = max(n * speed for n, speed in enumerate(self._speeds(rows), 1))
+        return count * work / most + measured.outside_ns(0, shares.replicas)
 
-    def predict(self, plan: Plan, costs: Costs) -> Timeline:
-        """Simulates a step."""
-        if plan.num_devices > len(self._speeds) or self._fastest > 1:
-            return simulate_shared(plan, costs, self._speeds)
+    def predict(self, plan: Plan, costs: Costs, rows: float) -> Timeline:
+        """Simulates a step with microbatches of `rows` rows."""
+        speeds = self._speeds(rows)
+        if plan.num_devices > len(speeds) or set(speeds) != {1.0}:
+            return simulate_shared(plan, costs, speeds)
         return simulate(plan, costs)
+
+    def _speeds(self, rows: float) -> list[float]:
+        return self._measured.speeds_for(rows)[: self._num_devices]
 
     def _limit(self) -> float:
         """The predicted time that a proposal has to beat."""
@@ -156,8 +159,9 @@ class ProposalSearch:
         rows = self._rows / plan.num_microbatches
         costs = self._measured.costs(spans, rows)
         # At the speed of one that computes alone, without R, it would take less.
+        fastest = max(self._speeds(rows))
         outside_ns = self._measured.outside_ns(plan.num_actions, replicas)
-        if simulate(plan, costs).makespan_ns / self._fastest + outside_ns >= self._limit():
+        if simulate(plan, costs).makespan_ns / fastest + outside_ns >= self._limit():
             return None
         stages = self._measured.levels(spans, rows)
         weights = self._weights(plan, spans)
@@ -174,7 +178,7 @@ class ProposalSearch:
             recomputes = fitted.plan.num_actions > plan.num_actions
             plan, levels = fitted.plan, list(fitted.levels)
             by_microbatch = cast("Levels", fitted.by_microbatch()) if recomputes else None
-        timeline = self.predict(plan, costs)
+        timeline = self.predict(plan, costs, rows)
         held = most_held(plan, stages, levels)
         return Proposal(
             name,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
+from statistics import median
 
 from ..plan import Action, Costs, Kind, Plan, Span, Timeline
 from ..plan.inputs import inputs
@@ -13,8 +14,8 @@ from ..plan.inputs import inputs
 def simulate_shared(plan: Plan, costs: Costs, speeds: Sequence[float]) -> Timeline:
     """The timeline of a step on devices that slow each other down.
 
-    There are as many cores as speeds. More devices than cores share these evenly, as threads do.
-    With a core for each device and speeds of 1 it is the timeline of `pykern.plan.simulate`.
+    More devices than speeds share the cores of the last one evenly, as threads do. With a speed of
+    1 for every number of devices it is the timeline of `pykern.plan.simulate`.
 
     Args:
         plan: a plan without overlapped pairs and U.
@@ -103,8 +104,50 @@ class _Shared:
 
 def speed_of(speeds: Sequence[float], num_running: int) -> float:
     """The speed of each device while `num_running` devices compute."""
-    cores = min(num_running, len(speeds))
-    return speeds[cores - 1] * cores / num_running
+    known = min(num_running, len(speeds))
+    return speeds[known - 1] * known / num_running
+
+
+def speeds_seen(
+    timelines: Sequence[Timeline], work_ns: float, speeds: Sequence[float]
+) -> list[float]:
+    """The speeds for all devices of steps that were measured.
+
+    While `n` devices compute, they do `n * speed` of the work in a nanosecond. This is taken to be
+    linear in `n` beyond the speeds that are known; the work of a step then gives the last of them.
+
+    Args:
+        timelines: of steps of one plan, whose devices are more than `speeds`.
+        work_ns: the time of a step's actions at speed 1.
+        speeds: the speeds while one, two, ... devices compute.
+    """
+    known, most = len(speeds), len(timelines[0].rows)
+    at_once = [n * speed for n, speed in enumerate(speeds, 1)]
+    found = []
+    for timeline in timelines:
+        left, slope = work_ns, 0.0
+        for running, time_ns in _by_number(timeline).items():
+            left -= time_ns * at_once[min(running, known) - 1]
+            slope += time_ns * max(running - known, 0)
+        if slope > 0:
+            found.append(left / slope)
+    # Further devices neither slow down all others nor do more than devices alone.
+    by = min(max(median(found or [0.0]), 0.0), speeds[0])
+    more = ((at_once[-1] + by * (n - known)) / n for n in range(known + 1, most + 1))
+    return [*speeds, *more]
+
+
+def _by_number(timeline: Timeline) -> dict[int, float]:
+    """The time during which one, two, ... devices compute, in nanoseconds."""
+    spans = [span for row in timeline.rows for span in row]
+    changes = sorted([*((s.start_ns, 1) for s in spans), *((s.end_ns, -1) for s in spans)])
+    found: dict[int, float] = {}
+    running, before = 0, 0.0
+    for now, change in changes:
+        if running:
+            found[running] = found.get(running, 0.0) + now - before
+        running, before = running + change, now
+    return found
 
 
 def _times(plan: Plan, costs: Costs) -> dict[tuple[Kind, int], float]:

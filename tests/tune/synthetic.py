@@ -30,6 +30,7 @@ def measurements(times: list[float], **changes: Any) -> Measurements:
         "step_ns": 0.0,
         "setup_ns": 0.0,
         "replica_ns": 0.0,
-        "speeds": (1.0, 1.0),
+        "cores": 2,
+        "speeds": ((1.0, 1.0),) * len(sizes),
     }
     return Measurements(**(values | changes))

@@ -28,9 +28,9 @@ def test_an_action_is_paid_for_once_in_a_stage() -> None:
 
 def test_the_first_stage_hands_no_gradient_on() -> None:
     costs = measurements([10.0, 20.0, 30.0]).costs([range(2), range(2, 3)], 1)
-    # The I of the second unit is work for its W's graph, and so belongs to the stage's W.
+    # Its I has next to nothing to do, as in a first stage of one unit; its W is a whole B.
     assert costs.input_ns == [10.0, 30.0]
-    assert costs.weight_ns == [50.0, 30.0]
+    assert costs.weight_ns == [60.0, 30.0]
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4, 8])
@@ -76,3 +76,10 @@ def test_gaps_are_told_apart_by_what_was_waited_for() -> None:
     assert set(handed) == {3.0}
     # Every action but the first of the step began after something.
     assert len(issued) + len(handed) == plan.num_actions - 1
+
+
+def test_speeds_are_those_of_the_size() -> None:
+    found = measurements([1.0], speeds=((1.6, 1.0), (1.0, 0.7)))  # of 1 and 4 rows
+    assert found.speeds_for(2) == pytest.approx([1.4, 0.9])
+    assert found.speeds_for(0.5) == [1.6, 1.0]
+    assert found.speeds_for(64) == [1.0, 0.7]

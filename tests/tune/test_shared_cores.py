@@ -2,10 +2,10 @@
 
 import pytest
 
-from pykern.plan import Costs, Plan, simulate
+from pykern.plan import Costs, Plan, Timeline, simulate
 from pykern.plan.shares import Shares
 from pykern.schedules import by_name
-from pykern.tuning.shared_cores import simulate_shared
+from pykern.tuning.shared_cores import simulate_shared, speeds_seen
 
 PLANS = {
     "one_f_one_b": by_name["one_f_one_b"](4, 8),
@@ -54,3 +54,27 @@ def test_one_that_computes_alone_is_faster() -> None:
     # The first F and the last have nothing beside them; the two in the middle run together.
     found = simulate_shared(plan, Costs(6.0, 0.0), [1.5, 1.0])
     assert found.makespan_ns == pytest.approx(4.0 + 6.0 + 4.0)
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_speeds_are_found_from_timelines(plan: Plan) -> None:
+    """A step that was simulated with some speeds gives them back."""
+    # Three devices do twice the work of one, four do 2.1 times as much.
+    given = [1.2, 1.0, 2.05 / 3, 2.1 / 4]
+    timeline = simulate_shared(plan, costs(plan), given)
+    work = sum(simulate(plan, costs(plan)).busy_ns(device) for device in range(plan.num_devices))
+    found = speeds_seen([timeline], work, given[:2])
+    assert found == pytest.approx(given)
+
+
+def test_speeds_of_devices_that_never_compute_together() -> None:
+    plan = by_name["forward_only"](2, 1)
+    alone = simulate(plan, Costs(5.0, 0.0))
+    assert speeds_seen([alone], 10.0, [1.3]) == pytest.approx([1.3, 0.65])
+
+
+def test_a_step_that_was_held_up_gives_no_impossible_speed() -> None:
+    plan = Shares(2, 2, 2).side_by_side(by_name["forward_only"](1, 1))
+    quick, slow = (Timeline(simulate(plan, Costs(time, 0.0)).rows) for time in (1.0, 100.0))
+    assert speeds_seen([quick], 20.0, [1.0]) == [1.0, 1.0]
+    assert speeds_seen([slow], 20.0, [1.0]) == pytest.approx([1.0, 0.5])
