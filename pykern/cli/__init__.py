@@ -66,7 +66,7 @@ app.command(epilog="Example: pykern plan hanayo -p 4 -m 8 --waves 2 --out hanayo
 app.command(epilog="Example: pykern schedules -p 8 -m 32 --costs 1:1:1")(schedules)
 app.command(epilog="Example: pykern scale --gpus 64 --layers 80 --width 8192 --zero1")(scale)
 app.command(epilog="Example: pykern fit my_model:make --devices 8 --memory 80")(fit)
-app.command(epilog="Example: pykern tune my_model:make --devices 2 --out plan.json")(tune)
+app.command(epilog="Example: pykern tune my_model:make --devices cpu:2 --out plan.json")(tune)
 app.command(epilog="Example: pykern verify my_model:make --schedule zb_h1 --devices cpu:4")(verify)
 app.command(epilog="Example: pykern profile my_model:make --html step.html")(profile)
 app.command(

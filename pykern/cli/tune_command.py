@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from .errors import bad_input
-from .values import number_option
 from .workloads import workload_of
 
 GIB = 2**30
@@ -21,12 +20,13 @@ def tune(
             show_default="a small GPT",
         ),
     ] = None,
-    devices: Annotated[int, number_option(about="CPU workers.")] = 2,
+    devices: Annotated[str, typer.Option(help='"cpu:2": two workers; "cuda": all GPUs.')] = "cpu:2",
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Rows of a batch.", show_default="those returned")
     ] = None,
     memory: Annotated[
-        float | None, typer.Option(min=0, help="Memory of each device, in GiB.", show_default="any")
+        float | None,
+        typer.Option(min=0, help="Memory of each device, in GiB.", show_default="that of GPUs"),
     ] = None,
     out: Annotated[
         Path | None,
@@ -39,17 +39,18 @@ def tune(
 ) -> None:
     """Measure a model, search by simulation, run the best six, and print them with others."""
     with bad_input():
+        from ..runtime.devices import parse_devices
         from ..tuning import TuneInterrupted
         from ..tuning import tune as tuned
 
-        workload = workload_of(source)(devices)
+        workload = workload_of(source)(len(parse_devices(devices)))
         try:
             choice = tuned(
                 workload.model,
                 sample=workload.inputs,
                 target=workload.target,
                 loss_fn=workload.loss_fn,
-                devices=f"cpu:{devices}",
+                devices=devices,
                 batch_size=batch_size,
                 memory=None if memory is None else memory * GIB,
                 resume=resume,

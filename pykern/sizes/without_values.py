@@ -40,7 +40,7 @@ class WithoutValues:
                 warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
                 yield
         except BaseException as error:
-            add_note(error, "raised while the model ran without values, for estimate")
+            add_note(error, "raised while the model ran without values, to count bytes")
             raise
         finally:
             logger.disabled = was_disabled

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,12 +16,16 @@ from torch.optim import Optimizer
 from ..partition.chain import RecordedChain, call_of
 from ..pipeline.pipeline import Pipeline
 from ..plan import Plan, require_counts
-from ..runtime.devices import Devices, parse_devices
+from ..runtime.devices import DeviceLane, Devices, parse_devices
 from ..runtime.loss import Loss
 from ..runtime.microbatch import batch_size
 from ..runtime.stage.replica import refuse_replicas, refuse_trained_loss
+from ..sizes.without_values import WithoutValues
 from ..tensors.trees import Call, map_tensors
 from .units import Units, units_of
+
+# The share of a GPU's memory that is left to its driver, to rings between stages and to gaps.
+RESERVED = 0.1
 
 
 @dataclass(frozen=True)
@@ -50,12 +55,13 @@ class Asked:
             raise ValueError(f"memory must be above 0 bytes, got {self.memory}")
         if self.batch_size is not None:
             require_counts(batch_size=self.batch_size)
-        if parse_devices(self.devices)[0].device.type != "cpu":
+        gpus = self.gpus
+        if len(set(gpus)) < len(gpus) or any(lane.num_parts > 1 for lane in self._lanes):
             raise ValueError(
-                f"devices must be CPU workers, got {self.devices!r}. On GPUs, measure with "
-                "pipe.costs() within pipe.tracing(), and search with pykern.search.auto"
+                f"devices must be CPU workers or whole GPUs, each once, got {self.devices!r}. For "
+                "parts of a GPU, measure with pipe.costs() within pipe.tracing()"
             )
-        if any(lane.speed != 1 for lane in parse_devices(self.devices)):
+        if any(lane.speed != 1 for lane in self._lanes):
             raise ValueError(
                 f"devices must have speed 1 for tune, which measures them, got {self.devices!r}. "
                 "Give their names alone, or a pykern.Pipeline their speeds"
@@ -73,14 +79,38 @@ class Asked:
         return self.rows_of_sample if self.batch_size is None else self.batch_size
 
     @cached_property
+    def _lanes(self) -> list[DeviceLane]:
+        return parse_devices(self.devices)
+
+    @property
     def num_devices(self) -> int:
         """The number of devices."""
-        return len(parse_devices(self.devices))
+        return len(self._lanes)
+
+    @property
+    def names(self) -> list[str]:
+        """The name of each device."""
+        return [str(lane.device) for lane in self._lanes]
+
+    @property
+    def gpus(self) -> list[torch.device]:
+        """The devices, if they are GPUs."""
+        return [lane.device for lane in self._lanes if lane.device.type == "cuda"]
 
     @property
     def num_cores(self) -> int:
         """The number of devices that compute at once."""
-        return min(self.num_devices, len(os.sched_getaffinity(0)))
+        return (
+            self.num_devices if self.gpus else min(self.num_devices, len(os.sched_getaffinity(0)))
+        )
+
+    @cached_property
+    def memory_of_each(self) -> float | None:
+        """The bytes that each device has; by default those of the smallest GPU, less a reserve."""
+        if self.memory is not None or not self.gpus:
+            return self.memory
+        least = min(torch.cuda.get_device_properties(gpu).total_memory for gpu in self.gpus)
+        return least * (1 - RESERVED)
 
     @cached_property
     def units(self) -> Units:
@@ -107,12 +137,30 @@ class Asked:
         call, target = map_tensors(taken, (call_of(self.sample), self.target))
         return call, target
 
+    @contextmanager
+    def without_values(self) -> Iterator[Asked]:
+        """A twin whose model and batch have shapes and no values, to count bytes without a GPU."""
+        shapes = WithoutValues()
+        twin = replace(
+            self,
+            model=shapes.model(self.model),
+            sample=shapes.batch(self.sample),
+            target=shapes.batch(self.target),
+        )
+        with shapes.in_force():
+            yield twin
+
+    def wait(self) -> None:
+        """Waits until all GPUs have done what they were given."""
+        for gpu in self.gpus:
+            torch.cuda.synchronize(gpu)
+
     def pipeline(self, plan: Plan, spans: Sequence[range], **more: Any) -> Pipeline:
         """A pipeline with stages of these units."""
         return Pipeline(
             self.model,
             **{
-                "devices": f"cpu:{plan.num_devices}",
+                "devices": self.names[: plan.num_devices],
                 "schedule": plan,
                 "loss_fn": self.loss_fn,
                 "sample": self.sample if isinstance(self.units.chain, RecordedChain) else None,

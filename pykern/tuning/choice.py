@@ -74,7 +74,7 @@ class Choice:
         best = self.best
         Tuned(
             max_stages(self.asked.model),
-            ["cpu"] * best.plan.num_devices,
+            self.asked.names[: best.plan.num_devices],
             self.asked.units.split_at(best.spans),
             best.levels,
             best.plan,

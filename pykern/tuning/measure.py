@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -65,7 +65,8 @@ class _Form:
     def step(self, asked: Asked, size: int, *, counts: bool) -> None:
         """A step with microbatches of `size` rows, which is kept if it counts."""
         (args, kwargs), target = asked.batch(size * self.pipe.plan.num_microbatches)
-        self.pipe.step(*args, target=target, **kwargs)
+        with self.pipe.tracing():
+            self.pipe.step(*args, target=target, **kwargs)
         if counts:
             self.costs.setdefault(size, []).append(self.pipe.costs())
             self.timelines.setdefault(size, []).append(self.pipe.timeline())
@@ -79,16 +80,18 @@ class _Form:
         """The time of F and B of all units, for a microbatch of `size` rows."""
         return sum(sum(self.times_ns(kind, size)) for kind in "FB")
 
-    def handed_ns(self) -> list[float]:
+    def handed_ns(self, size: int) -> list[float]:
         """The delays of all actions that waited for another device."""
-        steps = [timeline for of_size in self.timelines.values() for timeline in of_size]
+        steps = self.timelines[size]
         return [delay for step in steps for delay in gaps(self.pipe.plan, step)[1]]
 
 
 def measure(asked: Asked, tell: Tell) -> Measurements:
     """Measures the time that the units of the model take and the bytes that they hold."""
     sizes = sizes_to_measure(asked)
-    beside = overheads(asked.num_cores)
+    beside = overheads(asked.names[: asked.num_cores])
+    with asked.without_values() if asked.gpus else nullcontext(asked) as of_bytes:
+        held = _held(of_bytes, sizes)
     with ExitStack() as opened:
         forms = _forms(opened, asked)
         for number in range(WARMUPS + ROUNDS):
@@ -105,11 +108,11 @@ def measure(asked: Asked, tell: Tell) -> Measurements:
             for form in forms
             for kind in form.kinds
         },
-        sizes=_held(asked, sizes),
+        sizes=held,
         weights=_weights(asked),
         reduce_ns=reduce_ns,
         replica_ns=replica_ns,
-        handover_ns=median(forms[-1].handed_ns() or [0.0]),
+        handover_ns=tuple(median(forms[-1].handed_ns(size) or [0.0]) for size in sizes),
         cores=asked.num_cores,
         speeds=tuple(_speeds(forms, size) for size in sizes),
         **vars(beside),
@@ -124,7 +127,10 @@ def sizes_to_measure(asked: Asked) -> tuple[int, ...]:
 
 
 def _forms(opened: ExitStack, asked: Asked) -> list[_Form]:
-    """One on a single device; those that show kinds, on all cores; one on all devices, if more."""
+    """Those that show kinds, on all cores; of CPU workers one alone first, and all of them last.
+
+    GPUs do not slow each other down, and the layers of a model are on one device each at a time.
+    """
     num_units = len(asked.units.names)
     most = min(asked.num_devices, num_units)
     together = min(asked.num_cores, most)
@@ -135,6 +141,8 @@ def _forms(opened: ExitStack, asked: Asked) -> list[_Form]:
         pipe = opened.enter_context(asked.pipeline(fine, even_spans(num_units, num_units)))
         return _Form(kinds, pipe)
 
+    if asked.gpus:
+        return [form("IW", together), form("FB", together)]
     with threads_of_a_worker(asked.num_devices):
         alone = form("", 1)
     shown = [form("IW", together), form("FB", together)]
@@ -143,6 +151,8 @@ def _forms(opened: ExitStack, asked: Asked) -> list[_Form]:
 
 def _speeds(forms: Sequence[_Form], size: int) -> tuple[float, ...]:
     """The speeds of devices by how many of them compute, 1 being that of the measured times."""
+    if forms[0].kinds:
+        return (1.0,) * forms[0].pipe.plan.num_devices
     alone, _, *others = forms
     work = others[0].work_ns(size)
     speeds = [max(work / alone.work_ns(size), 1.0)]
@@ -164,8 +174,11 @@ def _of_replicas(asked: Asked, beside: Overheads) -> tuple[tuple[float, ...], fl
     costs, outside = [], []
     with asked.pipeline(plan, even_spans(num_units, num_units)) as pipe:
         for number in range(WARMUPS + ROUNDS):
+            asked.wait()
             start = time.perf_counter_ns()
-            pipe.step(*args, target=target, **kwargs)
+            with pipe.tracing():
+                pipe.step(*args, target=target, **kwargs)
+            asked.wait()
             took = time.perf_counter_ns() - start
             if number >= WARMUPS:
                 costs.append(pipe.costs())

@@ -37,7 +37,7 @@ class Measurements:
         weights: by unit, the bytes of parameters, buffers, gradients and state of an optimizer.
         reduce_ns: by unit, the time to sum a further replica's gradients.
         issue_ns: the time between two actions of a device.
-        handover_ns: the time from an action to an action on another device that waits for it.
+        handover_ns: by size, the time from an action to one on another device that waits for it.
         step_ns: the time of a step before its first action and after its last.
         setup_ns: the part of step_ns that every action adds.
         replica_ns: the part of step_ns that every further replica adds.
@@ -54,7 +54,7 @@ class Measurements:
     weights: tuple[float, ...]
     reduce_ns: tuple[float, ...]
     issue_ns: float
-    handover_ns: float
+    handover_ns: tuple[float, ...]
     step_ns: float
     setup_ns: float
     replica_ns: float
@@ -69,6 +69,13 @@ class Measurements:
         if len(self.rows) == 1:
             return [value * rows / self.rows[0] for value in table[0]]
         return [max(value, 0.0) for value in self._between(table, rows)]
+
+    def handed_ns(self, rows: float) -> float:
+        """The time of a hand-over of a microbatch of `rows` rows, in nanoseconds."""
+        if len(self.rows) == 1:
+            return self.handover_ns[0]
+        [between] = self._between(tuple((one,) for one in self.handover_ns), rows)
+        return max(between, 0.0)
 
     def speeds_for(self, rows: float) -> list[float]:
         """The speeds of devices with microbatches of `rows` rows."""
@@ -102,7 +109,7 @@ class Measurements:
         return Costs(
             self.of_stages("F", spans, rows),
             backwards,
-            self.handover_ns,
+            self.handed_ns(rows),
             input_ns=inputs,
             weight_ns=weights,
             reduce_ns=[sum(self.reduce_ns[unit] for unit in span) for span in spans],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -53,13 +53,13 @@ class _Steps:
     outside_ns: float
 
 
-def overheads(num_devices: int) -> Overheads:
-    """Measures CPU workers with the same layers, in a stage each and in few stages."""
+def overheads(devices: Sequence[str]) -> Overheads:
+    """Measures devices, given by name, with the same layers, in a stage each and in few stages."""
     # On one worker, so that none waits for another's interpreter lock.
-    halves, wholes = (_actions_ns(kinds, name) for kinds, name in _SCHEDULES.items())
-    plan = by_name["one_f_one_b"](num_devices, 2 * num_devices)
-    fine = _steps(by_unit(plan, even_spans(_NUM_UNITS, num_devices)))
-    coarse = _steps(plan)
+    halves, wholes = (_actions_ns(kinds, name, devices) for kinds, name in _SCHEDULES.items())
+    plan = by_name["one_f_one_b"](len(devices), 2 * len(devices))
+    fine = _steps(by_unit(plan, even_spans(_NUM_UNITS, len(devices))), devices)
+    coarse = _steps(plan, devices)
     slope = (fine.outside_ns - coarse.outside_ns) / (fine.num_actions - coarse.num_actions)
     setup_ns = max(slope, 0.0)
     step_ns = max(coarse.outside_ns - setup_ns * coarse.num_actions, 0.0)
@@ -88,29 +88,30 @@ def handover_ns() -> float:
     return median(handed)
 
 
-def _actions_ns(kinds: str, schedule: str) -> dict[str, float]:
+def _actions_ns(kinds: str, schedule: str, devices: Sequence[str]) -> dict[str, float]:
     """By kind, the time of an action; I and W get the same, as a first stage does all in its W."""
     plan = by_name[schedule](1, 2)
-    fine, coarse = _steps(by_unit(plan, [range(_NUM_UNITS)])), _steps(plan)
+    fine, coarse = (_steps(of, devices) for of in (by_unit(plan, [range(_NUM_UNITS)]), plan))
     apart = {kind: (fine.kinds[kind] - coarse.kinds[kind]) / (_NUM_UNITS - 1) for kind in kinds}
     if kinds == "IW":
         apart = dict.fromkeys(kinds, sum(apart.values()) / 2)
     return {kind: max(each, 0.0) for kind, each in apart.items()}
 
 
-def _steps(plan: Plan) -> _Steps:
+def _steps(plan: Plan, devices: Sequence[str]) -> _Steps:
     layers = [nn.Linear(1, 1) for _ in range(_NUM_UNITS)]
     issued, outside, costs = [0.0], [], []
     with Pipeline(
         nn.Sequential(*layers),
-        devices=f"cpu:{plan.num_devices}",
+        devices=devices[: plan.num_devices],
         schedule=plan,
         loss_fn=torch.sum,
         balance=[len(span) for span in even_spans(_NUM_UNITS, plan.num_stages)],
     ) as pipe:
         for number in range(_WARMUPS + _ROUNDS):
             start = time.perf_counter_ns()
-            pipe.step(torch.ones(plan.num_microbatches, 1))
+            with pipe.tracing():
+                pipe.step(torch.ones(plan.num_microbatches, 1)).item()
             took = time.perf_counter_ns() - start
             if number >= _WARMUPS:
                 timeline = pipe.timeline()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -16,6 +17,7 @@ from ..runtime.loss import Loss
 from .asked import Asked
 from .cache import measured_once
 from .choice import Choice
+from .homes import moved_back
 from .measurements import Measurements
 from .progress import Tell, told
 from .proposal import Proposal
@@ -52,24 +54,25 @@ def tune(  # noqa: PLR0913 - a pipeline and what it trains with, by keyword
     resume: str | os.PathLike[str] | None = None,
     **more: Any,
 ) -> Choice:
-    """Finds the pipeline whose steps take the least time on CPU workers of this machine.
+    """Finds the pipeline whose steps take the least time on devices of this machine.
 
     First steps of the model show what each place between two possible cuts takes, for microbatches
     of several sizes. Then all schedules, with their options, numbers of microbatches and replicas
-    are simulated, each with the cut that is best for it, and the best six are run in turn. The
-    model's gradients, buffers and the random numbers are afterwards as before. On a terminal, a bar
-    shows how far this is.
+    are simulated, each with the cut that is best for it, and the best six are run. The model's
+    gradients, buffers and devices and the random numbers are afterwards as before. On a terminal, a
+    bar shows how far this is.
 
     Args:
         model: as for `Pipeline`.
         sample: inputs of a batch, or of as many rows as there are: a tensor, a tuple of arguments
             or a dict of keyword arguments. Larger batches repeat its rows.
         loss_fn: as for `Pipeline`.
-        devices: as for `Pipeline`; CPU workers.
+        devices: as for `Pipeline`: CPU workers, or whole GPUs, which are taken to be alike.
         target: of the loss for the sample; None where `step` gets none.
         batch_size: rows of a step's batch; None for those of the sample.
         memory: bytes that each device has for parameters, gradients, the state of the optimizer and
-            activations; None for any number. Where they are too few, microbatches are recomputed.
+            activations; None for nine tenths of a GPU's, and any number for CPU workers. Where
+            they are too few, microbatches are recomputed.
         optimizer: as for `estimate`; counts in `memory` only.
         whole: as for `Pipeline`.
         resume: a file for the measurements. If it has those of this model, nothing is measured.
@@ -89,7 +92,8 @@ def tune(  # noqa: PLR0913 - a pipeline and what it trains with, by keyword
     asked = Asked(
         model, sample, loss_fn, devices, target, batch_size, memory, optimizer, whole, more
     )
-    with left_alone([*(model if isinstance(model, Sequence) else [model]), loss_fn]):
+    models = [*(model if isinstance(model, Sequence) else [model]), loss_fn]
+    with left_alone(models, map(torch.device, {"cpu", *asked.names})), moved_back(models):
         with told("measuring") as tell:
             measured = measured_once(asked, None if resume is None else Path(resume), tell)
         with told("searching") as tell:
@@ -101,7 +105,11 @@ def tune(  # noqa: PLR0913 - a pipeline and what it trains with, by keyword
 def searched(asked: Asked, measured: Measurements, tell: Tell) -> ProposalSearch:
     """The completed search through all proposals."""
     search = ProposalSearch(
-        measured, asked.num_devices, asked.rows, asked.memory, replicated=asked.can_have_replicas
+        measured,
+        asked.num_devices,
+        asked.rows,
+        asked.memory_of_each,
+        replicated=asked.can_have_replicas,
     )
     search.run(tell)
     return search

@@ -20,12 +20,28 @@ SAME = 0.01
 def run_in_turn(
     asked: Asked, proposals: Sequence[Proposal], tell: Callable[[float], object]
 ) -> Iterator[list[Proposal]]:
-    """Runs steps of all proposals in turn, so that a slow moment of the machine is everyone's.
+    """Runs steps of all proposals, on CPU workers in turn.
+
+    So a slow moment of the machine is everyone's. On GPUs one pipeline runs after another, since
+    the layers of a model are on one device each at a time.
 
     Yields:
-        After each round that counts, the proposals with the medians so far, the fastest first.
-        Rounds end when both halves of them agree which is the fastest.
+        After each round that counts, the proposals with the medians so far, the fastest first, and
+        those that have not run. Rounds end when both halves of them agree which is the fastest.
     """
+    groups = [[one] for one in proposals] if asked.gpus else [proposals]
+    ran: list[Proposal] = []
+    for number, group in enumerate(groups):
+        now: list[Proposal] = []
+        left = [one for of in groups[number + 1 :] for one in of]
+        for share, now in _run(asked, group):
+            tell((number + share) / len(groups))
+            yield [*sorted([*ran, *now], key=_measured_ns), *left]
+        ran += now
+
+
+def _run(asked: Asked, proposals: Sequence[Proposal]) -> Iterator[tuple[float, list[Proposal]]]:
+    """Runs steps of some proposals in turn; yields how far this is, with the proposals so far."""
     (args, kwargs), target = asked.batch(asked.rows)
     times: list[list[int]] = [[] for _ in proposals]
     with ExitStack() as opened:
@@ -37,11 +53,11 @@ def run_in_turn(
             for pipe, taken in zip(pipes, times, strict=True):
                 start = time.perf_counter_ns()
                 pipe.step(*args, target=target, **kwargs)
+                asked.wait()
                 if number >= WARMUPS:
                     taken.append(time.perf_counter_ns() - start)
-            tell((number + 1) / (WARMUPS + MOST))
             if number >= WARMUPS:
-                yield ranked(proposals, times)
+                yield (number + 1) / (WARMUPS + MOST), ranked(proposals, times)
             if number + 1 >= WARMUPS + FEWEST and is_settled(times):
                 return
 
@@ -50,7 +66,11 @@ def ranked(proposals: Sequence[Proposal], times: Sequence[Sequence[int]]) -> lis
     """The proposals with their median times, the fastest first."""
     pairs = zip(proposals, times, strict=True)
     measured = [replace(one, measured_ns=float(median(of))) for one, of in pairs]
-    return sorted(measured, key=lambda one: one.measured_ns or 0.0)
+    return sorted(measured, key=_measured_ns)
+
+
+def _measured_ns(proposal: Proposal) -> float:
+    return proposal.measured_ns or 0.0
 
 
 def is_settled(times: Sequence[Sequence[int]]) -> bool:

@@ -31,7 +31,7 @@ def test_the_choice_is_printed_and_saved(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(tuning, "tune", tune)
     out = tmp_path / "plan.json"
-    arguments = ["tune", "--devices", "3", "--memory", "2", "--out", str(out)]
+    arguments = ["tune", "--devices", "cpu:3", "--memory", "2", "--out", str(out)]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.stderr
     assert result.stdout == "the table\n"

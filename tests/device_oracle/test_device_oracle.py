@@ -16,6 +16,7 @@ SEEN = {
     "captures_on_gpus.py": (*CALLED, "captures", "graph launches", "operations replayed"),
     "loops_on_gpus.py": CALLED,
     "boxes_on_gpus.py": ("operations called",),
+    "tune_on_gpus.py": (*CALLED, "copies"),
 }
 
 

@@ -101,7 +101,7 @@ def test_the_page_on_tuning_runs(root, tmp_path, monkeypatch, capsys):
         **{"y": torch.randint(8, (64,)), "model": nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))},
     }
     exec(code, names)
-    assert "plans simulated, 3 run" in capsys.readouterr().out
+    assert "plans simulated, 6 run" in capsys.readouterr().out
     assert isinstance(names["pipe"], pykern.Pipeline)
     assert (tmp_path / "plan.json").exists()
 

@@ -26,7 +26,7 @@ def measurements(times: list[float], **changes: Any) -> Measurements:
         "weights": (1000.0,) * len(times),
         "reduce_ns": (1000.0,) * len(times),
         "issue_ns": 0.0,
-        "handover_ns": 0.0,
+        "handover_ns": (0.0,) * len(sizes),
         "step_ns": 0.0,
         "setup_ns": 0.0,
         "replica_ns": 0.0,

@@ -56,7 +56,7 @@ def test_replicas_win_where_they_cost_nothing() -> None:
 
 
 def test_no_plan_is_below_the_bound() -> None:
-    search = searched(measurements(UNEVEN, step_ns=7.0, handover_ns=5.0))
+    search = searched(measurements(UNEVEN, step_ns=7.0, handover_ns=(5.0, 5.0)))
     for one in search.best:
         shares = Shares(2, one.microbatches, one.replicas)
         assert one.predicted_ns >= search.bound_ns(shares) - 1e-6
