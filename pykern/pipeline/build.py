@@ -46,6 +46,7 @@ from ..runtime.features.scaler import Scaler
 from ..runtime.gpu.streams import Streams
 from ..runtime.stage.stage import Stage
 from ..verify import Subject, Verifier
+from .auto_costs import options_of
 from .choose_levels import Levels, choose_levels
 from .choose_plan import choose_parts, choose_plan
 from .combinations import OUTSIDE, refuse_combinations, refuse_layers, refused_with
@@ -167,7 +168,8 @@ def design(asked: Request) -> Design:
         num_layers = max_stages(asked.model)
         alone = asked.loss_fn is None and asked.replicas == 1
         outside = alone and refused_with(OUTSIDE, asked) is None
-        plan = choose_plan(asked.schedule, asked.shares, num_layers, asked.options, joined, outside)
+        options = options_of(asked, data_group)
+        plan = choose_plan(asked.schedule, asked.shares, num_layers, options, joined, outside)
     levels = None if isinstance(asked.recompute, Budget) else asked.recompute
     plan, chosen = choose_levels(plan, levels)
     refuse_combinations(asked, plan)
