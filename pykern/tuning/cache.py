@@ -22,7 +22,9 @@ def measured_once(asked: Asked, path: Path | None, tell: Tell) -> Measurements:
         return measure(asked, tell)
     if path.exists():
         found = Measurements.from_json(path.read_text(encoding="utf-8"))
-        needed = asked.units.names, sizes_to_measure(asked), asked.num_cores
+        # A memory that is too small for larger sizes had these left out.
+        sizes = sizes_to_measure(asked)[: len(found.rows)]
+        needed = asked.units.names, sizes, asked.num_cores
         if (found.units, found.rows, found.cores) != needed:
             raise ValueError(
                 f"resume must be a file of the same model, batch size and devices, got {path}, "

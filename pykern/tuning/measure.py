@@ -88,10 +88,11 @@ class _Form:
 
 def measure(asked: Asked, tell: Tell) -> Measurements:
     """Measures the time that the units of the model take and the bytes that they hold."""
-    sizes = sizes_to_measure(asked)
-    beside = overheads(asked.names[: asked.num_cores])
+    sizes, weights = sizes_to_measure(asked), _weights(asked)
     with asked.without_values() if asked.gpus else nullcontext(asked) as of_bytes:
         held = _held(of_bytes, sizes)
+    sizes = sizes[: that_fit(asked, held["activation"], weights)]
+    beside = overheads(asked.names[: asked.num_cores])
     with ExitStack() as opened:
         forms = _forms(opened, asked)
         for number in range(WARMUPS + ROUNDS):
@@ -108,8 +109,8 @@ def measure(asked: Asked, tell: Tell) -> Measurements:
             for form in forms
             for kind in form.kinds
         },
-        sizes=held,
-        weights=_weights(asked),
+        sizes={name: table[: len(sizes)] for name, table in held.items()},
+        weights=weights,
         reduce_ns=reduce_ns,
         replica_ns=replica_ns,
         handover_ns=tuple(median(forms[-1].handed_ns(size) or [0.0]) for size in sizes),
@@ -124,6 +125,24 @@ def sizes_to_measure(asked: Asked) -> tuple[int, ...]:
     most = max(asked.rows // asked.num_devices, min(asked.rows, 2))
     steps = range(MOST_SIZES)
     return tuple(sorted({round(most ** (step / (MOST_SIZES - 1))) for step in steps}))
+
+
+def that_fit(asked: Asked, activation: Table, weights: Sequence[float]) -> int:
+    """How many of the sizes can be measured in the memory; the smallest always is."""
+    memory, devices = asked.memory_of_each, min(asked.num_cores, len(weights))
+    if memory is None:
+        return len(activation)
+    spans = even_spans(len(weights), devices)
+
+    def fits(of_units: Sequence[float]) -> bool:
+        # The plans that are measured have as many microbatches in flight as devices remain.
+        in_flight = range(devices, 0, -1)
+        return all(
+            sum(weights[unit] + count * of_units[unit] for unit in span) <= memory
+            for span, count in zip(spans, in_flight, strict=True)
+        )
+
+    return max(sum(map(fits, activation)), 1)
 
 
 def _forms(opened: ExitStack, asked: Asked) -> list[_Form]:

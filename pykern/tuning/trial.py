@@ -8,6 +8,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from statistics import median
 
+import torch
+
 from .asked import Asked
 from .proposal import Proposal
 
@@ -23,20 +25,29 @@ def run_in_turn(
     """Runs steps of all proposals, on CPU workers in turn.
 
     So a slow moment of the machine is everyone's. On GPUs one pipeline runs after another, since
-    the layers of a model are on one device each at a time.
+    the layers of a model are on one device each at a time. A proposal is left out if it needs more
+    memory than a GPU has after all.
 
     Yields:
         After each round that counts, the proposals with the medians so far, the fastest first, and
         those that have not run. Rounds end when both halves of them agree which is the fastest.
+
+    Raises:
+        torch.OutOfMemoryError: the GPUs have too little memory for every proposal.
     """
     groups = [[one] for one in proposals] if asked.gpus else [proposals]
     ran: list[Proposal] = []
     for number, group in enumerate(groups):
         now: list[Proposal] = []
         left = [one for of in groups[number + 1 :] for one in of]
-        for share, now in _run(asked, group):
-            tell((number + share) / len(groups))
-            yield [*sorted([*ran, *now], key=_measured_ns), *left]
+        try:
+            for share, now in _run(asked, group):
+                tell((number + share) / len(groups))
+                yield [*sorted([*ran, *now], key=_measured_ns), *left]
+        except torch.OutOfMemoryError:
+            if not (ran or left):
+                raise
+            continue
         ran += now
 
 

@@ -3,11 +3,16 @@
 from collections.abc import Callable
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
 
 from pykern.plan import Costs, Plan, check, simulate
 from pykern.schedules import one_f_one_b, zb_h1
+from pykern.tuning.asked import Asked
 from pykern.tuning.by_unit import by_unit, even_spans
 from pykern.tuning.gaps import gaps
+from pykern.tuning.measure import that_fit
 from pykern.tuning.measurements import Measurements
 
 from .synthetic import measurements
@@ -83,3 +88,14 @@ def test_speeds_are_those_of_the_size() -> None:
     assert found.speeds_for(2) == pytest.approx([1.4, 0.9])
     assert found.speeds_for(0.5) == [1.6, 1.0]
     assert found.speeds_for(64) == [1.0, 0.7]
+
+
+@pytest.mark.parametrize(("memory", "count"), [(None, 3), (1e6, 3), (240.0, 2), (10.0, 1)])
+def test_sizes_that_do_not_fit_in_the_memory_are_not_measured(
+    memory: float | None, count: int
+) -> None:
+    x = torch.ones(8, 4)
+    asked = Asked(nn.Sequential(nn.Linear(4, 4)), x, F.mse_loss, "cpu:1", x, memory=memory)
+    activation = tuple(tuple(10.0 * rows for _ in range(3)) for rows in (1, 4, 8))
+    # One device has one microbatch in flight: 3 * (40 + 10 * rows) bytes.
+    assert that_fit(asked, activation, [40.0] * 3) == count

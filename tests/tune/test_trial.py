@@ -1,0 +1,46 @@
+"""The proposals that run: on CPU workers in turn, on GPUs one after another."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pykern.schedules import gpipe
+from pykern.tuning import trial
+from pykern.tuning.proposal import Proposal
+
+PROPOSALS = [
+    Proposal(name, gpipe(1, 1), (range(1),), 1, None, predicted_ns=1.0, bubble=0.0)
+    for name in ("slow", "large", "fast")
+]
+TIMES_NS = {"slow": 20.0, "fast": 10.0}
+
+
+def run(_: Any, proposals: Sequence[Proposal]) -> Iterator[tuple[float, list[Proposal]]]:
+    [one] = proposals
+    if one.schedule not in TIMES_NS:
+        raise torch.OutOfMemoryError
+    yield 1.0, [replace(one, measured_ns=TIMES_NS[one.schedule])]
+
+
+@pytest.fixture
+def on_gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(trial, "_run", run)
+    return SimpleNamespace(gpus=["cuda:0"])
+
+
+def test_a_proposal_that_does_not_fit_after_all_is_left_out(on_gpus: Any) -> None:
+    told: list[float] = []
+    found = [
+        [one.schedule for one in now] for now in trial.run_in_turn(on_gpus, PROPOSALS, told.append)
+    ]
+    assert found == [["slow", "large", "fast"], ["fast", "slow"]]
+    assert told == [pytest.approx(1 / 3), 1.0]
+
+
+def test_too_little_memory_for_every_proposal_is_an_error(on_gpus: Any) -> None:
+    with pytest.raises(torch.OutOfMemoryError):
+        list(trial.run_in_turn(on_gpus, PROPOSALS[1:2], lambda _: None))
