@@ -1,7 +1,7 @@
 """Claim: adapters on a frozen base take a pipeline less than the full fine-tune, and no W.
 
 Steps of a Llama of transformers, forward and backward, with peft's LoRA on all blocks or on the
-last half of them, beside the full fine-tune, which is the baseline, and the same in a plain loop.
+last half of them. The full fine-tune is the baseline; a plain loop runs the same.
 """
 
 from __future__ import annotations

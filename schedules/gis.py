@@ -22,9 +22,8 @@ def gis(
         bubble ratio   = 2 * (P - 1) / (3 * v * M + 2 * (P - 1))
         peak in flight = v * P - d
 
-    For groups of g < P, and M a multiple of g, the peak is (v - 1) g + P - d chunks, and the bubble
-    has (v - 1) (P - g) more slots of a chunk at T_F = T_I = T_W. Groups of P / 2 are the paper's
-    GIS-H.
+    For groups of g < P, and M a multiple of g, the peak is (v - 1) g + P - d chunks. The bubble has
+    (v - 1) (P - g) more slots of a chunk at T_F = T_I = T_W. Groups of P / 2 are the paper's GIS-H.
 
     Constraints: group from P / 2, rounded up, to P. With smaller ones a device waits for a forward
     that stands behind a backward of its own; larger ones only hold more. The microbatches are cut

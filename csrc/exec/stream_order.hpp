@@ -32,7 +32,7 @@ struct CopyStream {
 
 // Immutable. Tasks stand in one order that respects all they wait for. A stream runs its tasks in
 // this order, and across streams a task waits for events of tasks ahead of it: whatever number of
-// streams the hardware really has, the task that was issued first among those not done can run, so
+// streams the hardware really has, the task that was issued first among those not done can run. So
 // nothing deadlocks, and no wait is issued before the record that it is meant for.
 //
 // A task waits for

@@ -12,8 +12,8 @@ namespace pykern {
 
 // Timed events cost time, so only steps that are to be looked at have them. Times of two streams
 // cannot be compared by the driver where their contexts differ, so each context counts from an
-// event of its own, which was recorded when nothing was under way, and when is known by the host's
-// clock. So within a context times are the GPU's, and across contexts off by the microseconds
+// event of its own. The event was recorded when nothing was under way, at a time that the host's
+// clock tells. So within a context times are the GPU's, and across contexts off by the microseconds
 // between the host's call and the GPU's record.
 class StreamTrace {
    public:

@@ -318,6 +318,7 @@ bool Workers::run_action(int worker, Position position) {
 
 //   F(s, m) ──► F(s, m+1)   the next in the row
 //      └──────► F(s+1, m)   an action of another device, waiting for its own row as well
+//
 // Two workers may take inputs of one action away at the same time. acq_rel on the counter makes the
 // one that reaches zero see what the other wrote before, and only that one touches the action
 // afterwards.

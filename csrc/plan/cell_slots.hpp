@@ -10,11 +10,11 @@
 
 namespace pykern {
 
-// Every stage of every replica has a ring of slots. A cell, that is a microbatch or slice of one at
-// a stage, holds one of them from the copy that brings its input, or else from its F, to the end of
-// its B or W, or of its F in a plan without backwards: so its R finds the input there. Data for the
-// cell lands in its slot: the input, and later the gradient of its output, which needs no wait of
-// its own, because by then the cell has the slot.
+// Every stage of every replica has a ring of slots. A cell is a microbatch or slice of one at a
+// stage. It holds a slot from the copy that brings its input, or else from its F, to the end of its
+// B or W: so its R finds the input there. In a plan without backwards it holds the slot to the end
+// of its F. Data for the cell lands in its slot: the input, and later the gradient of its output,
+// which needs no wait of its own, because by then the cell has the slot.
 class CellSlots {
    public:
     static constexpr int kNone = -1;

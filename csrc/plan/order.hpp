@@ -19,9 +19,9 @@ namespace pykern {
 // the last of them has: so no action is looked at more than twice, however many inputs it has. A
 // row runs from its front, so all that is remembered is a position and the waiters per device.
 //
-// It tells `run` what happens: begin() before it looks at a device's next slot,
-// input(action, input, its row, its position there) for every input on another device, and
-// finish(row, position, number of actions in the slot) once the slot can run.
+// It tells `run` what happens: begin() before it looks at a device's next slot; input(action,
+// input, its row, its position there) for every input on another device; and finish(row, position,
+// number of actions in the slot) once the slot can run.
 template <class Run>
 class Walk {
    public:

@@ -29,8 +29,9 @@ namespace pykern {
 //
 // A cell whose B or I follows its F at once gets none: nothing would be free in between.
 //
-// Throws PlanError for a plan that cannot run, and std::invalid_argument for cells that are not an
-// R of the plan, stand twice or are in it already, and for a plan without backwards or in slices.
+// Throws PlanError for a plan that cannot run. Throws std::invalid_argument for cells that are not
+// an R of the plan, stand twice or are in it already, and for a plan without backwards or in
+// slices.
 Plan with_recompute(const Plan& plan, const std::vector<Action>& cells, const Costs& costs,
                     const std::optional<Memory>& memory = {},
                     double cap_bytes = std::numeric_limits<double>::infinity());

@@ -9,10 +9,10 @@
 
 namespace pykern {
 
-// Device by device the planned order, which must keep the cap. While its next action waits for an
-// input, a later one may run first if its inputs are there, it ends before the next one can start,
-// and the memory of what it overtakes stays under the cap with it. So whatever runs early, the
-// planned order remains possible, and dispatch cannot run into a corner.
+// Device by device the planned order, which must keep the cap. While a device's next action waits
+// for an input, a later one may run first. Its inputs must be there, it must end before the next
+// one can start, and the memory of what it overtakes must stay under the cap with it. So whatever
+// runs early, the planned order remains possible, and dispatch cannot run into a corner.
 class Guided {
    public:
     explicit Guided(Devices& devices);

@@ -26,9 +26,9 @@ def explain_cut(
     """A table of the places where a model can be cut, in the order of its forward.
 
     Each line names a module, or a parameter that the forward itself uses, with its number of
-    parameters, and the tensors and bytes that cross if a stage begins there, for a microbatch like
-    the sample. Below are modules that cannot be looked into, and why. Where the model cannot be cut
-    at all, the report is the reason.
+    parameters. It has the tensors and bytes that cross if a stage begins there, for a microbatch
+    like the sample. Below are modules that cannot be looked into, and why. Where the model cannot
+    be cut at all, the report is the reason.
 
     Args:
         model: with a forward of its own.

@@ -26,8 +26,8 @@ _AUTOCAST_DEVICES = ("cpu", "cuda")
 class CallerState:
     """A snapshot of the calling thread. A worker calls it to apply the state; returns the undo.
 
-    The snapshot has grad mode, inference mode, autocast, the top pair of saved-tensor hooks,
-    function modes (`torch.device` as a context is one), dispatch modes, and the interceptor of
+    The snapshot has grad mode, inference mode, autocast, the top pair of saved-tensor hooks, and
+    function and dispatch modes (`torch.device` as a context is one). It also has the interceptor of
     random draws of a stage around the call. The C++ executor carries contextvars. torch's intra-op
     threads are divided among the workers; each worker gets at least one.
     """

@@ -1,9 +1,9 @@
 """Breaks the GPU path on purpose, one place at a time, and says whether the tests notice.
 
-python -m tests.mutate                 all mutants, in about an hour on two cores
-python -m tests.mutate streams.cpp     those of files whose path ends so
-python -m tests.mutate --save          keeps the outcomes for docs/reliability.md, as they come
-python -m tests.mutate --rest --save   those of which no outcome is kept
+    python -m tests.mutate                 all mutants, in about an hour on two cores
+    python -m tests.mutate streams.cpp     those of files whose path ends so
+    python -m tests.mutate --save          keeps the outcomes for docs/reliability.md, as they come
+    python -m tests.mutate --rest --save   those of which no outcome is kept
 
 Each mutant of the tables is put into a copy of the tree, `build/mutate`, where C++ is built for its
 own tests alone, and the tests that the table names are run until one fails. A mutant that survives

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+FOLDERS = ["", "docs", "pykern", "schedules", "csrc", "tests", "bench"]
+
 # Words at the beginning of a sentence behind which its subject is a riddle.
 RIDDLE = re.compile(r"(Who|Whoever|Whose|What|Whatever|Of|That of|Those of)\b")
 # Plain words are "nothing is left" and "is not a file". "There is no file" and "is no longer" are
@@ -28,7 +30,7 @@ def offences(text: str) -> Iterator[str]:
 
 def blocks_of_page(text: str) -> Iterator[str]:
     """The paragraphs, items and table rows of a page, without headings and code."""
-    text = re.sub(r"```[^`]*```|^#+ .*$", "", text, flags=re.MULTILINE)
+    text = re.sub(r"^ *```[^`\n]*\n(?:.*\n)*?^ *```$|^#+ .*$", "", text, flags=re.MULTILINE)
     for block in re.split(r"\n\s*\n|\n\s*(?:[-*|]|\d+\.) ", text):
         yield re.sub(r"^[\s|*-]+", "", block)
 
@@ -76,14 +78,18 @@ def blocks_of(file: Path) -> Iterator[str]:
     return blocks_of_source(text) if file.suffix == ".py" else comments_of(text, "//")
 
 
-@pytest.mark.parametrize("folder", ["", "docs", "pykern", "schedules", "csrc", "tests", "bench"])
-def test_sentences_begin_with_their_subject(root: Path, folder: str) -> None:
+def files_with_words(root: Path, folder: str) -> Iterator[Path]:
+    """The pages and sources of a folder with all below it, or of the root alone."""
     endings = {".md", ".ipynb", ".py", ".cpp", ".hpp", ".cu", ".cuh"}
     files = (root / folder).rglob("*") if folder else root.glob("*")
+    yield from sorted(file for file in files if file.suffix in endings)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_sentences_begin_with_their_subject(root: Path, folder: str) -> None:
     told = [
         f"{file.relative_to(root)}: {sentence}"
-        for file in sorted(files)
-        if file.suffix in endings
+        for file in files_with_words(root, folder)
         for block in blocks_of(file)
         for sentence in offences(block)
     ]

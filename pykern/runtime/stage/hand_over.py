@@ -102,8 +102,8 @@ def _require_cuttable(stage: Stage, output: Any) -> None:
     if names:
         raise TypeError(
             f"stage {stage.index} must hand over tensors in tuples, lists, dicts or other "
-            f"containers of torch.utils._pytree to be recomputed, got {', '.join(sorted(names))}, "
-            "which holds tensors that require grad. Register it there, or cut elsewhere"
+            f"containers of torch.utils._pytree, got {', '.join(sorted(names))}, which holds "
+            "tensors that require grad. Register it there to recompute the stage, or cut elsewhere"
         )
 
 
