@@ -6,6 +6,7 @@ import contextlib
 import dis
 import functools
 import gc
+import itertools
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -48,9 +49,10 @@ def _safe_offsets(code: CodeType) -> frozenset[int]:
     found = list(dis.get_instructions(code))
     safe = set()
     for at, instruction in enumerate(found):
-        # A SWAP first puts aside the value of a `return` within the block.
-        start = at + (instruction.opname == "SWAP")
-        leaving = [one.opname == "LOAD_CONST" and one.argval is None for one in found[start:][:3]]
+        # SWAPs first put aside the value of a `return` within the block: one, in Python 3.14 two.
+        leaves = itertools.dropwhile(lambda one: one.opname == "SWAP", found[at:])
+        first = itertools.islice(leaves, 3)
+        leaving = [one.opname == "LOAD_CONST" and one.argval is None for one in first]
         names = [one.opname for one in found[at : at + 2]]
         failing = names == ["PUSH_EXC_INFO", "WITH_EXCEPT_START"]
         # A `try` is nothing but a line, which the `with` around it does not even cover.
