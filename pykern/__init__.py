@@ -93,6 +93,7 @@ _PACKAGES = frozenset(
         "nsight",
         "partition",
         "plan",
+        "rehearse",
         "scale",
         "schedules",
         "search",

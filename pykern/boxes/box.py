@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 
 VERSION = 1
@@ -117,3 +117,25 @@ class Box:
         """The link between two devices; None where none is told."""
         pair = {first, second}
         return next((of for of in self.links if any(pair <= set(g) for g in of.groups)), None)
+
+    def first(self, count: int) -> Box:
+        """The box with its first devices alone.
+
+        Raises:
+            ValueError: It does not have so many.
+        """
+        if not 1 <= count <= len(self.devices):
+            raise ValueError(
+                f"the box must have 1 to {len(self.devices)} devices, as {self.name}, got {count}. "
+                "Write a profile of a larger one by its data sheet"
+            )
+        links = [
+            replace(link, groups=tuple(_below(count, group) for group in link.groups))
+            for link in self.links
+        ]
+        name = f"{count} of {self.name}" if count < len(self.devices) else self.name
+        return replace(self, name=name, devices=self.devices[:count], links=tuple(links))
+
+
+def _below(count: int, group: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(device for device in group if device < count)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from ..replacing import replacing
 from .box import VERSION, Box
 
 _PUBLISHED = Path(__file__).with_name("published")
+# Such as 4x4090.
+_COUNTED = re.compile(r"([0-9]{1,3})x([a-z0-9]+)")
 
 
 def published() -> list[str]:
@@ -25,7 +28,8 @@ def load(file_or_name: str | os.PathLike[str]) -> Box:
     """A profile.
 
     Args:
-        file_or_name: a file, or the name of a profile that comes with pykern.
+        file_or_name: a file; or the name of a profile that comes with pykern; or "4x4090", for the
+            first four devices of the profile that has 4090 in its name.
 
     Raises:
         OSError: the file cannot be read.
@@ -34,6 +38,8 @@ def load(file_or_name: str | os.PathLike[str]) -> Box:
     path = Path(file_or_name)
     # A name is a word, a file has a folder or an end.
     if os.fspath(file_or_name) == path.stem and not path.exists():
+        if (counted := _COUNTED.fullmatch(path.stem)) is not None:
+            return load(_with(counted[2])).first(int(counted[1]))
         require_one_of("box", path.stem, published())
         path = _PUBLISHED / f"{path.stem}.json"
     try:
@@ -48,6 +54,14 @@ def load(file_or_name: str | os.PathLike[str]) -> Box:
             f"{path.name} must be the profile of a box, got another file: {error}. Write one with "
             "pykern topo --json"
         ) from error
+
+
+def _with(device: str) -> str:
+    """The name of the profile that comes with pykern and has such devices, as rtx4090 or 4090."""
+    names = {name.rpartition("x")[0]: name for name in published()}
+    names |= {known.removeprefix("rtx"): name for known, name in names.items()}
+    require_one_of("device of the box", device, names)
+    return names[device]
 
 
 def save(box: Box, file: str | os.PathLike[str]) -> None:

@@ -16,6 +16,7 @@ from .fit_command import fit
 from .nsys_command import nsys
 from .plan_command import plan
 from .profile_command import profile
+from .rehearse_command import rehearse
 from .scale_command import scale
 from .schedules_command import schedules
 from .topo_command import topo
@@ -66,6 +67,10 @@ app.command(epilog="Example: pykern plan hanayo -p 4 -m 8 --waves 2 --out hanayo
 app.command(epilog="Example: pykern schedules -p 8 -m 32 --costs 1:1:1")(schedules)
 app.command(epilog="Example: pykern scale --gpus 64 --layers 80 --width 8192 --zero1")(scale)
 app.command(epilog="Example: pykern fit my_model:make --devices 8 --memory 80")(fit)
+app.command(
+    epilog="Example: pykern rehearse train.py --box 4x4090 -- --devices cuda",
+    context_settings={"ignore_unknown_options": True},
+)(rehearse)
 app.command(epilog="Example: pykern tune my_model:make --devices cpu:2 --out plan.json")(tune)
 app.command(epilog="Example: pykern verify my_model:make --schedule zb_h1 --devices cpu:4")(verify)
 app.command(epilog="Example: pykern profile my_model:make --html step.html")(profile)

@@ -26,14 +26,19 @@ TraceFile = Annotated[
 
 def show(report: Report, html: Path | None, trace: Path | None) -> None:
     """Prints the tables of a profile, and writes its files."""
+    show_tables(report)
+    for path, save in ((html, report.save_html), (trace, report.save_trace)):
+        if path is not None:
+            with bad_input():
+                save(path)
+            typer.echo(f"written: {path}")
+
+
+def show_tables(report: object) -> None:
+    """Prints tables: drawn on a terminal, else as plain lines."""
     if sys.stdout.isatty():
         from rich.console import Console
 
         Console(highlight=False).print(report)
     else:
         typer.echo(str(report))
-    for path, save in ((html, report.save_html), (trace, report.save_trace)):
-        if path is not None:
-            with bad_input():
-                save(path)
-            typer.echo(f"written: {path}")

@@ -112,7 +112,7 @@ BoxProfile = Annotated[
         "--box",
         metavar="FILE|NAME",
         help="The profile of a box: a file of pykern topo --json, or h100x8, a100x4, rtx4090x8, "
-        "rtx3090x2, whose figures are published and not measured.",
+        "rtx3090x2, or 4x4090 for four of those, whose figures are published and not measured.",
     ),
 ]
 COSTS: Any = typer.Option(

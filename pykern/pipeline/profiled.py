@@ -107,7 +107,7 @@ def profile(
         step_ns=median(one.took_ns for one in ran),
         num_steps=num_steps,
         rows=microbatch.batch_size({"inputs": call[0], "named": call[1]}),
-        tokens_of_row=_tokens_of_row(call),
+        tokens_of_row=tokens_of_row(call),
         spans=pipe.partition.stages,
         layer_ns=layer_ns,
         **beside,
@@ -232,7 +232,7 @@ def _held_bytes(pipe: Steps, call: Call, target: Any) -> list[float]:
     return held
 
 
-def _tokens_of_row(call: Call) -> int | None:
+def tokens_of_row(call: Call) -> int | None:
     """The number of tokens in a row; None if the first input does not have rows of integers."""
     first: list[Tensor] = all_tensors(call)[:1]
     is_text = first and first[0].dim() == 2 and not first[0].is_floating_point()

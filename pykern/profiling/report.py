@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,16 +10,12 @@ from typing import TYPE_CHECKING
 from ..plan import Timeline, simulate
 from .causes import Causes, causes_of
 from .changes import Improvement, changes_of
+from .drawn import in_group, in_text
 from .observed import Observed
 from .tables import Sheet, in_ms, of_causes, of_changes, of_devices, of_stages
 
 if TYPE_CHECKING:
     from rich.console import Group
-
-# Columns of the plain form.
-WIDTH = 120
-# The columns that hold words.
-_TEXTS = ("part", "remedy", "change", "basis")
 
 
 @dataclass(frozen=True)
@@ -76,31 +71,11 @@ class Report:
 
     def __str__(self) -> str:
         """The plain form, for logs and pipes."""
-        from rich.console import Console  # noqa: PLC0415 - takes long
-
-        out = io.StringIO()
-        Console(file=out, width=WIDTH, highlight=False).print(self)
-        return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+        return in_text(self)
 
     def __rich__(self) -> Group:
         """All tables, for a terminal."""
-        from rich.console import Group  # noqa: PLC0415 - takes long
-        from rich.table import Table  # noqa: PLC0415
-        from rich.text import Text  # noqa: PLC0415
-
-        parts: list[Text | Table] = [Text(self.summary() + "\n")]
-        for table in self.tables():
-            drawn = Table(
-                box=None,
-                pad_edge=False,
-                padding=(0, 2, 0, 0),
-            )
-            for column in table.columns:
-                drawn.add_column(column, justify="left" if column in _TEXTS else "right")
-            for row in table.rows:
-                drawn.add_row(*map(Text, row))
-            parts += [Text(table.title, style="bold"), drawn, Text("")]
-        return Group(*parts)
+        return in_group(self.summary(), self.tables())
 
     def timelines(self) -> dict[str, Timeline]:
         """Planned above measured."""

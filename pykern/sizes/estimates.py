@@ -67,11 +67,13 @@ class Estimate:
         devices: what each holds.
         plan: of the step, with the R of what is recomputed.
         partition: which layers each stage has.
+        handed_bytes: by stage, the bytes that it hands to the next one for a microbatch.
     """
 
     devices: Sequence[Bytes]
     plan: Plan
     partition: Partition
+    handed_bytes: Sequence[float]
 
     def fits(self, memory: float) -> bool:
         """Whether every device has this many bytes."""
@@ -160,6 +162,7 @@ def estimate(  # noqa: PLR0913 - a pipeline and what it trains with, by keyword
         ],
         plan,
         cut,
+        [stage.handed_bytes for stage in costs],
     )
 
 

@@ -61,7 +61,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(root, wheel):
     schedules = (root / "schedules").glob("*.py")
     expected = {path.relative_to(root).as_posix() for path in sources}
     expected |= {f"pykern/schedules/{path.name}" for path in schedules}
-    expected |= {f"pykern/_C{EXTENSION_SUFFIXES[0]}"}
+    expected |= {f"pykern/_C{EXTENSION_SUFFIXES[0]}", "pykern/libpykern_driver_model.so"}
     info = wheel.name.partition("-cp")[0] + ".dist-info"
     for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE"):
         expected.add(f"{info}/{name}")

@@ -1,0 +1,64 @@
+"""`pykern rehearse`: a training script, run unchanged on a box that is not there."""
+
+import traceback
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .errors import bad_input
+from .reports import show_tables
+from .values import number_option
+
+
+def rehearse(
+    script: Annotated[Path, typer.Argument(help="A training script with a pykern.Pipeline.")],
+    box: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE|NAME", help="A box as for pykern topo, or 4x4090: four such GPUs."
+        ),
+    ],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="The script's own. Options that this command does not have are the script's, as is "
+            "everything behind --."
+        ),
+    ] = None,
+    steps: Annotated[int, number_option(about="Steps, after which the script is ended.")] = 3,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="Write all of it here.", show_default="none")
+    ] = None,
+) -> None:
+    """Run a training script for GPUs on a machine without any.
+
+    CPU workers compute its steps. Bytes and times are predicted for the box, and the orders that
+    its GPUs would get are checked by the model of a driver. Exit with 1 if a step does not fit, an
+    order is wrong, or the script fails.
+    """
+    with bad_input():
+        from ..boxes import load
+        from ..rehearse.run import ScriptFailed
+        from ..rehearse.run import rehearse as run
+
+        try:
+            found = run(str(script), arguments or [], load(box), steps)
+        except ScriptFailed as failed:
+            _print_error(failed.__cause__, str(script))
+            raise typer.Exit(1) from None
+        show_tables(found)
+        if json is not None:
+            found.save(json)
+            typer.echo(f"written: {json}")
+    if not found.passes:
+        raise typer.Exit(1)
+
+
+def _print_error(error: BaseException | None, script: str) -> None:
+    """The traceback as Python prints it, from the script's own first line on."""
+    assert error is not None
+    start = error.__traceback__
+    while start is not None and start.tb_frame.f_code.co_filename != script:
+        start = start.tb_next
+    traceback.print_exception(type(error), error, start or error.__traceback__)

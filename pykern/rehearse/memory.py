@@ -1,0 +1,102 @@
+"""Whether a step of a rehearsed pipeline fits the GPUs of its box."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from ..budget.budget import Budget
+from ..pipeline.build import Built, Design
+from ..pipeline.request import Request
+from ..runtime.batch import Batch
+from ..sizes.changes import PlannedStep, changes
+from ..sizes.estimates import Bytes, Estimate
+from .optimizers import like
+from .setting import Setting
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The memory that a step takes.
+
+    Attributes:
+        found: of each device of the plan; None where it is not known.
+        memory: by GPU, the bytes that the step takes, and those of the box; None likewise.
+        notes: what is left out, or why nothing is known.
+        change: the cheapest change with which it fits; None if it fits, or if none is known.
+    """
+
+    found: Estimate | None
+    memory: Mapping[int, tuple[float, float | None]]
+    notes: Sequence[str]
+    change: str | None = None
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it fits; None where it is not known."""
+        known = [(takes, has) for takes, has in self.memory.values() if has is not None]
+        return all(takes <= has for takes, has in known) if known else None
+
+    @property
+    def devices(self) -> Sequence[Bytes]:
+        """The bytes of each device of the plan; empty where it is not known."""
+        return () if self.found is None else self.found.devices
+
+
+def fit_of(asked: Request, of: Design, made: Built, batch: Batch, at: Setting) -> Fit:
+    """The memory of this batch's step, by `pykern.estimate`."""
+    args, named, target = batch.given
+    layers = nn.ModuleList(layer for stage in made.executor.stages for layer in stage.originals)
+    if args and named:
+        return Fit(None, {}, ["bytes are not known where step gets arguments by place and by name"])
+    optimizer = at.optimizers.of(layers)
+    arguments = _arguments(asked, of, made) | {"optimizer": optimizer and like(optimizer)}
+    notes = [] if optimizer else ["no optimizer was made before the first step: without its state"]
+    recompute: Any = arguments.pop("recompute")
+    inputs = named or (args[0] if len(args) == 1 else args)
+    step = PlannedStep(inputs, target, of.plan.num_microbatches, recompute, arguments)
+    try:
+        found = step.estimate()
+    # A forward may look at values, which are missing here.
+    except Exception as error:
+        return Fit(None, {}, [f"bytes are not known: {error}"])
+    fit = Fit(found, _by_gpu(found, asked, at), notes)
+    if fit.fits is not False:
+        return fit
+    tried = (
+        (one.name, Fit(one.estimate, _by_gpu(one.estimate, asked, at), ())) for one in changes(step)
+    )
+    change = next((name for name, then in tried if then.fits), None)
+    return Fit(found, fit.memory, notes, change)
+
+
+def _arguments(asked: Request, of: Design, made: Built) -> dict[str, Any]:
+    """The arguments of `estimate` for the pipeline that the script asks for."""
+    schedule: dict[str, Any] = {"schedule": asked.schedule, **asked.options}
+    if asked.replicas > 1:
+        schedule = {"schedule": of.plan}
+    recompute = asked.recompute
+    if isinstance(recompute, Budget):
+        recompute = made.levels
+    cut: dict[str, Any] = {"balance": asked.balance, "split_at": asked.split_at}
+    if asked.balance == "time" or asked.speeds is not None:
+        cut = {"balance": [len(layers) for layers in of.partition.stages]}
+    return {
+        "model": asked.model,
+        "devices": len(asked.lanes),
+        "loss_fn": asked.loss_fn,
+        "whole": asked.whole,
+        "recompute": recompute,
+        **schedule,
+        **cut,
+    }
+
+
+def _by_gpu(found: Estimate, asked: Request, at: Setting) -> dict[int, tuple[float, float | None]]:
+    takes: dict[int, float] = {}
+    for lane, device in zip(asked.lanes, found.devices, strict=True):
+        takes[lane.device.index] = takes.get(lane.device.index, 0.0) + device.total
+    return {gpu: (total, at.box.devices[gpu].memory_bytes) for gpu, total in takes.items()}

@@ -1,0 +1,158 @@
+"""Has the CPU compute what a script gives to GPUs, and sees where the host would wait for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from .host_waits import HostWaits
+from .lines import called_by, called_by_runtime
+
+_CPU = torch.device("cpu")
+# The device of a GPU's tensors, as scripts see it: it computes as the CPU, and is told from it.
+_GPU = torch.device("cpu", 0)
+_DEVICE_OF = torch.Tensor.device.__get__
+# Functions by which the host reads what a GPU computes.
+_WAITS = frozenset(
+    [
+        *("item", "tolist", "numpy", "__array__", "is_nonzero", "equal", "allclose"),
+        *("__bool__", "__int__", "__float__", "__index__", "__repr__", "__format__"),
+        *("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"),
+    ]
+)
+_INDEXING = frozenset(["__getitem__", "__setitem__", "index_put", "index_put_"])
+_MOVES = frozenset(["to", "cuda", "cpu"])
+
+
+class OnCpu(TorchFunctionMode):
+    """A mode in which GPUs are the CPU.
+
+    A tensor that the script moves to a GPU, or makes there, becomes another tensor of the CPU, and
+    the mode remembers that it is a GPU's. So are results of functions with such an argument, and
+    within an action of a pipeline all tensors.
+    """
+
+    def __init__(self, waits: HostWaits) -> None:
+        super().__init__()
+        self._waits = waits
+        self._paused = False
+        self._on_gpus: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Within it everything is as it is without the mode."""
+        self._paused, before = True, self._paused
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def put(self, tensors: Any) -> None:
+        """These tensors are on GPUs."""
+        for tensor in tensors:
+            self._on_gpus[tensor] = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Calls the function on the CPU."""
+        kwargs = dict(kwargs or {})
+        if self._paused:
+            return func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if name == "pin_memory":
+            return args[0]
+        if func == _DEVICE_OF and self._is_on_gpu(args[0]) and not called_by_runtime():
+            return _GPU
+        # torch moves tensors to each other's devices, which it takes for one.
+        if name in _MOVES and not called_by_runtime() and called_by() != "torch":
+            return self._move(name, args, kwargs)
+        if self._waits_for(name, args):
+            self._waits.note(name.strip("_"))
+        asked = kwargs.get("device")
+        to_gpu = _is_gpu(asked)
+        if to_gpu:
+            kwargs["device"] = _CPU
+            kwargs.pop("pin_memory", None)
+        result = func(*args, **kwargs)
+        if name == "__set__":
+            # `tensor.data = other`, by which modules move.
+            self._set(*args[:2])
+        elif to_gpu or (asked is None and self._any_on_gpu((args, kwargs))):
+            self.put(_tensors(result))
+        return result
+
+    def _waits_for(self, name: str, args: Any) -> bool:
+        if name in _INDEXING:
+            masks = [
+                each for each in _tensors(args[1:2]) if each.dtype in (torch.bool, torch.uint8)
+            ]
+            return bool(masks) and self._is_on_gpu(args[0])
+        return name in _WAITS and bool(args) and self._any_on_gpu(args[:1])
+
+    def _move(self, name: str, args: Any, kwargs: Any) -> Tensor:
+        """`to`, `cuda` or `cpu` as a copy where the device changes."""
+        tensor, was_there = args[0], self._is_on_gpu(args[0])
+        args, to_gpu = self._target(name, args, kwargs)
+        if to_gpu is None:
+            to_gpu = was_there
+        if was_there and not to_gpu and not kwargs.get("non_blocking", False):
+            self._waits.note(name)
+        if _is_gpu(kwargs.get("device")):
+            kwargs["device"] = _CPU
+        if to_gpu != was_there and len(args) < 4:
+            kwargs["copy"] = True
+        moved: Tensor = tensor.to(*args[1:], **kwargs) if args[1:] or kwargs else tensor
+        if to_gpu:
+            self.put([moved])
+        return moved
+
+    def _target(self, name: str, args: Any, kwargs: Any) -> tuple[Any, bool | None]:
+        """The arguments of `to` for the CPU, and whether they name a GPU; None for no device."""
+        if name != "to":
+            kwargs.pop("memory_format", None)
+            kwargs.pop("device", None)
+            return (args[0], _CPU), name == "cuda"
+        given = kwargs.get("device", args[1] if len(args) > 1 else kwargs.get("other"))
+        if isinstance(given, Tensor):
+            return args, self._is_on_gpu(given)
+        if given is None or isinstance(given, torch.dtype):
+            return args, None
+        if not _is_gpu(given):
+            return args, False
+        return (args if "device" in kwargs else (args[0], _CPU, *args[2:])), True
+
+    def _set(self, tensor: Any, value: Any) -> None:
+        if isinstance(tensor, Tensor) and isinstance(value, Tensor):
+            if self._is_on_gpu(value):
+                self.put([tensor])
+            else:
+                self._on_gpus.pop(tensor, None)
+
+    def _is_on_gpu(self, tensor: Tensor) -> bool:
+        return self._waits.acting or tensor in self._on_gpus
+
+    def _any_on_gpu(self, tree: Any) -> bool:
+        return any(self._is_on_gpu(tensor) for tensor in _tensors(tree))
+
+
+def _is_gpu(device: Any) -> bool:
+    if isinstance(device, torch.device):
+        return device.type == "cuda" or device == _GPU
+    is_index = isinstance(device, int) and not isinstance(device, bool)
+    return is_index or (isinstance(device, str) and device.startswith("cuda"))
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    """The tensors in arguments or results of torch's functions."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, list | tuple):
+        for each in tree:
+            yield from _tensors(each)
+    elif isinstance(tree, dict):
+        yield from _tensors(list(tree.values()))

@@ -1,0 +1,153 @@
+"""The report of a rehearsal: what was computed, what is predicted, and what was only checked."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..boxes import Box
+from ..plan import Plan
+from ..profiling.drawn import in_group, in_text
+from ..profiling.tables import Sheet
+from ..replacing import replacing
+from .host_waits import HostWait
+from .memory import Fit
+from .order import Orders
+from .prediction import StepPrediction
+from .sheets import sheets_of
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+
+@dataclass(frozen=True)
+class RehearsedPipeline:
+    """One pipeline of the script.
+
+    Attributes:
+        plan: of its training steps.
+        gpus: by device of the plan, the GPU.
+        losses: of its steps, computed by CPU workers.
+        fit: the predicted memory.
+        orders: by way of copies, what the model of a driver has found.
+        obstacles: reasons against a capture as CUDA graphs.
+        prediction: of times; None where the box does not tell enough, or no step was run.
+    """
+
+    plan: Plan
+    gpus: Sequence[int]
+    losses: Sequence[float]
+    fit: Fit
+    orders: Mapping[str, Orders]
+    obstacles: Sequence[str]
+    prediction: StepPrediction | None
+
+    @property
+    def violations(self) -> list[str]:
+        """All that the model of a driver objects to."""
+        return [text for orders in self.orders.values() for text in orders.violations]
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """The findings of a rehearsal. Its string has all tables.
+
+    Attributes:
+        box: the box.
+        pipelines: of the script, in the order of their making.
+        waits: how often the host would wait for a GPU, by place.
+    """
+
+    box: Box
+    pipelines: Sequence[RehearsedPipeline]
+    waits: Mapping[HostWait, int]
+
+    @property
+    def passes(self) -> bool:
+        """Whether no step is known not to fit, and no order is violated."""
+        return not any(one.fit.fits is False or one.violations for one in self.pipelines)
+
+    def tables(self) -> list[Sheet]:
+        """All tables, in their order."""
+        return list(sheets_of(self))
+
+    def summary(self) -> str:
+        """The verdict, and what it rests on."""
+        verdicts = " ".join(self._verdicts())
+        return (
+            f"{verdicts}\nComputed here, by CPU workers: losses. Predicted: bytes, by shapes; "
+            f"times, by the rates of {self.box.name} ({self.box.basis}). Checked against the model "
+            "of a driver: the order of copies and actions of a step. Not looked at: streams of the "
+            "script's own, tensors of two devices in one operation, an allocator's reserve."
+        )
+
+    def _verdicts(self) -> Iterator[str]:
+        for one in self.pipelines:
+            if one.fit.fits is None:
+                yield "Whether it fits is not known."
+            elif one.fit.fits:
+                yield "It fits."
+            else:
+                yield "It does not fit, so the script was ended before its first step."
+                if one.fit.change is not None:
+                    yield f"It fits with {one.fit.change}."
+                else:
+                    yield (
+                        "Neither more microbatches, nor the optimizer on the host, nor recompute "
+                        "saves enough. Take more devices."
+                    )
+            if one.violations:
+                yield f"{len(one.violations)} violations of order."
+
+    def __str__(self) -> str:
+        """The plain form, for logs and pipes."""
+        return in_text(self)
+
+    def __rich__(self) -> Group:
+        """All tables, for a terminal."""
+        return in_group(self.summary(), self.tables())
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes all of it as JSON.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        content = {
+            "box": self.box.name,
+            "passes": self.passes,
+            "pipelines": [_as_data(one) for one in self.pipelines],
+            "waits": [
+                {**where.line._asdict(), "call": where.call, "action": where.action, "times": times}
+                for where, times in self.waits.items()
+            ],
+        }
+        with replacing(Path(path)) as new:
+            new.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _as_data(one: RehearsedPipeline) -> dict[str, Any]:
+    time = one.prediction
+    devices = zip(one.gpus, one.fit.devices, strict=False)
+    return {
+        "losses": list(one.losses),
+        "fits": one.fit.fits,
+        "change": one.fit.change,
+        "notes": list(one.fit.notes),
+        "devices": [{"gpu": gpu, **asdict(held)} for gpu, held in devices],
+        "violations": one.violations,
+        "against_capture": list(one.obstacles),
+        "prediction": time
+        and {
+            "step_ns": time.step_ns,
+            "makespan_ns": time.timeline.makespan_ns,
+            "update_ns": time.update_ns,
+            "bubble_ratio": time.timeline.bubble_ratio,
+            "rows_per_s": time.rows_per_s,
+            "tokens_per_s": time.tokens_per_s,
+        },
+    }

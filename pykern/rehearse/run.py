@@ -1,0 +1,145 @@
+"""Runs a user's training script on a box that is not there."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from torch import nn
+
+from ..boxes import Box
+from ..pipeline import build, pipeline
+from ..pipeline.build import Design, design
+from ..pipeline.combinations import refuse_combinations
+from ..pipeline.request import Request
+from ..runtime.features.feature import Feature
+from .host_waits import HostWaits
+from .names import gpus_of, replaced
+from .on_cpu import OnCpu
+from .optimizers import MadeOptimizers
+from .order import orders_of
+from .prediction import predicted
+from .report import Rehearsal, RehearsedPipeline
+from .setting import RehearsalEnds, Setting
+from .watched import Watched, on_workers
+
+
+class ScriptFailed(Exception):
+    """The script has raised an exception, which is the cause."""
+
+
+def rehearse(script: str, arguments: Sequence[str], box: Box, steps: int = 3) -> Rehearsal:
+    """Runs a script, unchanged, as if this machine were the box.
+
+    Pipelines for GPUs run on as many CPU workers. All else that the script does on GPUs is done on
+    the CPU. Memory and times are predicted, and the orders that GPUs would get are checked by the
+    model of a driver.
+
+    Args:
+        script: its file.
+        arguments: its arguments.
+        box: the box.
+        steps: the number of steps of a pipeline, after which the script is ended.
+
+    Returns:        The findings.
+
+    Raises:
+        ValueError: there is no such file, or the script makes no pipeline for GPUs that takes a
+            step.
+        ScriptFailed: the script raises an exception.
+    """
+    if not Path(script).is_file():
+        raise ValueError(f"script must be a file, got {script}. Give the path of the script")
+    waits = HostWaits()
+    at = Setting(box, steps, waits, OnCpu(waits), MadeOptimizers())
+    found = _Pipelines(at)
+    with ExitStack() as undo:
+        undo.enter_context(gpus_of(box, waits))
+        undo.enter_context(at.optimizers.watched())
+        undo.enter_context(replaced(pipeline, "design", found.design))
+        undo.enter_context(replaced(build, "FEATURES", (*build.FEATURES, found.watch)))
+        undo.callback(found.close)
+        undo.enter_context(at.mode)
+        _run(script, arguments)
+    looked_at = [one for one in found.made if one.fit is not None]
+    if not looked_at:
+        raise ValueError(
+            f"{Path(script).name} must take a step of a pykern.Pipeline for GPUs, got "
+            f"{_instead(found)}. Rehearsals look at pipe.step and pipe.map: give the script its "
+            'arguments for GPUs, such as devices="cuda"'
+        )
+    return Rehearsal(box, [_seen(one, box) for one in looked_at], dict(waits.found))
+
+
+def _run(script: str, arguments: Sequence[str]) -> None:
+    """Runs the script to its end, or to that of the rehearsal."""
+    with ExitStack() as undo:
+        undo.enter_context(replaced(sys, "argv", [script, *arguments]))
+        undo.enter_context(replaced(sys, "path", [str(Path(script).parent.absolute()), *sys.path]))
+        try:
+            runpy.run_path(script, run_name="__main__")
+        except RehearsalEnds:
+            return
+        except SystemExit as ended:
+            if ended.code not in (None, 0):
+                raise
+        except Exception as error:
+            raise ScriptFailed from error
+
+
+def _instead(found: _Pipelines) -> str:
+    if found.made:
+        return "a pipeline without a step"
+    return "pipelines of CPU workers" if found.on_workers else "no pipeline"
+
+
+def _seen(one: Watched, box: Box) -> RehearsedPipeline:
+    assert one.fit is not None
+    orders = {
+        way: orders_of(one.plan, one.asked.lanes, peers=peers)
+        for way, peers in (("from GPU to GPU", True), ("by way of the host", False))
+    }
+    return RehearsedPipeline(
+        one.plan,
+        [lane.device.index for lane in one.asked.lanes],
+        one.losses,
+        one.fit,
+        orders,
+        one.obstacles,
+        predicted(one, box),
+    )
+
+
+class _Pipelines:
+    """The pipelines that the script makes."""
+
+    def __init__(self, at: Setting) -> None:
+        self._at = at
+        self._asked: Request | None = None
+        self.made: list[Watched] = []
+        self.on_workers = False
+
+    def design(self, asked: Request) -> Design:
+        """Takes the place of `design`: chooses for workers, where GPUs are asked for."""
+        if not asked.on_gpus:
+            self.on_workers = True
+            return design(asked)
+        refuse_combinations(asked)
+        self._asked = asked
+        return design(on_workers(asked))
+
+    def watch(self, of: Design, model: nn.Module) -> Feature | None:
+        """The last feature of a pipeline for GPUs."""
+        asked, self._asked = self._asked, None
+        if asked is None:
+            return None
+        self.made.append(Watched(asked, of, model, self._at))
+        return self.made[-1]
+
+    def close(self) -> None:
+        """Ends the workers of pipelines that the script has left open."""
+        for one in self.made:
+            one.close_pipeline()

@@ -1,0 +1,53 @@
+"""The orders of plans that are issued to the model of a driver."""
+
+import pytest
+import torch
+
+from pykern.plan import Plan, with_reductions
+from pykern.rehearse.driver_model import DriverModel
+from pykern.rehearse.order import orders_of
+from pykern.runtime.devices import DeviceLane
+from pykern.schedules import by_name
+
+NAMES = ["gpipe", "one_f_one_b", "interleaved", "hanayo", "chimera", "zb_h1", "zb_v", "dualpipe_v"]
+
+
+def lanes(count: int) -> list[DeviceLane]:
+    return [DeviceLane(torch.device("cuda", index)) for index in range(count)]
+
+
+def plan_of(name: str) -> Plan:
+    return with_reductions(by_name[name](4, 8), over_peers=False)
+
+
+@pytest.mark.parametrize("peers", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_plans_of_the_catalogue_break_no_rule(name: str, peers: bool) -> None:
+    found = orders_of(plan_of(name), lanes(4), peers=peers)
+    assert found.violations == []
+    assert found.calls["copies"] >= 2 * 2 * 8
+
+
+def test_lanes_of_one_gpu_copy_nothing() -> None:
+    plan = plan_of("one_f_one_b")
+    parts = [DeviceLane(torch.device("cuda", 0), part, 4) for part in range(4)]
+    for each in (parts, lanes(1) * 4):
+        assert orders_of(plan, each, peers=True).violations == []
+
+
+def test_a_wait_that_is_left_out_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every third is: what the others put in order, more waits do as well."""
+
+    def without(nth: int) -> list[str]:
+        class Dropping(DriverModel):
+            def __init__(self, num_gpus: int) -> None:
+                super().__init__(num_gpus)
+                self.library.fake_drop_wait(nth)
+
+        monkeypatch.setattr("pykern.rehearse.driver_model.DriverModel", Dropping)
+        return list(orders_of(plan_of("one_f_one_b"), lanes(4), peers=True).violations)
+
+    found = [without(nth) for nth in range(1, 25)]
+    assert sum(map(bool, found)) >= 8
+    texts = [text for each in found for text in each]
+    assert any("an action" in text and "nothing orders the two" in text for text in texts)

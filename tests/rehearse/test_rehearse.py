@@ -1,0 +1,127 @@
+"""Scripts are rehearsed: waits by line, memory, errors, and missing pipelines."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.rehearse.scripts import line_with, rehearse, written
+
+SCRIPT = """
+import torch
+from torch import nn
+import pykern
+
+class Layer(nn.Linear):
+    def forward(self, x):
+        if x.sum() > 1e9:  # in an action
+            x = x / 2
+        return super().forward(x)
+
+layers = [nn.Linear(8, 8), Layer(8, 8), nn.Dropout(0.5), nn.Linear(8, 8)]
+mse = nn.functional.mse_loss
+pipe = pykern.Pipeline(layers, devices="cuda", microbatches=4, capture=True, loss_fn=mse)
+optimizer = torch.optim.SGD(pipe.parameters(), lr=0.1, momentum=0.9)
+batch = torch.randn(8, 8)
+assert batch.sum().item() != 0  # of the host
+there = batch.cuda()
+for step in range(5):
+    loss = pipe.step(there, target=batch.to("cuda"))
+    torch.nn.utils.clip_grad_norm_(pipe.parameters(), 1.0, error_if_nonfinite=True)
+    optimizer.step()
+    optimizer.zero_grad()
+    total = loss.item()  # planted
+    print(f"loss {loss:.3f}")  # printed
+    torch.cuda.synchronize()
+assert not torch.equal(there + 1, batch)
+raise SystemExit("not reached: the rehearsal ends after three steps")
+"""
+
+
+@pytest.mark.timeout(120)
+def test_waits_are_told_by_line(tmp_path: Path) -> None:
+    script = written(tmp_path, SCRIPT)
+    seen = rehearse(script, tmp_path)
+    assert seen.status == 0, seen.err
+    waits = {
+        (one["line"], one["inside"], one["call"], one["action"]): one["times"]
+        for one in seen.seen["waits"]
+    }
+    planted, printed = line_with(script, "# planted"), line_with(script, "# printed")
+    assert waits.pop((planted, "", "item", "")) == 3
+    assert waits.pop((printed, "", "format", "")) == 3
+    assert waits.pop((line_with(script, "torch.cuda.synchronize()"), "", "synchronize", "")) == 3
+    in_layer = line_with(script, "# in an action"), "", "bool", "F of stage 0"
+    assert waits.pop(in_layer) == 3 * 4
+    (inside,) = waits
+    assert inside == (line_with(script, "clip_grad_norm_"), "torch", "bool", "")
+    assert waits[inside] == 3
+    assert f"train.py:{planted}" in seen.out
+    (pipeline,) = seen.seen["pipelines"]
+    assert len(pipeline["losses"]) == 3
+    assert any("Dropout" in why and "random" in why for why in pipeline["against_capture"])
+
+
+TOO_LARGE = """
+import torch
+from torch import nn
+import pykern
+
+def linear(): return nn.utils.skip_init(nn.Linear, 30_000, 30_000, bias=False)
+
+model = nn.Sequential(*(linear() for _ in range(4)))
+pipe = pykern.Pipeline(model, devices="cuda", microbatches=4, loss_fn=nn.functional.mse_loss)
+optimizer = torch.optim.AdamW(pipe.parameters())
+x = torch.zeros(8, 30_000)
+pipe.step(x, target=x)
+raise SystemExit("not reached")
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_step_that_does_not_fit_is_told_with_the_cheapest_change(tmp_path: Path) -> None:
+    """Weights that nobody touches take no memory here; each GPU would need 18 GiB, and state."""
+    seen = rehearse(written(tmp_path, TOO_LARGE), tmp_path, box="2x3090")
+    assert seen.status == 1, seen.err
+    (pipeline,) = seen.seen["pipelines"]
+    assert pipeline["fits"] is False
+    assert pipeline["losses"] == []
+    assert pipeline["change"] == "pykern.HostOptimizer"
+    assert "It does not fit, so the script was ended before its first step." in seen.out
+    assert "It fits with pykern.HostOptimizer." in seen.out
+
+
+@pytest.mark.timeout(120)
+def test_an_error_of_the_script_ends_with_its_traceback(tmp_path: Path) -> None:
+    script = written(tmp_path, "def fail():\n    raise ValueError('of the script')\n\nfail()\n")
+    seen = rehearse(script, tmp_path)
+    assert seen.status == 1
+    first, *_, last = seen.err.splitlines()
+    assert first == "Traceback (most recent call last):"
+    assert last == "ValueError: of the script"
+    assert seen.err.count("File ") == 2
+    assert "pykern" not in seen.err
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("text", "instead"),
+    [
+        ("print('trains nothing')", "got no pipeline"),
+        (
+            "import pykern, torch\n"
+            "pykern.Pipeline([torch.nn.Linear(2, 2)], devices='cpu:1', microbatches=1)",
+            "got pipelines of CPU workers",
+        ),
+    ],
+)
+def test_a_script_without_a_pipeline_is_told(tmp_path: Path, text: str, instead: str) -> None:
+    seen = rehearse(written(tmp_path, text), tmp_path)
+    assert seen.status == 2
+    assert "must take a step of a pykern.Pipeline for GPUs" in seen.err
+    assert instead in seen.err
+
+
+def test_a_script_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    seen = rehearse(tmp_path / "none.py", tmp_path)
+    assert seen.status == 2
+    assert "script must be a file" in seen.err
