@@ -22,8 +22,8 @@ def rehearse(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            help="The script's own. Options that this command does not have are the script's, as is "
-            "everything behind --."
+            help="The script's own. Options that this command does not have are the "
+            "script's, as is everything behind --."
         ),
     ] = None,
     steps: Annotated[int, number_option(about="Steps, after which the script is ended.")] = 3,
