@@ -35,6 +35,19 @@ def test_the_shipped_boxes_have_their_figures_and_say_where_from():
     assert load("rtx3090x2").link(0, 1) == BoxLink(((0, 1),), 56.25, 3_400.0)
 
 
+def test_a_box_is_named_by_its_devices():
+    four, all_eight = load("4x4090"), load("rtx4090x8")
+    assert four.devices == all_eight.devices[:4]
+    assert four.links[0].groups == ((0, 1, 2, 3),)
+    assert four.name.startswith("4 of 8 x")
+    assert load("8xh100") == load("h100x8")
+    assert load("2xrtx3090") == load("2x3090") == load("rtx3090x2")
+    with pytest.raises(ValueError, match="the box must have 1 to 2 devices, as .*, got 3"):
+        load("3x3090")
+    with pytest.raises(ValueError, match="device of the box must be one of .*, got '4080'"):
+        load("2x4080")
+
+
 def test_a_box_is_the_cluster_that_scale_has_of_it():
     assert cluster_of(load("h100x8")) == DGX_H100
 
