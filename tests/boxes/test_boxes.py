@@ -42,9 +42,9 @@ def test_a_box_is_named_by_its_devices():
     assert four.name.startswith("4 of 8 x")
     assert load("8xh100") == load("h100x8")
     assert load("2xrtx3090") == load("2x3090") == load("rtx3090x2")
-    with pytest.raises(ValueError, match="the box must have 1 to 2 devices, as .*, got 3"):
+    with pytest.raises(ValueError, match=r"the box must have 1 to 2 devices, as .*, got 3"):
         load("3x3090")
-    with pytest.raises(ValueError, match="device of the box must be one of .*, got '4080'"):
+    with pytest.raises(ValueError, match=r"device of the box must be one of .*, got '4080'"):
         load("2x4080")
 
 
