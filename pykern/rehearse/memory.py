@@ -62,7 +62,9 @@ def fit_of(asked: Request, of: Design, made: Built, batch: Batch, at: Setting) -
         found = step.estimate()
     # A forward may look at values, which are missing here.
     except Exception as error:
-        return Fit(None, {}, [f"bytes are not known: {error}"])
+        return Fit(
+            None, {}, [f"bytes are not known, since the model did not run without values: {error}"]
+        )
     fit = Fit(found, _by_gpu(found, asked, at), notes)
     if fit.fits is not False:
         return fit
