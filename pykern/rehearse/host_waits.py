@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from ..plan import Kind
-from .lines import Line, called_by, called_by_runtime, line_of_user
+from .lines import Line, called_by, called_by_runtime, library_of, line_of_user
 
 
 class HostWait(NamedTuple):
@@ -73,5 +73,5 @@ class HostWaits:
         line = line_of_user()
         if line is None:
             # A worker, in layers of a library: the line is that of the step.
-            line = (self._step or Line("?", 0, ""))._replace(inside=called_by())
+            line = (self._step or Line("?", 0, ""))._replace(inside=library_of(called_by()))
         self.found[HostWait(line, call, self._action)] += 1

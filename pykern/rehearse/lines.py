@@ -44,7 +44,7 @@ def line_of_user() -> Line | None:
     A method of a tensor that the line calls is not a library.
     """
     frame = _caller()
-    inside = "" if frame is None or _is_users(frame) else _library(frame)
+    inside = "" if frame is None or _is_users(frame) else library_of(_module(frame))
     while frame is not None and not _is_users(frame):
         frame = frame.f_back
     if frame is None:
@@ -53,9 +53,9 @@ def line_of_user() -> Line | None:
 
 
 def called_by() -> str:
-    """The library that the running code belongs to; empty for the user's own code."""
+    """The module of a library that the running code belongs to; empty for the user's own code."""
     frame = _caller()
-    return "" if frame is None or _is_users(frame) else _library(frame)
+    return "" if frame is None or _is_users(frame) else _module(frame)
 
 
 def called_by_runtime() -> bool:
@@ -80,5 +80,10 @@ def _is_users(frame: FrameType) -> bool:
     return not path.startswith(_LIBRARIES) and "-packages/" not in path
 
 
-def _library(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+def library_of(module: str) -> str:
+    """The library of a module, by its name."""
+    return module.partition(".")[0]
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -68,8 +68,7 @@ class OnCpu(TorchFunctionMode):
             return args[0]
         if func == _DEVICE_OF and self._is_on_gpu(args[0]) and not called_by_runtime():
             return _GPU
-        # torch moves tensors to each other's devices, which it takes for one.
-        if name in _MOVES and not called_by_runtime() and called_by() != "torch":
+        if name in _MOVES and not called_by_runtime():
             return self._move(name, args, kwargs)
         if self._waits_for(name, args):
             self._waits.note(name.strip("_"))
@@ -98,7 +97,7 @@ class OnCpu(TorchFunctionMode):
         """`to`, `cuda` or `cpu` as a copy where the device changes."""
         tensor, was_there = args[0], self._is_on_gpu(args[0])
         args, to_gpu = self._target(name, args, kwargs)
-        if to_gpu is None:
+        if to_gpu is None or (name == "to" and not to_gpu and _groups_devices()):
             to_gpu = was_there
         if was_there and not to_gpu and not kwargs.get("non_blocking", False):
             self._waits.note(name)
@@ -138,6 +137,12 @@ class OnCpu(TorchFunctionMode):
 
     def _any_on_gpu(self, tree: Any) -> bool:
         return any(self._is_on_gpu(tensor) for tensor in _tensors(tree))
+
+
+def _groups_devices() -> bool:
+    """Whether torch moves tensors to each other's devices, all of which it takes for the CPU."""
+    module = called_by()
+    return module.startswith("torch.") and module != nn.Module.__module__
 
 
 def _is_gpu(device: Any) -> bool:
