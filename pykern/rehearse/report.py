@@ -101,7 +101,7 @@ class Rehearsal:
                         "saves enough. Take more devices."
                     )
             if one.violations:
-                yield f"{len(one.violations)} violations of order."
+                yield f"Violations of order: {len(one.violations)}."
 
     def __str__(self) -> str:
         """The plain form, for logs and pipes."""

@@ -3,9 +3,12 @@
 import pytest
 import torch
 
+from pykern.boxes import load
 from pykern.plan import Plan, with_reductions
+from pykern.rehearse import Rehearsal, RehearsedPipeline
 from pykern.rehearse.driver_model import DriverModel
-from pykern.rehearse.order import orders_of
+from pykern.rehearse.memory import Fit
+from pykern.rehearse.order import Orders, orders_of
 from pykern.runtime.devices import DeviceLane
 from pykern.schedules import by_name
 
@@ -51,3 +54,15 @@ def test_a_wait_that_is_left_out_is_seen(monkeypatch: pytest.MonkeyPatch) -> Non
     assert sum(map(bool, found)) >= 8
     texts = [text for each in found for text in each]
     assert any("an action" in text and "nothing orders the two" in text for text in texts)
+
+
+def test_a_violation_fails_the_rehearsal() -> None:
+    plan, fit = plan_of("one_f_one_b"), Fit(None, {}, [])
+    calls = {"waits": 1, "records": 1, "copies": 1}
+    for violations, passes in (([], True), (["a race"], False)):
+        orders = {"from GPU to GPU": Orders(violations, calls)}
+        one = RehearsedPipeline(plan, [0, 1, 2, 3], [1.0], fit, orders, [], None)
+        found = Rehearsal(load("4x4090"), [one], {})
+        assert found.passes is passes
+        assert ("Violations of order: 1." in str(found)) is not passes
+        assert ("a race" in str(found)) is not passes
