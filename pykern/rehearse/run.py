@@ -44,7 +44,8 @@ def rehearse(script: str, arguments: Sequence[str], box: Box, steps: int = 3) ->
         box: the box.
         steps: the number of steps of a pipeline, after which the script is ended.
 
-    Returns:        The findings.
+    Returns:
+        The findings.
 
     Raises:
         ValueError: there is no such file, or the script makes no pipeline for GPUs that takes a
