@@ -2,5 +2,16 @@
 
 from .box import Box, BoxDevice, BoxHost, BoxLink
 from .files import load, published, save
+from .links import over_links, slowest
 
-__all__ = ["Box", "BoxDevice", "BoxHost", "BoxLink", "load", "published", "save"]
+__all__ = [
+    "Box",
+    "BoxDevice",
+    "BoxHost",
+    "BoxLink",
+    "load",
+    "over_links",
+    "published",
+    "save",
+    "slowest",
+]

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import isfinite
+from typing import TypeVar
 
 VERSION = 1
 MEASURED, PUBLISHED = "measured", "published, not measured"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,14 @@ class Box:
                 if isinstance(value, int | float):
                     yield f"{key}.{name}", value
 
+    def require_devices(self, count: int) -> None:
+        """Refuses more devices than there are."""
+        if count > len(self.devices):
+            raise ValueError(
+                f"devices must be at most {len(self.devices)}, as many as the box has, got "
+                f"{count}. Take fewer devices"
+            )
+
     def link(self, first: int, second: int) -> BoxLink | None:
         """The link between two devices; None where none is told."""
         pair = {first, second}
@@ -139,3 +150,17 @@ class Box:
 
 def _below(count: int, group: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(device for device in group if device < count)
+
+
+def known(value: T | None, key: str) -> T:
+    """A value of a box that a prediction needs.
+
+    Raises:
+        ValueError: The box does not tell it.
+    """
+    if value is None:
+        raise ValueError(
+            f"the box must tell its {key} for a prediction, got null. Write the figure into the "
+            "file, by the data sheet"
+        )
+    return value

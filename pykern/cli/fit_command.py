@@ -1,6 +1,6 @@
 """`pykern fit`: whether a training step fits the memory of its devices, before there are any."""
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
@@ -8,13 +8,36 @@ from ..schedules import require_named
 from .errors import bad_input
 from .schedule_options import Given, of_schedule, require_owned, with_schedule_options
 from .sources import CATALOGUE
-from .values import number_option
+from .values import BoxProfile, number_option
 from .workloads import workload_of
 
 if TYPE_CHECKING:
+    from ..boxes import Box
     from ..sizes import Estimate
 
 GIB = 2**30
+NUM_DEVICES = 8
+MEMORY_GIB = 80.0
+
+DEVICES = number_option(about=f"Devices; if not given those of --box, or {NUM_DEVICES}.")
+MEMORY = typer.Option(
+    min=0,
+    help=f"Memory of each device, in GiB; if not given that of --box, or {MEMORY_GIB:g}.",
+    show_default=False,
+)
+OPTIMIZER = typer.Option(help="A class of torch.optim, or none to leave its state out.")
+
+
+class Room(NamedTuple):
+    """The memory of each device, in bytes, and the box that tells it."""
+
+    memory: tuple[float, ...]
+    box: "Box | None"
+
+    def __str__(self) -> str:
+        ends = dict.fromkeys(f"{of(self.memory) / GIB:.4g}" for of in (min, max))
+        told = "" if self.box is None else f" of {self.box.name} ({self.box.basis})"
+        return f"{' to '.join(ends)} GiB{told}"
 
 
 @with_schedule_options
@@ -29,12 +52,11 @@ def fit(
         ),
     ] = None,
     schedule: Annotated[str, typer.Option(help=CATALOGUE)] = "one_f_one_b",
-    devices: Annotated[int, number_option(about="Devices, one for each stage or more.")] = 8,
+    devices: Annotated[int | None, DEVICES] = None,
     microbatches: Annotated[int, number_option(about="Parts of each batch.")] = 8,
-    memory: Annotated[float, typer.Option(min=0, help="Memory of each device, in GiB.")] = 80.0,
-    optimizer: Annotated[
-        str, typer.Option(help="A class of torch.optim, or none to leave its state out.")
-    ] = "AdamW",
+    memory: Annotated[float | None, MEMORY] = None,
+    box: BoxProfile = None,
+    optimizer: Annotated[str, OPTIMIZER] = "AdamW",
     recompute: Annotated[
         Literal["none", "ops", "layer", "stage"],
         typer.Option(help="Level, as for Pipeline: values that a forward keeps for its backward."),
@@ -51,12 +73,13 @@ def fit(
 
         from ..sizes.changes import PlannedStep, changes
 
+        room = _room(devices, memory, box)
         with torch.device("meta"):
-            workload = workload_of(source)(devices)
+            workload = workload_of(source)(len(room.memory))
         arguments = {
             "model": workload.model,
             "loss_fn": workload.loss_fn,
-            "devices": devices,
+            "devices": len(room.memory),
             "schedule": schedule,
             "optimizer": _optimizer(optimizer),
             **of_schedule(schedule, options),
@@ -65,11 +88,11 @@ def fit(
         step = PlannedStep(workload.inputs, workload.target, microbatches, level, arguments)
         with Console(stderr=True).status("The model runs without values."):
             found = step.estimate()
-            fits = found.fits(memory * GIB)
+            fits = found.fits(room.memory)
             tried = () if fits else changes(step)
-            change = next((one for one in tried if one.estimate.fits(memory * GIB)), None)
+            change = next((one for one in tried if one.estimate.fits(room.memory)), None)
     typer.echo(f"GiB of each device, with {microbatches} microbatches:\n{found}")
-    typer.echo(f"It {'fits' if fits else 'does not fit'} in {memory:g} GiB: {_most(found)}.")
+    typer.echo(f"It {'fits' if fits else 'does not fit'} in {room}: {_most(found)}.")
     if fits:
         return
     typer.echo(
@@ -79,6 +102,29 @@ def fit(
         else f"It fits with {change.name}: {_most(change.estimate)}."
     )
     raise typer.Exit(1)
+
+
+def _room(devices: int | None, memory: float | None, box: str | None) -> Room:
+    """The memory by --memory for each of --devices, or that of a box."""
+    from ..boxes import load
+    from ..boxes.box import known
+
+    if box is None:
+        num_bytes = (MEMORY_GIB if memory is None else memory) * GIB
+        return Room((num_bytes,) * (devices or NUM_DEVICES), None)
+    if memory is not None:
+        raise ValueError(
+            f"--memory must not go with --box, which tells the memory of devices, got {memory:g}. "
+            "Omit it"
+        )
+    profile = load(box)
+    count = len(profile.devices) if devices is None else devices
+    profile.require_devices(count)
+    held = [
+        known(device.memory_bytes, f"devices[{number}].memory_bytes")
+        for number, device in enumerate(profile.devices[:count])
+    ]
+    return Room(tuple(held), profile)
 
 
 def _most(found: "Estimate") -> str:

@@ -23,13 +23,16 @@ from .sources import (
     PlanSource,
     sources_of,
 )
+from .transfers import Transfers, transfers_of
 from .values import (
     BUDGET,
     COSTS,
     FROZEN,
     MEMORY,
+    MESSAGE,
     RECOMPUTE,
     TRANSFER,
+    BoxProfile,
     ShareCosts,
     Stages,
     number_option,
@@ -54,7 +57,11 @@ FORMS = {
 }
 DRAWN = (".trace.json", ".png", ".pdf", ".svg")
 
-DEVICES = number_option("-p", "--devices", about=f"Number of devices; {NUM_DEVICES} if not given.")
+DEVICES = number_option(
+    "-p",
+    "--devices",
+    about=f"Number of devices; if not given those of --box, or {NUM_DEVICES}.",
+)
 MICROBATCHES = number_option(
     "-m", "--microbatches", about=f"Number of microbatches; {NUM_MICROBATCHES} if not given."
 )
@@ -62,6 +69,10 @@ REPLICAS = number_option(
     "--replicas",
     about="Replicas of the model side by side, which share out devices and microbatches; the "
     "schedule, or file, is for one of them. 1 if not given.",
+)
+
+OUT = typer.Option(
+    help="File to write: " + ", ".join(f"{end} ({what})" for end, what in FORMS.items())
 )
 
 
@@ -79,6 +90,8 @@ def plan(
     replicas: Annotated[int | None, REPLICAS] = None,
     costs: Annotated[ShareCosts | None, COSTS] = None,
     transfer: Annotated[float | None, TRANSFER] = None,
+    box: BoxProfile = None,
+    message: Annotated[float | None, MESSAGE] = None,
     memory: Annotated[float | None, MEMORY] = None,
     budget: Annotated[float | None, BUDGET] = None,
     recompute: Annotated[Stages | None, RECOMPUTE] = None,
@@ -87,18 +100,14 @@ def plan(
         str | None,
         typer.Option(metavar="NAME|FILE", help="A second plan, drawn on the same time axis."),
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="File to write: " + ", ".join(f"{end} ({what})" for end, what in FORMS.items())
-        ),
-    ] = None,
+    out: Annotated[Path | None, OUT] = None,
     *,
     options: Given,
 ) -> None:
     """Draw a schedule or a plan from a file, with makespan, bubble ratio and peak memory.
 
     A microbatch takes 1 ms forward and 2 ms backward over a device's share, if not said otherwise.
+    With --box and --message, transfers take the time of the box's links.
     """
     with bad_input():
         from rich.console import Console
@@ -109,12 +118,13 @@ def plan(
         names = [schedule] if compare is None else [schedule, compare]
         if len(set(names)) < len(names):
             raise ValueError(f"--compare must be another plan, got {schedule} twice")
-        counts = Counts(devices, microbatches, replicas or 1)
+        transfers = transfers_of(transfer, box, message)
+        counts = Counts(devices, microbatches, replicas or 1, transfers.num_devices or NUM_DEVICES)
         share = (costs or share_costs(DEFAULT_COSTS)).times(counts.replicas)
-        search = Search(share, transfer or 0.0, memory, budget)
+        search = Search(share, transfers, memory, budget)
         search.require_used(names, recomputes=recompute is not None)
         sources = sources_of(names, counts, options, search)
-        drawn = [Costed(s, costs_for(s, costs, transfer, len(sources))) for s in sources]
+        drawn = [Costed(s, costs_for(s, costs, transfers, len(sources))) for s in sources]
         if frozen is not None:
             drawn = [with_frozen(each, frozen) for each in drawn]
         if recompute is not None:
@@ -124,7 +134,8 @@ def plan(
             save(out, [each.source for each in drawn], timelines)
     console = Console(highlight=False)
     console.print(as_text(timelines, console.width))
-    for line in [*where_numbers_fit(timelines, console.width), *lines_below(drawn)]:
+    more = transfers.in_words([each.costs for each in drawn])
+    for line in [*where_numbers_fit(timelines, console.width), *lines_below(drawn), *more]:
         console.print(Text(line))
     if search.found is not None:
         console.print(Text(str(search.found)), soft_wrap=True)
@@ -142,17 +153,17 @@ def lines_below(drawn: list[Costed]) -> Iterator[str]:
 
 
 def costs_for(
-    source: PlanSource, costs: ShareCosts | None, transfer: float | None, num_sources: int
+    source: PlanSource, costs: ShareCosts | None, transfers: Transfers, num_sources: int
 ) -> "Costs":
     """The costs of the command line, else those of the file; refused if a comparison misleads."""
-    if source.costs is None or costs is not None or transfer is not None:
-        return (costs or share_costs(DEFAULT_COSTS)).of(source.plan, transfer or 0.0)
+    if source.costs is None or costs is not None or transfers.latency_ms is not None:
+        return transfers.of(costs or share_costs(DEFAULT_COSTS), source.plan)
     if num_sources > 1:
         raise ValueError(
             "--costs must be given to compare with a file that has costs of its own, got "
             f"{source.label} without it"
         )
-    return source.costs
+    return transfers.over_box(source.costs, source.plan)
 
 
 def where_numbers_fit(timelines: dict[str, "Timeline"], width: int) -> list[str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..plan import Plan
     from ..search.search import Found
+    from .transfers import Transfers
     from .values import ShareCosts
 
 AUTO = "auto"
@@ -17,7 +18,7 @@ class Search:
 
     Args:
         costs: Costs of a device's share of the model.
-        transfer_ms: Latency between devices.
+        transfers: The time of transfers; with a box, each over the slowest link.
         memory: Cap on memory, in units of 1F1B's peak, or None.
         budget_ms: Work of the search, in ms of one core, or None.
     """
@@ -25,11 +26,11 @@ class Search:
     def __init__(
         self,
         costs: ShareCosts,
-        transfer_ms: float,
+        transfers: Transfers,
         memory: float | None,
         budget_ms: float | None,
     ) -> None:
-        self.costs = costs.of_share(transfer_ms)
+        self._costs, self._transfers = costs, transfers
         limits = {"memory": memory, "budget_ms": budget_ms}
         self.limits: dict[str, Any] = {k: v for k, v in limits.items() if v is not None}
         self.found: Found | None = None
@@ -38,7 +39,8 @@ class Search:
         """Search, and keep the result in `found`."""
         from ..search.search import auto
 
-        self.found = auto(num_devices, num_microbatches, costs=self.costs, **self.limits)
+        costs = self._transfers.at_worst(self._costs)
+        self.found = auto(num_devices, num_microbatches, costs=costs, **self.limits)
         return self.found.plan
 
     def require_used(self, names: list[str], *, recomputes: bool) -> None:

@@ -22,11 +22,12 @@ TRAINED = [name for name in by_name if name not in _NOT_TRAINED]
 
 
 class Counts(NamedTuple):
-    """Devices and microbatches of all replicas; None to take the plan's number."""
+    """Devices and microbatches of all replicas; None to take the plan's number, or the default."""
 
     devices: int | None
     microbatches: int | None
     replicas: int = 1
+    default_devices: int = NUM_DEVICES
 
     def shares(self) -> Shares:
         """The counts shared out to the replicas, with defaults for counts that are not given.
@@ -34,7 +35,10 @@ class Counts(NamedTuple):
         Raises:
             ValueError: the devices cannot be shared out, or a replica would have no microbatch.
         """
-        devices, microbatches = self.devices or NUM_DEVICES, self.microbatches or NUM_MICROBATCHES
+        devices, microbatches = (
+            self.devices or self.default_devices,
+            self.microbatches or NUM_MICROBATCHES,
+        )
         return Shares(devices, microbatches, self.replicas)
 
 

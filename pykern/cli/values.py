@@ -128,6 +128,12 @@ TRANSFER: Any = typer.Option(
     parser=milliseconds,
     metavar="MS",
 )
+MESSAGE: Any = typer.Option(
+    "--message",
+    help="With --box: what a microbatch sends from one stage to the next, in MiB.",
+    parser=positive,
+    metavar="MIB",
+)
 MEMORY: Any = typer.Option(
     "--memory",
     help="For auto: memory for activations, where 1 is what 1F1B takes; 1 if not given. For "

@@ -1,12 +1,8 @@
 """A box of a profile, as those that a cluster is made of."""
 
-from itertools import combinations
-from typing import TypeVar
-
-from pykern.boxes import Box
+from pykern.boxes import Box, slowest
+from pykern.boxes.box import known
 from pykern.scale.cluster import COLLECTIVE_NS, NETWORK, REACHED, Cluster, Gpu, Link
-
-T = TypeVar("T")
 
 
 def cluster_of(box: Box) -> Cluster:
@@ -26,24 +22,13 @@ def cluster_of(box: Box) -> Cluster:
                 "box of equal GPUs"
             )
     gpu = Gpu(
-        _known(device.flops_per_ns, "flops_per_ns"),
+        known(device.flops_per_ns, "flops_per_ns"),
         REACHED,
-        _known(device.memory_bytes, "memory_bytes"),
-        _known(device.memory_bytes_per_ns, "memory_bytes_per_ns"),
+        known(device.memory_bytes, "memory_bytes"),
+        known(device.memory_bytes_per_ns, "memory_bytes_per_ns"),
     )
-    links = [
-        _known(box.link(*pair), "link between {} and {}".format(*pair))
-        for pair in combinations(range(len(box.devices)), 2)
-    ]
-    slowest = min((link.bytes_per_ns for link in links), default=gpu.memory_bytes_per_ns)
-    latency = max((link.latency_ns for link in links), default=0.0)
-    return Cluster(gpu, len(box.devices), Link(slowest, latency), NETWORK, COLLECTIVE_NS)
-
-
-def _known(value: T | None, key: str) -> T:
-    if value is None:
-        raise ValueError(
-            f"the box must tell its {key} for a prediction, got null. Write the figure into the "
-            "file, by the data sheet"
-        )
-    return value
+    found = slowest(box)
+    inside = (
+        Link(found.bytes_per_ns, found.latency_ns) if found else Link(gpu.memory_bytes_per_ns, 0.0)
+    )
+    return Cluster(gpu, len(box.devices), inside, NETWORK, COLLECTIVE_NS)

@@ -75,9 +75,22 @@ class Estimate:
     partition: Partition
     handed_bytes: Sequence[float]
 
-    def fits(self, memory: float) -> bool:
-        """Whether every device has this many bytes."""
-        return all(device.total <= memory for device in self.devices)
+    def fits(self, memory: float | Sequence[float]) -> bool:
+        """Whether every device has enough memory.
+
+        Args:
+            memory: bytes of each device: one number for all, or a list with one for each.
+
+        Raises:
+            ValueError: the list has another length.
+        """
+        count = len(self.devices)
+        room = [memory] * count if isinstance(memory, float | int) else memory
+        if len(room) != count:
+            raise ValueError(
+                f"memory must hold one number for each of {count} devices, got {len(room)}"
+            )
+        return all(held.total <= has for held, has in zip(self.devices, room, strict=True))
 
     def __str__(self) -> str:
         """A table with a row for each device, in GiB."""

@@ -1,10 +1,12 @@
 """`pykern fit`: its table, its verdict, its exit codes, and what it refuses in one line."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from pykern.boxes import BoxDevice, load, save
 from pykern.cli import app
 
 USERS = """
@@ -56,6 +58,37 @@ def test_a_model_that_cannot_be_made_to_fit() -> None:
     result = fit("fitted:wide", "--devices", "2", "--memory", "40", "--recompute", "stage")
     assert result.exit_code == 1
     assert "Take more devices." in result.stdout
+
+
+def test_a_box_tells_number_and_memory_of_devices() -> None:
+    box = load("rtx3090x2")
+    result = fit("fitted:wide", "--box", "rtx3090x2", "--optimizer", "SGD")
+    assert result.exit_code == 1, result.stderr
+    assert [line.split()[0] for line in result.stdout.splitlines()[2:4]] == ["0", "1"]
+    room = f"{24e9 / 2**30:.4g} GiB of {box.name} (published, not measured)"
+    assert f"It does not fit in {room}: the most is 80." in result.stdout
+
+
+def test_each_device_of_a_box_is_held_against_its_own_memory(tmp_path: Path) -> None:
+    box = load("rtx3090x2")
+    for gib, code in ((128, 0), (64, 1)):
+        devices = [replace(box.devices[0], memory_bytes=of * 2.0**30) for of in (256, gib)]
+        save(replace(box, devices=tuple(devices)), tmp_path / "box.json")
+        result = fit("fitted:wide", "--box", str(tmp_path / "box.json"), "--optimizer", "SGD")
+        assert result.exit_code == code, result.output
+        assert f"in {gib} to 256 GiB of" in result.stdout
+
+
+def test_fewer_devices_of_a_box_may_be_taken_and_not_more(tmp_path: Path) -> None:
+    assert fit("fitted:held", "--box", "a100x4", "--devices", "2").exit_code == 0
+    refused = fit("fitted:held", "--box", "a100x4", "--devices", "8")
+    assert "devices must be at most 4, as many as the box has, got 8" in refused.stderr
+    refused = fit("fitted:held", "--box", "a100x4", "--memory", "80")
+    assert "--memory must not go with --box" in refused.stderr
+    cores = replace(load("a100x4"), devices=(BoxDevice("CPU core", None, 8.0, None),) * 4)
+    save(cores, tmp_path / "cores.json")
+    refused = fit("fitted:held", "--box", str(tmp_path / "cores.json"))
+    assert "the box must tell its devices[0].memory_bytes for a prediction" in refused.stderr
 
 
 @pytest.mark.parametrize(

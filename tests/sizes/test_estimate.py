@@ -205,6 +205,11 @@ def test_changes_that_save_memory() -> None:
     most = before.devices[0].total
     assert before.fits(most)
     assert not before.fits(most - 1)
+    each = [device.total for device in before.devices]
+    assert before.fits(each)
+    assert not before.fits([each[0] - 1, *each[1:]])
+    with pytest.raises(ValueError, match="memory must hold one number for each of"):
+        before.fits([*each, most])
 
 
 class Branching(nn.Module):
