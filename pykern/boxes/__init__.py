@@ -2,6 +2,7 @@
 
 from .box import Box, BoxDevice, BoxHost, BoxLink
 from .files import load, published, save
+from .heat_map import save_heat_map
 from .links import over_links, slowest
 
 __all__ = [
@@ -13,5 +14,6 @@ __all__ = [
     "over_links",
     "published",
     "save",
+    "save_heat_map",
     "slowest",
 ]

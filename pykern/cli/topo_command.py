@@ -26,12 +26,19 @@ def topo(
         Path | None,
         typer.Option("--json", help="Write the profile of the box here.", show_default="none"),
     ] = None,
+    heatmap: Annotated[
+        Path | None,
+        typer.Option(
+            help="Draw bandwidths and latencies between devices here, as .svg, .png or .pdf.",
+            show_default="none",
+        ),
+    ] = None,
 ) -> None:
     """Print this machine's cores, caches, NUMA nodes, copy bandwidth, hand-over time and GPUs.
 
     With --box, print a profile instead. A terminal gets tables, a file or a pipe plain lines.
     """
-    from ..boxes import load, save
+    from ..boxes import load, save, save_heat_map
 
     with bad_input():
         if box is not None:
@@ -46,6 +53,9 @@ def topo(
         if json is not None:
             save(profile, json)
             typer.echo(f"written: {json}")
+        if heatmap is not None:
+            save_heat_map(profile, heatmap)
+            typer.echo(f"written: {heatmap}")
 
 
 def _print(

@@ -2,7 +2,7 @@
 
 import os
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,14 +56,21 @@ def save_picture(timelines: Mapping[str, Timeline], path: str | os.PathLike[str]
         OSError: The file cannot be written.
     """
     require_timelines(timelines)
+    write_picture(path, lambda: as_svg(timelines), lambda: draw(timelines))
+
+
+def write_picture(
+    path: str | os.PathLike[str], as_text: Callable[[], str], as_figure: Callable[[], "Figure"]
+) -> None:
+    """Writes what makes an SVG or a figure, whichever the file's name asks for."""
     target = Path(path)
     match target.suffix.lower():
         case ".svg":
-            drawn = as_svg(timelines)
+            drawn = as_text()
             with replacing(target) as partial:
                 partial.write_text(drawn, encoding="utf-8")
         case ".png" | ".pdf" as form:
-            figure = draw(timelines)
+            figure = as_figure()
             with replacing(target) as partial:
                 figure.savefig(partial, format=form[1:], dpi=150, metadata=UNDATED[form])
         case _:
@@ -72,17 +79,23 @@ def save_picture(timelines: Mapping[str, Timeline], path: str | os.PathLike[str]
             )
 
 
-def draw(timelines: Mapping[str, Timeline]) -> "Figure":
-    """The whole figure, with a panel for each timeline and one axis of time below the last."""
+def blank_figure(width: float, height: float) -> "Figure":
+    """A white figure of this size in points."""
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415  an extra: imported where it is used
     except ModuleNotFoundError as error:
         raise ImportError(
             "pictures need matplotlib. Install it with pip install pykern-runtime[viz]"
         ) from error
+    size = width / POINTS_PER_INCH, height / POINTS_PER_INCH
+    return Figure(figsize=size, facecolor="white")
+
+
+def draw(timelines: Mapping[str, Timeline]) -> "Figure":
+    """The whole figure, with a panel for each timeline and one axis of time below the last."""
     heights = [ROW_HEIGHT * timeline.num_devices for timeline in timelines.values()]
     height = sum(heights) + TITLE_HEIGHT * len(heights) + FOOT_HEIGHT
-    figure = Figure(figsize=(WIDTH / POINTS_PER_INCH, height / POINTS_PER_INCH), facecolor="white")
+    figure = blank_figure(WIDTH, height)
     longest_ns = max(map(length_ns, timelines.values())) or 1.0
     unit, unit_ns = time_unit(longest_ns)
     bottom = height
