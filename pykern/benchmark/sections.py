@@ -7,7 +7,11 @@ boxes are compared by steps of the same model.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +19,7 @@ from torch import Tensor, nn
 
 from .. import schedules
 from ..models import gpt, next_token_loss
+from ..partition import partition
 from ..pipeline.pipeline import Pipeline
 from ..runtime.devices import parse_devices
 from ..topo.copies import copies_ns
@@ -28,6 +33,8 @@ _TINY, _TINY_ROWS = 16, 4
 # Width, heads, context and rows of a microbatch, on CPU workers and on GPUs.
 _SIZES = {"cpu": (128, 4, 64, 2), "cuda": (2048, 16, 1024, 4)}
 _COPIED_BYTES = 2**28
+# Other pipelines of one process: package, module, class. Their constructors are alike.
+_PEERS = (("torchgpipe", "torchgpipe", "GPipe"), ("fairscale", "fairscale.nn", "Pipe"))
 
 
 def memory(_: str, __: int) -> Iterator[Figure]:
@@ -105,12 +112,35 @@ def inference(devices: str, num_devices: int) -> Iterator[Figure]:
     yield Figure(title, "ms", _as_ms(times[_WARMUPS:]))
 
 
+def peers(devices: str, num_devices: int) -> Iterator[Figure]:
+    """The GPT's step under GPipe by other pipelines of one process, where they are installed."""
+    num_microbatches = 2 * num_devices
+    homes = [lane.device for lane in parse_devices(devices)]
+    for package, module, made_by in _PEERS:
+        if find_spec(package) is None:
+            continue
+        model, x, y = _gpt(devices, num_devices, num_microbatches)
+        with warnings.catch_warnings():
+            # They say of themselves that they are deprecated.
+            warnings.simplefilter("ignore")
+            pipe = getattr(import_module(module), made_by)(
+                model,
+                balance=[len(stage) for stage in partition(model, num_devices).stages],
+                devices=homes,
+                chunks=num_microbatches,
+                checkpoint="never",
+            )
+        times = _timed(partial(_step, pipe, x.to(homes[0]), y.to(homes[-1])))
+        yield Figure(f"a GPT's step, {package}, {_on(devices, num_devices)}", "ms", _as_ms(times))
+
+
 SECTIONS: Mapping[str, Section] = {
     "memory": memory,
     "dispatch": dispatch,
     "schedules": by_schedule,
     "recompute": recompute,
     "inference": inference,
+    "peers": peers,
 }
 
 
@@ -119,7 +149,9 @@ def _on(devices: str, num_devices: int) -> str:
     return f"{num_devices} x {parse_devices(devices)[0].device.type}"
 
 
-def _gpt(devices: str, num_devices: int, num_microbatches: int) -> tuple[nn.Module, Tensor, Tensor]:
+def _gpt(
+    devices: str, num_devices: int, num_microbatches: int
+) -> tuple[nn.Sequential, Tensor, Tensor]:
     """A GPT with two blocks for each device, and a batch for it."""
     width, heads, context, rows = _SIZES[parse_devices(devices)[0].device.type]
     model = gpt(layers=2 * num_devices, width=width, heads=heads, context=context, seed=0)
@@ -130,10 +162,22 @@ def _gpt(devices: str, num_devices: int, num_microbatches: int) -> tuple[nn.Modu
 
 def _steps(pipe: Pipeline, x: Tensor, y: Tensor) -> list[int]:
     """The times of steps in nanoseconds, until their losses are on the host."""
+    return _timed(lambda: pipe.step(x, target=y).item())
+
+
+def _step(pipe: nn.Module, x: Tensor, y: Tensor) -> None:
+    """A step with the loss outside of the pipeline, until the loss is on the host."""
+    loss = next_token_loss(pipe(x), y)
+    loss.backward()
+    loss.item()
+
+
+def _timed(step: Callable[[], object]) -> list[int]:
+    """The times in nanoseconds, without those of the first steps."""
     times = []
     for _ in range(_WARMUPS + _STEPS):
         start = time.perf_counter_ns()
-        pipe.step(x, target=y).item()
+        step()
         times.append(time.perf_counter_ns() - start)
     return times[_WARMUPS:]
 

@@ -17,6 +17,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sections, "_WARMUPS", 1)
     monkeypatch.setattr(sections, "_SIZES", {"cpu": (16, 2, 8, 1)})
     monkeypatch.setattr(sections, "_COPIED_BYTES", 2**12)
+    monkeypatch.setattr(sections, "_PEERS", ())
 
 
 @pytest.mark.usefixtures("few")
@@ -45,6 +46,16 @@ def test_boxes_share_figures_of_as_many_devices() -> None:
     assert one.left_out == two.left_out == {}
     assert len(one.figures) == len(two.figures)
     assert [row.name for row in compare(one, two)] == ["host copy of 256 MiB"]
+
+
+@pytest.mark.usefixtures("few")
+def test_peers_are_timed_where_they_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A package that is there, with a class that takes the same arguments; and one that is not.
+    ours, absent = ("json", "pykern.interop.torchgpipe", "GPipe"), ("not_here", "not_here", "Pipe")
+    monkeypatch.setattr(sections, "_PEERS", (absent, ours))
+    (figure,) = sections.peers("cpu:2", 2)
+    assert figure.name == "a GPT's step, json, 2 x cpu"
+    assert (figure.unit, len(figure.samples)) == ("ms", 2)
 
 
 def test_time_that_is_over_leaves_sections_out(few: None) -> None:
