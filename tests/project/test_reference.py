@@ -1,7 +1,6 @@
 """The reference pages, which sphinx fills from docstrings, have every public name."""
 
 import re
-from functools import reduce
 from importlib import import_module
 from pathlib import Path
 
@@ -29,14 +28,14 @@ def told(root: Path) -> set[str]:
 
 def value_of(name: str) -> object:
     """The object of a dotted name, whose first part is a package."""
-    parts = name.split(".")
-    for length in range(len(parts), 0, -1):
-        try:
-            module = import_module(".".join(parts[:length]))
-        except ModuleNotFoundError:
-            continue
-        return reduce(getattr, parts[length:], module)
-    raise AssertionError(name)
+    first, *parts = name.split(".")
+    value: object = import_module(first)
+    for number, part in enumerate(parts, 2):
+        # A function may have the name of a folder, which an import would put in its place.
+        if not hasattr(value, part):
+            import_module(".".join(name.split(".")[:number]))
+        value = getattr(value, part)
+    return value
 
 
 def test_every_public_name_is_on_a_reference_page(root):
