@@ -69,6 +69,7 @@ def captured(
 
 def warm(work: Callable[[], Any], stream: torch.cuda.Stream) -> None:
     """Runs `work` a few times on the stream that it will be captured on."""
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(3):
             work()

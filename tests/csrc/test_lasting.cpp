@@ -39,10 +39,16 @@ TEST_CASE("a stream stays with its GPU and its use") {
     const FakeWorld world(2);
     CUstream const left = take_stream(0, StreamUse::kCompute).get();
     const LastingStream ring = take_stream(0, StreamUse::kRing);
-    const LastingStream elsewhere = take_stream(1, StreamUse::kCompute);
+    LastingStream elsewhere = take_stream(1, StreamUse::kCompute);
     CHECK(ring.get() != left);
     CHECK(elsewhere.get() != left);
     CHECK(num_created() == 3);
+    CUstream const of_other = elsewhere.get();
+    elsewhere.reset();
+    const LastingStream again = take_stream(0, StreamUse::kCompute);
+    const LastingStream further = take_stream(0, StreamUse::kCompute);
+    CHECK(again.get() == left);
+    CHECK(further.get() != of_other);
 }
 
 TEST_CASE("a stream that is lost is replaced") {
@@ -68,11 +74,12 @@ TEST_CASE("a child after a fork takes no stream of its parent's, and leaves none
     const pid_t child = fork();
     if (child == 0) {
         held.reset();
-        const LastingStream own = take_stream(0, StreamUse::kRing);
+        const LastingStream ring = take_stream(0, StreamUse::kRing);
+        const LastingStream own = take_stream(0, StreamUse::kCompute);
         _exit(num_created());
     }
     int status = -1;
     waitpid(child, &status, 0);
-    CHECK(WEXITSTATUS(status) == 3);
+    CHECK(WEXITSTATUS(status) == 4);
     CHECK(num_created() == 2);
 }

@@ -1,5 +1,7 @@
 #include <doctest/doctest.h>
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
@@ -143,6 +145,34 @@ TEST_CASE("copies that move nothing pass on what they wait for, once") {
         if (!step.job.order().is_compute(tasks[task])) step.job.set_transfers(task, {});
     }
     const StepGraph graph(step.job);
+    for (const std::string& text : FakePair::violations()) FAIL_CHECK(text);
+}
+
+TEST_CASE("a reader waits for each part of a transfer by way of the host") {
+    const Case given{"apart", by_slots(Placement::linear(2), 1, 1, 2), {0, 1}, false};
+    reset(given, 0);
+    // In parts of 4, 4 and 1 MiB.
+    const std::size_t num_bytes = std::size_t{9} << 20;
+    std::vector<std::uint8_t> sent(num_bytes, 7);
+    std::vector<std::uint8_t> host(num_bytes);
+    std::vector<std::uint8_t> landed(num_bytes);
+    std::array<std::uint8_t, 16> result{};
+    MixStep step(given.plan, given.gpus);
+    const Transfer transfer{.to = address_of(landed),
+                            .from = address_of(sent),
+                            .bytes = num_bytes,
+                            .via = address_of(host)};
+    step.job.set_transfers(step.job.task_of({.microbatch = 0, .stage = 0, .kind = Kind::COPY_F}),
+                           {transfer});
+    const std::array<FakeAccess, 2> accesses{
+        {{address_of(landed), num_bytes, 0}, {address_of(result), sizeof result, 1}}};
+    Launch launch;
+    launch.graph = fake_make_mix_graph(1000, 1, accesses.data(), accesses.size());
+    step.job.set_launch(step.job.task_of({.microbatch = 0, .stage = 1, .kind = Kind::F}), launch);
+    const StepGraph graph(step.job);
+    run(graph, step);
+    fake_run_all();
+    CHECK(landed == sent);
     for (const std::string& text : FakePair::violations()) FAIL_CHECK(text);
 }
 

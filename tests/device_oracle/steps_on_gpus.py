@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -148,6 +148,55 @@ def test_outputs_without_gradients(four_gpus: FakeCuda, options: dict[str, Any])
     with pykern.Pipeline(layers, devices=FOUR, microbatches=4, **options) as pipe, torch.no_grad():
         expected = torch.cat([plain(part) for part in x.split(4)])
         assert torch.equal(pipe(x).cpu(), expected)
+
+
+def test_a_stream_of_batches(four_gpus: FakeCuda) -> None:
+    """The caller makes each batch right before it is fed, and reads each output."""
+    layers = mlp()
+    plain = copy.deepcopy(layers)
+    batches = [torch.randn(16, WIDTH) for _ in range(5)]
+    with pykern.Pipeline(layers, devices=TWO, microbatches=4) as pipe, torch.no_grad():
+        made = (batch.to("cuda:0") * 2 for batch in batches)
+        for output, batch in zip(pipe.stream(made), batches, strict=True):
+            expected = torch.cat([plain(part * 2) for part in batch.split(4)])
+            assert torch.equal((output + 1).cpu(), expected + 1)
+
+
+def test_an_output_of_a_stream_does_not_wait_for_later_batches(four_gpus: FakeCuda) -> None:
+    """The third batch has been issued by then, and its last operation does not end."""
+    issued: list[int] = []
+
+    def batches() -> Iterator[Tensor]:
+        for _ in range(3):
+            issued.append(counts().kernels)
+            if len(issued) == 3:
+                # Each batch takes as many operations as the one before.
+                four_gpus.hang("fake_kernel", issued[2] - issued[1])
+            yield torch.randn(16, WIDTH, device="cuda:0")
+
+    with pykern.Pipeline(mlp(), devices=TWO, microbatches=2) as pipe, torch.no_grad():
+        pipe(torch.randn(16, WIDTH))
+        stream = pipe.stream(batches())
+        assert next(stream).cpu().isfinite().all()
+        assert len(issued) == 3
+        four_gpus.library.fake_let_go(1)
+        assert len(list(stream)) == 2
+
+
+class Turned(nn.Module):
+    """Outputs whose rows come last, so that those of unequal microbatches do not fit together."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.t()
+
+
+def test_a_stream_that_fails_has_read_its_batch(four_gpus: FakeCuda) -> None:
+    """All is issued when outputs are put together. Then the memory of the batch is another's."""
+    layers = nn.Sequential(*mlp(), Turned())
+    with pykern.Pipeline(layers, devices=TWO, microbatches=4) as pipe, torch.no_grad():
+        with pytest.raises(RuntimeError):
+            next(pipe.stream([torch.randn(5, WIDTH, device="cuda:0")]))
+        torch.zeros(5, WIDTH, device="cuda:0").add_(1)
 
 
 @pytest.mark.parametrize("schedule", ["one_f_one_b", "chimera", "zb_h1"])

@@ -17,6 +17,7 @@ SEEN = {
     "loops_on_gpus.py": CALLED,
     "boxes_on_gpus.py": ("operations called",),
     "tune_on_gpus.py": (*CALLED, "copies"),
+    "sections_on_gpus.py": ("captures", "graph launches"),
 }
 
 

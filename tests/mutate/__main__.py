@@ -7,7 +7,8 @@
 
 Each mutant of the tables is put into a copy of the tree, `build/mutate`, where C++ is built for its
 own tests alone, and the tests that the table names are run until one fails. A mutant that survives
-must be proven harmless in the table.
+must be proven harmless in the table. Tests that take too long with a mutant are run once more
+without it: only if they end in time, the mutant makes them hang.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -31,13 +33,29 @@ from .of_capture import OF_CAPTURE
 from .of_exec import OF_EXEC
 from .of_plan import OF_PLAN
 from .of_rings import OF_RINGS
+from .of_stages import OF_STAGES
+from .of_watch import OF_WATCH
 
 ROOT = Path(__file__).resolve().parents[2]
 COPY = ROOT / "build/mutate"
 RESULTS = Path(__file__).with_name("results.json")
-MUTANTS: tuple[Mutant, ...] = (*OF_EXEC, *OF_PLAN, *OF_RINGS, *OF_CAPTURE)
-# A mutant that waits for ever is noticed as well.
-LIMIT_S = 300
+MUTANTS: tuple[Mutant, ...] = (
+    *OF_EXEC,
+    *OF_PLAN,
+    *OF_WATCH,
+    *OF_RINGS,
+    *OF_CAPTURE,
+    *OF_STAGES,
+)
+# A test takes seconds, the tests of a mutant minutes, on a busy machine several times as long.
+TEST_LIMIT_S = 240
+LIMIT_S = 900
+LATE = "takes too long"
+# How pytest and doctest name a test that fails, and Python a crash. A test that cannot be imported
+# has no "::".
+FAILED = re.compile(
+    r"^(?:(?:FAILED|ERROR) (\S+::\S*).*|TEST CASE: +(.*)|(Fatal Python error: .*))$", re.MULTILINE
+)
 # An editable install would find the package in the tree that was copied.
 PYTEST = """
 import sys
@@ -45,7 +63,8 @@ sys.meta_path[:] = [f for f in sys.meta_path if "Redirecting" not in type(f).__n
 sys.path.insert(0, ".")
 import pykern, pytest
 assert pykern.__file__.startswith(sys.argv[1]), pykern.__file__
-sys.exit(pytest.main(["-xq", "-p", "no:cacheprovider", *sys.argv[2:]]))
+options = ["-xq", "-p", "no:cacheprovider", "-o", f"timeout={sys.argv[2]}"]
+sys.exit(pytest.main([*options, *sys.argv[3:]]))
 """
 
 
@@ -88,8 +107,10 @@ def failure_of(*command: str | Path) -> str | None:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-        return "takes too long"
-    return printed[-2000:] if process.returncode else None
+        return LATE
+    if process.returncode == 0:
+        return None
+    return LATE if "from pytest-timeout" in printed else printed[-4000:]
 
 
 def failure_to_build() -> str | None:
@@ -103,20 +124,32 @@ def failure_of_tests(mutant: Mutant) -> str | None:
     if mutant.is_cpp:
         files = ",".join(f"*{name}" for name in mutant.tests)
         return failure_of("build/debug/tests/csrc/pykern_tests", f"-sf={files}", "-aa=1")
-    return failure_of(sys.executable, "-c", PYTEST, COPY, *mutant.tests)
+    return failure_of(sys.executable, "-c", PYTEST, COPY, str(TEST_LIMIT_S), *mutant.tests)
 
 
-def outcome_of(mutant: Mutant) -> str:
-    """Puts a mutant into the copy, runs its tests, and takes it out."""
+def outcome_of(mutant: Mutant) -> tuple[str, str]:
+    """Puts a mutant into the copy, runs its tests, and takes it out.
+
+    Returns:
+        The outcome, and the test that has noticed the mutant.
+    """
     path = COPY / mutant.file
     text = path.read_text()
     path.write_text(mutant.of(text))
     try:
         if mutant.is_cpp and failure_to_build() is not None:
-            return "does not build"
-        return "survived" if failure_of_tests(mutant) is None else "killed"
+            return "does not build", ""
+        failure = failure_of_tests(mutant)
     finally:
         path.write_text(text)
+    if failure is None:
+        return "survived", ""
+    if failure != LATE:
+        named = FAILED.search(failure)
+        return ("killed", named[named.lastindex or 0]) if named else ("fails elsewhere", "")
+    if mutant.is_cpp:
+        failure_to_build()
+    return ("killed", LATE) if failure_of_tests(mutant) is None else ("machine too slow", "")
 
 
 def is_as_said(outcome: str, mutant: Mutant) -> bool:
@@ -162,13 +195,13 @@ def main() -> int:
     wrong = 0
     for mutant in mutants:
         start = time.monotonic()
-        outcome = outcome_of(mutant)
+        outcome, noticed_by = outcome_of(mutant)
         took_s = round(time.monotonic() - start, 1)
         said = "" if is_as_said(outcome, mutant) else "  UNEXPECTED"
         wrong += bool(said)
-        print(f"{outcome:14} {took_s:6.1f} s  {mutant.name}{said}", flush=True)
-        if options.save:
-            save(mutant.name, {"outcome": outcome, "seconds": took_s})
+        print(f"{outcome:14} {took_s:6.1f} s  {mutant.name}{said}  {noticed_by}", flush=True)
+        if options.save and outcome in ("killed", "survived"):
+            save(mutant.name, {"outcome": outcome, "seconds": took_s, "by": noticed_by})
     print(f"{len(mutants)} mutants, {wrong} not as the table says")
     return wrong > 0
 

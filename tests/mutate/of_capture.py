@@ -10,6 +10,12 @@ def _files(*names: str) -> tuple[str, ...]:
 CAPTURE = _files(
     "capture", "capture_held", "capture_changes", "capture_batches", "capture_seeds", "skips"
 )
+REPLAYS = _files("capture")
+HELD = _files("capture_held", "capture_changes")
+CHANGES = _files("capture_changes", "capture")
+CONTENTS = _files("contents", "capture_changes")
+SEEDS = _files("capture_seeds")
+STEPS = _files("streams")
 
 OF_CAPTURE = (
     Mutant(
@@ -29,7 +35,7 @@ OF_CAPTURE = (
         "pykern/runtime/gpu/streams.py",
         "            gpus.synchronize()",
         "            pass",
-        CAPTURE,
+        STEPS,
     ),
     Mutant(
         "pykern/runtime/gpu/capture/recording.py", "gradient.copy_(parameter.grad)", "pass", CAPTURE
@@ -117,108 +123,108 @@ OF_CAPTURE = (
         "pykern/runtime/gpu/capture/recording.py",
         "return self._static[stage].slot_of(number)",
         "return 0",
-        CAPTURE,
+        REPLAYS,
     ),
     Mutant(
         "pykern/runtime/gpu/capture/recording.py",
         "seeds.copy_(torch.stack(drawn), non_blocking=True)",
         "pass",
-        CAPTURE,
+        SEEDS,
     ),
     Mutant(
         "pykern/runtime/gpu/capture/recording.py",
         "targets = all_tensors(self._target_parts[number])",
         "targets = all_tensors(self._target_parts[0])",
-        CAPTURE,
+        REPLAYS,
     ),
     Mutant(
         "pykern/runtime/gpu/capture/policy.py",
         "            self._gpus.synchronize()\n",
         "",
-        CAPTURE,
+        CHANGES,
     ),
     Mutant(
         "pykern/runtime/gpu/capture/policy.py",
         "            if self._drew:",
         "            if self._must and self._drew:",
-        CAPTURE,
+        SEEDS,
     ),
     Mutant(
         "pykern/runtime/gpu/capture/policy.py",
         "self.recording is not None and wanted == self._recorded",
         "self.recording is not None",
-        CAPTURE,
+        REPLAYS,
     ),
     Mutant(
         "pykern/runtime/gpu/capture/policy.py",
         "        if held is not None:\n            raise held\n",
         "",
-        CAPTURE,
+        HELD,
     ),
     Mutant(
         "pykern/runtime/gpu/capture/policy.py",
         "elif wanted == self._warm and wanted != self._refused:",
         "elif wanted != self._refused:",
-        CAPTURE,
+        REPLAYS,
     ),
     Mutant(
         "pykern/runtime/gpu/capture/policy.py",
         "        if self._contents.changed() is not None:",
         "        if False:",
-        CAPTURE,
+        CHANGES,
     ),
     Mutant(
         "pykern/runtime/gpu/capture/policy.py",
         "now is not None and (now is not gradient or now._version != version)",
         "now is not None and now is not gradient",
-        CAPTURE,
+        HELD,
     ),
     Mutant(
         "pykern/runtime/gpu/capture/static_stage.py",
         "            leaf.grad = None\n",
         "            pass\n",
-        CAPTURE,
+        REPLAYS,
     ),
     Mutant(
         "pykern/runtime/gpu/capture/static_stage.py",
         "where = (self.ring_slot(slot), Kind.F, len(places))",
         "where = (0, Kind.F, len(places))",
-        CAPTURE,
+        REPLAYS,
     ),
     Mutant(
         "pykern/runtime/gpu/capture/static_stage.py",
         "self._ring.place((self.ring_slot(slot), Kind.B, index), gradient)",
         "self._ring.place((0, Kind.B, index), gradient)",
-        CAPTURE,
+        REPLAYS,
     ),
     Mutant(
         "pykern/runtime/gpu/capture/static_stage.py",
         "with provided(self.seeds[slot]):",
         "with provided(self.seeds[0]):",
-        CAPTURE,
+        SEEDS,
     ),
     Mutant(
         "pykern/runtime/gpu/capture/static_stage.py",
         'ring.place((slot, "seeds"), like)',
         'ring.place((0, "seeds"), like)',
-        CAPTURE,
+        SEEDS,
     ),
     Mutant(
         "pykern/runtime/gpu/capture/contents.py",
         "            or _hooks(self.tensors) != self.hooks\n",
         "",
-        CAPTURE,
+        CONTENTS,
     ),
     Mutant(
         "pykern/runtime/gpu/capture/contents.py",
         "            or _places(self.strided) != self.places\n",
         "",
-        CAPTURE,
+        CONTENTS,
     ),
     Mutant(
         "pykern/runtime/gpu/capture/contents.py",
         "            or _places(_mains(self.strided)) != self.mains\n",
         "",
-        CAPTURE,
+        CONTENTS,
     ),
 )

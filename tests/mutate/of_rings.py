@@ -8,6 +8,7 @@ def _files(*names: str) -> tuple[str, ...]:
 
 
 STEPS = _files("streams", "skips")
+STREAMS = _files("streams")
 SKIPS = _files("skips")
 MATRIX = _files("streams", "streams_matrix")
 PINNED = _files("pinned_batches")
@@ -17,7 +18,8 @@ FLOW = _files("stream_gpus")
 RECOMPUTE = _files("recompute_gpus")
 OUTSIDE = ("tests/outside/test_loss_outside_gpus.py",)
 # With torch's own engine.
-ENGINE = ("-n0", *(f"tests/device_oracle/{name}_on_gpus.py" for name in ("steps", "loops")))
+ENGINE = ("-n0", "tests/device_oracle/steps_on_gpus.py")
+HOST = ("tests/parallel/test_host_optimizer_gpus.py",)
 
 OF_RINGS = (
     Mutant(
@@ -65,7 +67,7 @@ OF_RINGS = (
         "pykern/runtime/gpu/rings.py",
         "return [self._own(output) for output in outputs]",
         "return outputs",
-        SKIPS,
+        STREAMS,
     ),
     Mutant("pykern/runtime/gpu/rings.py", "if not self._keeps:", "if True:", (*SKIPS, *OUTSIDE)),
     Mutant(
@@ -84,13 +86,13 @@ OF_RINGS = (
         "pykern/runtime/gpu/rings.py",
         "source = self._own(as_bytes(tensor))",
         "source = as_bytes(tensor)",
-        MATRIX,
+        STREAMS,
     ),
     Mutant(
         "pykern/runtime/gpu/rings.py",
         "via = 0 if reached else ring.host(place, num_bytes)",
         "via = 0",
-        MATRIX,
+        BY_HOST,
     ),
     Mutant(
         "pykern/runtime/gpu/rings.py",
@@ -118,12 +120,12 @@ OF_RINGS = (
         "raise\n",
         PINNED,
     ),
-    Mutant("pykern/runtime/gpu/streams.py", "self.gpus.join_beside()", "pass", BY_HOST),
+    Mutant("pykern/runtime/gpu/streams.py", "self.gpus.join_beside()", "pass", HOST),
     Mutant(
         "pykern/runtime/gpu/streams.py",
         "self._end.atexit = False",
         "self._end.detach()",
-        STEPS,
+        STREAMS,
     ),
     Mutant("pykern/runtime/gpu/streams.py", "return with_gradients and all(", "return all(", SKIPS),
     Mutant(
@@ -148,7 +150,7 @@ OF_RINGS = (
     Mutant(
         "pykern/runtime/gpu/peers.py", "self._gpus.enable_peer(sender, receiver)", "pass", PEERS
     ),
-    Mutant("pykern/runtime/gpu/peers.py", "        self._gpus.synchronize()\n", "", PEERS),
+    Mutant("pykern/runtime/gpu/peers.py", "        self._gpus.synchronize()\n", "", ENGINE),
     Mutant("pykern/runtime/gpu/peers.py", "((one, other), (other, one))", "((one, other),)", PEERS),
     Mutant("pykern/runtime/gpu/peers.py", "~_pattern(sender)", "_pattern(sender)", PEERS),
     Mutant("pykern/runtime/gpu/stream.py", "        self._gpus.follow(done, output)\n", "", FLOW),
@@ -156,7 +158,7 @@ OF_RINGS = (
         "pykern/runtime/gpu/stream.py",
         "with torch.no_grad(), self._gpus.aside():",
         "with torch.no_grad():",
-        FLOW,
+        ENGINE,
     ),
     Mutant(
         "pykern/runtime/gpu/stream.py",
@@ -168,13 +170,13 @@ OF_RINGS = (
         "pykern/runtime/gpu/stream.py",
         "self._batches.append((0, None, self._gpus.mark(), (call, batch)))",
         "pass",
-        FLOW,
+        ENGINE,
     ),
     Mutant(
         "pykern/runtime/gpu/cuda.py",
         "        for event in self.events:\n            event.synchronize()\n",
         "",
-        BY_HOST,
+        ENGINE,
     ),
     Mutant(
         "pykern/runtime/gpu/cuda.py",

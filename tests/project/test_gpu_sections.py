@@ -4,7 +4,9 @@ Whether the GPU's rules are kept is for the tests of pipelines; here, several sh
 """
 
 import importlib.util
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -148,6 +150,34 @@ def test_peers_are_compared_and_timed(gpu: None) -> None:
 )
 def test_the_sanitizers_count_is_read(output: str, errors: int | None) -> None:
     assert sanitizer.errors_in(f"========= COMPUTE-SANITIZER\n{output}\n") == errors
+
+
+# In the place of compute-sanitizer, which needs a GPU: finds the planted faults, if told to.
+STAND_IN = """\
+#!/bin/sh
+case "$*" in
+  *bench.gpu.planted*) errors=$FOUND ;;
+  *) errors=0; echo "ran streams, eager" ;;
+esac
+case "$2" in
+  memcheck) echo "========= ERROR SUMMARY: $errors errors" ;;
+  racecheck) echo "========= RACECHECK SUMMARY: 3 hazards displayed ($errors errors, 0 warnings)" ;;
+esac
+"""
+
+
+def test_the_sanitizer_is_run_and_must_find_what_is_planted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "compute-sanitizer"
+    program.write_text(STAND_IN)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    for found, notices in (("2", True), ("0", False)):
+        monkeypatch.setenv("FOUND", found)
+        assert sanitizer.control() == notices
+    of_each = {"errors": 0, "ran": ["streams, eager"]}
+    assert sanitizer.run(tmp_path) == {"memcheck": of_each, "racecheck": of_each}
 
 
 def test_a_spinning_stage_sleeps_in_each_part_of_backward() -> None:

@@ -1,7 +1,9 @@
 """Graph mode with the dropout of kernels: every replay draws what a call would."""
 
 import copy
+import itertools
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ from pykern.runtime.random.seed import StepSeed
 from pykern.runtime.stage.stage import Stage
 from pykern.torch_private import interceptor
 from tests.fake_cuda.fake import FakeCuda
-from tests.fake_cuda.host_gpus import unchecked_gpus
+from tests.fake_cuda.host_gpus import HostGpus, unchecked_gpus
 from tests.runtime.models import Case, mlp
 from tests.runtime.test_capture import ROWS, steps
 
@@ -144,6 +146,23 @@ def test_dropout_of_torch_beside_it_is_refused(gpus: FakeCuda) -> None:
         pipe.step(dropping.inputs, target=dropping.target)
         with pytest.raises(CannotCapture, match=r"Dropout \(.* draws random numbers"):
             pipe.step(dropping.inputs, target=dropping.target)
+
+
+@pytest.mark.parametrize("capture", [True, "auto"])
+def test_a_kernel_that_draws_unseen_is_not_captured(
+    gpus: FakeCuda, monkeypatch: pytest.MonkeyPatch, capture: Any
+) -> None:
+    """A step has moved a generator, although no layer is known to draw."""
+    offsets = itertools.count()
+    monkeypatch.setattr(HostGpus, "generators", lambda _: [next(offsets)])
+    plain = mlp(ROWS)
+    told = "a kernel of which torch knows nothing draws random numbers"
+    refused = pytest.raises(CannotCapture, match=told)
+    with plain.pipeline(schedules.one_f_one_b(2, 4), "cuda", capture=capture) as pipe:
+        pipe.step(plain.inputs, target=plain.target)
+        with refused if capture is True else pytest.warns(UserWarning, match=told):
+            pipe.step(plain.inputs, target=plain.target)
+        assert gpus.calls("cuGraphLaunch") == 0
 
 
 def losses(pipe: pykern.Pipeline, of: Case) -> list[float]:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pykern import schedules
-from pykern.plan import Plan
+from pykern.plan import Action, Placement, Plan
 from tests.fake_cuda.fake import FakeCuda
 from tests.fake_cuda.host_gpus import HostGpus
 from tests.runtime.models import CASES
@@ -133,3 +133,28 @@ def test_an_output_may_be_what_the_last_stage_was_given(gpus: FakeCuda) -> None:
         outputs = [pipe(batch) for batch in (x, x + 1)]
         for output, batch in zip(outputs, (x, x + 1), strict=True):
             assert torch.equal(output, torch.cat([plain(part) for part in batch.split(2)]))
+
+
+def _each(*names: str) -> list[Action]:
+    """Each of these actions of eight microbatches, one after the other."""
+    return [Action.parse(f"{name}{number}") for name in names for number in range(8)]
+
+
+# Stage 1 hands on what it was given: to another GPU, or to a stage beside it that runs far later.
+HANDED_ON = {
+    "to another GPU": schedules.one_f_one_b(3, 8),
+    "beside it": Plan(
+        Placement(2, [0, 1, 1]), 8, [_each("0F", "0B"), _each("1F", "2F", "2B", "1B")]
+    ),
+}
+
+
+@pytest.mark.parametrize("where", HANDED_ON)
+def test_a_stage_may_hand_on_what_it_was_given(gpus: FakeCuda, where: str) -> None:
+    """The ring where it has landed gets later microbatches before it is read."""
+    layers = nn.Sequential(nn.Linear(4, 4), nn.Identity(), nn.Linear(4, 4))
+    plain = copy.deepcopy(layers)
+    x = torch.randn(16, 4)
+    with planned(layers, HANDED_ON[where], None, devices="cuda") as pipe, torch.no_grad():
+        output = pipe(x)
+        assert torch.equal(output, torch.cat([plain(part) for part in x.split(2)]))

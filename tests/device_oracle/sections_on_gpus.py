@@ -1,0 +1,145 @@
+"""Sections of the GPU session and the faults that they must notice. Run by test_device_oracle.py.
+
+Sections need more than torch and the driver where they compile for CUDA, use Triton, or look at
+themselves with another tool: `green`, `kernels`, `levels`, `profiler` and `sanitizer`.
+"""
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+
+from bench.contenders import Task
+from bench.gpu import (
+    capture_copy,
+    graph_step,
+    issue_rate,
+    overlap,
+    pools,
+    raw_launch,
+    split_capture,
+    stitch,
+)
+from bench.gpu.groups import split
+from bench.gpu.tools import DEVICE, own_stream
+from tests.device_oracle.bindings import Bindings
+from tests.device_oracle.oracle import gpus
+from tests.fake_cuda.fake import FakeCuda
+
+# torch says so of results that a kernel makes itself, which is how the oracle has the CPU's run.
+pytestmark = pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+
+CYCLES_PER_NS = 2
+
+
+def and_wait(read: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that reads values, with the host's wait, which orders all that is issued later."""
+
+    def waiting(*tensors: torch.Tensor) -> Any:
+        found = read(*tensors)
+        torch.cuda.synchronize()
+        return found
+
+    return waiting
+
+
+@pytest.fixture(autouse=True)
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    with gpus(1) as fake:
+        monkeypatch.setitem(sys.modules, "cuda.bindings.driver", Bindings(fake))
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 0)
+        monkeypatch.setattr(torch, "equal", and_wait(torch.equal))
+        monkeypatch.setattr(torch.Tensor, "item", and_wait(torch.Tensor.item))
+        yield fake
+        torch.autograd.set_multithreading_enabled(True)
+
+
+@pytest.fixture
+def clock(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work that takes the driver's own time, and the time between two events of it."""
+    cu: Any = Bindings(fake)
+
+    def sleep(cycles: int) -> None:
+        stream = torch.cuda.current_stream().cuda_stream or fake.default_stream(0)
+        fake.kernel(stream, duration_ns=cycles / CYCLES_PER_NS)
+
+    def elapsed_ms(issue: Callable[[], Any], streams: Sequence[Any]) -> float:
+        here = fake.stream(0)
+        # The host's time becomes the stream's.
+        fake.synchronize()
+        fake.kernel(here, duration_ns=0)
+        start, end = (cu.cuEventCreate(0)[1] for _ in range(2))
+        cu.cuEventRecord(start, here)
+        for stream in streams:
+            cu.cuStreamWaitEvent(stream.cuda_stream, start, 0)
+        issue()
+        for stream in streams:
+            fake.order(stream.cuda_stream, here)
+        cu.cuEventRecord(end, here)
+        fake.run_all()
+        took = torch.zeros(1)
+        cu.cuEventElapsedTime(took.data_ptr(), start, end)
+        return took.item()
+
+    monkeypatch.setattr(torch.cuda, "_sleep", sleep)
+    monkeypatch.setattr(overlap, "elapsed_ms", elapsed_ms)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("raw_launch", "capture_copy", "pools", "split_capture", "stitch", "graph_step"),
+        *("driver_costs", "issue_rate", "overlap"),
+    ],
+)
+def test_a_planted_fault_is_noticed(
+    clock: None, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(issue_rate, "STEPS", 20)
+    assert importlib.import_module(f"bench.gpu.{name}").control()
+
+
+def test_without_the_fault_they_are_right() -> None:
+    assert raw_launch.plain(own_stream())["raw_equals_replay"] == [True] * 5
+    assert capture_copy.measure(copies=True)["right"]
+    assert all(pools.slots([torch.cuda.graph_pool_handle() for _ in range(4)])["right"])
+    assert stitch.measure(copies=True)["equal"]
+    stage, x, upstream = split_capture.task()
+    for w_elsewhere in (False, True):
+        found = split_capture.split(stage, x, upstream, w_elsewhere=w_elsewhere)
+        assert found["input_gradient_equal"]
+        assert all(found["weight_gradients_equal"])
+    found = split_capture.accumulated(stage, x, upstream)
+    assert found["grad_stays_in_place"]
+    assert all(found["two_launches_add_up"])
+
+
+def test_streams_that_spin_take_the_simulated_time(clock: None) -> None:
+    found = overlap.figures([own_stream() for _ in range(overlap.NUM_STREAMS)])
+    assert found["at_once"] == pytest.approx(overlap.NUM_STREAMS)
+    for ratio in found["measured_by_simulated"].values():
+        assert ratio == pytest.approx(1)
+
+
+def test_groups_of_multiprocessors_spin_at_once(clock: None) -> None:
+    """Without events, since the fake refuses torch's on streams of groups."""
+    streams = [group.stream() for group in split(overlap.NUM_STREAMS, 32)]
+    assert overlap.spins_ms(streams) == pytest.approx(overlap.spins_ms(streams[:1]))
+
+
+def test_replayed_steps_are_compared_with_a_graph_of_the_plain_model() -> None:
+    """Layers whose operations are torch's take the place of the GPT, whose kernels are Triton's."""
+    x, y = torch.randn(2, 2 * graph_step.NUM_MICROBATCHES, 8, device=DEVICE)
+    layers = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+    found = graph_step.measure(Task(layers, x, y, graph_step.NUM_MICROBATCHES, mse_loss), rounds=2)
+    assert found["errors"] == {}
+    assert found["ran"] == [
+        "graphed", "plain loop", "pykern eager", "pykern graph", "pykern step"
+    ]  # fmt: skip

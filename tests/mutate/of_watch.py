@@ -1,0 +1,125 @@
+"""Faults in how stalled steps are seen and told, and in streams that go from user to user."""
+
+from .mutant import Mutant
+
+WATCH = ("test_step_marks.cpp", "test_stream_watch.cpp")
+LASTING = ("test_lasting.cpp",)
+
+OF_WATCH = (
+    Mutant(
+        "csrc/exec/step_marks.cpp",
+        "if (taken_.exchange(true, std::memory_order_acquire)) return false;",
+        "taken_ = true;",
+        WATCH,
+    ),
+    Mutant(
+        "csrc/exec/step_marks.cpp",
+        "cuda::driver::cuEventRecord(begin_[index(lane)].get(), lanes_->compute(lane));",
+        "",
+        WATCH,
+    ),
+    Mutant(
+        "csrc/exec/step_marks.cpp",
+        "streams_[index(order_->tasks()[task].stream)]);",
+        "streams_[0]);",
+        WATCH,
+    ),
+    Mutant(
+        "csrc/exec/step_marks.cpp",
+        "if (!is_cut_ || std::ranges::all_of(tails_, is_reached)) return true;",
+        "return true;",
+        WATCH,
+    ),
+    Mutant("csrc/exec/step_marks.cpp", "!seen_whole_ || !all_done ||", "!seen_whole_ ||", WATCH),
+    Mutant(
+        "csrc/exec/step_marks.cpp",
+        "!all_done || !all_have_begun()",
+        "!all_done",
+        WATCH,
+    ),
+    Mutant(
+        "csrc/exec/step_marks.cpp",
+        "host_since_ns_ == 0 || issued != seen_issued_",
+        "host_since_ns_ == 0",
+        WATCH,
+    ),
+    Mutant("csrc/exec/step_marks.cpp", " || !is_oldest) {", ") {", WATCH),
+    Mutant(
+        "csrc/exec/step_marks.cpp",
+        "        ++row.at;\n        row.since_ns = 0;\n",
+        "        ++row.at;\n",
+        WATCH,
+    ),
+    Mutant("csrc/exec/step_marks.cpp", " || !lacking(stream).empty()) {", ") {", WATCH),
+    Mutant("csrc/exec/step_marks.cpp", "    add(tail_since_ns_);\n", "", WATCH),
+    Mutant("csrc/exec/step_marks.cpp", "    if (!seen_whole_) add(host_since_ns_);\n", "", WATCH),
+    Mutant(
+        "csrc/exec/step_marks.cpp",
+        "place_in_row_[task] < row.at",
+        "place_in_row_[task] <= row.at",
+        WATCH,
+    ),
+    Mutant("csrc/exec/stream_watch.cpp", "        const AsideOfCaptures aside;\n", "", WATCH),
+    Mutant(
+        "csrc/exec/stream_watch.cpp",
+        "        const cuda::CurrentContext current(steps_.front()->lanes().primary(0));\n",
+        "",
+        WATCH,
+    ),
+    Mutant("csrc/exec/stream_watch.cpp", "            steps_.front()->release();\n", "", WATCH),
+    Mutant(
+        "csrc/exec/stream_watch.cpp",
+        "            stalled_.store(true, std::memory_order_relaxed);\n",
+        "",
+        WATCH,
+    ),
+    Mutant(
+        "csrc/exec/stream_watch.cpp",
+        "steps_.size() - i - 1, now);",
+        "steps_.size() - i, now);",
+        WATCH,
+    ),
+    Mutant(
+        "csrc/exec/stall_report.cpp",
+        "for (const bool at_work : {true, false})",
+        "for (const bool at_work : {false, true})",
+        WATCH,
+    ),
+    Mutant("csrc/exec/stall_report.cpp", "if (step_.has_begun(lane)) continue;", "", WATCH),
+    Mutant(
+        "csrc/exec/stall_report.cpp",
+        'if (step_.is_at_tail()) return "what a failed action has issued";',
+        "",
+        WATCH,
+    ),
+    Mutant(
+        "csrc/cuda/lasting.cpp",
+        "Queue& queue = idle().streams[{device, use}];",
+        "Queue& queue = idle().streams[{device, StreamUse::kCompute}];",
+        LASTING,
+    ),
+    Mutant(
+        "csrc/cuda/lasting.cpp",
+        "idle().streams[{made->primary.device(), made->use}]",
+        "idle().streams[{0, made->use}]",
+        LASTING,
+    ),
+    Mutant(
+        "csrc/cuda/lasting.cpp",
+        "push_back(std::move(owned))",
+        "push_front(std::move(owned))",
+        LASTING,
+    ),
+    Mutant(
+        "csrc/cuda/lasting.cpp",
+        "if (!idle().is_here()) return nullptr;",
+        "",
+        LASTING,
+    ),
+    Mutant(
+        "csrc/cuda/lasting.cpp",
+        "if (api().cuStreamSynchronize(next->stream.get()) == kSuccess) {",
+        "if (api().cuStreamSynchronize(next->stream.get()) >= 0) {",
+        LASTING,
+    ),
+)
