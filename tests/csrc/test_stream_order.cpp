@@ -212,3 +212,16 @@ TEST_CASE("in a forward the slots are enough for every output to leave in time")
     copy.freed_by = parse_action("2F0");
     CHECK_THROWS_AS(StreamOrder{lowered}, PlanError);
 }
+
+TEST_CASE("a copy does not wait for what copies behind it in its lane must come before") {
+    // 1W0 frees a slot of stage 1 in time for 1F1. It comes behind 3F0, though, whose input is
+    // behind that of 1F1 in the lane.
+    const Plan plan = plan_of(Placement::looped(2, 2), 2,
+                              {"0F0 0F1 2F0 2I0 2W0 0I0 0W0 2F1 2I1 2W1 0I1 0W1",
+                               "1F0 3F0 3I0 1I0 1W0 3W0 1F1 3F1 3I1 3W1 1I1 1W1"});
+    const LoweredPlan lowered = lower(plan);
+    const Copy& copy = lowered.lanes[0].copies[1];
+    CHECK(to_text(copy.action) == "0COPY_F1");
+    CHECK(!copy.freed_by);
+    CHECK_NOTHROW(StreamOrder{lowered});
+}

@@ -231,6 +231,21 @@ def test_an_output_that_is_held_costs_waits_and_no_bits(four_gpus: FakeCuda, sch
         assert held.is_cuda
 
 
+def test_an_output_that_is_held_costs_calls_nothing(four_gpus: FakeCuda) -> None:
+    x = torch.randn(16, WIDTH)
+    with pykern.Pipeline(mlp(), devices=TWO, microbatches=4) as pipe:
+
+        def waits_of_a_call() -> int:
+            before = counts()
+            pipe(x).sum().backward()
+            return counts().waits - before.waits
+
+        expected = waits_of_a_call()
+        held = pipe(x)
+        assert waits_of_a_call() == expected
+        del held
+
+
 @contextmanager
 def warned_always() -> Iterator[None]:
     torch.set_warn_always(True)

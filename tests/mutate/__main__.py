@@ -91,7 +91,7 @@ def copy_tree() -> None:
 
 
 def failure_of(*command: str | Path) -> str | None:
-    """The end of what a command in the copy prints, if it fails or takes too long; else None."""
+    """The output of a command in the copy, if it fails, or `LATE`; None if it succeeds."""
     process = subprocess.Popen(
         ["nice", *map(str, command)],
         cwd=COPY,
@@ -110,7 +110,7 @@ def failure_of(*command: str | Path) -> str | None:
         return LATE
     if process.returncode == 0:
         return None
-    return LATE if "from pytest-timeout" in printed else printed[-4000:]
+    return LATE if "from pytest-timeout" in printed else printed
 
 
 def failure_to_build() -> str | None:
@@ -161,10 +161,10 @@ def refuse_broken(mutants: Iterable[Mutant]) -> None:
     """Ends the program if tests fail without a mutant, because then they prove nothing."""
     by_tests = {(mutant.is_cpp, mutant.tests): mutant for mutant in mutants}
     if any(is_cpp for is_cpp, _ in by_tests) and (failure := failure_to_build()):
-        sys.exit(f"the copy does not build: {failure}")
+        sys.exit(f"the copy does not build: {failure[-2000:]}")
     for (_, tests), mutant in by_tests.items():
         if failure := failure_of_tests(mutant):
-            sys.exit(f"{tests} fail as they are: {failure}")
+            sys.exit(f"{tests} fail as they are: {failure[-2000:]}")
 
 
 def kept() -> dict[str, Any]:
