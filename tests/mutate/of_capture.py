@@ -181,12 +181,6 @@ OF_CAPTURE = (
     ),
     Mutant(
         "pykern/runtime/gpu/capture/static_stage.py",
-        "            leaf.grad = None\n",
-        "            pass\n",
-        REPLAYS,
-    ),
-    Mutant(
-        "pykern/runtime/gpu/capture/static_stage.py",
         "where = (self.ring_slot(slot), Kind.F, len(places))",
         "where = (0, Kind.F, len(places))",
         REPLAYS,

@@ -9,6 +9,7 @@ from torch import Tensor
 
 import pykern
 from pykern import schedules
+from pykern.runtime.gpu.capture.refusals import CannotCapture
 from pykern.runtime.replicas import Replicas
 from tests.fake_cuda.fake import FakeCuda, Range
 from tests.fake_cuda.host_gpus import HostGpus
@@ -101,5 +102,21 @@ def test_a_step_that_fails_has_read_its_batch(
         driver: Any = pipe._executor.driver
         loader.gpus.append(driver.gpus)
         with pytest.raises(ArithmeticError):
+            pipe.step(loader.x, target=case.target)
+        loader.fill(torch.zeros_like(loader.x))
+
+
+def test_a_step_that_cannot_be_captured_has_read_its_batch(
+    gpus: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was issued after the copy of the batch, so nothing else has waited for it."""
+    case = CASES["mlp"](16)
+    case.layers[0].register_forward_hook(lambda *_: None)
+    loader = Loader(gpus, case, monkeypatch)
+    with case.pipeline(schedules.one_f_one_b(2, 4), "cuda", capture=True) as pipe:
+        driver: Any = pipe._executor.driver
+        loader.gpus.append(driver.gpus)
+        pipe.step(loader.x, target=case.target)
+        with pytest.raises(CannotCapture):
             pipe.step(loader.x, target=case.target)
         loader.fill(torch.zeros_like(loader.x))

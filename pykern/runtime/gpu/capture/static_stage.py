@@ -170,8 +170,6 @@ class StaticStage(Transport):
     def _forward(self, slot: int) -> list[Tensor]:
         self._stage.arguments[slot] = self._arguments[slot]
         self._stage.leaves[slot] = self._leaves[slot]
-        for leaf in self._leaves[slot]:
-            leaf.grad = None
         self._stage.forward(slot)
         if self._after is None:
             self.outputs[slot] = [self._losses.of(slot)]
