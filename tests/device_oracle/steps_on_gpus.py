@@ -337,6 +337,14 @@ def test_loss_scales_and_state_on_the_host(four_gpus: FakeCuda) -> None:
         assert_alike(pipe, plain)
 
 
+def test_the_host_waits_for_each_gpu(four_gpus: FakeCuda) -> None:
+    with pykern.Pipeline(mlp(), devices=TWO, microbatches=4, loss_fn=mse_loss) as pipe:
+        driver: Any = pipe._executor.driver
+        before = counts().host_waits
+        driver.gpus.mark_for_host().wait()
+        assert counts().host_waits == before + len(TWO)
+
+
 def test_the_times_of_a_step(four_gpus: FakeCuda) -> None:
     x = torch.randn(16, WIDTH)
     with pykern.Pipeline(mlp(), devices=TWO, microbatches=4, loss_fn=mse_loss) as pipe:

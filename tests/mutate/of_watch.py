@@ -36,6 +36,7 @@ OF_WATCH = (
         "!all_done || !all_have_begun()",
         "!all_done",
         WATCH,
+        harmless="A lane's tasks come behind its begin; a lane without tasks is late with nothing.",
     ),
     Mutant(
         "csrc/exec/step_marks.cpp",
