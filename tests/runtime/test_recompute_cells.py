@@ -142,6 +142,8 @@ def test_only_inputs_are_kept_and_graphs_go_one_by_one(level: Level, kinds: str)
         assert [len(block.inner) for block in blocks] == [0, 0, 0]
         # Those that are handed over are others, of the same memory.
         assert [len(block.outputs) for block in blocks] == [0, 0, 0]
+    # R releases what it alone holds.
+    assert stage.arguments == [None] * 3
     kept = storages_behind(stage.recomputed.cells)
     assert len(kept) == (1 + 2 * 3 if level == "layer" else 1)
     stage.recompute(0)
