@@ -21,7 +21,12 @@ def test_the_tests_of_each_fault_are_there() -> None:
 
 
 # Known gaps: a test that notices one takes it off this list.
-UNNOTICED: set[str] = set()
+UNNOTICED = {
+    # A segment holds what it was given for longer than it needs.
+    "    del env\n",
+    # A segment copies a buffer of another GPU anew in each call.
+    "            self._copied[key] = now\n",
+}
 
 
 def test_outcomes_are_as_the_table_says() -> None:

@@ -133,7 +133,13 @@ def test_only_inputs_are_kept_and_graphs_go_one_by_one(level: Level, kinds: str)
     layers = [Block(blocks) for _ in range(3)]
     stage = Stage(0, layers)
     data = torch.randn(3, 4, 6)
-    losses = Losses(F.mse_loss, list(torch.randn(3, 4, 6)), [1.0] * 3)
+    in_loss: list[list[int]] = []
+
+    def loss_fn(output: Tensor, target: Tensor) -> Tensor:
+        in_loss.append([len(block.inner) for block in blocks])
+        return F.mse_loss(output, target)
+
+    losses = Losses(loss_fn, list(torch.randn(3, 4, 6)), [1.0] * 3)
     stage.begin(3, StepSeed(), losses, [level] * 3)
     stage.arguments = [(x.requires_grad_(),) for x in data.unbind()]
     stage.leaves = [arguments for arguments in stage.arguments if arguments]
@@ -142,6 +148,8 @@ def test_only_inputs_are_kept_and_graphs_go_one_by_one(level: Level, kinds: str)
         assert [len(block.inner) for block in blocks] == [0, 0, 0]
         # Those that are handed over are others, of the same memory.
         assert [len(block.outputs) for block in blocks] == [0, 0, 0]
+    # The first is watched, in one graph. Later ones are cut also in front of the loss.
+    assert in_loss == [[1, 1, 1], [0, 0, 0], [0, 0, 0]]
     # R releases what it alone holds.
     assert stage.arguments == [None] * 3
     kept = storages_behind(stage.recomputed.cells)
@@ -185,7 +193,10 @@ def test_a_forward_on_its_own_recomputes_nothing() -> None:
     assert sorted(layer.calls.values()) == [1, 1]
 
 
-def test_layers_that_do_something_else_the_second_time_are_refused() -> None:
+@pytest.mark.parametrize("level", ["layer", "stage"])
+def test_layers_that_do_something_else_the_second_time_are_refused(level: Level) -> None:
+    """F of the first microbatch keeps its graph, and R of the second comes third."""
+
     class Grows(nn.Linear):
         count = 0
 
@@ -194,12 +205,39 @@ def test_layers_that_do_something_else_the_second_time_are_refused() -> None:
             return super().forward(x).repeat(1, 1 + self.count // 3)
 
     layers = nn.Sequential(Grows(6, 6), nn.Tanh())
-    case = Case(layers, torch.randn(2, 6), torch.randn(2, 6), lambda y, _: y.sum())
+    plan = recomputed(schedules.gpipe(1, 2))
+    # The outputs of a last stage are its losses, which have one shape.
+    data = torch.randn(2, 2, 6)
+    case = Case(layers, data[0], data[1], lambda y, _: y.sum())
+    told = r"returned \[\(\(1, 12\), torch.float32\)\].* before"
+    if level == "stage":
+        layers.extend([nn.Linear(6, 6)])
+        plan = recomputed(schedules.gpipe(2, 2))
     with (
-        case.pipeline(recomputed(schedules.gpipe(1, 2)), recompute="layer") as pipe,
-        pytest.raises(RuntimeError, match=r"returned \[\(\(1, 12\), torch.float32\)\].* before"),
+        case.pipeline(plan, recompute=level) as pipe,
+        pytest.raises(RuntimeError, match=told),
     ):
         pipe.step(case.inputs, target=case.target)
+
+
+@pytest.mark.parametrize("level", ["layer", "stage"])
+def test_a_loss_is_recomputed_without_its_side_effects(level: Level) -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = nn.Buffer(torch.zeros(()))
+
+        def forward(self, output: Tensor, target: Tensor) -> Tensor:
+            self.calls += 1
+            return F.mse_loss(output, target) * self.calls
+
+    loss_fn = Counting()
+    layers = nn.Sequential(nn.Linear(6, 6), nn.Tanh())
+    case = Case(layers, torch.randn(8, 6), torch.randn(8, 6), loss_fn)
+    with case.pipeline(schedules.gpipe(1, 4), recompute=level) as pipe:
+        for _ in range(2):
+            pipe.step(case.inputs, target=case.target)
+    assert loss_fn.calls == 2 * 4
 
 
 def test_a_stage_may_not_hide_its_graph_from_the_next() -> None:

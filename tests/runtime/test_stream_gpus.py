@@ -32,10 +32,8 @@ def test_outputs_are_those_of_each_batch_alone(gpus: FakeCuda, plan: Plan) -> No
         assert all(map(torch.equal, outputs, expected))
 
 
-def test_batches_are_issued_ahead_and_the_caller_waits_for_one(
-    gpus: FakeCuda, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`follow` reads what `mark` has written; each batch left behind is waited for as well."""
+def noted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The batches that are fed from now on, and those that are waited for, as they come."""
     marks: list[str] = []
     mark, follow = HostGpus.mark, HostGpus.follow
 
@@ -49,6 +47,14 @@ def test_batches_are_issued_ahead_and_the_caller_waits_for_one(
 
     monkeypatch.setattr(HostGpus, "mark", noted_mark)
     monkeypatch.setattr(HostGpus, "follow", noted_follow)
+    return marks
+
+
+def test_batches_are_issued_ahead_and_the_caller_waits_for_one(
+    gpus: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`follow` reads what `mark` has written; each batch left behind is waited for as well."""
+    marks = noted(monkeypatch)
     layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     with pykern.Pipeline(layers, devices=["cuda:0", "cuda:1"], microbatches=2) as pipe:
         batch = torch.randn(4, 4)
@@ -66,7 +72,10 @@ def test_batches_are_issued_ahead_and_the_caller_waits_for_one(
         assert torch.equal(pipe(batch), next(pipe.stream([batch])))
 
 
-def test_a_failing_stage_comes_after_the_outputs_before_it(gpus: FakeCuda) -> None:
+def test_a_failing_stage_comes_after_the_outputs_before_it(
+    gpus: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks = noted(monkeypatch)
     error = ValueError("planted")
 
     class Fails(nn.Module):
@@ -82,5 +91,7 @@ def test_a_failing_stage_comes_after_the_outputs_before_it(gpus: FakeCuda) -> No
         with pytest.raises(ValueError, match="planted") as caught:
             outputs += [output[0, 0].item() for output in pipe.stream(iter(batches))]
         assert caught.value is error
+        # The caller waits for what has failed as well: copies of its batch may be under way.
+        assert marks.count("fed") == marks.count("taken") == 3
         caught.value.__traceback__ = None
         assert torch.equal(pipe(batches[0]), batches[0] + 2)
