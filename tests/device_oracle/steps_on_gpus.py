@@ -280,6 +280,34 @@ def test_a_recorded_model_whose_stages_are_on_their_gpus_is_recorded_again(
         assert_alike(pipe, plain)
 
 
+class Scaled(nn.Module):
+    """Two stages use one buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.scale = nn.Buffer(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scaled: Tensor = self.other(self.one(x) * self.scale) * self.scale
+        return scaled
+
+
+def test_a_buffer_of_two_stages_is_copied_when_it_was_written(four_gpus: FakeCuda) -> None:
+    model, x = Scaled(), torch.randn(16, WIDTH)
+    plain = copy.deepcopy(model)
+    operations = []
+    with pykern.Pipeline(model, devices=TWO, microbatches=4, sample=x[:4]) as pipe, torch.no_grad():
+        for factor in (2.0, None, 3.0, None):
+            if factor is not None:
+                model.scale.fill_(factor)
+                plain.scale.fill_(factor)
+            before = counts().kernels
+            assert torch.equal(pipe(x).cpu(), torch.cat([plain(part) for part in x.split(4)]))
+            operations.append(counts().kernels - before)
+    assert operations[1] == operations[3] < operations[2]
+
+
 def test_a_model_on_several_gpus_generates(four_gpus: FakeCuda) -> None:
     config = LlamaConfig(
         vocab_size=64,

@@ -54,7 +54,8 @@ LATE = "takes too long"
 # How pytest and doctest name a test that fails, and Python a crash. A test that cannot be imported
 # has no "::".
 FAILED = re.compile(
-    r"^(?:(?:FAILED|ERROR) (\S+::\S*).*|TEST CASE: +(.*)|(Fatal Python error: .*))$", re.MULTILINE
+    r"^(?:(?:FAILED|ERROR) (\S+::\S*).*|TEST CASE: +(.*)|(Fatal Python error: .*|terminate .*))$",
+    re.MULTILINE,
 )
 # An editable install would find the package in the tree that was copied.
 PYTEST = """

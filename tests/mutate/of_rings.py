@@ -170,7 +170,7 @@ OF_RINGS = (
         "pykern/runtime/gpu/stream.py",
         "self._batches.append((0, None, self._gpus.mark(), (call, batch)))",
         "pass",
-        ENGINE,
+        FLOW,
     ),
     Mutant(
         "pykern/runtime/gpu/cuda.py",

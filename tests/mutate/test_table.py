@@ -24,8 +24,8 @@ def test_the_tests_of_each_fault_are_there() -> None:
 UNNOTICED = {
     # A segment holds what it was given for longer than it needs.
     "    del env\n",
-    # A segment copies a buffer of another GPU anew in each call.
-    "            self._copied[key] = now\n",
+    # The fake driver lets a thread without a context query events.
+    "        const cuda::CurrentContext current(steps_.front()->lanes().primary(0));\n",
 }
 
 
