@@ -90,10 +90,11 @@ _MUTANTS = """\
 
 `python -m tests.mutate` puts one fault at a time into a copy of the GPU path: a wait that is left
 out, an event of another context, a slot that two microbatches share, a batch that no replay reads.
-The tests of that part, on the fake driver, must fail. A fault that no test can notice is proven
-harmless in the [tables](../tests/mutate/__main__.py). `python -m tests.mutate --rest --save` runs
-faults that have no outcome yet. Outcomes are kept one by one, so they may be of several runs: the
-commit is that of the last, and tests may have been added in between.
+The tests of that part, on the fake driver, must fail. Tests that take too long count only if they
+end in time without the fault. A fault that no test can notice is proven harmless in the
+[tables](../tests/mutate/__main__.py). `python -m tests.mutate --rest --save` runs faults that have
+no outcome yet. Outcomes are kept one by one, so they may be of several runs: the commit is that of
+the last, and tests may have been added in between.
 
 | file | faults | noticed | harmless | unnoticed | not run |
 |---|--:|--:|--:|--:|--:|

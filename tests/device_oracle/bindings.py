@@ -55,7 +55,7 @@ class Resource(ctypes.Structure):
 
 def _end(end: str) -> tuple[tuple[str, Any], ...]:
     size, kind = ctypes.c_size_t, ctypes.c_uint
-    names = [f"{end}XInBytes", f"{end}Y", f"{end}Z", f"{end}LOD"]
+    names = [f"{end}XInBytes", f"{end}Y", f"{end}Z", f"{end}Detail"]
     pointers = [f"{end}Host", f"{end}Device", f"{end}Array", f"{end}Reserved"]
     sizes = [f"{end}Pitch", f"{end}Height"]
     return (
