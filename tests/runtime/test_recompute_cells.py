@@ -21,6 +21,7 @@ from tests.runtime.hard_layers import Unwraps, Wraps, linear
 from tests.runtime.models import Case
 from tests.runtime.plans import recomputed, split_backward, two_replicas
 from tests.runtime.recomputing import check_steps
+from tests.support.pipelines import planned
 
 
 class Counted(nn.Sequential):
@@ -193,31 +194,25 @@ def test_a_forward_on_its_own_recomputes_nothing() -> None:
     assert sorted(layer.calls.values()) == [1, 1]
 
 
-@pytest.mark.parametrize("level", ["layer", "stage"])
-def test_layers_that_do_something_else_the_second_time_are_refused(level: Level) -> None:
-    """F of the first microbatch keeps its graph, and R of the second comes third."""
+# A step calls a layer four times. After two steps, R calls the layers of a stage in one go.
+@pytest.mark.parametrize(("level", "last"), [("layer", 2), ("stage", 2), ("stage", 10)])
+def test_layers_that_do_something_else_the_second_time_are_refused(level: Level, last: int) -> None:
+    # Not a number of the layer, after whose change layers are watched anew.
+    calls: list[Tensor] = []
 
     class Grows(nn.Linear):
-        count = 0
-
         def forward(self, x: Tensor) -> Tensor:
-            self.count += 1
-            return super().forward(x).repeat(1, 1 + self.count // 3)
+            calls.append(x)
+            return super().forward(x).repeat(1, 1 + (len(calls) > last))
 
-    layers = nn.Sequential(Grows(6, 6), nn.Tanh())
-    plan = recomputed(schedules.gpipe(1, 2))
-    # The outputs of a last stage are its losses, which have one shape.
-    data = torch.randn(2, 2, 6)
-    case = Case(layers, data[0], data[1], lambda y, _: y.sum())
+    layers = nn.Sequential(Grows(6, 6), nn.Tanh(), nn.Tanh())
+    plan, x = recomputed(schedules.gpipe(2, 2)), torch.randn(2, 6)
     told = r"returned \[\(\(1, 12\), torch.float32\)\].* before"
-    if level == "stage":
-        layers.extend([nn.Linear(6, 6)])
-        plan = recomputed(schedules.gpipe(2, 2))
-    with (
-        case.pipeline(plan, recompute=level) as pipe,
-        pytest.raises(RuntimeError, match=told),
-    ):
-        pipe.step(case.inputs, target=case.target)
+    with planned(layers, plan, lambda y, _: y.sum(), recompute=level) as pipe:
+        for _ in range(last // 4):
+            pipe.step(x, target=x)
+        with pytest.raises(RuntimeError, match=told):
+            pipe.step(x, target=x)
 
 
 @pytest.mark.parametrize("level", ["layer", "stage"])
@@ -228,7 +223,7 @@ def test_a_loss_is_recomputed_without_its_side_effects(level: Level) -> None:
             self.calls = nn.Buffer(torch.zeros(()))
 
         def forward(self, output: Tensor, target: Tensor) -> Tensor:
-            self.calls += 1
+            self.calls.add_(1)
             return F.mse_loss(output, target) * self.calls
 
     loss_fn = Counting()
