@@ -91,8 +91,6 @@ class Segment(nn.Module):
 def run(segments: Sequence[nn.Module], env: Environment) -> Any:
     """Runs consecutive segments; returns as the last one's forward."""
     cut_tape, here = env.cut_tape, Here(dict(env.values), {}, {}, None)
-    # The caller may have no other reference to the values.
-    del env
     index = 0
     for segment in segments:
         assert isinstance(segment, Segment)

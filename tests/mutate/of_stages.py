@@ -69,7 +69,6 @@ OF_STAGES = (
         "here.parameters = segment._parameters",
         RECORDED,
     ),
-    Mutant("pykern/trace/segment.py", "    del env\n", "", RECORDED),
     Mutant(
         "pykern/trace/segment.py",
         "            self._copied[key] = now\n",
