@@ -151,40 +151,6 @@ def test_outputs_without_gradients(four_gpus: FakeCuda, options: dict[str, Any])
         assert torch.equal(pipe(x).cpu(), expected)
 
 
-def test_a_stream_of_batches(four_gpus: FakeCuda) -> None:
-    """The caller makes each batch right before it is fed, and reads each output."""
-    layers = mlp()
-    plain = copy.deepcopy(layers)
-    batches = [torch.randn(16, WIDTH) for _ in range(5)]
-    with pykern.Pipeline(layers, devices=TWO, microbatches=4) as pipe, torch.no_grad():
-        made = (batch.to("cuda:0") * 2 for batch in batches)
-        for output, batch in zip(pipe.stream(made), batches, strict=True):
-            expected = torch.cat([plain(part * 2) for part in batch.split(4)])
-            assert torch.equal((output + 1).cpu(), expected + 1)
-
-
-def test_an_output_of_a_stream_does_not_wait_for_later_batches(four_gpus: FakeCuda) -> None:
-    """The third batch has been issued by then, and its last operation does not end."""
-    issued: list[int] = []
-
-    def batches() -> Iterator[Tensor]:
-        for _ in range(3):
-            issued.append(counts().kernels)
-            if len(issued) == 3:
-                # Each batch takes as many operations as the one before.
-                four_gpus.hang("fake_kernel", issued[2] - issued[1])
-            yield torch.randn(16, WIDTH, device="cuda:0")
-
-    with pykern.Pipeline(mlp(), devices=TWO, microbatches=2) as pipe, torch.no_grad():
-        pipe(torch.randn(16, WIDTH))
-        stream = pipe.stream(batches())
-        gpu = next(stream).get_device()
-        assert len(issued) == 3
-        assert four_gpus.complete(four_gpus.default_stream(gpu))
-        four_gpus.library.fake_let_go(1)
-        assert len(list(stream)) == 2
-
-
 def test_backwards_run_on_the_calling_thread(four_gpus: FakeCuda) -> None:
     layers, x = mlp(), torch.randn(16, WIDTH)
     threads: set[int] = set()

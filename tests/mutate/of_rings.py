@@ -18,7 +18,7 @@ FLOW = _files("stream_gpus")
 RECOMPUTE = _files("recompute_gpus")
 OUTSIDE = ("tests/outside/test_loss_outside_gpus.py",)
 # With torch's own engine.
-ENGINE = ("-n0", "tests/device_oracle/steps_on_gpus.py")
+ENGINE = ("-n0", *(f"tests/device_oracle/{name}_on_gpus.py" for name in ("batches", "steps")))
 HOST = ("tests/parallel/test_host_optimizer_gpus.py",)
 
 OF_RINGS = (

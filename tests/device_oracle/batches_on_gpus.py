@@ -1,0 +1,58 @@
+"""Streams of batches with torch's own engine. Run by test_device_oracle.py."""
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+import pykern
+from tests.device_oracle.oracle import counts, gpus
+from tests.device_oracle.steps_on_gpus import TWO, WIDTH, mlp
+from tests.fake_cuda.fake import FakeCuda
+
+# torch says so of results that a kernel makes itself, which is how the oracle has the CPU's run.
+pytestmark = pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+
+
+@pytest.fixture
+def four_gpus() -> Iterator[FakeCuda]:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    with gpus(4) as fake:
+        yield fake
+
+
+def test_a_stream_of_batches(four_gpus: FakeCuda) -> None:
+    """The caller makes each batch right before it is fed, and reads each output."""
+    layers = mlp()
+    plain = copy.deepcopy(layers)
+    batches = [torch.randn(16, WIDTH) for _ in range(5)]
+    with pykern.Pipeline(layers, devices=TWO, microbatches=4) as pipe, torch.no_grad():
+        made = (batch.to("cuda:0") * 2 for batch in batches)
+        for output, batch in zip(pipe.stream(made), batches, strict=True):
+            expected = torch.cat([plain(part * 2) for part in batch.split(4)])
+            assert torch.equal((output + 1).cpu(), expected + 1)
+
+
+def test_an_output_of_a_stream_does_not_wait_for_later_batches(four_gpus: FakeCuda) -> None:
+    """The third batch has been issued by then, and its last operation does not end."""
+    issued: list[int] = []
+
+    def batches() -> Iterator[Tensor]:
+        for _ in range(3):
+            issued.append(counts().kernels)
+            if len(issued) == 3:
+                # Each batch takes as many operations as the one before.
+                four_gpus.hang("fake_kernel", issued[2] - issued[1])
+            yield torch.randn(16, WIDTH, device="cuda:0")
+
+    with pykern.Pipeline(mlp(), devices=TWO, microbatches=2) as pipe, torch.no_grad():
+        pipe(torch.randn(16, WIDTH))
+        stream = pipe.stream(batches())
+        gpu = next(stream).get_device()
+        assert len(issued) == 3
+        assert four_gpus.complete(four_gpus.default_stream(gpu))
+        four_gpus.library.fake_let_go(1)
+        assert len(list(stream)) == 2
