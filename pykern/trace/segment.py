@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .cut_tape import Environment
+from .cut_tape import CutTape, Environment, Values
 from .tape import Instruction
 from .values import Held, Here, key_of
 
@@ -85,12 +85,15 @@ class Segment(nn.Module):
 
     def forward(self, env: Environment) -> Any:
         """Runs the segment's piece of the cut tape that the values belong to."""
-        return run([self], env)
+        return run([self], env.cut_tape, dict(env.values))
 
 
-def run(segments: Sequence[nn.Module], env: Environment) -> Any:
-    """Runs consecutive segments; returns as the last one's forward."""
-    cut_tape, here = env.cut_tape, Here(dict(env.values), {}, {}, None)
+def run(segments: Sequence[nn.Module], cut_tape: CutTape, values: Values) -> Any:
+    """Runs consecutive segments; returns as the last one's forward.
+
+    Values that nobody needs any more are taken from `values`, and freed.
+    """
+    here = Here(values, {}, {}, None)
     index = 0
     for segment in segments:
         assert isinstance(segment, Segment)

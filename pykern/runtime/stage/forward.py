@@ -56,7 +56,13 @@ def _segments(stage: Stage) -> Run:
         given = arguments[microbatch]
         if given is not None:
             arguments[microbatch] = None
-            outputs[microbatch] = hand_over(microbatch, run_segments(stage.layers, *given))
+            (env,) = given
+            cut_tape, values = env.cut_tape, dict(env.values)
+            # Without other references, values are freed as `run_segments` takes them out.
+            del given, env
+            outputs[microbatch] = hand_over(
+                microbatch, run_segments(stage.layers, cut_tape, values)
+            )
 
     return forward
 
