@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import cast
 
@@ -104,9 +104,14 @@ class ProposalSearch:
         return self.best
 
     def finalists(self, count: int) -> list[Proposal]:
-        """The best proposals, of `count` kinds."""
-        by_kind = {proposal.kind: proposal for proposal in reversed(self.best)}
-        return sorted(by_kind.values(), key=lambda one: one.predicted_ns)[:count]
+        """The best proposals, of `count` kinds.
+
+        Half of them are the best of different numbers of microbatches and replicas: predictions
+        for the same numbers are off in the same direction.
+        """
+        apart = _first_of_each(self.best, lambda one: one.kind[1:])[: (count + 1) // 2]
+        others = _first_of_each([*apart, *self.best], lambda one: one.kind)[len(apart) : count]
+        return sorted([*apart, *others], key=lambda one: one.predicted_ns)
 
     def bound_ns(self, shares: Shares) -> float:
         """A lower bound for all plans with these microbatches: all work, shared evenly."""
@@ -242,3 +247,13 @@ class ProposalSearch:
                 break
             self.best = [one for one in self.best if one is not proposal]
             self._keep(better)
+
+
+def _first_of_each(
+    proposals: Sequence[Proposal], key: Callable[[Proposal], object]
+) -> list[Proposal]:
+    """The first proposal of each key, in their order."""
+    found: dict[object, Proposal] = {}
+    for proposal in proposals:
+        found.setdefault(key(proposal), proposal)
+    return list(found.values())
