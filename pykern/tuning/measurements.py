@@ -71,9 +71,12 @@ class Measurements:
         return [max(value, 0.0) for value in self._between(table, rows)]
 
     def handed_ns(self, rows: float) -> float:
-        """The time of a hand-over of a microbatch of `rows` rows, in nanoseconds."""
+        """The time of a hand-over of a microbatch of `rows` rows, in nanoseconds.
+
+        At least 0: a measured one may be less, since the clocks of two GPUs differ a little.
+        """
         if len(self.rows) == 1:
-            return self.handover_ns[0]
+            return max(self.handover_ns[0], 0.0)
         [between] = self._between(tuple((one,) for one in self.handover_ns), rows)
         return max(between, 0.0)
 

@@ -66,7 +66,7 @@ class StepByHand {
    private:
     static std::vector<LaneName> names(int num_devices) {
         std::vector<LaneName> names;
-        names.reserve(num_devices);
+        names.reserve(static_cast<std::size_t>(num_devices));
         for (int gpu = 0; gpu < num_devices; ++gpu) names.push_back({.gpu = gpu});
         return names;
     }

@@ -99,3 +99,15 @@ def test_sizes_that_do_not_fit_in_the_memory_are_not_measured(
     activation = tuple(tuple(10.0 * rows for _ in range(3)) for rows in (1, 4, 8))
     # One device has one microbatch in flight: 3 * (40 + 10 * rows) bytes.
     assert that_fit(asked, activation, [40.0] * 3) == count
+
+
+@pytest.mark.parametrize(("rows", "measured"), [((4,), (-3.0,)), ((1, 4), (-3.0, -1.0))])
+def test_a_hand_over_takes_no_time_less_than_none(
+    rows: tuple[int, ...], measured: tuple[float, ...]
+) -> None:
+    found = measurements([1.0], rows=rows, handover_ns=measured)
+    assert found.handed_ns(4) == 0.0
+
+
+def test_hand_overs_are_those_of_the_size() -> None:
+    assert measurements([1.0], handover_ns=(10.0, 40.0)).handed_ns(2) == pytest.approx(20.0)
