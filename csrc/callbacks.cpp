@@ -9,6 +9,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "ending.hpp"
+
 namespace py = pybind11;
 
 namespace pykern {
@@ -211,7 +213,10 @@ void Callbacks::detach(int worker) noexcept {
     // takes the lock, as torch does to free a tensor, giving it back would delete the state that
     // is being cleared.
     PyThreadState_Clear(workers_[static_cast<std::size_t>(worker)].state);
+    // Set with the lock, before the workers were told to end.
+    const bool is_unjoined = abandoned_;
     PyThreadState_DeleteCurrent();
+    if (is_unjoined) end_unjoined();
 }
 
 void Callbacks::resume(int worker) noexcept {

@@ -42,10 +42,12 @@ std::atomic<pid_t> ender{0};
 std::vector<std::weak_ptr<Closable>> open;
 bool is_registered = false;
 
-// The threads that stay. Leaked, since they outlive all destructors.
+// The threads that stay, and those that nobody joins and that are about to end. Leaked, since they
+// outlive all destructors.
 struct Staying {
     std::mutex mutex;
     std::set<pid_t> threads;
+    std::set<pid_t> unjoined;
 };
 Staying& staying() {
     static auto* const all = new Staying;
@@ -59,6 +61,8 @@ bool is_finalizing() {
     return _Py_IsFinalizing() != 0;
 #endif
 }
+
+bool exists(pid_t thread) { return tgkill(getpid(), thread, 0) == 0; }
 
 bool is_over() { return phase.load(std::memory_order_relaxed) == Phase::kClosed; }
 
@@ -83,7 +87,7 @@ void stay() {
 void wait_for(const std::set<pid_t>& threads) {
     const auto leaves = [](pid_t thread) {
         const std::scoped_lock lock(staying().mutex);
-        return !staying().threads.contains(thread) && tgkill(getpid(), thread, 0) == 0;
+        return !staying().threads.contains(thread) && exists(thread);
     };
     const auto deadline = Clock::now() + kToLeave;
     while (std::ranges::any_of(threads, leaves) && Clock::now() < deadline) {
@@ -103,6 +107,11 @@ void close_all() {
         for (const pid_t caller : closable->callers()) callers.insert(caller);
     }
     callers.erase(gettid());
+    {
+        // A thread that comes for the mutex later sees that executors close, and stays.
+        const std::scoped_lock lock(staying().mutex);
+        callers.merge(std::set(staying().unjoined));
+    }
     const py::gil_scoped_release no_gil;
     wait_for(callers);
     phase.store(Phase::kClosed, std::memory_order_relaxed);
@@ -154,6 +163,15 @@ void stay_at_end() {
 
 void stay_after_end() {
     if (is_over()) stay_at_end();
+}
+
+void end_unjoined() {
+    {
+        const std::scoped_lock lock(staying().mutex);
+        std::erase_if(staying().unjoined, [](pid_t thread) { return !exists(thread); });
+        staying().unjoined.insert(gettid());
+    }
+    if (phase.load(std::memory_order_relaxed) != Phase::kRunning) stay();
 }
 
 }  // namespace pykern
