@@ -29,7 +29,7 @@ def dispatch() -> list[Line]:
     results = kept.newest("dispatch")
     alone, workers, torchs, beyond = [], [], [], []
     for stages in (1, 2, 4):
-        of = results.of(f"{stages} x ")
+        of = results.of(f"{stages} x Linear(16, 16), microbatches 64 x 4 rows, CPU time")
         hand = of["hand loop"]["p20_ms"]
         mine = of["pykern, 1 worker, the loop's order"]
         alone.append(mine["p20_ms"] / hand)
