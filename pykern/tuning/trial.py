@@ -17,6 +17,9 @@ from .proposal import Proposal
 WARMUPS, FEWEST, MOST = 2, 6, 30
 # Two medians closer than this share of them are the same.
 SAME = 0.01
+# A proposal whose medians are farther than this from the least ones takes part no longer.
+NEAR = 0.05
+_HALVES = slice(0, None, 2), slice(1, None, 2)
 
 
 def run_in_turn(
@@ -30,7 +33,8 @@ def run_in_turn(
 
     Yields:
         After each round that counts, the proposals with the medians so far, the fastest first, and
-        those that have not run. Rounds end when both halves of them agree which is the fastest.
+        those that have not run. Rounds end when both halves of them agree which is the fastest;
+        proposals that neither half has near the fastest leave before.
 
     Raises:
         torch.OutOfMemoryError: the GPUs have too little memory for every proposal.
@@ -60,24 +64,39 @@ def _run(asked: Asked, proposals: Sequence[Proposal]) -> Iterator[tuple[float, l
             opened.enter_context(asked.pipeline(one.plan, one.spans, recompute=one.levels))
             for one in proposals
         ]
+        racing: Sequence[int] = range(len(pipes))
         for number in range(WARMUPS + MOST):
-            for pipe, taken in zip(pipes, times, strict=True):
+            for each in racing:
                 start = time.perf_counter_ns()
-                pipe.step(*args, target=target, **kwargs)
+                pipes[each].step(*args, target=target, **kwargs)
                 asked.wait()
                 if number >= WARMUPS:
-                    taken.append(time.perf_counter_ns() - start)
+                    times[each].append(time.perf_counter_ns() - start)
             if number >= WARMUPS:
                 yield (number + 1) / (WARMUPS + MOST), ranked(proposals, times)
-            if number + 1 >= WARMUPS + FEWEST and is_settled(times):
-                return
+            if number + 1 >= WARMUPS + FEWEST:
+                if is_settled([times[each] for each in racing]):
+                    return
+                racing = in_the_race(times)
 
 
 def ranked(proposals: Sequence[Proposal], times: Sequence[Sequence[int]]) -> list[Proposal]:
-    """The proposals with their median times, the fastest first."""
+    """The proposals with their median times, the fastest first.
+
+    Those that ran in more rounds come before the others, which were slower.
+    """
     pairs = zip(proposals, times, strict=True)
-    measured = [replace(one, measured_ns=float(median(of))) for one, of in pairs]
-    return sorted(measured, key=_measured_ns)
+    measured = [(len(of), replace(one, measured_ns=float(median(of)))) for one, of in pairs]
+    measured.sort(key=lambda pair: (-pair[0], _measured_ns(pair[1])))
+    return [one for _, one in measured]
+
+
+def in_the_race(times: Sequence[Sequence[int]]) -> list[int]:
+    """Those that ran in all rounds and are near the fastest in every other one or in the rest."""
+    most = max(map(len, times))
+    now = [number for number, of in enumerate(times) if len(of) == most]
+    near = [_least([times[number] for number in now], half, NEAR) for half in _HALVES]
+    return [now[place] for place in sorted(set.union(*near))]
 
 
 def _measured_ns(proposal: Proposal) -> float:
@@ -86,9 +105,11 @@ def _measured_ns(proposal: Proposal) -> float:
 
 def is_settled(times: Sequence[Sequence[int]]) -> bool:
     """Whether every other round and the rest have the same fastest, or as good as the same."""
-    best = []
-    for half in (slice(0, None, 2), slice(1, None, 2)):
-        medians = [median(of[half]) for of in times]
-        least = min(medians)
-        best.append({i for i, value in enumerate(medians) if value <= least * (1 + SAME)})
-    return not best[0].isdisjoint(best[1])
+    one, other = (_least(times, half, SAME) for half in _HALVES)
+    return not one.isdisjoint(other)
+
+
+def _least(times: Sequence[Sequence[int]], half: slice, within: float) -> set[int]:
+    """Those whose median of some rounds is within a share of the least one."""
+    medians = [median(of[half]) for of in times]
+    return {i for i, value in enumerate(medians) if value <= min(medians) * (1 + within)}

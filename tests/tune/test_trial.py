@@ -44,3 +44,16 @@ def test_a_proposal_that_does_not_fit_after_all_is_left_out(on_gpus: Any) -> Non
 def test_too_little_memory_for_every_proposal_is_an_error(on_gpus: Any) -> None:
     with pytest.raises(torch.OutOfMemoryError):
         list(trial.run_in_turn(on_gpus, PROPOSALS[1:2], lambda _: None))
+
+
+def test_proposals_that_are_slow_in_both_halves_leave_the_race() -> None:
+    #          fast in one half, in the other, in neither, left earlier
+    times = [[100, 120, 100, 120], [120, 100, 120, 100], [110, 111, 110, 111], [50, 50]]
+    assert trial.in_the_race(times) == [0, 1]
+    # 4 % behind is near.
+    assert trial.in_the_race([[100, 100], [104, 104], [106, 106]]) == [0, 1]
+
+
+def test_proposals_that_left_the_race_come_last() -> None:
+    ranked = trial.ranked(PROPOSALS, [[5, 5], [9, 9, 9], [8, 8, 8]])
+    assert [one.measured_ns for one in ranked] == [8.0, 9.0, 5.0]
