@@ -138,6 +138,7 @@ def _link_rows(found: "Topology") -> Iterator[tuple[str, str]]:
             f"{link.latency_ns / 1000:.1f} µs for 4 KiB",
             f"{link.both_ways:.1f} GB/s while both send",
             f"{link.among_all:.1f} GB/s while all send" if link.among_all else "",
+            f"{link.by_kernel:.1f} GB/s by a kernel" if link.by_kernel else "",
             "direct" if link.is_direct else "by the host",
             found.managed.ways.get((min(_ends(link)), max(_ends(link))), ""),
             "" if link.arrives else "WRONG BYTES ARRIVE",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from statistics import median
 
 import torch
@@ -70,6 +71,8 @@ class MeasuredLink:
         bytes_per_ns: By size in bytes, bytes per nanosecond of copies one behind another.
         both_ways: The same of 256 MiB in each direction, while both are under way.
         among_all: The same, while each GPU sends to its next one; 0 for other pairs.
+        by_kernel: Bytes per nanosecond of 256 MiB that processors of the sender write; 0 without
+            Triton, and where copies go by the host.
     """
 
     sender: int
@@ -80,6 +83,7 @@ class MeasuredLink:
     bytes_per_ns: Mapping[int, float]
     both_ways: float
     among_all: float
+    by_kernel: float
 
 
 def gpus() -> tuple[MeasuredGpu, ...]:
@@ -136,15 +140,17 @@ def _link(
     rates = {size: _rate(sender, target, source, size) for size in LINK_SIZES}
     both = _at_once([(sender, receiver), (receiver, sender)], places, into)
     smallest = LINK_SIZES[0]
+    is_direct = _C.cuda_can_access_peer(receiver, sender)
     return MeasuredLink(
         sender,
         receiver,
-        _C.cuda_can_access_peer(receiver, sender),
+        is_direct,
         _arrives(source, target, sender),
         smallest / rates[smallest],
         rates,
         both[0],
         among_all.get((sender, receiver), 0.0),
+        _by_kernel(sender, target, source) if is_direct and find_spec("triton") else 0.0,
     )
 
 
@@ -169,10 +175,30 @@ def _rate(gpu: int, into: Tensor, source: Tensor, num_bytes: int) -> float:
     count = _copies_of(num_bytes)
     copies = _copies(into[:num_bytes], source[:num_bytes], count)
     # A large copy ahead of them lasts for as long as the host issues them.
-    work = [(gpu, _copies(into, source, 1), copies)]
-    times = [_times(work)[0] for _ in range(_ROUNDS + 1)]
-    # The first round may enable access, or bring memory to its place.
-    return count * num_bytes / median(times[1:])
+    return count * num_bytes / _behind(gpu, _copies(into, source, 1), copies)
+
+
+def _by_kernel(sender: int, into: Tensor, source: Tensor) -> float:
+    """Bytes per nanosecond that the sender's processors write into another GPU's memory.
+
+    The copies before have given the sender access to that memory.
+    """
+    from .kernel_copy import kernel_copy  # noqa: PLC0415 - needs Triton
+
+    count = _copies_of(source.numel())
+
+    def issue() -> None:
+        for _ in range(count):
+            kernel_copy(into, source)
+
+    return count * source.numel() / _behind(sender, _copies(into, source, 1), issue)
+
+
+def _behind(gpu: int, ahead: Issue, issue: Issue) -> float:
+    """The time of some work behind other work of a GPU's stream, in nanoseconds; a median."""
+    times = [_times([(gpu, ahead, issue)])[0] for _ in range(_ROUNDS + 1)]
+    # The first round may enable access, bring memory to its place, or compile.
+    return median(times[1:])
 
 
 def _at_once(

@@ -114,8 +114,8 @@ def test_a_measured_machine_is_a_box():
     rates = {4096: 1.0, 65536: 20.0}
     gpu = MeasuredGpu("a GPU", 80, 132, (9, 0), rates, {4096: 1.0, 65536: 10.0}, 5.0, 1.0)
     ways = [
-        MeasuredLink(0, 1, True, True, 900.0, {4096: 2.0, 65536: 40.0}, 30.0, 0.0),
-        MeasuredLink(1, 0, True, True, 800.0, {4096: 2.0, 65536: 50.0}, 30.0, 0.0),
+        MeasuredLink(0, 1, True, True, 900.0, {4096: 2.0, 65536: 40.0}, 30.0, 0.0, 35.0),
+        MeasuredLink(1, 0, True, True, 800.0, {4096: 2.0, 65536: 50.0}, 30.0, 0.0, 35.0),
     ]
     found = Topology(2, (), (), {4096: 9.5, 65536: 8.0}, 2500.0)
     box = as_box(replace(found, gpus=(gpu, gpu), links=tuple(ways)))

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from typer.testing import CliRunner
 
+from pykern import _C
 from pykern.benchmark import run, sections
 from pykern.cli import app
 from pykern.topo import gpus as topo
+from pykern.topo import kernel_copy
 from tests.device_oracle.oracle import gpus
 
 # torch says so of results that a kernel makes itself, which is how the oracle has the CPU's run.
@@ -27,6 +29,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topo, "_BYTES_OF_A_ROUND", 8 * LARGE)
     monkeypatch.setattr(topo, "_WIDTH", 8)
     monkeypatch.setattr(topo, "_PATTERN", 4096)
+    # The oracle has no processors to run a kernel of Triton.
+    monkeypatch.setattr(kernel_copy, "kernel_copy", Tensor.copy_)
 
 
 def test_links_are_ordered_pairs_with_rates_by_size() -> None:
@@ -42,6 +46,7 @@ def test_links_are_ordered_pairs_with_rates_by_size() -> None:
         assert link.both_ways == 8 * LARGE / 1e6
         is_next = (link.sender + 1) % 3 == link.receiver
         assert link.among_all == (8 * LARGE / 1e6 if is_next else 0)
+        assert link.by_kernel == 8 * LARGE / 1e6
         assert link.arrives
 
 
@@ -66,6 +71,13 @@ def test_the_command_prints_gpus_and_links() -> None:
         printed = CliRunner().invoke(app, ["topo"]).stdout
     assert "GPU 1: the CPU, " in printed
     assert "GPU 0 to GPU 1: 0.5 GB/s, 15.6 µs for 4 KiB, 0.5 GB/s while both send" in printed
+    assert "0.5 GB/s by a kernel" in printed
+
+
+def test_no_kernel_writes_where_a_gpu_has_no_access(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_C, "cuda_can_access_peer", lambda *_: False)
+    with gpus(2):
+        assert [link.by_kernel for link in topo.links()] == [0, 0]
 
 
 def _layers(_: str, num_devices: int, num_microbatches: int) -> Any:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from bench.gpu import kernels
+from pykern.topo.kernel_copy import kernel_copy
 
 pytestmark = pytest.mark.gpu
 
@@ -22,3 +23,10 @@ def test_dropout_keeps_as_much_as_it_is_told() -> None:
     operation = dict(kernels.operations(torch.device("cuda", 0), 256, 4096, 64))["dropout"]
     (kept,) = kernels.results(operation.ours(*operation.arguments))
     assert (kept != 0).double().mean().item() == pytest.approx(0.9, abs=0.005)
+
+
+def test_a_copy_by_a_kernel_moves_every_byte() -> None:
+    source = torch.arange(2**20 + 4, device="cuda").to(torch.uint8)
+    into = torch.zeros_like(source)
+    kernel_copy(into, source)
+    assert torch.equal(into, source)
