@@ -103,6 +103,8 @@ def test_schedules(four_gpus: FakeCuda, schedule: str, capture: Any) -> None:
         {"devices": FOUR},
         {"recompute": "layer"},
         {"recompute": "stage", "schedule": "zb_h1"},
+        {"devices": FOUR, "recompute": "layer"},
+        {"devices": FOUR, "recompute": "stage", "schedule": "zb_h1"},
     ],
     ids=str,
 )

@@ -21,6 +21,11 @@ class Pools:
         self._of_slots: dict[int, Any] = {}
         self._shared = gpus.pool() if takes_turns(plan, stage) else None
 
+    @property
+    def are_shared(self) -> bool:
+        """Whether recomputed tensors of all slots are in one memory."""
+        return self._shared is not None
+
     def of(self, slot: int) -> Any:
         """The pool for F, and for the backward of microbatches that are not recomputed."""
         if slot not in self._of_slots:

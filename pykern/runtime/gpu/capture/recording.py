@@ -88,10 +88,10 @@ class Recording:
             ring.place(("seeds",), static.seeds[0].new_empty(len(batch.rows), len(static.seeds[0])))
             for ring, static in zip(self._rings, self._static, strict=True)
         ]
+        self._pools = [Pools(gpus, program.plan, stage.index) for stage in stages]
         self._capture(program.plan)
-        loss = self._static[-1].outputs[0][0]
-        like = loss.new_empty(len(batch.rows))
-        self._loss_of = self._rings[-1].place(("losses",), like)
+        losses = self._static[-1].outputs[0][0].new_empty(len(batch.rows))
+        self._loss_of = self._rings[-1].place(("losses",), losses)
         for row in program.plan.rows:
             for action in row:
                 self._set_launch(action)
@@ -140,24 +140,23 @@ class Recording:
         with torch.enable_grad(), nothing_cached(), no_collection():
             arguments = self._input_parts[0]
             leaves: Sequence[Tensor] = ()
-            pools = [Pools(self._gpus, plan, stage.index) for stage in self._stages]
             for stage, static in enumerate(self._static):
                 for slot in range(static.num_slots):
                     static.take(slot, arguments, leaves)
-                    self._record(Kind.F, stage, slot, pools[stage].of(static.ring_slot(slot)))
+                    pool = self._pools[stage].of(static.ring_slot(slot))
+                    self._record(Kind.F, stage, slot, pool)
                 if stage + 1 < len(self._static):
                     arguments, leaves = static.handed(0)
             gradients: Sequence[Tensor | None] = ()
-            trained = list(enumerate(self._static))[self._first_trained :]
-            for stage, static in reversed(trained):
+            for stage, static in reversed(list(enumerate(self._static))[self._first_trained :]):
                 for slot in range(static.num_slots):
                     if stage + 1 < len(self._static):
                         static.expect(slot, gradients)
-                    self._capture_backward(plan, stage, slot, pools[stage])
+                    self._capture_backward(plan, stage, slot)
                 gradients = static.outgoing[0]
 
-    def _capture_backward(self, plan: Plan, stage: int, slot: int, pools: Pools) -> None:
-        static = self._static[stage]
+    def _capture_backward(self, plan: Plan, stage: int, slot: int) -> None:
+        static, pools = self._static[stage], self._pools[stage]
         pool = pools.of(static.ring_slot(slot))
         if static.is_recomputed(slot):
             pool = pools.of_recompute(static.ring_slot(slot))
@@ -205,8 +204,11 @@ class Recording:
                 loss = self._static[-1].outputs[slot][0]
                 after = [transfer_to(self._loss_of[number], loss)]
         elif action.kind in (Kind.B, Kind.I) and stage > self._first_trained:
-            after = self._give_gradients(stage, slot, number)
-            self._send(Kind.COPY_B, stage, number, static.outgoing[slot])
+            if self._lane_of[stage - 1] == self._lane_of[stage]:
+                after = self._give_gradients(stage, slot, number)
+            else:
+                made, after = static.to_send(slot, shared=self._pools[stage].are_shared)
+                self._send(Kind.COPY_B, stage, number, made)
         handles = (graph.exec, graph.graph) if graph is not None else (0, 0)
         program.set_launch(action, *handles, before, after)
 
@@ -227,13 +229,11 @@ class Recording:
         return transfers + transfers_between([seeds], [self._seeds[stage][number]])
 
     def _give_gradients(self, stage: int, slot: int, number: int) -> list[P2PTransfer]:
-        """Transfers of gradients from a B or I to the stage before on the same lane.
+        """Transfers of gradients to the stage before on the same lane.
 
         The transfers run at once, because this slot may get a new microbatch before the other
         stage's B or I begins. The other stage has held its own slot since its F.
         """
-        if self._lane_of[stage - 1] != self._lane_of[stage]:
-            return []
         places = self._static[stage - 1].incoming[self._slot(stage - 1, number)]
         return transfers_between(places, self._static[stage].outgoing[slot])
 

@@ -17,7 +17,7 @@ from ...random.seed import StepSeed
 from ...recompute.recompute import INPUTS, Level
 from ...stage.stage import Stage
 from ...stage.transport import Transport
-from ..rings import RingBuffers, as_bytes
+from ..rings import P2PTransfer, RingBuffers, as_bytes, transfers_between
 
 # The slot of a microbatch, and its recompute level.
 CellKey = tuple[int, Level | None]
@@ -119,6 +119,25 @@ class StaticStage(Transport):
         arguments = self._after.arguments[slot]
         assert arguments is not None
         return arguments, self._after.leaves[slot]
+
+    def to_send(
+        self, slot: int, *, shared: bool
+    ) -> tuple[Sequence[Tensor | None], list[P2PTransfer]]:
+        """The gradients that a B or I sends to another lane, and the transfers that it ends with.
+
+        The next R may be of another slot, and does not wait until these gradients have left. If it
+        shares their memory, they move to memory of their slot first.
+        """
+        made = self.outgoing[slot]
+        if not (shared and self.is_recomputed(slot)):
+            return made, []
+        places = [
+            None
+            if gradient is None
+            else self._ring.place((self.ring_slot(slot), "sent", index), gradient)
+            for index, gradient in enumerate(made)
+        ]
+        return places, transfers_between(places, made)
 
     def slot_of(self, microbatch: int) -> int:
         """The slot of a microbatch."""
