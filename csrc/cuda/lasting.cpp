@@ -36,6 +36,17 @@ std::unique_ptr<MadeStream> next_idle(int device, StreamUse use) {
     return next;
 }
 
+// Waits for what the stream had before. False where its context has been lost or reset since.
+bool still_works(const MadeStream& made) {
+    try {
+        const CurrentContext current(made.primary.get());
+        driver::cuStreamSynchronize(made.stream.get());
+        return true;
+    } catch (const std::exception&) {
+        return false;
+    }
+}
+
 }  // namespace
 
 void GiveBack::operator()(MadeStream* made) const noexcept {
@@ -51,10 +62,7 @@ void GiveBack::operator()(MadeStream* made) const noexcept {
 
 LastingStream take_stream(int device, StreamUse use) {
     while (auto next = next_idle(device, use)) {
-        // Fails where the context has been lost or reset since.
-        if (api().cuStreamSynchronize(next->stream.get()) == kSuccess) {
-            return LastingStream(std::move(next));
-        }
+        if (still_works(*next)) return LastingStream(std::move(next));
     }
     PrimaryContext primary(device);
     Stream stream = make_stream(primary.get());

@@ -36,10 +36,10 @@ StreamTrace::StreamTrace(const StreamJob& job) : job_(job) {
 }
 
 void StreamTrace::begin() {
+    const cuda::CurrentContext current(job_.lanes().primary(0));
     for (int stream = 0; stream < job_.order().num_streams(); ++stream) {
         driver::cuStreamSynchronize(job_.stream(stream));
     }
-    const cuda::CurrentContext current(job_.lanes().primary(0));
     for (auto& [context, base] : bases_) {
         driver::cuEventRecord(base.event.get(), base.stream);
         base.host_ns = now_ns();
@@ -66,6 +66,8 @@ Timeline StreamTrace::copies() const {
 }
 
 Timeline StreamTrace::rows(int first_stream, int num_streams) const {
+    // Whichever thread asks, it may have none.
+    const cuda::CurrentContext current(job_.lanes().primary(0));
     const std::vector<Task>& tasks = job_.order().tasks();
     std::vector<std::vector<Span>> rows(static_cast<std::size_t>(num_streams));
     // The step begins with the first action, for the rows of copies as well.

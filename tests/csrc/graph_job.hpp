@@ -68,6 +68,7 @@ class GraphJob final : private StreamClient {
 
     // The results of the steps since the last call, when they are done.
     std::vector<Results> results() {
+        const cuda::CurrentContext current(job_.lanes().primary(0));
         for (const auto& [gpu, stream] : caller_of_) cuda::driver::cuStreamSynchronize(stream);
         std::vector<Results> results;
         results.reserve(taken_.size());

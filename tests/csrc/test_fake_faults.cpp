@@ -84,11 +84,14 @@ TEST_CASE("a stream does not outlive its context, nor its own end") {
     CHECK(pair.api.cuDevicePrimaryCtxRelease(0) == 201);
 }
 
-TEST_CASE("work needs a current context, and streams that do not block") {
+TEST_CASE("calls need a current context, and streams must not block") {
     FakePair pair(0);
     CHECK(pair.api.cuCtxSetCurrent(nullptr) == kSuccess);
     CHECK(pair.api.cuEventRecord(pair.ready, pair.sender) == 201);
-    CHECK(pair.violations_about("no context is current") == 1);
+    CHECK(pair.api.cuEventQuery(pair.ready) == 201);
+    CHECK(pair.api.cuEventSynchronize(pair.ready) == 201);
+    CHECK(pair.api.cuStreamSynchronize(pair.sender) == 201);
+    CHECK(pair.violations_about("no context is current") == 4);
     CHECK(pair.api.cuCtxSetCurrent(pair.context[0]) == kSuccess);
     CUstream blocking = nullptr;
     CHECK(pair.api.cuStreamCreateWithPriority(&blocking, 0, 0) == kSuccess);

@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <thread>
 #include <utility>
 
 #include "cuda/device.hpp"
@@ -49,6 +50,13 @@ TEST_CASE("a stream stays with its GPU and its use") {
     const LastingStream further = take_stream(0, StreamUse::kCompute);
     CHECK(again.get() == left);
     CHECK(further.get() != of_other);
+}
+
+TEST_CASE("a stream goes on where no context is current") {
+    const FakeWorld world(1);
+    take_stream(0, StreamUse::kCompute).reset();
+    std::thread([] { take_stream(0, StreamUse::kCompute).reset(); }).join();
+    CHECK(num_created() == 1);
 }
 
 TEST_CASE("a stream that is lost is replaced") {

@@ -72,6 +72,7 @@ class StepByHand {
     }
 
     std::shared_ptr<Lanes> lanes_;
+    cuda::CurrentContext of_looks_{lanes_->primary(0)};
 
    public:
     StreamJob job;

@@ -44,6 +44,7 @@ CUresult cuStreamDestroy(CUstream stream) {
 
 CUresult cuStreamSynchronize(CUstream stream) {
     return call("cuStreamSynchronize", Call::kPlain, [&](Model& model) {
+        model.current_context();
         const Stream& its = model.stream(stream);
         model.require_reached(model.schedule.complete(its));
         model.log.add("host stream", its.index);
@@ -93,6 +94,7 @@ CUresult cuEventRecord(CUevent event, CUstream stream) {
 
 CUresult cuEventQuery(CUevent event) {
     return call("cuEventQuery", Call::kPlain, [&](Model& model) {
+        model.current_context();
         const Event& its = model.event(event);
         const auto mark = its.mark;
         if (model.capturing && model.capture_modes[std::this_thread::get_id()] != kCaptureRelaxed) {
@@ -108,6 +110,7 @@ CUresult cuEventQuery(CUevent event) {
 
 CUresult cuEventSynchronize(CUevent event) {
     return call("cuEventSynchronize", Call::kPlain, [&](Model& model) {
+        model.current_context();
         const Event& its = model.event(event);
         const auto mark = its.mark;
         if (mark == nullptr) return kSuccess;
@@ -120,6 +123,7 @@ CUresult cuEventSynchronize(CUevent event) {
 
 CUresult cuEventElapsedTime(float* milliseconds, CUevent start, CUevent end) {
     return call("cuEventElapsedTime", Call::kPlain, [&](Model& model) {
+        model.current_context();
         return elapsed(model, model.event(start), model.event(end), milliseconds);
     });
 }

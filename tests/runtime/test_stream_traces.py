@@ -4,6 +4,7 @@ simulated."""
 import itertools
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,15 @@ def test_every_copy_is_timed_between_its_ends(paced: FakeCuda, name: str) -> Non
     for row in copies.rows:
         assert len({span.action.kind for span in row}) == 1
         assert all(a.end_ns <= b.start_ns + 0.01 for a, b in itertools.pairwise(row))
+
+
+def test_threads_that_have_not_used_a_gpu_trace_and_read_traces(paced: FakeCuda) -> None:
+    plan = schedules.gpipe(2, 4)
+    with planned(layers_of(plan), plan, devices="cuda") as pipe, ThreadPoolExecutor(1) as other:
+        other.submit(traced, pipe).result()
+    with ThreadPoolExecutor(1) as another:
+        assert another.submit(pipe.timeline).result().makespan_ns > 0
+        assert another.submit(pipe.copies).result().makespan_ns > 0
 
 
 def test_slow_copies_are_in_the_prediction(paced: FakeCuda) -> None:
