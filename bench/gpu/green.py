@@ -8,7 +8,7 @@ import torch
 
 from .frame import Json
 from .groups import Group, split
-from .tools import DEVICE, captured, driver, launch, own_stream
+from .tools import DEVICE, captured, checked, driver, launch, own_stream
 
 NUM_BLOCKS = 4096
 # Each block spins a little, so that the blocks spread over all the multiprocessors there are.
@@ -55,7 +55,7 @@ def seen_by(groups: list[Group]) -> Json:
         launch(graph, elsewhere)
         torch.cuda.synchronize()
         graphed.append(set(seen.tolist()))
-        rules.append(event_rules(group, stream))
+        rules.append(event_rules(stream, elsewhere))
     return {
         "multiprocessors": [group.num_multiprocessors for group in groups],
         "seen_eager": [len(ids) for ids in eager],
@@ -66,13 +66,16 @@ def seen_by(groups: list[Group]) -> Json:
     }
 
 
-def event_rules(group: Group, stream: torch.cuda.Stream) -> Json:
-    """The driver's answers to an event of torch's context on a stream of the group."""
+def event_rules(of_group: torch.cuda.Stream, of_torch: torch.cuda.Stream) -> Json:
+    """The driver's answers to an event of torch's context on a stream of a group."""
     cu = driver()
-    _, event = cu.cuEventCreate(2)
+    disable_timing = 2
+    event = checked(cu.cuEventCreate(disable_timing))
+    recorded = cu.cuEventRecord(event, of_group.cuda_stream)[0].name
+    checked(cu.cuEventRecord(event, of_torch.cuda_stream))
     return {
-        "record": cu.cuEventRecord(event, stream.cuda_stream)[0].name,
-        "wait": cu.cuStreamWaitEvent(stream.cuda_stream, event, 0)[0].name,
+        "record": recorded,
+        "wait": cu.cuStreamWaitEvent(of_group.cuda_stream, event, 0)[0].name,
     }
 
 

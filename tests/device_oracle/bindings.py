@@ -101,7 +101,7 @@ class Bindings:
 
         return call
 
-    def cuStreamCreate(self, _: int) -> tuple[Any, ...]:
+    def cuStreamCreateWithPriority(self, *_: int) -> tuple[Any, ...]:
         return Status(0), self._fake.stream(0)
 
     def cuGraphInstantiate(self, graph: int, flags: int) -> tuple[Any, ...]:
@@ -114,7 +114,7 @@ class Bindings:
             return (Status(self._fake.result("cuMemcpyAsync", *given)),)
         on_stream: Any = torch.cuda.stream
         with on_stream(Stream(0, stream)):
-            _bytes_at(to, num_bytes).copy_(_bytes_at(source, num_bytes))
+            bytes_at(to, num_bytes).copy_(bytes_at(source, num_bytes))
         return (Status(0),)
 
     def cuDeviceGetDevResource(self, device: int, kind: int) -> tuple[Any, ...]:
@@ -144,7 +144,7 @@ def _passed(argument: Any) -> Any:
     return ctypes.c_void_p(argument)
 
 
-def _bytes_at(address: int, num_bytes: int) -> torch.Tensor:
+def bytes_at(address: int, num_bytes: int) -> torch.Tensor:
     device = torch.device("cuda", 0)
     storage = torch._C._construct_storage_from_data_pointer(address, device, num_bytes)
     return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)

@@ -6,6 +6,8 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/Storage.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <map>
 #include <mutex>
@@ -28,6 +30,7 @@ struct Block {
     void* data;
     Owner owner;
     int test;
+    int gpu = 0;
     // Another stream has used it: it comes back when that has ended, which is never asked here.
     bool is_shared = false;
 };
@@ -47,6 +50,10 @@ class Blocks {
         }
         Block* const block = free.back();
         free.pop_back();
+        Live& live = live_.at(of);
+        live.bytes += std::get<2>(owner);
+        live.peak = std::max(live.peak, live.bytes);
+        block->gpu = of;
         return block;
     }
 
@@ -54,9 +61,10 @@ class Blocks {
         const std::lock_guard hold(lock_);
         if (block->test != test_) {
             destroy(block);
-        } else {
-            (block->is_shared ? shared_ : free_[block->owner]).push_back(block);
+            return;
         }
+        live_.at(block->gpu).bytes -= std::get<2>(block->owner);
+        (block->is_shared ? shared_ : free_[block->owner]).push_back(block);
     }
 
     // Addresses may come back as any other from here on.
@@ -69,9 +77,29 @@ class Blocks {
         for (Block* const block : shared_) destroy(block);
         free_.clear();
         shared_.clear();
+        live_ = {};
+    }
+
+    // Of a GPU: what tensors have now, and the most that they had.
+    std::size_t bytes(int of) {
+        const std::lock_guard hold(lock_);
+        return live_.at(of).bytes;
+    }
+    std::size_t peak(int of) {
+        const std::lock_guard hold(lock_);
+        return live_.at(of).peak;
+    }
+    void reset_peak(int of) {
+        const std::lock_guard hold(lock_);
+        live_.at(of).peak = live_.at(of).bytes;
     }
 
    private:
+    struct Live {
+        std::size_t bytes = 0;
+        std::size_t peak = 0;
+    };
+
     static void destroy(Block* block) {
         std::free(block->data);
         delete block;
@@ -80,6 +108,7 @@ class Blocks {
     std::mutex lock_;
     std::map<Owner, std::vector<Block*>> free_;
     std::vector<Block*> shared_;
+    std::array<Live, kMaxGpus> live_{};
     int test_ = 0;
 };
 inline Blocks blocks;

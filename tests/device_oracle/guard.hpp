@@ -2,7 +2,9 @@
 #pragma once
 
 #include <ATen/Context.h>
+#include <ATen/SDPBackend.h>
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/native/transformers/attention.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
@@ -135,4 +137,15 @@ inline void install_hooks() {
     *static_cast<const void**>(const_cast<void*>(theirs)) = *reinterpret_cast<void* const*>(&hooks);
 }
 
+// Attention as products and a softmax: there is no fused kernel for these GPUs.
+inline std::int64_t attention_of(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                 const std::optional<at::Tensor>&, double, bool,
+                                 std::optional<double>, bool) {
+    return static_cast<std::int64_t>(at::SDPBackend::math);
+}
+
 }  // namespace oracle
+
+namespace at::native {
+REGISTER_CUDA_DISPATCH(_fused_sdp_choice_stub, &oracle::attention_of)
+}  // namespace at::native

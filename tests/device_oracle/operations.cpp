@@ -312,6 +312,10 @@ void oracle_set_gpu(int gpu) { oracle::gpu = gpu; }
 void* oracle_stream(int gpu) { return oracle::streams[gpu]; }
 void oracle_set_stream(int gpu, void* stream) { oracle::streams[gpu] = stream; }
 
+std::size_t oracle_bytes(int gpu) { return oracle::blocks.bytes(gpu); }
+std::size_t oracle_peak(int gpu) { return oracle::blocks.peak(gpu); }
+void oracle_reset_peak(int gpu) { oracle::blocks.reset_peak(gpu); }
+
 // Begins to capture the current stream into an empty graph of the driver's.
 void* oracle_capture(void* graph, oracle::Pool pool) {
     using namespace oracle;  // NOLINT(google-build-using-namespace)

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from pykern.kernels.operation import _Launcher
 from tests.device_oracle import tally
 from tests.device_oracle.library import DRIVER, MAX_GPUS, MODEL, Counts, Driver, build
 from tests.fake_cuda.fake import FakeCuda
@@ -33,6 +34,8 @@ def load() -> ctypes.CDLL:
     library.oracle_drop_graph.argtypes = [ctypes.c_void_p]
     for name in ("oracle_end_capture", "oracle_failure"):
         getattr(library, name).restype = ctypes.c_char_p
+    for name in ("oracle_bytes", "oracle_peak"):
+        getattr(library, name).restype = ctypes.c_size_t
     for name, value in _torch_cuda().items():
         setattr(torch.cuda, name, value)
     for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
@@ -40,6 +43,8 @@ def load() -> ctypes.CDLL:
         setattr(torch._C, name, _refuse_pool)
     setattr(torch._C, "_host_emptyCache", lambda: None)  # noqa: B010 - as mypy wants it
     setattr(torch.UntypedStorage, "__new__", _new_storage())  # noqa: B010 - as mypy wants it
+    # Triton's kernels are for another processor.
+    setattr(_Launcher, "__call__", _call_twin)  # noqa: B010 - as mypy wants it
     torch.version.cuda = "13.0"
     tally.begin(_counted)
     return library
@@ -181,6 +186,7 @@ class _Graph:
             self.instantiate()
 
     def instantiate(self) -> None:
+        assert not self._exec, "the handle that was given out would be of a graph that is gone"
         flags = ctypes.c_ulonglong(0)
         graph = ctypes.c_void_p(self._graph)
         self._exec = self._create("cuGraphInstantiateWithFlags", graph, flags)
@@ -298,13 +304,20 @@ def _torch_cuda() -> dict[str, Any]:
         "is_current_stream_capturing": lambda: bool(load().oracle_is_capturing()),
         "synchronize": _synchronize,
         "empty_cache": lambda: None,
-        "max_memory_allocated": lambda _=None: 0,
+        "memory_allocated": lambda device=None: load().oracle_bytes(_index(device)),
+        "max_memory_allocated": lambda device=None: load().oracle_peak(_index(device)),
+        "reset_peak_memory_stats": lambda device=None: load().oracle_reset_peak(_index(device)),
+        "Event": lambda **options: torch.Event("cuda", **options),
         "get_device_capability": lambda _=None: (9, 0),
         "is_bf16_supported": lambda *_: True,
         "get_device_name": lambda _=None: "the CPU",
         "get_device_properties": _properties,
         "default_generators": [_Generator()] * MAX_GPUS,
     }
+
+
+def _call_twin(self: Any, *args: Any, **kwargs: Any) -> Any:
+    return self._twin(*args, **kwargs)
 
 
 def _refuse_pool(*_: object) -> None:

@@ -1,12 +1,14 @@
 """Sections of the GPU session and the faults that they must notice. Run by test_device_oracle.py.
 
-Sections need more than torch and the driver where they compile for CUDA, use Triton, or look at
-themselves with another tool: `green`, `kernels`, `levels`, `profiler` and `sanitizer`.
+What a section needs beside torch and the driver is stood in for: Triton's kernels by their twins,
+the kernel of `green` by torch's operations, CUPTI by the driver's count of launches.
 """
 
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,9 +20,12 @@ from bench.contenders import Task
 from bench.gpu import (
     capture_copy,
     graph_step,
+    green,
     issue_rate,
+    levels,
     overlap,
     pools,
+    profiler,
     raw_launch,
     split_capture,
     stitch,
@@ -29,6 +34,7 @@ from bench.gpu.groups import split
 from bench.gpu.tools import DEVICE, own_stream
 from tests.device_oracle.bindings import Bindings
 from tests.device_oracle.oracle import gpus
+from tests.device_oracle.stand_ins import Cupti, Cupy
 from tests.fake_cuda.fake import FakeCuda
 
 # torch says so of results that a kernel makes itself, which is how the oracle has the CPU's run.
@@ -54,6 +60,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     torch.set_num_threads(1)
     with gpus(1) as fake:
         monkeypatch.setitem(sys.modules, "cuda.bindings.driver", Bindings(fake))
+        monkeypatch.setitem(sys.modules, "cupy", Cupy(fake))
+        monkeypatch.setattr(profiler, "profile", partial(Cupti, fake))
         monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 0)
         monkeypatch.setattr(torch, "equal", and_wait(torch.equal))
         monkeypatch.setattr(torch.Tensor, "item", and_wait(torch.Tensor.item))
@@ -96,7 +104,7 @@ def clock(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     "name",
     [
         *("raw_launch", "capture_copy", "pools", "split_capture", "stitch", "graph_step"),
-        *("driver_costs", "issue_rate", "overlap"),
+        *("driver_costs", "issue_rate", "overlap", "levels", "profiler"),
     ],
 )
 def test_a_planted_fault_is_noticed(
@@ -143,3 +151,53 @@ def test_replayed_steps_are_compared_with_a_graph_of_the_plain_model() -> None:
     assert found["ran"] == [
         "graphed", "plain loop", "pykern eager", "pykern graph", "pykern step"
     ]  # fmt: skip
+
+
+# The fake's answers to an event of another context, and to a second split of a GPU.
+REFUSED = "cuEventRecord: the event is of another context than the stream"
+OVERLAP = "are in another green context"
+
+
+def test_groups_of_multiprocessors_are_told_apart(fake: FakeCuda, tmp_path: Path) -> None:
+    figures = green.run(tmp_path)
+    for sizes, found in zip(([64] * 2, [32] * 4), figures.values(), strict=True):
+        assert found["multiprocessors"] == found["seen_eager"] == sizes
+        assert found["seen_in_graph_launched_elsewhere"] == sizes
+        assert found["disjoint_eager"]
+        assert all(found["graph_keeps_group"])
+        for answers in found["event_of_primary_context"]:
+            assert answers == {"record": "error 400", "wait": "error 0"}
+    told = fake.forgive()
+    assert told.count(REFUSED) == 6
+    assert all(OVERLAP in text for text in told if text != REFUSED)
+
+
+def test_groups_that_are_the_same_are_noticed(fake: FakeCuda) -> None:
+    assert green.control()
+    fake.forgive()
+
+
+def test_a_graph_that_leaves_its_group_is_noticed(
+    fake: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", Cupy(fake, keeps_group=False))
+    assert green.seen_by(split(2, 64))["graph_keeps_group"] == [False, False]
+    fake.forgive()
+
+
+def test_levels_keep_less_the_more_they_recompute(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, size in {"BLOCKS": 2, "WIDTH": 64, "HEADS": 4, "TOKENS": 32, "ROUNDS": 1}.items():
+        monkeypatch.setattr(levels, name, size)
+    figures = levels.run(tmp_path)
+    kept = {level: found["activation_bytes"] for level, found in figures.items()}
+    assert kept["none"] > kept["ops"] > kept["ops+stash"] > kept["stage"] > kept["layer"] > 0
+    assert kept["none"] > 2 * kept["stage"]
+    assert all(found["predicted_ms"] > 0 for found in figures.values())
+
+
+def test_launches_are_among_the_events_of_a_profile(tmp_path: Path) -> None:
+    figures = profiler.run(tmp_path)
+    assert figures["events"]["cuGraphLaunch"] == figures["launches"] == profiler.NUM_LAUNCHES
+    assert (tmp_path / "profiler.trace.json").stat().st_size > 0

@@ -268,6 +268,20 @@ void fake_set_capturing(int capturing) {
     tell("fake_set_capturing", [&](Model& model) { model.capturing = capturing != 0; });
 }
 
+unsigned fake_first_multiprocessor(cuda::CUstream stream) {
+    return tell("fake_first_multiprocessor",
+                [&](Model& model) { return model.group_of(model.stream(stream)).first; });
+}
+
+unsigned fake_num_multiprocessors(cuda::CUstream stream) {
+    return tell("fake_num_multiprocessors",
+                [&](Model& model) { return model.group_of(model.stream(stream)).count; });
+}
+
+void fake_forgive() {
+    tell("fake_forgive", [](Model& model) { model.violations.forgive(); });
+}
+
 int fake_violations() {
     return tell("fake_violations",
                 [](Model& model) { return static_cast<int>(model.violations.texts().size()); });

@@ -108,8 +108,14 @@ PYKERN_FAKE_EXPORT void fake_let_go(int runs);
 // Another thread captures a stream, in the mode in which unsafe calls of other threads break it.
 PYKERN_FAKE_EXPORT void fake_set_capturing(int capturing);
 
+// Which multiprocessors of its device work of the stream runs on: the first of them; their number.
+PYKERN_FAKE_EXPORT unsigned fake_first_multiprocessor(pykern::cuda::CUstream stream);
+PYKERN_FAKE_EXPORT unsigned fake_num_multiprocessors(pykern::cuda::CUstream stream);
+
 // Asked at the end. A text lives until the next call of the same function.
 PYKERN_FAKE_EXPORT int fake_violations();
+// Forgets the violations so far: for a program that only asks whether the driver would refuse.
+PYKERN_FAKE_EXPORT void fake_forgive();
 PYKERN_FAKE_EXPORT const char* fake_violation(int index);
 // Live objects that the functions above did not make, a line for each; empty if nothing lives.
 PYKERN_FAKE_EXPORT const char* fake_leaks();

@@ -98,7 +98,10 @@ def load() -> ctypes.CDLL:
         ("fake_hang", None, [ctypes.c_char_p, ctypes.c_int]),
         ("fake_let_go", None, [ctypes.c_int]),
         ("fake_set_capturing", None, [ctypes.c_int]),
+        ("fake_first_multiprocessor", ctypes.c_uint, [pointer]),
+        ("fake_num_multiprocessors", ctypes.c_uint, [pointer]),
         ("fake_violations", ctypes.c_int, []),
+        ("fake_forgive", None, []),
         ("fake_violation", ctypes.c_char_p, [ctypes.c_int]),
         ("fake_leaks", ctypes.c_char_p, []),
         ("fake_calls", number, [ctypes.c_char_p]),
@@ -322,6 +325,17 @@ class FakeCuda:
     def staged_copies(self) -> int:
         """Copies between devices of which the stream's has no access to the other."""
         return self.library.fake_staged_copies()
+
+    def multiprocessors(self, stream: int) -> range:
+        """Those of its device that work of the stream runs on."""
+        first = self.library.fake_first_multiprocessor(stream)
+        return range(first, first + self.library.fake_num_multiprocessors(stream))
+
+    def forgive(self) -> list[str]:
+        """Forgets the violations so far, and returns them."""
+        found = self.violations
+        self.library.fake_forgive()
+        return found
 
     @property
     def violations(self) -> list[str]:

@@ -59,6 +59,13 @@ Green& Model::green(cuda::CUgreenCtx handle) {
     return known(*this, greens, handle, "a green context");
 }
 
+Group Model::group_of(const Stream& stream) const {
+    for (const auto& [handle, green] : greens.all()) {
+        if (green->context == stream.context) return green->group;
+    }
+    return {stream.device, 0, kNumMultiprocessors};
+}
+
 Stream& Model::stream(cuda::CUstream handle) {
     if (handle != nullptr) {
         Stream& its = known(*this, streams, handle, "a stream");

@@ -129,6 +129,8 @@ struct Model {
     Graph& graph(cuda::CUgraph handle);
     Exec& exec(cuda::CUgraphExec handle);
     Green& green(cuda::CUgreenCtx handle);
+    // The multiprocessors that work of the stream runs on.
+    Group group_of(const Stream& stream) const;
 
     // The primary context of a device, which lives until it is released as often.
     cuda::CUcontext retain(int ordinal);
