@@ -10,8 +10,8 @@ Each section is a module of bench/gpu, run in a process of its own, so that one 
 takes no other along; what it has started ends with it. At its end it is given a fault, and fails if
 it does not notice it. Its output is in DIR/SECTION.log as it
 comes. DIR/gpu_session.json is written after each section; a later run skips what is there and
-succeeded on the same sources, but for the build, which another machine lacks. Sections share the
-time of their run.
+succeeded on the same sources, but for the build, which another machine lacks. Time that sections
+leave goes to later ones. Several runs can be named at once; what is worth most comes first.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import json
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -54,17 +55,23 @@ def main() -> int:
     sections = chosen(options.what)
     if options.dry_run:
         for name, limit_s in sections.items():
-            print(f"{name:15} {limit_s:4} s  {frame.purpose(name)}")
-            print(f"{'':23} fault: {frame.planted(name)}")
-    if not frame.has_device():
+            describe(name, limit_s)
+    device = [] if frame.has_device() else ["a CUDA device"]
+    if options.dry_run or device:
         for name in sections:
-            print(f"{name:15} skipped: no CUDA device")
-        return 0
-    if options.dry_run:
+            lacks = [*device, *frame.lacking(name)]
+            print(f"{name:15} lacks {', '.join(lacks) or 'nothing'}")
         return 0
     # A caller that is out of patience ends the section as well.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     return run(sections, options.out, options.limit_s)
+
+
+def describe(name: str, limit_s: int) -> None:
+    """What a section is for, unless it cannot be imported."""
+    with suppress(ImportError):
+        print(f"{name:15} {limit_s:4} s  {frame.purpose(name)}")
+        print(f"{'':23} fault: {frame.planted(name)}")
 
 
 def run(sections: dict[str, int], out: Path, limit_s: float) -> int:
@@ -73,12 +80,15 @@ def run(sections: dict[str, int], out: Path, limit_s: float) -> int:
     out.mkdir(parents=True, exist_ok=True)
     path = out / FILE
     session = frame.resume(path, frame.environment())
-    stretch = max(1.0, limit_s / sum(sections.values()))
-    for name in sections:
-        if name == "build" or session["sections"].get(name, {}).get("outcome") != "ok":
+    done = {name for name, of in session["sections"].items() if of["outcome"] == "ok"} - {"build"}
+    wanted_s = sum(its_s for name, its_s in sections.items() if name not in done)
+    for name, its_s in sections.items():
+        if name not in done:
             left_s = deadline - time.monotonic()
+            stretch = max(1.0, left_s / wanted_s)
             session["sections"][name] = frame.run_section(name, out, left_s, stretch)
             frame.save(path, session)
+            wanted_s -= its_s
         print(frame.summary(name, session["sections"][name]), flush=True)
     print(f"wrote {path}")
     print(json.dumps(session["environment"], indent=2))

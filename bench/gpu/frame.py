@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,41 +20,58 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# By run, sections in their order, each with the seconds it may take. Facts that all else needs come
-# first. Each run builds, because it may be the first on its machine, and ends within nine minutes.
+# By run, sections with the seconds that each may take, by worth: a machine may be taken away at any
+# time, and the last sections are then missing. Each run builds, because it may be the first on its
+# machine, and ends within nine minutes.
 RUNS = {
     "correctness": {
         "build": 90,
+        "tests": 240,
         "raw_launch": 16,
         "capture_copy": 16,
-        "green": 20,
         "pools": 16,
         "split_capture": 16,
-        "tests": 240,
+        "green": 20,
         "sanitizer": 90,
     },
     "graphs": {
         "build": 90,
-        "stitch": 30,
         "graph_step": 80,
-        "profiler": 30,
-        "copy_overlap": 60,
         "makespan": 120,
+        "copy_overlap": 60,
+        "profiler": 30,
+        "stitch": 30,
     },
     "speed": {
         "build": 90,
-        "driver_costs": 16,
-        "issue_rate": 20,
-        "overlap": 28,
         "action_cpu": 20,
-        "peers": 55,
         "kernels": 190,
         "levels": 70,
+        "peers": 55,
+        "issue_rate": 20,
+        "overlap": 28,
+        "driver_costs": 16,
     },
 }
 SECTIONS = {name: limit_s for run in RUNS.values() for name, limit_s in run.items()}
 # Under this a section is not worth starting: torch alone takes seconds to import.
 LEAST_S = 15
+# For a question about the machine.
+ASK_S = 60
+# Modules that sections import late, and programs, which have a hyphen.
+_DRIVER = "cuda.bindings.driver"
+NEEDS = {
+    **dict.fromkeys(SECTIONS, (_DRIVER,)),
+    "build": ("pip", "scikit_build_core", "pybind11"),
+    "tests": ("pytest", "hypothesis", "triton"),
+    "green": (_DRIVER, "cupy"),
+    "sanitizer": ("compute-sanitizer", _DRIVER, "cupy"),
+    "graph_step": (_DRIVER, "triton"),
+    "action_cpu": (),
+    "kernels": ("triton",),
+    "levels": ("triton",),
+    "peers": ("triton",),
+}
 PACKAGES = ("torch", "cuda-bindings", "cupy-cuda13x", "triton", "numpy", "pykern-runtime")
 SOURCES = ("csrc", "cmake", "CMakeLists.txt", "pyproject.toml", "pykern", "schedules", "bench")
 
@@ -62,22 +80,42 @@ Json = dict[str, Any]
 
 def purpose(name: str) -> str:
     """The first line of a section's docstring. Importing it needs no GPU."""
-    section = importlib.import_module(f"bench.gpu.{name}")
-    if not callable(section.run):
-        raise TypeError(f"section {name!r}: run is {section.run!r}, and must be a function")
-    return (section.__doc__ or "").partition("\n")[0]
+    return _first_line(importlib.import_module(f"bench.gpu.{name}"))
 
 
 def planted(name: str) -> str:
     """The fault that a section is given when it has run, and must notice."""
-    section = importlib.import_module(f"bench.gpu.{name}")
-    return (section.control.__doc__ or "").partition("\n")[0]
+    return _first_line(importlib.import_module(f"bench.gpu.{name}").control)
+
+
+def _first_line(documented: object) -> str:
+    return (documented.__doc__ or "").partition("\n")[0]
+
+
+def lacking(name: str) -> list[str]:
+    """What a section needs and cannot import or find, beside a device."""
+    needs = [f"bench.gpu.{name}", *NEEDS[name]]
+    return [why for need in needs if (why := _why_missing(need)) is not None]
+
+
+def _why_missing(need: str) -> str | None:
+    if "-" in need:
+        return None if shutil.which(need) else need
+    try:
+        importlib.import_module(need)
+    except Exception as error:
+        return f"{need} ({type(error).__name__}: {error})".replace("\n", " ")
+    return None
 
 
 def has_device() -> bool:
     """Asked in another process: one that forks or sets variables later must not have begun CUDA."""
-    ask = "import sys, torch; sys.exit(not torch.cuda.is_available())"
-    return subprocess.run([sys.executable, "-c", ask], check=False).returncode == 0
+    ask = [sys.executable, "-c", "import sys, torch; sys.exit(not torch.cuda.is_available())"]
+    try:
+        return subprocess.run(ask, check=False, timeout=ASK_S).returncode == 0
+    except subprocess.TimeoutExpired:
+        # A device that is slow to answer is there.
+        return True
 
 
 def digest() -> str:
@@ -116,10 +154,12 @@ def version_of(package: str) -> str | None:
 
 
 def output_of(*command: str) -> str | None:
-    """The output of a command; None where it is not there or fails."""
+    """The output of a command; None where it is not there, fails or hangs."""
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=ASK_S
+        )
+    except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
 

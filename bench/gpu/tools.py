@@ -36,7 +36,7 @@ def own_stream() -> torch.cuda.ExternalStream:
     torch.cuda.init()
     torch.cuda.synchronize()
     non_blocking = 1
-    handle = checked(driver().cuStreamCreate(non_blocking))
+    handle = checked(driver().cuStreamCreateWithPriority(non_blocking, 0))
     return torch.cuda.ExternalStream(int(handle), device=DEVICE)
 
 
