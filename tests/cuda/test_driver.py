@@ -1,5 +1,6 @@
 """Python's view of the CUDA driver, which is the fake one here."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -78,3 +79,23 @@ def test_a_driver_too_old_for_sm_groups_serves_all_else():
         [sys.executable, "-c", OLDER], cwd=root, capture_output=True, text=True, check=True
     )
     assert run.stdout == "12.2 2\n"
+
+
+# Host functions that call Python deadlock; copies by peer or in batches cannot be captured; values
+# that streams wait for are an order that the driver does not see.
+NEVER_CALLED = (
+    *("cuLaunchHostFunc", "cuStreamAddCallback", "cuMemcpyPeerAsync", "cuMemcpyBatchAsync"),
+    *("cuStreamWaitValue32", "cuStreamWriteValue32", "cuCtxCreate"),
+)
+# Their stream is of the GPU that is current first, and they wait for all GPUs each time.
+NEVER_USED = ("torch.cuda.graph(", "make_graphed_callables", "GreenContext")
+
+
+def test_what_cannot_be_relied_on_is_not_called():
+    root = Path(__file__).parents[2]
+    functions = re.findall(r"X\((\w+), \d+", (root / "csrc/cuda/api.hpp").read_text())
+    assert len(functions) > 40
+    assert not set(NEVER_CALLED) & set(functions)
+    for path in (root / "pykern").rglob("*.py"):
+        text = path.read_text()
+        assert not [name for name in NEVER_USED if name in text], path

@@ -1,5 +1,6 @@
 """Captures beside memory, graphs and gradients that torch still holds."""
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -124,3 +125,24 @@ def test_gradients_stay_where_graphs_add_to_them(gpus: FakeCuda) -> None:
             gradients = [parameter.grad for parameter in pipe.parameters()]
             places.append([0 if grad is None else grad.data_ptr() for grad in gradients])
     assert places[1] == places[2] == places[3]
+
+
+def test_no_garbage_is_collected_in_a_capture(
+    gpus: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It could free a graph or an event, which would break the capture."""
+    collects: list[bool] = []
+    capture = HostGpus.capture
+
+    def noted(*given: Any) -> object:
+        collects.append(gc.isenabled())
+        return capture(*given)
+
+    monkeypatch.setattr(HostGpus, "capture", noted)
+    case = CASES["mlp"](16)
+    with case.pipeline(PLAN, "cuda", capture=True) as pipe:
+        for _ in range(2):
+            pipe.step(case.inputs, target=case.target)
+    assert collects
+    assert not any(collects)
+    assert gc.isenabled()

@@ -1,5 +1,6 @@
 """The calls of torch about the GPUs, with torch's own part played by the tests."""
 
+import os
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -93,3 +94,22 @@ def test_a_capture_that_waited_is_ended_where_torch_does_not(gpus: cuda.Gpus, te
     ]
     # Held, because torch still asks it whether a stream is in its capture.
     assert len(cuda._abandoned) == 1
+
+
+@pytest.mark.parametrize("given", [None, "8"])
+def test_queues_are_asked_for_before_cuda_begins(
+    monkeypatch: pytest.MonkeyPatch, given: str | None
+) -> None:
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    if given is not None:
+        monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", given)
+
+    def begin() -> None:
+        calls.append(os.environ["CUDA_DEVICE_MAX_CONNECTIONS"])
+        raise RuntimeError("no GPU")
+
+    calls.clear()
+    monkeypatch.setattr(torch.cuda, "init", begin)
+    with pytest.raises(RuntimeError, match="no GPU"):
+        cuda.Gpus([], lambda _: None)
+    assert calls == [given or "32"]
