@@ -32,7 +32,7 @@ def control() -> bool:
 
 
 def passed(tests: str, folder: Path) -> Json:
-    """Raises RuntimeError if a test fails."""
+    """Raises RuntimeError if a test fails, or all are skipped."""
     log = folder / "pytest.log"
     # As it comes, because a test that hangs takes the rest of the section along.
     with log.open("w") as file:
@@ -45,6 +45,7 @@ def passed(tests: str, folder: Path) -> Json:
             check=False,
         )
     printed = log.read_text()
-    if done.returncode != 0:
+    summary = printed.strip().rpartition("\n")[2]
+    if done.returncode != 0 or " passed" not in summary:
         raise RuntimeError(printed[-2000:])
-    return {"summary": printed.strip().splitlines()[-1]}
+    return {"summary": summary}

@@ -12,6 +12,7 @@ import torch
 
 from bench import gpu_session
 from bench.gpu import frame, one, overlap
+from bench.gpu import tests as gpu_tests
 from pykern.plan import Action
 from pykern.schedules import gpipe, hanayo, interleaved, one_f_one_b
 
@@ -45,6 +46,36 @@ def test_an_unknown_section_is_named(python, tmp_path):
 def test_a_planted_fault_is_noticed(name):
     """Sections that judge without a GPU; for some others, see test_gpu_sections.py."""
     assert importlib.import_module(f"bench.gpu.{name}").control()
+
+
+def test_tests_that_are_all_skipped_have_shown_nothing(tmp_path):
+    """As those that need a GPU are without one."""
+    skipped = tmp_path / "test_skipped.py"
+    skipped.write_text("import pytest\n\n@pytest.mark.gpu\ndef test_it():\n    pytest.skip()\n")
+    with pytest.raises(RuntimeError, match="1 skipped"):
+        gpu_tests.passed(str(skipped), tmp_path)
+
+
+def test_sections_that_leave_time_give_it_to_later_ones(tmp_path, monkeypatch):
+    allowed = []
+
+    def run_section(name, folder, left_s, stretch):
+        allowed.append(round(frame.SECTIONS[name] * stretch))
+        return {"outcome": "ok", "figures": {}}
+
+    monkeypatch.setattr(frame, "run_section", run_section)
+    monkeypatch.setattr(frame, "environment", lambda: {"sources": "a"})
+    sections = {name: frame.SECTIONS[name] for name in ("build", "green", "pools")}
+    assert gpu_session.run(sections, tmp_path, sum(sections.values())) == 0
+    # Nothing took time, so each gets its share of all that is left.
+    assert allowed == [90, 70, 126]
+
+
+def test_a_section_that_lacks_a_module_or_a_program_says_so(monkeypatch):
+    monkeypatch.setitem(frame.NEEDS, "green", ("json", "no_such_module", "no-such-program"))
+    missing = "no_such_module (ModuleNotFoundError: No module named 'no_such_module')"
+    assert frame.lacking("green") == [missing, "no-such-program"]
+    assert frame.NEEDS.keys() == frame.SECTIONS.keys()
 
 
 def test_a_section_that_does_not_notice_its_fault_fails(tmp_path):
