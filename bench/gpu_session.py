@@ -68,7 +68,7 @@ def main() -> int:
 
 
 def describe(name: str, limit_s: int) -> None:
-    """What a section is for, unless it cannot be imported."""
+    """Prints the purpose of a section, unless it cannot be imported."""
     with suppress(ImportError):
         print(f"{name:15} {limit_s:4} s  {frame.purpose(name)}")
         print(f"{'':23} fault: {frame.planted(name)}")

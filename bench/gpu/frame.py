@@ -25,17 +25,17 @@ ROOT = Path(__file__).resolve().parents[2]
 # machine, and ends within nine minutes.
 RUNS = {
     "correctness": {
-        "build": 90,
-        "tests": 240,
+        "build": 140,
+        "tests": 200,
         "raw_launch": 16,
         "capture_copy": 16,
         "pools": 16,
         "split_capture": 16,
         "green": 20,
-        "sanitizer": 90,
+        "sanitizer": 80,
     },
     "graphs": {
-        "build": 90,
+        "build": 140,
         "graph_step": 80,
         "makespan": 120,
         "copy_overlap": 60,
@@ -43,9 +43,9 @@ RUNS = {
         "stitch": 30,
     },
     "speed": {
-        "build": 90,
+        "build": 140,
         "action_cpu": 20,
-        "kernels": 190,
+        "kernels": 150,
         "levels": 70,
         "peers": 55,
         "issue_rate": 20,
@@ -93,7 +93,7 @@ def _first_line(documented: object) -> str:
 
 
 def lacking(name: str) -> list[str]:
-    """What a section needs and cannot import or find, beside a device."""
+    """The needs of a section that cannot be imported or found, beside a device."""
     needs = [f"bench.gpu.{name}", *NEEDS[name]]
     return [why for need in needs if (why := _why_missing(need)) is not None]
 

@@ -80,7 +80,7 @@ class Blocks {
         live_ = {};
     }
 
-    // Of a GPU: what tensors have now, and the most that they had.
+    // The bytes that tensors of a GPU have now, and the most that they had.
     std::size_t bytes(int of) {
         const std::lock_guard hold(lock_);
         return live_.at(of).bytes;

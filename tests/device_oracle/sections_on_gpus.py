@@ -1,7 +1,7 @@
 """Sections of the GPU session and the faults that they must notice. Run by test_device_oracle.py.
 
-What a section needs beside torch and the driver is stood in for: Triton's kernels by their twins,
-the kernel of `green` by torch's operations, CUPTI by the driver's count of launches.
+Stand-ins play all that sections need beside torch and the driver: twins for Triton's kernels,
+torch's operations for the kernel of `green`, the driver's count of launches for CUPTI.
 """
 
 import importlib

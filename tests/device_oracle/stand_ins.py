@@ -1,4 +1,4 @@
-"""What sections of the GPU session need beside torch and the driver: cupy's kernels, CUPTI."""
+"""Stand-ins for all that sections of the GPU session need beside torch and the driver."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ PYKERN_FAKE_EXPORT void fake_let_go(int runs);
 // Another thread captures a stream, in the mode in which unsafe calls of other threads break it.
 PYKERN_FAKE_EXPORT void fake_set_capturing(int capturing);
 
-// Which multiprocessors of its device work of the stream runs on: the first of them; their number.
+// The multiprocessors for work of the stream: the first of them; their number.
 PYKERN_FAKE_EXPORT unsigned fake_first_multiprocessor(pykern::cuda::CUstream stream);
 PYKERN_FAKE_EXPORT unsigned fake_num_multiprocessors(pykern::cuda::CUstream stream);
 

@@ -327,7 +327,7 @@ class FakeCuda:
         return self.library.fake_staged_copies()
 
     def multiprocessors(self, stream: int) -> range:
-        """Those of its device that work of the stream runs on."""
+        """The multiprocessors of its device for work of the stream."""
         first = self.library.fake_first_multiprocessor(stream)
         return range(first, first + self.library.fake_num_multiprocessors(stream))
 

@@ -129,7 +129,7 @@ struct Model {
     Graph& graph(cuda::CUgraph handle);
     Exec& exec(cuda::CUgraphExec handle);
     Green& green(cuda::CUgreenCtx handle);
-    // The multiprocessors that work of the stream runs on.
+    // The multiprocessors for work of the stream.
     Group group_of(const Stream& stream) const;
 
     // The primary context of a device, which lives until it is released as often.
