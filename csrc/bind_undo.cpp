@@ -14,10 +14,10 @@ namespace pykern {
 namespace {
 
 // A signal handler may raise between any two calls of Python code: within a `finally`, or within
-// the
-// __enter__ or __exit__ of a class. It cannot raise between an __enter__ or __exit__ in C and the
-// block. So the contexts here begin with the block and end with it. At the end they call a
-// function, and call it again where an exception came in between.
+// the __enter__ or __exit__ of a class. Up to Python 3.13 it cannot raise between an __enter__ or
+// __exit__ in C and the block; in 3.14 it can, behind the __enter__. So the contexts here begin
+// with the block and end with it. At the end they call a function, and call it again where an
+// exception came in between.
 
 // Nobody sends so many interrupts during a short call. An exception of the call itself comes at
 // each attempt.

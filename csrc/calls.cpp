@@ -1,7 +1,6 @@
 #include "calls.hpp"
 
 #include <pthread.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -11,6 +10,7 @@
 #include <string>
 
 #include "ending.hpp"
+#include "exec/thread_numbers.hpp"
 #include "plan/text.hpp"
 
 namespace py = pybind11;
@@ -66,8 +66,6 @@ constexpr std::chrono::milliseconds kTick{20};
 // Relaxed: a child begins with one thread, which has written it.
 std::atomic<int> forks{0};
 
-bool is_gone(pid_t thread) { return tgkill(getpid(), thread, 0) != 0; }
-
 }  // namespace
 
 int num_forks() {
@@ -94,7 +92,7 @@ void Claim::take() {
             "again");
     }
     taken_by_ = std::this_thread::get_id();
-    const pid_t caller = gettid();
+    const pid_t caller = this_thread_number();
     if (!callers_.empty() && callers_.back() == caller) return;
     std::erase_if(callers_, [caller](pid_t each) { return each == caller || is_gone(each); });
     callers_.push_back(caller);

@@ -1,7 +1,6 @@
 #include "ending.hpp"
 
 #include <pybind11/pybind11.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -12,6 +11,8 @@
 #include <stdexcept>
 #include <thread>
 #include <utility>
+
+#include "exec/thread_numbers.hpp"
 
 namespace py = pybind11;
 
@@ -62,13 +63,11 @@ bool is_finalizing() {
 #endif
 }
 
-bool exists(pid_t thread) { return tgkill(getpid(), thread, 0) == 0; }
-
 bool is_over() { return phase.load(std::memory_order_relaxed) == Phase::kClosed; }
 
 // Without the interpreter lock.
 void stay() {
-    const pid_t self = gettid();
+    const pid_t self = this_thread_number();
     {
         const std::scoped_lock lock(staying().mutex);
         staying().threads.insert(self);
@@ -87,7 +86,7 @@ void stay() {
 void wait_for(const std::set<pid_t>& threads) {
     const auto leaves = [](pid_t thread) {
         const std::scoped_lock lock(staying().mutex);
-        return !staying().threads.contains(thread) && exists(thread);
+        return !staying().threads.contains(thread) && !is_gone(thread);
     };
     const auto deadline = Clock::now() + kToLeave;
     while (std::ranges::any_of(threads, leaves) && Clock::now() < deadline) {
@@ -97,7 +96,7 @@ void wait_for(const std::set<pid_t>& threads) {
 
 void close_all() {
     phase.store(Phase::kClosing, std::memory_order_relaxed);
-    ender.store(gettid(), std::memory_order_relaxed);
+    ender.store(this_thread_number(), std::memory_order_relaxed);
     std::set<pid_t> callers;
     while (!open.empty()) {
         const auto closable = open.back().lock();
@@ -106,7 +105,7 @@ void close_all() {
         closable->close_at_end();
         for (const pid_t caller : closable->callers()) callers.insert(caller);
     }
-    callers.erase(gettid());
+    callers.erase(this_thread_number());
     {
         // A thread that comes for the mutex later sees that executors close, and stays.
         const std::scoped_lock lock(staying().mutex);
@@ -156,7 +155,7 @@ void close_before_end(const std::weak_ptr<Closable>& closable) {
 
 void stay_at_end() {
     if (phase.load(std::memory_order_relaxed) == Phase::kRunning) return;
-    if (ender.load(std::memory_order_relaxed) == gettid()) return;
+    if (ender.load(std::memory_order_relaxed) == this_thread_number()) return;
     const py::gil_scoped_release no_gil;
     stay();
 }
@@ -168,8 +167,8 @@ void stay_after_end() {
 void end_unjoined() {
     {
         const std::scoped_lock lock(staying().mutex);
-        std::erase_if(staying().unjoined, [](pid_t thread) { return !exists(thread); });
-        staying().unjoined.insert(gettid());
+        std::erase_if(staying().unjoined, is_gone);
+        staying().unjoined.insert(this_thread_number());
     }
     if (phase.load(std::memory_order_relaxed) != Phase::kRunning) stay();
 }

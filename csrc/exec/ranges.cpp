@@ -3,13 +3,13 @@
 #ifdef PYKERN_NVTX
 
 #include <nvtx3/nvToolsExt.h>
-#include <unistd.h>
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 
+#include "exec/thread_numbers.hpp"
 #include "plan/text.hpp"
 
 namespace pykern {
@@ -105,7 +105,7 @@ Range::~Range() {
 void name_thread(const char* name) noexcept {
     // NVTX must not be called for the first time by two threads at once.
     domain();
-    nvtxNameOsThreadA(static_cast<std::uint32_t>(gettid()), name);
+    nvtxNameOsThreadA(static_cast<std::uint32_t>(this_thread_number()), name);
 }
 
 void name_stream(CUstream_st* stream, const char* name) noexcept {

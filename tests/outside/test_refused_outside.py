@@ -123,7 +123,7 @@ def test_replicas_say_that_no_gradients_come_back() -> None:
             y.sum().backward()
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is (deprecated|not supported)")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.trace")
 def test_what_torch_would_make_of_it_besides_is_refused() -> None:
     layers = model()

@@ -87,7 +87,8 @@ def test_a_newcomers_first_tasks_print_what_the_page_shows(root, wheel, tmp_path
             assert form_of(printed) == form_of(block)
             printed = ""
             continue
-        # The packages that pykern needs are those of this Python, not of an index.
+        # The packages that pykern needs are those of this Python: an index may have a torch with
+        # CUDA only, of which 2.7 GB would be downloaded in each run.
         done = subprocess.run(
             ["bash", "-euc", block],
             cwd=tmp_path,

@@ -79,8 +79,8 @@ def test_where_a_write_would_be_lost_is_known_before_the_first_step() -> None:
         pykern.Pipeline(Writing(), **options)  # type: ignore[arg-type]
 
 
-# Told as a FutureWarning since torch 2.14.
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+# Told as a FutureWarning since torch 2.14, and otherwise in Python 3.14.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is (deprecated|not supported)")
 @torch.no_grad()
 @pytest.mark.parametrize(
     "wrap",
