@@ -12,6 +12,7 @@
 #include "cuda/device.hpp"
 #include "cuda/driver.hpp"
 #include "cuda/lasting.hpp"
+#include "interpreter_lock.hpp"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -58,12 +59,12 @@ void bind_cuda(py::module_& module) {
     bind_error(module);
     // Whichever comes first may take seconds to load the driver, in which Python runs on. Each
     // raises RuntimeError with the reason where there is no driver, or none that is new enough.
-    using Unlocked = py::call_guard<py::gil_scoped_release>;
-    module.def("cuda_version", &cuda::driver_version, Unlocked(),
+    using WithoutLock = py::call_guard<Unlocked>;
+    module.def("cuda_version", &cuda::driver_version, WithoutLock(),
                "The newest CUDA release that the driver serves, such as \"13.0\".");
-    module.def("cuda_devices", &devices, Unlocked(),
+    module.def("cuda_devices", &devices, WithoutLock(),
                "Name and number of multiprocessors of each device, in torch's order.");
-    module.def("cuda_can_access_peer", &cuda::can_access_peer, "device"_a, "peer"_a, Unlocked(),
+    module.def("cuda_can_access_peer", &cuda::can_access_peer, "device"_a, "peer"_a, WithoutLock(),
                "Whether a device can reach the memory of another.");
     module.def("destroy_idle_streams", &cuda::destroy_idle_streams,
                "Ends the streams that pipelines have left for others, and lets go of their GPUs.");

@@ -22,6 +22,7 @@
 #include "exec/watchdog.hpp"
 #include "exec/workers.hpp"
 #include "forks.hpp"
+#include "interpreter_lock.hpp"
 #include "patience.hpp"
 
 namespace py = pybind11;
@@ -41,7 +42,7 @@ class WorkerExecutor final : public Closable {
         const std::chrono::nanoseconds timeout = nanoseconds_of(timeout_s);
         if (timeout.count() > 0) watch(timeout);
         callbacks_ = std::make_unique<Callbacks>(num_workers, timeout.count(), watchdog_.get());
-        const py::gil_scoped_release no_gil;
+        const Unlocked unlocked;
         workers_ = std::make_unique<Workers>(num_workers, *callbacks_);
     }
 
@@ -58,7 +59,7 @@ class WorkerExecutor final : public Closable {
             [[maybe_unused]] const Watchdog* watchdog = watchdog_.release();
             return;
         }
-        const py::gil_scoped_release no_gil;
+        const Unlocked unlocked;
         workers_.reset();
         watchdog_.reset();
     }
@@ -74,11 +75,11 @@ class WorkerExecutor final : public Closable {
         const bool may_give_up = !stalled.is_none();
         {
             const Absence absence;
-            const py::gil_scoped_release no_gil;
+            const Unlocked unlocked;
             // Without a function to call, the lock stays with the workers.
             const auto call_begun = [this, &job, &begun, wanted] {
                 if (!wanted) return;
-                const py::gil_scoped_acquire gil;
+                const Locked lock;
                 try {
                     begun();
                 } catch (const py::error_already_set& error) {
@@ -140,7 +141,7 @@ class WorkerExecutor final : public Closable {
             claim_.wait([this](const py::object& exception) { callbacks_->interrupt(exception); });
         gave_up_ = false;
         {
-            const py::gil_scoped_release no_gil;
+            const Unlocked unlocked;
             workers_->close();
         }
         if (raised) raise_exception(raised);
@@ -219,7 +220,7 @@ class WorkerExecutor final : public Closable {
         if (std::ranges::none_of(failures, is_interrupt)) return;
         std::string refused;
         {
-            const py::gil_scoped_release no_gil;
+            const Unlocked unlocked;
             try {
                 workers_->renew();
             } catch (const std::runtime_error& error) {

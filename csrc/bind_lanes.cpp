@@ -10,6 +10,7 @@
 
 #include "bind.hpp"
 #include "exec/lanes.hpp"
+#include "interpreter_lock.hpp"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -53,7 +54,7 @@ void bind_peers(PyLanes& lanes) {
                     in_range("sender", sender, self.size());
                     copies.push_back({.sender = sender, .to = to, .from = from, .bytes = bytes});
                 }
-                const py::gil_scoped_release no_gil;
+                const Unlocked unlocked;
                 self.copy_at_once(copies);
             },
             "copies"_a,

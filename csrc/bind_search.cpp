@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "bind.hpp"
+#include "interpreter_lock.hpp"
 #include "search/search.hpp"
 
 namespace py = pybind11;
@@ -22,7 +23,7 @@ py::tuple as_tuple(const std::vector<double>& values) {
 
 // So that an interrupt ends a search at once.
 void raise_interrupts() {
-    const py::gil_scoped_acquire locked;
+    const Locked lock;
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
@@ -33,7 +34,7 @@ SearchResult search_without_lock(const std::vector<Candidate>& candidates, int n
     std::vector<Seed> all;
     all.reserve(seeds.size());
     for (const auto& [candidate, plan] : seeds) all.push_back({candidate, plan});
-    const py::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     return search(candidates, num_microbatches, caps, all,
                   {.budget_ms = budget_ms, .random_seed = random_seed, .poll = raise_interrupts});
 }

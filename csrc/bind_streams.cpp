@@ -21,6 +21,7 @@
 #include "exec/stream_trace.hpp"
 #include "exec/stream_watch.hpp"
 #include "exec/streams.hpp"
+#include "interpreter_lock.hpp"
 #include "patience.hpp"
 #include "plan/text.hpp"
 
@@ -104,7 +105,7 @@ class StreamCallbacks final : public StreamClient {
     // NOLINTNEXTLINE(bugprone-exception-escape)
     bool run(TaskNumber number, Transfers& transfers) noexcept override {
         const Task& task = order_.tasks()[number];
-        const py::gil_scoped_acquire gil;
+        const Locked lock;
         try {
             const Placement& placement = order_.plan().placement();
             const int replica = placement.replica_of(task.action.microbatch);
@@ -166,9 +167,9 @@ class StreamExecutor final : public Closable {
         }
         bool goes_on = false;
         {
-            const py::gil_scoped_release no_gil;
+            const Unlocked unlocked;
             goes_on = watch_->settle([&done] {
-                const py::gil_scoped_acquire gil;
+                const Locked lock;
                 if (PyErr_CheckSignals() != 0) throw py::error_already_set();
                 return !done.is_none() && py::cast<bool>(done());
             });
@@ -187,7 +188,7 @@ class StreamExecutor final : public Closable {
         if (traced) settle(py::none());
         StreamCallbacks callbacks(order, calls);
         try {
-            const py::gil_scoped_release no_gil;
+            const Unlocked unlocked;
             StreamTrace* trace = traced ? begin_trace(program) : nullptr;
             Dispatch dispatch(program.job, streams, callbacks, replay, trace, watch_.get());
             program.is_traced = dispatch.run() && (traced || program.is_traced);
@@ -200,7 +201,7 @@ class StreamExecutor final : public Closable {
     void run_whole(StreamProgram& program, const std::map<int, Address>& callers) {
         if (!claim_.is_mine()) throw std::logic_error("run_whole needs a claim");
         const std::map<int, cuda::CUstream> streams = streams_from(callers);
-        const py::gil_scoped_release no_gil;
+        const Unlocked unlocked;
         if (!program.whole || !program.whole->is_current()) {
             program.whole.reset();
             program.whole = std::make_unique<StepGraph>(program.job);
@@ -254,7 +255,7 @@ class StreamExecutor final : public Closable {
             [[maybe_unused]] const StreamWatch* watch = watch_.release();
             return;
         }
-        const py::gil_scoped_release no_gil;
+        const Unlocked unlocked;
         report_ = watch_->report();
         watch_.reset();
     }

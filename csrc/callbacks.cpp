@@ -1,6 +1,5 @@
 #include "callbacks.hpp"
 
-#include <cxxabi.h>
 #include <pybind11/eval.h>
 #include <unistd.h>
 
@@ -10,6 +9,7 @@
 #include <utility>
 
 #include "ending.hpp"
+#include "interpreter_lock.hpp"
 
 namespace py = pybind11;
 
@@ -22,24 +22,6 @@ constexpr int kRoundsOfGoodbyes = 8;
 
 // For how long actions may go on behind a second interrupt, which they may be about to notice.
 constexpr std::int64_t kGraceNs = 500'000'000;
-
-// For a thread that Python has ended because it asked for the lock of an interpreter that goes
-// down. It would unwind what is not to be unwound; where it is, it disturbs nobody.
-[[noreturn]] void stay_for_ever() {
-    for (;;) pause();
-}
-
-// Calls into Python, out of which such a thread does not come back.
-// The exception of glibc's unwinding has no object, so that the sanitizer of undefined behaviour
-// takes the reference, which nothing reads, for one to null.
-template <class Call>
-__attribute__((no_sanitize("undefined"))) auto or_stay(const Call& call) {
-    try {
-        return call();
-    } catch (const abi::__forced_unwind&) {
-        stay_for_ever();
-    }
-}
 
 // Frees what `threading.local` has of this thread, as long as all of Python works in it.
 void clear_locals() {
@@ -120,7 +102,7 @@ std::vector<Failure> Callbacks::end() {
 bool Callbacks::check_signals(bool may_give_up) {
     if (watchdog_ != nullptr) look();
     std::optional<Watchdog::Wait> wait(std::in_place, watchdog_);
-    const py::gil_scoped_acquire gil;
+    const Locked lock;
     wait.reset();
     if (PyErr_CheckSignals() != 0) interrupt(fetch_exception());
     if (num_forks() != num_forks_) {

@@ -11,6 +11,7 @@
 
 #include "ending.hpp"
 #include "exec/thread_numbers.hpp"
+#include "interpreter_lock.hpp"
 #include "plan/text.hpp"
 
 namespace py = pybind11;
@@ -114,7 +115,7 @@ void Claim::close(std::string why) {
 }
 
 bool Claim::wait_a_little() {
-    const py::gil_scoped_release no_gil;
+    const Unlocked unlocked;
     std::unique_lock lock(mutex_);
     return released_.wait_for(lock, kTick, [this] { return taken_by_ == std::thread::id(); });
 }

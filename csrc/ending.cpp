@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "exec/thread_numbers.hpp"
+#include "interpreter_lock.hpp"
 
 namespace py = pybind11;
 
@@ -111,7 +112,7 @@ void close_all() {
         const std::scoped_lock lock(staying().mutex);
         callers.merge(std::set(staying().unjoined));
     }
-    const py::gil_scoped_release no_gil;
+    const Unlocked unlocked;
     wait_for(callers);
     phase.store(Phase::kClosed, std::memory_order_relaxed);
 }
@@ -142,6 +143,8 @@ void close_silently(const std::function<void()>& close) noexcept {
 }
 
 void close_before_end(const std::weak_ptr<Closable>& closable) {
+    // To make the object, the thread has given the lock back for a while.
+    stay_at_end();
     if (is_finalizing()) {
         throw std::runtime_error(
             "a pipeline cannot be made while Python goes down. Make it before the program ends");
@@ -156,7 +159,7 @@ void close_before_end(const std::weak_ptr<Closable>& closable) {
 void stay_at_end() {
     if (phase.load(std::memory_order_relaxed) == Phase::kRunning) return;
     if (ender.load(std::memory_order_relaxed) == this_thread_number()) return;
-    const py::gil_scoped_release no_gil;
+    const Unlocked unlocked;
     stay();
 }
 

@@ -1,7 +1,7 @@
 // Ending: executors end before the interpreter does.
 //
-// Python ends a thread that asks for the interpreter lock while Python goes down. If the thread is
-// in C++, the process ends with it. So executors close before Python goes down, after all atexit
+// Python ends a thread that asks for the interpreter lock while Python goes down, and torch's C++
+// does not survive that. So executors close before Python goes down, after all atexit
 // handlers have run, and threads that come from a step stay here. An atexit handler may make a
 // pipeline and run it. So executors are not closed by a handler, but by the destructor of a
 // handler, which atexit frees after it has called the last one.

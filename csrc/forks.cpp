@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "bind.hpp"
+#include "interpreter_lock.hpp"
 
 namespace py = pybind11;
 
@@ -33,15 +34,6 @@ int num_present = 0;
 bool is_hasty = false;
 
 bool is_forking() { return num_forking.load(std::memory_order_relaxed) > 0; }
-
-// Not by pybind11's gil_scoped_release, whose destructor must not be unwound, as Python does to a
-// thread that asks for the lock of an interpreter that goes down.
-template <class Wait>
-void without_lock(const Wait& wait) {
-    PyThreadState* const state = PyEval_SaveThread();
-    wait();
-    PyEval_RestoreThread(state);
-}
 
 void wait_a_little() { std::this_thread::sleep_for(kTick); }
 
@@ -84,9 +76,8 @@ void Presence::come_back(int depth) {
     depth_ = depth;
     if (depth == 0) return;
     while (is_forking()) {
-        without_lock([] {
-            while (is_forking()) wait_a_little();
-        });
+        const Unlocked unlocked;
+        while (is_forking()) wait_a_little();
     }
     counts_ = true;
     ++num_present;
@@ -100,7 +91,10 @@ void Presence::begin_fork() {
     num_forking.fetch_add(1, std::memory_order_relaxed);
     depth_at_fork_ = leave_for_now();
     const auto deadline = Clock::now() + kPatience;
-    while (num_present > 0 && Clock::now() < deadline) without_lock(wait_a_little);
+    while (num_present > 0 && Clock::now() < deadline) {
+        const Unlocked unlocked;
+        wait_a_little();
+    }
 }
 
 void Presence::end_fork_in_parent() {
