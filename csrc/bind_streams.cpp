@@ -157,24 +157,26 @@ class StreamExecutor final : public Closable {
     void refuse_stalled() {
         // The lock of the watch may be held by a thread that stayed in the parent.
         if (claim_.is_fork()) return;
-        if (!report_.empty() || (watch_ && !watch_->report().empty())) throw_stalled();
+        const std::string told = report();
+        if (!told.empty()) throw_stalled(told);
     }
 
     void settle(const py::object& done) {
-        if (!watch_ || claim_.is_fork()) {
+        const std::shared_ptr<StreamWatch> watch = watch_;
+        if (!watch || claim_.is_fork()) {
             refuse_stalled();
             return;
         }
         bool goes_on = false;
         {
             const Unlocked unlocked;
-            goes_on = watch_->settle([&done] {
+            goes_on = watch->settle([&done] {
                 const Locked lock;
                 if (PyErr_CheckSignals() != 0) throw py::error_already_set();
                 return !done.is_none() && py::cast<bool>(done());
             });
         }
-        if (!goes_on) throw_stalled();
+        if (!goes_on) throw_stalled(watch->report());
     }
 
     std::vector<Failure> run(StreamProgram& program, const CallsOfKinds& calls,
@@ -193,7 +195,7 @@ class StreamExecutor final : public Closable {
             Dispatch dispatch(program.job, streams, callbacks, replay, trace, watch_.get());
             program.is_traced = dispatch.run() && (traced || program.is_traced);
         } catch (const StreamsStalled&) {
-            throw_stalled();
+            throw_stalled(report());
         }
         return callbacks.take_failures();
     }
@@ -218,14 +220,12 @@ class StreamExecutor final : public Closable {
         claim_.close();
         const py::object raised = claim_.wait([](const py::object&) {});
         if (raised) raise_exception(raised);
-        if (watch_) {
-            try {
-                settle(py::none());
-            } catch (const py::error_already_set&) {
-                if (watch_->report().empty()) throw;
-            }
-            end_watch();
+        try {
+            settle(py::none());
+        } catch (const py::error_already_set&) {
+            if (report().empty()) throw;
         }
+        end_watch();
         return report_.empty();
     }
 
@@ -243,27 +243,30 @@ class StreamExecutor final : public Closable {
         return program.trace.get();
     }
 
-    [[noreturn]] void throw_stalled() {
-        raise_exception(stalled_(report_.empty() ? watch_->report() : report_));
-    }
+    std::string report() const { return watch_ ? watch_->report() : report_; }
 
-    // Its thread ends, and its report stays.
+    [[noreturn]] void throw_stalled(const std::string& told) { raise_exception(stalled_(told)); }
+
+    // Its thread ends once nobody settles any more, and its report stays.
     void end_watch() {
         if (!watch_) return;
         if (claim_.is_fork()) {
             // The thread stayed in the parent, and its lock may be held.
-            [[maybe_unused]] const StreamWatch* watch = watch_.release();
+            static_cast<void>(new std::shared_ptr<StreamWatch>(std::move(watch_)));
             return;
         }
-        const Unlocked unlocked;
         report_ = watch_->report();
-        watch_.reset();
+        std::shared_ptr<StreamWatch> ended = std::move(watch_);
+        const Unlocked unlocked;
+        ended.reset();
     }
 
     Claim claim_;
-    py::object stalled_;                  // makes the exception of a report
-    std::unique_ptr<StreamWatch> watch_;  // with a timeout, until the executor is closed
-    std::string report_;                  // of the watch that has ended
+    py::object stalled_;  // makes the exception of a report
+    // With a timeout, until the executor is closed. A thread that settles has its own, since
+    // another one may close the executor meanwhile.
+    std::shared_ptr<StreamWatch> watch_;
+    std::string report_;  // of the watch that has ended
 };
 
 void bind_program(py::module_& module) {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -14,6 +13,7 @@ import torch
 from .. import _C
 from ..plan import Kind, Plan, Timeline
 from ..tensors.trees import Call
+from .at_exit import close_at_exit
 from .batch import Batch, Outputs
 from .cpu.stream import WorkerFlow
 from .cpu.workers import Workers
@@ -35,9 +35,6 @@ from .stream import Flow, OpenBatch
 Around = Callable[[Kind, Stage, Run], Run]
 # Computes the result of a step whose actions have run.
 Result = Callable[[], Any]
-
-
-_open: weakref.WeakSet[Executor] = weakref.WeakSet()
 
 
 class Executor:
@@ -78,7 +75,7 @@ class Executor:
         # Whether steps are timed even where this costs time.
         self.traced = False
         driver.connect(self.replicas.each, plan)
-        _open.add(self)
+        close_at_exit(self)
 
     def observe(self, observer: Observer) -> None:
         """Notifies the observer of every step from now on."""
@@ -290,10 +287,3 @@ class Executor:
 
 def _in_batch(number: int) -> Located:
     return lambda action: (action, f"batch {number} of the stream")
-
-
-@atexit.register
-def _close_all() -> None:
-    # This frees GPU memory too. The extension closes pipelines that later handlers open.
-    for executor in list(_open):
-        executor.close()

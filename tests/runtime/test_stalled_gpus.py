@@ -1,6 +1,7 @@
 """Work on a GPU that hangs, planted on the fake driver: what is told, and what is left behind."""
 
 import re
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -308,6 +309,29 @@ def test_a_capture_of_another_thread_goes_on_while_steps_are_watched() -> None:
         run.driver.claim.settle()
         run.fake.set_capturing(False)
         assert run.fake.calls("cuEventQuery") > before
+
+
+def test_a_thread_that_waits_for_a_step_has_the_watch_while_another_one_closes_the_pipeline() -> (
+    None
+):
+    looked, closed = threading.Event(), threading.Event()
+
+    def is_done() -> bool:
+        looked.set()
+        closed.wait()
+        return False
+
+    with running(timeout=60.0) as run:
+        run.stall(lambda fake: fake.hang("fake_kernel"))
+        waits = threading.Thread(target=run.driver.claim.settle, args=(is_done,))
+        waits.start()
+        looked.wait()
+        run.fake.let_go()
+        run.pipe.close()
+        assert "pykern streams" in threads()
+        closed.set()
+        waits.join()
+        assert "pykern streams" not in threads()
 
 
 @pytest.mark.parametrize("capture", [False, True])
