@@ -1,4 +1,4 @@
-"""What is open when the program ends is closed."""
+"""Objects that are closed when the program ends."""
 
 from __future__ import annotations
 
