@@ -116,11 +116,14 @@ def same_numbers() -> _C.Undo:
 
 
 @contextmanager
-def threads_of_a_worker(num_workers: int) -> Iterator[None]:
-    """A context in which torch has as many intra-op threads as each of `num_workers` gets."""
+def threads_of_a_worker(num_workers: int, running: int = 1) -> Iterator[None]:
+    """A context in which torch has as many intra-op threads as each of `num_workers` gets.
+
+    Where `running` of them share these threads, it has as many times more.
+    """
     num_threads = torch.get_num_threads()
     with _C.Undo(torch.set_num_threads, num_threads):
-        torch.set_num_threads(max(1, num_threads // num_workers))
+        torch.set_num_threads(max(1, num_threads // num_workers) * running)
         yield
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -65,7 +65,7 @@ class _Form:
     def step(self, asked: Asked, size: int, *, counts: bool) -> None:
         """A step with microbatches of `size` rows, which is kept if it counts."""
         (args, kwargs), target = asked.batch(size * self.pipe.plan.num_microbatches)
-        with self.pipe.tracing():
+        with _threads(asked, self.pipe.plan.num_devices), self.pipe.tracing():
             self.pipe.step(*args, target=target, **kwargs)
         if counts:
             self.costs.setdefault(size, []).append(self.pipe.costs())
@@ -162,10 +162,13 @@ def _forms(opened: ExitStack, asked: Asked) -> list[_Form]:
 
     if asked.gpus:
         return [form("IW", together), form("FB", together)]
-    with threads_of_a_worker(asked.num_devices):
-        alone = form("", 1)
-    shown = [form("IW", together), form("FB", together)]
-    return [alone, *shown, form("", most)] if most > together else [alone, *shown]
+    shown = [form("", 1), form("IW", together), form("FB", together)]
+    return [*shown, form("", most)] if most > together else shown
+
+
+def _threads(asked: Asked, num_devices: int) -> AbstractContextManager[None]:
+    """A context in which each of some devices has the intra-op threads that it has beside all."""
+    return threads_of_a_worker(asked.num_devices, num_devices)
 
 
 def _speeds(forms: Sequence[_Form], size: int) -> tuple[float, ...]:
@@ -195,7 +198,7 @@ def _of_replicas(asked: Asked, beside: Overheads) -> tuple[tuple[float, ...], fl
         for number in range(WARMUPS + ROUNDS):
             asked.wait()
             start = time.perf_counter_ns()
-            with pipe.tracing():
+            with _threads(asked, plan.num_devices), pipe.tracing():
                 pipe.step(*args, target=target, **kwargs)
             asked.wait()
             took = time.perf_counter_ns() - start

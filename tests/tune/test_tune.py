@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pykern
+from pykern import _C
 from pykern.search import search
 from pykern.tuning import cache, measure, overheads, run, trial
+from pykern.tuning.asked import Asked
 from pykern.tuning.proposal import Proposal
 from pykern.tuning.search import ProposalSearch
 
@@ -59,6 +62,39 @@ def tuned(model: nn.Module, **more: Any) -> pykern.Choice:
 def injected(monkeypatch: pytest.MonkeyPatch) -> None:
     found = measurements([10.0, 20.0, 30.0, 40.0])
     monkeypatch.setattr(cache, "measure", lambda *_: found)
+
+
+class Noting(nn.Linear):
+    """Notes the intra-op threads that it has."""
+
+    threads: set[int]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.threads.add(torch.get_num_threads())
+        return super().forward(x)
+
+
+def test_units_are_measured_with_the_threads_that_workers_have_beside_all_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layers = [Noting(8, 8) for _ in range(4)]
+    Noting.threads = set()
+    x = torch.ones(4, 8)
+    asked = Asked(nn.Sequential(*layers), x, F.mse_loss, "cpu:2", x)
+    # Bytes are counted without a worker.
+    monkeypatch.setattr(measure, "_held", partial(held, measure._held, Noting))
+    with _C.Undo(torch.set_num_threads, torch.get_num_threads()):
+        torch.set_num_threads(4)
+        measure.measure(asked, lambda _: None)
+    # One worker alone would have all four.
+    assert Noting.threads == {2}
+
+
+def held(count: Any, noting: type[Noting], *given: Any) -> Any:
+    """Counts bytes, without a note of the threads there."""
+    found = count(*given)
+    noting.threads = set()
+    return found
 
 
 def test_the_choice_is_the_model_again() -> None:
