@@ -18,12 +18,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import schedules
-from ..models import gpt, next_token_loss
+from ..models import next_token_loss
 from ..partition import partition
 from ..pipeline.pipeline import Pipeline
 from ..runtime.devices import parse_devices
 from ..topo.copies import copies_ns
 from .figures import Figure
+from .gpt_task import GptTask
+from .torch_processes import torch_steps
 
 # Makes the figures of a section for devices, named as for `Pipeline`, and their number.
 Section = Callable[[str, int], Iterator[Figure]]
@@ -134,6 +136,14 @@ def peers(devices: str, num_devices: int) -> Iterator[Figure]:
         yield Figure(f"a GPT's step, {package}, {_on(devices, num_devices)}", "ms", _as_ms(times))
 
 
+def torch_pipelining(devices: str, num_devices: int) -> Iterator[Figure]:
+    """The GPT's step by the schedules of torch.distributed.pipelining, in processes."""
+    task = _task(devices, num_devices, 2 * num_devices)
+    for schedule, times in torch_steps(task, devices, _WARMUPS, _STEPS):
+        title = f"a GPT's step, torch's {schedule}, {_on(devices, num_devices)}"
+        yield Figure(title, "ms", _as_ms(times))
+
+
 SECTIONS: Mapping[str, Section] = {
     "memory": memory,
     "dispatch": dispatch,
@@ -141,6 +151,7 @@ SECTIONS: Mapping[str, Section] = {
     "recompute": recompute,
     "inference": inference,
     "peers": peers,
+    "torch.distributed.pipelining": torch_pipelining,
 }
 
 
@@ -149,15 +160,17 @@ def _on(devices: str, num_devices: int) -> str:
     return f"{num_devices} x {parse_devices(devices)[0].device.type}"
 
 
+def _task(devices: str, num_devices: int, num_microbatches: int) -> GptTask:
+    sizes = _SIZES[parse_devices(devices)[0].device.type]
+    return GptTask(num_devices, num_microbatches, *sizes)
+
+
 def _gpt(
     devices: str, num_devices: int, num_microbatches: int
 ) -> tuple[nn.Sequential, Tensor, Tensor]:
     """A GPT with two blocks for each device, and a batch for it."""
-    width, heads, context, rows = _SIZES[parse_devices(devices)[0].device.type]
-    model = gpt(layers=2 * num_devices, width=width, heads=heads, context=context, seed=0)
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(256, (rows * num_microbatches, context + 1), generator=generator)
-    return model, ids[:, :-1], ids[:, 1:]
+    task = _task(devices, num_devices, num_microbatches)
+    return task.model(), *task.batch()
 
 
 def _steps(pipe: Pipeline, x: Tensor, y: Tensor) -> list[int]:

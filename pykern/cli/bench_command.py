@@ -22,7 +22,7 @@ def box(
     devices: Annotated[str, typer.Option(help='"cpu:2": two workers; "cuda": all GPUs.')] = "cpu:2",
     seconds: Annotated[float, typer.Option(min=1, help="When to begin nothing more.")] = 240,
 ) -> None:
-    """Measure copies, dispatch, schedules, recompute and inference on some devices.
+    """Measure copies, dispatch, schedules, recompute, inference and rivals on some devices.
 
     The file has versions, processors, GPUs and times, and nothing else; nothing is sent.
     """

@@ -7,6 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from pykern.benchmark import Figure, compare, load, run, sections
+from pykern.benchmark.torch_processes import torch_steps
+from pykern.benchmark.torch_rank import SCHEDULES
 from pykern.cli import app
 
 
@@ -18,17 +20,21 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sections, "_SIZES", {"cpu": (16, 2, 8, 1)})
     monkeypatch.setattr(sections, "_COPIED_BYTES", 2**12)
     monkeypatch.setattr(sections, "_PEERS", ())
+    # Processes take seconds to start: one test runs them.
+    monkeypatch.setattr(sections, "torch_steps", lambda *_: iter(()))
 
 
 @pytest.mark.usefixtures("few")
-def test_every_section_runs_on_workers(tmp_path: Path) -> None:
+@pytest.mark.timeout(180)
+def test_every_section_runs_on_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sections, "torch_steps", torch_steps)
     path = tmp_path / "box.json"
     done = CliRunner().invoke(app, ["bench", "box", "--out", str(path)])
     assert done.exit_code == 0, done.output
     found = load(path)
     assert found.left_out == {}
     names = [figure.name for figure in found.figures]
-    assert len(names) == len(set(names)) == 9
+    assert len(names) == len(set(names)) == 9 + len(SCHEDULES)
     assert sum(figure.predicted is not None for figure in found.figures) == 5
     assert all(name in done.stdout for name in names)
     assert found.machine["devices"] == "cpu:2"
@@ -56,6 +62,18 @@ def test_peers_are_timed_where_they_are_installed(monkeypatch: pytest.MonkeyPatc
     (figure,) = sections.peers("cpu:2", 2)
     assert figure.name == "a GPT's step, json, 2 x cpu"
     assert (figure.unit, len(figure.samples)) == ("ms", 2)
+
+
+def test_a_rival_that_cannot_run_is_told_beside_the_rest(
+    few: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sections, "torch_steps", torch_steps)
+    found = run("cpu:1", 60)
+    (why,) = found.left_out.values()
+    assert why.startswith(
+        "ValueError: devices must be two or more for torch.distributed.pipelining"
+    )
+    assert len(found.figures) == 9
 
 
 def test_time_that_is_over_leaves_sections_out(few: None) -> None:

@@ -1,0 +1,97 @@
+"""torch.distributed.pipelining takes a benchmark's step in processes, or the reason is told."""
+
+import os
+import signal
+from contextlib import ExitStack
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pykern.benchmark import torch_processes
+from pykern.benchmark.gpt_task import GptTask
+from pykern.benchmark.torch_processes import torch_steps
+from pykern.benchmark.torch_rank import SCHEDULES, RankJob
+from pykern.models import next_token_loss
+from pykern.runtime.devices import DeviceLane
+
+TASK = GptTask(num_devices=2, num_microbatches=4, width=16, heads=2, context=8, rows=1)
+
+
+def children() -> set[int]:
+    """The processes that this one has started and not waited for."""
+    lists = Path("/proc/self/task").glob("*/children")
+    return {int(process) for each in lists for process in each.read_text().split()}
+
+
+def test_each_schedule_of_torch_is_timed_and_has_the_answer() -> None:
+    before = children()
+    found = dict(torch_steps(TASK, "cpu:2", warmups=1, steps=2))
+    assert list(found) == list(SCHEDULES)
+    assert all(len(times) == 2 and min(times) > 0 for times in found.values())
+    assert children() == before
+
+
+def test_a_loss_that_is_not_pykerns_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def more(output: Tensor, target: Tensor) -> Tensor:
+        return next_token_loss(output, target) + 1
+
+    monkeypatch.setattr(torch_processes, "next_token_loss", more)
+    with pytest.raises(RuntimeError, match="rank 1 of torch's GPipe has failed: ValueError: the l"):
+        list(torch_steps(TASK, "cpu:2", warmups=1, steps=2))
+
+
+def test_a_gradient_that_is_not_pykerns_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    save = torch.save
+
+    def changed(answer: tuple[float, dict[str, Tensor]], file: Path) -> None:
+        answer[1]["0.tokens.weight"][3] += 1.0
+        save(answer, file)
+
+    monkeypatch.setattr(torch, "save", changed)
+    with pytest.raises(RuntimeError, match=r"the gradient of 0.tokens.weight must be that of pyk"):
+        list(torch_steps(TASK, "cpu:2", warmups=1, steps=2))
+
+
+def test_a_process_that_ends_is_told_and_the_other_is_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start, before = torch_processes._start, children()
+
+    def start_and_end(job: RankJob, undo: ExitStack) -> Connection:
+        others = children()
+        pipe = start(job, undo)
+        if job.rank == 1:
+            (process,) = children() - others
+            os.kill(process, signal.SIGKILL)
+        return pipe
+
+    monkeypatch.setattr(torch_processes, "_start", start_and_end)
+    with pytest.raises(RuntimeError, match="rank 1 of torch's GPipe has ended"):
+        list(torch_steps(TASK, "cpu:2", warmups=1, steps=2))
+    assert children() == before
+
+
+def test_processes_that_do_not_reply_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_processes, "_LIMIT_S", 0.0)
+    before = children()
+    with pytest.raises(RuntimeError, match="torch's GPipe has not ended within 0 s"):
+        list(torch_steps(TASK, "cpu:2", warmups=1, steps=2))
+    assert children() == before
+
+
+def test_devices_that_torch_cannot_use_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = GptTask(num_devices=1, num_microbatches=2, width=16, heads=2, context=8, rows=1)
+    with pytest.raises(ValueError, match=r"devices must be two or more .*, got 1"):
+        next(torch_steps(one, "cpu:1", warmups=1, steps=2))
+    parts = [DeviceLane(torch.device("cuda", 0), part, 2) for part in range(2)]
+    monkeypatch.setattr(torch_processes, "parse_devices", lambda _: parts)
+    monkeypatch.setattr(dist, "is_backend_available", lambda name: name == "nccl")
+    with pytest.raises(ValueError, match="devices must be a whole GPU for each process"):
+        next(torch_steps(TASK, "cuda:0/2", warmups=1, steps=2))
+    monkeypatch.setattr(dist, "is_backend_available", lambda _: False)
+    with pytest.raises(ValueError, match="torch must have nccl"):
+        next(torch_steps(TASK, "cuda:0/2", warmups=1, steps=2))
