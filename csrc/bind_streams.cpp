@@ -203,12 +203,16 @@ class StreamExecutor final : public Closable {
     void run_whole(StreamProgram& program, const std::map<int, Address>& callers) {
         if (!claim_.is_mine()) throw std::logic_error("run_whole needs a claim");
         const std::map<int, cuda::CUstream> streams = streams_from(callers);
-        const Unlocked unlocked;
-        if (!program.whole || !program.whole->is_current()) {
-            program.whole.reset();
-            program.whole = std::make_unique<StepGraph>(program.job);
+        try {
+            const Unlocked unlocked;
+            if (!program.whole || !program.whole->is_current()) {
+                program.whole.reset();
+                program.whole = std::make_unique<StepGraph>(program.job, watch_ != nullptr);
+            }
+            program.whole->run(streams, watch_.get());
+        } catch (const StreamsStalled&) {
+            throw_stalled(report());
         }
-        program.whole->run(streams);
     }
 
     bool close() {

@@ -122,6 +122,11 @@ struct DevResource {
     X(cuGraphAddMemcpyNode, 10000, (CUgraphNode* node, CUgraph graph, const CUgraphNode* after,    \
                                     std::size_t num_after, const Memcpy3D* copy,                   \
                                     CUcontext context))                                            \
+    X(cuGraphAddEventRecordNode, 11010, (CUgraphNode* node, CUgraph graph,                         \
+                                         const CUgraphNode* after, std::size_t num_after,          \
+                                         CUevent event))                                           \
+    X(cuGraphExecEventRecordNodeSetEvent, 11010, (CUgraphExec exec, CUgraphNode node,              \
+                                                  CUevent event))                                  \
     X(cuGraphInstantiateWithFlags, 11040, (CUgraphExec* exec, CUgraph graph,                       \
                                            unsigned long long flags))                              \
     X(cuGraphUpload, 11010, (CUgraphExec exec, CUstream stream))                                   \

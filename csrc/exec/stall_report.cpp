@@ -53,7 +53,10 @@ class StallReport {
     std::string of_host() const {
         const std::optional<TaskNumber> task = step_.host_task();
         if (step_.is_cut()) return "\nthe calling thread has ended the step, which failed";
-        if (!task) return "\nthe calling thread has issued all of the step";
+        if (!task) {
+            return std::string("\nthe calling thread has issued all of the step") +
+                   (step_.is_one_graph() ? ", as one CUDA graph" : "");
+        }
         return "\nthe calling thread is in " + place(*task) + " for " +
                seconds(step_.host_ns(now_)) + ", which it has not issued";
     }

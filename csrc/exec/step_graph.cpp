@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "exec/ranges.hpp"
+#include "exec/stream_watch.hpp"
 #include "plan/text.hpp"
 
 namespace pykern {
@@ -103,7 +104,17 @@ void add_copy(cuda::CUgraph graph, Chain& chain, const StreamJob& job, TaskNumbe
     if (!landed.empty()) chain = Chain(graph, std::move(landed));
 }
 
-void add_tasks(cuda::CUgraph graph, const StreamJob& job) {
+cuda::CUgraphNode add_mark(cuda::CUgraph graph, const Nodes& after, cuda::CUevent event,
+                           cuda::CUcontext context) {
+    const cuda::CurrentContext current(context);
+    cuda::CUgraphNode node = nullptr;
+    driver::cuGraphAddEventRecordNode(&node, graph, after.data(), after.size(), event);
+    return node;
+}
+
+// Returns the nodes that record the events of the marks, by task.
+Nodes add_tasks(cuda::CUgraph graph, const StreamJob& job, const StepMarks* marks) {
+    Nodes mark_nodes;
     const StreamOrder& order = job.order();
     std::vector<Nodes> end_of_task(order.tasks().size());
     std::vector<Nodes> end_of_stream(static_cast<std::size_t>(order.num_streams()));
@@ -122,33 +133,61 @@ void add_tasks(cuda::CUgraph graph, const StreamJob& job) {
         }
         end = chain.end();
         if (task.awaited) end_of_task[number] = chain.end();
+        if (marks == nullptr) continue;
+        const cuda::CUcontext context = job.context_of(task.stream);
+        mark_nodes.push_back(add_mark(graph, end, marks->done(number), context));
     }
+    return mark_nodes;
 }
 
-// Instantiated under the first lane's context, which it is launched under.
-cuda::GraphExec make_exec(const StreamJob& job) {
-    const cuda::CUcontext context = job.lanes().primary(0);
-    const cuda::CurrentContext current(context);
-    cuda::CUgraph made = nullptr;
-    driver::cuGraphCreate(&made, 0);
-    const cuda::Graph graph(made, {context});
-    add_tasks(graph.get(), job);
+std::vector<StepMarks::Issued> issued_by(const StreamJob& job) {
+    std::vector<StepMarks::Issued> issued;
+    for (TaskNumber number = 0; number < job.order().tasks().size(); ++number) {
+        const std::optional<Launch>& launch = job.launch(number);
+        std::size_t bytes = 0;
+        for (const Transfer& each : job.transfers(number)) bytes += each.bytes;
+        for (const Transfer& each : launch.value_or(Launch{}).after) bytes += each.bytes;
+        issued.push_back({.bytes = bytes, .is_graph = launch.has_value()});
+    }
+    return issued;
+}
+
+// Under the first lane's context, which is current, and which it is launched under.
+cuda::GraphExec make_exec(const StreamJob& job, const cuda::Graph& graph) {
     cuda::CUgraphExec instantiated = nullptr;
     driver::cuGraphInstantiateWithFlags(&instantiated, graph.get(), 0);
-    cuda::GraphExec exec(instantiated, {context});
+    cuda::GraphExec exec(instantiated, {job.lanes().primary(0)});
     driver::cuGraphUpload(exec.get(), job.lanes().compute(0));
     return exec;
 }
 
 }  // namespace
 
-StepGraph::StepGraph(const StreamJob& job)
-    : job_(job), version_(job.version()), exec_(make_exec(job)) {}
+StepGraph::StepGraph(StreamJob& job, bool is_watched) : job_(job), version_(job.version()) {
+    const cuda::CUcontext context = job.lanes().primary(0);
+    const cuda::CurrentContext current(context);
+    if (is_watched) {
+        const std::shared_ptr<StepMarks> marks = job.take_marks();
+        marks->release();
+        recorded_ = marks.get();
+        issued_ = issued_by(job);
+    }
+    cuda::CUgraph made = nullptr;
+    driver::cuGraphCreate(&made, 0);
+    graph_ = cuda::Graph(made, {context});
+    mark_nodes_ = add_tasks(graph_.get(), job, recorded_);
+    exec_ = make_exec(job, graph_);
+    if (!is_watched) graph_.reset();
+}
 
 StepGraph::~StepGraph() {
     if (exec_.get_deleter().process != getpid()) return;
     if (job_.lanes().is_closed()) return;
     try {
+        if (last_ != nullptr && !last_->settle()) {
+            [[maybe_unused]] const cuda::CUgraphExec kept = exec_.release();
+            return;
+        }
         // Whichever thread this is, another context or none may be current.
         const cuda::CurrentContext current(job_.lanes().primary(0));
         drain();
@@ -157,33 +196,85 @@ StepGraph::~StepGraph() {
     }
 }
 
-void StepGraph::run(const std::map<int, cuda::CUstream>& callers) const {
+void StepGraph::run(const std::map<int, cuda::CUstream>& callers, StreamWatch* watch) {
     const Range range = Range::of_step();
     const cuda::CurrentContext restore(job_.lanes().primary(0));
+    std::shared_ptr<StepMarks> marks;
+    if (watch != nullptr) {
+        watch->require_progress();
+        marks = job_.take_marks();
+        watch->add(marks);
+    }
     try {
-        launch(callers);
+        launch(callers, marks.get());
     } catch (...) {
-        drain();
+        if (marks) {
+            drain_watched(callers, *marks, *watch);
+        } else {
+            drain();
+        }
         throw;
     }
 }
 
-void StepGraph::launch(const std::map<int, cuda::CUstream>& callers) const {
+void StepGraph::launch(const std::map<int, cuda::CUstream>& callers, StepMarks* marks) {
     const Lanes& lanes = job_.lanes();
     const cuda::CUstream stream = lanes.compute(0);
+    if (marks != nullptr) record_to(*marks);
     job_.record_start(callers);
     driver::cuCtxSetCurrent(lanes.primary(0));
+    // The other lanes' streams do nothing else: the marks tell whose caller is late.
+    for (int lane = 0; marks != nullptr && lane < lanes.size(); ++lane) {
+        driver::cuStreamWaitEvent(lanes.compute(lane), job_.start(lanes.gpu_of(lane)), 0);
+        marks->begin(lane);
+    }
     for (const auto& [gpu, primary] : lanes.primaries()) {
         driver::cuStreamWaitEvent(stream, job_.start(gpu), 0);
     }
     driver::cuGraphLaunch(exec_.get(), stream);
+    if (marks != nullptr) {
+        last_ = marks;
+        marks->record_all(issued_);
+    }
+    end(callers);
+    if (marks != nullptr) marks->finish();
+}
+
+// The driver records all events of a graph when it launches the graph, as it does those of a
+// stream when it is asked to: until its node is reached, an event is not done.
+void StepGraph::record_to(const StepMarks& marks) {
+    if (recorded_ == &marks) return;
+    recorded_ = nullptr;
+    for (TaskNumber task = 0; task < mark_nodes_.size(); ++task) {
+        driver::cuGraphExecEventRecordNodeSetEvent(exec_.get(), mark_nodes_[task],
+                                                   marks.done(task));
+    }
+    recorded_ = &marks;
+}
+
+void StepGraph::end(const std::map<int, cuda::CUstream>& callers) const {
+    const cuda::CUstream stream = job_.lanes().compute(0);
     driver::cuEventRecord(job_.lane_end(0), stream);
-    for (const auto& [gpu, primary] : lanes.primaries()) {
+    for (const auto& [gpu, primary] : job_.lanes().primaries()) {
         driver::cuCtxSetCurrent(primary.get());
         driver::cuStreamWaitEvent(callers.at(gpu), job_.lane_end(0), 0);
     }
 }
 
 void StepGraph::drain() const noexcept { cuda::api().cuStreamSynchronize(job_.lanes().compute(0)); }
+
+void StepGraph::drain_watched(const std::map<int, cuda::CUstream>& callers, StepMarks& marks,
+                              StreamWatch& watch) const noexcept {
+    if (watch.report().empty()) {
+        marks.cut();
+        if (watch.settle([] { return false; })) return;
+    }
+    // A step has stalled. Later work of the callers has to come after it all the same.
+    try {
+        end(callers);
+    } catch (const std::exception&) {
+        return;
+    }
+}
 
 }  // namespace pykern

@@ -1,10 +1,13 @@
 #include "exec/step_marks.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <iterator>
 #include <limits>
+#include <thread>
 
 #include "exec/stream_job.hpp"
+#include "exec/trace.hpp"
 
 namespace pykern {
 
@@ -60,7 +63,7 @@ bool StepMarks::take() {
     if (taken_.exchange(true, std::memory_order_acquire)) return false;
     num_begun_ = 0;
     num_issued_ = 0;
-    is_whole_ = is_cut_ = seen_whole_ = false;
+    is_whole_ = is_cut_ = is_one_graph_ = seen_whole_ = false;
     seen_issued_ = 0;
     host_since_ns_ = begin_since_ns_ = tail_since_ns_ = 0;
     for (Row& row : rows_) {
@@ -69,6 +72,15 @@ bool StepMarks::take() {
     }
     begun_.assign(begun_.size(), false);
     return true;
+}
+
+bool StepMarks::settle() {
+    while (taken_.load(std::memory_order_acquire) && !given_up_.load(std::memory_order_acquire)) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    if (!given_up_.load(std::memory_order_relaxed)) return true;
+    const cuda::CurrentContext current(lanes_->primary(0));
+    return look(now_ns(), true);
 }
 
 void StepMarks::begin(int lane) {
@@ -80,6 +92,12 @@ void StepMarks::record(TaskNumber task, Issued issued) {
     what_[task] = issued;
     cuda::driver::cuEventRecord(done_[task].get(), streams_[index(order_->tasks()[task].stream)]);
     num_issued_.store(place_[task] + 1, std::memory_order_release);
+}
+
+void StepMarks::record_all(const std::vector<Issued>& issued) {
+    what_ = issued;
+    is_one_graph_.store(true, std::memory_order_relaxed);
+    num_issued_.store(tasks_.size(), std::memory_order_release);
 }
 
 void StepMarks::cut() noexcept {

@@ -33,11 +33,21 @@ class StepMarks {
     bool take();
     // The step is over.
     void release() { taken_.store(false, std::memory_order_release); }
+    // The step has stalled, and nobody looks any more.
+    void give_up() { given_up_.store(true, std::memory_order_release); }
+    // Waits on the host, while another thread looks, until no step has the marks. False where a
+    // step that was given up is not over.
+    bool settle();
 
     // By the thread that issues. The lane's stream waits for its caller; lanes in their order.
     void begin(int lane);
     // Behind the task, in the order of the job.
     void record(TaskNumber task, Issued issued);
+    // The same for all tasks at once, by task: their events are recorded by nodes of a graph, which
+    // was launched.
+    void record_all(const std::vector<Issued>& issued);
+    // The event behind a task.
+    cuda::CUevent done(TaskNumber task) const { return done_[task].get(); }
     // All is issued.
     void finish() { is_whole_.store(true, std::memory_order_release); }
     // Nothing more is issued, though a task may have issued a part of its work. Errors of the
@@ -59,6 +69,8 @@ class StepMarks {
     std::optional<TaskNumber> current(int stream) const;
     std::optional<TaskNumber> last_issued(int stream) const;
     const Issued& issued(TaskNumber task) const { return what_[task]; }
+    // Whether one graph holds all tasks of the step.
+    bool is_one_graph() const { return is_one_graph_.load(std::memory_order_relaxed); }
     // Whether the current task is issued and all it waits for is done, and for how long.
     bool is_at_work(int stream) const { return rows_[index(stream)].since_ns != 0; }
     std::int64_t ns(int stream, std::int64_t now) const {
@@ -109,12 +121,14 @@ class StepMarks {
     std::vector<cuda::Event> tails_;
 
     std::atomic<bool> taken_ = false;
+    std::atomic<bool> given_up_ = false;
     // Written by the thread that issues. Release behind the record that they tell of, since an
     // event that was never recorded counts as done.
     std::atomic<int> num_begun_ = 0;
     std::atomic<std::size_t> num_issued_ = 0;
     std::atomic<bool> is_whole_ = false;
     std::atomic<bool> is_cut_ = false;
+    std::atomic<bool> is_one_graph_ = false;
     std::vector<Issued> what_;
 
     // The last look. Where a time is 0, nothing of the kind is at work.

@@ -45,10 +45,12 @@ StreamWatch::~StreamWatch() {
         changed_.notify_all();
     }
     thread_.join();
+    if (report_.empty()) release_all();
 }
 
 void StreamWatch::add(std::shared_ptr<StepMarks> step) {
     const std::scoped_lock lock(mutex_);
+    if (!report_.empty()) step->give_up();
     steps_.push_back(std::move(step));
     changed_.notify_all();
 }
@@ -112,13 +114,19 @@ void StreamWatch::look() noexcept {
             if (steps_[i]->longest_ns(now) < patience_.count()) continue;
             report_ = tell_stall(*steps_[i], steps_.size() - i - 1, now);
             stalled_.store(true, std::memory_order_relaxed);
+            for (const std::shared_ptr<StepMarks>& step : steps_) step->give_up();
             changed_.notify_all();
             return;
         }
     } catch (const std::exception&) {
         // Without a driver nothing is under way.
-        steps_.clear();
+        release_all();
     }
+}
+
+void StreamWatch::release_all() noexcept {
+    for (const std::shared_ptr<StepMarks>& step : steps_) step->release();
+    steps_.clear();
 }
 
 }  // namespace pykern

@@ -32,7 +32,7 @@ class StreamWatch {
     StreamWatch(std::chrono::nanoseconds patience, int file);
     StreamWatch(const StreamWatch&) = delete;
     StreamWatch& operator=(const StreamWatch&) = delete;
-    // Steps under way are watched no further.
+    // Steps under way are watched no further, and count as over.
     ~StreamWatch();
 
     // A step begins, with these marks.
@@ -48,6 +48,7 @@ class StreamWatch {
     void loop();
     // With the lock.
     void look() noexcept;
+    void release_all() noexcept;
 
     std::chrono::nanoseconds patience_;
     int file_;

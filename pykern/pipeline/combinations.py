@@ -40,7 +40,6 @@ OPTIONS: Mapping[str, Callable[[Request, Plan | None], bool]] = {
     "a plan of replicas": lambda _, plan: plan is not None and plan.placement.num_replicas > 1,
     "capture": lambda asked, _: asked.capture is not False,
     "capture that has to be": lambda asked, _: asked.capture in (True, "step"),
-    "capture of a whole step": lambda asked, _: asked.capture == "step",
     "recompute": lambda asked, _: asked.recompute is not None,
     "a budget": lambda asked, _: isinstance(asked.recompute, Budget),
     "check_finite": lambda asked, _: asked.check_finite in ("grads", "activations"),
@@ -191,10 +190,6 @@ REFUSED: Mapping[tuple[str, str], str] = {
             ),
         )
     },
-    ("timeout", "capture of a whole step"): (
-        "timeout must be None with capture='step', got {asked.timeout}. One graph of all actions "
-        "does not tell which action hangs. Use capture=True, or omit timeout"
-    ),
 }
 
 

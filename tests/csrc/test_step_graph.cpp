@@ -46,16 +46,16 @@ void reset(const Case& given, std::uint64_t seed) {
 // The bytes after two steps of which every task waits for the one before.
 auto expected(const Case& given) {
     reset(given, 0);
-    const MixStep step(given.plan, given.gpus);
+    MixStep step(given.plan, given.gpus);
     step.run_in_order();
     step.run_in_order();
     return step.bytes();
 }
 
-void run(const StepGraph& graph, const MixStep& step) {
+void run(StepGraph& graph, const MixStep& step) {
     fake_begin_step();
     step.touch_inputs_and_results();
-    graph.run(step.given_callers);
+    graph.run(step.given_callers, nullptr);
 }
 
 void check_clean() {
@@ -74,8 +74,8 @@ TEST_CASE("a whole step is one launch, and moves the bytes that its tasks would 
             CAPTURE(seed);
             reset(given, seed);
             {
-                const MixStep step(given.plan, given.gpus);
-                const StepGraph graph(step.job);
+                MixStep step(given.plan, given.gpus);
+                StepGraph graph(step.job, false);
                 CHECK(fake_calls("cuGraphInstantiateWithFlags") == 1);
                 CHECK(fake_calls("cuGraphUpload") == 1);
                 const std::uint64_t records = fake_calls("cuEventRecord");
@@ -99,9 +99,9 @@ TEST_CASE("an action without a launch is named, and nothing is left") {
     {
         const Action first{.microbatch = 2, .stage = 1, .kind = Kind::F};
         const Action later{.microbatch = 3, .stage = 2, .kind = Kind::B};
-        const MixStep step(given.plan, given.gpus, {first, later});
+        MixStep step(given.plan, given.gpus, {first, later});
         CHECK_THROWS_WITH_AS(
-            StepGraph(step.job),
+            StepGraph(step.job, false),
             "all actions must have launches for a graph of a whole step, got none for 1F2",
             std::invalid_argument);
     }
@@ -117,19 +117,19 @@ TEST_CASE("a graph is of the launches and transfers that it was made of") {
     const Action reader{.microbatch = 0, .stage = 1, .kind = Kind::F};
     const TaskNumber copy = step.job.task_of(moved);
     const TaskNumber receiver = step.job.task_of(reader);
-    const StepGraph first(step.job);
+    StepGraph first(step.job, false);
     CHECK(first.is_current());
     Launch launch = step.job.launch(receiver).value_or(Launch{});
     REQUIRE(launch.graph != nullptr);
     launch.before = step.job.transfers(copy);
     step.job.set_launch(receiver, launch);
     CHECK(!first.is_current());
-    const StepGraph second(step.job);
+    StepGraph second(step.job, false);
     CHECK(second.is_current());
     // A copy that moves nothing passes on what it waits for.
     step.job.set_transfers(copy, {});
     CHECK(!second.is_current());
-    const StepGraph third(step.job);
+    StepGraph third(step.job, false);
     run(third, step);
     run(third, step);
     CHECK(step.bytes() == bytes);
@@ -144,7 +144,7 @@ TEST_CASE("copies that move nothing pass on what they wait for, once") {
     for (TaskNumber task = 0; task < tasks.size(); ++task) {
         if (!step.job.order().is_compute(tasks[task])) step.job.set_transfers(task, {});
     }
-    const StepGraph graph(step.job);
+    StepGraph graph(step.job, false);
     for (const std::string& text : FakePair::violations()) FAIL_CHECK(text);
 }
 
@@ -169,7 +169,7 @@ TEST_CASE("a reader waits for each part of a transfer by way of the host") {
     Launch launch;
     launch.graph = fake_make_mix_graph(1000, 1, accesses.data(), accesses.size());
     step.job.set_launch(step.job.task_of({.microbatch = 0, .stage = 1, .kind = Kind::F}), launch);
-    const StepGraph graph(step.job);
+    StepGraph graph(step.job, false);
     run(graph, step);
     fake_run_all();
     CHECK(landed == sent);
@@ -183,10 +183,10 @@ TEST_CASE("a step that throws has ended") {
     MixStep step(given.plan, given.gpus);
     const cuda::CUdeviceptr loss = step.at("loss", 0, 2, 4);
     fake_alloc(loss, 16, step.callers.at(2));
-    const StepGraph graph(step.job);
+    StepGraph graph(step.job, false);
     // The first that comes after the launch.
     fake_fail("cuEventRecord", 4, cuda::kOutOfMemory, 0);
-    CHECK_THROWS_AS(graph.run(step.given_callers), cuda::CudaError);
+    CHECK_THROWS_AS(graph.run(step.given_callers, nullptr), cuda::CudaError);
     CHECK(fake_calls("cuGraphLaunch") == 1);
     fake_free(loss);
     for (const std::string& text : FakePair::violations()) FAIL_CHECK(text);
@@ -203,9 +203,9 @@ TEST_CASE("whatever the driver refuses is thrown, and the next step is right") {
             CAPTURE(nth);
             reset(given, 0);
             {
-                const MixStep step(given.plan, given.gpus);
+                MixStep step(given.plan, given.gpus);
                 const auto make_and_run = [&] {
-                    const StepGraph graph(step.job);
+                    StepGraph graph(step.job, false);
                     run(graph, step);
                 };
                 const std::uint64_t before = fake_calls(function);
@@ -226,8 +226,8 @@ TEST_CASE("whatever the driver refuses is thrown, and the next step is right") {
 TEST_CASE("after a lost context a step throws, and its objects can be ended") {
     const Case given = cases()[0];
     reset(given, 0);
-    const MixStep step(given.plan, given.gpus);
-    const StepGraph graph(step.job);
+    MixStep step(given.plan, given.gpus);
+    StepGraph graph(step.job, false);
     fake_fail("cuGraphLaunch", 1, 700, 1);
     CHECK_THROWS_WITH_AS(run(graph, step), doctest::Contains("context is lost"), cuda::CudaError);
 }

@@ -1,8 +1,5 @@
 #include <doctest/doctest.h>
-#include <fcntl.h>
-#include <unistd.h>
 
-#include <array>
 #include <bit>
 #include <chrono>
 #include <cstdint>
@@ -14,8 +11,8 @@
 #include "exec/stream_watch.hpp"
 #include "exec/streams.hpp"
 #include "fake_world.hpp"
-#include "plan/text.hpp"
 #include "plans_of_all_forms.hpp"
+#include "watching.hpp"
 
 using namespace pykern;
 using namespace std::chrono_literals;
@@ -88,37 +85,6 @@ class Kernels final : private StreamClient {
    public:
     StreamJob job;
 };
-
-// A file whose text can be read.
-class Sink {
-   public:
-    Sink() { REQUIRE(pipe2(ends_.data(), O_CLOEXEC | O_NONBLOCK) == 0); }
-    ~Sink() {
-        for (const int end : ends_) close(end);
-    }
-    Sink(const Sink&) = delete;
-    Sink& operator=(const Sink&) = delete;
-
-    int file() const { return ends_[1]; }
-    std::string text() const {
-        std::array<char, 1 << 16> text{};
-        const ssize_t size = read(ends_[0], text.data(), text.size());
-        return {text.data(), size < 0 ? 0 : static_cast<std::size_t>(size)};
-    }
-
-   private:
-    std::array<int, 2> ends_{};
-};
-
-bool never() { return false; }
-
-std::string first_line(const StreamOrder& order, TaskNumber number) {
-    const Task& task = order.tasks()[number];
-    return "stage " + std::to_string(task.action.stage) + ", microbatch " +
-           std::to_string(task.action.microbatch) + ", action " + to_text(task.action) +
-           ", device " + std::to_string(order.device_of_stream(task.stream)) +
-           " has not ended for 0.";
-}
 
 // A kernel, or a copy, in the middle of a step.
 TaskNumber middle(const StreamOrder& order, bool is_compute) {

@@ -257,6 +257,10 @@ void fake_hang(const char* function, int nth) {
     });
 }
 
+void fake_hang_node(int nth) {
+    tell("fake_hang_node", [&](Model& model) { model.node_to_hang = nth; });
+}
+
 void fake_let_go(int runs) {
     tell("fake_let_go", [&](Model& model) {
         model.schedule.let_go();

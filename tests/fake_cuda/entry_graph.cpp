@@ -46,14 +46,33 @@ void log_nodes(Log& log, const Graph& graph) {
     }
 }
 
+// The host that sees such a mark knows no more than that the launch's stream has come to it.
+Launched record_all(Model& model, Stream& stream, const Exec& exec) {
+    Launched launched{exec.nodes, {}, late_from(*exec.nodes, model.node_to_hang)};
+    model.node_to_hang = 0;
+    for (const auto& [node, event] : exec.events) {
+        launched.marks[node] = std::make_shared<Mark>();
+        model.mark(stream, model.event(event), launched.marks[node]);
+    }
+    return launched;
+}
+
 void launch(Model& model, Stream& stream, CUgraphExec handle) {
     Exec& exec = model.exec(handle);
-    Work work;
+    const auto launched = std::make_shared<const Launched>(record_all(model, stream, exec));
+    const auto part = [&](bool late) {
+        Work work;
+        work.run = [=, &random = model.schedule.random()] { run(*launched, late, random); };
+        work.hangs = late;
+        for (const auto& [node, mark] : launched->marks) work.marks_within.push_back(mark);
+        return work;
+    };
+    Work work = part(false);
     work.accesses = exec.accesses;
-    work.run = [nodes = exec.nodes, &random = model.schedule.random()] { run(*nodes, random); };
-    const Site site = model.issue(stream, std::move(work), exec.duration_ns);
+    Site site = model.issue(stream, std::move(work), exec.duration_ns);
     model.log.add({{std::bit_cast<CUdeviceptr>(handle), 1, 1}}, "work", site.function,
                   stream.index);
+    if (std::ranges::count(launched->late, true) > 0) site = model.issue(stream, part(true), 0);
     if (exec.last_launch && !stream.clock.covers(exec.last_launch->point)) {
         model.violations.add("the graph launched while running: nothing orders " + text_of(site) +
                              " after " + text_of(*exec.last_launch));
@@ -98,6 +117,34 @@ CUresult cuGraphAddMemcpyNode(CUgraphNode* node, CUgraph graph, const CUgraphNod
         Work work = model.copy_work(copy->dstDevice, copy->srcDevice, copy->WidthInBytes);
         *node = its.add({model.copy_cost.duration_ns(copy->WidthInBytes), std::move(work.run),
                          std::move(work.accesses), ends_of(model, its, after, num_after)});
+        return kSuccess;
+    });
+}
+
+CUresult cuGraphAddEventRecordNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* after,
+                                   std::size_t num_after, CUevent event) {
+    return call("cuGraphAddEventRecordNode", Call::kPlain, [&](Model& model) {
+        Graph& its = model.graph(graph);
+        if (model.event(event).context != model.current_context()) {
+            model.refuse("the event is of another context than the current one", kInvalidHandle);
+        }
+        *node = its.add({0, nullptr, {}, ends_of(model, its, after, num_after), event});
+        return kSuccess;
+    });
+}
+
+CUresult cuGraphExecEventRecordNodeSetEvent(CUgraphExec exec, CUgraphNode node, CUevent event) {
+    return call("cuGraphExecEventRecordNodeSetEvent", Call::kPlain, [&](Model& model) {
+        Exec& its = model.exec(exec);
+        const auto found = its.records.find(node);
+        if (found == its.records.end()) {
+            model.refuse("a node that is not of the graph, or records no event", kInvalidValue);
+        }
+        Event& before = model.event(its.events[found->second]);
+        if (model.event(event).context != before.context) {
+            model.refuse("the event is of another context than the one before", kInvalidHandle);
+        }
+        its.events[found->second] = event;
         return kSuccess;
     });
 }

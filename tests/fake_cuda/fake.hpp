@@ -103,6 +103,9 @@ PYKERN_FAKE_EXPORT void fake_drop_wait(int nth);
 // cuStreamWaitEvent, cuGraphLaunch with a node for each, or fake_kernel. A host that would wait for
 // it is told as a violation, and does not wait.
 PYKERN_FAKE_EXPORT void fake_hang(const char* function, int nth);
+// In the next graph that is launched, the nth node that does work hangs (1 is the first that was
+// added), and all behind it wait; the others run.
+PYKERN_FAKE_EXPORT void fake_hang_node(int nth);
 // Work that hangs goes on; or it never runs any more, nor does any other work under way.
 PYKERN_FAKE_EXPORT void fake_let_go(int runs);
 // Another thread captures a stream, in the mode in which unsafe calls of other threads break it.

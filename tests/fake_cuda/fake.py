@@ -96,6 +96,7 @@ def load() -> ctypes.CDLL:
         ("fake_fail", None, [ctypes.c_char_p] + [ctypes.c_int] * 3),
         ("fake_drop_wait", None, [ctypes.c_int]),
         ("fake_hang", None, [ctypes.c_char_p, ctypes.c_int]),
+        ("fake_hang_node", None, [ctypes.c_int]),
         ("fake_let_go", None, [ctypes.c_int]),
         ("fake_set_capturing", None, [ctypes.c_int]),
         ("fake_first_multiprocessor", ctypes.c_uint, [pointer]),
@@ -309,6 +310,10 @@ class FakeCuda:
         The function is cuMemcpyAsync, cuStreamWaitEvent, cuGraphLaunch or fake_kernel.
         """
         self.library.fake_hang(function.encode(), nth)
+
+    def hang_node(self, nth: int) -> None:
+        """The nth node that works of the next launched graph does not end, nor those behind it."""
+        self.library.fake_hang_node(nth)
 
     def let_go(self) -> None:
         """Work that hangs, and all else that is under way, never runs any more."""

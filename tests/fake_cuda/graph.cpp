@@ -87,10 +87,25 @@ Exec instantiate(const Graph& graph, Violations& violations) {
     for (const Node& node : graph.nodes) {
         exec.accesses.insert(exec.accesses.end(), node.accesses.begin(), node.accesses.end());
     }
+    for (const auto& [handle, its] : graph.ends) {
+        if (its.size() != 1 || graph.nodes[its.front()].event == nullptr) continue;
+        exec.records[handle] = its.front();
+        exec.events[its.front()] = graph.nodes[its.front()].event;
+    }
     return exec;
 }
 
-void run(const std::vector<Node>& nodes, Random& random) {
+std::vector<bool> late_from(const std::vector<Node>& nodes, int nth) {
+    std::vector<bool> late(nodes.size());
+    for (std::size_t i = 0; i < nodes.size(); ++i) {
+        if (nodes[i].event == nullptr && --nth == 0) late[i] = true;
+        for (const std::size_t former : nodes[i].after) late[i] = late[i] || late[former];
+    }
+    return late;
+}
+
+void run(const Launched& launched, bool late, Random& random) {
+    const std::vector<Node>& nodes = *launched.nodes;
     std::vector<std::size_t> missing(nodes.size());
     std::vector<std::vector<std::size_t>> followers(nodes.size());
     std::vector<std::size_t> ready;
@@ -104,7 +119,12 @@ void run(const std::vector<Node>& nodes, Random& random) {
         std::swap(ready[any(random)], ready.back());
         const std::size_t i = ready.back();
         ready.pop_back();
-        if (nodes[i].run) nodes[i].run();
+        if (launched.late[i] == late) {
+            if (nodes[i].run) nodes[i].run();
+            if (const auto found = launched.marks.find(i); found != launched.marks.end()) {
+                found->second->done = true;
+            }
+        }
         for (const std::size_t follower : followers[i]) {
             if (--missing[follower] == 0) ready.push_back(follower);
         }

@@ -1,7 +1,9 @@
 // Graphs: nodes in an order that their edges allow, and what launching them does.
 #pragma once
 
+#include <cstddef>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <unordered_map>
@@ -19,6 +21,8 @@ struct Node {
     std::function<void()> run;
     std::vector<FakeAccess> accesses;
     std::vector<std::size_t> after;  // earlier nodes
+    // A node that has one records it, and does nothing else.
+    cuda::CUevent event = nullptr;
 };
 
 struct Graph {
@@ -36,11 +40,22 @@ struct Exec {
     double duration_ns = 0;
     std::vector<FakeAccess> accesses;
     std::optional<Site> last_launch;
+    std::unordered_map<cuda::CUgraphNode, std::size_t> records;  // nodes that record an event
+    std::map<std::size_t, cuda::CUevent> events;                 // by node
+};
+
+// One launch. The nodes that hang, and all behind them, run apart from the others.
+struct Launched {
+    std::shared_ptr<const std::vector<Node>> nodes;
+    std::map<std::size_t, std::shared_ptr<Mark>> marks;  // by node
+    std::vector<bool> late;                              // by node
 };
 
 // Tells of nodes that touch the same bytes and are not ordered by edges.
 Exec instantiate(const Graph& graph, Violations& violations);
-// In a random order that the edges allow.
-void run(const std::vector<Node>& nodes, Random& random);
+// Which nodes are the nth that does work (from 1), or behind it.
+std::vector<bool> late_from(const std::vector<Node>& nodes, int nth);
+// Its nodes that are late, or the others, in a random order that the edges allow.
+void run(const Launched& launched, bool late, Random& random);
 
 }  // namespace pykern::fake

@@ -125,6 +125,10 @@ void Model::record(Stream& stream, Event& event) {
     Work work;
     work.mark = mark;
     issue(stream, std::move(work), 0);
+    this->mark(stream, event, mark);
+}
+
+void Model::mark(Stream& stream, Event& event, const std::shared_ptr<Mark>& mark) {
     mark->clock = stream.clock;
     mark->time_ns = stream.end_ns;
     mark->step = step;

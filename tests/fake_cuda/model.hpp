@@ -115,6 +115,8 @@ struct Model {
     // The work that a function issues as the nth from now on hangs.
     std::string hangs_in;
     int hangs_at = 0;
+    // The nth node of the next launch that does work hangs.
+    int node_to_hang = 0;
     // Streams are captured in the mode that forbids unsafe calls to all threads but relaxed ones.
     bool capturing = false;
     std::map<std::thread::id, int> capture_modes;
@@ -138,6 +140,8 @@ struct Model {
     std::shared_ptr<Stream> make_stream(cuda::CUcontext owner);
     Site issue(Stream& stream, Work work, double duration_ns);
     void record(Stream& stream, Event& event);
+    // Has the event tell, by a mark, of the work that the stream holds by now.
+    void mark(Stream& stream, Event& event, const std::shared_ptr<Mark>& mark);
     void wait(Stream& stream, const Event& event);
     void host_waits_for(const Clock& clock, double time_ns);
     // Ends the call where the host would wait for ever.

@@ -85,6 +85,7 @@ void Schedule::drop_all() {
     for (const auto& stream : streams_) {
         for (const Work& work : stream->queue) {
             if (work.mark) work.mark->done = true;
+            for (const std::shared_ptr<Mark>& mark : work.marks_within) mark->done = true;
         }
         stream->queue.clear();
     }

@@ -31,6 +31,7 @@ struct Work {
     std::shared_ptr<const Mark> waits_for;
     std::function<void()> run;
     std::shared_ptr<Mark> mark;
+    std::vector<std::shared_ptr<Mark>> marks_within;  // which `run` sets
     std::vector<FakeAccess> accesses;
     bool hangs = false;
 };

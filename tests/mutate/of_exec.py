@@ -341,8 +341,8 @@ OF_EXEC = (
     ),
     Mutant(
         "csrc/exec/step_graph.cpp",
-        "launch(callers);\n    } catch (...) {\n        drain();",
-        "launch(callers);\n    } catch (...) {",
+        "        } else {\n            drain();\n        }\n        throw;",
+        "        }\n        throw;",
         ORDER,
     ),
     Mutant(

@@ -3,6 +3,8 @@
 from .mutant import Mutant
 
 WATCH = ("test_step_marks.cpp", "test_stream_watch.cpp")
+# A step as one graph.
+WHOLE = ("test_watched_graph.cpp",)
 LASTING = ("test_lasting.cpp",)
 
 OF_WATCH = (
@@ -92,6 +94,29 @@ OF_WATCH = (
         'if (step_.is_at_tail()) return "what a failed action has issued";',
         "",
         WATCH,
+    ),
+    Mutant("csrc/exec/stream_watch.cpp", "if (!report_.empty()) step->give_up();", "", WHOLE),
+    Mutant("csrc/exec/stream_watch.cpp", "if (report_.empty()) release_all();", "", WHOLE),
+    Mutant(
+        "csrc/exec/stream_watch.cpp",
+        "for (const std::shared_ptr<StepMarks>& step : steps_) step->give_up();",
+        "",
+        WHOLE,
+    ),
+    Mutant("csrc/exec/step_marks.cpp", "    what_ = issued;\n", "", WHOLE),
+    Mutant("csrc/exec/step_graph.cpp", "if (recorded_ == &marks) return;", "", WHOLE),
+    Mutant("csrc/exec/step_graph.cpp", "if (marks != nullptr) record_to(*marks);", "", WHOLE),
+    Mutant("csrc/exec/step_graph.cpp", "add_mark(graph, end,", "add_mark(graph, {},", WHOLE),
+    Mutant("csrc/exec/step_graph.cpp", "        marks->begin(lane);\n", "", WHOLE),
+    Mutant("csrc/exec/step_graph.cpp", "        marks->record_all(issued_);\n", "", WHOLE),
+    Mutant("csrc/exec/step_graph.cpp", "if (marks != nullptr) marks->finish();", "", WHOLE),
+    Mutant("csrc/exec/step_graph.cpp", "        marks.cut();\n", "", WHOLE),
+    Mutant("csrc/exec/step_graph.cpp", "        watch->require_progress();\n", "", WHOLE),
+    Mutant(
+        "csrc/exec/step_graph.cpp",
+        "[[maybe_unused]] const cuda::CUgraphExec kept = exec_.release();",
+        "",
+        WHOLE,
     ),
     Mutant(
         "csrc/cuda/lasting.cpp",

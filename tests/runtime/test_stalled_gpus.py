@@ -256,12 +256,32 @@ def test_a_graph_that_hangs_is_named(nth: int, capfd: pytest.CaptureFixture[str]
         assert refusal(run.step) in text
 
 
-def test_a_step_as_one_graph_has_no_timeout() -> None:
-    with (
-        pytest.raises(ValueError, match="timeout must be None with capture='step', got"),
-        running(capture="step"),
-    ):
-        pass
+@pytest.mark.parametrize("nth", [1, 30, 60])
+def test_an_action_that_hangs_in_a_graph_of_the_step_is_named(
+    nth: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with running(steps=3, capture="step") as run:
+        run.fake.hang_node(nth)
+        run.step()
+        text = told(capfd)
+        named = re.match(
+            r"pykern: stage (\d), microbatch (\d), action (\1(?:COPY_)?[FB]\2), device (\d)", text
+        )
+        assert named is not None, text
+        assert nth > 1 or named[3] == "0F0"
+        assert re.search(
+            rf'\nstream "pykern dev{named[4]} .*" is in {named[3]} for 1\.\d s: a', text
+        )
+        assert "\nthe calling thread has issued all of the step, as one CUDA graph\n" in text
+        for call in CALLS:
+            assert refusal(partial(call, run)) in text
+
+
+def test_a_graph_of_the_step_that_hangs_at_once_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    with running(steps=3, capture="step") as run:
+        run.fake.hang("cuGraphLaunch")
+        run.step()
+        assert told(capfd).startswith("pykern: stage 0, microbatch 0, action 0F0, device 0 has")
 
 
 def test_a_close_gives_up_and_says_so(capfd: pytest.CaptureFixture[str]) -> None:
@@ -334,9 +354,9 @@ def test_a_thread_that_waits_for_a_step_has_the_watch_while_another_one_closes_t
         assert "pykern streams" not in threads()
 
 
-@pytest.mark.parametrize("capture", [False, True])
+@pytest.mark.parametrize("capture", [False, True, "step"])
 def test_a_timeout_changes_no_result_and_tells_of_no_other_step(
-    capture: bool, capfd: pytest.CaptureFixture[str]
+    capture: bool | str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def train(timeout: float | None) -> list[Tensor]:
         torch.manual_seed(0)
