@@ -53,6 +53,9 @@ from .combinations import OUTSIDE, refuse_combinations, refuse_layers, refused_w
 from .model_face import Adopted
 from .request import Request
 
+# Makes a feature, for the module of the pipeline, or returns None if it is not in force.
+MakeFeature = Callable[["Design", nn.Module], Feature | None]
+
 
 @dataclass(frozen=True)
 class Design:
@@ -67,6 +70,7 @@ class Design:
         partition: the layers of each stage.
         data_group: the data-parallel processes; None without data parallelism.
         tensor_group: the tensor-parallel processes; None without tensor parallelism.
+        more: makes further features, behind all others.
     """
 
     asked: Request
@@ -77,6 +81,7 @@ class Design:
     partition: Partition
     data_group: ProcessGroup | None
     tensor_group: ProcessGroup | None
+    more: Sequence[MakeFeature] = ()
 
     @property
     def peers(self) -> list[ProcessGroup]:
@@ -128,11 +133,11 @@ def _verifier(of: Design, _: nn.Module) -> Feature | None:
     return None if asked.verified is None else Verifier(asked.verified, subject)
 
 
-# Each line makes a feature, or None if it is not in force. In this order features wrap actions (the
+# One line for each feature. In this order features wrap actions (the
 # last outermost), enter steps (the first outermost) and begin; they finish and close in
 # reverse. Tensor parallelism comes before data parallelism, whose sums are over whole gradients;
 # features that look at arguments follow those that change layers; repeaters of steps come last.
-FEATURES: Sequence[Callable[[Design, nn.Module], Feature | None]] = (
+FEATURES: Sequence[MakeFeature] = (
     lambda of, _: Scaler(refused_with("scaler", of.asked)),
     _checks,
     _frozen,
@@ -200,7 +205,8 @@ def build(of: Design, model: nn.Module) -> Built:
     Raises:
         BaseException: a part cannot be made; all parts that were started have been closed.
     """
-    features = Features([made for make in FEATURES if (made := make(of, model)) is not None])
+    makers = *FEATURES, *of.more
+    features = Features([made for make in makers if (made := make(of, model)) is not None])
     asked, plan, levels, fitted = of.asked, of.plan, of.levels, None
     with ExitStack() as undo:
         driver = _open_driver(asked)

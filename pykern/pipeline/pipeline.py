@@ -24,10 +24,11 @@ from ..runtime.gpu.capture.policy import Capture
 from ..runtime.loss import Loss
 from ..verify import Verify
 from .arguments import Arguments
-from .build import build, design
+from .build import build
 from .choose_levels import RecomputeArgument
 from .choose_plan import Schedule
 from .combinations import OUTSIDE, refused_with
+from .designer import design_of
 from .memory import MemoryReport, memory_of
 from .profiled import other_plans, profile
 from .request import Compile, Request
@@ -173,7 +174,7 @@ class Pipeline(Steps):
         """Makes all parts of the pipeline."""
         super().__init__()
         with as_before():
-            chosen = design(asked)
+            chosen = design_of(asked)
             self.plan, self.partition, self._reduction = (
                 chosen.plan,
                 chosen.partition,

@@ -6,14 +6,16 @@ import runpy
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from torch import nn
 
 from ..boxes import Box
-from ..pipeline import build, pipeline
 from ..pipeline.build import Design, design
 from ..pipeline.combinations import refuse_combinations
+from ..pipeline.designer import designing
 from ..pipeline.request import Request
 from ..runtime.features.feature import Feature
 from .host_waits import HostWaits
@@ -60,8 +62,7 @@ def rehearse(script: str, arguments: Sequence[str], box: Box, steps: int = 3) ->
     with ExitStack() as undo:
         undo.enter_context(gpus_of(box, waits))
         undo.enter_context(at.optimizers.watched())
-        undo.enter_context(replaced(pipeline, "design", found.design))
-        undo.enter_context(replaced(build, "FEATURES", (*build.FEATURES, found.watch)))
+        undo.enter_context(designing(found.design))
         undo.callback(found.close)
         undo.enter_context(at.mode)
         _run(script, arguments)
@@ -119,24 +120,18 @@ class _Pipelines:
 
     def __init__(self, at: Setting) -> None:
         self._at = at
-        self._asked: Request | None = None
         self.made: list[Watched] = []
         self.on_workers = False
 
     def design(self, asked: Request) -> Design:
-        """Takes the place of `design`: chooses for workers, where GPUs are asked for."""
+        """Chooses for workers where GPUs are asked for, with a feature that looks at the steps."""
         if not asked.on_gpus:
             self.on_workers = True
             return design(asked)
         refuse_combinations(asked)
-        self._asked = asked
-        return design(on_workers(asked))
+        return replace(design(on_workers(asked)), more=(partial(self._watch, asked),))
 
-    def watch(self, of: Design, model: nn.Module) -> Feature | None:
-        """The last feature of a pipeline for GPUs."""
-        asked, self._asked = self._asked, None
-        if asked is None:
-            return None
+    def _watch(self, asked: Request, of: Design, model: nn.Module) -> Feature:
         self.made.append(Watched(asked, of, model, self._at))
         return self.made[-1]
 

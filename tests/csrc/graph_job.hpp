@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "driver_model/fake.hpp"
 #include "exec/streams.hpp"
-#include "fake.hpp"
 #include "mixing.hpp"
 
 namespace pykern {

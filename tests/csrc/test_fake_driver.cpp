@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "fake.hpp"
+#include "driver_model/fake.hpp"
 #include "fake_pair.hpp"
 
 using namespace pykern;

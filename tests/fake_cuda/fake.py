@@ -1,4 +1,4 @@
-"""The fake driver's Python face: built from tests/fake_cuda on first use, and loaded by ctypes.
+"""The fake driver's Python face: csrc/driver_model, built on first use, and loaded by ctypes.
 
 The extension is told its path, so a libcuda.so.1 of the machine is not in the way.
 """
@@ -16,8 +16,8 @@ from pathlib import Path
 
 from pykern import _C
 
-FOLDER = Path(__file__).parent
-ROOT = FOLDER.parents[1]
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "csrc/driver_model"
 API = ROOT / "csrc/cuda/api.hpp"
 NON_BLOCKING = 1
 PEER_ACCESS_ALREADY_ENABLED = 704
@@ -54,10 +54,9 @@ def compile_library(compiler: list[str], library: Path) -> None:
     # As one unit, which takes a third of the time.
     unit = "".join(f'#include "{source}"\n' for source in sorted(FOLDER.glob("*.cpp")))
     flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-fvisibility=hidden"]
-    paths = [f"-I{ROOT / 'csrc'}", f"-I{FOLDER}"]
     unfinished = library.with_suffix(".unfinished")
     subprocess.run(
-        [*compiler, *flags, *paths, "-x", "c++", "-", "-o", unfinished],
+        [*compiler, *flags, f"-I{ROOT / 'csrc'}", "-x", "c++", "-", "-o", unfinished],
         input=unit,
         text=True,
         check=True,
@@ -349,7 +348,9 @@ class FakeCuda:
 
     @property
     def log(self) -> list[str]:
-        """All that decides who comes before whom, and the violations among it: see log.hpp."""
+        """All that decides who comes before whom, and the violations among it: see
+        csrc/driver_model/log.hpp.
+        """
         return self.library.fake_log().decode().splitlines()
 
     @property

@@ -39,7 +39,7 @@ def test_the_source_distribution_holds_all_that_a_wheel_is_built_from(root, pyth
     names = {member.name.partition("/")[2] for member in members}
 
     kinds = {".cpp", ".hpp", ".cmake", ".py", ".pyi", ".typed"}
-    folders = ("csrc", "cmake", "pykern", "tests/fake_cuda")
+    folders = ("csrc", "cmake", "pykern")
     sources = [path for folder in folders for path in (root / folder).rglob("*")]
     schedules = (root / "schedules").glob("*.py")
     expected = {path.relative_to(root).as_posix() for path in sources if path.suffix in kinds}

@@ -1,7 +1,8 @@
 """Features of a pipeline: their order, what they see, and that none hides another."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -10,7 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pykern
-from pykern.pipeline import build
+from pykern.pipeline.build import Design, MakeFeature, design
+from pykern.pipeline.designer import designing
+from pykern.pipeline.request import Request
 from pykern.plan import Kind
 from pykern.runtime.features.feature import Feature, TrainingStep
 from pykern.runtime.stage.stage import Run, Stage
@@ -52,14 +55,23 @@ class Noting(Feature):
         LOG.append(f"{self.name} closes")
 
 
+def designed(*more: MakeFeature) -> AbstractContextManager[None]:
+    """Within it, pipelines have these further features."""
+
+    def with_more(asked: Request) -> Design:
+        return replace(design(asked), more=more)
+
+    return designing(with_more)
+
+
 @pytest.fixture
-def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[pykern.Pipeline]:
+def pipe() -> Iterator[pykern.Pipeline]:
     """A pipeline with two more features, each added by one line."""
-    more = (lambda *_: Noting("a"), lambda *_: Noting("b"))
-    monkeypatch.setattr(build, "FEATURES", (*build.FEATURES, *more))
     layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     LOG.clear()
-    with pykern.Pipeline(layers, devices="cpu:2", microbatches=2, loss_fn=F.mse_loss) as pipe:
+    with designed(lambda *_: Noting("a"), lambda *_: Noting("b")):
+        pipe = pykern.Pipeline(layers, devices="cpu:2", microbatches=2, loss_fn=F.mse_loss)
+    with pipe:
         yield pipe
 
 
@@ -90,17 +102,27 @@ def test_forwards_alone_are_wrapped_but_are_not_steps(pipe: pykern.Pipeline) -> 
     assert LOG == ["b F0", "a F0", "b F1", "a F1"]
 
 
-def test_a_pipeline_that_cannot_be_made_closes_its_features(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_designer_is_in_force_within_its_block() -> None:
+    asked: list[Request] = []
+
+    def noted(request: Request) -> Design:
+        asked.append(request)
+        raise KeyError("mine")
+
+    layers = [nn.Linear(2, 2)]
+    with pytest.raises(KeyError, match="mine"), designed(), designing(noted):
+        pykern.Pipeline(layers, devices="cpu:1", microbatches=1)
+    pykern.Pipeline(layers, devices="cpu:1", microbatches=1).close()
+    assert [request.devices for request in asked] == ["cpu:1"]
+
+
+def test_a_pipeline_that_cannot_be_made_closes_its_features() -> None:
     class Fails(Feature):
         def attach(self, made: object) -> None:
             raise KeyError("mine")
 
-    monkeypatch.setattr(
-        build, "FEATURES", (*build.FEATURES, lambda *_: Noting("a"), lambda *_: Fails())
-    )
     LOG.clear()
-    with pytest.raises(KeyError, match="mine"):
+    more = designed(lambda *_: Noting("a"), lambda *_: Fails())
+    with pytest.raises(KeyError, match="mine"), more:
         pykern.Pipeline([nn.Linear(2, 2)], devices="cpu:1", microbatches=1)
     assert LOG == ["a closes"]

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "entry.hpp"
+#include "driver_model/entry.hpp"
 
 namespace pykern::fake {
 namespace {

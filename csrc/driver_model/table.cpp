@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "entry.hpp"
+#include "driver_model/entry.hpp"
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <utility>
 
-#include "entry.hpp"
+#include "driver_model/entry.hpp"
 
 namespace pykern::fake {
 namespace {

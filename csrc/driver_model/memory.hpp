@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "fake.hpp"
-#include "order.hpp"
-#include "schedule.hpp"
-#include "violations.hpp"
+#include "driver_model/fake.hpp"
+#include "driver_model/order.hpp"
+#include "driver_model/schedule.hpp"
+#include "driver_model/violations.hpp"
 
 namespace pykern::fake {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "fake.hpp"
+#include "driver_model/fake.hpp"
 
 namespace pykern::fake {
 

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "log.hpp"
+#include "driver_model/log.hpp"
 
 namespace pykern::fake {
 

@@ -1,10 +1,10 @@
-#include "graph.hpp"
+#include "driver_model/graph.hpp"
 
 #include <algorithm>
 #include <string>
 #include <utility>
 
-#include "handles.hpp"
+#include "driver_model/handles.hpp"
 
 namespace pykern::fake {
 namespace {

@@ -11,13 +11,13 @@
 #include <utility>
 #include <vector>
 
-#include "faults.hpp"
-#include "graph.hpp"
-#include "handles.hpp"
-#include "log.hpp"
-#include "memory.hpp"
-#include "schedule.hpp"
-#include "violations.hpp"
+#include "driver_model/faults.hpp"
+#include "driver_model/graph.hpp"
+#include "driver_model/handles.hpp"
+#include "driver_model/log.hpp"
+#include "driver_model/memory.hpp"
+#include "driver_model/schedule.hpp"
+#include "driver_model/violations.hpp"
 
 namespace pykern::fake {
 

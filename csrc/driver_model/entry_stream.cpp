@@ -3,7 +3,7 @@
 #include <memory>
 #include <utility>
 
-#include "entry.hpp"
+#include "driver_model/entry.hpp"
 
 namespace pykern::fake {
 namespace {

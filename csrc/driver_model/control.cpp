@@ -4,8 +4,8 @@
 #include <utility>
 #include <vector>
 
-#include "bytes.hpp"
-#include "entry.hpp"
+#include "driver_model/bytes.hpp"
+#include "driver_model/entry.hpp"
 
 namespace {
 

@@ -6,7 +6,7 @@
 #include <mutex>
 #include <string>
 
-#include "model.hpp"
+#include "driver_model/model.hpp"
 
 namespace pykern::fake {
 

@@ -1,4 +1,4 @@
-#include "schedule.hpp"
+#include "driver_model/schedule.hpp"
 
 #include <algorithm>
 #include <stdexcept>

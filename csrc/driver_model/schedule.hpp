@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "fake.hpp"
-#include "order.hpp"
+#include "driver_model/fake.hpp"
+#include "driver_model/order.hpp"
 
 namespace pykern::fake {
 

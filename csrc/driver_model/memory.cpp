@@ -1,4 +1,4 @@
-#include "memory.hpp"
+#include "driver_model/memory.hpp"
 
 #include <algorithm>
 #include <iterator>

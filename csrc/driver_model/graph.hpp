@@ -9,10 +9,10 @@
 #include <unordered_map>
 #include <vector>
 
-#include "fake.hpp"
-#include "memory.hpp"
-#include "schedule.hpp"
-#include "violations.hpp"
+#include "driver_model/fake.hpp"
+#include "driver_model/memory.hpp"
+#include "driver_model/schedule.hpp"
+#include "driver_model/violations.hpp"
 
 namespace pykern::fake {
 

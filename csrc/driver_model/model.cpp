@@ -1,11 +1,11 @@
-#include "model.hpp"
+#include "driver_model/model.hpp"
 
 #include <algorithm>
 #include <cstring>
 #include <sstream>
 #include <utility>
 
-#include "bytes.hpp"
+#include "driver_model/bytes.hpp"
 
 namespace pykern::fake {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "entry.hpp"
+#include "driver_model/entry.hpp"
 
 namespace pykern::fake {
 namespace {
