@@ -1,4 +1,4 @@
-"""Who designs pipelines: `design`, or, within a block, a function that may ask it for another."""
+"""Pipelines are designed by `design`, or within a block by a function that changes requests."""
 
 from __future__ import annotations
 
