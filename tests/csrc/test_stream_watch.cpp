@@ -19,8 +19,6 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr std::chrono::milliseconds kPatience = 300ms;
-
 // Each action is a kernel, and each copy moves eight bytes.
 class Kernels final : private StreamClient {
    public:

@@ -19,8 +19,6 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr std::chrono::milliseconds kPatience = 300ms;
-
 Plan one_f_one_b() { return by_slots(Placement::linear(3), 5, 1, 2); }
 
 // A step as one graph, on three GPUs.

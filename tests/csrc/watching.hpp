@@ -1,4 +1,5 @@
-// Shared by tests of a watch: a file whose text can be read, and what a report begins with.
+// Shared by tests of a watch: its patience, a file whose text can be read, and the begin of a
+// report.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -6,6 +7,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <string>
 
@@ -13,6 +15,9 @@
 #include "plan/text.hpp"
 
 namespace pykern {
+
+// For how long a watch lets nothing happen.
+inline constexpr std::chrono::milliseconds kPatience{300};
 
 // A file whose text can be read.
 class Sink {
