@@ -18,6 +18,7 @@ import torch.distributed as dist
 from ..models import next_token_loss
 from ..pipeline.pipeline import Pipeline
 from ..runtime.devices import DeviceLane, parse_devices
+from .answer import Answer
 from .gpt_task import GptTask
 from .torch_rank import SCHEDULES, RankJob, serve
 
@@ -39,7 +40,7 @@ def torch_steps(
     _refuse(lanes)
     with ExitStack() as undo:
         folder = undo.enter_context(TemporaryDirectory())
-        answer = _save_answer(task, devices, Path(folder))
+        answer = _answer(task, devices, Path(folder))
         pipes = []
         for rank, lane in enumerate(lanes):
             job = RankJob(
@@ -51,7 +52,7 @@ def torch_steps(
                 # As many as a worker of a `Pipeline` has.
                 num_threads=max(1, torch.get_num_threads() // len(lanes)),
                 folder=folder,
-                answer=str(answer),
+                answer=answer,
                 warmups=warmups,
                 steps=steps,
             )
@@ -80,8 +81,8 @@ def _refuse(lanes: Sequence[DeviceLane]) -> None:
         )
 
 
-def _save_answer(task: GptTask, devices: str, folder: Path) -> Path:
-    """The file of the loss and the gradients of a step of a `Pipeline`."""
+def _answer(task: GptTask, devices: str, folder: Path) -> Answer:
+    """The loss and the gradients of a step of a `Pipeline`."""
     model, (x, y) = task.model(), task.batch()
     with Pipeline(
         model,
@@ -92,15 +93,15 @@ def _save_answer(task: GptTask, devices: str, folder: Path) -> Path:
     ) as pipe:
         loss = pipe.step(x, target=y).item()
     gradients = {
-        name: each.grad.cpu() for name, each in model.named_parameters() if each.grad is not None
+        name: each.grad for name, each in model.named_parameters() if each.grad is not None
     }
-    torch.save((loss, gradients), folder / "answer.pt")
-    del model, pipe
+    answer = Answer.written(loss, gradients, folder / "gradients")
+    del model, pipe, gradients
     if torch.cuda.is_initialized():
         # The processes need the memory.
         gc.collect()
         torch.cuda.empty_cache()
-    return folder / "answer.pt"
+    return answer
 
 
 def _start(job: RankJob, undo: ExitStack) -> Connection:

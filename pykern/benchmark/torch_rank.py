@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
@@ -17,6 +17,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
 from ..models import next_token_loss
+from .answer import Answer
 from .gpt_task import GptTask
 
 # Torch's schedules, each with the stages of a rank.
@@ -39,7 +40,7 @@ class RankJob:
         backend: by which the processes talk.
         num_threads: of an operation on the CPU.
         folder: of the file by which the processes meet.
-        answer: the file of the right loss and gradients.
+        answer: the right loss and gradients.
         warmups: the first steps, which are not timed.
         steps: those that are timed.
     """
@@ -51,7 +52,7 @@ class RankJob:
     backend: str
     num_threads: int
     folder: str
-    answer: str
+    answer: Answer
     warmups: int
     steps: int
 
@@ -96,9 +97,9 @@ class TorchRank:
             torch.cuda.synchronize()
         return loss, time.perf_counter_ns() - start
 
-    def require(self, loss: float | None, answer: tuple[float, Mapping[str, Tensor]]) -> None:
+    def require(self, loss: float | None, answer: Answer) -> None:
         """Raises ValueError where the first step has another answer."""
-        right, gradients = answer
+        right, gradients = answer.loss, answer.gradients()
         if loss is not None and not abs(loss - right) <= _TOLERANCE * abs(right):
             raise ValueError(f"the loss must be {right}, got {loss}")
         for module in self._modules:
@@ -118,7 +119,7 @@ def _times_ns(job: RankJob, name: str) -> list[int]:
     """The times of this rank's part of each step."""
     rank = TorchRank(job, name)
     loss, _ = rank.step()
-    rank.require(loss, torch.load(job.answer, mmap=True))
+    rank.require(loss, job.answer)
     times = [rank.step()[1] for _ in range(job.warmups - 1 + job.steps)]
     return times[-job.steps :]
 
