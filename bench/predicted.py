@@ -5,7 +5,9 @@
 
 The model is measured once for each number of devices. Then a cut, a schedule with its options, and
 a number of microbatches and of replicas are drawn, and their steps are run. Where the devices are
-more than the cores, the prediction shares the cores.
+more than the cores, the prediction shares the cores. A virtual machine changes its speed from
+minute to minute: steps of 1F1B run in turn with those of each configuration, whose time is divided
+by how much longer these take than at the time of the measurement.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ import argparse
 import json
 import random
 import statistics
-import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -22,15 +23,20 @@ from typing import Any
 
 import torch
 
+from pykern import Pipeline
 from pykern.models import gpt, next_token_loss
 from pykern.pipeline.left_alone import left_alone
+from pykern.schedules import one_f_one_b
 from pykern.tuning.asked import Asked
+from pykern.tuning.by_unit import even_spans
 from pykern.tuning.measure import measure
 from pykern.tuning.measurements import Measurements
 from pykern.tuning.shared_cores import simulate_shared
 from pykern.tuning.space import max_chunks_of, plans_of, shares_of
 
-ROUNDS, WARMUPS = 9, 2
+from .tuning import medians
+
+ROUNDS = 9
 
 
 def asked_of(num_devices: int, *, smoke: bool) -> Asked:
@@ -42,7 +48,26 @@ def asked_of(num_devices: int, *, smoke: bool) -> Asked:
     return Asked(model, inputs, next_token_loss, f"cpu:{num_devices}", target)
 
 
-def compared(asked: Asked, measured: Measurements, draw: random.Random) -> dict[str, Any]:
+class Reference:
+    """Steps of 1F1B, which show how fast the machine is."""
+
+    def __init__(self, asked: Asked, pipe: Pipeline) -> None:
+        self._pipe, self._batch = pipe, asked.batch(asked.rows)
+        self._then: list[float] = []
+
+    def remember(self) -> None:
+        """The machine is now as fast as it counts."""
+        self._then += medians([self._pipe], self._batch, ROUNDS)
+
+    def beside(self, pipe: Pipeline) -> tuple[float, float]:
+        """The median step of a pipeline, and how much slower the machine is by now."""
+        now, step = medians([self._pipe, pipe], self._batch, ROUNDS)
+        return step, now / statistics.mean(self._then)
+
+
+def compared(
+    asked: Asked, measured: Measurements, draw: random.Random, reference: Reference
+) -> dict[str, Any]:
     """One random configuration: its predicted and its median measured step."""
     num_units = len(asked.units.names)
     shares = draw.choice(
@@ -60,6 +85,8 @@ def compared(asked: Asked, measured: Measurements, draw: random.Random) -> dict[
     costs = measured.costs(spans, rows)
     outside = measured.outside_ns(plan.num_actions, shares.replicas)
     timeline = simulate_shared(plan, costs, measured.speeds_for(rows))
+    with asked.pipeline(plan, spans) as pipe:
+        step, slower = reference.beside(pipe)
     return {
         "devices": asked.num_devices,
         "schedule": name,
@@ -67,19 +94,9 @@ def compared(asked: Asked, measured: Measurements, draw: random.Random) -> dict[
         "replicas": shares.replicas,
         "cut": [len(span) for span in spans],
         "predicted_ms": (timeline.makespan_ns + outside) / 1e6,
-        "measured_ms": _run(asked, plan, spans) / 1e6,
+        "measured_ms": step / slower / 1e6,
+        "slower": slower,
     }
-
-
-def _run(asked: Asked, plan: Any, spans: Any) -> float:
-    (args, kwargs), target = asked.batch(asked.rows)
-    times = []
-    with asked.pipeline(plan, spans) as pipe:
-        for _ in range(WARMUPS + ROUNDS):
-            start = time.perf_counter_ns()
-            pipe.step(*args, target=target, **kwargs)
-            times.append(time.perf_counter_ns() - start)
-    return statistics.median(times[WARMUPS:])
 
 
 def results(count: int, *, smoke: bool, on: Sequence[int] = (2, 4)) -> Iterator[dict[str, Any]]:
@@ -87,10 +104,15 @@ def results(count: int, *, smoke: bool, on: Sequence[int] = (2, 4)) -> Iterator[
     for num_devices in on:
         asked = asked_of(num_devices, smoke=smoke)
         draw = random.Random(num_devices)
-        with left_alone([asked.model]):
+        plan = one_f_one_b(num_devices, 2 * num_devices)
+        spans = even_spans(len(asked.units.names), num_devices)
+        with left_alone([asked.model]), asked.pipeline(plan, spans) as pipe:
+            reference = Reference(asked, pipe)
+            reference.remember()
             measured = measure(asked, lambda _: None)
+            reference.remember()
             for _ in range(count // len(on)):
-                yield compared(asked, measured, draw)
+                yield compared(asked, measured, draw, reference)
 
 
 def error(one: dict[str, Any]) -> float:
