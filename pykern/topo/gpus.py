@@ -6,9 +6,11 @@ as the host issues the copies between them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from shutil import which
 from statistics import median
 
 import torch
@@ -72,7 +74,7 @@ class MeasuredLink:
         both_ways: The same of 256 MiB in each direction, while both are under way.
         among_all: The same, while each GPU sends to its next one; 0 for other pairs.
         by_kernel: Bytes per nanosecond of 256 MiB that processors of the sender write; 0 without
-            Triton, and where copies go by the host.
+            Triton or the C compiler that it calls, and where copies go by the host.
     """
 
     sender: int
@@ -150,7 +152,7 @@ def _link(
         rates,
         both[0],
         among_all.get((sender, receiver), 0.0),
-        _by_kernel(sender, target, source) if is_direct and find_spec("triton") else 0.0,
+        _by_kernel(sender, target, source) if is_direct and _can_compile() else 0.0,
     )
 
 
@@ -176,6 +178,12 @@ def _rate(gpu: int, into: Tensor, source: Tensor, num_bytes: int) -> float:
     copies = _copies(into[:num_bytes], source[:num_bytes], count)
     # A large copy ahead of them lasts for as long as the host issues them.
     return count * num_bytes / _behind(gpu, _copies(into, source, 1), copies)
+
+
+def _can_compile() -> bool:
+    """Whether Triton is there, and the C compiler that it calls when it launches a kernel."""
+    compiler = os.environ.get("CC") or which("gcc") or which("clang")
+    return find_spec("triton") is not None and compiler is not None
 
 
 def _by_kernel(sender: int, into: Tensor, source: Tensor) -> float:

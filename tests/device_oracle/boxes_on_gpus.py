@@ -74,6 +74,14 @@ def test_the_command_prints_gpus_and_links() -> None:
     assert "0.5 GB/s by a kernel" in printed
 
 
+def test_no_kernel_is_compiled_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    with gpus(2):
+        monkeypatch.delenv("CC", raising=False)
+        monkeypatch.setenv("PATH", "")
+        monkeypatch.setattr(kernel_copy, "kernel_copy", None)
+        assert [link.by_kernel for link in topo.links()] == [0, 0]
+
+
 def test_no_kernel_writes_where_a_gpu_has_no_access(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_C, "cuda_can_access_peer", lambda *_: False)
     with gpus(2):
