@@ -65,6 +65,7 @@ class Capture {
 
     bool has(Handle stream) const { return last_.contains(stream); }
     Pool pool() const { return pool_; }
+    bool is_empty() const { return after_.empty(); }
 
     void add(Handle stream, std::vector<Access> accesses, std::function<void()> run) {
         const Nodes before = std::exchange(last_.at(stream), Nodes{after_.size()});

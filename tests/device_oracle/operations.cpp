@@ -342,6 +342,7 @@ const char* oracle_end_capture() {
     text = why.value_or("");
     return why ? text.c_str() : nullptr;
 }
+bool oracle_capture_is_empty() { return oracle::captures.now->is_empty(); }
 // The graph's memory may be anybody's from here on.
 void oracle_drop_graph(void* recorded) {
     static_cast<oracle::Recorded*>(recorded)->is_alive = false;

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import itertools
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -32,6 +33,7 @@ def load() -> ctypes.CDLL:
     library.oracle_capture.restype = ctypes.c_void_p
     library.oracle_capture.argtypes = [ctypes.c_void_p, ctypes.c_int64]
     library.oracle_drop_graph.argtypes = [ctypes.c_void_p]
+    library.oracle_capture_is_empty.restype = ctypes.c_bool
     for name in ("oracle_end_capture", "oracle_failure"):
         getattr(library, name).restype = ctypes.c_char_p
     for name in ("oracle_bytes", "oracle_peak"):
@@ -178,10 +180,17 @@ class _Graph:
         self._recorded = load().oracle_capture(self._graph, self._pool[1])
 
     def capture_end(self) -> None:
+        is_empty = load().oracle_capture_is_empty()
         why = load().oracle_end_capture()
         if why is not None:
             self.reset()
             raise RuntimeError(f"CUDA error: {why.decode()}")
+        if is_empty:
+            warnings.warn(
+                "The CUDA Graph is empty. This usually means that the graph was attempted to be "
+                "captured on wrong device or stream.",
+                stacklevel=2,
+            )
         if not self._keeps:
             self.instantiate()
 

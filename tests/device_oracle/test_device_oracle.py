@@ -36,7 +36,7 @@ def test_torchs_own_engine_runs(name: str) -> None:
     fake.build()
     library.build()
     command = [sys.executable, "-m", "pytest", "-qx", "-n0", "-p", "no:cacheprovider"]
-    command += ["-o", f"timeout={LIMIT_S}"]
+    command += [f"--timeout={LIMIT_S}"]
     steps = Path(__file__).with_name(name)
     done = subprocess.run([*command, steps], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]

@@ -64,7 +64,7 @@ sys.meta_path[:] = [f for f in sys.meta_path if "Redirecting" not in type(f).__n
 sys.path.insert(0, ".")
 import pykern, pytest
 assert pykern.__file__.startswith(sys.argv[1]), pykern.__file__
-options = ["-xq", "-p", "no:cacheprovider", "-o", f"timeout={sys.argv[2]}"]
+options = ["-xq", "-p", "no:cacheprovider", f"--timeout={sys.argv[2]}"]
 sys.exit(pytest.main([*options, *sys.argv[3:]]))
 """
 

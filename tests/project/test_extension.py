@@ -3,7 +3,9 @@
 import ast
 import inspect
 import re
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pykern._C
 
@@ -81,3 +83,13 @@ def test_every_public_name_says_what_it_is():
         if not path.endswith("__init__") and not SIGNATURE.sub("", doc).strip()
     ]
     assert undocumented == []
+
+
+def test_libraries_export_nothing_of_the_c_library():
+    # Where libstdc++ is linked statically, torch would find its symbols here and crash.
+    folder = Path(pykern._C.__file__).parent
+    for library in (pykern._C.__file__, folder / "libpykern_driver_model.so"):
+        command = ["nm", "--dynamic", "--defined-only", "--format=just-symbols", str(library)]
+        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+        assert found
+        assert [name for name in found if name.startswith("_")] == []

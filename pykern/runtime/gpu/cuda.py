@@ -15,6 +15,7 @@ from ... import _C
 from ...tensors.trees import all_tensors
 from ...torch_private import release_pool
 from ..devices import DeviceLane
+from .capture.quiet import no_word_of_empty_graphs
 
 # The number of hardware queues, 8 by default. More streams than queues give correct results, but
 # kernels then wait for unrelated kernels.
@@ -47,6 +48,7 @@ class Gpus:
             torch.cuda.ExternalStream(self.lanes.compute(number), device)
             for number, device in enumerate(self._devices)
         ]
+        self._active = [_Active(stream) for stream in self._compute]
         self._unique = sorted({device.index for device in self._devices})
         # Rings are allocated on streams that run no kernels, so that torch never gives them memory
         # that a kernel still uses. A stream of torch's own pool may also be used by the user.
@@ -116,8 +118,8 @@ class Gpus:
                 tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
     def active(self, lane: int) -> AbstractContextManager[object]:
-        """Makes the lane's GPU and stream current."""
-        return torch.cuda.stream(self._compute[lane])
+        """Makes the lane's GPU and stream current, until another's are; `step` restores them."""
+        return self._active[lane]
 
     def on_lane(self, lane: int, num_bytes: int) -> Tensor:
         """Bytes on a lane's GPU that no other tensor has used in this step."""
@@ -179,7 +181,8 @@ class Gpus:
                 # In the default mode, a CUDA call of any thread could break the capture.
                 graph.capture_begin(pool, capture_error_mode="thread_local")
                 run()
-                graph.capture_end()
+                with no_word_of_empty_graphs():
+                    graph.capture_end()
             except BaseException:
                 _abandon(graph, self._devices[lane].index, pool)
                 raise
@@ -196,6 +199,23 @@ class Gpus:
         self._settle(None)
         for gpu in self._unique:
             torch.cuda.synchronize(gpu)
+
+
+class _Active:
+    """A context that leaves its stream current.
+
+    `torch.cuda.stream` asks for the current stream and sets it again, which takes as long as torch
+    takes to issue a small kernel, and the next action sets its own.
+    """
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
+
+    def __enter__(self) -> None:
+        torch.cuda.set_stream(self._stream)
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 @dataclass(frozen=True)
