@@ -130,6 +130,8 @@ def threads_of_a_worker(num_workers: int, running: int = 1) -> Iterator[None]:
 def random_states(devices: Iterable[torch.device]) -> dict[torch.Generator, Tensor]:
     """The states of default generators: the CPU's, and those of GPUs among the devices."""
     gpus = [device.index or 0 for device in devices if device.type == "cuda"]
+    if gpus:
+        torch.cuda.init()  # before, torch has no generators of GPUs
     generators = [torch.default_generator, *(torch.cuda.default_generators[gpu] for gpu in gpus)]
     return {generator: generator.get_state() for generator in generators}
 

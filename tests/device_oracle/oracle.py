@@ -99,6 +99,7 @@ def _connect(fake: FakeCuda, num_gpus: int) -> None:
         function = getattr(fake.library, f"fake_{name}")
         setattr(driver, name, ctypes.cast(function, ctypes.c_void_p).value)
     _made.fake, _made.num_gpus = fake, num_gpus
+    torch.cuda.default_generators = ()
     for gpu in range(num_gpus):
         driver.contexts[gpu] = fake.retain(gpu)
         driver.defaults[gpu] = fake.default_stream(gpu)
@@ -295,8 +296,8 @@ def _torch_cuda() -> dict[str, Any]:
         return int(load().oracle_gpu())
 
     return {
-        "_lazy_init": lambda: None,
-        "init": lambda: None,
+        "_lazy_init": _init,
+        "init": _init,
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "device_count": lambda: _made.num_gpus,
@@ -321,8 +322,13 @@ def _torch_cuda() -> dict[str, Any]:
         "is_bf16_supported": lambda *_: True,
         "get_device_name": lambda _=None: "the CPU",
         "get_device_properties": _properties,
-        "default_generators": [_Generator()] * MAX_GPUS,
+        "default_generators": (),
     }
+
+
+def _init() -> None:
+    """torch has no generators of GPUs before."""
+    torch.cuda.default_generators = (_Generator(),) * MAX_GPUS
 
 
 def _call_twin(self: Any, *args: Any, **kwargs: Any) -> Any:
