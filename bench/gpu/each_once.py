@@ -21,8 +21,12 @@ def steps(device: torch.device, captures: Mapping[str, Capture]) -> None:
     """As many as it takes for graphs to be captured and replayed."""
     for devices_name, devices in FOURS.items():
         for name, capture in captures.items():
-            run(device, devices, capture)
-            print(f"ran {devices_name}, {name}", flush=True)
+            try:
+                run(device, devices, capture)
+            except Exception as error:
+                print(f"failed {devices_name}, {name}: {error}".replace("\n", " "), flush=True)
+            else:
+                print(f"ran {devices_name}, {name}", flush=True)
 
 
 def run(device: torch.device, devices: Any, capture: Capture) -> None:

@@ -25,17 +25,19 @@ ROOT = Path(__file__).resolve().parents[2]
 # machine, and ends within nine minutes.
 RUNS = {
     "correctness": {
-        "build": 140,
-        "tests": 200,
+        "build": 90,
+        "tests": 150,
+        "first_hour": 80,
         "raw_launch": 16,
         "capture_copy": 16,
         "pools": 16,
         "split_capture": 16,
-        "green": 20,
-        "sanitizer": 80,
+        "green": 16,
+        "watch": 30,
+        "sanitizer": 70,
     },
     "graphs": {
-        "build": 140,
+        "build": 90,
         "graph_step": 80,
         "makespan": 120,
         "copy_overlap": 60,
@@ -43,7 +45,7 @@ RUNS = {
         "stitch": 30,
     },
     "speed": {
-        "build": 140,
+        "build": 90,
         "action_cpu": 20,
         "kernels": 150,
         "levels": 70,
@@ -64,7 +66,9 @@ NEEDS = {
     **dict.fromkeys(SECTIONS, (_DRIVER,)),
     "build": ("pip", "scikit_build_core", "pybind11"),
     "tests": ("pytest", "hypothesis", "triton"),
+    "first_hour": ("typer", "rich"),
     "green": (_DRIVER, "cupy"),
+    "watch": (_DRIVER, "cupy"),
     "sanitizer": ("compute-sanitizer", _DRIVER, "cupy"),
     "graph_step": (_DRIVER, "triton"),
     "action_cpu": (),
@@ -228,7 +232,7 @@ def run_alone(command: list[str], log: Path, limit_s: float) -> int | None:
 
 
 def tail(log: Path) -> str:
-    """The end of what a section has printed."""
+    """The end of what a section, or a program of it, has printed."""
     return log.read_bytes()[-3000:].decode(errors="replace")
 
 

@@ -15,7 +15,10 @@ SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) errors?|RACECHECK SUMMARY: .*\((\d+)
 
 
 def run(folder: Path) -> Json:
-    return {tool: checked(tool, folder) for tool in TOOLS}
+    found = {tool: checked(tool, folder) for tool in TOOLS}
+    if any(of_tool["failed"] for of_tool in found.values()):
+        raise RuntimeError(f"steps failed: {found}")
+    return found
 
 
 def control() -> bool:
@@ -42,7 +45,10 @@ def checked(tool: str, folder: Path) -> Json:
     errors = errors_in(done.stdout)
     if errors is None or done.returncode != 0:
         raise RuntimeError(f"{tool} ended with {done.returncode}: {done.stdout[-2000:]}")
-    return {"errors": errors, "ran": re.findall(r"^ran (.*)$", done.stdout, re.MULTILINE)}
+    steps = {
+        word: re.findall(rf"^{word} (.*)$", done.stdout, re.MULTILINE) for word in ("ran", "failed")
+    }
+    return {"errors": errors, **steps}
 
 
 def errors_in(output: str) -> int | None:

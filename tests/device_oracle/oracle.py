@@ -99,7 +99,7 @@ def _connect(fake: FakeCuda, num_gpus: int) -> None:
         function = getattr(fake.library, f"fake_{name}")
         setattr(driver, name, ctypes.cast(function, ctypes.c_void_p).value)
     _made.fake, _made.num_gpus = fake, num_gpus
-    torch.cuda.default_generators = ()
+    setattr(torch.cuda, "default_generators", ())  # noqa: B010 - not of the stub's type
     for gpu in range(num_gpus):
         driver.contexts[gpu] = fake.retain(gpu)
         driver.defaults[gpu] = fake.default_stream(gpu)
@@ -328,7 +328,8 @@ def _torch_cuda() -> dict[str, Any]:
 
 def _init() -> None:
     """torch has no generators of GPUs before."""
-    torch.cuda.default_generators = (_Generator(),) * MAX_GPUS
+    made = (_Generator(),) * MAX_GPUS
+    setattr(torch.cuda, "default_generators", made)  # noqa: B010 - not of the stub's type
 
 
 def _call_twin(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -7,6 +7,7 @@ import importlib.util
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -122,6 +123,18 @@ def test_every_way_takes_its_steps(gpu: None, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out.splitlines() == ["ran streams, eager", "ran groups, eager"]
 
 
+def test_a_way_that_fails_leaves_the_others(gpu: None, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong: Any = {"no way": "no way", "eager": False}
+    each_once.steps(HOST, wrong)
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first.startswith("failed streams, no way: capture must be ")
+    assert [line.partition(":")[0] for line in others] == [
+        "ran streams, eager",
+        "failed groups, no way",
+        "ran groups, eager",
+    ]
+
+
 def test_peers_are_compared_and_timed(gpu: None) -> None:
     figures = peers.measure("tiny", peers.tiny(HOST), rounds=2)
     wanted = ["plain loop", "pykern eager", "pykern graph"]
@@ -157,7 +170,7 @@ STAND_IN = """\
 #!/bin/sh
 case "$*" in
   *bench.gpu.planted*) errors=$FOUND ;;
-  *) errors=0; echo "ran streams, eager" ;;
+  *) errors=0; echo "$STEPS" ;;
 esac
 case "$2" in
   memcheck) echo "========= ERROR SUMMARY: $errors errors" ;;
@@ -176,8 +189,12 @@ def test_the_sanitizer_is_run_and_must_find_what_is_planted(
     for found, notices in (("2", True), ("0", False)):
         monkeypatch.setenv("FOUND", found)
         assert sanitizer.control() == notices
-    of_each = {"errors": 0, "ran": ["streams, eager"]}
+    monkeypatch.setenv("STEPS", "ran streams, eager")
+    of_each = {"errors": 0, "ran": ["streams, eager"], "failed": []}
     assert sanitizer.run(tmp_path) == {"memcheck": of_each, "racecheck": of_each}
+    monkeypatch.setenv("STEPS", "failed streams, graph: it is held")
+    with pytest.raises(RuntimeError, match="it is held"):
+        sanitizer.run(tmp_path)
 
 
 def test_a_spinning_stage_sleeps_in_each_part_of_backward() -> None:
