@@ -44,16 +44,18 @@ def seconds_of(commands: Mapping[str, Sequence[str]], folder: Path) -> Json:
     """Runs commands of pykern at once; raises RuntimeError with the output of those that fail."""
     pykern = Path(sys.executable).with_name("pykern")
     begun = time.monotonic()
-    running, seconds = {}, {}
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    seconds: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for name, arguments in commands.items():
             with (folder / f"first_hour-{name}.log").open("w") as log:
                 running[name] = subprocess.Popen(
                     [pykern, *arguments], cwd=scratch, stdout=log, stderr=subprocess.STDOUT
                 )
-        for name, process in running.items():
-            process.wait()
-            seconds[name] = round(time.monotonic() - begun, 1)
+        while left := running.keys() - seconds.keys():
+            time.sleep(0.1)
+            ended = (name for name in left if running[name].poll() is not None)
+            seconds |= dict.fromkeys(ended, round(time.monotonic() - begun, 1))
     codes = {name: process.returncode for name, process in running.items()}
     if any(codes.values()):
         ends = (_end(name, code, folder) for name, code in codes.items() if code != 0)
