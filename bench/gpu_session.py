@@ -7,11 +7,12 @@
     python bench/gpu_session.py speed --out DIR --dry-run    # what would run; needs no GPU
 
 Each section is a module of bench/gpu, run in a process of its own, so that one that fails or hangs
-takes no other along; what it has started ends with it. At its end it is given a fault, and fails if
-it does not notice it. Its output is in DIR/SECTION.log as it
-comes. DIR/gpu_session.json is written after each section; a later run skips what is there and
-succeeded on the same sources, but for the build, which another machine lacks. Time that sections
-leave goes to later ones. Several runs can be named at once; what is worth most comes first.
+takes no other along; what it has started ends with it. Sections that time nothing run side by side.
+At its end a section is given a fault, and fails if it does not notice it. Its output is in
+DIR/SECTION.log as it comes. DIR/gpu_session.json is written after each section; a later run skips
+what is there and succeeded on the same sources, but for the build, which another machine lacks.
+Time that sections leave goes to later ones. Several runs can be named at once; what is worth most
+comes first.
 """
 
 from __future__ import annotations
@@ -81,15 +82,20 @@ def run(sections: dict[str, int], out: Path, limit_s: float) -> int:
     path = out / FILE
     session = frame.resume(path, frame.environment())
     done = {name for name, of in session["sections"].items() if of["outcome"] == "ok"} - {"build"}
-    wanted_s = sum(its_s for name, its_s in sections.items() if name not in done)
-    for name, its_s in sections.items():
-        if name not in done:
-            left_s = deadline - time.monotonic()
-            stretch = max(1.0, left_s / wanted_s)
-            session["sections"][name] = frame.run_section(name, out, left_s, stretch)
+    for name in sections.keys() & done:
+        print(frame.summary(name, session["sections"][name]))
+    wanted_s = {
+        tuple(batch): max(sections[name] for name in batch)
+        for batch in frame.batches(name for name in sections if name not in done)
+    }
+    for batch in list(wanted_s):
+        left_s = deadline - time.monotonic()
+        stretch = max(1.0, left_s / sum(wanted_s.values()))
+        del wanted_s[batch]
+        for name, result in frame.run_sections(batch, out, left_s, stretch):
+            session["sections"][name] = result
             frame.save(path, session)
-            wanted_s -= its_s
-        print(frame.summary(name, session["sections"][name]), flush=True)
+            print(frame.summary(name, result), flush=True)
     print(f"wrote {path}")
     print(json.dumps(session["environment"], indent=2))
     return 0 if all(session["sections"][name]["outcome"] == "ok" for name in sections) else 1

@@ -12,9 +12,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +38,8 @@ RUNS = {
         "split_capture": 16,
         "green": 16,
         "watch": 30,
+        "profiler": 30,
+        "stitch": 16,
         "sanitizer": 70,
     },
     "graphs": {
@@ -41,8 +47,6 @@ RUNS = {
         "graph_step": 80,
         "makespan": 120,
         "copy_overlap": 60,
-        "profiler": 30,
-        "stitch": 30,
     },
     "speed": {
         "build": 90,
@@ -56,6 +60,9 @@ RUNS = {
     },
 }
 SECTIONS = {name: limit_s for run in RUNS.values() for name, limit_s in run.items()}
+# Those that ask what is right, and not how long it takes, share the machine: on an H100 the tests
+# took two minutes, and these as long as the tests alone.
+SIDE_BY_SIDE = RUNS["correctness"].keys() - {"build"}
 # Under this a section is not worth starting: torch alone takes seconds to import.
 LEAST_S = 15
 # For a question about the machine.
@@ -184,6 +191,31 @@ def save(path: Path, session: Json) -> None:
     partial.replace(path)
 
 
+def batches(names: Iterable[str]) -> list[list[str]]:
+    """Sections in their order, those in one list that run at the same time."""
+    keys = ((name in SIDE_BY_SIDE or name, name) for name in names)
+    return [[name for _, name in those] for _, those in groupby(keys, itemgetter(0))]
+
+
+def run_sections(
+    names: Sequence[str], folder: Path, left_s: float, stretch: float = 1.0
+) -> Iterator[tuple[str, Json]]:
+    """Runs sections at the same time, and gives each with its result when it has ended."""
+    with ThreadPoolExecutor(len(names)) as threads:
+        ends = {threads.submit(run_section, name, folder, left_s, stretch): name for name in names}
+        try:
+            for end in as_completed(ends):
+                yield ends[end], end.result()
+        except BaseException:
+            # Whoever stops the session waits for these threads, and they for their sections, one of
+            # which may only now begin.
+            while not all(end.done() for end in ends):
+                for process in tuple(_running):
+                    _end(process)
+                time.sleep(0.05)
+            raise
+
+
 def run_section(name: str, folder: Path, left_s: float, stretch: float = 1.0) -> Json:
     """Runs a section in a process of its own. A failure is a result too.
 
@@ -221,14 +253,24 @@ def run_alone(command: list[str], log: Path, limit_s: float) -> int | None:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        _running.add(process)
         try:
             return process.wait(limit_s)
         except subprocess.TimeoutExpired:
             return None
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _end(process)
             process.wait()
+            _running.discard(process)
+
+
+# What sections run in now; each in a session of its own.
+_running: set[subprocess.Popen[bytes]] = set()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def tail(log: Path) -> str:
