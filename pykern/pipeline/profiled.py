@@ -115,6 +115,7 @@ def profile(
         one_thread_costs=_costs(alone, pipe.plan.num_stages) if alone else None,
         torch_threads=threads,
         num_cores=len(os.sched_getaffinity(0)) if on_cpu else None,
+        captures=pipe._executor.driver.captures,
         core_share=_core_share(quiet),
         held_bytes=held,
     )

@@ -169,7 +169,8 @@ def _slow_device(seen: Observed) -> str:
 
 def _late(seen: Observed) -> str:
     if seen.num_cores is None:
-        return "actions that could begin wait for copies, or for the thread that issues them"
+        waits = "actions that could begin wait for copies, or for the thread that issues them"
+        return waits if seen.captures else f"{waits}; capture=True issues them without Python"
     remedy = "end what else runs on the machine, and avoid long Python code within layers"
     if seen.plan.num_devices > seen.num_cores:
         remedy = _share(seen)

@@ -33,6 +33,7 @@ class Observed:
         one_thread_costs: the costs of the stages with one torch thread.
         torch_threads: the number of torch's threads.
         num_cores: the number of cores; None where devices are GPUs.
+        captures: whether steps may be CUDA graphs; True if it is not known.
         core_share: the part of its time that an action had a core, 0 to 1.
         held_bytes: by device, the predicted peak of parameters, gradients and activations.
         make_plan: makes other plans for the same model.
@@ -55,6 +56,7 @@ class Observed:
     one_thread_costs: Costs | None = None
     torch_threads: int = 1
     num_cores: int | None = None
+    captures: bool = True
     core_share: float = 1.0
     held_bytes: Sequence[float] = ()
 

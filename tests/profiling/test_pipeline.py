@@ -138,16 +138,22 @@ def test_recompute_stays_where_it_is() -> None:
 
 
 def test_gpus_are_profiled_by_their_events() -> None:
-    def profiled() -> Report:
+    def profiled(capture: bool) -> Report:
         x = torch.randn(6, 4)
-        with pipeline(nn.Linear(4, 4), nn.Linear(4, 4), devices="cuda") as pipe:
+        layers = nn.Linear(4, 4), nn.Linear(4, 4)
+        with pipeline(*layers, devices="cuda", capture=capture) as pipe:
             return pipe.profile(x, target=x, steps=1)
 
+    def tells_of_capture(report: Report) -> bool:
+        (late,) = (of for of in report.causes.found if of.name == "late starts")
+        return "capture=True" in late.remedy
+
     with host_gpus(2):
-        report = profiled()
+        report, captured = profiled(capture=False), profiled(capture=True)
     assert report.seen.num_cores is None
     assert (report.seen.layer_ns, report.seen.action_ns) == ((), {})
     assert len(report.tables()) == 4
+    assert (tells_of_capture(report), tells_of_capture(captured)) == (True, False)
 
 
 def test_workers_that_sleep_on_few_cores_share_none() -> None:
