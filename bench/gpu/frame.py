@@ -207,7 +207,7 @@ def run_sections(
             for end in as_completed(ends):
                 yield ends[end], end.result()
         except BaseException:
-            # Whoever stops the session waits for these threads, and they for their sections, one of
+            # The end of the session waits for these threads, and they for their sections, one of
             # which may only now begin.
             while not all(end.done() for end in ends):
                 for process in tuple(_running):
@@ -264,7 +264,7 @@ def run_alone(command: list[str], log: Path, limit_s: float) -> int | None:
             _running.discard(process)
 
 
-# What sections run in now; each in a session of its own.
+# The processes of sections that run now, each in a session of its own.
 _running: set[subprocess.Popen[bytes]] = set()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ from ... import _C
 from ...tensors.trees import all_tensors
 from ...torch_private import release_pool
 from ..devices import DeviceLane
-from .capture.quiet import no_word_of_empty_graphs
 
 # The number of hardware queues, 8 by default. More streams than queues give correct results, but
 # kernels then wait for unrelated kernels.
@@ -181,7 +181,9 @@ class Gpus:
                 # In the default mode, a CUDA call of any thread could break the capture.
                 graph.capture_begin(pool, capture_error_mode="thread_local")
                 run()
-                with no_word_of_empty_graphs():
+                with warnings.catch_warnings():
+                    # An action may have no work, such as the first stage's I.
+                    warnings.filterwarnings("ignore", "The CUDA Graph is empty")
                     graph.capture_end()
             except BaseException:
                 _abandon(graph, self._devices[lane].index, pool)

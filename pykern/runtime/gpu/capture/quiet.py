@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -33,11 +32,3 @@ def no_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-@contextmanager
-def no_word_of_empty_graphs() -> Iterator[None]:
-    """Hides torch's warning of a graph without work, such as that of the first stage's I."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The CUDA Graph is empty")
-        yield
