@@ -57,6 +57,7 @@ RUNS = {
         "issue_rate": 20,
         "overlap": 28,
         "driver_costs": 16,
+        "traffic": 50,
     },
 }
 SECTIONS = {name: limit_s for run in RUNS.values() for name, limit_s in run.items()}
@@ -81,6 +82,7 @@ NEEDS = {
     "action_cpu": (),
     "kernels": ("triton",),
     "levels": ("triton",),
+    "traffic": ("ncu", "triton"),
     "peers": ("triton",),
 }
 PACKAGES = ("torch", "cuda-bindings", "cupy-cuda13x", "triton", "numpy", "pykern-runtime")

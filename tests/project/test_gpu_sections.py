@@ -13,7 +13,18 @@ import pytest
 import torch
 
 import pykern
-from bench.gpu import action_cpu, copy_overlap, each_once, makespan, peers, sanitizer, side_by_side
+from bench.gpu import (
+    action_cpu,
+    copy_overlap,
+    each_once,
+    each_operation,
+    kernels,
+    makespan,
+    peers,
+    sanitizer,
+    side_by_side,
+    traffic,
+)
 from bench.gpu.spin import Spin, Times
 from bench.gpu.variants import FOURS
 from pykern import schedules
@@ -195,6 +206,54 @@ def test_the_sanitizer_is_run_and_must_find_what_is_planted(
     monkeypatch.setenv("STEPS", "failed streams, graph: it is held")
     with pytest.raises(RuntimeError, match="it is held"):
         sanitizer.run(tmp_path)
+
+
+# In the place of ncu: 100 bytes read and 50 written by each kernel, of which a copy is one more.
+NCU = """\
+#!/bin/sh
+while [ "$1" != --log-file ]; do shift; done
+log=$2
+kernel() { echo "\\"0\\",\\"$1\\",\\"1,00\\",\\"50\\",\\"2000000\\""; }
+{
+  echo "==PROF== Connected"
+  echo '"ID","Kernel Name","dram__bytes_read.sum","dram__bytes_write.sum","gpu__time_duration.sum"'
+  echo '"","","byte","byte","ns"'
+  kernel norm; kernel norm_backward; kernel "at::cuda::spin_kernel(long)"
+  kernel norm; kernel norm_backward; [ -z "$COPIES" ] || kernel copy
+  kernel "at::cuda::spin_kernel(long)"
+} > "$log"
+echo "operation 150 rms_norm"; echo "operation 150 rms_norm and a copy"
+"""
+
+
+def test_bytes_are_counted_and_a_copy_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "ncu"
+    program.write_text(NCU)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("COPIES", "")
+    assert not traffic.control()
+    monkeypatch.setenv("COPIES", "1")
+    assert traffic.control()
+    assert traffic.run(tmp_path)["rms_norm and a copy"] == {
+        "kernels": 3,
+        "bytes": 450,
+        "by_ideal": 3.0,
+        "ms": 6.0,
+    }
+
+
+def test_each_operation_is_there_to_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(each_operation, "DEVICE", HOST)
+    for name, size in (("TOKENS", 8), ("WIDTH", 256), ("HIDDEN", 32)):
+        monkeypatch.setattr(kernels, name, size)
+    found = [name for name, num_bytes, step in each_operation.steps(planted=False) if step()]
+    assert {"rms_norm", "swiglu", "rope"} < set(found)
+    (alone, num_bytes, _), (copied, same, step) = each_operation.steps(planted=True)
+    assert (copied, same) == (f"{alone} and a copy", num_bytes)
+    assert len(step()) == 2
 
 
 def test_a_spinning_stage_sleeps_in_each_part_of_backward() -> None:
