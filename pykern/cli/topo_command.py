@@ -1,7 +1,9 @@
 """`pykern topo`: cores, caches, memory, hand-overs and GPUs of this machine."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from ..boxes import Box
     from ..topo import MeasuredLink, Topology
 
+# The most caches that are alike and still named by their CPUs: a box may have hundreds.
+_NAMED_CACHES = 4
 # Colours of a matrix, from slow to fast, by the share of its fastest link.
 _SHADES = ((0.25, "red"), (0.5, "yellow"), (0.8, "green"), (1.0, "bold green"))
 
@@ -100,8 +104,8 @@ def _box_rows(box: "Box") -> Iterator[tuple[str, str]]:
 
 def _rows(found: "Topology") -> Iterator[tuple[str, str]]:
     yield "cores", f"{found.cores} usable"
-    for cache in found.caches:
-        yield f"L{cache.level} {cache.kind}", f"{cache.size}, CPUs {cache.cpus}"
+    for (level, kind, size), alike in groupby(found.caches, attrgetter("level", "kind", "size")):
+        yield f"L{level} {kind}", f"{size}, {_shared([cache.cpus for cache in alike])}"
     for node in found.nodes:
         yield f"NUMA node {node.number}", f"CPUs {node.cpus}"
     for size, rate in found.copy_bytes_per_ns.items():
@@ -176,3 +180,14 @@ def _matrix(found: "Topology") -> "Table":
 
 def _ends(link: "MeasuredLink") -> tuple[int, int]:
     return link.sender, link.receiver
+
+
+def _shared(cpus: Sequence[str]) -> str:
+    """The CPUs of each of some caches that are alike, in short where there are many."""
+    from ..topo.system import cpus_in
+
+    if len(cpus) <= _NAMED_CACHES:
+        return "CPUs " + " and ".join(cpus)
+    counts = [len(cpus_in(of)) for of in cpus]
+    share = f"{'' if min(counts) == max(counts) else 'up to '}{max(counts)}"
+    return f"{len(cpus)} of them, each for {share} CPU{'' if share == '1' else 's'}"

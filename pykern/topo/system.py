@@ -9,7 +9,7 @@ from pathlib import Path
 SYSTEM = Path("/sys/devices/system")
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Cache:
     """One cache of the processor.
 
@@ -40,7 +40,7 @@ class Node:
 
 
 def caches(cpus: Iterable[int], system: Path = SYSTEM) -> tuple[Cache, ...]:
-    """Every cache of these CPUs once, by level."""
+    """Every cache of these CPUs once, by level, kind, size and first CPU."""
     found = set()
     for cpu in cpus:
         for entry in (system / f"cpu/cpu{cpu}/cache").glob("index*"):
@@ -49,7 +49,13 @@ def caches(cpus: Iterable[int], system: Path = SYSTEM) -> tuple[Cache, ...]:
             )
             if level and kind and size and shared:
                 found.add(Cache(int(level), kind, size, shared))
-    return tuple(sorted(found))
+    return tuple(sorted(found, key=lambda one: (one.level, one.kind, one.size, cpus_in(one.cpus))))
+
+
+def cpus_in(text: str) -> list[int]:
+    """The numbers in a list of Linux, such as 0-3,8."""
+    ranges = (part.split("-") for part in text.split(","))
+    return [cpu for ends in ranges for cpu in range(int(ends[0]), int(ends[-1]) + 1)]
 
 
 def nodes(system: Path = SYSTEM) -> tuple[Node, ...]:

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from pykern.cli import app
 from pykern.topo import Topology
 from pykern.topo.copies import copy_bytes_per_ns
-from pykern.topo.system import Cache, Node, caches, nodes
+from pykern.topo.system import Cache, Node, caches, cpus_in, nodes
 
 
 def _write(folder: Path, **texts: str) -> None:
@@ -31,6 +31,33 @@ def test_a_shared_cache_is_listed_once_and_nodes_go_by_number(tmp_path: Path) ->
         Cache(3, "Unified", "8M", "0-1"),
     )
     assert nodes(tmp_path) == (Node(2, "2"), Node(10, "10"))
+
+
+def test_caches_go_by_their_first_cpu(tmp_path: Path) -> None:
+    for cpu in (10, 2):
+        entry = tmp_path / f"cpu/cpu{cpu}/cache/index0"
+        _write(entry, level="1", type="Data", size="32K", shared_cpu_list=f"{cpu}-{cpu + 1}")
+    assert [cache.cpus for cache in caches([10, 2], tmp_path)] == ["2-3", "10-11"]
+    assert cpus_in("0-3,8") == [0, 1, 2, 3, 8]
+
+
+@pytest.mark.parametrize(
+    ("shared", "told"),
+    [
+        (["0-7", "8-15"], "CPUs 0-7 and 8-15"),
+        ([f"{cpu}" for cpu in range(192)], "192 of them, each for 1 CPU"),
+        ([f"{cpu},{cpu + 96}" for cpu in range(96)], "96 of them, each for 2 CPUs"),
+        (["0", *(f"{cpu},{cpu + 96}" for cpu in range(1, 9))], "9 of them, each for up to 2 CPUs"),
+    ],
+)
+def test_many_caches_that_are_alike_take_one_line(
+    monkeypatch: pytest.MonkeyPatch, shared: list[str], told: str
+) -> None:
+    alike = tuple(Cache(1, "Data", "32K", cpus) for cpus in shared)
+    found = Topology(2, alike, (), {4096: 9.5}, 2500.0)
+    monkeypatch.setattr("pykern.topo.measure", lambda: found)
+    lines = CliRunner().invoke(app, ["topo"]).stdout.splitlines()
+    assert [line for line in lines if line.startswith("L1")] == [f"L1 Data: 32K, {told}"]
 
 
 def test_absent_files_give_nothing(tmp_path: Path) -> None:
