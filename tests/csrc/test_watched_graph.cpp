@@ -1,8 +1,10 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -151,6 +153,34 @@ TEST_CASE("a graph ends when its step is over, also where nobody watches any mor
         whole.run(watch);
     }
     CHECK(sink.text().empty());
+}
+
+TEST_CASE("nobody waits for a step that stalls, nor for one that begins meanwhile") {
+    reset_world(3, 0);
+    const Sink sink;
+    {
+        fake_allow_undeclared(1);
+        MixStep step(one_f_one_b(), {0, 1, 2});
+        StreamWatch watch(kPatience, sink.file());
+        {
+            StepGraph graph(step.job, true);
+            fake_hang_node(1);
+            fake_begin_step();
+            graph.run(step.given_callers, &watch);
+            wait_for_report(watch);
+            const std::shared_ptr<StepMarks> later = step.job.take_marks();
+            watch.add(later);
+            CHECK(!later->settle());
+        }
+        fake_let_go(1);
+        fake_run_all();
+    }
+    CHECK(fake_violations() == 0);
+    cuda::destroy_idle_streams();
+    // A graph that runs must not be destroyed: the driver keeps that one.
+    const std::string leaks = fake_leaks();
+    CHECK(leaks.starts_with("executable graph of "));
+    CHECK(std::ranges::count(leaks, '\n') == 1);
 }
 
 TEST_CASE("what the driver refuses of a watched graph is thrown, and the next step is right") {

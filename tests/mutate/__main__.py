@@ -7,8 +7,8 @@
 
 Each mutant of the tables is put into a copy of the tree, `build/mutate`, where C++ is built for its
 own tests alone, and the tests that the table names are run until one fails. A mutant that survives
-must be proven harmless in the table. Tests that take too long with a mutant are run once more
-without it: only if they end in time, the mutant makes them hang.
+must be proven harmless in the table. Tests that take several times as long as without a mutant are
+run once more without it: only if they end in time, the mutant makes them hang.
 """
 
 from __future__ import annotations
@@ -47,9 +47,13 @@ MUTANTS: tuple[Mutant, ...] = (
     *OF_CAPTURE,
     *OF_STAGES,
 )
-# A test takes seconds, the tests of a mutant minutes, on a busy machine several times as long.
+# A test of pytest takes seconds, a build minutes, on a busy machine several times as long.
 TEST_LIMIT_S = 240
 LIMIT_S = 900
+# Tests of a mutant may take so many times as long as without it, and this long in any case. The
+# tests of C++ have no limit of their own.
+SLOWER = 5
+SHORTEST_S = 60
 LATE = "takes too long"
 # How pytest and doctest name a test that fails, and Python a crash. A test that cannot be imported
 # has no "::".
@@ -91,7 +95,7 @@ def copy_tree() -> None:
             (COPY / "build" / shared).symlink_to(ROOT / "build" / shared)
 
 
-def failure_of(*command: str | Path) -> str | None:
+def failure_of(*command: str | Path, limit_s: float = LIMIT_S) -> str | None:
     """The output of a command in the copy, if it fails, or `LATE`; None if it succeeds."""
     process = subprocess.Popen(
         ["nice", *map(str, command)],
@@ -104,7 +108,7 @@ def failure_of(*command: str | Path) -> str | None:
         start_new_session=True,
     )
     try:
-        printed, _ = process.communicate(timeout=LIMIT_S)
+        printed, _ = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
@@ -120,16 +124,22 @@ def failure_to_build() -> str | None:
     return failure_of("cmake", "--preset", "debug", "-DPYKERN_WERROR=OFF") or failure_of(*build)
 
 
-def failure_of_tests(mutant: Mutant) -> str | None:
+def failure_of_tests(mutant: Mutant, limit_s: float = LIMIT_S) -> str | None:
     """Runs the tests that the table names, until one fails."""
     if mutant.is_cpp:
         files = ",".join(f"*{name}" for name in mutant.tests)
-        return failure_of("build/debug/tests/csrc/pykern_tests", f"-sf={files}", "-aa=1")
-    return failure_of(sys.executable, "-c", PYTEST, COPY, str(TEST_LIMIT_S), *mutant.tests)
+        tests = ("build/debug/tests/csrc/pykern_tests", f"-sf={files}", "-aa=1")
+        return failure_of(*tests, limit_s=limit_s)
+    pytest = (sys.executable, "-c", PYTEST, COPY, str(TEST_LIMIT_S))
+    return failure_of(*pytest, *mutant.tests, limit_s=limit_s)
 
 
-def outcome_of(mutant: Mutant) -> tuple[str, str]:
+def outcome_of(mutant: Mutant, limit_s: float) -> tuple[str, str]:
     """Puts a mutant into the copy, runs its tests, and takes it out.
+
+    Args:
+        mutant: of the tables.
+        limit_s: the time of its tests.
 
     Returns:
         The outcome, and the test that has noticed the mutant.
@@ -140,7 +150,7 @@ def outcome_of(mutant: Mutant) -> tuple[str, str]:
     try:
         if mutant.is_cpp and failure_to_build() is not None:
             return "does not build", ""
-        failure = failure_of_tests(mutant)
+        failure = failure_of_tests(mutant, limit_s)
     finally:
         path.write_text(text)
     if failure is None:
@@ -150,7 +160,9 @@ def outcome_of(mutant: Mutant) -> tuple[str, str]:
         return ("killed", named[named.lastindex or 0]) if named else ("fails elsewhere", "")
     if mutant.is_cpp:
         failure_to_build()
-    return ("killed", LATE) if failure_of_tests(mutant) is None else ("machine too slow", "")
+    if failure_of_tests(mutant, limit_s) is None:
+        return "killed", LATE
+    return "machine too slow", ""
 
 
 def is_as_said(outcome: str, mutant: Mutant) -> bool:
@@ -158,14 +170,21 @@ def is_as_said(outcome: str, mutant: Mutant) -> bool:
     return outcome == ("survived" if mutant.harmless else "killed")
 
 
-def refuse_broken(mutants: Iterable[Mutant]) -> None:
-    """Ends the program if tests fail without a mutant, because then they prove nothing."""
-    by_tests = {(mutant.is_cpp, mutant.tests): mutant for mutant in mutants}
-    if any(is_cpp for is_cpp, _ in by_tests) and (failure := failure_to_build()):
+def limits_of_tests(mutants: Iterable[Mutant]) -> dict[tuple[str, ...], float]:
+    """The seconds that the tests of mutants may take, which are run once without a mutant.
+
+    Ends the program if they fail then, because they prove nothing.
+    """
+    by_tests = {mutant.tests: mutant for mutant in mutants}
+    if any(mutant.is_cpp for mutant in by_tests.values()) and (failure := failure_to_build()):
         sys.exit(f"the copy does not build: {failure[-2000:]}")
-    for (_, tests), mutant in by_tests.items():
+    limits = {}
+    for tests, mutant in by_tests.items():
+        start = time.monotonic()
         if failure := failure_of_tests(mutant):
             sys.exit(f"{tests} fail as they are: {failure[-2000:]}")
+        limits[tests] = max(SHORTEST_S, SLOWER * (time.monotonic() - start))
+    return limits
 
 
 def kept() -> dict[str, Any]:
@@ -192,11 +211,11 @@ def main() -> int:
     left_out = kept() if options.rest else {}
     mutants = [m for m in MUTANTS if m.file.endswith(ends) and m.name not in left_out]
     copy_tree()
-    refuse_broken(mutants)
+    limits = limits_of_tests(mutants)
     wrong = 0
     for mutant in mutants:
         start = time.monotonic()
-        outcome, noticed_by = outcome_of(mutant)
+        outcome, noticed_by = outcome_of(mutant, limits[mutant.tests])
         took_s = round(time.monotonic() - start, 1)
         said = "" if is_as_said(outcome, mutant) else "  UNEXPECTED"
         wrong += bool(said)

@@ -19,6 +19,7 @@ RECOMPUTE = _files("recompute_gpus")
 OUTSIDE = ("tests/outside/test_loss_outside_gpus.py",)
 # With torch's own engine.
 ENGINE = ("-n0", *(f"tests/device_oracle/{name}_on_gpus.py" for name in ("batches", "steps")))
+TUNE = ("-n0", "tests/device_oracle/tune_on_gpus.py")
 HOST = ("tests/parallel/test_host_optimizer_gpus.py",)
 
 OF_RINGS = (
@@ -192,10 +193,12 @@ OF_RINGS = (
     ),
     Mutant(
         "pykern/runtime/gpu/cuda.py",
-        "return torch.cuda.stream(self._compute[lane])",
-        "return torch.cuda.device(self._devices[lane])",
+        "torch.cuda.set_stream(self._stream)",
+        "torch.cuda.set_device(self._stream.device)",
         ENGINE,
     ),
+    Mutant("pykern/runtime/gpu/cuda.py", "torch.cuda.set_stream(self._stream)", "pass", ENGINE),
+    Mutant("pykern/modes.py", "        torch.cuda.init()  #", "        pass  #", TUNE),
     Mutant("pykern/runtime/gpu/cuda.py", "for stream in before:", "for stream in ():", ENGINE),
     Mutant(
         "pykern/runtime/gpu/streams.py",
