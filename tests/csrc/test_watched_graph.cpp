@@ -73,7 +73,11 @@ TEST_CASE("each task that hangs in a graph of a whole step is named, and who wai
             // The step behind takes marks of its own.
             whole.run(watch);
             wait_for_report(watch);
-            CHECK(watch.report().starts_with(first_line(whole.step.job.order(), task)));
+            const StreamOrder& order = whole.step.job.order();
+            CHECK(watch.report().starts_with(first_line(order, task)));
+            const bool is_action = order.is_compute(order.tasks()[task]);
+            const std::string what = is_action ? ": a CUDA graph " : ": a copy of 16 bytes was ";
+            CHECK(watch.report().find(what) != std::string::npos);
             CHECK(watch.report().ends_with(
                 "issued all of the step, as one CUDA graph, and 1 behind it"));
             CHECK_THROWS_AS(whole.run(watch), StreamsStalled);

@@ -182,6 +182,32 @@ OF_CAPTURE = (
         HELD,
     ),
     Mutant(
+        "pykern/runtime/gpu/capture/policy.py",
+        "                self._refused, self._contents = wanted, Contents([])\n",
+        "                pass\n",
+        HELD,
+    ),
+    Mutant("pykern/runtime/gpu/capture/policy.py", "            self._changes = 0\n", "", CHANGES),
+    Mutant(
+        "pykern/runtime/gpu/capture/policy.py", "raise held or error from", "raise error from", HELD
+    ),
+    Mutant(
+        "pykern/runtime/gpu/capture/policy.py",
+        "                stage.draws.know(facts)\n",
+        "",
+        SEEDS,
+    ),
+    Mutant(
+        "pykern/runtime/gpu/capture/policy.py",
+        "            self._refused = None\n",
+        "            pass\n",
+        CHANGES,
+    ),
+    Mutant(
+        "pykern/runtime/gpu/capture/policy.py", "            self._has_warned = True\n", "", REPLAYS
+    ),
+    Mutant("pykern/runtime/gpu/capture/policy.py", "        self._gradients = []\n", "", CHANGES),
+    Mutant(
         "pykern/runtime/gpu/capture/static_stage.py",
         "where = (self.ring_slot(slot), Kind.F, len(places))",
         "where = (0, Kind.F, len(places))",

@@ -15,6 +15,8 @@ PINNED = _files("pinned_batches")
 BY_HOST = _files("by_host")
 PEERS = _files("peer_pairs")
 FLOW = _files("stream_gpus")
+FAILED = _files("streams_faults", "skips")
+PARTS = _files("peer_pairs", "capture")
 RECOMPUTE = _files("recompute_gpus")
 OUTSIDE = ("tests/outside/test_loss_outside_gpus.py",)
 # With torch's own engine.
@@ -108,6 +110,26 @@ OF_RINGS = (
         "tensor.numel() * tensor.element_size()",
         MATRIX,
     ),
+    Mutant("pykern/runtime/gpu/rings.py", "        self._outbox.clear()\n", "", FAILED),
+    Mutant(
+        "pykern/runtime/gpu/rings.py",
+        "            self._addresses -= {buffer.data_ptr() for buffer in self._outgrown}\n",
+        "",
+        STREAMS,
+    ),
+    Mutant("pykern/runtime/gpu/rings.py", "            self._outgrown.clear()\n", "", STREAMS),
+    Mutant(
+        "pykern/runtime/gpu/rings.py",
+        "return tensor.resolve_conj().resolve_neg()",
+        "return tensor",
+        MATRIX,
+    ),
+    Mutant(
+        "pykern/runtime/gpu/rings.py",
+        ".requires_grad_(value.requires_grad)",
+        "",
+        (*SKIPS, *OUTSIDE),
+    ),
     Mutant("pykern/runtime/gpu/streams.py", "if not is_pinned(batch.given):", "if True:", PINNED),
     Mutant(
         "pykern/runtime/gpu/streams.py",
@@ -154,6 +176,23 @@ OF_RINGS = (
     Mutant("pykern/runtime/gpu/peers.py", "        self._gpus.synchronize()\n", "", ENGINE),
     Mutant("pykern/runtime/gpu/peers.py", "((one, other), (other, one))", "((one, other),)", PEERS),
     Mutant("pykern/runtime/gpu/peers.py", "~_pattern(sender)", "_pattern(sender)", PEERS),
+    Mutant("pykern/runtime/gpu/peers.py", "            self._checked.add(pair)\n", "", PEERS),
+    Mutant("pykern/runtime/gpu/peers.py", "len(pair) == 2 and ", "", PARTS),
+    Mutant("pykern/runtime/gpu/peers.py", " if lanes.reaches(a, b)]", "]", PEERS),
+    Mutant("pykern/runtime/gpu/peers.py", "self.wrong.append((sender, receiver))", "pass", PEERS),
+    Mutant(
+        "pykern/runtime/gpu/host_link.py",
+        'torch.empty_like(like, device="meta").stride()',
+        "like.stride()",
+        HOST,
+    ),
+    Mutant(
+        "pykern/runtime/gpu/host_link.py",
+        "like.numel() * dtype.itemsize",
+        "like.numel() * like.dtype.itemsize",
+        HOST,
+    ),
+    Mutant("pykern/runtime/gpu/host_link.py", "self._gpus.join_beside()", "pass", HOST),
     Mutant("pykern/runtime/gpu/stream.py", "        self._gpus.follow(done, output)\n", "", FLOW),
     Mutant(
         "pykern/runtime/gpu/stream.py",
