@@ -206,7 +206,7 @@ OF_CAPTURE = (
     Mutant(
         "pykern/runtime/gpu/capture/policy.py", "            self._has_warned = True\n", "", REPLAYS
     ),
-    Mutant("pykern/runtime/gpu/capture/policy.py", "        self._gradients = []\n", "", CHANGES),
+    Mutant("pykern/runtime/gpu/capture/policy.py", "        self._gradients = []\n", "", HELD),
     Mutant(
         "pykern/runtime/gpu/capture/static_stage.py",
         "where = (self.ring_slot(slot), Kind.F, len(places))",

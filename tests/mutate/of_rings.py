@@ -22,6 +22,7 @@ OUTSIDE = ("tests/outside/test_loss_outside_gpus.py",)
 # With torch's own engine.
 ENGINE = ("-n0", *(f"tests/device_oracle/{name}_on_gpus.py" for name in ("batches", "steps")))
 TUNE = ("-n0", "tests/device_oracle/tune_on_gpus.py")
+LINK = _files("host_link")
 HOST = ("tests/parallel/test_host_optimizer_gpus.py",)
 
 OF_RINGS = (
@@ -184,13 +185,13 @@ OF_RINGS = (
         "pykern/runtime/gpu/host_link.py",
         'torch.empty_like(like, device="meta").stride()',
         "like.stride()",
-        HOST,
+        LINK,
     ),
     Mutant(
         "pykern/runtime/gpu/host_link.py",
         "like.numel() * dtype.itemsize",
         "like.numel() * like.dtype.itemsize",
-        HOST,
+        LINK,
     ),
     Mutant("pykern/runtime/gpu/host_link.py", "self._gpus.join_beside()", "pass", HOST),
     Mutant("pykern/runtime/gpu/stream.py", "        self._gpus.follow(done, output)\n", "", FLOW),

@@ -1,6 +1,7 @@
 """Captures beside memory, graphs and gradients that torch still holds."""
 
 import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +11,9 @@ from torch import Tensor, nn
 
 from pykern import schedules
 from pykern.runtime.batch import Batch
+from pykern.runtime.gpu.capture import policy
 from pykern.runtime.gpu.capture.recording import Recording
-from pykern.runtime.gpu.capture.refusals import CannotCapture
+from pykern.runtime.gpu.capture.refusals import CannotCapture, held_graph
 from pykern.runtime.loss import Losses
 from tests.fake_cuda.fake import FakeCuda
 from tests.fake_cuda.host_gpus import HostGpus
@@ -44,6 +46,39 @@ def test_a_graph_that_is_held_is_named(gpus: FakeCuda, hold: Callable[[Case], ob
         held.clear()
         pipe.step(case.inputs, target=case.target)
         assert gpus.calls("cuGraphLaunch") > 0
+
+
+def test_auto_tries_once_while_a_graph_is_held(
+    gpus: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def ask(stages: Any) -> CannotCapture | None:
+        asked.append(stages)
+        return held_graph(stages)
+
+    monkeypatch.setattr(policy, "held_graph", ask)
+    case = CASES["mlp"](16)
+    held = output(case)
+    with case.pipeline(PLAN, "cuda", capture="auto") as pipe:
+        pipe.step(case.inputs, target=case.target)
+        with pytest.warns(UserWarning, match="is in a graph that is still held"):
+            pipe.step(case.inputs, target=case.target)
+        for _ in range(2):
+            pipe.step(case.inputs, target=case.target)
+    assert len(asked) == 1
+    del held
+
+
+def test_gradients_of_before_a_step_are_not_kept_after_it(gpus: FakeCuda) -> None:
+    case = CASES["mlp"](16)
+    weight = next(case.layers.parameters())
+    with case.pipeline(PLAN, "cuda", capture="auto") as pipe:
+        weight.grad = torch.ones_like(weight)
+        gradient = weakref.ref(weight.grad)
+        pipe.step(case.inputs, target=case.target)
+        weight.grad = None
+        assert gradient() is None
 
 
 def test_a_graph_in_a_circle_is_let_go_of(gpus: FakeCuda) -> None:

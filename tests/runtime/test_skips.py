@@ -5,6 +5,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 import pykern
 from pykern import schedules
-from pykern.plan import Plan
+from pykern.plan import Action, Kind, Plan
 from pykern.runtime.gpu.rings import RingTransport
 from pykern.trace import Environment, Segment
 from tests.fake_cuda.fake import FakeCuda
@@ -234,6 +235,34 @@ def test_nothing_is_held_after_a_step_that_failed(gpus: FakeCuda, devices: str) 
         expected = plain_step(plain, case, 4)
         assert torch.equal(pipe.step(**case.inputs, target=case.target), expected)
         assert_same_state(pipe, plain)
+
+
+def test_a_step_sends_nothing_of_one_that_failed(gpus: FakeCuda) -> None:
+    """Stage 2 has the GPU of stage 1, and sends for both when all microbatches are through 1."""
+    rows = [
+        [
+            Action(kind, stage, microbatch)
+            for kind, stages in ((Kind.F, there), (Kind.B, there[::-1]))
+            for stage in stages
+            for microbatch in range(2)
+        ]
+        for there in ((0, 3), (1, 2))
+    ]
+    plan = Plan(schedules.hanayo(2, 2).placement, 2, rows)
+    case = ladder(4)
+    blocks: Any = case.model.blocks
+    copies = set()
+    with pipeline(case, plan, gpus_of(plan)) as pipe:
+        for block in blocks:
+            second: Any = Mock(side_effect=[None, ArithmeticError])
+            handle = block.register_forward_pre_hook(lambda *_, second=second: second())
+            with pytest.raises(ArithmeticError):
+                pipe.step(**case.inputs, target=case.target)
+            handle.remove()
+            before = gpus.calls("cuMemcpyAsync")
+            pipe.step(**case.inputs, target=case.target)
+            copies.add(gpus.calls("cuMemcpyAsync") - before)
+    assert len(copies) == 1
 
 
 def _ref(tensor: Tensor) -> Any:

@@ -2,8 +2,11 @@
 
 import copy
 import gc
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from torch import nn
 
 from pykern import schedules
 from pykern.plan import Action, Placement, Plan
+from pykern.runtime.gpu.rings import RingBuffers
 from tests.fake_cuda.fake import FakeCuda
 from tests.fake_cuda.host_gpus import HostGpus
 from tests.runtime.models import CASES
@@ -64,6 +68,25 @@ def test_rings_that_grow_give_their_memory_back_when_it_is_read(gpus: FakeCuda) 
         for rows in (4, 16, 64):
             x, y = case.inputs[:rows], case.target[:rows]
             assert pipe.step(x, target=y) > 0
+
+
+def test_a_ring_lets_go_of_memory_that_it_has_outgrown() -> None:
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def on_lane(_lane: int, num_bytes: int) -> torch.Tensor:
+        buffer = torch.empty(num_bytes, dtype=torch.uint8)
+        made.append(weakref.ref(buffer))
+        return buffer
+
+    memory: Any = SimpleNamespace(on_lane=on_lane, synchronize=lambda: None)
+    ring = RingBuffers(memory, 0)
+    landed = ring.place((0,), torch.ones(1))
+    ring.place((0,), torch.ones(2))
+    # A copy may still read it, and torch may give it to others afterwards.
+    assert ring.owns(landed)
+    ring.end()
+    assert not ring.owns(landed)
+    assert [buffer() is None for buffer in made] == [True, False]
 
 
 def test_a_pipeline_may_go_while_its_last_step_runs(gpus: FakeCuda) -> None:

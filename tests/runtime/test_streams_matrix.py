@@ -183,6 +183,20 @@ class ChannelsLast(nn.Module):
         return x.to(memory_format=torch.channels_last)
 
 
+class Conjugated(nn.Module):
+    """Its output is conjugated when it is read."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.complex(x, 2 * x).conj()
+
+
+class Imaginary(nn.Module):
+    """Its output is negated when it is read."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.imag
+
+
 def flat() -> Case:
     layers = [layer for _ in range(2) for layer in (Same(), nn.Linear(4, 4), Flipped(), Gaps())]
     x, y = torch.randn(2, 9, 4, 4)
@@ -197,6 +211,14 @@ def images() -> Case:
     return Case(nn.Sequential(*layers), x, y, F.mse_loss)
 
 
+def lazy() -> Case:
+    layers = [
+        layer for _ in range(2) for layer in (nn.Linear(4, 4), Conjugated(), Imaginary(), Same())
+    ]
+    x, y = torch.randn(2, 9, 4)
+    return Case(nn.Sequential(*layers), x, y, F.mse_loss)
+
+
 def chain() -> Case:
     case = mlp(9)
     return Case(nn.Sequential(*case.layers, Same()), case.inputs, case.target, case.loss_fn)
@@ -207,7 +229,7 @@ BATCHES = [2, 5, 9, 3]
 
 
 @pytest.mark.parametrize("devices", DEVICES)
-@pytest.mark.parametrize("make", [flat, images, chain])
+@pytest.mark.parametrize("make", [flat, images, lazy, chain])
 def test_outputs_of_any_strides_and_stages_that_return_their_input(
     gpus: FakeCuda, make: Callable[[], Case], devices: str
 ) -> None:
@@ -215,7 +237,7 @@ def test_outputs_of_any_strides_and_stages_that_return_their_input(
 
 
 @pytest.mark.parametrize("devices", DEVICES)
-@pytest.mark.parametrize("make", [flat, images, chain])
+@pytest.mark.parametrize("make", [flat, images, lazy, chain])
 def test_a_forward_on_its_own(gpus: FakeCuda, make: Callable[[], Case], devices: str) -> None:
     case = make()
     plain = copy.deepcopy(case.layers).eval()
