@@ -212,6 +212,21 @@ OF_CAPTURE = (
         "pykern/runtime/gpu/capture/policy.py", "            self._has_warned = True\n", "", REPLAYS
     ),
     Mutant("pykern/runtime/gpu/capture/policy.py", "        self._gradients = []\n", "", HELD),
+    Mutant("pykern/runtime/gpu/capture/pools.py", "return False", "pass", ORACLE),
+    Mutant("pykern/runtime/gpu/capture/pools.py", "in (Kind.B, Kind.W)", "in (Kind.B,)", ORACLE),
+    Mutant("pykern/runtime/gpu/capture/quiet.py", "    gc.disable()\n", "", HELD),
+    Mutant(
+        "pykern/runtime/gpu/capture/quiet.py",
+        "torch.set_autocast_cache_enabled(False)",
+        "pass",
+        REPLAYS,
+    ),
+    Mutant(
+        "pykern/runtime/gpu/capture/quiet.py",
+        "torch.set_autocast_cache_enabled(was_enabled)",
+        "pass",
+        REPLAYS,
+    ),
     Mutant(
         "pykern/runtime/gpu/capture/static_stage.py",
         "where = (self.ring_slot(slot), Kind.F, len(places))",

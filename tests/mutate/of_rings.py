@@ -239,6 +239,24 @@ OF_RINGS = (
     ),
     Mutant("pykern/runtime/gpu/cuda.py", "torch.cuda.set_stream(self._stream)", "pass", ENGINE),
     Mutant("pykern/modes.py", "        torch.cuda.init()  #", "        pass  #", TUNE),
+    Mutant(
+        "pykern/runtime/gpu/cuda.py",
+        "torch.cuda.current_stream(gpu).wait_event(event)",
+        "pass",
+        ENGINE,
+    ),
+    Mutant(
+        "pykern/runtime/gpu/cuda.py",
+        "tensor.record_stream(torch.cuda.current_stream(tensor.device))",
+        "pass",
+        ENGINE,
+    ),
+    Mutant(
+        "pykern/runtime/gpu/cuda.py",
+        "stream.wait_stream(torch.cuda.current_stream(stream.device))",
+        "pass",
+        ENGINE,
+    ),
     Mutant("pykern/runtime/gpu/cuda.py", "for stream in before:", "for stream in ():", ENGINE),
     Mutant(
         "pykern/runtime/gpu/streams.py",

@@ -108,6 +108,19 @@ def test_a_parameter_may_be_replaced_before_the_capture(gpus: FakeCuda) -> None:
         assert gpus.calls("cuGraphLaunch") > 0
 
 
+def test_layers_may_be_changed_any_number_of_times(gpus: FakeCuda) -> None:
+    """Only changes without a capture in between are taken to be regular."""
+    case = case_of(nn.Linear(12, 12), nn.Linear(12, 12))
+    plain = copy.deepcopy(case.layers)
+    with captured(case, schedules.one_f_one_b(2, 4)) as pipe:
+        for _ in range(5):
+            launches = gpus.calls("cuGraphLaunch")
+            for model in (case.layers, plain):
+                new_parameter(model[0])
+            twice_alike(pipe, plain, case)
+            assert gpus.calls("cuGraphLaunch") > launches
+
+
 def hook_on_layer(layer: nn.Module) -> Any:
     return layer.register_forward_hook(lambda _layer, _inputs, output: output * 2)
 
