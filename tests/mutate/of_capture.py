@@ -16,6 +16,7 @@ CHANGES = _files("capture_changes", "capture")
 CONTENTS = _files("contents", "capture_changes")
 SEEDS = _files("capture_seeds")
 STEPS = _files("streams")
+TURNS = _files("recompute_gpus")
 # Where graphs have memory that torch's allocator hands out.
 ORACLE = ("tests/device_oracle/captures_on_gpus.py",)
 
@@ -212,20 +213,20 @@ OF_CAPTURE = (
         "pykern/runtime/gpu/capture/policy.py", "            self._has_warned = True\n", "", REPLAYS
     ),
     Mutant("pykern/runtime/gpu/capture/policy.py", "        self._gradients = []\n", "", HELD),
-    Mutant("pykern/runtime/gpu/capture/pools.py", "return False", "pass", ORACLE),
-    Mutant("pykern/runtime/gpu/capture/pools.py", "in (Kind.B, Kind.W)", "in (Kind.B,)", ORACLE),
+    Mutant("pykern/runtime/gpu/capture/pools.py", "return False", "pass", TURNS),
+    Mutant("pykern/runtime/gpu/capture/pools.py", "in (Kind.B, Kind.W)", "in (Kind.B,)", TURNS),
     Mutant("pykern/runtime/gpu/capture/quiet.py", "    gc.disable()\n", "", HELD),
     Mutant(
         "pykern/runtime/gpu/capture/quiet.py",
         "torch.set_autocast_cache_enabled(False)",
         "pass",
-        REPLAYS,
+        HELD,
     ),
     Mutant(
         "pykern/runtime/gpu/capture/quiet.py",
         "torch.set_autocast_cache_enabled(was_enabled)",
         "pass",
-        REPLAYS,
+        HELD,
     ),
     Mutant(
         "pykern/runtime/gpu/capture/static_stage.py",
