@@ -56,3 +56,19 @@ def test_an_output_of_a_stream_does_not_wait_for_later_batches(four_gpus: FakeCu
         assert four_gpus.complete(four_gpus.default_stream(gpu))
         four_gpus.library.fake_let_go(1)
         assert len(list(stream)) == 2
+
+
+def test_an_output_may_be_read_on_a_stream_that_later_batches_do_not_wait_for(
+    four_gpus: FakeCuda,
+) -> None:
+    """The caller lets go of each output while the read is under way."""
+    aside = torch.cuda.Stream(1)
+    batches = (torch.randn(16, WIDTH, device="cuda:0") for _ in range(6))
+    with pykern.Pipeline(mlp(), devices=TWO, microbatches=4) as pipe, torch.no_grad():
+        pipe(torch.randn(16, WIDTH))
+        aside.wait_stream(torch.cuda.current_stream(1))
+        stream = pipe.stream(batches)
+        for _ in range(3):
+            with torch.cuda.stream(aside):
+                next(stream) + 1
+            next(stream)

@@ -101,6 +101,12 @@ def test_a_whole_step_with_levels_of_all_kinds_is_one_launch(gpus: FakeCuda) -> 
         assert gpus.calls("cuGraphLaunch") == 2
 
 
+def test_what_is_recomputed_lasts_to_the_end_of_its_backward() -> None:
+    """If backwards are split, W is that end."""
+    plan = recomputed(schedules.zb_h1(2, 4))
+    assert [takes_turns(plan, stage) for stage in range(2)] == [True, False]
+
+
 @pytest.mark.parametrize(("name", "turns"), [("one_f_one_b", True), ("early", False)])
 def test_what_is_recomputed_in_turns_is_in_one_memory(
     gpus: FakeCuda, monkeypatch: pytest.MonkeyPatch, name: str, turns: bool
