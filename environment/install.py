@@ -1,7 +1,7 @@
 """Installs packages into the environment whose Python runs this, and ends failures in one line.
 
-Arguments are those of `pip install`. pip shows its progress where there is a terminal, else errors
-alone; what it did in full is in the log beside the environment.
+Arguments are those of `pip install`. pip shows its progress where there is a terminal, else
+warnings and errors alone; what it did in full is in the log beside the environment.
 """
 
 import subprocess
@@ -55,8 +55,8 @@ def main(arguments):
     """Runs pip; returns its exit status."""
     log = Path(sys.prefix, "install.log")
     log.unlink(missing_ok=True)
-    # The second --quiet hides pip's warnings about package locations; errors still show.
-    options = [] if sys.stderr.isatty() else ["--quiet", "--quiet"]
+    # pip that writes a log draws its bars in spite of --quiet.
+    options = [] if sys.stderr.isatty() else ["--quiet", "--progress-bar", "off"]
     # Most of the modules are never imported; Python compiles the others when they first are.
     options += ["--no-compile", "--log", str(log)]
     command = [sys.executable, "-m", "pip", "install", *options, *arguments]

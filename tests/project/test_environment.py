@@ -1,10 +1,14 @@
 """A machine that lacks something is told so in one line, before or instead of a traceback."""
 
+import functools
+import http.server
 import runpy
 import shutil
 import subprocess
 import sys
 import sysconfig
+import threading
+import zipfile
 from types import SimpleNamespace
 
 import pytest
@@ -98,6 +102,38 @@ def test_a_failed_installation_ends_in_one_clear_line(python, options, line):
     done = python("environment/install.py", *options, "--retries", "0", "no-such-package-at-all")
     assert done.returncode == 1
     assert line in done.stdout.splitlines()[-1]
+
+
+@pytest.fixture
+def served_wheel(tmp_path, monkeypatch):
+    """The address of a wheel so large that pip would draw a bar."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with zipfile.ZipFile(tmp_path / "large-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("large.py", "#" * 100_000)
+        wheel.writestr(
+            "large-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: large\nVersion: 1\n"
+        )
+        wheel.writestr("large-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\n")
+        wheel.writestr("large-1.dist-info/RECORD", "")
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/large-1-py3-none-any.whl"
+        server.shutdown()
+        thread.join()
+
+
+def test_an_installation_without_a_terminal_draws_no_bars(python, served_wheel):
+    options = (
+        "--isolated",
+        "--disable-pip-version-check",
+        "--dry-run",
+        "--no-cache-dir",
+        "--no-deps",
+    )
+    done = python("environment/install.py", *options, served_wheel)
+    assert (done.returncode, done.stdout) == (0, "")
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
