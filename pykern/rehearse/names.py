@@ -67,6 +67,8 @@ def gpus_of(box: Box, waits: HostWaits) -> Iterator[None]:
     with ExitStack() as undo:
         for name, value in _names(box, waits).items():
             undo.enter_context(replaced(torch.cuda, name, value))
+        # A torch with CUDA would take its name for a driver: for pinned memory, and a step of Adam.
+        undo.enter_context(replaced(torch.accelerator, "current_accelerator", _returns(None)))
         undo.enter_context(replaced(torch.version, "cuda", torch.version.cuda or "13.0"))
         undo.enter_context(
             replaced(torch.amp.autocast_mode.autocast, "__init__", _of_cpu(torch.autocast.__init__))
