@@ -7,6 +7,7 @@
 #include <chrono>
 #include <csignal>
 #include <mutex>
+#include <new>
 #include <set>
 #include <stdexcept>
 #include <thread>
@@ -150,6 +151,8 @@ void close_before_end(const std::weak_ptr<Closable>& closable) {
             "a pipeline cannot be made while Python goes down. Make it before the program ends");
     }
     if (!is_registered) register_end();
+    // Made while no other thread can fork.
+    static_cast<void>(staying());
     // Handlers were run by hand, or their destructors make a pipeline; which is closed as well.
     phase.store(Phase::kRunning, std::memory_order_relaxed);
     std::erase_if(open, [](const auto& each) { return each.expired(); });
@@ -165,6 +168,13 @@ void stay_at_end() {
 
 void stay_after_end() {
     if (is_over()) stay_at_end();
+}
+
+void begin_anew_in_child() {
+    phase.store(Phase::kRunning, std::memory_order_relaxed);
+    ender.store(0, std::memory_order_relaxed);
+    // Made anew without a destructor: a thread that stayed in the parent may hold the mutex.
+    new (&staying()) Staying;
 }
 
 void end_unjoined() {

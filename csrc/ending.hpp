@@ -45,6 +45,10 @@ void stay_at_end();
 // The same for a thread that comes from a step, which has some time to leave first.
 void stay_after_end();
 
+// In the child of a fork: the end that had begun was the parent's, and the threads are the
+// parent's.
+void begin_anew_in_child();
+
 // For a thread that nobody joins, without the interpreter lock, before the thread ends. Destructors
 // of its thread-local objects may ask for that lock, as torch's do, so Python waits for its end, or
 // while Python goes down the thread stays.

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "bind.hpp"
+#include "ending.hpp"
 #include "interpreter_lock.hpp"
 
 namespace py = pybind11;
@@ -124,7 +125,10 @@ void bind_forks(py::module_& module) {
         py::arg("before") = py::cpp_function([] { Presence::of_this_thread().begin_fork(); }),
         py::arg("after_in_parent") =
             py::cpp_function([] { Presence::of_this_thread().end_fork_in_parent(); }),
-        py::arg("after_in_child") = py::cpp_function(&Presence::end_fork_in_child));
+        py::arg("after_in_child") = py::cpp_function([] {
+            begin_anew_in_child();
+            Presence::end_fork_in_child();
+        }));
 }
 
 }  // namespace pykern

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import torch
 from torch._ops import OpOverload
-from torch.library import Library, fallthrough_kernel
+from torch.library import fallthrough_kernel
 
 # A key of torch's dispatcher that is above all others, and that torch itself does not use. A thread
 # that includes the key calls the kernels registered for it; for most operations that is a
@@ -21,7 +21,9 @@ _key: Any = torch._C._parse_dispatch_key(_KEY)
 _NAME = "pykern.interceptor"
 _include = torch._C._dispatch_tls_set_dispatch_key_included
 _stashed = torch._C._get_obj_in_tls
-_libraries: dict[str, Library] = {}
+# Not objects of class Library, whose kernels an exit handler removes. A later handler may run a
+# step, and so may a child that is forked meanwhile.
+_libraries: dict[str, Any] = {}
 _watched: set[str] = set()
 
 
@@ -92,8 +94,7 @@ def watch_draws() -> None:
 @lru_cache(maxsize=1)
 def _look_up(*_counts: int) -> None:
     if not _libraries:
-        _libraries["_"] = Library("_", "IMPL")
-        _libraries["_"].fallback(fallthrough_kernel, _KEY)
+        _library("_").fallback(_KEY, fallthrough_kernel, False)
     for name in set(torch._C._dispatch_get_all_op_names()) - _watched:
         operation, _, overload = name.partition(".")
         # Operations for TorchScript alone have no entry.
@@ -108,10 +109,15 @@ def _look_up(*_counts: int) -> None:
         ):
             namespace, short = operation.split("::")
             func = getattr(getattr(getattr(torch.ops, namespace), short), overload or "default")
-            if namespace not in _libraries:
-                _libraries[namespace] = Library(namespace, "IMPL")
-            _libraries[namespace].impl(func, partial(_intercepted, func), _KEY)
+            _library(namespace).impl(name, _KEY, partial(_intercepted, func), False)
         _watched.add(name)
+
+
+def _library(namespace: str) -> Any:
+    if namespace not in _libraries:
+        made = torch._C._dispatch_library("IMPL", namespace, "", __file__, 0)
+        _libraries[namespace] = made
+    return _libraries[namespace]
 
 
 def _intercepted(func: OpOverload, *args: Any, **kwargs: Any) -> Any:

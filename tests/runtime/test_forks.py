@@ -143,6 +143,32 @@ def test_a_stream_goes_on_beside_forks() -> None:
     )
 
 
+def test_a_child_works_that_is_forked_while_its_parent_closes_pipelines_at_its_end() -> None:
+    """The child took the end of the parent for its own, and stayed in its first step for ever."""
+    result = run_python(
+        """
+    stepped = threading.Event()
+    def fork():
+        pipe(x)
+        stepped.set()
+        ends.wait()
+        # The end waits half a second for a thread that has run a step.
+        time.sleep(0.1)
+        if os.fork() == 0:
+            signal.alarm(40)
+            with pykern.Pipeline([Slow(), Slow()], devices="cpu:2", microbatches=4) as own:
+                print(torch.equal(own(x), 4 * x), flush=True)
+            os._exit(0)
+        time.sleep(60)
+    threading.Thread(target=fork, daemon=True).start()
+    stepped.wait()
+    """,
+        # The handler that is registered first is called last.
+        before="import atexit, threading; ends = threading.Event(); atexit.register(ends.set)",
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (0, "True\n", "")
+
+
 @pytest.mark.nightly
 def test_children_that_are_forked_during_first_steps_make_pipelines() -> None:
     """The first steps of a process import modules, and C++ makes its values.
