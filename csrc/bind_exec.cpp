@@ -64,8 +64,9 @@ class WorkerExecutor final : public Closable {
         watchdog_.reset();
     }
 
-    void claim() { claim_.take(); }
-    void release() { claim_.release(); }
+    static std::unique_ptr<HeldClaim> claim(const std::shared_ptr<WorkerExecutor>& self) {
+        return std::make_unique<HeldClaim>(std::shared_ptr<Claim>(self, &self->claim_));
+    }
 
     std::vector<Failure> run(WorkerProgram& job, CallsOfKinds calls, py::object carry,
                              const py::object& begun, const py::object& stalled) {
@@ -283,6 +284,9 @@ void bind_program(py::module_& module) {
 }
 
 void bind_executor(py::module_& module) {
+    py::class_<HeldClaim>(module, "HeldClaim", "A context, at whose end an executor is free again.")
+        .def("__enter__", [](HeldClaim&) {})
+        .def("__exit__", [](HeldClaim& self, const py::args&) { self.release(); });
     py::class_<WorkerExecutor, std::shared_ptr<WorkerExecutor>>(
         module, "WorkerExecutor", "Worker threads that run programs, one thread for each device.")
         .def(py::init([](int num_workers, double timeout_s) {
@@ -295,9 +299,9 @@ void bind_executor(py::module_& module) {
              "Raises RuntimeError when the system refuses a thread. A step whose action takes "
              "longer than the timeout has stalled. 0: no time is too long. Where a call in C keeps "
              "the interpreter lock for so long, a message on stderr says so.")
-        .def("__enter__", &WorkerExecutor::claim,
-             "Takes the executor for one step; raises RuntimeError when it cannot run one.")
-        .def("__exit__", [](WorkerExecutor& self, const py::args&) { self.release(); })
+        .def("claim", &WorkerExecutor::claim,
+             "Takes the executor for one step, until the end of the context that it gives. Raises "
+             "RuntimeError when the executor cannot run a step.")
         .def(
             "run", &WorkerExecutor::run, py::arg("program"), py::arg("callbacks"), py::arg("carry"),
             py::arg("begun") = py::none(), py::arg("stalled") = py::none(),

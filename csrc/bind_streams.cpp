@@ -148,11 +148,10 @@ class StreamExecutor final : public Closable {
     // NOLINTNEXTLINE(bugprone-exception-escape)
     ~StreamExecutor() override { end_watch(); }
 
-    void claim() {
-        refuse_stalled();
-        claim_.take();
+    static std::unique_ptr<HeldClaim> claim(const std::shared_ptr<StreamExecutor>& self) {
+        self->refuse_stalled();
+        return std::make_unique<HeldClaim>(std::shared_ptr<Claim>(self, &self->claim_));
     }
-    void release() { claim_.release(); }
 
     void refuse_stalled() {
         // The lock of the watch may be held by a thread that stayed in the parent.
@@ -349,9 +348,10 @@ void bind_streams(py::module_& module) {
              "A task of a step that takes longer than the timeout has stalled: a report is written "
              "to stderr, and stalled(report) is what calls raise from then on. 0: no time is too "
              "long.")
-        .def("__enter__", &StreamExecutor::claim,
-             "Takes the executor for one step; raises RuntimeError when it cannot run one.")
-        .def("__exit__", [](StreamExecutor& self, const py::args&) { self.release(); })
+        .def("claim", &StreamExecutor::claim,
+             "Takes the executor for one step, until the end of the context that it gives. Raises "
+             "RuntimeError when the executor cannot run a step, and what `stalled` makes when one "
+             "has stalled.")
         .def("run", &StreamExecutor::run, "program"_a, "callbacks"_a, "callers"_a, "replay"_a,
              "traced"_a,
              "Issues a step on the calling thread, which began on the callers' streams, one for "

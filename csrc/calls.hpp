@@ -9,11 +9,13 @@
 #include <condition_variable>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "plan/action.hpp"
@@ -45,9 +47,8 @@ class Claim {
    public:
     Claim();
 
-    // Takes the executor for one step, before the caller touches anything that a step uses. As
-    // __enter__ it cannot be separated from its release: Python raises no signal between it and the
-    // block, nor between the block and __exit__. Throws std::runtime_error where that may not be.
+    // Takes the executor for one step, before the caller touches anything that a step uses. Throws
+    // std::runtime_error where that may not be.
     void take();
     void release();
     // No further step begins: the pipeline is closed, for this reason.
@@ -73,6 +74,23 @@ class Claim {
     bool closed_ = false;         // guarded by mutex_
     std::string why_;             // guarded by mutex_
     std::vector<pid_t> callers_;  // the last one last; guarded by mutex_
+};
+
+// A claim that is taken, as a context of Python: its end releases the claim, as does the destructor
+// where an interrupt came before the block began.
+class HeldClaim {
+   public:
+    explicit HeldClaim(std::shared_ptr<Claim> claim) : claim_(std::move(claim)) { claim_->take(); }
+    HeldClaim(const HeldClaim&) = delete;
+    HeldClaim& operator=(const HeldClaim&) = delete;
+    ~HeldClaim() { release(); }
+
+    void release() {
+        if (claim_) std::exchange(claim_, nullptr)->release();
+    }
+
+   private:
+    std::shared_ptr<Claim> claim_;  // null where it is released
 };
 
 }  // namespace pykern

@@ -46,8 +46,22 @@ void refuse_after_hasty_fork() {
         "start processes by spawn or forkserver");
 }
 
-// The face of Presence in Python.
-class HoldForks {};
+// The face of Presence in Python, from its making on. The destructor ends it where an interrupt
+// came before the block began.
+class HoldForks {
+   public:
+    HoldForks() { Presence::of_this_thread().enter(); }
+    HoldForks(const HoldForks&) = delete;
+    HoldForks& operator=(const HoldForks&) = delete;
+    ~HoldForks() { leave(); }
+
+    void leave() {
+        if (std::exchange(holds_, false)) Presence::of_this_thread().leave();
+    }
+
+   private:
+    bool holds_ = true;
+};
 
 }  // namespace
 
@@ -112,12 +126,13 @@ void Presence::end_fork_in_child() {
 }
 
 void bind_forks(py::module_& module) {
-    py::class_<HoldForks>(module, "HoldForks",
-                          "A context. Other threads wait for its end, some seconds at most, before "
-                          "they fork.")
+    py::class_<HoldForks>(
+        module, "HoldForks",
+        "A context. From when it is made to its end, other threads wait with forks, "
+        "some seconds at most.")
         .def(py::init<>())
-        .def("__enter__", [](HoldForks&) { Presence::of_this_thread().enter(); })
-        .def("__exit__", [](HoldForks&, const py::args&) { Presence::of_this_thread().leave(); });
+        .def("__enter__", [](HoldForks&) {})
+        .def("__exit__", [](HoldForks& self, const py::args&) { self.leave(); });
     module.def("refuse_after_hasty_fork", &refuse_after_hasty_fork,
                "Raises RuntimeError in a child whose fork has waited in vain for the end of a step "
                "in another thread.");

@@ -93,7 +93,7 @@ class _StandIns:
 
     def run(self) -> None:
         """The caller writes the batch before each step; behind it, gradients become weights."""
-        claim = _C.StreamExecutor()
+        core = _C.StreamExecutor()
         gpus = {self.lanes.gpu_of(lane) for lane in range(len(self.lanes))}
         callers = {gpu: self.lanes.ring(gpu) for gpu in gpus}
         calls = {
@@ -107,15 +107,15 @@ class _StandIns:
                 stage.begin(self._program)
                 caller = callers[self.lanes.gpu_of(stage.lane)]
                 self.model.kernel(caller, [], [stage.batch])
-            with claim:
-                for _, _, error in claim.run(
+            with core.claim():
+                for _, _, error in core.run(
                     self._program, calls, callers, replay=False, traced=False
                 ):
                     raise error
             for stage in self._stages:
                 caller = callers[self.lanes.gpu_of(stage.lane)]
                 self.model.kernel(caller, [stage.gradient], [stage.weight])
-        claim.close()
+        core.close()
         self.model.run_all()
         self.lanes.close()
 

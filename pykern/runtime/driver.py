@@ -27,9 +27,8 @@ Located = Callable[[Action], tuple[Action, str]]
 class Driver(Protocol):
     """Runs programs on the devices of a plan: CPU workers, or the streams of GPUs."""
 
-    @property
     def claim(self) -> AbstractContextManager[object]:
-        """A context held while stages run. Entering raises RuntimeError if stages cannot run."""
+        """Takes the driver until the end of the context; RuntimeError if stages cannot run."""
 
     @property
     def captures(self) -> bool:

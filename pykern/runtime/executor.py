@@ -130,7 +130,7 @@ class Executor:
         self, program: Program, batch: Batch, result: Result, located: Located | None = None
     ) -> Any:
         # `_end` runs whatever happens here, even if an interrupt comes during `_end` itself.
-        with self.driver.claim, _C.Undo(self._end):
+        with self.driver.claim(), _C.Undo(self._end):
             self._begin(batch)
             self._act(program, batch, located)
             # The result is computed within the step, because closing waits for steps: the process
@@ -160,7 +160,7 @@ class Executor:
             RuntimeError, BaseException: as for `run`.
         """
         self._refuse_flow()
-        with self.driver.claim, _C.Undo(self._end):
+        with self.driver.claim(), _C.Undo(self._end):
             # R needs the same module settings as F, and observers may change them.
             for observer in self._observers:
                 observer.begin_run()
@@ -170,7 +170,7 @@ class Executor:
     def alone(self) -> AbstractContextManager[object]:
         """A context that excludes other runs. Raises RuntimeError as `run` does."""
         self._refuse_flow()
-        return self.driver.claim
+        return self.driver.claim()
 
     def predict(
         self, program: Program, batch: Batch, outputs: Outputs, located: Located | None = None
@@ -206,7 +206,7 @@ class Executor:
     def _look(self) -> None:
         """Has the stages notice changes of their layers since the last step."""
         self._refuse_flow()
-        with torch.no_grad(), self.driver.claim, _C.Undo(self._end):
+        with torch.no_grad(), self.driver.claim(), _C.Undo(self._end):
             self._begin(Batch(((), {}), None, (), Outputs(())))
 
     def _flow_from(self, program: Program, open_batch: OpenBatch, first: int) -> Flow | None:
@@ -225,14 +225,12 @@ class Executor:
             flow = GpuFlow(plan, open_batch, first, driver.gpus, issue)
         else:
             assert isinstance(driver, Workers)
-            flow = WorkerFlow(
-                plan, open_batch, first, driver.claim, partial(self._run_flow, driver)
-            )
+            flow = WorkerFlow(plan, open_batch, first, driver.core, partial(self._run_flow, driver))
         self._flow = weakref.ref(flow)
         return flow
 
     def _run_flow(self, driver: Workers, flow: WorkerFlow) -> None:
-        with driver.claim, _C.Undo(self._end):
+        with driver.claim(), _C.Undo(self._end):
             self._begin(Batch(((), {}), None, [0] * flow.num_slots, flow.keep))
             # Replicas share one list, so that arguments taken by one replica are released for all.
             firsts = [replica[0] for replica in self.replicas.each]

@@ -88,8 +88,12 @@ class Recorder(TorchFunctionMode):
         trained = frozenset(number for number, x in enumerate(inputs) if x.requires_grad)
         self._crossings = Crossings(model, self._opened, inputs, self._origins)
         self._carriers = Carriers(model, call, self._crossings, self._made)
-        restored = _C.Undo(self._crossings.restore, settling)
-        with restored, as_before(), told(self), checkpoints_ended():
+        with (
+            _C.Undo(self._crossings.restore, settling),
+            as_before(),
+            told(self),
+            checkpoints_ended(),
+        ):
             self.__enter__()  # type: ignore[no-untyped-call]
             self._crossings.follow.__enter__()  # type: ignore[no-untyped-call]
             output = model.forward(*args, **kwargs)

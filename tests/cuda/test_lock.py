@@ -50,7 +50,7 @@ def run(fake: FakeCuda, call: Callable[[int], None]) -> Sequence[object]:
     executor = _C.StreamExecutor()
     callers = {gpu: fake.stream(gpu) for gpu in range(2)}
     calls = {kind: [call] * 2 for kind in (Kind.F, Kind.B)}
-    with executor:
+    with executor.claim():
         failures = executor.run(program, calls, callers, replay=False, traced=False)
     executor.close()
     return failures

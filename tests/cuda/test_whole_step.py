@@ -44,7 +44,7 @@ class Whole:
     def run(self) -> list[Action]:
         self._fake.begin_step()
         self.ran.clear()
-        with self.executor:
+        with self.executor.claim():
             self.executor.run_whole(self.program, self.callers)
         self._fake.run_all()
         return list(self.ran)

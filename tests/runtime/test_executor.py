@@ -43,7 +43,7 @@ def run(
     callbacks = {kind: [record(kind, *owner) for owner in owners] for kind in Kind}
     for _ in range(steps):
         logs.append([])
-        with executor:
+        with executor.claim():
             failures = executor.run(program, callbacks, lambda: int)
         assert failures == []
     return logs
@@ -83,23 +83,32 @@ def test_run_needs_a_claim_and_what_fits() -> None:
     calls = {Kind.F: [int, int]}
     with pytest.raises(RuntimeError, match="needs a claim"):
         executor.run(program, calls, lambda: int)
-    with executor, pytest.raises(ValueError, match="needs 2 workers, the executor has 1"):
+    with executor.claim(), pytest.raises(ValueError, match="needs 2 workers, the executor has 1"):
         executor.run(program, calls, lambda: int)
     executor.close()
     with pytest.raises(ValueError, match="at least 1 worker, got 0"):
         _C.WorkerExecutor(0)
     executor = _C.WorkerExecutor(2)
-    with executor, pytest.raises(ValueError, match=r"callbacks of kind F must be 2, .* got 1"):
+    with (
+        executor.claim(),
+        pytest.raises(ValueError, match=r"callbacks of kind F must be 2, .* got 1"),
+    ):
         executor.run(program, {Kind.F: [int]}, lambda: int)
-    with executor, pytest.raises(ValueError, match=r"callbacks of kind F must be 2, .* got 0"):
+    with (
+        executor.claim(),
+        pytest.raises(ValueError, match=r"callbacks of kind F must be 2, .* got 0"),
+    ):
         executor.run(program, {Kind.B: [int, int]}, lambda: int)
     replicated = _C.WorkerProgram(two_replicas(2, 2))
-    with executor, pytest.raises(ValueError, match=r"callbacks of kind F must be 4, .* got 2"):
+    with (
+        executor.claim(),
+        pytest.raises(ValueError, match=r"callbacks of kind F must be 4, .* got 2"),
+    ):
         executor.run(replicated, calls, lambda: int)
     slices = [[Action(Kind.F, s, 0, j) for j in range(2)] for s in range(2)]
     sliced = _C.WorkerProgram(Plan(Placement.linear(2), 1, slices, 2))
     with (
-        executor,
+        executor.claim(),
         pytest.raises(ValueError, match="whole microbatches for callbacks, got 2 slices"),
     ):
         executor.run(sliced, calls, lambda: int)
@@ -128,7 +137,7 @@ def test_what_begun_raises_ends_the_step(executor: _C.WorkerExecutor) -> None:
 
     stages: dict[Kind, list[Callable[[int], None]]] = {Kind.F: [lambda _: None] * 2}
     program = _C.WorkerProgram.endless(Placement(2, [0, 1]), 2)
-    with executor:
+    with executor.claim():
         failures = executor.run(program, stages, lambda: int, begun)
     assert failures == [(None, -1, raised)]
     run(executor, two_replicas(2, 4), lambda: None)

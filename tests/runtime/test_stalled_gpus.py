@@ -324,9 +324,9 @@ def test_a_capture_of_another_thread_goes_on_while_steps_are_watched() -> None:
     with running() as run:
         run.fake.set_capturing(True)
         before = run.fake.calls("cuEventQuery")
-        run.driver.claim.settle(lambda: run.fake.calls("cuEventQuery") > before + 10)
+        run.driver.core.settle(lambda: run.fake.calls("cuEventQuery") > before + 10)
         run.step()
-        run.driver.claim.settle()
+        run.driver.core.settle()
         run.fake.set_capturing(False)
         assert run.fake.calls("cuEventQuery") > before
 
@@ -343,7 +343,7 @@ def test_a_thread_that_waits_for_a_step_has_the_watch_while_another_one_closes_t
 
     with running(timeout=60.0) as run:
         run.stall(lambda fake: fake.hang("fake_kernel"))
-        waits = threading.Thread(target=run.driver.claim.settle, args=(is_done,))
+        waits = threading.Thread(target=run.driver.core.settle, args=(is_done,))
         waits.start()
         looked.wait()
         run.fake.let_go()
@@ -362,7 +362,7 @@ def test_a_timeout_changes_no_result_and_tells_of_no_other_step(
         torch.manual_seed(0)
         with running(timeout, steps=0, capture=capture) as run:
             losses = [run.step() for _ in range(5)]
-            run.driver.claim.settle()
+            run.driver.core.settle()
             assert ("pykern streams" in threads()) == (timeout is not None)
             return [*losses, *(p.grad for p in run.pipe.parameters() if p.grad is not None)]
 

@@ -97,7 +97,7 @@ class AsyncExecutor(Executor):
         super()._refuse_flow()
         # An exception here leaves all state unchanged.
         calls = batch.calls
-        with self.driver.claim:
+        with self.driver.claim():
             self._require_untouched()
             self._go_on()
             with _C.Within(self._losses.clear, self._leave):
@@ -130,7 +130,7 @@ class AsyncExecutor(Executor):
         super()._refuse_flow()
         if not self.in_flight:
             return None, None
-        with self.driver.claim:
+        with self.driver.claim():
             self._require_untouched()
             self._go_on()
             with _C.Undo(self._drop), _C.Within(self._losses.clear, self._leave):

@@ -78,7 +78,7 @@ class WorkerFlow(Flow):
 
     Args:
         plan, open_batch, first: as for `Flow`.
-        claim: the executor.
+        core: the executor.
         run: runs `program` for this flow until it is stopped or fails.
 
     Attributes:
@@ -92,14 +92,14 @@ class WorkerFlow(Flow):
         plan: Plan,
         open_batch: OpenBatch,
         first: int,
-        claim: _C.WorkerExecutor,
+        core: _C.WorkerExecutor,
         run: Callable[[WorkerFlow], None],
     ) -> None:
         super().__init__(plan, open_batch, first)
         self.program = _C.WorkerProgram.endless(plan.placement, self.num_slots)
         self.takers: Sequence[Callable[[int, tuple[Any, ...]], None]] = ()
         self.keywords: list[dict[str, Any]] = [{}] * self.num_slots
-        self._claim = claim
+        self._core = core
         self._run = run
         self._batches: deque[_UnderWay] = deque()
         self._next_slot = 0
@@ -190,7 +190,7 @@ class WorkerFlow(Flow):
         arguments, self.keywords[slot] = part
         for take in self.takers:
             take(slot, arguments)
-        self._claim.feed(self.program, slot)
+        self._core.feed(self.program, slot)
 
     def keep(self, slot: int, output: Any, once: bool) -> Ends:
         """Takes the output of the last stage for a slot."""
@@ -257,7 +257,7 @@ class WorkerFlow(Flow):
         while lives and not (self._news.ended or self._is_alone()):
             try:
                 if self._begun:
-                    self._claim.stop(self.program, interrupt)
+                    self._core.stop(self.program, interrupt)
                     interrupt = None
                 if threading.get_ident() in self._inside:
                     return

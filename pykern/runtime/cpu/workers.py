@@ -34,7 +34,8 @@ class Workers:
 
     def __init__(self, num_devices: int, timeout: float | None = None) -> None:
         self.num_devices = num_devices
-        self.claim = _C.WorkerExecutor(num_devices, timeout or 0.0)
+        self.core = _C.WorkerExecutor(num_devices, timeout or 0.0)
+        self.claim = self.core.claim
 
     def ready(self) -> None:
         """Does nothing: a step that stalls raises its error itself."""
@@ -82,13 +83,13 @@ class Workers:
         follow_profiler()
         caller = CallerState(self.num_devices)
         with _C.Undo(caller.restore_threads):
-            return self.claim.run(program, callbacks, caller, None, _stalled)
+            return self.core.run(program, callbacks, caller, None, _stalled)
 
     def run_flow(self, flow: WorkerFlow, callbacks: Callbacks) -> list[Failure]:
         """Runs the batches that the flow is fed; returns the failures. The caller has the claim."""
         follow_profiler()
         told = partial(stalled, partial(_where, flow.located))
-        return self.claim.run(flow.program, callbacks, flow.carry, flow.begun, told)
+        return self.core.run(flow.program, callbacks, flow.carry, flow.begun, told)
 
     def end(self) -> None:
         """Does nothing: workers keep no object of the step."""
@@ -104,7 +105,7 @@ class Workers:
 
     def close(self) -> None:
         """Ends the threads. A step in progress in another thread is stopped first."""
-        self.claim.close()
+        self.core.close()
 
 
 def _where(located: Located | None, action: Action, device: int) -> str:

@@ -48,8 +48,9 @@ class Streams:
     def __init__(
         self, lanes: Sequence[DeviceLane], capture: Capture, timeout: float | None = None
     ) -> None:
-        self.claim = _C.StreamExecutor(timeout or 0.0, PipelineStalled)
-        self.gpus = cuda.Gpus(lanes, self.claim.settle)
+        self.core = _C.StreamExecutor(timeout or 0.0, PipelineStalled)
+        self.claim = self.core.claim
+        self.gpus = cuda.Gpus(lanes, self.core.settle)
         self._peers = PeerPairs(self.gpus)
         self._capture = capture
         self._policy: CapturePolicy | None = None
@@ -57,7 +58,7 @@ class Streams:
         self._transports: list[RingTransport] = []
         # The last step may still run when its rings and graphs are freed, so their end waits. At
         # exit, the memory is not reused, so no wait is needed.
-        self._end = weakref.finalize(self, _wait, self.claim, self.gpus, self._transports)
+        self._end = weakref.finalize(self, _wait, self.core, self.gpus, self._transports)
         self._end.atexit = False
 
     def device(self, lane: int) -> torch.device:
@@ -66,7 +67,7 @@ class Streams:
 
     def ready(self) -> None:
         """Raises PipelineStalled if a step has stalled, behind which copies would wait."""
-        self.claim.refuse_stalled()
+        self.core.refuse_stalled()
 
     def direct(self, plan: Plan) -> Direct:
         """A function that tells whether values can go past the stages between two stages.
@@ -206,7 +207,7 @@ class Streams:
         callers = self.gpus.callers()
         try:
             with self.gpus.step():
-                failures = self.claim.run(program, on_lanes, callers, replay=False, traced=traced)
+                failures = self.core.run(program, on_lanes, callers, replay=False, traced=traced)
         finally:
             # The caller's streams wait for copies to the host that a REDUCE has begun.
             self.gpus.join_beside()
@@ -222,9 +223,9 @@ class Streams:
         with self.gpus.step():
             # Actions within one graph cannot be timed, so traced steps use a graph per action.
             if self._capture == "step" and not traced:
-                self.claim.run_whole(program, callers)
+                self.core.run_whole(program, callers)
             else:
-                self.claim.run(program, {}, callers, replay=True, traced=traced)
+                self.core.run(program, {}, callers, replay=True, traced=traced)
         assert isinstance(batch.finish, Losses)
         recording.collect(batch.finish)
         return []
@@ -254,7 +255,7 @@ class Streams:
             raise IndexError(
                 f"ago must be 0 on GPUs, where the last traced step is kept, got {ago}"
             )
-        self.claim.settle()
+        self.core.settle()
         return program.timeline()
 
     def where(self, device: int) -> str:
@@ -263,7 +264,7 @@ class Streams:
 
     def close(self) -> None:
         """Waits for all work, then frees the memory of rings and graphs, and leaves the streams."""
-        is_free = _wait(self.claim, self.gpus, self._transports, self._policy)
+        is_free = _wait(self.core, self.gpus, self._transports, self._policy)
         self._end.detach()
         self._policy = None
         if is_free:
@@ -276,9 +277,9 @@ class Streams:
 _leaked: list[object] = []
 
 
-def _wait(claim: _C.StreamExecutor, gpus: cuda.Gpus, *held: object) -> bool:
+def _wait(core: _C.StreamExecutor, gpus: cuda.Gpus, *held: object) -> bool:
     """Waits for all work. Returns False if a step has stalled: what it uses is then kept."""
-    is_free = claim.close()
+    is_free = core.close()
     if is_free:
         # After a fork or a lost context, no work is left to wait for.
         with suppress(RuntimeError):
