@@ -49,7 +49,8 @@ def test_too_many_threads_are_an_error_and_not_the_end() -> None:
         """
         import resource
         before = len(os.listdir("/proc/self/task"))
-        mapped = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        with open("/proc/self/statm") as pages:
+            mapped = int(pages.read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (mapped + 200 * 2**20, resource.RLIM_INFINITY))
         try:
             pykern.Pipeline([Slow() for _ in range(256)], devices="cpu:256", microbatches=1)
