@@ -310,7 +310,10 @@ def test_a_forked_child_is_told_and_can_make_its_own() -> None:
 def test_data_loader_workers_run_beside_a_pipeline() -> None:
     result = run_python(
         """
+        import warnings
         from torch.utils.data import DataLoader, TensorDataset
+        # Where the process has one core.
+        warnings.filterwarnings("ignore", "This DataLoader will create 2 worker processes")
         data = TensorDataset(torch.arange(64.0).view(32, 2))
         total = 0
         for epoch in range(2):
