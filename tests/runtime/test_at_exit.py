@@ -11,6 +11,7 @@ from torch import nn
 
 import pykern
 from pykern.runtime import at_exit
+from tests.runtime.test_exit import run_python
 
 
 def opened() -> pykern.Pipeline:
@@ -42,3 +43,17 @@ def test_pipelines_are_closed_while_another_thread_makes_one(
     threads[0].join()
     assert made[0](torch.ones(1, 2)).shape == (1, 2)
     made[0].close()
+
+
+def test_a_late_pipeline_runs_steps_as_earlier_ones_did() -> None:
+    """Before, torch's exit handler removes what libraries have registered."""
+    result = run_python(
+        """
+        def late():
+            with pykern.Pipeline([Slow(), nn.Dropout(0.0)], devices="cpu:2", microbatches=4) as own:
+                print(torch.equal(own(x), 2 * x))
+        late()
+        """,
+        before="import atexit; atexit.register(lambda: late())",
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (0, "True\nTrue\n", "")

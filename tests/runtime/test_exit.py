@@ -213,20 +213,6 @@ def test_a_pipeline_may_be_made_when_all_others_are_closed(name: str) -> None:
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_a_late_pipeline_runs_steps_as_earlier_ones_did() -> None:
-    """Before, torch's exit handler removes what libraries have registered."""
-    result = run_python(
-        """
-        def late():
-            with pykern.Pipeline([Slow(), nn.Dropout(0.0)], devices="cpu:2", microbatches=4) as own:
-                print(torch.equal(own(x), 2 * x))
-        late()
-        """,
-        before="import atexit; atexit.register(lambda: late())",
-    )
-    assert (result.returncode, result.stdout, result.stderr) == (0, "True\nTrue\n", "")
-
-
 @pytest.mark.parametrize("times", [1, nightly(3)])
 def test_an_interrupt_of_the_end_does_not_abort_it(times: int) -> None:
     """The end waits for an action, which ends once the interrupts have come."""
