@@ -290,6 +290,12 @@ void bind_program(py::module_& module) {
         .def_property_readonly("plan",
                                [](const StreamProgram& self) { return self.job.order().plan(); })
         .def(
+            "has",
+            [](const StreamProgram& self, Kind kind) {
+                return self.held()[static_cast<std::size_t>(kind)];
+            },
+            "kind"_a, "Whether the plan has any action of this kind.")
+        .def(
             "num_slots",
             [](const StreamProgram& self, int stage) {
                 in_range("stage", stage, self.job.order().plan().num_stages());
@@ -297,11 +303,19 @@ void bind_program(py::module_& module) {
             },
             "stage"_a, "How many microbatches the stage holds at once, in the first replica.")
         .def(
-            "slot_of",
-            [](const StreamProgram& self, Action action) {
-                return self.job.order().tasks()[self.task_of(action)].slot;
+            "slots",
+            [](const StreamProgram& self, int stage) {
+                const Plan& plan = self.job.order().plan();
+                in_range("stage", stage, plan.num_stages());
+                std::vector<int> slots;
+                for (int number = 0; number < plan.num_microbatches(); ++number) {
+                    const Action forward{.microbatch = static_cast<std::uint32_t>(number),
+                                         .stage = static_cast<std::uint16_t>(stage)};
+                    slots.push_back(self.job.order().slot_of(forward));
+                }
+                return slots;
             },
-            "action"_a, "The slot of an action's cell, or of the cell that a copy is for.")
+            "stage"_a, "By microbatch, the slot of its cell at the stage.")
         .def(
             "set_launch",
             [](StreamProgram& self, Action action, Address exec, Address graph,

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from .. import _C
-from ..plan import Action, Kind, Plan
+from ..plan import Kind, Plan
 from ..runtime.devices import DeviceLane
-from ..runtime.gpu.rings import P2PTransfer, RingBuffers, RingTransport
+from ..runtime.gpu.ring_transport import RingTransport, StreamCallback
+from ..runtime.gpu.rings import RingBuffers
 from .driver_model import DriverModel, driver_model
 
 if TYPE_CHECKING:
@@ -88,16 +89,13 @@ class _StandIns:
                 stages.append(_StandInStage(self, stages, stage, lane, transports[-1]))
             self._stages += stages
 
-    def slot_of(self, stage: int, microbatch: int) -> int:
-        return self._program.slot_of(Action(Kind.F, stage, microbatch))
-
     def run(self) -> None:
         """The caller writes the batch before each step; behind it, gradients become weights."""
         core = _C.StreamExecutor()
         gpus = {self.lanes.gpu_of(lane) for lane in range(len(self.lanes))}
         callers = {gpu: self.lanes.ring(gpu) for gpu in gpus}
         calls = {
-            kind: [partial(stage.act, kind) for stage in self._stages]
+            kind: [stage.sending(kind) for stage in self._stages]
             for kind in Kind
             if self._plan.has(kind)
         }
@@ -152,13 +150,16 @@ class _StandInStage:
 
     def begin(self, program: _C.StreamProgram) -> None:
         """Starts a step."""
+        self._slots = program.slots(self._index)
         self._transport.begin(program)
         self._arrived.clear()
         self._kept.clear()
 
-    def act(self, kind: Kind, microbatch: int) -> list[P2PTransfer]:
-        """An action: what its kernels touch, and what it sends."""
-        self._transport.start(kind, microbatch)
+    def sending(self, kind: Kind) -> StreamCallback:
+        """The actions of a kind: what their kernels touch, and what they send."""
+        return self._transport.sending(kind, partial(self._act, kind))
+
+    def _act(self, kind: Kind, microbatch: int) -> None:
         if kind is Kind.F:
             self._forward(microbatch)
         elif kind in (Kind.B, Kind.I):
@@ -169,7 +170,6 @@ class _StandInStage:
             self._touch(self._kept.pop(microbatch), [self.gradient])
         else:
             self._touch([self.gradient], [])
-        return self._transport.take_transfers(kind, microbatch)
 
     def _forward(self, microbatch: int) -> None:
         handed = self._arrived.get((Kind.F, microbatch), [self.batch])
@@ -210,8 +210,7 @@ class _StandInStage:
         return self._alive[-1]
 
     def _result(self, way: Kind, microbatch: int) -> Tensor:
-        slot = self._of.slot_of(self._index, microbatch)
-        return self._results.setdefault((slot, way), _byte())
+        return self._results.setdefault((self._slots[microbatch], way), _byte())
 
 
 def _byte() -> Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from traceback import walk_tb
 from typing import Any, cast
 
@@ -55,6 +56,7 @@ __all__ = [
     "set_interceptor",
     "set_multithreading",
     "storage_of",
+    "stream_setter",
     "top_hooks",
     "transform",
     "version_of",
@@ -194,6 +196,19 @@ holders_at: Callable[[int], int] = torch._C._storage_Use_Count
 def num_holders(tensor: Tensor) -> int:
     """The number of holders of a tensor's storage, with the object of Python for the storage."""
     return holders_at(tensor.untyped_storage()._cdata)
+
+
+def stream_setter(stream: torch.cuda.Stream) -> Callable[[], None]:
+    """A function that makes the stream current on its GPU, and that GPU the current one.
+
+    `torch.cuda.set_stream` calls the same, by two functions of Python.
+    """
+    return partial(
+        torch._C._cuda_setStream,
+        stream_id=stream.stream_id,
+        device_index=stream.device_index,
+        device_type=stream.device_type,
+    )
 
 
 def release_pool(gpu: int, pool: Any) -> None:

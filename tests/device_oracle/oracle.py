@@ -43,6 +43,7 @@ def load() -> ctypes.CDLL:
     for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
         # As a torch that has ended a capture itself.
         setattr(torch._C, name, _refuse_pool)
+    setattr(torch._C, "_cuda_setStream", _set_stream_by_id)  # noqa: B010 - as mypy wants it
     setattr(torch._C, "_host_emptyCache", lambda: None)  # noqa: B010 - as mypy wants it
     setattr(torch.UntypedStorage, "__new__", _new_storage())  # noqa: B010 - as mypy wants it
     # Triton's kernels are for another processor.
@@ -133,8 +134,13 @@ def _current(device: Any = None) -> Stream:
 
 
 def _set_stream(stream: Stream) -> None:
-    load().oracle_set_stream(stream.device_index, ctypes.c_void_p(stream.stream_id))
-    load().oracle_set_gpu(stream.device_index)
+    _set_stream_by_id(stream.stream_id, stream.device_index, stream.device_type)
+
+
+def _set_stream_by_id(stream_id: int, device_index: int, device_type: int) -> None:
+    del device_type
+    load().oracle_set_stream(device_index, ctypes.c_void_p(stream_id))
+    load().oracle_set_gpu(device_index)
 
 
 class _OnDevice:

@@ -151,6 +151,13 @@ class HostGpus:
             self.fake.order(mark, stream)
             self.fake.kernel(stream, reads=[(result.data_ptr(), 1)])
 
+    def on_stream(self, lane: int, run: Callable[[int], Any]) -> Callable[[int], Any]:
+        def act(microbatch: int) -> Any:
+            with self.active(lane):
+                return run(microbatch)
+
+        return act
+
     @contextmanager
     def active(self, lane: int) -> Iterator[None]:
         stream = self.lanes.compute(lane)

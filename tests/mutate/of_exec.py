@@ -248,7 +248,7 @@ OF_EXEC = (
     Mutant("csrc/exec/streams.cpp", "launch && replay_", "launch", ORDER),
     Mutant("csrc/exec/streams.cpp", "        move_on(stream, launch->before);\n", "", ORDER),
     Mutant("csrc/exec/streams.cpp", "        move_on(stream, launch->after);\n", "", ORDER),
-    Mutant("csrc/exec/streams.cpp", "current.\n    current_ = nullptr;\n", "current.\n", ORDER),
+    Mutant("csrc/exec/streams.cpp", "    driver::cuCtxGetCurrent(&current_);\n", "", ORDER),
     Mutant(
         "csrc/exec/streams.cpp",
         "if (carrier != StreamJob::kNoTask) given_[carrier] = std::move(transfers);",

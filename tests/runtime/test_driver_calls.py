@@ -83,7 +83,7 @@ EVENTS = {"cuStreamWaitEvent": 4, "cuEventRecord": 4}
     [
         pytest.param(
             False,
-            {"cuCtxSetCurrent": 7, **EVENTS, "cuMemcpyAsync": 2},
+            {"cuCtxSetCurrent": 3, "cuCtxGetCurrent": 4, **EVENTS, "cuMemcpyAsync": 2},
             {"cuMemcpyAsync": 1},
             id="called",
         ),

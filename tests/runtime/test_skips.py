@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import pykern
 from pykern import schedules
 from pykern.plan import Action, Kind, Plan
-from pykern.runtime.gpu.rings import RingTransport
+from pykern.runtime.gpu.ring_transport import RingTransport, Way
 from pykern.trace import Environment, Segment
 from tests.fake_cuda.fake import FakeCuda
 from tests.runtime.conftest import expect_nothing_broken
@@ -147,9 +147,9 @@ def test_copies_go_from_the_maker_to_the_reader(
     sent: Counter[tuple[int, int, int]] = Counter()
     send = RingTransport._send
 
-    def noted(self: Any, way: Any, microbatch: int, tensor: Tensor, ring: Any, place: Any) -> Any:
-        sent[self._stage, ring.lane, tensor.size(-1)] += 1
-        return send(self, way, microbatch, tensor, ring, place)
+    def noted(self: Any, way: Way, microbatch: int, tensor: Tensor, index: int) -> Tensor:
+        sent[self._stage, way.ring.lane, tensor.size(-1)] += 1
+        return send(self, way, microbatch, tensor, index)
 
     monkeypatch.setattr(RingTransport, "_send", noted)
     plan = schedules.one_f_one_b(4, 4)

@@ -7,14 +7,14 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from ... import _C
 from ...tensors.trees import all_tensors
-from ...torch_private import release_pool
+from ...torch_private import release_pool, stream_setter
 from ..devices import DeviceLane
 
 # The number of hardware queues, 8 by default. More streams than queues give correct results, but
@@ -27,6 +27,7 @@ Event = torch.cuda.Event
 # With a timeout, returns when a function returns true, or when no step is under way; raises
 # PipelineStalled where a step stalls. Without a timeout, returns immediately.
 Settle = Callable[[Callable[[], bool] | None], None]
+Returned = TypeVar("Returned")
 
 
 class Gpus:
@@ -48,7 +49,7 @@ class Gpus:
             torch.cuda.ExternalStream(self.lanes.compute(number), device)
             for number, device in enumerate(self._devices)
         ]
-        self._active = [_Active(stream) for stream in self._compute]
+        self._set = [stream_setter(stream) for stream in self._compute]
         self._unique = sorted({device.index for device in self._devices})
         # Rings are allocated on streams that run no kernels, so that torch never gives them memory
         # that a kernel still uses. A stream of torch's own pool may also be used by the user.
@@ -117,9 +118,19 @@ class Gpus:
             if tensor.is_cuda:
                 tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
-    def active(self, lane: int) -> AbstractContextManager[object]:
-        """Makes the lane's GPU and stream current, until another's are; `step` restores them."""
-        return self._active[lane]
+    def on_stream(self, lane: int, run: Callable[[int], Returned]) -> Callable[[int], Returned]:
+        """Calls on the lane's GPU and stream, which stay current; `step` restores the caller's.
+
+        `torch.cuda.stream` would ask for the current stream and set it again, which takes as long
+        as torch takes to issue a small kernel.
+        """
+        set_stream = self._set[lane]
+
+        def act(microbatch: int) -> Returned:
+            set_stream()
+            return run(microbatch)
+
+        return act
 
     def on_lane(self, lane: int, num_bytes: int) -> Tensor:
         """Bytes on a lane's GPU that no other tensor has used in this step."""
@@ -201,23 +212,6 @@ class Gpus:
         self._settle(None)
         for gpu in self._unique:
             torch.cuda.synchronize(gpu)
-
-
-class _Active:
-    """A context that leaves its stream current.
-
-    `torch.cuda.stream` asks for the current stream and sets it again, which takes as long as torch
-    takes to issue a small kernel, and the next action sets its own.
-    """
-
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self._stream = stream
-
-    def __enter__(self) -> None:
-        torch.cuda.set_stream(self._stream)
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
 
 @dataclass(frozen=True)

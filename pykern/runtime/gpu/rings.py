@@ -1,38 +1,63 @@
-"""Copies tensors to stages on other GPUs, into memory that is reused.
+"""Memory that is reused, where tensors from stages on other GPUs land.
 
-A stage has a ring of slots. A microbatch has a slot for as long as the stage works on it. Tensors
-for the microbatch land in the slot, and tensors that it sends are kept until the copy is done. The
-plan's waits define that moment (csrc/exec/stream_program.hpp), so no code here queries the GPU.
+A stage has a ring of slots. A microbatch has a slot for as long as the stage works on it, and
+tensors for the microbatch land there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ... import _C
-from ...plan import Action, Kind
-from ...tensors.trees import map_tensors
-from ..autograd.cut import copy_in_graph
-from ..autograd.landing import copy_of, span
-from ..stage.transport import Transport
+from ..autograd.landing import span
 from .cuda import Gpus
 
 # Destination, source, number of bytes, and the pinned memory on the way, or 0.
 P2PTransfer = tuple[int, int, int, int]
 
 
+class Spot(NamedTuple):
+    """A place for tensors of one type, shape and strides.
+
+    Attributes:
+        tensor: at the place. `tensor.data` is another, whose version counts its own changes.
+        address: of the place.
+        num_bytes: that a tensor covers there.
+        via: the address of pinned host memory for copies to the place, or 0.
+    """
+
+    tensor: Tensor
+    address: int
+    num_bytes: int
+    via: int
+
+    def fits(self, like: Tensor) -> bool:
+        """Whether the place is for such tensors."""
+        mine = self.tensor
+        return (
+            mine.shape == like.shape and mine.stride() == like.stride() and mine.dtype is like.dtype
+        )
+
+
 class RingBuffers:
-    """The memory where tensors for one stage land. A place is a slot and a tensor's index."""
+    """The memory where tensors for one stage land. A place is a slot and a tensor's index.
+
+    Attributes:
+        lane: of the stage.
+        slots: by microbatch, in the step that runs.
+        outgrown: buffers that were replaced in the step, until `end`.
+    """
 
     def __init__(self, memory: Gpus, lane: int) -> None:
         self.lane = lane
+        self.slots: Sequence[int] = ()
         self._memory = memory
+        self._spots: dict[tuple[Any, ...], Spot] = {}
         self._buffers: dict[tuple[Any, ...], Tensor] = {}
-        self._outgrown: list[Tensor] = []
+        self.outgrown: list[Tensor] = []
         self._addresses: set[int] = set()
 
     def place(self, place: tuple[Any, ...], like: Tensor) -> Tensor:
@@ -45,10 +70,33 @@ class RingBuffers:
         """The address of pinned host memory for copies to the place."""
         return self._room((*place, "host"), num_bytes, host=True).data_ptr()
 
+    def spot(self, place: tuple[Any, ...], like: Tensor, *, by_host: bool) -> Spot:
+        """The place for tensors like this one, which is made if the last one was not alike.
+
+        Args:
+            place: where.
+            like: the tensor that comes.
+            by_host: whether its copy goes through the host.
+        """
+        spot = self._spots.get(place)
+        if spot is None or not spot.fits(like):
+            # A step in inference mode may come before one that trains.
+            with torch.inference_mode(False):
+                tensor = self.place(place, like)
+            num_bytes = num_bytes_of(like)
+            via = self.host(place, num_bytes) if by_host else 0
+            spot = self._spots[place] = Spot(tensor, tensor.data_ptr(), num_bytes, via)
+        return spot
+
     @property
     def num_bytes(self) -> int:
         """The bytes on the lane, without those of the host."""
         return sum(b.nbytes for place, b in self._buffers.items() if place[-1] != "host")
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has landed yet, as in a pipeline of one lane."""
+        return not self._addresses
 
     def owns(self, tensor: Tensor) -> bool:
         """Whether a tensor lies in the ring, so that it will be overwritten."""
@@ -60,195 +108,27 @@ class RingBuffers:
         The step is issued but not done, and torch does not know about the copies, so it would reuse
         the memory at once.
         """
-        if self._outgrown:
-            self._memory.synchronize()
-            self._addresses -= {buffer.data_ptr() for buffer in self._outgrown}
-            self._outgrown.clear()
+        self._memory.synchronize()
+        self._addresses -= {buffer.data_ptr() for buffer in self.outgrown}
+        self.outgrown.clear()
 
     def close(self) -> None:
         """Frees all memory. No copy may read from the ring or write to it any more."""
+        self._spots.clear()
         self._buffers.clear()
-        self._outgrown.clear()
+        self.outgrown.clear()
 
     def _room(self, place: tuple[Any, ...], num_bytes: int, *, host: bool) -> Tensor:
         buffer = self._buffers.get(place)
         if buffer is None or buffer.numel() < num_bytes:
             if buffer is not None:
-                self._outgrown.append(buffer)
+                self.outgrown.append(buffer)
             # The buffer has at least one byte, so that it has an address.
             size = max(num_bytes, 1)
             buffer = self._memory.pinned(size) if host else self._memory.on_lane(self.lane, size)
             self._buffers[place] = buffer
             self._addresses.add(buffer.data_ptr())
         return buffer
-
-
-class RingTransport(Transport):
-    """The transport of a stage on a GPU.
-
-    Outputs for the next stage land in the slot that the microbatch has there. A farther stage has
-    no slot for the microbatch yet, so it has a place for each slot of the sending stage: the
-    microbatch has its sender's slot until all later stages have ended its B or I.
-
-    Args:
-        stage: the stage's number.
-        rings: by stage of the replica.
-        transports: by stage of the replica; the caller fills the list.
-        lanes: knows which lanes reach each other's memory.
-    """
-
-    def __init__(
-        self,
-        stage: int,
-        rings: Sequence[RingBuffers],
-        transports: Sequence[RingTransport],
-        lanes: _C.Lanes,
-    ) -> None:
-        self._stage = stage
-        self._ring = rings[stage]
-        self._rings = rings
-        self._lanes_of = [ring.lane for ring in rings]
-        self._transports = transports
-        self._lanes = lanes
-        self._program: _C.StreamProgram | None = None
-        self._keeps = False
-        # By slot: the tensors being sent for its current or last microbatch.
-        self._held: dict[int, list[Tensor]] = {}
-        # By direction (F, or B for B and I) and microbatch: transfers with their source tensors. A
-        # stage's transfers are in the outbox of the stage after which a copy leaves the lane.
-        self._outbox: dict[tuple[Kind, int], list[tuple[P2PTransfer, Tensor]]] = {}
-
-    @property
-    def ring_bytes(self) -> int:
-        """The bytes of the stage's own ring."""
-        return self._ring.num_bytes
-
-    def begin(self, program: _C.StreamProgram) -> None:
-        """Starts a step of this program, without objects of the last step."""
-        self.end()
-        self._program = program
-        self._keeps = program.is_half or program.plan.has(Kind.W)
-
-    def end(self) -> None:
-        """Ends the step: work that is issued from now on runs after all copies."""
-        self._program = None
-        self._held.clear()
-        self._outbox.clear()
-        self._ring.end()
-
-    def close(self) -> None:
-        """Frees the stage's ring."""
-        self._ring.close()
-
-    def start(self, kind: Kind, microbatch: int) -> None:
-        """Begins an action, which is issued after the copies that it waits for.
-
-        An F has waited for all copies from its slot's last microbatch; a B or I has waited for the
-        answer to the tensors that its F has sent. So the lane may reuse the memory of sent tensors.
-        """
-        if kind in (Kind.F, Kind.B, Kind.I):
-            self._held.pop(self._slot(self._stage, microbatch), None)
-
-    def take_transfers(self, kind: Kind, microbatch: int) -> list[P2PTransfer]:
-        """The transfers of the action that just ended."""
-        sent = self._outbox.pop((_way_of(kind), microbatch), None)
-        if sent is None:
-            return []
-        held = self._held.setdefault(self._slot(self._stage, microbatch), [])
-        held += [source for _, source in sent]
-        return [transfer for transfer, _ in sent]
-
-    def there(self, microbatch: int, reader: int, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Sends outputs into the ring of the later stage; returns the copies there."""
-        ring = self._rings[reader]
-        if ring.lane == self._ring.lane:
-            return [self._own(output) for output in outputs]
-        place: tuple[Any, ...] = (self._slot(reader, microbatch), Kind.F)
-        if reader != self._stage + 1:
-            place = (self._stage, self._slot(self._stage, microbatch), Kind.F)
-        return [
-            self._send(Kind.F, microbatch, output, ring, (*place, index))
-            for index, output in enumerate(outputs)
-        ]
-
-    def back(
-        self, microbatch: int, maker: int, gradients: Sequence[Tensor | None]
-    ) -> Sequence[Tensor | None]:
-        """Sends gradients into the ring of the earlier stage; returns the copies there."""
-        ring = self._rings[maker]
-        if ring.lane == self._ring.lane:
-            return gradients
-        place: tuple[Any, ...] = (self._slot(maker, microbatch), Kind.B)
-        if maker != self._stage - 1:
-            place = (self._stage, *place)
-        return [
-            None
-            if gradient is None
-            else self._send(Kind.B, microbatch, gradient, ring, (*place, index))
-            for index, gradient in enumerate(gradients)
-        ]
-
-    def arrive(self, values: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Values in their own memory, if the ring's memory would be reused too early.
-
-        The ring is reused too early if backwards are split, because a W may come later than the
-        sender's, and if backwards run in another step.
-        """
-        if not self._keeps:
-            return values
-        return [self._own(value.detach()).requires_grad_(value.requires_grad) for value in values]
-
-    def take_in(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Gradients in their own memory, since a parameter or a hook may keep a gradient."""
-        return [self._own(gradient) for gradient in gradients]
-
-    def keep(self, output: Any) -> Any:
-        """The output in its own memory, since a layer may return its argument unchanged."""
-
-        def own(tensor: Tensor) -> Tensor:
-            return copy_in_graph(tensor) if self._ring.owns(tensor) else tensor
-
-        return map_tensors(own, output)
-
-    def _own(self, tensor: Tensor) -> Tensor:
-        return copy_of(tensor) if self._ring.owns(tensor) else tensor
-
-    def _send(
-        self, way: Kind, microbatch: int, tensor: Tensor, ring: RingBuffers, place: tuple[Any, ...]
-    ) -> Tensor:
-        source = self._own(as_bytes(tensor))
-        landing = ring.place(place, source)
-        num_bytes = num_bytes_of(source)
-        if num_bytes > 0:
-            reached = self._lanes.reaches(self._ring.lane, ring.lane)
-            via = 0 if reached else ring.host(place, num_bytes)
-            transfer = (landing.data_ptr(), source.data_ptr(), num_bytes, via)
-            carrier = self._transports[carrier_of(self._lanes_of, self._stage, way)]
-            carrier._outbox.setdefault((way, microbatch), []).append((transfer, source))
-        return landing
-
-    def _slot(self, stage: int, microbatch: int) -> int:
-        assert self._program is not None
-        return self._program.slot_of(Action(Kind.F, stage, microbatch))
-
-
-def _way_of(kind: Kind) -> Kind:
-    """The direction of a kind: B also for I, which sends the same gradients."""
-    return Kind.B if kind is Kind.I else kind
-
-
-def carrier_of(lanes: Sequence[int], stage: int, way: Kind) -> int:
-    """The stage whose copy takes the tensors of a stage off its lane.
-
-    Args:
-        lanes: by stage; a later, or for gradients an earlier, stage is on another lane.
-        stage: the sender.
-        way: F for outputs, B for gradients.
-    """
-    step = 1 if way is Kind.F else -1
-    while lanes[stage + step] == lanes[stage]:
-        stage += step
-    return stage
 
 
 def as_bytes(tensor: Tensor) -> Tensor:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from itertools import pairwise
 
 import torch
@@ -28,9 +27,8 @@ from .capture.policy import Capture, CapturePolicy
 from .capture.recording import Recording
 from .host_link import GpuLink
 from .peers import PeerPairs
-from .rings import P2PTransfer, RingBuffers, RingTransport, carrier_of
-
-StreamCallback = Callable[[int], Sequence[P2PTransfer] | None]
+from .ring_transport import RingTransport, StreamCallback, carrier_of
+from .rings import RingBuffers
 
 
 class Streams:
@@ -195,14 +193,16 @@ class Streams:
     ) -> list[Failure]:
         for transport in self._transports:
             transport.begin(program)
+        issue = self.gpus.on_stream
         on_lanes: Mapping[Kind, Sequence[StreamCallback]] = {
             kind: [
-                partial(self._run, kind, lane, transport, call)
+                issue(lane, transport.sending(kind, call))
                 for lane, transport, call in zip(
                     self._lane_of, self._transports, calls, strict=True
                 )
             ]
             for kind, calls in callbacks.items()
+            if program.has(kind)
         }
         callers = self.gpus.callers()
         try:
@@ -230,23 +230,11 @@ class Streams:
         recording.collect(batch.finish)
         return []
 
-    def _run(
-        self,
-        kind: Kind,
-        lane: int,
-        transport: RingTransport,
-        call: Callable[[int], None],
-        microbatch: int,
-    ) -> list[P2PTransfer]:
-        with self.gpus.active(lane):
-            transport.start(kind, microbatch)
-            call(microbatch)
-        return transport.take_transfers(kind, microbatch)
-
     def end(self) -> None:
         """Releases all objects of the step."""
         for transport in self._transports:
-            transport.end()
+            if transport.is_open:
+                transport.end()
 
     def timeline(self, program: Program, ago: int) -> Timeline:
         """The measured times of all actions in the last traced step; `ago` must be 0."""

@@ -20,13 +20,16 @@ from .hand_over import again
 if TYPE_CHECKING:
     from .stage import Run, Stage
 
+# `Transport.take_in`.
+TakeIn = Callable[[Sequence[Tensor | None]], Sequence[Tensor | None]]
 # Runs a backward through one graph, given its outputs, their gradients, and its leaves.
 Through = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]], None]
 
 
-def straight(stage: Stage) -> Run:
+def straight(stage: Stage, take_in: TakeIn | None = None) -> Run:
     """B of one graph, all of whose outputs have a gradient.
 
+    `take_in` moves gradients from later stages into memory that B may keep, if they are elsewhere.
     A `Landing` collects the gradient of a leaf in place of `.grad`; `take` gets that gradient.
     `WHOLE` tells torch's engine to go through the whole graph and to free it.
     """
@@ -39,6 +42,8 @@ def straight(stage: Stage) -> Run:
             if gradient is None:
                 graph_by_graph(stage, microbatch)
                 return
+        if take_in is not None:
+            gradients = tuple(take_in(gradients))
         outputs_of[microbatch] = gradients_of[microbatch] = ()
         leaves = leaves_of[microbatch]
         if not outputs:
@@ -61,6 +66,19 @@ def straight(stage: Stage) -> Run:
         if previous is not None:
             leaves_of[microbatch] = ()
             previous.gradients[microbatch] = found
+
+    return backward
+
+
+def giving_back(stage: Stage, run: Run) -> Run:
+    """Sends the gradients for the previous stage there after B."""
+    previous, maker, back = stage.previous, stage.index - 1, stage.transport.back
+    assert previous is not None
+
+    def backward(microbatch: int) -> None:
+        run(microbatch)
+        found = previous.gradients[microbatch]
+        previous.gradients[microbatch] = back(microbatch, maker, found)
 
     return backward
 
@@ -140,6 +158,10 @@ def to_inputs(stage: Stage, microbatch: int, finish_earlier: Work) -> list[Work]
             works.append(work)
 
     _run(stage, microbatch, through)
+    if stage.previous is not None:
+        found = stage.previous.gradients[microbatch]
+        given = stage.transport.back(microbatch, stage.index - 1, found)
+        stage.previous.gradients[microbatch] = given
     return works
 
 
@@ -169,14 +191,14 @@ def _run(stage: Stage, microbatch: int, through: Through) -> None:
     """Runs a backward: of one graph, or of the graphs of the stage's segments, last first.
 
     Each graph is freed before the next one begins; at level `layer` the next graph is made then. At
-    the end, the previous stage has its gradients.
+    the end, the gradients for the previous stage are found, and not yet sent.
     """
     given = stage.gradients[microbatch]
     if stage.parcels.sent:
         given = (*given, *stage.parcels.answers(microbatch))
-    outputs, gradients = _used(stage.outputs[microbatch], given)
+    outputs, gradients = _used(stage.outputs[microbatch], stage.transport.take_in(given))
     stage.outputs[microbatch] = stage.gradients[microbatch] = ()
-    gradients = stage.transport.take_in(gradients)
+    del given
     cell = stage.recomputed.take(microbatch)
     front = None if cell is None else cell.front()
     while cell is not None and front is not None and outputs:
@@ -192,8 +214,7 @@ def _run(stage: Stage, microbatch: int, through: Through) -> None:
         stage.leaves[microbatch] = ()
         if stage.parcels.opened:
             found = stage.parcels.answer(microbatch, found, stage.transport)
-        given = stage.transport.back(microbatch, stage.index - 1, found)
-        stage.previous.gradients[microbatch] = given
+        stage.previous.gradients[microbatch] = found
 
 
 def _landed(

@@ -21,17 +21,26 @@ if TYPE_CHECKING:
 
 # Gets a microbatch, and the output of the last layer.
 HandOver = Callable[[int, Any], Sequence[Tensor]]
+# `Transport.there`.
+There = Callable[[int, int, Sequence[Tensor]], Sequence[Tensor]]
 
 
-def to_next(stage: Stage) -> HandOver:
-    """Gives the next stage a tensor in the same memory; other values use `by_transport`."""
-    following = stage.next
+def to_next(stage: Stage, there: There | None = None) -> HandOver:
+    """Gives the next stage a tensor; other values use `by_transport`.
+
+    Args:
+        stage: that has the output.
+        there: sends a tensor to the next stage; None if both are in the same memory.
+    """
+    following, reader = stage.next, stage.index + 1
     assert following is not None
 
     def hand_over(microbatch: int, output: Any) -> Sequence[Tensor]:
         if not isinstance(output, Tensor):
             return by_transport(stage, microbatch, output)
         leaf = output.detach()
+        if there is not None:
+            (leaf,) = there(microbatch, reader, (leaf,))
         following.arguments[microbatch] = (leaf,)
         if not output.requires_grad:
             following.leaves[microbatch] = ()
@@ -107,24 +116,23 @@ def _require_cuttable(stage: Stage, output: Any) -> None:
         )
 
 
-def to_the_end(stage: Stage) -> HandOver:
-    """Gives the output of the last stage to the step's `finish`."""
+def to_the_end(stage: Stage, keep: Callable[[Any], Any] | None = None) -> HandOver:
+    """Gives the output of the last stage to the step's `finish`.
+
+    `keep` moves outputs into memory that the caller may keep, if they are elsewhere.
+    """
     gradients, finish = stage.gradients, stage.finish
     assert finish is not None
     # `once` is the same for all microbatches, or gradients would add up in another order.
     once = not stage.recomputed.in_use
 
     def hand_over(microbatch: int, output: Any) -> Sequence[Tensor]:
+        if keep is not None:
+            output = keep(output)
         outputs, gradients[microbatch] = finish(microbatch, output, once)
         return outputs
 
     return hand_over
-
-
-def out_by_transport(stage: Stage) -> HandOver:
-    """As `to_the_end`, for outputs that must be moved before the caller may keep them."""
-    end = to_the_end(stage)
-    return lambda microbatch, output: end(microbatch, stage.transport.keep(output))
 
 
 def again(stage: Stage, microbatch: int, output: Any) -> Sequence[Tensor]:

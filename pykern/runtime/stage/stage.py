@@ -146,23 +146,23 @@ class Stage:
     def _way_out(self, *, is_plain: bool) -> hand_over.HandOver:
         """The hand-over at the end of F. `is_plain`: whether outputs stay in the stage's memory."""
         if self.next is None:
-            return hand_over.to_the_end(self) if is_plain else hand_over.out_by_transport(self)
-        if not is_plain:
-            return partial(hand_over.by_transport, self)
-        if self._is_recorded:
+            return hand_over.to_the_end(self, None if is_plain else self.transport.keep)
+        if self._is_recorded and is_plain:
             return hand_over.values_to_next(self)
-        return hand_over.to_next(self)
+        return hand_over.to_next(self, None if is_plain else self.transport.there)
 
     def _way_back(self, *, is_plain: bool) -> Run:
         """The function of B."""
-        if self.look_back is not None or not is_plain:
-            return partial(backward.graph_by_graph, self)
-        run = backward.straight(self)
+        arrive = None if is_plain or self.next is None else self.transport.take_in
+        run = backward.straight(self, arrive)
         if self._is_recorded:
             run = backward.with_parcels(self, run)
         if self.recomputed.has_levels:
             run = backward.in_one_segment(self, run)
-        return backward.watched(self, run) if self.draws.possible else run
+        run = backward.watched(self, run) if self.draws.possible else run
+        if self.look_back is not None:
+            run = partial(backward.graph_by_graph, self)
+        return run if is_plain or self.previous is None else backward.giving_back(self, run)
 
     def twin(self) -> Stage:
         """A stage of the same layers, which shares what this stage has observed of them."""

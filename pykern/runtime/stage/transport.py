@@ -30,7 +30,7 @@ class Transport:
         """Values from a stage that is not the previous one, in memory that the stage may keep."""
         return values
 
-    def take_in(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+    def take_in(self, gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         """Gradients for this stage, in memory that its backward may keep."""
         return gradients
 

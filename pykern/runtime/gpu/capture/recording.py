@@ -261,8 +261,7 @@ def _cells(program: _C.StreamProgram, batch: Batch, stage: int) -> list[CellKey]
     """The slot and the level of each microbatch at a stage."""
     count = len(batch.rows)
     levels = batch.levels[stage] if batch.levels else [None] * count
-    slots = [program.slot_of(Action(Kind.F, stage, number)) for number in range(count)]
-    return list(zip(slots, levels, strict=True))
+    return list(zip(program.slots(stage)[:count], levels, strict=True))
 
 
 def _backward_kinds(plan: Plan, stage: int) -> Sequence[Kind]:
