@@ -95,6 +95,8 @@ void find(const Finder& finder, const Api& api, Function*& function, const char*
 }
 
 std::mutex choosing;
+// Relaxed: threads that use objects of a driver have been ordered by whoever chooses another.
+std::atomic<unsigned> times_chosen = 0;
 std::atomic<const Api*> in_use = nullptr;
 
 // Never destroyed: objects of the driver may end after the static objects of this file.
@@ -151,10 +153,13 @@ const Api& api() {
     return found != nullptr ? *found : load_in_use();
 }
 
+unsigned choice() { return times_chosen.load(std::memory_order_relaxed); }
+
 void use_library(const std::string& library) {
     const std::scoped_lock lock(choosing);
     if (library == library_in_use()) return;
     library_in_use() = library;
+    times_chosen.fetch_add(1, std::memory_order_relaxed);
     in_use.store(nullptr, std::memory_order_release);
 }
 

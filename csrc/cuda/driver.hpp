@@ -35,8 +35,12 @@ Api load(const char* library);
 const Api& api();
 
 // Has `api` give the functions of another library, which a file is by its path and never by its
-// soname. For tests: no object of the library before may be alive, and no other thread may ask.
+// soname. For tests and rehearsals: objects of the library before are of no use from here on, and
+// no other thread may ask.
 void use_library(const std::string& library);
+
+// Another number behind each such choice.
+unsigned choice();
 
 // "13.0" for 13000.
 std::string release(int version);

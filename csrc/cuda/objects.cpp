@@ -33,7 +33,7 @@ PrimaryContext::PrimaryContext(int device) : device_(device) {
 }
 
 void ReleasePrimary::operator()(CUcontext /*context*/) const noexcept {
-    if (process == getpid()) api().cuDevicePrimaryCtxRelease(device);
+    if (origin.is_here()) api().cuDevicePrimaryCtxRelease(device);
 }
 
 }  // namespace pykern::cuda

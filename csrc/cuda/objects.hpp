@@ -23,17 +23,25 @@ class CurrentContext {
     CUcontext before_ = nullptr;
 };
 
+// Where a handle is of use: in the process that got it, as a child after a fork has no such object,
+// and while its driver is in use.
+struct Origin {
+    pid_t process = getpid();
+    unsigned driver = choice();
+
+    bool is_here() const { return process == getpid() && driver == choice(); }
+};
+
 // Ends an object under the context it was made under, from whichever thread. Nobody could act on a
-// failure, and at exit the driver may be gone already. After a fork the child has no such object:
-// there it does nothing.
+// failure, and at exit the driver may be gone already.
 template <const auto& kEnd>
 struct Destroy {
     CUcontext context = nullptr;
-    pid_t process = getpid();
+    Origin origin = {};
 
     template <class Handle>
     void operator()(Handle handle) const noexcept {
-        if (process != getpid()) return;
+        if (!origin.is_here()) return;
         try {
             const CurrentContext current(context);
             // NOLINTNEXTLINE(readability-redundant-parentheses): the compiler puts them there
@@ -62,7 +70,7 @@ Event make_event(CUcontext context, unsigned flags);
 
 struct ReleasePrimary {
     CUdevice device = 0;
-    pid_t process = getpid();
+    Origin origin = {};
 
     void operator()(CUcontext context) const noexcept;
 };

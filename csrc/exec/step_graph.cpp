@@ -1,7 +1,5 @@
 #include "exec/step_graph.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <exception>
 #include <functional>
@@ -181,7 +179,7 @@ StepGraph::StepGraph(StreamJob& job, bool is_watched) : job_(job), version_(job.
 }
 
 StepGraph::~StepGraph() {
-    if (exec_.get_deleter().process != getpid()) return;
+    if (!exec_.get_deleter().origin.is_here()) return;
     if (job_.lanes().is_closed()) return;
     try {
         if (last_ != nullptr && !last_->settle()) {

@@ -70,6 +70,25 @@ def test_the_fake_is_reached_where_another_driver_is_loaded(tmp_path):
     assert other.startswith("the CUDA driver is too old: libcuda.so.1 has no cuGetProcAddress")
 
 
+# As where a traceback holds what a rehearsal has made.
+OUTLIVES = """
+from pykern import _C
+from tests.fake_cuda.fake import FakeCuda
+FakeCuda(num_devices=1)
+lanes = _C.Lanes([(0, 0, 1)])
+_C.use_cuda_driver("libcuda.so.1")
+del lanes
+_C.destroy_idle_streams()
+print("went on")
+"""
+
+
+def test_objects_may_outlive_the_choice_of_their_driver():
+    command = [sys.executable, "-c", OUTLIVES]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (run.stdout, run.returncode) == ("went on\n", 0), run.stderr
+
+
 def test_a_copy_runs_when_it_is_completed(fake_cuda):
     fake_cuda.set_eagerness(0)
     stream = fake_cuda.stream(0)
