@@ -86,7 +86,7 @@ OF_PLAN = (
         "    CUevent",
         OBJECTS,
     ),
-    Mutant("csrc/cuda/objects.cpp", "if (process == getpid()) api()", "api()", OBJECTS),
+    Mutant("csrc/cuda/objects.cpp", "if (origin.is_here()) api()", "api()", OBJECTS),
     Mutant(
         "csrc/cuda/partition.cpp", "green_.get(), kStreamNonBlocking", "green_.get(), 0", OBJECTS
     ),
