@@ -272,29 +272,10 @@ class StreamExecutor final : public Closable {
     std::string report_;  // of the watch that has ended
 };
 
-void bind_program(py::module_& module) {
-    py::class_<StreamProgram>(module, "StreamProgram", "A checked plan, ready to run on lanes.")
-        .def(py::init<const Plan&, std::shared_ptr<const Lanes>>(), "plan"_a, "lanes"_a)
-        .def_static(
-            "half",
-            [](const Plan& plan, std::shared_ptr<const Lanes> lanes, bool forwards) {
-                const Half half = forwards ? Half::kForwards : Half::kRest;
-                return std::make_unique<StreamProgram>(plan, std::move(lanes), half);
-            },
-            "plan"_a, "lanes"_a, "forwards"_a,
-            "The forwards of a plan that has them first, or what comes after them. Raises "
-            "ValueError if a device has a forward behind another action.")
-        .def_property_readonly(
-            "is_half", [](const StreamProgram& self) { return self.job.half() != Half::kWhole; },
-            "Whether it issues a part of its plan only.")
-        .def_property_readonly("plan",
-                               [](const StreamProgram& self) { return self.job.order().plan(); })
-        .def(
-            "has",
-            [](const StreamProgram& self, Kind kind) {
-                return self.held()[static_cast<std::size_t>(kind)];
-            },
-            "kind"_a, "Whether the plan has any action of this kind.")
+using PyProgram = py::class_<StreamProgram>;
+
+void bind_slots(PyProgram& program) {
+    program
         .def(
             "num_slots",
             [](const StreamProgram& self, int stage) {
@@ -315,7 +296,33 @@ void bind_program(py::module_& module) {
                 }
                 return slots;
             },
-            "stage"_a, "By microbatch, the slot of its cell at the stage.")
+            "stage"_a, "By microbatch, the slot of its cell at the stage.");
+}
+
+void bind_program(py::module_& module) {
+    PyProgram program(module, "StreamProgram", "A checked plan, ready to run on lanes.");
+    bind_slots(program);
+    program.def(py::init<const Plan&, std::shared_ptr<const Lanes>>(), "plan"_a, "lanes"_a)
+        .def_static(
+            "half",
+            [](const Plan& plan, std::shared_ptr<const Lanes> lanes, bool forwards) {
+                const Half half = forwards ? Half::kForwards : Half::kRest;
+                return std::make_unique<StreamProgram>(plan, std::move(lanes), half);
+            },
+            "plan"_a, "lanes"_a, "forwards"_a,
+            "The forwards of a plan that has them first, or what comes after them. Raises "
+            "ValueError if a device has a forward behind another action.")
+        .def_property_readonly(
+            "is_half", [](const StreamProgram& self) { return self.job.half() != Half::kWhole; },
+            "Whether it issues a part of its plan only.")
+        .def_property_readonly("plan",
+                               [](const StreamProgram& self) { return self.job.order().plan(); })
+        .def(
+            "has",
+            [](const StreamProgram& self, Kind kind) {
+                return self.held()[static_cast<std::size_t>(kind)];
+            },
+            "kind"_a, "Whether the plan has any action of this kind.")
         .def(
             "set_launch",
             [](StreamProgram& self, Action action, Address exec, Address graph,

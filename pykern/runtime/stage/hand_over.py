@@ -26,12 +26,7 @@ There = Callable[[int, int, Sequence[Tensor]], Sequence[Tensor]]
 
 
 def to_next(stage: Stage, there: There | None = None) -> HandOver:
-    """Gives the next stage a tensor; other values use `by_transport`.
-
-    Args:
-        stage: that has the output.
-        there: sends a tensor to the next stage; None if both are in the same memory.
-    """
+    """Gives the next stage a tensor, by `there` in other memory; other values `by_transport`."""
     following, reader = stage.next, stage.index + 1
     assert following is not None
 
@@ -117,10 +112,7 @@ def _require_cuttable(stage: Stage, output: Any) -> None:
 
 
 def to_the_end(stage: Stage, keep: Callable[[Any], Any] | None = None) -> HandOver:
-    """Gives the output of the last stage to the step's `finish`.
-
-    `keep` moves outputs into memory that the caller may keep, if they are elsewhere.
-    """
+    """Gives the last stage's output to the step's `finish`; `keep` may move it to own memory."""
     gradients, finish = stage.gradients, stage.finish
     assert finish is not None
     # `once` is the same for all microbatches, or gradients would add up in another order.

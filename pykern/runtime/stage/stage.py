@@ -153,15 +153,15 @@ class Stage:
 
     def _way_back(self, *, is_plain: bool) -> Run:
         """The function of B."""
-        arrive = None if is_plain or self.next is None else self.transport.take_in
-        run = backward.straight(self, arrive)
-        if self._is_recorded:
-            run = backward.with_parcels(self, run)
-        if self.recomputed.has_levels:
-            run = backward.in_one_segment(self, run)
-        run = backward.watched(self, run) if self.draws.possible else run
-        if self.look_back is not None:
-            run = partial(backward.graph_by_graph, self)
+        run: Run = partial(backward.graph_by_graph, self)
+        if self.look_back is None:
+            arrive = None if is_plain or self.next is None else self.transport.take_in
+            run = backward.straight(self, arrive)
+            if self._is_recorded:
+                run = backward.with_parcels(self, run)
+            if self.recomputed.has_levels:
+                run = backward.in_one_segment(self, run)
+            run = backward.watched(self, run) if self.draws.possible else run
         return run if is_plain or self.previous is None else backward.giving_back(self, run)
 
     def twin(self) -> Stage:
