@@ -84,7 +84,8 @@ def compared(
     rows = asked.rows / plan.num_microbatches
     costs = measured.costs(spans, rows)
     outside = measured.outside_ns(plan.num_actions, shares.replicas)
-    timeline = simulate_shared(plan, costs, measured.speeds_for(rows))
+    speeds = measured.speeds_for(rows)
+    timeline = simulate_shared(plan, costs, speeds, measured.crowded_ns)
     with asked.pipeline(plan, spans) as pipe:
         step, slower = reference.beside(pipe)
     return {

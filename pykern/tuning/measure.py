@@ -32,7 +32,7 @@ from .gaps import gaps
 from .measurements import SIZES, Measurements, Table
 from .overheads import KINDS, Overheads, overheads
 from .progress import Tell
-from .shared_cores import speeds_seen
+from .shared_cores import crowded_ns_seen, speeds_seen
 
 # The number of rounds that count, after the warm-up rounds.
 WARMUPS, ROUNDS = 1, 5
@@ -63,10 +63,12 @@ class _Form:
     timelines: dict[int, list[Timeline]] = field(default_factory=dict)
 
     def step(self, asked: Asked, size: int, *, counts: bool) -> None:
-        """A step with microbatches of `size` rows, which is kept if it counts."""
+        """Two steps with microbatches of `size` rows; the second is kept if it counts."""
         (args, kwargs), target = asked.batch(size * self.pipe.plan.num_microbatches)
         with _threads(asked, self.pipe.plan.num_devices), self.pipe.tracing():
-            self.pipe.step(*args, target=target, **kwargs)
+            # The first finds in the caches what another pipeline has left there.
+            for _ in range(2):
+                self.pipe.step(*args, target=target, **kwargs)
         if counts:
             self.costs.setdefault(size, []).append(self.pipe.costs())
             self.timelines.setdefault(size, []).append(self.pipe.timeline())
@@ -115,14 +117,15 @@ def measure(asked: Asked, tell: Tell) -> Measurements:
         replica_ns=replica_ns,
         handover_ns=tuple(median(forms[-1].handed_ns(size) or [0.0]) for size in sizes),
         cores=asked.num_cores,
-        speeds=tuple(_speeds(forms, size) for size in sizes),
+        speeds=tuple(tuple(_speeds(forms, size)) for size in sizes),
+        crowded_ns=median(_crowded_ns(forms, size) for size in sizes),
         **vars(beside),
     )
 
 
 def sizes_to_measure(asked: Asked) -> tuple[int, ...]:
-    """A few numbers of rows, from 1 to those of a batch shared out among all devices."""
-    most = max(asked.rows // asked.num_devices, min(asked.rows, 2))
+    """A few numbers of rows, from 1 to those of a batch shared out among devices with own cores."""
+    most = max(asked.rows // asked.num_cores, min(asked.rows, 2))
     steps = range(MOST_SIZES)
     return tuple(sorted({round(most ** (step / (MOST_SIZES - 1))) for step in steps}))
 
@@ -171,18 +174,25 @@ def _threads(asked: Asked, num_devices: int) -> AbstractContextManager[None]:
     return threads_of_a_worker(asked.num_devices, num_devices)
 
 
-def _speeds(forms: Sequence[_Form], size: int) -> tuple[float, ...]:
+def _speeds(forms: Sequence[_Form], size: int) -> list[float]:
     """The speeds of devices by how many of them compute, 1 being that of the measured times."""
     if forms[0].kinds:
-        return (1.0,) * forms[0].pipe.plan.num_devices
-    alone, _, *others = forms
-    work = others[0].work_ns(size)
+        return [1.0] * forms[0].pipe.plan.num_devices
+    alone, _, together = forms[:3]
+    plan, work = together.pipe.plan, together.work_ns(size)
     speeds = [max(work / alone.work_ns(size), 1.0)]
-    for form in others:
-        plan, timelines = form.pipe.plan, form.timelines[size]
-        if plan.num_devices > len(speeds):
-            speeds = speeds_seen(timelines, work * plan.num_microbatches, speeds)
-    return tuple(speeds)
+    if plan.num_devices == 1:
+        return speeds
+    return speeds_seen(together.timelines[size], work * plan.num_microbatches, speeds)
+
+
+def _crowded_ns(forms: Sequence[_Form], size: int) -> float:
+    """What an action takes beside its time where there are more devices than cores."""
+    *_, together, most = forms
+    if most.pipe.plan.num_devices == together.pipe.plan.num_devices:
+        return 0.0
+    work = together.work_ns(size) * most.pipe.plan.num_microbatches
+    return crowded_ns_seen(most.timelines[size], work, _speeds(forms, size))
 
 
 def _of_replicas(asked: Asked, beside: Overheads) -> tuple[tuple[float, ...], float]:

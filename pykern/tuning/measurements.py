@@ -44,6 +44,7 @@ class Measurements:
         cores: the number of devices that compute at once.
         speeds: by size, of each device while one, two, ... of them compute; the times are of speed
             1. Short actions lose more of their speed, since devices share the interpreter's lock.
+        crowded_ns: what an action takes beside its time where there are more devices than cores.
     """
 
     units: tuple[str, ...]
@@ -60,6 +61,7 @@ class Measurements:
     replica_ns: float
     cores: int
     speeds: Table
+    crowded_ns: float
 
     def of_units(self, name: str, rows: float) -> list[float]:
         """A cost of each unit, in nanoseconds or bytes, for a microbatch of `rows` rows."""

@@ -132,7 +132,7 @@ class ProposalSearch:
         """Simulates a step with microbatches of `rows` rows."""
         speeds = self._speeds(rows)
         if plan.num_devices > len(speeds) or set(speeds) != {1.0}:
-            return simulate_shared(plan, costs, speeds)
+            return simulate_shared(plan, costs, speeds, self._measured.crowded_ns)
         return simulate(plan, costs)
 
     def _speeds(self, rows: float) -> list[float]:

@@ -11,7 +11,9 @@ from ..plan import Action, Costs, Kind, Plan, Span, Timeline
 from ..plan.inputs import inputs
 
 
-def simulate_shared(plan: Plan, costs: Costs, speeds: Sequence[float]) -> Timeline:
+def simulate_shared(
+    plan: Plan, costs: Costs, speeds: Sequence[float], crowded_ns: float = 0.0
+) -> Timeline:
     """The timeline of a step on devices that slow each other down.
 
     More devices than speeds share the cores of the last one evenly, as threads do. With a speed of
@@ -21,8 +23,10 @@ def simulate_shared(plan: Plan, costs: Costs, speeds: Sequence[float]) -> Timeli
         plan: a plan without overlapped pairs and U.
         costs: the costs of its stages; a hand-over takes `transfer_ns`.
         speeds: the speed of a device while one, two, ... devices compute; the costs are at speed 1.
+        crowded_ns: what an action takes beside where devices are more than speeds.
     """
-    return _Shared(plan, costs, speeds).run()
+    beside = crowded_ns if plan.num_devices > len(speeds) else 0.0
+    return _Shared(plan, costs, speeds, costs.overhead_ns + beside).run()
 
 
 class _Shared:
@@ -32,9 +36,11 @@ class _Shared:
     would have had since the step began: an action ends when that clock has moved by its time.
     """
 
-    def __init__(self, plan: Plan, costs: Costs, speeds: Sequence[float]) -> None:
+    def __init__(
+        self, plan: Plan, costs: Costs, speeds: Sequence[float], overhead_ns: float
+    ) -> None:
         self._plan, self._speeds, self._hop = plan, speeds, costs.transfer_ns
-        self._times = _times(plan, costs)
+        self._times = _times(plan, costs, overhead_ns)
         self._actions = {action for row in plan.rows for action in row}
         self._next = [0] * plan.num_devices
         self._ends: dict[Action, float] = {}
@@ -137,6 +143,29 @@ def speeds_seen(
     return [*speeds, *more]
 
 
+def crowded_ns_seen(
+    timelines: Sequence[Timeline], work_ns: float, speeds: Sequence[float]
+) -> float:
+    """What an action takes beside its own time in plans of more devices than cores.
+
+    Threads that share cores leave them and come back, and find there what others have left. That
+    takes as long for short actions as for long ones.
+
+    Args:
+        timelines: of steps of one plan, whose devices are more than `speeds`.
+        work_ns: the time of a step's actions at speed 1.
+        speeds: the speed of a device while one, two, ... devices compute, up to one for each core.
+    """
+    at_once = [n * speed for n, speed in enumerate(speeds, 1)]
+
+    def lost(timeline: Timeline) -> float:
+        times = _by_number(timeline).items()
+        done = sum(time_ns * at_once[min(n, len(speeds)) - 1] for n, time_ns in times)
+        return (done - work_ns) / sum(len(row) for row in timeline.rows)
+
+    return max(median(map(lost, timelines)), 0.0)
+
+
 def _by_number(timeline: Timeline) -> dict[int, float]:
     """The time during which one, two, ... devices compute, in nanoseconds."""
     spans = [span for row in timeline.rows for span in row]
@@ -150,7 +179,7 @@ def _by_number(timeline: Timeline) -> dict[int, float]:
     return found
 
 
-def _times(plan: Plan, costs: Costs) -> dict[tuple[Kind, int], float]:
+def _times(plan: Plan, costs: Costs, overhead_ns: float) -> dict[tuple[Kind, int], float]:
     """By kind and stage, the time that a device is busy with an action."""
     values = {
         Kind.F: costs.forward_ns,
@@ -161,7 +190,7 @@ def _times(plan: Plan, costs: Costs) -> dict[tuple[Kind, int], float]:
         Kind.REDUCE: costs.reduce_ns,
     }
     return {
-        (kind, stage): costs.overhead_ns + (of[stage] if isinstance(of, list) else of)
+        (kind, stage): overhead_ns + (of[stage] if isinstance(of, list) else of)
         for kind, of in values.items()
         for stage in range(plan.num_stages)
     }

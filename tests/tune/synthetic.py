@@ -32,5 +32,6 @@ def measurements(times: list[float], **changes: Any) -> Measurements:
         "replica_ns": 0.0,
         "cores": 2,
         "speeds": ((1.0, 1.0),) * len(sizes),
+        "crowded_ns": 0.0,
     }
     return Measurements(**(values | changes))

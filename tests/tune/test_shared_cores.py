@@ -5,7 +5,7 @@ import pytest
 from pykern.plan import Costs, Plan, Timeline, simulate
 from pykern.plan.shares import Shares
 from pykern.schedules import by_name
-from pykern.tuning.shared_cores import simulate_shared, speeds_seen
+from pykern.tuning.shared_cores import crowded_ns_seen, simulate_shared, speeds_seen
 
 PLANS = {
     "one_f_one_b": by_name["one_f_one_b"](4, 8),
@@ -78,3 +78,19 @@ def test_a_step_that_was_held_up_gives_no_impossible_speed() -> None:
     quick, slow = (Timeline(simulate(plan, Costs(time, 0.0)).rows) for time in (1.0, 100.0))
     assert speeds_seen([quick], 20.0, [1.0]) == [1.0, 1.0]
     assert speeds_seen([slow], 20.0, [1.0]) == pytest.approx([1.0, 0.5])
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_what_actions_take_on_crowded_cores_is_found_from_timelines(plan: Plan) -> None:
+    """A step that was simulated with such a time gives it back, and without one it is 0."""
+    speeds = [1.2, 1.0]
+    work = sum(simulate(plan, costs(plan)).busy_ns(device) for device in range(plan.num_devices))
+    for given in (0.0, 0.25):
+        timeline = simulate_shared(plan, costs(plan), speeds, given)
+        assert crowded_ns_seen([timeline], work, speeds) == pytest.approx(given)
+
+
+def test_actions_on_cores_of_their_own_take_nothing_more() -> None:
+    plan = PLANS["one_f_one_b"]
+    alone, beside = (simulate_shared(plan, costs(plan), [1.0] * 4, ns) for ns in (0.0, 0.25))
+    assert alone.makespan_ns == beside.makespan_ns

@@ -18,6 +18,7 @@ from ..driver import Callbacks, Failure, Located, Program
 from ..host_memory import OneMemory
 from ..profiled import follow_profiler
 from ..stage.stage import Stage
+from .freed_memory import keep_freed_memory
 from .stalled import stalled
 from .stream import WorkerFlow
 
@@ -33,6 +34,7 @@ class Workers:
     captures = False
 
     def __init__(self, num_devices: int, timeout: float | None = None) -> None:
+        keep_freed_memory()
         self.num_devices = num_devices
         self.core = _C.WorkerExecutor(num_devices, timeout or 0.0)
         self.claim = self.core.claim
