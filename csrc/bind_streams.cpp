@@ -16,14 +16,14 @@
 #include "bind.hpp"
 #include "calls.hpp"
 #include "ending.hpp"
-#include "exec/step_graph.hpp"
-#include "exec/stream_job.hpp"
-#include "exec/stream_trace.hpp"
 #include "exec/stream_watch.hpp"
 #include "exec/streams.hpp"
 #include "interpreter_lock.hpp"
+#include "issuing_callbacks.hpp"
 #include "patience.hpp"
 #include "plan/text.hpp"
+#include "stream_program.hpp"
+#include "transfers.hpp"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -32,24 +32,11 @@ namespace pykern {
 
 namespace {
 
-using Address = std::uintptr_t;
-// to, from, bytes, and by way of which pinned memory, or 0.
-using PythonTransfer = std::tuple<Address, Address, std::size_t, Address>;
-
 // A handle of the driver, as its users pass it around.
 template <class Handle>
 Handle handle_from(Address address) {
     // NOLINTNEXTLINE(performance-no-int-to-ptr)
     return reinterpret_cast<Handle>(address);
-}
-
-Transfers transfers_from(const std::vector<PythonTransfer>& given) {
-    Transfers transfers;
-    transfers.reserve(given.size());
-    for (const auto& [to, from, bytes, via] : given) {
-        transfers.push_back({.to = to, .from = from, .bytes = bytes, .via = via});
-    }
-    return transfers;
 }
 
 std::map<int, cuda::CUstream> streams_from(const std::map<int, Address>& handles) {
@@ -59,41 +46,6 @@ std::map<int, cuda::CUstream> streams_from(const std::map<int, Address>& handles
     }
     return streams;
 }
-
-// A job with the trace of its last traced step, and its whole step as a graph.
-class StreamProgram {
-   public:
-    StreamProgram(const Plan& plan, std::shared_ptr<const Lanes> lanes, Half half = Half::kWhole)
-        : job(plan, std::move(lanes), half) {
-        const Plan& held = job.order().plan();
-        for (std::size_t kind = 0; kind < kNumKinds; ++kind) {
-            held_[kind] = held.has(static_cast<Kind>(kind));
-        }
-    }
-
-    TaskNumber task_of(Action action) const {
-        const TaskNumber task = job.task_of(action);
-        if (task != StreamJob::kNoTask) return task;
-        throw std::invalid_argument("action must be one of the program, got " + to_text(action));
-    }
-
-    const StreamTrace& last_trace() const {
-        if (!is_traced) {
-            throw std::runtime_error("no step has been traced. Run one with tracing on");
-        }
-        return *trace;
-    }
-
-    const std::array<bool, kNumKinds>& held() const { return held_; }
-
-    StreamJob job;
-    std::unique_ptr<StreamTrace> trace;
-    bool is_traced = false;
-    std::unique_ptr<StepGraph> whole;
-
-   private:
-    std::array<bool, kNumKinds> held_{};
-};
 
 // Runs the actions of one step as Python calls on the calling thread.
 class StreamCallbacks final : public StreamClient {
@@ -112,9 +64,7 @@ class StreamCallbacks final : public StreamClient {
             const int stage = replica * placement.num_stages() + task.action.stage;
             const py::object result = calls_.at(task.action.kind)[static_cast<std::size_t>(stage)](
                 task.action.microbatch);
-            if (!result.is_none()) {
-                transfers = transfers_from(py::cast<std::vector<PythonTransfer>>(result));
-            }
+            transfers = transfers_returned(result);
             return true;
         } catch (py::error_already_set& error) {
             error.restore();
@@ -197,6 +147,31 @@ class StreamExecutor final : public Closable {
             throw_stalled(report());
         }
         return callbacks.take_failures();
+    }
+
+    std::vector<Failure> run_by(Issuers& issuers, StreamProgram& program, const CallsOfKinds& calls,
+                                const py::object& carry, const std::map<int, Address>& callers,
+                                bool traced) {
+        if (!claim_.is_mine()) throw std::logic_error("run_by needs a claim");
+        const std::map<int, cuda::CUstream> streams = streams_from(callers);
+        if (traced) settle(py::none());
+        if (!program.by_threads) program.by_threads = std::make_unique<IssuingProgram>(program.job);
+        const std::unique_ptr<HeldClaim> held = issuers.claim();
+        std::vector<Failure> failures;
+        try {
+            const Unlocked unlocked;
+            StreamTrace* trace = traced ? begin_trace(program) : nullptr;
+            Dispatch dispatch(program.job, streams, issuers.client(), false, trace, watch_.get());
+            const bool ran = dispatch.run([&] {
+                const Locked lock;
+                failures = issuers.issue(dispatch, *program.by_threads, calls, carry);
+                return failures.empty();
+            });
+            program.is_traced = ran && (traced || program.is_traced);
+        } catch (const StreamsStalled&) {
+            throw_stalled(report());
+        }
+        return failures;
     }
 
     void run_whole(StreamProgram& program, const std::map<int, Address>& callers) {
@@ -357,6 +332,14 @@ void bind_program(py::module_& module) {
 
 void bind_streams(py::module_& module) {
     bind_program(module);
+    py::class_<Issuers>(module, "Issuers", "Threads that issue steps, one for each lane.")
+        .def(py::init([](int num_lanes) {
+                 stay_at_end();
+                 return std::make_unique<Issuers>(num_lanes);
+             }),
+             "num_lanes"_a, "Raises RuntimeError when the system refuses a thread.")
+        .def("close", &Issuers::close,
+             "Stops a step that runs in another thread, and ends the threads.");
     py::class_<StreamExecutor, std::shared_ptr<StreamExecutor>>(
         module, "StreamExecutor", "Issues programs to the streams of lanes.")
         .def(py::init([](double timeout_s, py::object stalled) {
@@ -380,6 +363,11 @@ void bind_streams(py::module_& module) {
              "callbacks[kind][replica * num_stages + stage](microbatch), which returns what the "
              "copy of its result moves, as (to, from, bytes, via). Returns what failed, as "
              "(action, device, exception). Raises CudaError.")
+        .def("run_by", &StreamExecutor::run_by, "issuers"_a, "program"_a, "callbacks"_a, "carry"_a,
+             "callers"_a, "traced"_a,
+             "Has threads issue a step, one for each lane: the same as run without a replay. Each "
+             "thread calls carry() before its first call, and what carry() returned after its last "
+             "call.")
         .def("run_whole", &StreamExecutor::run_whole, "program"_a, "callers"_a,
              "Launches a step as one graph, made of the graphs of all actions; it is made at the "
              "first call, and again when a launch or transfers have changed. Raises ValueError "

@@ -188,7 +188,7 @@ void Callbacks::attach(int worker) noexcept {
 }
 
 void Callbacks::detach(int worker) noexcept {
-    resume(worker);
+    Callbacks::resume(worker);
     clear_locals();
     Presence::of_this_thread().leave();
     // Not by PyGILState_Release, which clears the state with the count at 0: where what goes then
@@ -240,31 +240,35 @@ void Callbacks::leave(int worker) noexcept {
 }
 
 bool Callbacks::run(int worker, Position position) noexcept {
+    return static_cast<bool>(call(worker, position));
+}
+
+py::object Callbacks::call(int worker, Position position) {
     // While this worker waited for the lock another action failed, or an interrupt came, which
     // reaches only those under way.
-    if (!failures_.empty() || abandoned_) return false;
+    if (!failures_.empty() || abandoned_) return {};
     Worker& self = workers_[static_cast<std::size_t>(worker)];
     const Action action = program_->action(position);
     // An object of its own: the step may be given up meanwhile.
-    const py::object call =
+    const py::object function =
         calls_[static_cast<std::size_t>(action.kind)][program_->stage_of_replica(position)];
     const auto microbatch =
         py::reinterpret_steal<py::object>(PyLong_FromUnsignedLong(action.microbatch));
     self.position.store(position, std::memory_order_relaxed);
     self.number.store(self.number.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     self.acting.store(true, std::memory_order_relaxed);
-    const auto result = py::reinterpret_steal<py::object>(
-        or_stay([&] { return PyObject_CallOneArg(call.ptr(), microbatch.ptr()); }));
+    auto result = py::reinterpret_steal<py::object>(
+        or_stay([&] { return PyObject_CallOneArg(function.ptr(), microbatch.ptr()); }));
     self.acting.store(false, std::memory_order_relaxed);
     if (abandoned_) {
         PyErr_Clear();
         take_interrupt();
-        return false;
+        return {};
     }
     if (num_forks() != num_forks_) end_child(static_cast<bool>(result));
-    const bool ok = result ? true : fail(action, program_->device_of(position));
+    if (!result) fail(action, program_->device_of(position));
     if (interrupted_) take_interrupt();
-    return ok;
+    return result;
 }
 
 // An interrupt meant for the action that just ended must not hit what this thread does next. It is

@@ -23,7 +23,7 @@ class Stalled : public std::exception {};
 
 // Runs the actions of a step as Python calls. The interpreter lock guards every member, except
 // those that say otherwise.
-class Callbacks final : public Client {
+class Callbacks : public Client {
    public:
     // A step whose action takes longer than `timeout_ns` has stalled. 0: no time is too long.
     // A watchdog, if there is one, looks at waits for the interpreter lock.
@@ -56,6 +56,11 @@ class Callbacks final : public Client {
     void leave(int worker) noexcept override;
     bool run(int worker, Position position) noexcept override;
 
+   protected:
+    // Calls what an action is, on its worker, with the interpreter lock. Null where it has failed.
+    pybind11::object call(int worker, Position position);
+    bool fail(std::optional<Action> action, int device);
+
    private:
     struct Worker {
         PyThreadState* state = nullptr;
@@ -75,7 +80,6 @@ class Callbacks final : public Client {
         pybind11::object leave;
     };
 
-    bool fail(std::optional<Action> action, int device);
     void look();
     void interrupt_actions();
     bool is_hopeless();

@@ -531,6 +531,10 @@ class StreamProgram:
     def timeline(self) -> Timeline: ...
     def copies(self) -> Timeline: ...
 
+class Issuers:
+    def __init__(self, num_lanes: int) -> None: ...
+    def close(self) -> None: ...
+
 class StreamExecutor:
     def __init__(
         self, timeout_s: float = 0.0, stalled: Callable[[str], BaseException] | None = None
@@ -542,6 +546,15 @@ class StreamExecutor:
         callbacks: Mapping[Kind, Sequence[Callable[[int], Sequence[_Transfer] | None]]],
         callers: Mapping[int, int],
         replay: bool,
+        traced: bool,
+    ) -> list[tuple[Action | None, int, BaseException]]: ...
+    def run_by(
+        self,
+        issuers: Issuers,
+        program: StreamProgram,
+        callbacks: Mapping[Kind, Sequence[Callable[[int], Sequence[_Transfer] | None]]],
+        carry: Callable[[], Callable[[], object]],
+        callers: Mapping[int, int],
         traced: bool,
     ) -> list[tuple[Action | None, int, BaseException]]: ...
     def run_whole(self, program: StreamProgram, callers: Mapping[int, int]) -> None: ...

@@ -129,6 +129,24 @@ Program::Program(const Placement& placement, int num_slots)
     for (Position position = 0; position < num_first; ++position) --num_first_inputs_[position];
 }
 
+Program Program::issuing(const Placement& placement, int num_slices, Issued issued) {
+    return {placement, num_slices, std::move(issued)};
+}
+
+Program::Program(const Placement& placement, int num_slices, Issued issued)
+    : placement_(placement),
+      num_slices_(num_slices),
+      is_issuing_(true),
+      actions_(std::move(issued.actions)),
+      device_(std::move(issued.devices)),
+      row_begin_(std::move(issued.row_begin)) {
+    for (Position position = 0; position < row_begin_.back(); ++position) {
+        held_[static_cast<std::size_t>(actions_[position].kind)] = true;
+    }
+    connect(issued.edges);
+    num_first_inputs_ = num_inputs_;
+}
+
 void Program::connect(const std::vector<Edge>& edges) {
     num_inputs_.assign(actions_.size(), 0);
     release_begin_.assign(actions_.size() + 1, 0);

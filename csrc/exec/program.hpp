@@ -26,8 +26,16 @@ using Position = std::uint32_t;
 //
 // A part of a plan holds what stands between two positions of each row. Actions before it count
 // as done: programs of one part after another run the plan, with a pause of all devices in between.
+//
+// A program that issues has the actions of each device's row, which only the thread of the device
+// may run, and behind the rows others, such as copies, which any thread may run.
 class Program {
    public:
+    struct Edge {
+        Position from;
+        Position to;
+    };
+
     // Throws PlanError when the plan cannot run.
     explicit Program(const Plan& plan);
     // The actions from `begins` up to `ends` of each row. Throws PlanError when the plan cannot
@@ -37,8 +45,20 @@ class Program {
                         const std::vector<std::size_t>& ends);
     // Throws std::invalid_argument for less than one slot.
     static Program endless(const Placement& placement, int num_slots);
+    // The content of a program that issues. Actions stand row by row, and then those of no row,
+    // each with its device. The edges are all that actions wait for, also in their rows.
+    struct Issued {
+        std::vector<Action> actions;
+        std::vector<int> devices;
+        std::vector<Position> row_begin;
+        std::vector<Edge> edges;
+    };
+    static Program issuing(const Placement& placement, int num_slices, Issued issued);
 
     bool is_endless() const { return num_slots_ > 0; }
+    bool is_issuing() const { return is_issuing_; }
+    // In a program that issues, whether only the thread of the action's device may run it.
+    bool is_in_row(Position position) const { return position < row_begin_.back(); }
     // Slots of an endless program.
     int num_slots() const { return num_slots_; }
     // The first stage's forward of a slot.
@@ -60,7 +80,7 @@ class Program {
         const auto replica = static_cast<std::size_t>(placement_.replica_of(action.microbatch));
         return replica * static_cast<std::size_t>(num_stages()) + action.stage;
     }
-    // First position of the row; row_begin(num_devices()) is the number of actions.
+    // First position of the row; row_begin(num_devices()) is the end of the last one.
     Position row_begin(int device) const { return row_begin_[static_cast<std::size_t>(device)]; }
 
     int num_inputs(Position position) const { return num_inputs_[position]; }
@@ -72,20 +92,17 @@ class Program {
     }
 
    private:
-    struct Edge {
-        Position from;
-        Position to;
-    };
-
     Program(const Plan& plan, const std::vector<std::size_t>& begins,
             const std::vector<std::size_t>& ends);
     Program(const Placement& placement, int num_slots);
+    Program(const Placement& placement, int num_slices, Issued issued);
 
     void connect(const std::vector<Edge>& edges);
 
     Placement placement_;
     int num_slices_;
     int num_slots_ = 0;
+    bool is_issuing_ = false;
     std::array<bool, kNumKinds> held_{};
     std::vector<Action> actions_;
     std::vector<int> device_;

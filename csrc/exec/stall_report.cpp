@@ -52,12 +52,12 @@ class StallReport {
 
     std::string of_host() const {
         const std::optional<TaskNumber> task = step_.host_task();
-        if (step_.is_cut()) return "\nthe calling thread has ended the step, which failed";
+        if (step_.is_cut()) return "\nthe issuing thread has ended the step, which failed";
         if (!task) {
-            return std::string("\nthe calling thread has issued all of the step") +
+            return std::string("\nthe issuing thread has issued all of the step") +
                    (step_.is_one_graph() ? ", as one CUDA graph" : "");
         }
-        return "\nthe calling thread is in " + place(*task) + " for " +
+        return "\nthe issuing thread is in " + place(*task) + " for " +
                seconds(step_.host_ns(now_)) + ", which it has not issued";
     }
 

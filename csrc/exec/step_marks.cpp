@@ -4,6 +4,7 @@
 #include <chrono>
 #include <iterator>
 #include <limits>
+#include <span>
 #include <thread>
 
 #include "exec/stream_job.hpp"
@@ -29,9 +30,11 @@ StepMarks::StepMarks(const StreamJob& job)
       place_(job.order().tasks().size(), kNever),
       place_in_row_(job.order().tasks().size()),
       done_(job.order().tasks().size()),
+      is_recorded_(job.order().tasks().size()),
       what_(job.order().tasks().size()),
       rows_(index(job.order().num_streams())),
-      begun_(index(lanes_->size())) {
+      begun_(index(lanes_->size())),
+      seen_(job.order().tasks().size()) {
     const auto make_event = [](cuda::CUcontext context) {
         return cuda::make_event(context, cuda::kEventDisableTiming);
     };
@@ -62,9 +65,11 @@ StepMarks::StepMarks(const StreamJob& job)
 bool StepMarks::take() {
     if (taken_.exchange(true, std::memory_order_acquire)) return false;
     num_begun_ = 0;
-    num_issued_ = 0;
+    // Relaxed: whoever looks takes the marks from the watch, whose lock publishes these.
+    for (auto& each : is_recorded_) each.store(false, std::memory_order_relaxed);
     is_whole_ = is_cut_ = is_one_graph_ = seen_whole_ = false;
-    seen_issued_ = 0;
+    seen_.assign(seen_.size(), false);
+    num_issued_ = 0;
     host_since_ns_ = begin_since_ns_ = tail_since_ns_ = 0;
     for (Row& row : rows_) {
         row.at = 0;
@@ -91,13 +96,13 @@ void StepMarks::begin(int lane) {
 void StepMarks::record(TaskNumber task, Issued issued) {
     what_[task] = issued;
     cuda::driver::cuEventRecord(done_[task].get(), streams_[index(order_->tasks()[task].stream)]);
-    num_issued_.store(place_[task] + 1, std::memory_order_release);
+    is_recorded_[task].store(true, std::memory_order_release);
 }
 
 void StepMarks::record_all(const std::vector<Issued>& issued) {
     what_ = issued;
     is_one_graph_.store(true, std::memory_order_relaxed);
-    num_issued_.store(tasks_.size(), std::memory_order_release);
+    for (const TaskNumber task : tasks_) is_recorded_[task].store(true, std::memory_order_release);
 }
 
 void StepMarks::cut() noexcept {
@@ -124,9 +129,12 @@ bool StepMarks::look(std::int64_t now, bool is_oldest) noexcept {
 void StepMarks::look_at_host(std::int64_t now) {
     // In this order: where all is issued, all records are seen.
     seen_whole_ = is_whole_.load(std::memory_order_acquire);
-    const std::size_t issued = num_issued_.load(std::memory_order_acquire);
-    if (host_since_ns_ == 0 || issued != seen_issued_) host_since_ns_ = now;
-    seen_issued_ = issued;
+    const std::size_t before = num_issued_;
+    for (const TaskNumber task : std::span(tasks_).subspan(before)) {
+        seen_[task] = is_recorded_[task].load(std::memory_order_acquire);
+    }
+    while (num_issued_ < tasks_.size() && seen_[tasks_[num_issued_]]) ++num_issued_;
+    if (host_since_ns_ == 0 || num_issued_ != before) host_since_ns_ = now;
 }
 
 void StepMarks::look_at_begin(std::int64_t now, bool is_oldest) {
@@ -194,8 +202,8 @@ std::vector<TaskNumber> StepMarks::lacking(int stream) const {
 }
 
 std::optional<TaskNumber> StepMarks::host_task() const {
-    if (seen_whole_ || seen_issued_ == tasks_.size()) return {};
-    return tasks_[seen_issued_];
+    if (seen_whole_ || num_issued_ == tasks_.size()) return {};
+    return tasks_[num_issued_];
 }
 
 // A task of another half was issued by another job, whose steps are looked at as well.

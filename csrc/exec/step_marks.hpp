@@ -16,8 +16,8 @@ namespace pykern {
 
 class StreamJob;
 
-// One thread issues the step and records the marks. One other at a time looks. Marks outlive their
-// job, since a step may run on when nobody holds the program any more.
+// One thread issues the step and records the marks, or one for each lane. One other at a time
+// looks. Marks outlive their job, since a step may run on when nobody holds the program any more.
 class StepMarks {
    public:
     // The work that a task has issued: the bytes that it copies, behind a CUDA graph where one is
@@ -41,7 +41,7 @@ class StepMarks {
 
     // By the thread that issues. The lane's stream waits for its caller; lanes in their order.
     void begin(int lane);
-    // Behind the task, in the order of the job.
+    // Behind the task, by the thread that has issued it.
     void record(TaskNumber task, Issued issued);
     // The same for all tasks at once, by task: their events are recorded by nodes of a graph, which
     // was launched.
@@ -80,7 +80,8 @@ class StepMarks {
     std::vector<TaskNumber> lacking(int stream) const;
     // Whether the lane's stream has come past what its caller's held before the step.
     bool has_begun(int lane) const { return begun_[index(lane)]; }
-    // The task that the thread is about to issue, or in; nothing where it has issued all.
+    // The first task in the order of the job that is not issued: its thread is in it or about to
+    // be. Nothing where all are issued.
     std::optional<TaskNumber> host_task() const;
     std::int64_t host_ns(std::int64_t now) const { return now - host_since_ns_; }
     // Whether the step waits for what the callers' streams held before it, and for how long.
@@ -101,7 +102,7 @@ class StepMarks {
     };
 
     static std::size_t index(int number) { return static_cast<std::size_t>(number); }
-    bool has_recorded(TaskNumber task) const { return place_[task] < seen_issued_; }
+    bool has_recorded(TaskNumber task) const { return seen_[task]; }
     bool is_done(TaskNumber task) const;
     bool all_have_begun() const;
     bool stream_has_begun(int stream) const;
@@ -122,10 +123,10 @@ class StepMarks {
 
     std::atomic<bool> taken_ = false;
     std::atomic<bool> given_up_ = false;
-    // Written by the thread that issues. Release behind the record that they tell of, since an
-    // event that was never recorded counts as done.
+    // Written by threads that issue. Release behind the record that they tell of, since an event
+    // that was never recorded counts as done.
     std::atomic<int> num_begun_ = 0;
-    std::atomic<std::size_t> num_issued_ = 0;
+    std::vector<std::atomic<bool>> is_recorded_;  // by task
     std::atomic<bool> is_whole_ = false;
     std::atomic<bool> is_cut_ = false;
     std::atomic<bool> is_one_graph_ = false;
@@ -134,7 +135,8 @@ class StepMarks {
     // The last look. Where a time is 0, nothing of the kind is at work.
     std::vector<Row> rows_;
     std::vector<bool> begun_;
-    std::size_t seen_issued_ = 0;
+    std::vector<bool> seen_;      // by task: whether it was recorded
+    std::size_t num_issued_ = 0;  // tasks in the order of the job before the first that was not
     bool seen_whole_ = false;
     std::int64_t host_since_ns_ = 0;
     std::int64_t begin_since_ns_ = 0;

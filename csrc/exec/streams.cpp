@@ -1,5 +1,6 @@
 #include "exec/streams.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "exec/ranges.hpp"
@@ -17,6 +18,13 @@ void move_on(cuda::CUstream stream, const Transfers& transfers) {
     for (const Transfer& transfer : transfers) {
         driver::cuMemcpyAsync(transfer.to, transfer.from, transfer.bytes, stream);
     }
+}
+
+// Makes a context current, unless it is.
+void enter(cuda::CUcontext context, cuda::CUcontext& current) {
+    if (context == current) return;
+    driver::cuCtxSetCurrent(context);
+    current = context;
 }
 
 void wait(cuda::CUstream stream, cuda::CUevent event) {
@@ -55,6 +63,17 @@ Dispatch::Dispatch(StreamJob& job, const std::map<int, cuda::CUstream>& callers,
       given_(job.order().tasks().size()) {}
 
 bool Dispatch::run() {
+    return run([this] {
+        cuda::CUcontext current = nullptr;
+        return std::ranges::all_of(job_.issued(), [&](TaskNumber number) {
+            const Task& task = order_.tasks()[number];
+            const Range range(task.action, order_.device_of_stream(task.stream));
+            return issue(number, current);
+        });
+    });
+}
+
+bool Dispatch::run(const std::function<bool()>& issue_all) {
     const Range range = Range::of_step();
     const cuda::CurrentContext restore(job_.lanes().primary(0));
     if (watch_ != nullptr) {
@@ -63,11 +82,9 @@ bool Dispatch::run() {
     }
     try {
         begin();
-        for (const TaskNumber task : job_.issued()) {
-            if (!issue(task)) {
-                drain();
-                return false;
-            }
+        if (!issue_all()) {
+            drain();
+            return false;
         }
         end();
         if (marks_) marks_->finish();
@@ -97,13 +114,18 @@ void Dispatch::begin() {
     }
 }
 
-bool Dispatch::issue(TaskNumber number) {
+bool Dispatch::issue(TaskNumber number, cuda::CUcontext& current) {
     const Task& task = order_.tasks()[number];
     const cuda::CUstream stream = job_.stream(task.stream);
-    enter(job_.lanes().primary(order_.device_of_stream(task.stream)));
+    enter(job_.lanes().primary(order_.device_of_stream(task.stream)), current);
     for (const TaskNumber input : order_.waits(number)) wait(stream, job_.done(input));
     if (trace_ != nullptr) trace_->start(number);
-    if (!perform(number)) return false;
+    if (order_.is_compute(task)) {
+        if (!act(number, current)) return false;
+    } else {
+        const auto& given = given_[number];
+        move(given ? *given : job_.transfers(number), job_.copy_lane(task));
+    }
     if (trace_ != nullptr) trace_->end(number);
     if (task.awaited) driver::cuEventRecord(job_.done(number), stream);
     if (marks_) mark(number);
@@ -123,16 +145,7 @@ void Dispatch::mark(TaskNumber number) {
     watch_->require_progress();
 }
 
-bool Dispatch::perform(TaskNumber number) {
-    const Task& task = order_.tasks()[number];
-    const Range range(task.action, order_.device_of_stream(task.stream));
-    if (order_.is_compute(task)) return act(number);
-    const auto& given = given_[number];
-    move(given ? *given : job_.transfers(number), job_.copy_lane(task));
-    return true;
-}
-
-bool Dispatch::act(TaskNumber number) {
+bool Dispatch::act(TaskNumber number, cuda::CUcontext& current) {
     const Task& task = order_.tasks()[number];
     if (const auto& launch = job_.launch(number); launch && replay_) {
         const cuda::CUstream stream = job_.stream(task.stream);
@@ -145,8 +158,8 @@ bool Dispatch::act(TaskNumber number) {
     if (!client_.run(number, transfers)) return false;
     // The client may have made another context current. Most leave it, and on an H100 it took 0.6
     // us to set one, whichever was current.
-    driver::cuCtxGetCurrent(&current_);
-    enter(job_.lanes().primary(task.stream));
+    driver::cuCtxGetCurrent(&current);
+    enter(job_.lanes().primary(task.stream), current);
     const TaskNumber carrier = job_.carrier_of(number);
     if (carrier != StreamJob::kNoTask) given_[carrier] = std::move(transfers);
     return true;
@@ -164,16 +177,11 @@ void Dispatch::end() {
     for (int lane = 0; lane < lanes.size(); ++lane) {
         driver::cuEventRecord(job_.lane_end(lane), lanes.compute(lane));
     }
+    cuda::CUcontext current = nullptr;
     for (int lane = 0; lane < lanes.size(); ++lane) {
-        enter(lanes.primary(lane));
+        enter(lanes.primary(lane), current);
         wait(callers_.at(lanes.gpu_of(lane)), job_.lane_end(lane));
     }
-}
-
-void Dispatch::enter(cuda::CUcontext context) {
-    if (context == current_) return;
-    driver::cuCtxSetCurrent(context);
-    current_ = context;
 }
 
 // Errors of the driver are ignored, because there is a failure to report already.
@@ -184,7 +192,6 @@ void Dispatch::drain_watched() noexcept {
     }
     // A step has stalled. Later work of the callers has to come after it all the same.
     try {
-        current_ = nullptr;
         end();
     } catch (const std::exception&) {
         return;

@@ -337,14 +337,22 @@ void Workers::release(int worker, Position position, Ready& ready) {
         // Relaxed: this action is itself unfinished until its releases are counted.
         unfinished_.fetch_add(1, std::memory_order_relaxed);
         const bool is_own = program.device_of(next) == worker;
-        if (is_own && !program.is_endless()) {
+        if (program.is_issuing() && !program.is_in_row(next)) {
+            ready.push(next);
+        } else if (is_own && !program.is_endless()) {
             ready.push_last(next);
-        } else if (!is_own && job_->pace.expected_ns(program.action(next)) < kWorthWakingNs) {
+        } else if (!is_own && may_stay(next)) {
             ready.push(next);
         } else {
             post(next);
         }
     }
+}
+
+// Whether an action of another device runs on the thread that has released it.
+bool Workers::may_stay(Position position) const {
+    if (job_->program.is_issuing()) return false;
+    return job_->pace.expected_ns(job_->program.action(position)) < kWorthWakingNs;
 }
 
 void Workers::post(Position position) {

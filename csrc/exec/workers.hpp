@@ -58,7 +58,8 @@ struct WorkerProgram {
 // A step is a wave of ready actions. Each action has a join counter of inputs that have not run.
 // The worker that takes the last input away has the action run: on its own thread if the device is
 // its own, or if the action is too short to wake the device's thread for, else by a post to that
-// thread. A row is a chain, so a device has at most one ready action.
+// thread. In a program that issues, a short action does not stay, and one of no row always does. A
+// row is a chain, so a device has at most one ready action.
 //
 // The step of an endless program goes on until `stop`. A counter that reaches zero is set again for
 // the next round. A device runs its ready actions, of several stages, in the order of their posts.
@@ -139,6 +140,7 @@ class Workers {
     void run_ready(int worker, Position first);
     bool run_action(int worker, Position position);
     void release(int worker, Position position, Ready& ready);
+    bool may_stay(Position position) const;
     void post(Position position);
     void leave(int worker);
     void finish(int worker);

@@ -43,6 +43,7 @@ from ..runtime.features.feature import Feature, Features, Made
 from ..runtime.features.finite import Checks
 from ..runtime.features.frozen import Frozen
 from ..runtime.features.scaler import Scaler
+from ..runtime.gpu.issuing import ByCaller, ByThreads
 from ..runtime.gpu.streams import Streams
 from ..runtime.stage.stage import Stage
 from ..verify import Subject, Verifier
@@ -234,7 +235,8 @@ def build(of: Design, model: nn.Module) -> Built:
 def _open_driver(asked: Request) -> Driver:
     """The driver of the devices; raises RuntimeError if GPUs cannot be used."""
     if asked.lanes[0].device.type != "cpu":
-        return Streams(asked.lanes, asked.capture, asked.timeout)
+        issuer = ByThreads(len(asked.lanes)) if asked.issue == "threads" else ByCaller()
+        return Streams(asked.lanes, asked.capture, asked.timeout, issuer)
     return Workers(len(asked.lanes), asked.timeout)
 
 

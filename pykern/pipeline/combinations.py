@@ -40,6 +40,7 @@ OPTIONS: Mapping[str, Callable[[Request, Plan | None], bool]] = {
     "a plan of replicas": lambda _, plan: plan is not None and plan.placement.num_replicas > 1,
     "capture": lambda asked, _: asked.capture is not False,
     "capture that has to be": lambda asked, _: asked.capture in (True, "step"),
+    "threads that issue": lambda asked, _: asked.issue == "threads",
     "recompute": lambda asked, _: asked.recompute is not None,
     "a budget": lambda asked, _: isinstance(asked.recompute, Budget),
     "check_finite": lambda asked, _: asked.check_finite in ("grads", "activations"),
@@ -130,6 +131,21 @@ REFUSED: Mapping[tuple[str, str], str] = {
         "capture must be False or 'auto' on CPU workers, which call every action, got "
         "{asked.capture!r}. Use GPUs"
     ),
+    ("threads that issue", "CPU workers"): (
+        "issue must be 'caller' on CPU workers, whose threads call the actions, got 'threads'. Use "
+        "GPUs"
+    ),
+    ("threads that issue", "capture"): (
+        "issue must be 'caller' with capture, got 'threads'. One call launches the graphs of an "
+        "action: capture=False, or leave issue out"
+    ),
+    **{
+        ("threads that issue", name): (
+            f"issue must be 'caller' with {name}, got 'threads'. Processes must start their sums "
+            "in the same order, and threads have no order among them"
+        )
+        for name in ("process_group", "tensor_parallel")
+    },
     ("a budget", "tensor_parallel"): (
         "recompute must be levels with tensor_parallel, got a Budget. One process alone cannot "
         "measure shards: give levels, such as the `fitted` of a pipeline without shards"

@@ -21,6 +21,7 @@ from ..profiling import Report
 from ..runtime.devices import Devices
 from ..runtime.features.finite import CheckFinite
 from ..runtime.gpu.capture.policy import Capture
+from ..runtime.gpu.issuing import Issuing
 from ..runtime.loss import Loss
 from ..verify import Verify
 from .arguments import Arguments
@@ -76,6 +77,9 @@ class Pipeline(Steps):
             run as usual, with one warning. "step": as True, and all graphs and copies of a step
             become one graph. A step whose shapes are not the captured ones runs as usual, with
             one warning.
+        issue: on GPUs, "caller" has the caller of a step call its actions, one after another;
+            "threads" has a thread for each device call the actions of the device, at the same time
+            as far as the interpreter lock allows. Hooks and layers then run on these threads.
         recompute: what a forward keeps for its backward. A level for all stages: "none", "ops" or
             "ops+stash" for what pykern's kernels keep, "layer" or "stage" to keep inputs only and
             compute the rest once more, in an action of its own (R); or a list with an entry for
@@ -134,6 +138,7 @@ class Pipeline(Steps):
         split_at: SplitAt | None = None,
         whole: Sequence[str] = (),
         capture: Capture = False,
+        issue: Issuing = "caller",
         recompute: RecomputeArgument | Budget = None,
         check_finite: CheckFinite = "off",
         deferred_batch_norm: bool = False,
@@ -165,6 +170,7 @@ class Pipeline(Steps):
             "tensor_parallel": tensor_parallel,
             "verify": verify,
             "timeout": timeout,
+            "issue": issue,
             "compile": compile,
             "options": options,
         }

@@ -21,6 +21,7 @@ from ..runtime.asynchronous.optimizers import MakeOptimizer
 from ..runtime.devices import DeviceLane, Devices, parse_devices
 from ..runtime.features.finite import CheckFinite
 from ..runtime.gpu.capture.policy import Capture
+from ..runtime.gpu.issuing import Issuing
 from ..runtime.loss import Loss
 from ..runtime.timeout import refuse_timeout
 from ..verify import Verify, parse_verify
@@ -57,6 +58,7 @@ class Request:
     split_at: SplitAt | None = None
     whole: Sequence[str] = ()
     capture: Capture = False
+    issue: Issuing = "caller"
     recompute: RecomputeArgument | Budget = None
     check_finite: CheckFinite = "off"
     deferred_batch_norm: bool = False
@@ -86,6 +88,7 @@ class Request:
             )
         require_one_of("check_finite", self.check_finite, get_args(CheckFinite))
         require_one_of("capture", self.capture, (False, True, "auto", "step"))
+        require_one_of("issue", self.issue, get_args(Issuing))
         require_one_of("compile", self.compile, get_args(Compile))
         refuse_timeout(self.timeout)
         # These values are computed now, so that errors in their arguments are raised now.

@@ -187,7 +187,7 @@ def _speeds(forms: Sequence[_Form], size: int) -> list[float]:
 
 
 def _crowded_ns(forms: Sequence[_Form], size: int) -> float:
-    """What an action takes beside its time where there are more devices than cores."""
+    """The time that an action takes beside its own where there are more devices than cores."""
     *_, together, most = forms
     if most.pipe.plan.num_devices == together.pipe.plan.num_devices:
         return 0.0

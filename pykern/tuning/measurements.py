@@ -44,7 +44,8 @@ class Measurements:
         cores: the number of devices that compute at once.
         speeds: by size, of each device while one, two, ... of them compute; the times are of speed
             1. Short actions lose more of their speed, since devices share the interpreter's lock.
-        crowded_ns: what an action takes beside its time where there are more devices than cores.
+        crowded_ns: the time that an action takes beside its own where there are more devices than
+            cores.
     """
 
     units: tuple[str, ...]

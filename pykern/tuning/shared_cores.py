@@ -23,7 +23,7 @@ def simulate_shared(
         plan: a plan without overlapped pairs and U.
         costs: the costs of its stages; a hand-over takes `transfer_ns`.
         speeds: the speed of a device while one, two, ... devices compute; the costs are at speed 1.
-        crowded_ns: what an action takes beside where devices are more than speeds.
+        crowded_ns: the time that an action takes beside its own where devices are more than speeds.
     """
     beside = crowded_ns if plan.num_devices > len(speeds) else 0.0
     return _Shared(plan, costs, speeds, costs.overhead_ns + beside).run()
@@ -146,7 +146,7 @@ def speeds_seen(
 def crowded_ns_seen(
     timelines: Sequence[Timeline], work_ns: float, speeds: Sequence[float]
 ) -> float:
-    """What an action takes beside its own time in plans of more devices than cores.
+    """The time that an action takes beside its own in plans of more devices than cores.
 
     Threads that share cores leave them and come back, and find there what others have left. That
     takes as long for short actions as for long ones.

@@ -3,6 +3,7 @@
 
 #include <bit>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <tuple>
@@ -45,11 +46,16 @@ class GraphJob final : private StreamClient {
     GraphJob(const GraphJob&) = delete;
     GraphJob& operator=(const GraphJob&) = delete;
 
+    const StreamJob& job() const { return job_; }
     const StreamOrder& order() const { return job_.order(); }
 
     // Issues a step, in which without `replay` the client does the same. Before it the caller may
-    // have written to all memory of its GPU, and may read all after it.
-    void issue(Value batch, bool replay) {
+    // have written to all memory of its GPU, and may read all after it. Returns what `run` does.
+    bool issue(
+        Value batch, bool replay,
+        const std::function<bool(Dispatch&)>& run = [](Dispatch& dispatch) {
+            return dispatch.run();
+        }) {
         fake_begin_step();
         const cuda::CurrentContext current(lanes_->primary(0));
         touch_all(1);
@@ -57,13 +63,15 @@ class GraphJob final : private StreamClient {
             copy(value, given_.at({batch, microbatch}), device_of(microbatch, 0));
         }
         for (auto& [place, sum] : values_.sums) copy(sum, zero_, home_of(place));
-        Dispatch(job_, given_callers_, *this, replay, nullptr, nullptr).run();
+        Dispatch dispatch(job_, given_callers_, *this, replay, nullptr, nullptr);
+        const bool ran = run(dispatch);
         Values& taken = taken_.emplace_back(order(), true);
         for (auto& [microbatch, loss] : values_.losses) {
             take(taken.losses[microbatch], loss, home_of_loss(microbatch));
         }
         for (auto& [place, sum] : values_.sums) take(taken.sums[place], sum, home_of(place));
         touch_all(0);
+        return ran;
     }
 
     // The results of the steps since the last call, when they are done.

@@ -58,7 +58,13 @@ def assert_steps_are_plain(layers: nn.Sequential, **options: Any) -> None:
         optimizers = [torch.optim.AdamW(of.parameters(), lr=0.05) for of in (pipe, plain)]
         for number in range(2):
             expected = plain_step(
-                plain, x, y, mse_loss, 4, pipe.partition.stages, num_replicas=replicas
+                plain,
+                x,
+                y,
+                mse_loss,
+                pipe.plan.num_microbatches,
+                pipe.partition.stages,
+                num_replicas=replicas,
             )
             before = counts().host_waits
             loss = pipe.step(x, target=y)

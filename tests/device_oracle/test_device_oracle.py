@@ -15,6 +15,7 @@ from tests.fake_cuda.fake import ROOT
 CALLED = ("steps", "operations called", "allocations in memory used before", "waits for events")
 SEEN = {
     "steps_on_gpus.py": (*CALLED, "copies"),
+    "threads_on_gpus.py": (*CALLED, "copies"),
     "batches_on_gpus.py": CALLED,
     "captures_on_gpus.py": (*CALLED, "captures", "graph launches", "operations replayed"),
     "loops_on_gpus.py": CALLED,

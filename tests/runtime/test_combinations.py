@@ -46,6 +46,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "tensor_parallel": {"tensor_parallel": None},
     "verify": {"verify": True},
     "timeout": {"timeout": 60.0},
+    "threads that issue": {"issue": "threads"},
     "compile": {"compile": "stages"},
     "scaler": {},
 }
@@ -136,6 +137,10 @@ def test_what_gpus_cannot_have(gpus: FakeCuda) -> None:
         refuse_combinations(asked)
     for capture in (True, "step"):
         refuse_combinations(Request(**given, schedule="gpipe", capture=capture, timeout=60.0))
+        asked = Request(**given, schedule="gpipe", capture=capture, issue="threads")
+        with pytest.raises(ValueError, match=re.escape(REFUSED["threads that issue", "capture"])):
+            refuse_combinations(asked)
+    refuse_combinations(Request(**given, schedule="gpipe", issue="threads", timeout=60.0))
 
 
 def test_the_table_is_of_options() -> None:

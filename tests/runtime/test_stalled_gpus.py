@@ -165,7 +165,7 @@ def test_a_kernel_that_hangs_is_named(schedule: str, capfd: pytest.CaptureFixtur
             'stream "pykern dev2 > dev3 F" waits for the event behind 2F3 on stream "pykern dev2 '
             'compute", to go on with 2COPY_F3; issued last: ' in text
         )
-        assert "\nthe calling thread has issued all of the step\n" in text
+        assert "\nthe issuing thread has issued all of the step\n" in text
         for call in CALLS:
             assert refusal(partial(call, run)) in text
 
@@ -237,7 +237,7 @@ def test_a_stage_that_keeps_the_calling_thread_is_named(capfd: pytest.CaptureFix
         report = refusal(lambda: run.stall(lambda _: time.sleep(TIMEOUT + 0.7)))
         assert report.startswith("stage 2, microbatch 3, action 2F3, device 2 has not ended for 1.")
         assert (
-            "\nthe calling thread is in stage 2, microbatch 3, action 2F3, device 2 for" in report
+            "\nthe issuing thread is in stage 2, microbatch 3, action 2F3, device 2 for" in report
         )
         assert report in told(capfd)
 
@@ -272,7 +272,7 @@ def test_an_action_that_hangs_in_a_graph_of_the_step_is_named(
         assert re.search(
             rf'\nstream "pykern dev{named[4]} .*" is in {named[3]} for 1\.\d s: a', text
         )
-        assert "\nthe calling thread has issued all of the step, as one CUDA graph\n" in text
+        assert "\nthe issuing thread has issued all of the step, as one CUDA graph\n" in text
         for call in CALLS:
             assert refusal(partial(call, run)) in text
 

@@ -83,6 +83,11 @@ class Gpus:
         """
         return self._current(self._compute)
 
+    def enter_streams(self) -> None:
+        """Makes the lanes' streams current on a thread that has no other use for streams."""
+        for stream in self._compute:
+            torch.cuda.set_stream(stream)
+
     def aside(self) -> AbstractContextManager[None]:
         """A context with other current streams, which first wait for the caller's streams."""
         for stream in self._asides:

@@ -1,4 +1,4 @@
-"""The CUDA driver: the calling thread issues a step to the streams of all GPUs."""
+"""The CUDA driver: a step is issued to the streams of all GPUs."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from . import cuda
 from .capture.policy import Capture, CapturePolicy
 from .capture.recording import Recording
 from .host_link import GpuLink
+from .issuing import Issuer
 from .peers import PeerPairs
 from .ring_transport import RingTransport, StreamCallback, carrier_of
 from .rings import RingBuffers
@@ -35,22 +36,28 @@ class Streams:
     """Runs plans on the streams of lanes.
 
     A step returns when it is issued; torch's current streams wait for it. Backward runs on the
-    calling thread, in the order of the plan, not on autograd's threads.
+    thread that issues, in the order of the plan, not on autograd's threads.
 
     Args:
         lanes: the devices of the plan.
         capture: whether actions become CUDA graphs, as the user has asked.
         timeout: the longest time of an action or copy, in seconds; None for no limit.
+        issuer: has the actions called.
     """
 
     def __init__(
-        self, lanes: Sequence[DeviceLane], capture: Capture, timeout: float | None = None
+        self,
+        lanes: Sequence[DeviceLane],
+        capture: Capture,
+        timeout: float | None,
+        issuer: Issuer,
     ) -> None:
         self.core = _C.StreamExecutor(timeout or 0.0, PipelineStalled)
         self.claim = self.core.claim
         self.gpus = cuda.Gpus(lanes, self.core.settle)
         self._peers = PeerPairs(self.gpus)
         self._capture = capture
+        self._issuer = issuer
         self._policy: CapturePolicy | None = None
         self._lane_of: list[int] = []
         self._transports: list[RingTransport] = []
@@ -204,10 +211,8 @@ class Streams:
             for kind, calls in callbacks.items()
             if program.has(kind)
         }
-        callers = self.gpus.callers()
         try:
-            with self.gpus.step():
-                failures = self.core.run(program, on_lanes, callers, replay=False, traced=traced)
+            failures = self._issuer.issue(self.core, self.gpus, program, on_lanes, traced=traced)
         finally:
             # The caller's streams wait for copies to the host that a REDUCE has begun.
             self.gpus.join_beside()
@@ -253,6 +258,7 @@ class Streams:
     def close(self) -> None:
         """Waits for all work, then frees the memory of rings and graphs, and leaves the streams."""
         is_free = _wait(self.core, self.gpus, self._transports, self._policy)
+        self._issuer.close()
         self._end.detach()
         self._policy = None
         if is_free:

@@ -1,0 +1,97 @@
+"""The threads that issue a step: the caller's, or one for each lane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, Protocol
+
+from ... import _C
+from ...plan import Kind
+from ...torch_private import set_multithreading
+from ..caller_state import CallerState
+from ..driver import Failure
+from .cuda import Gpus
+from .ring_transport import StreamCallback
+
+# Whether the caller of a step calls its actions, or threads do.
+Issuing = Literal["caller", "threads"]
+
+
+class Issuer(Protocol):
+    """Has the actions of a step called."""
+
+    def issue(
+        self,
+        core: _C.StreamExecutor,
+        gpus: Gpus,
+        program: _C.StreamProgram,
+        calls: Mapping[Kind, Sequence[StreamCallback]],
+        *,
+        traced: bool,
+    ) -> list[Failure]:
+        """Issues a step after the current streams; returns the failures."""
+
+    def close(self) -> None:
+        """Ends threads that it has made."""
+
+
+class ByCaller:
+    """The caller of a step calls its actions, one after another."""
+
+    def issue(
+        self,
+        core: _C.StreamExecutor,
+        gpus: Gpus,
+        program: _C.StreamProgram,
+        calls: Mapping[Kind, Sequence[StreamCallback]],
+        *,
+        traced: bool,
+    ) -> list[Failure]:
+        """Issues a step after the current streams; returns the failures."""
+        callers = gpus.callers()
+        with gpus.step():
+            return core.run(program, calls, callers, replay=False, traced=traced)
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+class ByThreads:
+    """Threads, one for each lane, call the actions of their lane. They live until `close`.
+
+    Args:
+        num_lanes: of the pipeline.
+    """
+
+    def __init__(self, num_lanes: int) -> None:
+        self._threads = _C.Issuers(num_lanes)
+
+    def issue(
+        self,
+        core: _C.StreamExecutor,
+        gpus: Gpus,
+        program: _C.StreamProgram,
+        calls: Mapping[Kind, Sequence[StreamCallback]],
+        *,
+        traced: bool,
+    ) -> list[Failure]:
+        """Issues a step after the current streams; returns the failures."""
+        carry = _carry(CallerState(1), gpus)
+        return core.run_by(self._threads, program, calls, carry, gpus.callers(), traced)
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._threads.close()
+
+
+def _carry(state: CallerState, gpus: Gpus) -> Callable[[], Callable[[], None]]:
+    """Gives a thread the state of the step's caller, and the lanes' streams."""
+
+    def begin() -> Callable[[], None]:
+        undo = state()
+        # A flag of each thread, without which autograd has backwards run on threads of its own.
+        set_multithreading(False)
+        gpus.enter_streams()
+        return undo
+
+    return begin
