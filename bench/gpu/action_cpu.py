@@ -15,7 +15,7 @@ from pykern.schedules import one_f_one_b
 
 from .frame import Json
 from .tools import DEVICE
-from .variants import FOURS, WARM_UP, Capture, finish, of_each, pipeline
+from .variants import FOURS, WARM_UP, Capture, finish, of_each, pipeline, tried
 
 PLAN = one_f_one_b(4, 32)
 WIDTH = 16
@@ -42,6 +42,7 @@ def measure(device: torch.device, rounds: int) -> Json:
         "actions": sum(len(row) for row in PLAN.rows),
         "plain loop": {"us_per_action": plain_us(device, rounds)},
         **of_each(lambda capture: issued(capture, device, rounds)),
+        "threads": tried(lambda: by_threads(device, rounds)),
     }
 
 
@@ -65,6 +66,16 @@ def issued(capture: Capture, device: torch.device, rounds: int) -> Json:
             pipe.step(x, target=y)
         cpu_us, wall_us = us_per_action(lambda: pipe.step(x, target=y), rounds)
     return {"us_per_action": cpu_us, "wall_us_per_action": wall_us}
+
+
+def by_threads(device: torch.device, rounds: int) -> Json:
+    """The wall time alone: the calling thread waits for those that issue."""
+    model, x, y = task(device)
+    with pipeline(model, PLAN, FOURS["streams"], False, F.mse_loss, issue="threads") as pipe:
+        for _ in range(WARM_UP):
+            pipe.step(x, target=y)
+        _, wall_us = us_per_action(lambda: pipe.step(x, target=y), rounds)
+    return {"wall_us_per_action": wall_us}
 
 
 def us_per_action(step: Callable[[], object], rounds: int) -> tuple[float, float]:

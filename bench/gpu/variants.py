@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 import pykern
 from pykern.partition import Balance
 from pykern.plan import Plan
+from pykern.runtime.gpu.issuing import Issuing
 
 from .frame import Json
 
@@ -31,23 +33,32 @@ def pipeline(
     capture: Capture,
     loss_fn: Callable[..., Any],
     balance: Balance = "layers",
+    issue: Issuing = "caller",
 ) -> pykern.Pipeline:
     # The one before, which is held in cycles, has groups and memory that this one is to get.
     gc.collect()
     return pykern.Pipeline(
-        model, devices=devices, schedule=plan, loss_fn=loss_fn, balance=balance, capture=capture
+        model,
+        devices=devices,
+        schedule=plan,
+        loss_fn=loss_fn,
+        balance=balance,
+        capture=capture,
+        issue=issue,
     )
 
 
 def of_each(measure: Callable[[Capture], Json]) -> Json:
     """The figures of each variant; of one that fails, the error in their place."""
-    found: Json = {}
-    for name, capture in CAPTURES.items():
-        try:
-            found[name] = measure(capture)
-        except Exception as error:
-            found[name] = {"error": f"{type(error).__name__}: {error}"[:500]}
-    return found
+    return {name: tried(partial(measure, capture)) for name, capture in CAPTURES.items()}
+
+
+def tried(measure: Callable[[], Json]) -> Json:
+    """The figures, or the error in their place."""
+    try:
+        return measure()
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"[:500]}
 
 
 def finish() -> None:

@@ -96,6 +96,20 @@ def test_every_schedule_has_them(real_home: torch.device, devices: str, name: st
         assert_steps_are_plain(pipe, plain, case, 16, 13)
 
 
+# On the host, tests/device_oracle/threads_on_gpus.py has them.
+@pytest.mark.parametrize("name", schedules_that_run())
+@pytest.mark.parametrize("devices", FOURS)
+@pytest.mark.parametrize("model", ["mlp", "dropout"])
+def test_steps_that_threads_issue_have_them(
+    real_home: torch.device, model: str, devices: str, name: str
+) -> None:
+    case = case_on(real_home, model, 16)
+    plain = copy.deepcopy(case.layers)
+    plan = schedules.by_name[name](4, NUM_MICROBATCHES)
+    with case.pipeline(plan, DEVICES[devices][0], issue="threads") as pipe:
+        assert_steps_are_plain(pipe, plain, case, 16, 13)
+
+
 def assert_replays_are_plain(
     home: torch.device, model: str, name: str, devices: str, capture: Literal[True, "step"]
 ) -> None:
