@@ -13,7 +13,6 @@ from torch import nn
 import pykern
 from pykern.partition import Balance
 from pykern.plan import Plan
-from pykern.runtime.gpu.issuing import Issuing
 
 from .frame import Json
 
@@ -33,7 +32,6 @@ def pipeline(
     capture: Capture,
     loss_fn: Callable[..., Any],
     balance: Balance = "layers",
-    issue: Issuing = "caller",
 ) -> pykern.Pipeline:
     # The one before, which is held in cycles, has groups and memory that this one is to get.
     gc.collect()
@@ -44,7 +42,6 @@ def pipeline(
         loss_fn=loss_fn,
         balance=balance,
         capture=capture,
-        issue=issue,
     )
 
 
