@@ -1,8 +1,10 @@
 """Steps issued by a thread for each GPU, with torch's engine. Run by test_device_oracle.py."""
 
 import copy
+import gc
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -105,6 +107,24 @@ def test_the_thread_of_a_device_calls_its_actions(four_gpus: FakeCuda) -> None:
             pipe.step(x, target=x)
     assert [len(of) for of in threads.values()] == [1, 1]
     assert len({threading.get_ident(), *threads[0], *threads[1]}) == 3
+
+
+def names_of_threads() -> list[str]:
+    tasks = Path("/proc/self/task").iterdir()
+    return [task.joinpath("comm").read_text(encoding="utf-8").strip() for task in tasks]
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_threads_end_with_their_pipeline(four_gpus: FakeCuda, closed: bool) -> None:
+    x = torch.randn(16, WIDTH)
+    pipe = pykern.Pipeline(mlp(), devices=FOUR, microbatches=4, loss_fn=mse_loss, issue="threads")
+    pipe.step(x, target=x)
+    assert sum(name.startswith("pykern dev") for name in names_of_threads()) == 4
+    if closed:
+        pipe.close()
+    del pipe
+    gc.collect()
+    assert not any(name.startswith("pykern dev") for name in names_of_threads())
 
 
 def test_a_loss_outside(four_gpus: FakeCuda) -> None:
