@@ -26,7 +26,7 @@ from .setting import RehearsalEnds, Setting
 def on_workers(asked: Request) -> Request:
     """The request with a CPU worker for each GPU."""
     workers = [Device("cpu", speed=lane.speed) for lane in asked.lanes]
-    return replace(asked, devices=workers, capture=False)
+    return replace(asked, devices=workers, capture=False, issue="caller")
 
 
 class Watched(Feature):

@@ -31,6 +31,7 @@ from bench.report import environment
 from .mutant import Mutant
 from .of_capture import OF_CAPTURE
 from .of_exec import OF_EXEC
+from .of_issuing import OF_ISSUING
 from .of_plan import OF_PLAN
 from .of_rings import OF_RINGS
 from .of_stages import OF_STAGES
@@ -41,6 +42,7 @@ COPY = ROOT / "build/mutate"
 RESULTS = Path(__file__).with_name("results.json")
 MUTANTS: tuple[Mutant, ...] = (
     *OF_EXEC,
+    *OF_ISSUING,
     *OF_PLAN,
     *OF_WATCH,
     *OF_RINGS,

@@ -241,14 +241,14 @@ OF_EXEC = (
     ),
     Mutant(
         "csrc/exec/streams.cpp",
-        "enter(job_.lanes().primary(order_.device_of_stream(task.stream)));",
+        "enter(job_.lanes().primary(order_.device_of_stream(task.stream)), current);",
         "",
         ORDER,
     ),
     Mutant("csrc/exec/streams.cpp", "launch && replay_", "launch", ORDER),
     Mutant("csrc/exec/streams.cpp", "        move_on(stream, launch->before);\n", "", ORDER),
     Mutant("csrc/exec/streams.cpp", "        move_on(stream, launch->after);\n", "", ORDER),
-    Mutant("csrc/exec/streams.cpp", "    driver::cuCtxGetCurrent(&current_);\n", "", ORDER),
+    Mutant("csrc/exec/streams.cpp", "    driver::cuCtxGetCurrent(&current);\n", "", ORDER),
     Mutant(
         "csrc/exec/streams.cpp",
         "if (carrier != StreamJob::kNoTask) given_[carrier] = std::move(transfers);",
@@ -273,7 +273,7 @@ OF_EXEC = (
         "",
         ORDER,
     ),
-    Mutant("csrc/exec/streams.cpp", "        enter(lanes.primary(lane));\n", "", ORDER),
+    Mutant("csrc/exec/streams.cpp", "        enter(lanes.primary(lane), current);\n", "", ORDER),
     Mutant(
         "csrc/exec/streams.cpp",
         "wait(callers_.at(lanes.gpu_of(lane)), job_.lane_end(lane));",

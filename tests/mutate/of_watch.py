@@ -42,7 +42,7 @@ OF_WATCH = (
     ),
     Mutant(
         "csrc/exec/step_marks.cpp",
-        "host_since_ns_ == 0 || issued != seen_issued_",
+        "host_since_ns_ == 0 || num_issued_ != before",
         "host_since_ns_ == 0",
         WATCH,
     ),

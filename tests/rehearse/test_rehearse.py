@@ -78,6 +78,15 @@ raise SystemExit("not reached")
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.timeout(120)
+def test_a_script_whose_steps_threads_issue_is_rehearsed(tmp_path: Path) -> None:
+    script = written(tmp_path, SCRIPT.replace("capture=True", 'issue="threads"'))
+    seen = rehearse(script, tmp_path)
+    assert seen.status == 0, seen.err
+    (pipeline,) = seen.seen["pipelines"]
+    assert len(pipeline["losses"]) == 3
+
+
 def test_a_step_that_does_not_fit_is_told_with_the_cheapest_change(tmp_path: Path) -> None:
     """Weights that nobody touches take no memory here; each GPU would need 18 GiB, and state."""
     seen = rehearse(written(tmp_path, TOO_LARGE), tmp_path, box="2x3090")
