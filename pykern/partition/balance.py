@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import accumulate, pairwise
 from math import inf
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -18,9 +18,6 @@ from torch.nn.parameter import is_lazy
 from ..tensors.parameters import num_bytes, num_values
 from .bottleneck import balanced_ends, ends_for_speeds
 from .profile import layer_bytes, layer_times_ns
-
-if TYPE_CHECKING:
-    from typing import Any
 
 # The measure that stages share equally, the layers of each stage, or prices by patterns of names.
 Balance: TypeAlias = (
@@ -150,6 +147,11 @@ def partition(
         costs = [
             _price(balance, name, kind) for (name, _), (kind, _) in zip(named, chain, strict=True)
         ]
+        if not any(costs):
+            raise ValueError(
+                f"balance must give a layer a price above 0, got {dict(balance)}. Capitals count "
+                f"in patterns: the layers are {', '.join(sorted({kind for kind, _ in chain}))}"
+            )
         ends = _ends(costs, num_stages, speeds)
     else:
         costs = parameters
@@ -260,10 +262,7 @@ def _costs(
         return layer_times_ns(layers, sample)
     if balance == "memory":
         kept = layer_bytes(layers, sample)
-        return [
-            _bytes_of(layer) + num_stages * of_layer
-            for layer, of_layer in zip(layers, kept, strict=True)
-        ]
+        return [_bytes_of(one) + num_stages * of for one, of in zip(layers, kept, strict=True)]
     return parameters if balance == "parameters" else [1] * len(layers)
 
 

@@ -247,3 +247,13 @@ def test_thousands_of_layers_are_cut(largest: int) -> None:
         assert max(stages) == largest
     else:
         assert max(stages) - min(stages) <= 2 * 7
+
+
+def test_prices_that_are_all_zero_are_refused() -> None:
+    """A pattern in small letters left all types out, and layers were shared out by their number."""
+    with pytest.raises(
+        ValueError,
+        match=r"balance must give a layer a price above 0, got {'\*linear\*': 1, '\*': 0}. "
+        r"Capitals count in patterns: the layers are Linear, ReLU$",
+    ):
+        partition([nn.Linear(2, 2), nn.ReLU()], 2, balance={"*linear*": 1, "*": 0})

@@ -328,6 +328,13 @@ def test_nothing_to_draw_is_refused(timelines: dict[str, Timeline], tmp_path: Pa
         save_chrome_trace(timelines, tmp_path / "trace.json")
 
 
+def test_a_timeline_without_a_name_is_refused() -> None:
+    with pytest.raises(
+        TypeError, match="timelines must be a dict of timelines by name, got a Timeline. Give"
+    ):
+        as_text(Timeline([[Span(Action.parse("0F0"), 0, 5)]]))  # type: ignore[arg-type]
+
+
 def test_actions_that_take_no_time_are_drawn(tmp_path: Path) -> None:
     timeline = Timeline([[Span(Action.parse("0F0"), 5, 5)], []])
     assert as_text({"measured": timeline}).plain.split("\n")[1].startswith("device 0 |F ")

@@ -1,6 +1,7 @@
 """The examples of the documents work."""
 
 import json
+import pkgutil
 import re
 import runpy
 
@@ -162,6 +163,24 @@ def test_links_between_documents_lead_to_files_and_headings(root):
             if not page.is_file() or (anchor and anchor not in anchors_of(page)):
                 broken.append(f"{document.relative_to(root)}: {link}")
     assert broken == []
+
+
+def test_names_in_the_pages_exist(root):
+    """A page called a module, and another a method that timelines do not have."""
+    of_a_timeline = r"`(?:measured|predicted|pipe\.(?:timeline|prediction)\(\))\.(\w+)"
+    unknown = []
+    for page in [root / "README.md", *root.glob("docs/*.md")]:
+        text = page.read_text()
+        unknown += [
+            f"{page.name}: a timeline's {name}"
+            for name in re.findall(of_a_timeline, text)
+            if not hasattr(pykern.plan.Timeline, name)
+        ]
+        for name, called in re.findall(r"`(pykern(?:\.\w+)+)(\(?)", text):
+            found = pkgutil.resolve_name(name)
+            if called and not callable(found):
+                unknown.append(f"{page.name}: {name} cannot be called")
+    assert unknown == []
 
 
 def test_the_readme_is_read_in_minutes(root):
