@@ -22,7 +22,7 @@ HEADINGS = (
 # These need all of their letters, also on a narrow terminal.
 WHOLE = ("GPUs", "dp x tp x pp", "schedule")
 NOTE = (
-    "Predicted from data sheets by simulation, not measured. dp pipelines x tp slices of every "
+    "Predicted from data sheets by simulation, not measured. dp pipelines x tp shards of every "
     "stage x pp devices. 'Of peak': the model's operations, as a share. Tensor: all-reduces within "
     "stages. Data: gradients over pipelines, and what ZeRO-1 gathers. Exposed: time of these that "
     "the plan does not hide."
