@@ -330,7 +330,7 @@ def test_nothing_to_draw_is_refused(timelines: dict[str, Timeline], tmp_path: Pa
 
 def test_a_timeline_without_a_name_is_refused() -> None:
     with pytest.raises(
-        TypeError, match="timelines must be a dict of timelines by name, got a Timeline. Give"
+        TypeError, match=r"timelines must be a dict of timelines by name, got a Timeline\. Give"
     ):
         as_text(Timeline([[Span(Action.parse("0F0"), 0, 5)]]))  # type: ignore[arg-type]
 

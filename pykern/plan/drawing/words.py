@@ -36,8 +36,8 @@ def require_timelines(timelines: Mapping[str, Timeline]) -> None:
     """
     if not isinstance(timelines, Mapping):
         raise TypeError(
-            f"timelines must be a dict of timelines by name, got a {type(timelines).__name__}. Give "
-            "for example {'measured': timeline}"
+            f"timelines must be a dict of timelines by name, got a {type(timelines).__name__}. "
+            "Give for example {'measured': timeline}"
         )
     if not any(timeline.kinds for timeline in timelines.values()):
         raise ValueError("timelines must hold at least one with an action in it, got none")
