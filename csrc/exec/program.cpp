@@ -129,12 +129,12 @@ Program::Program(const Placement& placement, int num_slots)
     for (Position position = 0; position < num_first; ++position) --num_first_inputs_[position];
 }
 
-Program Program::issuing(const Placement& placement, int num_slices, Issued issued) {
-    return {placement, num_slices, std::move(issued)};
+Program Program::issuing(Placement placement, int num_slices, Issued issued) {
+    return {std::move(placement), num_slices, std::move(issued)};
 }
 
-Program::Program(const Placement& placement, int num_slices, Issued issued)
-    : placement_(placement),
+Program::Program(Placement placement, int num_slices, Issued issued)
+    : placement_(std::move(placement)),
       num_slices_(num_slices),
       is_issuing_(true),
       actions_(std::move(issued.actions)),

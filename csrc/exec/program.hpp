@@ -53,7 +53,7 @@ class Program {
         std::vector<Position> row_begin;
         std::vector<Edge> edges;
     };
-    static Program issuing(const Placement& placement, int num_slices, Issued issued);
+    static Program issuing(Placement placement, int num_slices, Issued issued);
 
     bool is_endless() const { return num_slots_ > 0; }
     bool is_issuing() const { return is_issuing_; }
@@ -95,7 +95,7 @@ class Program {
     Program(const Plan& plan, const std::vector<std::size_t>& begins,
             const std::vector<std::size_t>& ends);
     Program(const Placement& placement, int num_slots);
-    Program(const Placement& placement, int num_slices, Issued issued);
+    Program(Placement placement, int num_slices, Issued issued);
 
     void connect(const std::vector<Edge>& edges);
 

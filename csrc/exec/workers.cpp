@@ -336,23 +336,22 @@ void Workers::release(int worker, Position position, Ready& ready) {
         if (!is_ready(next)) continue;
         // Relaxed: this action is itself unfinished until its releases are counted.
         unfinished_.fetch_add(1, std::memory_order_relaxed);
-        const bool is_own = program.device_of(next) == worker;
-        if (program.is_issuing() && !program.is_in_row(next)) {
+        if (may_stay(worker, next)) {
             ready.push(next);
-        } else if (is_own && !program.is_endless()) {
+        } else if (program.device_of(next) == worker && !program.is_endless()) {
             ready.push_last(next);
-        } else if (!is_own && may_stay(next)) {
-            ready.push(next);
         } else {
             post(next);
         }
     }
 }
 
-// Whether an action of another device runs on the thread that has released it.
-bool Workers::may_stay(Position position) const {
-    if (job_->program.is_issuing()) return false;
-    return job_->pace.expected_ns(job_->program.action(position)) < kWorthWakingNs;
+// Whether an action that is not of the worker's row runs there all the same, where it was released.
+bool Workers::may_stay(int worker, Position position) const {
+    const Program& program = job_->program;
+    if (program.is_issuing()) return !program.is_in_row(position);
+    return program.device_of(position) != worker &&
+           job_->pace.expected_ns(program.action(position)) < kWorthWakingNs;
 }
 
 void Workers::post(Position position) {

@@ -140,7 +140,7 @@ class Workers {
     void run_ready(int worker, Position first);
     bool run_action(int worker, Position position);
     void release(int worker, Position position, Ready& ready);
-    bool may_stay(Position position) const;
+    bool may_stay(int worker, Position position) const;
     void post(Position position);
     void leave(int worker);
     void finish(int worker);

@@ -26,14 +26,14 @@ OF_ISSUING = (
     ),
     Mutant(
         "csrc/exec/workers.cpp",
-        "    if (job_->program.is_issuing()) return false;\n",
+        "    if (program.is_issuing()) return !program.is_in_row(position);\n",
         "",
         THREADS,
     ),
     Mutant(
         "csrc/exec/workers.cpp",
-        "if (program.is_issuing() && !program.is_in_row(next)) {",
-        "if (program.is_issuing() && !program.is_in_row(next) && false) {",
+        "if (program.is_issuing()) return !program.is_in_row(position);",
+        "if (program.is_issuing()) return false;",
         THREADS,
     ),
     Mutant(
