@@ -36,12 +36,13 @@ from ..runtime.asynchronous.optimizers import make_optimizer
 from ..runtime.cpu.workers import Workers
 from ..runtime.driver import Driver
 from ..runtime.executor import Executor
-from ..runtime.features.batch_norm import DeferredBatchNorm, OrderOfUpdates
+from ..runtime.features.batch_norm import DeferredBatchNorm
 from ..runtime.features.beside import Beside
 from ..runtime.features.compiled import CompiledStages
 from ..runtime.features.feature import Feature, Features, Made
 from ..runtime.features.finite import Checks
 from ..runtime.features.frozen import Frozen
+from ..runtime.features.order_of_writes import OrderOfWrites
 from ..runtime.features.scaler import Scaler
 from ..runtime.gpu.issuing import ByCaller, ByThreads
 from ..runtime.gpu.streams import Streams
@@ -142,7 +143,7 @@ FEATURES: Sequence[MakeFeature] = (
     lambda of, _: Scaler(refused_with("scaler", of.asked)),
     _checks,
     _frozen,
-    lambda *_: OrderOfUpdates(),
+    lambda of, _: OrderOfWrites(in_replicas=of.plan.placement.num_replicas > 1),
     lambda of, _: DeferredBatchNorm() if of.asked.deferred_batch_norm else None,
     _tensor,
     lambda of, model: None if of.data_group is None else DataParallel(of.data_group, model),

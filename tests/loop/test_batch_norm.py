@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.checkpoint import checkpoint
 
 from pykern import schedules
@@ -136,9 +137,9 @@ def test_a_mean_far_from_zero_keeps_its_variance() -> None:
 class Checkpointed(nn.Module):
     """Recomputes by itself in its backward."""
 
-    def __init__(self, use_reentrant: bool = False) -> None:
+    def __init__(self, use_reentrant: bool = False, norm: nn.Module | None = None) -> None:
         super().__init__()
-        self.norm = nn.BatchNorm1d(4)
+        self.norm = nn.BatchNorm1d(4) if norm is None else norm
         self.use_reentrant = use_reentrant
 
     def forward(self, x: Tensor) -> Tensor:
@@ -176,10 +177,22 @@ def test_statistics_in_another_order_than_the_plain_models_are_refused(
     x, y = data(0)
     with (
         pipeline(model, **options) as pipe,
-        pytest.raises(RuntimeError, match="runs a batch norm again in a backward") as caught,
+        pytest.raises(RuntimeError, match="again in a backward") as caught,
     ):
         pipe.step(x, target=y)
     assert "deferred_batch_norm=True" in str(caught.value)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "zb_h1"])
+def test_other_buffers_in_another_order_are_refused(schedule: str) -> None:
+    layer = Checkpointed(norm=spectral_norm(nn.Linear(4, 4)))
+    model = nn.Sequential(nn.Linear(4, 4), layer, nn.Linear(4, 4), nn.Tanh())
+    x, y = data(0)
+    with (
+        pipeline(model, schedule=schedule, microbatches=4) as pipe,
+        pytest.raises(RuntimeError, match=r"writes to the buffer 'norm\..*' of its layer 1 again"),
+    ):
+        pipe.step(x, target=y)
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])

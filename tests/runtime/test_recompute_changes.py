@@ -119,3 +119,39 @@ def check_step(pipe: pykern.Pipeline, plain: nn.Sequential, x: Tensor) -> None:
         assert ours.grad is not None
         assert theirs.grad is not None
         assert torch.equal(ours.grad, theirs.grad)
+
+
+class Seldom(nn.Module):
+    """Moves a mean in every fourth forward, as an average that lags behind does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = linear()
+        self.norm = nn.BatchNorm1d(6)
+        self.register_buffer("mean", torch.zeros(6))
+        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        self.count += 1
+        if self.count % 4 == 0:
+            self.mean.mul_(0.9).add_(y.detach().mean(0))
+            y = self.norm(y)
+        return y - self.mean
+
+
+@pytest.mark.parametrize("level", ["layer", "stage"])
+def test_a_buffer_that_the_first_forward_has_left_alone_is_not_written_twice(level: str) -> None:
+    """Such a step is refused, since nothing was kept. The following ones keep the buffer."""
+    model = nn.Sequential(Seldom(), nn.Tanh(), linear(), nn.Tanh())
+    x, y = torch.randn(6, 6), torch.randn(6, 6)
+    with planned(model, gpipe(2, 3), recompute=level) as pipe:
+        pipe.step(x, target=y)
+        with pytest.raises(RuntimeError, match=r"has written to buffer 'mean' of a layer"):
+            pipe.step(x, target=y)
+        pipe.zero_grad()
+        plain = copy.deepcopy(model)
+        for _ in range(4):
+            found = pipe.step(x, target=y)
+            assert torch.equal(found, plain_step(plain, x, y, F.mse_loss, 3))
+            assert_same_state(pipe, plain)

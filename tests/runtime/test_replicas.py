@@ -1,6 +1,7 @@
 """Two replicas of the stages: one set of parameters, gradients that meet in a REDUCE."""
 
 import copy
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -243,3 +244,29 @@ def test_layers_that_only_look_like_that_are_accepted() -> None:
     norm = nn.BatchNorm1d(4, track_running_stats=False)
     with pykern.Pipeline([layer, norm], devices="cpu:2", schedule=two_replicas(2, 2)) as pipe:
         assert pipe(torch.randn(4, 4)).shape == (4, 4)
+
+
+class Average(nn.Module):
+    """Keeps an average of what it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + x.detach().mean(0)
+        return x - self.mean
+
+
+def test_buffers_that_forwards_write_are_refused() -> None:
+    """Forwards alone write them too; in eval mode nothing does."""
+    x, y = batch()
+    with pipeline(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), Average())) as pipe:
+        message = re.escape("stage 1 writes to the buffer '1.mean' of its layer 0 in a forward")
+        with pytest.raises(RuntimeError, match=message):
+            pipe.step(x, target=y)
+        with pytest.raises(RuntimeError, match=message):
+            pipe(x)
+        pipe.eval()
+        assert pipe.step(x, target=y).isfinite()

@@ -131,55 +131,6 @@ class DeferredBatchNorm(Feature):
         self._now.clear()
 
 
-class OrderOfUpdates(Feature):
-    """Refuses running statistics that would be updated in another order than in the plain model.
-
-    A layer within `torch.utils.checkpoint` runs again in its backward, and its batch norms update
-    once more. In the plain model this second update comes before the next forward. In a stage, the
-    second update may come after several forwards.
-    """
-
-    def __init__(self) -> None:
-        # By stage, the microbatch of the last F.
-        self._last: dict[int, int] = {}
-
-    def around(self, kind: Kind, stage: Stage, call: Run) -> Run:
-        """The replacement for the call of an action; `call` itself without a batch norm."""
-        modules = [module for layer in stage.layers for module in layer.modules()]
-        norms = [module for module in modules if isinstance(module, BatchNorm)]
-        if kind is Kind.F and norms:
-            return partial(self._forward, stage.index, call)
-        if kind in (Kind.B, Kind.I, Kind.W) and norms:
-            return partial(self._backward, stage.index, norms, call)
-        return call
-
-    def _forward(self, stage: int, call: Run, microbatch: int) -> None:
-        self._last[stage] = microbatch
-        call(microbatch)
-
-    def _backward(
-        self,
-        stage: int,
-        norms: Sequence[BatchNorm],
-        call: Run,
-        microbatch: int,
-    ) -> None:
-        if self._last.get(stage) == microbatch:
-            call(microbatch)
-            return
-        counts = [norm.num_batches_tracked for norm in norms if norm.track_running_stats]
-        tracked = [count for count in counts if count is not None]
-        before = [count._version for count in tracked]
-        call(microbatch)
-        if [count._version for count in tracked] != before:
-            raise RuntimeError(
-                f"stage {stage} runs a batch norm again in a backward, as torch.utils.checkpoint "
-                "does, after the forwards of later microbatches. Its running statistics would "
-                "differ from those of the model run microbatch by microbatch. Use "
-                'recompute="layer" instead of the checkpoint, or deferred_batch_norm=True'
-            )
-
-
 def _updates(
     module: BatchNorm, seen: Sequence[tuple[int, _Seen]]
 ) -> Iterator[tuple[Tensor, Tensor]]:

@@ -87,3 +87,31 @@ class Buffers:
 
         # A generator would add a traceback to a layer's exception, which some exceptions refuse.
         return _C.Within(lend, put_back)
+
+
+class BufferVersions:
+    """The buffers of some modules as they are now, to find those that are written later.
+
+    Writes of batch normalisation's running statistics show in `num_batches_tracked` alone.
+
+    Args:
+        modules: the modules that have the buffers.
+        names: of the buffers.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], names: Names) -> None:
+        self._modules = modules
+        self._then = [
+            (name, buffer, 0 if buffer is None else version_of(buffer))
+            for name in names
+            for buffer in [modules[name[0]]._buffers.get(name[1])]
+        ]
+
+    def written(self) -> Names:
+        """The buffers that were replaced or written since."""
+        return [
+            (number, name)
+            for (number, name), then, version in self._then
+            if (now := self._modules[number]._buffers.get(name)) is not then
+            or (now is not None and version_of(now) != version)
+        ]

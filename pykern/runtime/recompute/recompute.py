@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, cast, get_args
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...kernels import levels as kernels
 from ...kernels import seeds
@@ -20,7 +20,7 @@ from ...torch_private import top_hooks
 from ..autograd.cut import copies
 from ..random.compiled import Whole
 from ..random.eager import Begins, OwnState
-from .buffers import Buffers, modules_in, names_in
+from .buffers import Buffers, BufferVersions, Names, modules_in, names_in
 from .cell import Calls, Cell, OneGraph
 from .watch import RecomputeSegment, Seen, Watch, without_saved_tensors_hooks
 
@@ -141,11 +141,15 @@ class Recompute:
             )
             return
         kept = copies(arguments) if seen.overwrites else arguments
-        changed = seen.changed
-        buffers = Buffers(modules_in(holders), changed) if changed else _NO_BUFFERS
+        modules = modules_in(holders) if seen.has_buffers else ()
+        buffers = Buffers(modules, seen.changed) if seen.changed else _NO_BUFFERS
+        others = BufferVersions(modules, seen.left_alone) if seen.left_alone else None
         segments = seen.by_layer if by_layer else seen.by_stage
         cell = Cell(kept, segments, buffers, by_layer=by_layer)
         cell.forward(calls, arguments, state)
+        if others is not None and (written := others.written()):
+            self._seen[needs] = seen.with_changed(written)
+            raise _not_kept(modules, written)
         self.cells[microbatch] = cell
 
     def whole(self, microbatch: int, arguments: tuple[Any, ...]) -> RecomputeSegment | None:
@@ -214,6 +218,16 @@ def _watched(
     for segment in segments:
         cell.add(values[segment.calls[-1]], _first_of([begins[call] for call in segment.calls]))
     return cell, seen
+
+
+def _not_kept(modules: Sequence[nn.Module], written: Names) -> RuntimeError:
+    """The error of layers that write to a buffer in some forwards only."""
+    number, name = written[0]
+    return RuntimeError(
+        f"a forward has written to buffer {name!r} of a layer ({type(modules[number]).__name__}), "
+        "which the first forward had left alone: its values were not kept for the recompute. Later "
+        "steps keep them: zero the gradients and run the step again, or leave out recompute"
+    )
 
 
 def _first_of(begins: Sequence[Begins]) -> Begins:

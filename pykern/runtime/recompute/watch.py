@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +17,7 @@ from ...tensors.trees import tensors_of
 from ...torch_private import pop_hooks, push_hooks, top_hooks, version_of
 from ..autograd.cut import hidden_in
 from ..autograd.graph import saved_by
-from .buffers import Names
+from .buffers import Names, names_in
 from .reads import Reads, Unread, memory_kept_by, memory_of
 
 Edge = tuple[Node, int]
@@ -49,6 +49,7 @@ class Seen:
         can_cut: for each call but the last, whether the graph can be cut behind it.
         keeps: for each call, whether it recomputes by itself, as activation checkpointing does.
         changed: the buffers that F changes.
+        left_alone: the other buffers, which R reads as they are.
         overwrites: whether a layer writes into the stage's arguments.
         trains: the leaves that collect gradients in a backward, except the stage's arguments.
             References are weak, because replicas have other parameters in each step.
@@ -57,8 +58,21 @@ class Seen:
     can_cut: Sequence[bool]
     keeps: Sequence[bool]
     changed: Names
+    left_alone: Names
     overwrites: bool
     trains: Sequence[weakref.ref[Tensor]]
+
+    def with_changed(self, written: Names) -> Seen:
+        """The observations, with all buffers of modules whose buffers F has been found to write."""
+        writers = {number for number, _ in written}
+        also = [name for name in self.left_alone if name[0] in writers]
+        left = [name for name in self.left_alone if name[0] not in writers]
+        return replace(self, changed=[*self.changed, *also], left_alone=left)
+
+    @cached_property
+    def has_buffers(self) -> bool:
+        """Whether there are any buffers."""
+        return len(self.changed) + len(self.left_alone) > 0
 
     @cached_property
     def by_stage(self) -> list[RecomputeSegment]:
@@ -74,7 +88,7 @@ class Seen:
     def whole(self) -> RecomputeSegment | None:
         """All calls, if R at level `stage` repeats them without buffers, copies or kept graphs."""
         first, *others = self.by_stage
-        is_bare = not (others or first.keeps or self.changed or self.overwrites)
+        is_bare = not (others or first.keeps or self.has_buffers or self.overwrites)
         return first if is_bare else None
 
     def _segments(self, *, by_layer: bool) -> list[RecomputeSegment]:
@@ -134,7 +148,7 @@ class Watch:
         self._returned.append([(tensor, version_of(tensor)) for tensor in tensors])
         self.reads.after(value)
 
-    def seen(self, changed: Names, modules: Iterable[nn.Module]) -> Seen:
+    def seen(self, changed: Names, modules: Sequence[nn.Module]) -> Seen:
         """The result, after the last call.
 
         Args:
@@ -154,7 +168,8 @@ class Watch:
         ]
         given = {id(tensor) for tensor, _ in self._given}
         trains = [weakref.ref(leaf) for leaf in self._trains if id(leaf) not in given]
-        return Seen(can_cut, self._keeps, changed, _is_written(self._given), trains)
+        left = [name for name in names_in(modules) if name not in changed]
+        return Seen(can_cut, self._keeps, changed, left, _is_written(self._given), trains)
 
     def _visit(self, edges: list[Edge]) -> list[Node]:
         """The nodes that this call has added; notes calls whose returned values edges bypass."""
