@@ -177,7 +177,7 @@ def _fit_scaler(scaler: torch.amp.GradScaler | None, saved: Saved) -> Commit:
         dtype = torch.int32 if type(value) is int else torch.float32
         try:
             # The scaler will fill its tensor in the same way.
-            torch.zeros((), dtype=dtype).fill_(state[name])
+            torch.zeros((), dtype=dtype, device="cpu").fill_(state[name])
         except (OverflowError, RuntimeError) as error:
             raise CheckpointError(
                 f"{name} of the scaler must be a number that fits its tensor, got "

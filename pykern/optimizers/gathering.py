@@ -99,7 +99,7 @@ def _received(
             raise ValueError(
                 f"tensors must have a known dtype and a shape, got {dtype} and {shape}"
             )
-        tensor = torch.empty(shape, dtype=_DTYPES[dtype])
+        tensor = torch.empty(shape, dtype=_DTYPES[dtype], device="cpu")
         dist.recv(_bytes_of(tensor), group=group, group_src=rank)
         yield tensor
 

@@ -114,7 +114,7 @@ class StageMirrors:
         self._going: Copied | None = None
         # The mirrors whose gradients `stream` has read, and the norms of these gradients.
         self._streamed: list[Mirror] = []
-        self._norms = torch.empty(0)
+        self._norms = torch.empty(0, device="cpu")
 
     def add(self, parameter: nn.Parameter) -> Mirror:
         """Makes a mirror of a parameter of the stage; its values come with the next `fetch`."""

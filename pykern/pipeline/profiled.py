@@ -205,14 +205,14 @@ def _empty(
     times: dict[Kind, list[float]] = {kind: [] for kind in kinds}
     issue, hand_over = [0.0], [0.0]
     with make(
-        [nn.Linear(1, 1) for _ in range(num_devices)],
+        [nn.Linear(1, 1, device="cpu") for _ in range(num_devices)],
         devices=f"cpu:{num_devices}",
         schedule=schedule,
         microbatches=2 * num_devices,
         loss_fn=torch.sum,
     ) as pipe:
         for _ in range(EMPTY_STEPS):
-            pipe.step(torch.ones(2 * num_devices, 1))
+            pipe.step(torch.ones(2 * num_devices, 1, device="cpu"))
             costs, gaps = pipe.costs(), gaps_on_path(pipe.plan, pipe.timeline())
             issue += gaps[0]
             hand_over += gaps[1]

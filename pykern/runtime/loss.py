@@ -175,7 +175,7 @@ class Losses:
         """The computed loss of a microbatch."""
         loss = self._losses[microbatch]
         assert loss is not None
-        return loss if isinstance(loss, Tensor) else torch.tensor(loss, dtype=self._type)
+        return loss if isinstance(loss, Tensor) else _number(loss, self._type)
 
     def among(
         self, targets: Sequence[Any] | None, count: int, scale: Tensor | None = None
@@ -200,7 +200,7 @@ class Losses:
             added = _sum_of_numbers(numbers, weights, self._type)
             if isnan(added):
                 _warn_of_nan(ran, numbers)
-            return torch.tensor(added, dtype=self._type)
+            return _number(added, self._type)
         losses = [self.of(number) for number in ran]
         home = losses[0].device
         terms: list[Tensor] = []
@@ -213,6 +213,11 @@ class Losses:
         for term in others:
             total += term
         return total
+
+
+def _number(loss: float, dtype: torch.dtype | None) -> Tensor:
+    """A loss of CPU workers as a tensor, also where the caller has set another default device."""
+    return torch.tensor(loss, dtype=dtype, device="cpu")
 
 
 def _sum_of_numbers(losses: Sequence[float], weights: Sequence[float], dtype: torch.dtype) -> float:

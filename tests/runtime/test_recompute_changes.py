@@ -124,6 +124,9 @@ def check_step(pipe: pykern.Pipeline, plain: nn.Sequential, x: Tensor) -> None:
 class Seldom(nn.Module):
     """Moves a mean in every fourth forward, as an average that lags behind does."""
 
+    mean: Tensor
+    count: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.linear = linear()

@@ -249,6 +249,8 @@ def test_layers_that_only_look_like_that_are_accepted() -> None:
 class Average(nn.Module):
     """Keeps an average of what it has seen."""
 
+    mean: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("mean", torch.zeros(4))

@@ -27,9 +27,9 @@ def text_of(text: str, group: ProcessGroup, source: int) -> str:
         RuntimeError: a process is gone, or has not come in time.
     """
     data = text.encode()
-    size = torch.tensor([len(data)])
+    size = torch.tensor([len(data)], device="cpu")
     _wait(dist.broadcast(size, group=group, group_src=source, async_op=True))
-    buffer = torch.zeros(_size_from(size, source), dtype=torch.uint8)
+    buffer = torch.zeros(_size_from(size, source), dtype=torch.uint8, device="cpu")
     if group.rank() == source:
         buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
     _wait(dist.broadcast(buffer, group=group, group_src=source, async_op=True))
@@ -43,11 +43,11 @@ def texts_of_all(text: str, group: ProcessGroup) -> list[str]:
         PeerError, RuntimeError: as `text_of`.
     """
     data = text.encode()
-    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(group.size())]
-    mine = torch.tensor([len(data)])
+    sizes = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(group.size())]
+    mine = torch.tensor([len(data)], device="cpu")
     _wait(dist.all_gather(sizes, mine, group=group, async_op=True))
     lengths = [_size_from(size, rank) for rank, size in enumerate(sizes)]
-    buffer = torch.zeros(max(lengths), dtype=torch.uint8)
+    buffer = torch.zeros(max(lengths), dtype=torch.uint8, device="cpu")
     buffer[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     everybodys = [torch.empty_like(buffer) for _ in lengths]
     _wait(dist.all_gather(everybodys, buffer, group=group, async_op=True))

@@ -21,7 +21,7 @@ class GpuLink:
         # The strides of a dense tensor without overlaps.
         strides = torch.empty_like(like, device="meta").stride()
         storage = self._gpus.pinned(like.numel() * dtype.itemsize).untyped_storage()
-        return torch.empty(0, dtype=dtype).set_(storage, 0, like.size(), strides)
+        return torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, like.size(), strides)
 
     def copy(self, pairs: CopyPairs, *, to_host: bool) -> Copied:
         """Issues the copies on the stream of their direction."""

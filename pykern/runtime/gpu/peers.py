@@ -59,5 +59,5 @@ class PeerPairs:
 
 def _pattern(sender: int) -> Tensor:
     """Bytes that differ from sender to sender, and do not repeat with a power of two."""
-    numbers = torch.arange(_NUM_BYTES, dtype=torch.int32)
+    numbers = torch.arange(_NUM_BYTES, dtype=torch.int32, device="cpu")
     return (numbers * 7 + sender * 31).remainder_(251).to(torch.uint8)
