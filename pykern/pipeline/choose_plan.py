@@ -9,6 +9,7 @@ from typing import Any
 from .. import schedules
 from ..plan import Kind, Plan, with_reductions
 from ..plan.files.proved import MAX_ACTIONS
+from ..plan.files.strict_json import shown
 from ..plan.parts import Parts
 from ..plan.shares import Shares
 from ..runtime.replicas import KINDS
@@ -152,4 +153,13 @@ def _made_plan(schedule: Schedule, shares: Shares, options: Mapping[str, Any]) -
     if isinstance(schedule, str):
         schedules.require_named(schedule, "auto")
         schedule = schedules.by_name[schedule]
-    return schedule(num_devices, microbatches, **options)
+    made: object = schedule
+    if callable(schedule):
+        made = schedule(num_devices, microbatches, **options)
+    if not isinstance(made, Plan):
+        which = "a function of " if callable(schedule) else ""
+        raise TypeError(
+            "schedule must be a name, a Plan, or a function of (num_devices, num_microbatches) "
+            f"that returns a Plan, got {which}{shown(made)}. For example schedule='one_f_one_b'"
+        )
+    return made

@@ -148,6 +148,18 @@ CALLS = {
         "inputs must be those of Net.forward(x, shift), got 1 by position and shifted by name: got "
         "an unexpected keyword argument 'shifted'. Call the pipeline as the model itself is called",
     ),
+    "a number for a schedule": (
+        lambda: make(schedule=3),
+        TypeError,
+        "schedule must be a name, a Plan, or a function of (num_devices, num_microbatches) that "
+        "returns a Plan, got 3. For example schedule='one_f_one_b'",
+    ),
+    "a schedule that returns something else": (
+        lambda: make(schedule=lambda *_: [1]),
+        TypeError,
+        "schedule must be a name, a Plan, or a function of (num_devices, num_microbatches) that "
+        "returns a Plan, got a function of [1]. For example schedule='one_f_one_b'",
+    ),
     "targets": (
         lambda: make().step(X, targets=Y),
         TypeError,
