@@ -7,6 +7,7 @@ torch's operations for the kernel of `green`, the driver's count of launches for
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from bench.contenders import Task
+from bench.driver_log import steps
 from bench.gpu import (
     capture_copy,
+    driver_log,
     graph_step,
     green,
     issue_rate,
@@ -32,6 +35,7 @@ from bench.gpu import (
 )
 from bench.gpu.groups import split
 from bench.gpu.tools import DEVICE, own_stream
+from bench.gpu.variants import CAPTURES
 from tests.device_oracle.bindings import Bindings
 from tests.device_oracle.oracle import gpus
 from tests.device_oracle.stand_ins import Cupti, Cupy
@@ -61,6 +65,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     with gpus(1) as fake:
         monkeypatch.setitem(sys.modules, "cuda.bindings.driver", Bindings(fake))
         monkeypatch.setitem(sys.modules, "cupy", Cupy(fake))
+        monkeypatch.setattr(driver_log, "DRIVER", fake.library._name)
         monkeypatch.setattr(profiler, "profile", partial(Cupti, fake))
         monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 0)
         monkeypatch.setattr(torch, "equal", and_wait(torch.equal))
@@ -104,7 +109,7 @@ def clock(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     "name",
     [
         *("raw_launch", "capture_copy", "pools", "split_capture", "stitch", "graph_step"),
-        *("driver_costs", "issue_rate", "overlap", "levels", "profiler"),
+        *("driver_costs", "issue_rate", "overlap", "levels", "profiler", "driver_log"),
     ],
 )
 def test_a_planted_fault_is_noticed(
@@ -201,3 +206,34 @@ def test_launches_are_among_the_events_of_a_profile(tmp_path: Path) -> None:
     figures = profiler.run(tmp_path)
     assert figures["events"]["cuGraphLaunch"] == figures["launches"] == profiler.NUM_LAUNCHES
     assert (tmp_path / "profiler.trace.json").stat().st_size > 0
+
+
+def test_logs_of_driver_calls_replay_and_have_the_calls_of_the_kept_ones(tmp_path: Path) -> None:
+    figures = driver_log.run(tmp_path)
+    assert list(figures) == list(CAPTURES)
+    for name, found in figures.items():
+        assert (tmp_path / f"driver_log.{name}.log").stat().st_size == found["bytes"]
+        assert found["differences"] == found["violations"] == []
+        assert found["calls_of_step_as_on_the_fake"]
+    assert figures["step"]["calls_of_step"]["cuGraphLaunch"] == 1
+
+
+RENEW = "Once the other order is known to be right: python -m tests.driver_log.renew"
+
+
+@pytest.mark.parametrize("name", CAPTURES)
+def test_a_step_makes_the_calls_of_the_kept_log(fake: FakeCuda, name: str) -> None:
+    """Each function with its objects, in the order in which the calling thread issues them."""
+    kept = (driver_log.KEPT / f"{name}.log").read_text()
+    now = steps.recorded(fake.library._name, DEVICE, CAPTURES[name])
+    assert steps.calls_of_step(now) == steps.calls_of_step(kept), RENEW
+
+
+def test_a_mode_that_watches_changes_no_call(
+    fake: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = (driver_log.KEPT / "eager.log").read_text()
+    monkeypatch.setattr(steps, "on_streams", lambda _: nullcontext())
+    now = steps.recorded(fake.library._name, DEVICE, capture=False)
+    assert "work" not in now
+    assert steps.calls_of_step(now) == steps.calls_of_step(kept)

@@ -91,6 +91,7 @@ def load() -> ctypes.CDLL:
         ("fake_keep_log", None, [ctypes.c_int]),
         ("fake_log", ctypes.c_char_p, []),
         ("fake_make_graph", pointer, [ctypes.c_double, RUN, pointer]),
+        ("fake_make_mix_graph", pointer, [ctypes.c_double, number, accesses, size]),
         ("fake_graph_access", None, [pointer, number, size, ctypes.c_int]),
         ("fake_fail", None, [ctypes.c_char_p] + [ctypes.c_int] * 3),
         ("fake_drop_wait", None, [ctypes.c_int]),
