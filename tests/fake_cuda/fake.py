@@ -205,6 +205,10 @@ class FakeCuda:
             self._undo.remove(made)
             self.result(made[0], ctypes.c_void_p(executable))
 
+    def keep(self, held: object) -> None:
+        """Holds an object until this model is closed."""
+        self._kept.append(held)
+
     def alloc(self, address: int, num_bytes: int, stream: int) -> None:
         """Declares memory, which is of the stream's device and may be used again on it at once."""
         self.library.fake_alloc(address, num_bytes, stream)

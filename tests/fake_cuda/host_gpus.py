@@ -38,7 +38,7 @@ def host_gpus(num_gpus: int) -> Iterator[FakeCuda]:
 
 @contextmanager
 def unchecked_gpus(num_gpus: int) -> Iterator[FakeCuda]:
-    """The same for several, where each takes what the one before has left for memory in use."""
+    """The same for several, where what the one before has left stays in use."""
     fake = FakeCuda(num_devices=num_gpus)
     fake.allow_undeclared()
     with pytest.MonkeyPatch.context() as patch:
@@ -72,6 +72,9 @@ class HostGpus:
         self._outside = self._callers
         self.host = self.fake.stream(min(self._callers))
         self._memory = _Memory(self.fake)
+        # Nothing tells the model when Python collects this object. If the memory went with it,
+        # another pipeline could get addresses that the model takes for this one's.
+        self.fake.keep(self._memory)
         self._beside = Beside(self.fake, self.host, settle)
         # The tensors that the action under way has told the driver of, and the stream it runs on.
         self._active: tuple[int, Callable[[], None]] | None = None
