@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import gc
 import random
+import re
 import signal
 import sys
 import threading
@@ -30,6 +31,7 @@ WIDTH, ROWS = 4, 6
 _PATIENCE_S = 40.0
 # So many callers say where an interrupt came.
 _DEPTH = 6
+_NAMED = re.compile(r"<(.+?)(?: object)? at 0x")
 
 
 class Net(nn.Module):
@@ -207,8 +209,10 @@ class Arrival:
     def ignore(self, unraisable: UnraisableHookArgs) -> None:
         """Python tells of an exception in a finalizer, which it raises to nobody."""
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
-            kind = type(unraisable.object).__name__
-            self.ignored = f"{kind} {getattr(unraisable.object, '__qualname__', '')}".rstrip()
+            # From Python 3.14 on the object is named in the message alone.
+            text = f"{unraisable.err_msg} {unraisable.object!r}"
+            named = _NAMED.search(text)
+            self.ignored = named[1] if named else text
 
     def lost(self) -> str:
         """Says why an interrupt that has arrived was not raised."""

@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -128,6 +129,10 @@ class InterruptedAsItGoes:
         signal.raise_signal(signal.SIGINT)
 
 
+def interrupt_a_finalize() -> None:
+    weakref.finalize(nn.Identity(), signal.raise_signal, signal.SIGINT)
+
+
 def catch_interrupt() -> None:
     with suppress(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
@@ -139,6 +144,7 @@ def catch_interrupt() -> None:
     [
         (lambda: signal.raise_signal(signal.SIGINT), "right"),
         (InterruptedAsItGoes, "swallowed by Python in a finalizer: function InterruptedAsItGoes"),
+        (interrupt_a_finalize, "swallowed by Python in a finalizer: finalize"),
         (catch_interrupt, "it was lost at test_controls.py:"),
     ],
 )
