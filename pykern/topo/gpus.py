@@ -117,7 +117,7 @@ def uuids() -> list[str]:
 def _gpu(number: int) -> MeasuredGpu:
     facts = torch.cuda.get_device_properties(number)
     here = _bytes(number, LINK_SIZES[-1])
-    pinned = torch.empty(LINK_SIZES[-1], dtype=torch.uint8, pin_memory=True)
+    pinned = torch.empty(LINK_SIZES[-1], dtype=torch.uint8, device="cpu", pin_memory=True)
     pageable = torch.empty(LINK_SIZES[-1], dtype=torch.uint8)
     return MeasuredGpu(
         facts.name,

@@ -148,7 +148,7 @@ class Gpus:
 
     def pinned(self, num_bytes: int) -> Tensor:
         """Pinned bytes of the host, which GPUs can copy from and to."""
-        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def copy_beside(
         self, lane: int, pairs: Sequence[tuple[Tensor, Tensor]], *, to_host: bool
