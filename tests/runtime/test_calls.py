@@ -76,6 +76,18 @@ class Skips(nn.Module):
         return torch.add(last(middle(y)), kept)
 
 
+class Scaled(nn.Linear):
+    """Has a constant buffer."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.register_buffer("scale", torch.ones(()))
+        self.scale: Tensor
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * self.scale
+
+
 class Named(nn.Module):
     """Gets a scale by name."""
 
@@ -105,6 +117,14 @@ def in_place() -> nn.Sequential:
 
 def pairs() -> nn.Sequential:
     return linears(6)
+
+
+def constants(count: int = 3) -> nn.Sequential:
+    return nn.Sequential(*(Scaled() for _ in range(count)))
+
+
+def pairs_of_constants() -> nn.Sequential:
+    return constants(6)
 
 
 def named() -> nn.Sequential:
@@ -184,6 +204,14 @@ DROPOUT = [25 + STASHES, 21 + STASHES, 24 + STASHES]
             id="skips",
         ),
         pytest.param(named, "B", {}, {"F": [6, 6, 9], "B": [2, 4, 4]}, id="keywords"),
+        pytest.param(constants, "B", {}, {"F": [7, 7, 10], "B": [3, 4, 4]}, id="constant buffers"),
+        pytest.param(
+            pairs_of_constants,
+            "B",
+            {"recompute": "stage"},
+            {"F": [18, 18, 10], "B": [5, 6, 4], "R": [6, 6, 0]},
+            id="recompute stage with constant buffers",
+        ),
         pytest.param(
             linears,
             "B",

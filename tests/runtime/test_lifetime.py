@@ -18,6 +18,7 @@ import pykern
 from pykern import schedules
 from pykern.plan import Plan
 from tests.runtime.plans import split_backward, two_replicas
+from tests.support.threads import await_end, workers
 
 
 class Slow(nn.Module):
@@ -248,18 +249,16 @@ def test_a_closed_pipeline_says_so() -> None:
 
 
 def test_an_abandoned_pipeline_ends_its_threads() -> None:
-    def num_threads() -> int:
-        return len(os.listdir("/proc/self/task"))  # noqa: PTH208
-
-    before = num_threads()
+    before = workers()
     pipe = pipeline(*(nn.Linear(2, 2) for _ in range(4)))
     pipe(BATCH[0])
-    assert num_threads() >= before + 4
+    own = workers() - before
+    assert len(own) == 4
     reference = weakref.ref(pipe)
     del pipe
     gc.collect()
     assert reference() is None
-    assert num_threads() <= before
+    await_end(own)
 
 
 def test_a_step_keeps_nothing_alive() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import pykern
-from pykern.schedules import gpipe
+from pykern.schedules import gpipe, one_f_one_b
 from tests.runtime.hard_layers import Aside, Finds, Leaves, linear
 from tests.support.comparison import assert_same_state
 from tests.support.pipelines import planned
@@ -155,6 +155,37 @@ def test_a_buffer_that_the_first_forward_has_left_alone_is_not_written_twice(lev
         pipe.zero_grad()
         plain = copy.deepcopy(model)
         for _ in range(4):
+            found = pipe.step(x, target=y)
+            assert torch.equal(found, plain_step(plain, x, y, F.mse_loss, 3))
+            assert_same_state(pipe, plain)
+
+
+class Averages(nn.Module):
+    """Averages its gradients in a buffer, which forwards leave alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = linear()
+        self.register_buffer("mean", torch.ones(6))
+        self.mean: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        if y.requires_grad and torch.is_grad_enabled():
+            y.register_hook(self._average)
+        return y
+
+    def _average(self, gradient: Tensor) -> None:
+        self.mean.mul_(0.9).add_(gradient.mean(0))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_buffer_that_backwards_write_is_not_a_forward_s(level: Any) -> None:
+    model = nn.Sequential(Averages(), nn.Tanh(), Averages(), nn.Tanh())
+    plain = copy.deepcopy(model)
+    x, y = torch.randn(6, 6), torch.randn(6, 6)
+    with planned(model, one_f_one_b(2, 3), recompute=level) as pipe:
+        for _ in range(2):
             found = pipe.step(x, target=y)
             assert torch.equal(found, plain_step(plain, x, y, F.mse_loss, 3))
             assert_same_state(pipe, plain)

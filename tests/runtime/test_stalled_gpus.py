@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from pykern.runtime.gpu import streams
 from pykern.runtime.gpu.streams import Streams
 from tests.fake_cuda.fake import FakeCuda
 from tests.fake_cuda.host_gpus import host_gpus
+from tests.support.threads import threads
 
 TIMEOUT = 1.0
 BATCH = torch.ones(12, 4)
@@ -104,15 +104,11 @@ def running(timeout: float | None = TIMEOUT, steps: int = 1, **options: Any) -> 
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 pipe.close()
-            assert "pykern streams" not in threads()
+            assert not threads("pykern streams")
             fake.let_go()
             streams._leaked.clear()
             del pipe, run.pipe
     layer.plant = None
-
-
-def threads() -> list[str]:
-    return [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
 
 
 def told(capfd: pytest.CaptureFixture[str]) -> str:
@@ -348,10 +344,10 @@ def test_a_thread_that_waits_for_a_step_has_the_watch_while_another_one_closes_t
         looked.wait()
         run.fake.let_go()
         run.pipe.close()
-        assert "pykern streams" in threads()
+        assert threads("pykern streams")
         closed.set()
         waits.join()
-        assert "pykern streams" not in threads()
+        assert not threads("pykern streams")
 
 
 @pytest.mark.parametrize("capture", [False, True, "step"])
@@ -363,7 +359,7 @@ def test_a_timeout_changes_no_result_and_tells_of_no_other_step(
         with running(timeout, steps=0, capture=capture) as run:
             losses = [run.step() for _ in range(5)]
             run.driver.core.settle()
-            assert ("pykern streams" in threads()) == (timeout is not None)
+            assert bool(threads("pykern streams")) == (timeout is not None)
             return [*losses, *(p.grad for p in run.pipe.parameters() if p.grad is not None)]
 
     for with_one, without in zip(train(60.0), train(None), strict=True):

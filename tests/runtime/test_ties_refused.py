@@ -62,6 +62,31 @@ def test_a_buffer_of_two_stages_must_not_be_written(in_place: bool) -> None:
             pipe(x)
 
 
+class CountsBack(Counts):
+    """Counts its backwards, while the forwards of another stage may count as well."""
+
+    def __init__(self) -> None:
+        super().__init__(in_place=True)
+
+    def forward(self, input: Tensor) -> Tensor:
+        output = super().forward(input)
+        if output.requires_grad:
+            output.register_hook(self._count)
+        return output
+
+    def _count(self, _: Tensor) -> None:
+        self.count.add_(1)
+
+
+def test_a_write_by_another_stage_during_a_backward_is_not_the_backward_s() -> None:
+    """Stage 0 sees a buffer of both stages change in its backwards, whoever writes it then."""
+    shared = CountsBack()
+    with pipeline(nn.Sequential(shared, nn.Tanh(), shared)) as pipe:
+        x, y = batch()
+        with pytest.raises(RuntimeError, match=r"stage 1 wrote the buffer 'count' of a Counts"):
+            pipe.step(x, target=y)
+
+
 def test_a_layer_that_shares_a_parameter_may_write_buffers_of_its_own() -> None:
     first, last = nn.Linear(WIDTH, WIDTH), Counts(in_place=True)
     last.weight = first.weight

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 
 from torch import nn
 
 from ...plan import Kind
 from ..recompute.buffers import BufferVersions, Names, modules_in, names_in
 from ..stage.stage import Run, Stage
-from .feature import Feature
+from .feature import Feature, Made
 
 
 class OrderOfWrites(Feature):
@@ -26,71 +28,87 @@ class OrderOfWrites(Feature):
 
     def __init__(self, *, in_replicas: bool) -> None:
         self._in_replicas = in_replicas
-        # By stage, the microbatch of the last F, and the buffers that forwards have written. Those
-        # that backwards alone write, such as averages of gradients, have the order of backwards.
-        self._last: dict[int, int] = {}
-        self._written: dict[int, set[tuple[int, str]]] = {}
+        self._writes: dict[Stage, _Writes] = {}
+
+    def attach(self, made: Made) -> None:
+        """Wraps the actions of stages that have buffers of their own."""
+        reached = [modules_in(stage.originals) for stage in made.executor.stages]
+        uses = Counter(chain.from_iterable(reached))
+        for stage in made.executor.replicas.stages:
+            modules = modules_in(stage.originals)
+            # Ties refuse writes to the buffers of several stages, which this stage may see at any
+            # time.
+            names = [name for name in names_in(modules) if uses[modules[name[0]]] == 1]
+            if names:
+                self._writes[stage] = _Writes(stage, modules, names, self._in_replicas)
+        super().attach(made)
 
     def around(self, kind: Kind, stage: Stage, call: Run) -> Run:
         """The replacement for the call of an action; `call` itself without buffers."""
-        modules = modules_in(stage.originals)
-        names = names_in(modules)
-        if kind is Kind.F and names:
-            return partial(self._forward, stage, call, modules, names)
-        if kind in (Kind.B, Kind.I, Kind.W) and names:
-            return partial(self._backward, stage, call, modules, names)
+        writes = self._writes.get(stage)
+        if writes is not None and kind is Kind.F:
+            return partial(writes.forward, call)
+        if writes is not None and kind in (Kind.B, Kind.I, Kind.W):
+            return partial(writes.backward, call)
         return call
 
-    def _forward(
-        self,
-        stage: Stage,
-        call: Run,
-        modules: Sequence[nn.Module],
-        names: Names,
-        microbatch: int,
+
+class _Writes:
+    """The writes to the buffers of one stage."""
+
+    def __init__(
+        self, stage: Stage, modules: Sequence[nn.Module], names: Names, in_replicas: bool
     ) -> None:
-        self._last[stage.index] = microbatch
-        before = BufferVersions(modules, names)
-        call(microbatch)
-        written = before.written()
-        self._written.setdefault(stage.index, set()).update(written)
+        self._stage = stage
+        self._modules = modules
+        self._names = names
+        self._in_replicas = in_replicas
+        self._seen = BufferVersions(modules, names)
+        # The microbatch of the last F, and the buffers that forwards have written. Those that
+        # backwards alone write, such as averages of gradients, have the order of backwards.
+        self._last = -1
+        self._by_forwards: set[tuple[int, str]] = set()
+
+    def forward(self, call: Run, microbatch: int) -> None:
+        """Runs an F, and notes the buffers that it writes."""
+        self._last = microbatch
+        written = self._written(call, microbatch)
         if written and self._in_replicas:
             raise RuntimeError(
-                f"stage {stage.index} writes to {_named(stage, modules, written)} in a forward, "
-                "which replicas would do in no fixed order. Use a schedule and a pipeline without "
+                f"stage {self._stage.index} writes to {self._named(written)} in a forward, which "
+                "replicas would do in no fixed order. Use a schedule and a pipeline without "
                 "replicas"
             )
+        self._by_forwards.update(written)
 
-    def _backward(
-        self,
-        stage: Stage,
-        call: Run,
-        modules: Sequence[nn.Module],
-        names: Names,
-        microbatch: int,
-    ) -> None:
-        if self._last.get(stage.index) == microbatch:
+    def backward(self, call: Run, microbatch: int) -> None:
+        """Runs a B, I or W, and refuses its writes to buffers that later forwards have written."""
+        if microbatch == self._last or not self._by_forwards:
             call(microbatch)
             return
-        before = BufferVersions(modules, names)
-        call(microbatch)
-        by_forwards = self._written.get(stage.index, ())
-        if written := [name for name in before.written() if name in by_forwards]:
+        written = self._written(call, microbatch)
+        if again := [name for name in written if name in self._by_forwards]:
             raise RuntimeError(
-                f"stage {stage.index} writes to {_named(stage, modules, written)} again in a "
-                "backward, as torch.utils.checkpoint does, after the forwards of later "
-                "microbatches. Its values would differ from those of the model run microbatch by "
-                'microbatch. Use recompute="layer" instead of the checkpoint, or, for a batch '
-                "norm, deferred_batch_norm=True"
+                f"stage {self._stage.index} writes to {self._named(again)} again in a backward, "
+                "as torch.utils.checkpoint does, after the forwards of later microbatches. Its "
+                "values would differ from those of the model run microbatch by microbatch. Use "
+                'recompute="layer" instead of the checkpoint, or, for a batch norm, '
+                "deferred_batch_norm=True"
             )
 
+    def _written(self, call: Run, microbatch: int) -> Names:
+        """The buffers that a call writes."""
+        if self._seen.written():
+            self._seen = BufferVersions(self._modules, self._names)
+        call(microbatch)
+        return self._seen.written()
 
-def _named(stage: Stage, modules: Sequence[nn.Module], written: Names) -> str:
-    """The first of some buffers, for a message."""
-    number, name = written[0]
-    for place, layer in enumerate(stage.originals):
-        for path, module in layer.named_modules():
-            if module is modules[number]:
-                full = f"{path}.{name}" if path else name
-                return f"the buffer {full!r} of its layer {place}"
-    return f"the buffer {name!r}"
+    def _named(self, written: Names) -> str:
+        """The first of some buffers, for a message."""
+        number, name = written[0]
+        for place, layer in enumerate(self._stage.originals):
+            for path, module in layer.named_modules():
+                if module is self._modules[number]:
+                    full = f"{path}.{name}" if path else name
+                    return f"the buffer {full!r} of its layer {place}"
+        return f"the buffer {name!r}"

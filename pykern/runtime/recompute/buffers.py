@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -100,18 +101,19 @@ class BufferVersions:
     """
 
     def __init__(self, modules: Sequence[nn.Module], names: Names) -> None:
-        self._modules = modules
-        self._then = [
-            (name, buffer, 0 if buffer is None else version_of(buffer))
+        # Each with the dictionary that holds it, and its number of writes; those of a tensor of
+        # inference mode are not counted.
+        self._then: list[tuple[tuple[int, str], Mapping[str, Tensor | None], Any, int | None]] = [
+            (name, buffers, now, None if now is None or now.is_inference() else now._version)
             for name in names
-            for buffer in [modules[name[0]]._buffers.get(name[1])]
+            for buffers in [modules[name[0]]._buffers]
+            for now in [buffers.get(name[1])]
         ]
 
     def written(self) -> Names:
         """The buffers that were replaced or written since."""
         return [
-            (number, name)
-            for (number, name), then, version in self._then
-            if (now := self._modules[number]._buffers.get(name)) is not then
-            or (now is not None and version_of(now) != version)
+            name
+            for name, buffers, then, count in self._then
+            if (count is not None and then._version != count) or buffers.get(name[1]) is not then
         ]

@@ -47,6 +47,7 @@ class Recompute:
 
     Attributes:
         cells: by microbatch, what F has kept for R.
+        left_alone: the buffers that the current F must not write, None without any.
     """
 
     def __init__(self) -> None:
@@ -55,6 +56,11 @@ class Recompute:
         self._levels: Sequence[Level | None] = ()
         self._compiled = False
         self.cells: dict[int, KeptMicrobatch] = {}
+        # The layers of the last F, their modules, and by inputs the buffers that F leaves alone.
+        self._layers: Sequence[nn.Module] | None = None
+        self._modules: Sequence[nn.Module] = ()
+        self._left_alone: dict[tuple[bool, ...], BufferVersions] = {}
+        self.left_alone: BufferVersions | None = None
         # Whether any microbatch of the step has a level, whether any is recomputed, and whether any
         # has the level `stage`.
         self.has_levels = self.in_use = self.by_stage = False
@@ -90,6 +96,7 @@ class Recompute:
     def end(self) -> None:
         """Releases all objects of the step."""
         self.cells.clear()
+        self._layers, self._modules, self._left_alone, self.left_alone = None, (), {}, None
 
     def twin(self) -> Recompute:
         """A new object that shares the results of watching."""
@@ -116,7 +123,8 @@ class Recompute:
         microbatch: int,
         calls: Calls,
         arguments: tuple[Any, ...],
-        holders: Sequence[object],
+        layers: Sequence[nn.Module],
+        loss_fn: object,
         state: OwnState | Whole | None,
     ) -> None:
         """F: runs the calls, and keeps the state that R needs.
@@ -125,7 +133,8 @@ class Recompute:
             microbatch: its number.
             calls: layers and end.
             arguments: of the first call.
-            holders: layers and loss, whose buffers F may change.
+            layers: of the stage, whose buffers F may change.
+            loss_fn: the loss of the last stage, which may have buffers as well.
             state: the random state of the action; None if F does not draw.
         """
         by_layer = self._levels[microbatch] == "layer"
@@ -137,22 +146,52 @@ class Recompute:
         if seen is None:
             watch = Watch(arguments, reads=not self._compiled)
             self.cells[microbatch], self._seen[needs] = _watched(
-                watch, calls, arguments, holders, state, by_layer=by_layer
+                watch, calls, arguments, modules_in([*layers, loss_fn]), state, by_layer=by_layer
             )
             return
         kept = copies(arguments) if seen.overwrites else arguments
-        modules = modules_in(holders) if seen.has_buffers else ()
-        buffers = Buffers(modules, seen.changed) if seen.changed else _NO_BUFFERS
-        others = BufferVersions(modules, seen.left_alone) if seen.left_alone else None
+        if seen.has_buffers:
+            self._look(needs, seen, layers, loss_fn)
+        buffers = Buffers(self._modules, seen.changed) if seen.changed else _NO_BUFFERS
         segments = seen.by_layer if by_layer else seen.by_stage
         cell = Cell(kept, segments, buffers, by_layer=by_layer)
         cell.forward(calls, arguments, state)
-        if others is not None and (written := others.written()):
-            self._seen[needs] = seen.with_changed(written)
-            raise _not_kept(modules, written)
+        if self.left_alone is not None:
+            self.require_left_alone(needs)
         self.cells[microbatch] = cell
 
-    def whole(self, microbatch: int, arguments: tuple[Any, ...]) -> RecomputeSegment | None:
+    def _look(
+        self, needs: tuple[bool, ...], seen: Seen, layers: Sequence[nn.Module], loss_fn: object
+    ) -> None:
+        """Looks at the buffers as an F is about to find them."""
+        if layers is not self._layers:
+            self._layers, self._modules = layers, modules_in([*layers, loss_fn])
+            self._left_alone = {}
+        looked = self._left_alone.get(needs)
+        # A hook in a backward may write them, such as an average of gradients.
+        if looked is None or looked.written():
+            looked = BufferVersions(self._modules, seen.left_alone)
+            self._left_alone[needs] = looked
+        self.left_alone = looked
+
+    def require_left_alone(self, needs: tuple[bool, ...]) -> None:
+        """Raises RuntimeError if F has written a buffer that it had left alone before.
+
+        Args:
+            needs: which of the arguments need gradients.
+        """
+        assert self.left_alone is not None
+        if written := self.left_alone.written():
+            self._seen[needs] = self._seen[needs].with_changed(written)
+            raise _not_kept(self._modules, written)
+
+    def whole(
+        self,
+        microbatch: int,
+        arguments: tuple[Any, ...],
+        layers: Sequence[nn.Module],
+        loss_fn: object,
+    ) -> RecomputeSegment | None:
         """All calls of a microbatch, if R repeats them with nothing to restore; else None.
 
         Seeds that are provided, and the caller's hooks for saved tensors, have to be restored.
@@ -162,8 +201,13 @@ class Recompute:
         (given,) = arguments
         if type(given) is not Tensor or seeds.are_provided() or top_hooks() is not None:
             return None
-        seen = self._seen.get((given.requires_grad,))
-        return None if seen is None else seen.whole
+        needs = (given.requires_grad,)
+        seen = self._seen.get(needs)
+        if seen is None or seen.whole is None:
+            return None
+        if seen.has_buffers:
+            self._look(needs, seen, layers, loss_fn)
+        return seen.whole
 
     def take_whole(self, microbatch: int) -> bool:
         """Whether a backward has one graph and no context; takes the state that F kept if so."""
@@ -190,13 +234,12 @@ def _watched(
     watch: Watch,
     calls: Calls,
     arguments: tuple[Any, ...],
-    holders: Sequence[object],
+    modules: Sequence[nn.Module],
     state: OwnState | Whole | None,
     *,
     by_layer: bool,
 ) -> tuple[Cell, Seen]:
     """Runs F of the first microbatch in one graph; returns its state and the observations."""
-    modules = modules_in(holders)
     buffers = Buffers(modules, names_in(modules))
     values: list[Any] = []
     begins: list[Begins] = []

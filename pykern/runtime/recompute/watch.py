@@ -86,9 +86,9 @@ class Seen:
 
     @cached_property
     def whole(self) -> RecomputeSegment | None:
-        """All calls, if R at level `stage` repeats them without buffers, copies or kept graphs."""
+        """All calls, if R at level `stage` repeats them with no buffer, copy or kept graph."""
         first, *others = self.by_stage
-        is_bare = not (others or first.keeps or self.has_buffers or self.overwrites)
+        is_bare = not (others or first.keeps or self.changed or self.overwrites)
         return first if is_bare else None
 
     def _segments(self, *, by_layer: bool) -> list[RecomputeSegment]:

@@ -29,8 +29,8 @@ def at_levels(stage: Stage, compute: Run) -> Run:
         if given is not None:
             stage.arguments[microbatch] = None
             calls = calls_of(stage, microbatch, stage.hand_over)
-            holders = [*stage.layers, getattr(stage.finish, "function", None)]
-            recomputed.forward(microbatch, calls, given, holders, stage.draws.state)
+            loss_fn = getattr(stage.finish, "function", None)
+            recomputed.forward(microbatch, calls, given, stage.layers, loss_fn, stage.draws.state)
 
     return forward
 
@@ -43,12 +43,12 @@ def in_one_graph(stage: Stage, compute: Run) -> Run:
 
     def forward(microbatch: int) -> None:
         given = arguments[microbatch]
-        whole = None if given is None else recomputed.whole(microbatch, given)
+        layers, loss_fn = stage.layers, getattr(stage.finish, "function", None)
+        whole = None if given is None else recomputed.whole(microbatch, given, layers, loss_fn)
         if given is None or whole is None:
             compute(microbatch)
             return
         arguments[microbatch] = None
-        layers = stage.layers
         (value,) = given
         for piece in whole.pieces:
             for layer in layers[piece.start : piece.stop]:
@@ -56,6 +56,8 @@ def in_one_graph(stage: Stage, compute: Run) -> Run:
             if piece.stop <= num_cuts:
                 value = without_graph(value)
         cell = OneGraph(given, whole, hand_over(microbatch, value))
+        if recomputed.left_alone is not None:
+            recomputed.require_left_alone((given[0].requires_grad,))
         recomputed.cells[microbatch] = cell
 
     return forward
