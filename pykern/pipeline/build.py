@@ -39,6 +39,7 @@ from ..runtime.executor import Executor
 from ..runtime.features.batch_norm import DeferredBatchNorm
 from ..runtime.features.beside import Beside
 from ..runtime.features.compiled import CompiledStages
+from ..runtime.features.early_updates import EarlyUpdates
 from ..runtime.features.feature import Feature, Features, Made
 from ..runtime.features.finite import Checks
 from ..runtime.features.frozen import Frozen
@@ -143,6 +144,7 @@ FEATURES: Sequence[MakeFeature] = (
     lambda of, _: Scaler(refused_with("scaler", of.asked)),
     _checks,
     _frozen,
+    lambda of, _: EarlyUpdates(in_processes=of.asked.process_group is not None),
     lambda of, _: OrderOfWrites(in_replicas=of.plan.placement.num_replicas > 1),
     lambda of, _: DeferredBatchNorm() if of.asked.deferred_batch_norm else None,
     _tensor,

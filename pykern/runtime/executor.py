@@ -97,6 +97,11 @@ class Executor:
         return self.replicas.each[0]
 
     @property
+    def adds_ties(self) -> bool:
+        """Whether gradients of several stages are being added, after all actions of a step."""
+        return self._ties.adds
+
+    @property
     def in_one_memory(self) -> bool:
         """Whether all actions may read what one action has written; False on GPU streams."""
         return not isinstance(self.driver, Streams)

@@ -49,6 +49,10 @@ class Settings:
     def held(self) -> Iterator[nn.Module | nn.Parameter]:
         """The modules, and the parameters that they have now."""
         yield from self.modules
+        yield from self.parameters()
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters that the modules have now; one of several modules comes several times."""
         for parameters in self._parameters:
             yield from (held for held in parameters.values() if held is not None)
 

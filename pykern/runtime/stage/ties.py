@@ -46,6 +46,9 @@ class Ties:
 
     Args:
         stages: of the first replica.
+
+    Attributes:
+        adds: whether gradients of copies are being added to those of the originals.
     """
 
     def __init__(self, stages: Sequence[Stage]) -> None:
@@ -53,6 +56,7 @@ class Ties:
         # The parameters with their copies, by stage in ascending order.
         self._pairs: list[Pairs] = []
         self._buffers: list[_Buffer] = []
+        self.adds = False
 
     def begin(self) -> None:
         """Replaces shared layers by copies in all stages but the owner; steps must have begun.
@@ -95,6 +99,7 @@ class Ties:
                 )
         if not self._pairs:
             return
+        self.adds = True
         try:
             # Backward runs on the calling thread, as in the step.
             with torch.autograd.set_multithreading_enabled(False):
@@ -104,6 +109,8 @@ class Ties:
         except BaseException as error:
             add_note(error, "raised while the gradients of several stages were added")
             raise
+        finally:
+            self.adds = False
 
     def leave(self) -> list[Pairs]:
         """Returns the copies, for a backward in another step."""
