@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed import HashStore
+from torch._C._distributed_c10d import HashStore
 
 from pykern import schedules
 from tests.fake_cuda.fake import FakeCuda
