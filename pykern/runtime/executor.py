@@ -53,6 +53,7 @@ class Executor:
     Attributes:
         driver: makes programs of plans, runs their actions, and measures them.
         replicas: the stages of all replicas.
+        ties: what stages share.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Executor:
         self.replicas = Replicas(stages, plan, devices, driver.ready)
         self._stages = self.replicas.stages
         self._callbacks = self.replicas.actions()
-        self._ties = Ties(stages)
+        self.ties = Ties(stages)
         self.driver = driver
         self._observers: list[Observer] = []
         self._failures = Failures(driver.where)
@@ -95,11 +96,6 @@ class Executor:
     def stages(self) -> Sequence[Stage]:
         """The stages of the first replica, which have the parameters."""
         return self.replicas.each[0]
-
-    @property
-    def adds_ties(self) -> bool:
-        """Whether gradients of several stages are being added, after all actions of a step."""
-        return self._ties.adds
 
     @property
     def in_one_memory(self) -> bool:
@@ -152,11 +148,11 @@ class Executor:
         failures = self.driver.run(program, actions, batch, traced=self.traced)
         if failures:
             raise self._failures.first(failures, located)
-        self._ties.finish()
+        self.ties.finish()
 
     def leave(self) -> Halfway:
         """Takes the state that a step of forwards leaves for backwards; called before its end."""
-        return Halfway(self.stages, self._ties)
+        return Halfway(self.stages, self.ties)
 
     def resume(self, program: Program, batch: Batch, left: Halfway) -> None:
         """Runs backwards from the state of their forwards; `batch.finish` has the gradients.
@@ -247,7 +243,7 @@ class Executor:
             failures = driver.run_flow(flow, self.replicas.put_together(self._callbacks))
             if failures:
                 raise self._failures.first(failures, flow.located)
-            self._ties.finish()
+            self.ties.finish()
 
     def _refuse_flow(self) -> None:
         flow = self._flow()
@@ -266,7 +262,7 @@ class Executor:
                 stage.begin(len(batch.rows), seed, batch.finish, levels)
             # Further replicas copy the layers that the first replica runs, which ties may replace.
             if number == 0:
-                self._ties.begin()
+                self.ties.begin()
             calls = self.replicas.share_of(number, batch.calls)
             replica[0].enter([None if call is None else call[0] for call in calls])
             keywords = [{} if call is None else call[1] for call in calls]
@@ -278,7 +274,7 @@ class Executor:
         """Releases the step's objects. May be called twice; the next step works without it."""
         for stage in self._stages:
             stage.end()
-        self._ties.end()
+        self.ties.end()
         self.driver.end()
         for observer in self._observers:
             observer.end_run()

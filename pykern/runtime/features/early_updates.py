@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
+from ... import _C
 from ...plan import Kind
 from ...torch_private import version_of
 from ..stage.settings import Settings
@@ -37,24 +39,29 @@ class EarlyUpdates(Feature):
 
     def around(self, kind: Kind, stage: Stage, call: Run) -> Run:
         """The call for an action: `call` itself, unless gradients of replicas are added there."""
-        return partial(self._reduce, stage.index, call) if kind is Kind.REDUCE else call
+        # Without `self`, since the executor keeps the call, and goes with its last reference.
+        is_sum = kind is Kind.REDUCE
+        return partial(_reduce, self._reducing, stage.index, call) if is_sum else call
 
-    def _reduce(self, stage: int, call: Run, microbatch: int) -> None:
-        self._reducing.add(stage)
-        try:
-            call(microbatch)
-        finally:
-            self._reducing.discard(stage)
-
-    @contextmanager
-    def step(self, scaler: object) -> Iterator[None]:
+    def step(self, scaler: object) -> AbstractContextManager[None]:
         """A context in which a hook behind the user's hooks looks at each parameter with hooks."""
         del scaler
-        with ExitStack() as stack:
-            for held, stages in self._hooked().items():
-                look = _Look(self, held, stages)
-                stack.callback(held.register_post_accumulate_grad_hook(look).remove)
-            yield
+        hooked = self._hooked()
+        if not hooked:
+            return nullcontext()
+        handles: list[RemovableHandle] = []
+
+        def look() -> None:
+            for held, stages in hooked.items():
+                one = _Look(self, held, stages)
+                handles.append(held.register_post_accumulate_grad_hook(one))
+
+        def leave(_: BaseException | None) -> None:
+            for handle in handles:
+                handle.remove()
+
+        # A generator would add a traceback to a layer's exception, which some exceptions refuse.
+        return _C.Within(look, leave)
 
     def _hooked(self) -> dict[nn.Parameter, list[int]]:
         """The parameters with such hooks, each with the stages that use it."""
@@ -73,12 +80,21 @@ class EarlyUpdates(Feature):
         if self._in_processes:
             return False
         if len(stages) > 1:
-            return self._executor.adds_ties
-        (stage,) = stages
-        replicas = self._executor.replicas.each
-        if len(replicas) > 1:
-            return stage in self._reducing
-        return not replicas[0][stage].has_microbatches
+            return self._executor.ties.adds
+        (number,) = stages
+        if len(self._executor.replicas.each) > 1:
+            return number in self._reducing
+        stage = self._executor.stages[number]
+        in_split = map(stage.has_weights, range(len(stage.outputs)))
+        return not (any(stage.outputs) or stage.recomputed.cells or any(in_split))
+
+
+def _reduce(reducing: set[int], stage: int, call: Run, microbatch: int) -> None:
+    reducing.add(stage)
+    try:
+        call(microbatch)
+    finally:
+        reducing.discard(stage)
 
 
 class _Look:
@@ -93,8 +109,8 @@ class _Look:
         before, self._version = self._version, version_of(held)
         if before != self._version and not self._updates.may_change(self._stages):
             raise RuntimeError(
-                f"hooks must change a parameter with its last gradient in a step, got a change of "
-                f"one of shape {tuple(held.shape)} in stage {min(self._stages)} before that, when "
-                "microbatches had run with its old values. Count the calls of the hook, or step "
+                "hooks must change a parameter with its last gradient in a step, got an earlier "
+                f"change of one of shape {tuple(held.shape)} in stage {min(self._stages)}. Other "
+                "microbatches have run with its old values. Count the calls of the hook, or step "
                 "the optimizer after the pipeline's step"
             )

@@ -274,11 +274,6 @@ class Stage:
         """The leaves that collect gradients in the backward of a recomputed microbatch."""
         return self.recomputed.trains
 
-    @property
-    def has_microbatches(self) -> bool:
-        """Whether microbatches are between F and the end of their backward, but for a current B."""
-        return any(self.outputs) or len(self._weights) + len(self.recomputed.cells) > 0
-
     def has_weights(self, microbatch: int) -> bool:
         """Whether I has left work for W."""
         return microbatch in self._weights
