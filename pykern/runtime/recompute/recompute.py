@@ -22,6 +22,7 @@ from ..random.compiled import Whole
 from ..random.eager import Begins, OwnState
 from .buffers import Buffers, BufferVersions, Names, modules_in, names_in
 from .cell import Calls, Cell, OneGraph
+from .untrained import Untrained
 from .watch import RecomputeSegment, Seen, Watch, without_saved_tensors_hooks
 
 # The levels with an R. F keeps the input of each layer, or of the stage.
@@ -240,7 +241,7 @@ def _watched(
     by_layer: bool,
 ) -> tuple[Cell, Seen]:
     """Runs F of the first microbatch in one graph; returns its state and the observations."""
-    buffers = Buffers(modules, names_in(modules))
+    buffers, untrained = Buffers(modules, names_in(modules)), Untrained(modules)
     values: list[Any] = []
     begins: list[Begins] = []
     with without_saved_tensors_hooks(), watch.reads:
@@ -250,6 +251,7 @@ def _watched(
             values.append(call(*following))
             watch.after(values[-1])
             following = (values[-1],)
+    untrained.require_unwritten()
     changed = buffers.changed()
     buffers.keep_only(changed)
     seen = watch.seen(changed, modules)
