@@ -198,5 +198,5 @@ def test_an_optimizer_in_the_backward_that_steps_too_early_is_told() -> None:
                 lambda _, optimizer=optimizer: optimizer.step()
             )
         x, y = batch()
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        with pytest.raises(RuntimeError, match="change a parameter with its last gradient"):
             pipe.step(x, target=y)
