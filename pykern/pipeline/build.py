@@ -45,7 +45,7 @@ from ..runtime.features.finite import Checks
 from ..runtime.features.frozen import Frozen
 from ..runtime.features.order_of_writes import OrderOfWrites
 from ..runtime.features.scaler import Scaler
-from ..runtime.gpu.issuing import ByCaller, ByThreads
+from ..runtime.gpu.issuing import Issuer
 from ..runtime.gpu.streams import Streams
 from ..runtime.stage.stage import Stage
 from ..verify import Subject, Verifier
@@ -238,7 +238,7 @@ def build(of: Design, model: nn.Module) -> Built:
 def _open_driver(asked: Request) -> Driver:
     """The driver of the devices; raises RuntimeError if GPUs cannot be used."""
     if asked.lanes[0].device.type != "cpu":
-        issuer = ByThreads(len(asked.lanes)) if asked.issue == "threads" else ByCaller()
+        issuer = Issuer(len(asked.lanes) if asked.issue == "threads" else 0)
         return Streams(asked.lanes, asked.capture, asked.timeout, issuer)
     return Workers(len(asked.lanes), asked.timeout)
 

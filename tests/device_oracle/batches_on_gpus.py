@@ -3,25 +3,13 @@
 import copy
 from collections.abc import Iterator
 
-import pytest
 import torch
 from torch import Tensor
 
 import pykern
-from tests.device_oracle.oracle import counts, gpus
+from tests.device_oracle.oracle import counts
 from tests.device_oracle.steps_on_gpus import TWO, WIDTH, mlp
 from tests.fake_cuda.fake import FakeCuda
-
-# torch says so of results that a kernel makes itself, which is how the oracle has the CPU's run.
-pytestmark = pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
-
-
-@pytest.fixture
-def four_gpus() -> Iterator[FakeCuda]:
-    torch.manual_seed(0)
-    torch.set_num_threads(1)
-    with gpus(4) as fake:
-        yield fake
 
 
 def test_a_stream_of_batches(four_gpus: FakeCuda) -> None:

@@ -17,9 +17,6 @@ from pykern.topo import gpus as topo
 from pykern.topo import kernel_copy
 from tests.device_oracle.oracle import gpus
 
-# torch says so of results that a kernel makes itself, which is how the oracle has the CPU's run.
-pytestmark = pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
-
 SMALL, LARGE = 4096, 65536
 
 

@@ -3,7 +3,7 @@
 import copy
 import gc
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,17 +24,6 @@ from tests.runtime.test_recorded import example, loss_of
 from tests.runtime.test_recorded import plain_step as plain_recorded
 from tests.support.plain_step import plain_step
 from tests.trace.models import Network
-
-# torch says so of results that a kernel makes itself, which is how the oracle has the CPU's run.
-pytestmark = pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
-
-
-@pytest.fixture
-def four_gpus() -> Iterator[FakeCuda]:
-    torch.manual_seed(0)
-    torch.set_num_threads(1)
-    with gpus(4) as fake:
-        yield fake
 
 
 def since(before: Counts) -> Counts:

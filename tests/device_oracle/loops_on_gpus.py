@@ -27,7 +27,6 @@ SCRIPTS = {
 }
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:An output with one or more elements was resized"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     # Lightning asks for workers that load data, and tells of what it is about to change.
     pytest.mark.filterwarnings("ignore::lightning.fabric.utilities.warnings.PossibleUserWarning"),

@@ -41,9 +41,6 @@ from tests.device_oracle.oracle import gpus
 from tests.device_oracle.stand_ins import Cupti, Cupy
 from tests.fake_cuda.fake import FakeCuda
 
-# torch says so of results that a kernel makes itself, which is how the oracle has the CPU's run.
-pytestmark = pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
-
 CYCLES_PER_NS = 2
 
 

@@ -4,7 +4,7 @@ import copy
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from torch.nn.functional import mse_loss
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import pykern
+from pykern.runtime.gpu.issuing import Issuing
 from tests.device_oracle.oracle import counts, gpus
 from tests.fake_cuda.fake import FakeCuda
 from tests.runtime.test_recorded import ROWS, example, loss_of
@@ -23,17 +24,6 @@ from tests.trace.models import Network
 WIDTH = 8
 TWO = ["cuda:0", "cuda:1"]
 FOUR = ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]
-
-# torch says so of results that a kernel makes itself, which is how the oracle has the CPU's run.
-pytestmark = pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
-
-
-@pytest.fixture
-def four_gpus() -> Iterator[FakeCuda]:
-    torch.manual_seed(0)
-    torch.set_num_threads(1)
-    with gpus(4) as fake:
-        yield fake
 
 
 def mlp() -> nn.Sequential:
@@ -341,23 +331,27 @@ def test_the_host_waits_for_each_gpu(four_gpus: FakeCuda) -> None:
         assert counts().host_waits == before + len(TWO)
 
 
-def test_the_times_of_a_step(four_gpus: FakeCuda) -> None:
+@pytest.mark.parametrize("issue", get_args(Issuing))
+def test_the_times_of_a_step(four_gpus: FakeCuda, issue: Issuing) -> None:
     x = torch.randn(16, WIDTH)
-    with pykern.Pipeline(mlp(), devices=TWO, microbatches=4, loss_fn=mse_loss) as pipe:
+    options: dict[str, Any] = {"microbatches": 4, "loss_fn": mse_loss, "issue": issue}
+    with pykern.Pipeline(mlp(), devices=TWO, **options) as pipe:
         with pipe.tracing():
             pipe.step(x, target=x)
         assert [len(row) for row in pipe.timeline().rows] == [8, 8]
         assert all(span.end_ns > span.start_ns for row in pipe.copies().rows for span in row)
 
 
-def test_a_wait_that_is_left_out_is_seen() -> None:
+@pytest.mark.parametrize("issue", get_args(Issuing))
+def test_a_wait_that_is_left_out_is_seen(issue: Issuing) -> None:
     """Most are: what a few put in order, others do as well."""
     x = torch.randn(16, WIDTH)
+    options: dict[str, Any] = {"microbatches": 4, "loss_fn": mse_loss, "issue": issue}
     seen = 0
     for nth in range(1, 13):
         try:
             with gpus(2) as fake:
-                pipe = pykern.Pipeline(mlp(), devices=TWO, microbatches=4, loss_fn=mse_loss)
+                pipe = pykern.Pipeline(mlp(), devices=TWO, **options)
                 pipe.step(x, target=x)
                 fake.drop_wait(nth)
                 pipe.step(x, target=x)

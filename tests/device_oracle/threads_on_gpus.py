@@ -3,7 +3,7 @@
 import copy
 import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.nn.functional import mse_loss
 
 import pykern
 from pykern.runtime.gpu import streams
-from tests.device_oracle.oracle import counts, gpus
+from tests.device_oracle.oracle import counts
 from tests.device_oracle.steps_on_gpus import (
     FOUR,
     TWO,
@@ -27,17 +27,6 @@ from tests.device_oracle.steps_on_gpus import (
 )
 from tests.fake_cuda.fake import FakeCuda
 from tests.support.plain_step import plain_step
-
-# torch says so of results that a kernel makes itself, which is how the oracle has the CPU's run.
-pytestmark = pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
-
-
-@pytest.fixture
-def four_gpus() -> Iterator[FakeCuda]:
-    torch.manual_seed(0)
-    torch.set_num_threads(1)
-    with gpus(4) as fake:
-        yield fake
 
 
 @pytest.mark.parametrize(
@@ -231,35 +220,6 @@ def test_a_copy_that_hangs_is_named(four_gpus: FakeCuda) -> None:
         pipe.close()
     four_gpus.let_go()
     streams._leaked.clear()
-
-
-def test_the_times_of_a_step(four_gpus: FakeCuda) -> None:
-    x = torch.randn(16, WIDTH)
-    with pykern.Pipeline(
-        mlp(), devices=TWO, microbatches=4, loss_fn=mse_loss, issue="threads"
-    ) as pipe:
-        with pipe.tracing():
-            pipe.step(x, target=x)
-        assert [len(row) for row in pipe.timeline().rows] == [8, 8]
-        assert all(span.end_ns > span.start_ns for row in pipe.copies().rows for span in row)
-
-
-def test_a_wait_that_is_left_out_is_seen() -> None:
-    x = torch.randn(16, WIDTH)
-    seen = 0
-    for nth in range(1, 13):
-        try:
-            with gpus(2) as fake:
-                pipe = pykern.Pipeline(
-                    mlp(), devices=TWO, microbatches=4, loss_fn=mse_loss, issue="threads"
-                )
-                pipe.step(x, target=x)
-                fake.drop_wait(nth)
-                pipe.step(x, target=x)
-                pipe.close()
-        except AssertionError:
-            seen += 1
-    assert seen >= 6
 
 
 def test_the_host_does_not_wait(four_gpus: FakeCuda) -> None:

@@ -18,8 +18,6 @@ from tests.fake_cuda.fake import FakeCuda
 WIDTH = 8
 TWO = ["cuda:0", "cuda:1"]
 
-pytestmark = pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
-
 
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:

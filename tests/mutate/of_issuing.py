@@ -55,7 +55,10 @@ OF_ISSUING = (
         "pykern/runtime/gpu/issuing.py", "        undo = state()\n", "        undo = int\n", ENGINE
     ),
     Mutant(
-        "pykern/runtime/gpu/issuing.py", "        self._threads.close()\n", "        pass\n", ENGINE
+        "pykern/runtime/gpu/issuing.py",
+        "            self._threads.close()\n",
+        "            pass\n",
+        ENGINE,
     ),
     Mutant("pykern/runtime/gpu/streams.py", "        self._issuer.close()\n", "", ENGINE),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 from ... import _C
 from ...plan import Kind
@@ -17,8 +17,15 @@ from .ring_transport import StreamCallback
 Issuing = Literal["caller", "threads"]
 
 
-class Issuer(Protocol):
-    """Has the actions of a step called."""
+class Issuer:
+    """Has the actions of steps called, by their caller one after another or by threads.
+
+    Args:
+        num_threads: one for each lane, to call the lane's actions until `close`; 0 for the caller.
+    """
+
+    def __init__(self, num_threads: int) -> None:
+        self._threads = _C.Issuers(num_threads) if num_threads else None
 
     def issue(
         self,
@@ -30,58 +37,17 @@ class Issuer(Protocol):
         traced: bool,
     ) -> list[Failure]:
         """Issues a step after the current streams; returns the failures."""
-
-    def close(self) -> None:
-        """Ends threads that it has made."""
-
-
-class ByCaller:
-    """The caller of a step calls its actions, one after another."""
-
-    def issue(
-        self,
-        core: _C.StreamExecutor,
-        gpus: Gpus,
-        program: _C.StreamProgram,
-        calls: Mapping[Kind, Sequence[StreamCallback]],
-        *,
-        traced: bool,
-    ) -> list[Failure]:
-        """Issues a step after the current streams; returns the failures."""
+        if self._threads is not None:
+            carry = _carry(CallerState(1), gpus)
+            return core.run_by(self._threads, program, calls, carry, gpus.callers(), traced)
         callers = gpus.callers()
         with gpus.step():
             return core.run(program, calls, callers, replay=False, traced=traced)
 
     def close(self) -> None:
-        """Does nothing."""
-
-
-class ByThreads:
-    """Threads, one for each lane, call the actions of their lane. They live until `close`.
-
-    Args:
-        num_lanes: of the pipeline.
-    """
-
-    def __init__(self, num_lanes: int) -> None:
-        self._threads = _C.Issuers(num_lanes)
-
-    def issue(
-        self,
-        core: _C.StreamExecutor,
-        gpus: Gpus,
-        program: _C.StreamProgram,
-        calls: Mapping[Kind, Sequence[StreamCallback]],
-        *,
-        traced: bool,
-    ) -> list[Failure]:
-        """Issues a step after the current streams; returns the failures."""
-        carry = _carry(CallerState(1), gpus)
-        return core.run_by(self._threads, program, calls, carry, gpus.callers(), traced)
-
-    def close(self) -> None:
         """Ends the threads."""
-        self._threads.close()
+        if self._threads is not None:
+            self._threads.close()
 
 
 def _carry(state: CallerState, gpus: Gpus) -> Callable[[], Callable[[], None]]:
