@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
 
+from ..plan.files import write_text
 from ..plan.files.typed_json import from_text
-from ..replacing import replacing
 
 FORMAT = "pykern box benchmark 1"
 
@@ -81,8 +81,7 @@ class BoxResults:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the file, at once or not at all."""
-        with replacing(Path(path)) as file:
-            file.write_text(self.text(), encoding="utf-8")
+        write_text(Path(path), self.text())
 
 
 def load(path: str | os.PathLike[str]) -> BoxResults:

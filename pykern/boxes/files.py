@@ -9,9 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ..one_of import require_one_of
+from ..plan.files import write_text
 from ..plan.files.strict_json import read_json, shown
 from ..plan.files.typed_json import from_text
-from ..replacing import replacing
 from .box import VERSION, Box
 
 _PUBLISHED = Path(__file__).with_name("published")
@@ -70,5 +70,4 @@ def save(box: Box, file: str | os.PathLike[str]) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    with replacing(Path(file)) as new:
-        new.write_text(json.dumps(asdict(box), indent=2) + "\n", encoding="utf-8")
+    write_text(Path(file), json.dumps(asdict(box), indent=2) + "\n")

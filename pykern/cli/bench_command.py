@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .errors import BadInput, bad_input
+from .values import DeviceNames
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,7 +20,7 @@ bench = typer.Typer(help="Measure a box into a file, and compare two such files.
 @bench.command()
 def box(
     out: Annotated[Path, typer.Option(help="The file of the results.")] = Path("box.json"),
-    devices: Annotated[str, typer.Option(help='"cpu:2": two workers; "cuda": all GPUs.')] = "cpu:2",
+    devices: DeviceNames = "cpu:2",
     seconds: Annotated[float, typer.Option(min=1, help="When to begin nothing more.")] = 240,
 ) -> None:
     """Measure copies, dispatch, schedules, recompute, inference and rivals on some devices.

@@ -8,16 +8,14 @@ import typer
 from .errors import bad_input
 from .schedule_options import Given, with_schedule_options
 from .sources import TRAINED, scheduled
-from .values import number_option
+from .values import DeviceNames, Microbatches, number_option
 
 
 @with_schedule_options
 def demo(
     schedule: Annotated[str, typer.Option(help=f"One of {', '.join(TRAINED)}.")] = "hanayo",
-    devices: Annotated[
-        str, typer.Option(help='"cpu:4": four workers; "cuda": all GPUs.')
-    ] = "cpu:4",
-    microbatches: Annotated[int, number_option(about="Parts of each batch.")] = 8,
+    devices: DeviceNames = "cpu:4",
+    microbatches: Microbatches = 8,
     steps: Annotated[int, number_option(about="Optimizer steps.")] = 400,
     data: Annotated[
         Path | None, typer.Option(help="Text to train on.", show_default="Python's own source")

@@ -1,6 +1,6 @@
 """`pykern fit`: whether a training step fits the memory of its devices, before there are any."""
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -8,8 +8,8 @@ from ..schedules import require_named
 from .errors import bad_input
 from .schedule_options import Given, of_schedule, require_owned, with_schedule_options
 from .sources import CATALOGUE
-from .values import BoxProfile, number_option
-from .workloads import workload_of
+from .values import BoxProfile, Microbatches, RecomputeLevel, number_option
+from .workloads import Source, workload_of
 
 if TYPE_CHECKING:
     from ..boxes import Box
@@ -42,29 +42,21 @@ class Room(NamedTuple):
 
 @with_schedule_options
 def fit(
-    source: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODULE:FUNCTION",
-            help="Returns (model, inputs, target) or (model, inputs, target, loss_fn) of a batch. "
-            "It is called under torch.device('meta'): weights and data take no memory.",
-            show_default="a small GPT",
-        ),
-    ] = None,
+    source: Source = None,
     schedule: Annotated[str, typer.Option(help=CATALOGUE)] = "one_f_one_b",
     devices: Annotated[int | None, DEVICES] = None,
-    microbatches: Annotated[int, number_option(about="Parts of each batch.")] = 8,
+    microbatches: Microbatches = 8,
     memory: Annotated[float | None, MEMORY] = None,
     box: BoxProfile = None,
     optimizer: Annotated[str, OPTIMIZER] = "AdamW",
-    recompute: Annotated[
-        Literal["none", "ops", "layer", "stage"],
-        typer.Option(help="Level, as for Pipeline: values that a forward keeps for its backward."),
-    ] = "ops",
+    recompute: RecomputeLevel = "ops",
     *,
     options: Given,
 ) -> None:
-    """Estimate what each device holds; exit with 1 if it does not fit."""
+    """Estimate what each device holds; exit with 1 if it does not fit.
+
+    FUNCTION is called under torch.device('meta'): weights and data take no memory.
+    """
     with bad_input():
         require_named(schedule)
         require_owned([schedule], options)

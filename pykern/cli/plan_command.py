@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..plan import save_plan, simulate
-from ..replacing import replacing
+from ..plan.files import write_text
 from .errors import bad_input
 from .frozen import with_frozen
 from .memory import peaks_in_words
@@ -200,8 +200,7 @@ def save(out: Path, sources: list[PlanSource], drawn: dict[str, "Timeline"]) -> 
 def save_one(out: Path, form: str, source: PlanSource) -> None:
     """Write the plan itself, with the costs that its file had."""
     if form == ".txt":
-        with replacing(out) as partial:
-            partial.write_text(f"{source.plan}\n", encoding="utf-8")
+        write_text(out, f"{source.plan}\n")
     else:
         costs = source.costs if form == ".json" else None
         save_plan(source.plan, out, costs=costs, transfers=form == ".comms.csv")

@@ -9,23 +9,16 @@ from .errors import bad_input
 from .reports import HtmlFile, TraceFile, show
 from .schedule_options import Given, require_owned, with_schedule_options
 from .sources import TRAINED
-from .values import number_option
-from .workloads import workload_of
+from .values import DeviceNames, Microbatches, number_option
+from .workloads import Source, workload_of
 
 
 @with_schedule_options
 def profile(
-    source: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODULE:FUNCTION",
-            help="Returns (model, inputs, target) or (model, inputs, target, loss_fn) of a batch.",
-            show_default="a small GPT",
-        ),
-    ] = None,
+    source: Source = None,
     schedule: Annotated[str, typer.Option(help=f"One of {', '.join(TRAINED)}.")] = "one_f_one_b",
-    devices: Annotated[str, typer.Option(help='"cpu:2": two workers; "cuda": all GPUs.')] = "cpu:2",
-    microbatches: Annotated[int, number_option(about="Parts of each batch.")] = 4,
+    devices: DeviceNames = "cpu:2",
+    microbatches: Microbatches = 4,
     steps: Annotated[int, number_option(about="Steps, besides two that warm up.")] = 5,
     html: HtmlFile = None,
     trace: TraceFile = None,

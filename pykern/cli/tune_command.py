@@ -6,21 +6,15 @@ from typing import Annotated
 import typer
 
 from .errors import bad_input
-from .workloads import workload_of
+from .values import DeviceNames
+from .workloads import Source, workload_of
 
 GIB = 2**30
 
 
 def tune(
-    source: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODULE:FUNCTION",
-            help="Returns (model, inputs, target) or (model, inputs, target, loss_fn) of a batch.",
-            show_default="a small GPT",
-        ),
-    ] = None,
-    devices: Annotated[str, typer.Option(help='"cpu:2": two workers; "cuda": all GPUs.')] = "cpu:2",
+    source: Source = None,
+    devices: DeviceNames = "cpu:2",
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Rows of a batch.", show_default="those returned")
     ] = None,

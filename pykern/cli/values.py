@@ -1,7 +1,7 @@
 """Values on the command line: counts, times and costs, and the options that take them."""
 
 import math
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 
@@ -114,6 +114,12 @@ BoxProfile = Annotated[
         help="The profile of a box: a file of pykern topo --json, or h100x8, a100x4, rtx4090x8, "
         "rtx3090x2, or 4x4090 for four of those, whose figures are published and not measured.",
     ),
+]
+DeviceNames = Annotated[str, typer.Option(help='"cpu:2": two workers; "cuda": all GPUs.')]
+Microbatches = Annotated[int, number_option(about="Parts of each batch.")]
+RecomputeLevel = Annotated[
+    Literal["none", "ops", "layer", "stage"],
+    typer.Option(help="Level, as for Pipeline: values that a forward keeps for its backward."),
 ]
 COSTS: Any = typer.Option(
     "--costs",

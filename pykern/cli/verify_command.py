@@ -1,6 +1,6 @@
 """`pykern verify`: steps of pipelines compared with the plain model, schedule by schedule."""
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -8,8 +8,8 @@ from ..schedules import by_name, require_named
 from .errors import bad_input
 from .schedule_options import Given, of_schedule, require_owned, with_schedule_options
 from .sources import CATALOGUE
-from .values import number_option
-from .workloads import MakeWorkload, workload_of
+from .values import DeviceNames, Microbatches, RecomputeLevel, number_option
+from .workloads import MakeWorkload, Source, workload_of
 
 if TYPE_CHECKING:
     from ..plan import Plan
@@ -39,24 +39,14 @@ class Verdict(NamedTuple):
 
 @with_schedule_options
 def verify(
-    source: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="MODULE:FUNCTION",
-            help="Returns (model, inputs, target) or (model, inputs, target, loss_fn).",
-            show_default="a small GPT",
-        ),
-    ] = None,
+    source: Source = None,
     schedule: Annotated[
         list[str] | None, typer.Option(help=f"{CATALOGUE} May be repeated.", show_default="all")
     ] = None,
-    devices: Annotated[str, typer.Option(help='"cpu:2": two workers; "cuda": all GPUs.')] = "cpu:2",
-    microbatches: Annotated[int, number_option(about="Parts of each batch.")] = 4,
+    devices: DeviceNames = "cpu:2",
+    microbatches: Microbatches = 4,
     steps: Annotated[int, number_option(about="Steps of each schedule.")] = 2,
-    recompute: Annotated[
-        Literal["none", "ops", "layer", "stage"],
-        typer.Option(help="Level, as for Pipeline: values that a forward keeps for its backward."),
-    ] = "none",
+    recompute: RecomputeLevel = "none",
     rtol: Annotated[
         float, typer.Option(min=0, help="Tolerance relative to the plain model's values.")
     ] = 0.0,

@@ -6,12 +6,23 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
 
 if TYPE_CHECKING:
     from torch import nn
 
 SEED = 0
+
+Source = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODULE:FUNCTION",
+        help="Returns (model, inputs, target) or (model, inputs, target, loss_fn) of a batch.",
+        show_default="a small GPT",
+    ),
+]
 
 
 class Workload(NamedTuple):

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..boxes import Box
 from ..plan import Plan
+from ..plan.files import write_text
 from ..profiling.drawn import in_group, in_text
 from ..profiling.tables import Sheet
-from ..replacing import replacing
 from .host_waits import HostWait
 from .memory import Fit
 from .order import Orders
@@ -126,8 +126,7 @@ class Rehearsal:
                 for where, times in self.waits.items()
             ],
         }
-        with replacing(Path(path)) as new:
-            new.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        write_text(Path(path), json.dumps(content, indent=2) + "\n")
 
 
 def _as_data(one: RehearsedPipeline) -> dict[str, Any]:

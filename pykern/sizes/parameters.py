@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -41,9 +40,5 @@ def state_bytes(
     finally:
         for parameter in parameters:
             parameter.grad = None
-    kept = [value for state in optimizer.state.values() for value in _tensors(state)]
-    return bytes_of(distinct(kept))
-
-
-def _tensors(state: dict[str, Any]) -> Iterable[Tensor]:
-    return (value for value in state.values() if isinstance(value, Tensor))
+    kept = (value for state in optimizer.state.values() for value in state.values())
+    return bytes_of(distinct(value for value in kept if isinstance(value, Tensor)))

@@ -8,13 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from ..columns import in_columns
-from ..partition.chain import max_stages
+from ..partition.chain import call_of, max_stages
 from ..pipeline.pipeline import Pipeline
+from ..pipeline.profiled import tokens_of_row
 from ..pipeline.tuned import Tuned
-from ..tensors.trees import all_tensors
 from .asked import Asked
 from .measurements import Measurements
 from .proposal import Proposal
@@ -93,9 +91,7 @@ class Choice:
     @property
     def tokens_of_row(self) -> int | None:
         """The number of tokens in a row of the batch; None if rows are not rows of integers."""
-        first: list[Tensor] = all_tensors(self.asked.sample)[:1]
-        is_text = first and first[0].dim() == 2 and not first[0].is_floating_point()
-        return first[0].size(1) if is_text else None
+        return tokens_of_row(call_of(self.asked.sample))
 
     def _row(self, one: Proposal) -> tuple[str, ...]:
         step_ns = one.predicted_ns if one.measured_ns is None else one.measured_ns
