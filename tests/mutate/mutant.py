@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -42,3 +43,13 @@ class Mutant(NamedTuple):
         if (count := text.count(self.old)) != 1:
             raise ValueError(f"{self.file} must have {self.old!r} once, got {count} times")
         return text.replace(self.old, self.new)
+
+
+def mutants(file: str, tests: tuple[str, ...], *faults: Sequence[str]) -> tuple[Mutant, ...]:
+    """The faults of a file that the same tests look for: old text, new text, and why harmless."""
+    return tuple(Mutant(file, old, new, tests, *why) for old, new, *why in faults)
+
+
+def of_runtime(*names: str) -> tuple[str, ...]:
+    """Files of tests/runtime."""
+    return tuple(f"tests/runtime/test_{name}.py" for name in names)
