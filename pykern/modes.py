@@ -116,6 +116,14 @@ def same_numbers() -> _C.Undo:
 
 
 @contextmanager
+def one_thread() -> Iterator[None]:
+    """A context in which torch has one intra-op thread: while others spin, workers lack cores."""
+    with _C.Undo(torch.set_num_threads, torch.get_num_threads()):
+        torch.set_num_threads(1)
+        yield
+
+
+@contextmanager
 def threads_of_a_worker(num_workers: int, running: int = 1) -> Iterator[None]:
     """A context in which torch has as many intra-op threads as each of `num_workers` gets.
 

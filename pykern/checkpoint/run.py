@@ -122,11 +122,12 @@ def load(
     with as_before():
         with file.reading(Path(path)) as saved:
             # Steps that call foreign code come first: if one fails, nothing has been changed.
-            commits = [
-                _fit_scheduler(scheduler, saved),
-                _fit_scaler(scaler, saved),
-                fit_model(model, _tensors(saved, "model")),
-            ]
+            commits = []
+            if scheduler is not None:
+                commits.append(_fit_scheduler(scheduler, saved))
+            if scaler is not None:
+                commits.append(_fit_scaler(scaler, saved))
+            commits.append(fit_model(model, _tensors(saved, "model")))
             if saved.parts["grads"] is not None:
                 commits.append(fit_grads(model, _tensors(saved, "grads")))
             if optimizer is not None:
@@ -160,17 +161,13 @@ def _tensors(saved: Saved, part: str) -> dict[str, Tensor]:
     return {name: saved.tensor(key) for name, key in keys.items()}
 
 
-def _fit_scheduler(scheduler: LRScheduler | None, saved: Saved) -> Commit:
-    if scheduler is None:
-        return lambda: None
+def _fit_scheduler(scheduler: LRScheduler, saved: Saved) -> Commit:
     state = _part(saved, "scheduler")
     require_form(scheduler.state_dict(), state, "the scheduler")
     return lambda: scheduler.load_state_dict(state)
 
 
-def _fit_scaler(scaler: torch.amp.GradScaler | None, saved: Saved) -> Commit:
-    if scaler is None:
-        return lambda: None
+def _fit_scaler(scaler: torch.amp.GradScaler, saved: Saved) -> Commit:
     here, state = scaler.state_dict(), _part(saved, "scaler")
     require_form(here, state, "the scaler")
     for name, value in here.items():

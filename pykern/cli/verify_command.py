@@ -61,7 +61,7 @@ def verify(
             require_named(name)
         require_owned(names, options)
         make = workload_of(source)
-        from ..demo.run import one_thread
+        from ..modes import one_thread
         from ..runtime.devices import parse_devices
         from ..verify import Verify
 

@@ -5,15 +5,12 @@ This module decides sizes and order; each part is in a file of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from ..models import gpt, next_token_loss
+from ..modes import one_thread
 from ..pipeline.pipeline import Pipeline
 from . import report
 from .progress import progress
@@ -59,17 +56,6 @@ class DemoSettings:
     def window(self) -> int:
         """Bytes of one example: the context, and the byte after it."""
         return self.context + 1
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Keep torch to one thread: while its other threads spin, the workers lack cores."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(num_threads)
 
 
 def run(

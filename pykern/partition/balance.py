@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from math import inf
 from typing import Any, Literal, TypeAlias
 
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from ..columns import in_columns
 from ..tensors.parameters import num_bytes, num_values
-from .bottleneck import balanced_ends, ends_for_speeds
+from .bottleneck import balanced_ends, ends_for_speeds, spans_of
 from .profile import layer_bytes, layer_times_ns
 
 # The measure that stages share equally, the layers of each stage, or prices by patterns of names.
@@ -77,15 +78,10 @@ class Partition:
         ):
             share = f"{cost / total:.1%}" if total else "-"
             rows.append((str(stage), self._describe(layers), f"{parameters:,}", share))
-        widths = [max(len(row[column]) for row in rows) for column in range(4)]
-        lines = [
-            f"{stage:>{widths[0]}}  {layers:<{widths[1]}}  {parameters:>{widths[2]}}"
-            f"  {share:>{widths[3]}}"
-            for stage, layers, parameters, share in rows
-        ]
-        if self.above_bound is not None:
-            lines.append(f"at most {self.above_bound:.1%} above the best cut and order, simulated")
-        return "\n".join(lines)
+        table = in_columns(rows, left=1)
+        if self.above_bound is None:
+            return table
+        return f"{table}\nat most {self.above_bound:.1%} above the best cut and order, simulated"
 
     def _describe(self, layers: range) -> str:
         """Layer indices and names, the middle of a long stage left out."""
@@ -156,7 +152,7 @@ def partition(
     else:
         costs = parameters
         ends = _given_ends(balance, num_stages, len(chain))
-    stages = tuple(range(start, end) for start, end in pairwise([0, *ends]))
+    stages = spans_of(ends)
     return Partition(
         stages=stages,
         costs=_sums(costs, stages),

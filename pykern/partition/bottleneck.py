@@ -30,6 +30,11 @@ def balanced_ends(costs: Sequence[int], num_stages: int) -> list[int]:
     return ends[-2::-1]
 
 
+def spans_of(ends: Sequence[int]) -> tuple[range, ...]:
+    """The layers of each stage, by the ends of the stages."""
+    return tuple(range(start, end) for start, end in pairwise([0, *ends]))
+
+
 @dataclass(frozen=True)
 class _Ends:
     """The best cuts of layers[:end] into as many stages as rounds passed, by end.

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from ..columns import in_columns
 from ..modes import as_before
 from ..tensors.parameters import num_values
 from ..tensors.trees import all_tensors
@@ -44,11 +45,7 @@ def explain_cut(
     rows = [("a stage can begin with", "parameters", "tensors", "bytes that cross")]
     with Untouched(model, ()).kept(), as_before():
         rows += _places(chain, sample)
-    first, *others = (max(len(row[column]) for row in rows) for column in range(4))
-    lines = [
-        "  ".join([f"{name:<{first}}", *map(str.rjust, figures, others)]) for name, *figures in rows
-    ]
-    return "\n".join([*lines, *_wholes(model, chain)])
+    return "\n".join([in_columns(rows, left=0), *_wholes(model, chain)])
 
 
 def _places(chain: RecordedChain, sample: Any) -> Iterator[tuple[str, str, str, str]]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 from ..plan import Costs, Kind, Plan, simulate
 from .balance import Partition
+from .bottleneck import spans_of
 
 # The number of equal parts of a layer's cost: F, and each half of its backward.
 _PARTS = 3
@@ -61,13 +61,12 @@ def improved(cut: Partition, plan: Plan, speeds: Sequence[float]) -> Partition:
 
 def neighbours(spans: tuple[range, ...]) -> Iterator[tuple[range, ...]]:
     """The cuts with one boundary one unit further on or back."""
-    ends = [span.stop for span in spans]
-    for index in range(len(ends) - 1):
+    for index in range(len(spans) - 1):
         for by in (-1, 1):
-            moved = [0, *ends]
-            moved[index + 1] += by
-            if moved[index] < moved[index + 1] < moved[index + 2]:
-                yield tuple(range(start, end) for start, end in pairwise(moved))
+            ends = [span.stop for span in spans]
+            ends[index] += by
+            if spans[index].start < ends[index] < ends[index + 1]:
+                yield spans_of(ends)
 
 
 def bound_of(cost: float, plan: Plan, speeds: Sequence[float]) -> float:

@@ -14,13 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from .. import _C
+from ..modes import one_thread
 from ..partition.chain import max_stages
 from ..partition.profile import layer_times_ns
 from ..plan import Costs, Kind, Plan, Timeline, require_counts
+from ..plan.costs import by_stage
 from ..profiling import Observed, Report, report_of
 from ..profiling.causes import gaps_on_path
 from ..profiling.observed import OtherPlan
-from ..profiling.stage_costs import by_stage, median_costs
+from ..profiling.stage_costs import median_costs
 from ..runtime import microbatch
 from ..runtime.loss import Loss
 from ..tensors.parameters import bytes_of, held_by
@@ -94,8 +96,7 @@ def profile(
         layer_ns: Sequence[float] = ()
         beside: dict[str, Any] = {}
         if on_cpu:
-            with _C.Undo(torch.set_num_threads, threads):
-                torch.set_num_threads(1)
+            with one_thread():
                 layer_ns = _layer_ns(pipe, call, target)
                 beside = _beside_layers(make, pipe.plan.num_devices)
         held = _held_bytes(pipe, call, target)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from pykern._C import Costs
-from pykern.plan.costs import changed
+from pykern.plan.costs import changed, each
 
 
 def costs_with_frozen(costs: Costs, num_stages: int, stages: Collection[int]) -> Costs:
@@ -25,11 +25,8 @@ def costs_with_frozen(costs: Costs, num_stages: int, stages: Collection[int]) ->
         if not 0 <= stage < num_stages:
             raise ValueError(f"stages must be 0 to {num_stages - 1}, got {stage}")
 
-    def each(value: float | list[float]) -> list[float]:
-        return value if isinstance(value, list) else [value] * num_stages
-
     def chosen(frozen: float | list[float], trained: float | list[float]) -> list[float]:
-        pairs = enumerate(zip(each(frozen), each(trained), strict=True))
+        pairs = enumerate(zip(each(frozen, num_stages), each(trained, num_stages), strict=True))
         return [f if stage in stages else t for stage, (f, t) in pairs]
 
     return changed(

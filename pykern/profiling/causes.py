@@ -12,10 +12,10 @@ from itertools import pairwise
 from statistics import median_low
 
 from ..plan import Costs, Plan, Timeline, Wait, critical_path
+from ..plan.costs import by_device
 from .observed import Observed
 from .stage_costs import (
     balanced,
-    by_device,
     makespan_ns,
     mapped,
     of_stages,

@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
-from ..partition.bottleneck import ends_for_speeds
+from ..partition.bottleneck import ends_for_speeds, spans_of
 from ..partition.unequal import stage_speeds
 from ..plan import Costs, Kind, Memory, Plan, PlanError, peak_bytes
-from ..plan.costs import changed
+from ..plan.costs import by_stage, changed
 from ..schedules import by_name
 from .causes import device_speeds
 from .observed import Observed
-from .stage_costs import by_stage, known, makespan_ns, mapped, of_stages, without_overhead
+from .stage_costs import known, makespan_ns, mapped, of_stages, without_overhead
 
 # The number of changes that are told, and the least gain that is.
 TOLD, LEAST_GAIN = 3, 0.02
@@ -177,7 +176,7 @@ class LayerCosts:
         """The cut for which the slowest stage takes least."""
         costs = [round(ns) + 1 for ns in self.layer_ns]
         ends = ends_for_speeds(costs, stage_speeds(plan, self.speeds))
-        return [range(start, end) for start, end in pairwise([0, *ends])]
+        return list(spans_of(ends))
 
     def held(self, plan: Plan, spans: Sequence[range]) -> float:
         """The activations of the fullest device, in microbatches of the present plan."""

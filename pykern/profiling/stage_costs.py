@@ -7,22 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 
 from ..plan import Costs, Kind, Plan, simulate
-from ..plan.costs import changed
+from ..plan.costs import TIME_OF, by_stage, changed
 
-# The names of the times in `Costs`.
-NAMES = {
-    Kind.F: "forward_ns",
-    Kind.B: "backward_ns",
-    Kind.I: "input_ns",
-    Kind.W: "weight_ns",
-    Kind.R: "recompute_ns",
-}
-
-
-def by_stage(costs: Costs, kind: Kind, num_stages: int) -> list[float]:
-    """The time of the kind for each stage; NaN if it did not run."""
-    value: float | list[float] = getattr(costs, NAMES[kind])
-    return list(value) if isinstance(value, list) else [value] * num_stages
+# The kinds of actions in tables, in their order.
+KINDS = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
 
 
 def mapped(costs: Costs, num_stages: int, change: Callable[[Kind, int, float], float]) -> Costs:
@@ -30,11 +18,11 @@ def mapped(costs: Costs, num_stages: int, change: Callable[[Kind, int, float], f
     return changed(
         costs,
         **{
-            name: [
+            TIME_OF[kind]: [
                 change(kind, stage, ns)
                 for stage, ns in enumerate(by_stage(costs, kind, num_stages))
             ]
-            for kind, name in NAMES.items()
+            for kind in KINDS
         },
     )
 
@@ -60,20 +48,20 @@ def balanced(costs: Costs, plan: Plan) -> Costs:
         known = [ns for ns in by_stage(costs, kind, plan.num_stages) if not math.isnan(ns)]
         return sum(known) / len(known) if known else math.nan
 
-    means = {kind: mean(kind) for kind in NAMES}
+    means = {kind: mean(kind) for kind in KINDS}
     return mapped(costs, plan.num_stages, lambda kind, _, ns: ns if math.isnan(ns) else means[kind])
 
 
 def work_ns(costs: Costs, plan: Plan) -> float:
     """The time of all actions of a step on one device."""
-    times = {kind: by_stage(costs, kind, plan.num_stages) for kind in NAMES}
+    times = {kind: by_stage(costs, kind, plan.num_stages) for kind in KINDS}
     actions = (action for row in plan.rows for action in row)
     return sum(times[a.kind][a.stage] for a in actions if a.kind in times)
 
 
 def of_stages(costs: Costs, plan: Plan) -> list[float]:
     """By stage, the time of F and its backwards for one microbatch."""
-    kinds = [kind for kind in NAMES if plan.has(kind) and kind is not Kind.R]
+    kinds = [kind for kind in KINDS if plan.has(kind) and kind is not Kind.R]
     times = [by_stage(costs, kind, plan.num_stages) for kind in kinds]
     return [sum(known(of)) for of in zip(*times, strict=True)]
 
@@ -86,12 +74,3 @@ def known(times: Iterable[float]) -> list[float]:
 def makespan_ns(plan: Plan, costs: Costs) -> float:
     """The simulated time of a step."""
     return simulate(plan, costs).makespan_ns
-
-
-def by_device(plan: Plan, of: Sequence[float]) -> list[float]:
-    """Sums over the stages of each device."""
-    sums = [0.0] * plan.num_devices
-    for homes in plan.placement.replicas:
-        for stage, device in enumerate(homes):
-            sums[device] += of[stage]
-    return sums

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ..plan import Bubble, bubbles, critical_path
+from ..plan.costs import by_stage
 from .causes import Causes
 from .changes import Improvement
 from .observed import Observed
-from .stage_costs import NAMES, by_stage
+from .stage_costs import KINDS
 
 # A cause with less of the makespan than this needs no remedy.
 LEAST_SHARE = 0.02
@@ -62,7 +63,7 @@ def of_stages(seen: Observed) -> Sheet:
     on_path = [0.0] * plan.num_stages
     for step in critical_path(plan, seen.timeline):
         on_path[step.span.action.stage] += step.span.end_ns - step.span.start_ns
-    kinds = [kind for kind in NAMES if plan.has(kind)]
+    kinds = [kind for kind in KINDS if plan.has(kind)]
     times = [by_stage(seen.costs, kind, plan.num_stages) for kind in kinds]
     rows = [
         (

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from ..plan import Kind
-from ..profiling.stage_costs import by_stage
+from ..plan.costs import by_stage
 from ..profiling.tables import Sheet, in_ms
 from ..sizes.estimates import Bytes
 

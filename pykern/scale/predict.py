@@ -14,6 +14,7 @@ from pykern.plan import (
     simulate,
     with_reductions,
 )
+from pykern.plan.costs import by_device
 from pykern.scale.cluster import Cluster
 from pykern.scale.job import Job
 from pykern.scale.mesh import Layout, Mesh
@@ -114,7 +115,7 @@ def predict(
     ends_ns, reduction_ns = _reductions(job, mesh, timeline, parts)
     exposed_ns = max(0.0, ends_ns - timeline.makespan_ns)
     sums, num_passes = [sums_ns(job, mesh, part) for part in parts], 2 + (job.recompute == "layer")
-    held = max(_by_device(plan, [part.num_parameters / layout.tensor for part in parts]))
+    held = max(by_device(plan, [part.num_parameters / layout.tensor for part in parts]))
     owned = held / (layout.data if job.zero else 1)
     update_ns = owned * UPDATE_BYTES / cluster.gpu.memory_bytes_per_ns
     gather_ns = mesh.data_ring.all_gather_ns(held * PARAMETER_BYTES) if job.zero else 0.0
@@ -127,7 +128,7 @@ def predict(
         step_ns=step_ns,
         makespan_ns=timeline.makespan_ns,
         bubble_ratio=timeline.bubble_ratio,
-        tensor_ns=num_passes * plan.num_microbatches * max(_by_device(plan, sums)),
+        tensor_ns=num_passes * plan.num_microbatches * max(by_device(plan, sums)),
         reduction_ns=reduction_ns,
         exposed_ns=exposed_ns,
         update_ns=update_ns,
@@ -241,17 +242,10 @@ def _reductions(job: Job, mesh: Mesh, timeline: Timeline, parts: list[Part]) -> 
 def _memory_bytes(job: Job, layout: Layout, plan: Plan, parts: list[Part]) -> float:
     moments = MOMENTS_BYTES / (layout.data if job.zero else 1)
     of_parameter = (PARAMETER_BYTES + GRADIENT_BYTES + moments) / layout.tensor
-    states = _by_device(plan, [of_parameter * part.num_parameters for part in parts])
+    states = by_device(plan, [of_parameter * part.num_parameters for part in parts])
     of_shards = job.microbatch_tokens, layout.tensor, job.recompute, job.sequence_parallel
     kept = peak_bytes(plan, Memory([part.activation_bytes(*of_shards) for part in parts]))
     # While a layer is computed again, all its activations are there.
     again = Part(job.model, int(job.recompute == "layer"), embeds=False, has_head=False)
     layer = again.activation_bytes(*of_shards[:2], sequence_parallel=job.sequence_parallel)
     return max(map(sum, zip(states, kept, strict=True))) + layer
-
-
-def _by_device(plan: Plan, of_stages: list[float]) -> list[float]:
-    sums = [0.0] * plan.num_devices
-    for stage, value in enumerate(of_stages):
-        sums[plan.placement.device_of(stage)] += value
-    return sums

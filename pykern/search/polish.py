@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from .._C import Candidate
 from .._C import search as _search
 from ..plan import Action, Kind, Memory, Plan, simulate
+from ..plan.costs import TIME_OF
 from .search import Found
 
 if TYPE_CHECKING:
@@ -233,14 +234,8 @@ def _memory_units(memory: Memory) -> tuple[float, int]:
 
 def _time_ns(found: Found, action: Action) -> float:
     costs = found.costs
-    times = {
-        Kind.F: costs.forward_ns,
-        Kind.B: costs.backward_ns,
-        Kind.I: costs.input_ns,
-        Kind.W: costs.weight_ns,
-    }[action.kind]
     speed = _at(costs.device_speeds, found.plan.device_of(action))
-    time_ns = _at(times, action.stage)
+    time_ns = _at(getattr(costs, TIME_OF[action.kind]), action.stage)
     if math.isnan(time_ns):  # a half of unknown time is not used; this value prices the split
         time_ns = _at(costs.backward_ns, action.stage)
     return costs.overhead_ns + time_ns / speed

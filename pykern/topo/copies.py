@@ -7,7 +7,7 @@ from statistics import median
 
 import torch
 
-from .. import _C
+from ..modes import one_thread
 
 SIZES = tuple(2**power for power in range(12, 29, 2))
 
@@ -26,8 +26,7 @@ def copies_ns(num_bytes: int, rounds: int) -> list[float]:
     target = torch.empty_like(source)
     target.copy_(source)
     copies = max(1, _BYTES_OF_A_ROUND // num_bytes)
-    with _C.Undo(torch.set_num_threads, torch.get_num_threads()):
-        torch.set_num_threads(1)
+    with one_thread():
         return [_copies_ns(source, target, copies) / copies for _ in range(rounds)]
 
 

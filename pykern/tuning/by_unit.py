@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
+from ..partition.bottleneck import spans_of
 from ..plan import Action, Kind, Placement, Plan
 
 
@@ -37,5 +37,4 @@ def _in_order(kind: Kind, span: range) -> range:
 
 def even_spans(num_units: int, num_stages: int) -> list[range]:
     """Stages of near-equal numbers of units."""
-    ends = [num_units * stage // num_stages for stage in range(num_stages + 1)]
-    return [range(start, end) for start, end in pairwise(ends)]
+    return list(spans_of([num_units * stage // num_stages for stage in range(1, num_stages + 1)]))

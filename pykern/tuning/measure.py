@@ -16,7 +16,8 @@ from ..budget.level_costs import StageCosts
 from ..budget.measure import measure as measure_levels
 from ..modes import threads_of_a_worker
 from ..pipeline.pipeline import Pipeline
-from ..plan import Costs, Timeline
+from ..plan import Costs, Kind, Timeline
+from ..plan.costs import by_stage
 from ..plan.shares import Shares
 from ..runtime.loss import Losses
 from ..runtime.recompute.recompute import Level
@@ -30,7 +31,7 @@ from .asked import Asked
 from .by_unit import by_unit, even_spans
 from .gaps import gaps
 from .measurements import SIZES, Measurements, Table
-from .overheads import KINDS, Overheads, overheads
+from .overheads import Overheads, overheads
 from .progress import Tell
 from .shared_cores import crowded_ns_seen, speeds_seen
 
@@ -75,7 +76,8 @@ class _Form:
 
     def times_ns(self, kind: str, size: int) -> tuple[float, ...]:
         """By unit, the median time of an action."""
-        rounds = [getattr(costs, KINDS[kind]) for costs in self.costs[size]]
+        num_units = self.pipe.plan.num_stages
+        rounds = [by_stage(costs, Kind[kind], num_units) for costs in self.costs[size]]
         return tuple(map(median, zip(*rounds, strict=True)))
 
     def work_ns(self, size: int) -> float:

@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ..budget.level_costs import LevelCost, Rebuilt, StageCosts
-from ..plan import Costs
+from ..plan import Costs, Kind
+from ..plan.costs import by_stage
 
 # A value for each number of rows measured, and each unit.
 Table = tuple[tuple[float, ...], ...]
@@ -125,12 +126,11 @@ class Measurements:
     def levels(self, spans: Sequence[range], rows: float) -> list[StageCosts]:
         """The costs of stages of these units, at each recompute level."""
         costs = self.costs(spans, rows)
+        times = [by_stage(costs, kind, len(spans)) for kind in (Kind.F, Kind.B, Kind.I, Kind.W)]
         size = {name: self.of_units(name, rows) for name in SIZES}
         found = []
-        for stage, span in enumerate(spans):
-            forward, backward = _of(costs.forward_ns, stage), _of(costs.backward_ns, stage)
+        for span, forward, backward, *halves in zip(spans, *times, strict=True):
             total = {name: sum(values[unit] for unit in span) for name, values in size.items()}
-            halves = _of(costs.input_ns, stage), _of(costs.weight_ns, stage)
             share = halves[0] / sum(halves) if sum(halves) > 0 else 0.5
             first = size["boundary"][span.start]
             found.append(
@@ -176,10 +176,6 @@ class Measurements:
         except (TypeError, KeyError, json.JSONDecodeError) as error:
             raise ValueError(f"measurements must be those of pykern.tune, got {error!r}") from None
         return cls(**values)
-
-
-def _of(values: float | list[float], stage: int) -> float:
-    return values[stage] if isinstance(values, list) else values
 
 
 def _tuples(value: Any) -> Any:

@@ -11,13 +11,11 @@ import torch
 from torch import nn
 
 from ..pipeline.pipeline import Pipeline
-from ..plan import Plan
+from ..plan import Kind, Plan
+from ..plan.costs import by_stage
 from ..schedules import by_name
 from .by_unit import by_unit, even_spans
 from .gaps import gaps
-
-# The names of the times in `Costs`, by the names of kinds.
-KINDS = {"F": "forward_ns", "B": "backward_ns", "I": "input_ns", "W": "weight_ns"}
 
 _SCHEDULES = {"IW": "zb_h1", "FB": "one_f_one_b"}
 
@@ -118,8 +116,8 @@ def _steps(plan: Plan, devices: Sequence[str]) -> _Steps:
                 issued += gaps(plan, timeline)[0]
                 outside.append(took - timeline.makespan_ns)
                 costs.append(pipe.costs())
-    kinds = {
-        kind: sum(map(median, zip(*(getattr(one, name) for one in costs), strict=True)))
-        for kind, name in KINDS.items()
-    }
+    kinds = {}
+    for kind in (Kind.F, Kind.B, Kind.I, Kind.W):
+        times = (by_stage(one, kind, plan.num_stages) for one in costs)
+        kinds[kind.name] = sum(map(median, zip(*times, strict=True)))
     return _Steps(plan.num_actions, kinds, median(issued), median(outside))

@@ -8,6 +8,7 @@ from heapq import heappop, heappush
 from statistics import median
 
 from ..plan import Action, Costs, Kind, Plan, Span, Timeline
+from ..plan.costs import TIME_OF, by_stage
 from ..plan.inputs import inputs
 
 
@@ -181,16 +182,8 @@ def _by_number(timeline: Timeline) -> dict[int, float]:
 
 def _times(plan: Plan, costs: Costs, overhead_ns: float) -> dict[tuple[Kind, int], float]:
     """By kind and stage, the time that a device is busy with an action."""
-    values = {
-        Kind.F: costs.forward_ns,
-        Kind.B: costs.backward_ns,
-        Kind.I: costs.input_ns,
-        Kind.W: costs.weight_ns,
-        Kind.R: costs.recompute_ns,
-        Kind.REDUCE: costs.reduce_ns,
-    }
     return {
-        (kind, stage): overhead_ns + (of[stage] if isinstance(of, list) else of)
-        for kind, of in values.items()
-        for stage in range(plan.num_stages)
+        (kind, stage): overhead_ns + ns
+        for kind in TIME_OF
+        for stage, ns in enumerate(by_stage(costs, kind, plan.num_stages))
     }

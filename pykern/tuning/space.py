@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 
-from ..partition.bottleneck import balanced_ends
+from ..partition.bottleneck import balanced_ends, spans_of
 from ..plan import Plan
 from ..plan.shares import Shares
 from ..search import search
@@ -56,5 +55,4 @@ def balanced_spans(measured: Measurements, num_stages: int, rows: float) -> tupl
     """The cut whose slowest stage takes the least time."""
     pairs = zip(measured.of_units("F", rows), measured.of_units("B", rows), strict=True)
     # Whole numbers, so that the cut is exact; not 0, so that stages of cheap units spread evenly.
-    ends = balanced_ends([max(round(sum(pair)), 1) for pair in pairs], num_stages)
-    return tuple(range(start, end) for start, end in pairwise([0, *ends]))
+    return spans_of(balanced_ends([max(round(sum(pair)), 1) for pair in pairs], num_stages))

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from ..partition.bottleneck import spans_of
 from ..partition.chain import Chain, RecordedChain, max_stages, open_model
 
 # The most units for each device: more units make the search longer, and cuts little better.
@@ -61,8 +62,7 @@ def units_of(
     starts = [0, *(i for i in range(1, len(names)) if _can_begin(chain, names, i))]
     if len(starts) > most:
         starts = [starts[len(starts) * i // most] for i in range(most)]
-    ends = [*starts[1:], len(names)]
-    spans = tuple(range(start, end) for start, end in zip(starts, ends, strict=True))
+    spans = spans_of([*starts[1:], len(names)])
     return Units(tuple(names[start] for start in starts), spans, chain)
 
 

@@ -125,7 +125,7 @@ def values_of(content: Content) -> tuple[Plan, Costs | None]:
     """The plan and the costs of the object, after its header is checked."""
     require_header(content)
     replicas = [
-        int_list(f"replicas[{index}]", replica, 0)
+        int_list(f"replicas[{index}]", replica)
         for index, replica in enumerate(list_of("replicas", content["replicas"]))
     ]
     placement = Placement.replicated(count(content, "num_devices"), replicas)
@@ -137,7 +137,7 @@ def values_of(content: Content) -> tuple[Plan, Costs | None]:
         count(content, "num_microbatches"),
         [actions_of(f"rows[{index}]", row) for index, row in enumerate(rows)],
         count(content, "num_slices"),
-        [int_list(f"overlaps[{index}]", row, 0) for index, row in enumerate(overlaps)],
+        [int_list(f"overlaps[{index}]", row) for index, row in enumerate(overlaps)],
     )
     costs = costs_of(content["costs"], plan) if "costs" in content else None
     return plan, costs
@@ -204,9 +204,9 @@ def list_of(where: str, value: object) -> list[Any]:
     return value
 
 
-def int_list(where: str, value: object, least: int) -> list[int]:
+def int_list(where: str, value: object) -> list[int]:
     """A list of ints in range."""
-    return [whole(f"{where}[{i}]", item, least) for i, item in enumerate(list_of(where, value))]
+    return [whole(f"{where}[{i}]", item, 0) for i, item in enumerate(list_of(where, value))]
 
 
 def actions_of(where: str, value: object) -> list[Action]:
