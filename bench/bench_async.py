@@ -8,7 +8,6 @@ and no shared core changes, and a GPT on two workers. Updates are part of the st
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -25,25 +24,11 @@ from pykern.models import gpt
 from tests.runtime import update_rules
 from tests.runtime.update_rules import Rules
 
+from .asleep import Asleep
 from .harness import Contender, Record, interleave, judge
 
 _SETTLE_S = 0.02
 _RULES = {"pipedream": update_rules.pipedream, "pipedream_2bw": update_rules.two_buffered}
-
-
-class _Wait(torch.autograd.Function):
-    """Nothing, for as long as a forward takes, and for twice as long in the backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
-        ctx.seconds = seconds
-        time.sleep(seconds)
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        time.sleep(2 * ctx.seconds)
-        return gradients[0], None
 
 
 class _Waits(nn.Linear):
@@ -54,7 +39,7 @@ class _Waits(nn.Linear):
         self.seconds = seconds
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = _Wait.apply(super().forward(x), self.seconds)
+        y: Tensor = Asleep.apply(super().forward(x), self.seconds)
         return y
 
 

@@ -7,7 +7,6 @@ of actions as measured.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -21,27 +20,13 @@ from torch import Tensor, nn
 import pykern
 from pykern.partition.unequal import bound_of
 
+from .asleep import Asleep
 from .harness import Record, assert_same_answer, in_this_process, interleave, judge
 
 _SPEEDS = (1.0, 1.0, 0.5)
 _FORWARD_S = 0.5e-3
 
 Report = Callable[[list[Record]], None]
-
-
-class _Asleep(torch.autograd.Function):
-    """Sleeps in the forward, and twice as long in the backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
-        ctx.seconds = seconds
-        time.sleep(seconds)
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        time.sleep(2 * ctx.seconds)
-        return gradients[0], None
 
 
 class _Sleeper(nn.Module):
@@ -53,7 +38,7 @@ class _Sleeper(nn.Module):
         self.seconds = 0.0
 
     def forward(self, x: Tensor) -> Tensor:
-        return _Asleep.apply(x * self.scale, self.seconds)
+        return Asleep.apply(x * self.scale, self.seconds)
 
 
 def _pipeline(num_layers: int, microbatches: int, devices: list[Any]) -> pykern.Pipeline:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import pykern
 from pykern.runtime.microbatch import sizes, split
+from tests.support.comparison import assert_same_gradients
 from tests.support.pipelines import small
 
 NUM_MICROBATCHES = 4
@@ -35,15 +36,6 @@ def plain_step(
         loss.backward()
         losses.append(loss.detach())
     return sum(losses[1:], losses[0])
-
-
-def assert_same_gradients(ours: nn.Module, theirs: nn.Module) -> None:
-    pairs = zip(ours.named_parameters(), theirs.named_parameters(), strict=True)
-    for (name, one), (other_name, other) in pairs:
-        assert name == other_name
-        assert (one.grad is None) == (other.grad is None), name
-        if one.grad is not None and other.grad is not None:
-            assert torch.equal(one.grad, other.grad), name
 
 
 def assert_trains_alike(

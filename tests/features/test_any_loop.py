@@ -25,13 +25,13 @@ from pykern.tensors.dtensor import whole
 from tests import peers
 from tests.features.plain import (
     NUM_MICROBATCHES,
-    assert_same_gradients,
     assert_trains_alike,
     chain,
     pipeline,
     plain_step,
 )
 from tests.features.table import row
+from tests.support.comparison import assert_same_gradients
 
 X, Y = torch.randn(8, 8), torch.randn(8, 8)
 

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 import pykern
 from tests.features.plain import (
     NUM_MICROBATCHES,
-    assert_same_gradients,
     assert_trains_alike,
     chain,
     pipeline,
     plain_step,
 )
 from tests.features.table import row
+from tests.support.comparison import assert_same_gradients
 from tests.trace.models import Given, Network
 
 X, Y = torch.randn(8, 8), torch.randn(8, 8)

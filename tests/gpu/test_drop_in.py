@@ -9,13 +9,11 @@ from torch import Tensor, nn
 
 import pykern
 from tests.gpu.test_pipeline import DEVICES
+from tests.runtime.test_recorded import loss_of
+from tests.support.comparison import assert_all_have_gradients, assert_same_gradients
 from tests.trace.models import Network
 
 ROWS = 2
-
-
-def loss_of(output: dict[str, Tensor], target: Tensor) -> Tensor:
-    return (output["last"].mean(-1) - target).square().mean()
 
 
 def batch_on(home: torch.device) -> tuple[dict[str, Any], Tensor]:
@@ -54,10 +52,8 @@ def test_a_recorded_model_has_the_plain_models_bits(
                 loss.backward()
                 total = total + loss.detach()
             assert torch.equal(pipe.step(**given, target=target), total)
-            for ours, theirs in zip(pipe.parameters(), plain.parameters(), strict=True):
-                assert ours.grad is not None
-                assert theirs.grad is not None
-                assert torch.equal(ours.grad, theirs.grad)
+            assert_same_gradients(pipe, plain)
+            assert_all_have_gradients(plain)
 
 
 def test_a_stream_has_the_outputs_of_calls(home: torch.device) -> None:

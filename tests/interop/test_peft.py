@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import pykern
-from tests.support.plain_step import by_microbatch
+from tests.support.comparison import assert_same_gradients
 
-from .test_hugging_face import ROWS, batch, gpt2, llama, parts
+from .test_hugging_face import batch, gpt2, llama, parts, plain_step
 
 peft = pytest.importorskip("peft")
 
@@ -93,20 +93,10 @@ def pipeline(model: nn.Module, given: dict[str, Any], **options: Any) -> pykern.
     )
 
 
-def plain_step(model: nn.Module, given: dict[str, Any]) -> Tensor:
-    of_each = list(parts(given))
-    return by_microbatch(
-        model, [ROWS] * len(of_each), lambda index, _: model(**of_each[index]).loss
-    )
-
-
-def assert_same_gradients(model: nn.Module, plain: nn.Module) -> None:
-    pairs = zip(model.named_parameters(), plain.parameters(), strict=True)
-    for (name, ours), theirs in pairs:
-        assert (ours.grad is None) == (theirs.grad is None), name
-        assert ours.requires_grad or ours.grad is None, name
-        if ours.grad is not None and theirs.grad is not None:
-            assert torch.equal(ours.grad, theirs.grad), name
+def assert_gradients(model: nn.Module, plain: nn.Module) -> None:
+    """Those of the plain model, and none on what is frozen."""
+    assert_same_gradients(model, plain)
+    assert all(each.requires_grad or each.grad is None for each in model.parameters())
 
 
 def require_the_bits(
@@ -123,7 +113,7 @@ def require_the_bits(
             else:
                 loss = pipe.step(**given)
             assert torch.equal(loss, plain_step(plain, given))
-            assert_same_gradients(model, plain)
+            assert_gradients(model, plain)
             model.zero_grad()
             plain.zero_grad()
     assert any(parameter.requires_grad for parameter in plain.parameters())
@@ -206,7 +196,7 @@ def test_adapters_are_saved_and_loaded_alone(tmp_path: Path) -> None:
     # The loaded adapter trains in another pipeline.
     with pipeline(loaded, given, devices="cpu:3") as pipe:
         assert torch.equal(pipe.step(**given), plain_step(plain, given))
-    assert_same_gradients(loaded, plain)
+    assert_gradients(loaded, plain)
 
 
 def test_a_merged_model_and_its_tokens_are_those_of_the_model_alone() -> None:

@@ -34,6 +34,17 @@ def assert_accepted(actual: Tensor, exact: Tensor, terms: Tensor, factor: float 
     assert not torch.isnan(actual).any()
 
 
+def assert_backward_repeats(results: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
+    """A backward changes nothing that it is given, and gives the same when it comes again."""
+    incoming = [torch.randn_like(result) for result in results]
+    before = [tensor.clone() for tensor in (*results, *incoming)]
+    first, second = (
+        torch.autograd.grad(results, inputs, incoming, retain_graph=True) for _ in range(2)
+    )
+    assert all(map(torch.equal, first, second))
+    assert all(map(torch.equal, (*results, *incoming), before))
+
+
 def ulp(values: Tensor, dtype: torch.dtype) -> Tensor:
     """The distance between neighbouring numbers of a type near the values, in float64."""
     _, exponents = torch.frexp(values)

@@ -12,7 +12,12 @@ from torch import Tensor
 from pykern.kernels import norm_operation as twin
 from pykern.kernels.gpu import norm as gpu
 from pykern.kernels.norm import add_norm, layer_norm, rms_norm
-from tests.kernels.acceptance import Canaries, assert_accepted, uninitialised_is_nan
+from tests.kernels.acceptance import (
+    Canaries,
+    assert_accepted,
+    assert_backward_repeats,
+    uninitialised_is_nan,
+)
 from tests.kernels.norm_cases import CASES, EPS, SEED, TYPES, Case, Exact, exact_sum
 from tests.kernels.sm90 import compiled_for_sm90
 from tests.runtime import split_cases
@@ -160,14 +165,7 @@ def test_a_backward_changes_nothing_and_may_come_again():
     x, delta = (torch.randn(6, 8, requires_grad=True) for _ in range(2))
     weight = torch.randn(8, requires_grad=True)
     results = add_norm(x, delta, weight, kind="rms", eps=EPS, rate=0.5)
-    incoming = [torch.randn(6, 8) for _ in range(2)]
-    before = [tensor.clone() for tensor in (*results, *incoming)]
-    first, second = (
-        torch.autograd.grad(results, (x, delta, weight), incoming, retain_graph=True)
-        for _ in range(2)
-    )
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-    assert all(torch.equal(a, b) for a, b in zip((*results, *incoming), before, strict=True))
+    assert_backward_repeats(results, (x, delta, weight))
 
 
 def test_a_backward_cannot_be_differentiated():
@@ -200,15 +198,7 @@ def test_two_parts_equal_the_whole(kind):
         torch.manual_seed(5)
         return split_cases.Make(function, split_cases.ROW, split_cases.ROW)
 
-    ours, theirs, x = layer(), layer(), torch.randn(5, split_cases.WIDTH)
-    leaf, work = split_cases.split(ours, x)
-    assert work is not None
-    work()
-    other = split_cases.whole(theirs, x)
-    assert leaf.grad is not None
-    assert other.grad is not None
-    assert torch.equal(leaf.grad, other.grad)
-    split_cases.assert_same_gradients(ours, theirs)
+    split_cases.assert_parts_are_whole(layer(), layer(), torch.randn(5, split_cases.WIDTH))
 
 
 @pytest.mark.parametrize(("kind", "num_bytes"), [("rms", 4), ("layer", 8)])

@@ -9,6 +9,7 @@ from pykern.kernels.dropout import dropout
 from pykern.kernels.levels import KernelLevel, keeping
 from pykern.kernels.norm import NormKind
 from pykern.kernels.norm_linear import norm_linear
+from tests.kernels.acceptance import assert_backward_repeats
 from tests.runtime import split_cases
 
 EPS = 1e-5
@@ -206,29 +207,14 @@ def test_two_parts_equal_the_whole(kind, level):
         row, square = (WIDTH,), (WIDTH, WIDTH)
         return split_cases.Make(function, row, row, square, row)
 
-    ours, theirs, x = layer(), layer(), torch.randn(5, split_cases.WIDTH)
     with keeping(level):
-        leaf, work = split_cases.split(ours, x)
-        assert work is not None
-        assert all(parameter.grad is None for parameter in ours.parameters())
-        work()
-        other = split_cases.whole(theirs, x)
-    assert leaf.grad is not None
-    assert other.grad is not None
-    assert torch.equal(leaf.grad, other.grad)
-    split_cases.assert_same_gradients(ours, theirs)
+        split_cases.assert_parts_are_whole(layer(), layer(), torch.randn(5, split_cases.WIDTH))
 
 
 def test_a_second_backward_gives_the_same():
     tensors = [*leaves(), *parameters("layer")]
     results = norm_linear(*tensors, kind="layer", eps=EPS, rate=0.4)
-    incoming = [torch.randn_like(result) for result in results]
-    before = [tensor.clone() for tensor in (*results, *incoming)]
-    first, second = (
-        torch.autograd.grad(results, tensors, incoming, retain_graph=True) for _ in range(2)
-    )
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-    assert all(torch.equal(a, b) for a, b in zip((*results, *incoming), before, strict=True))
+    assert_backward_repeats(results, tensors)
 
 
 X, ROW, SQUARE = torch.ones(2, 4), torch.ones(4), torch.ones(4, 4)

@@ -11,19 +11,18 @@ from pykern.cli import app
 from pykern.kineto import chrome_trace, read
 from pykern.kineto.chrome_trace import events_of
 from pykern.kineto.ranges import steps_of
-from pykern.plan import Costs, simulate, with_reductions
-from pykern.recorded.profile import plan_of, timeline_of
-from pykern.schedules import chimera, interleaved, one_f_one_b, zb_h1
+from pykern.plan import simulate
+from pykern.recorded.profile import timeline_of
+from pykern.schedules import one_f_one_b
 from tests.kineto.traces import AUTOGRAD, CALLER, Trace
-
-MS = 1_000_000
-COSTS = Costs(2.0 * MS, 4.0 * MS, input_ns=2.0 * MS, weight_ns=2.0 * MS)
-PLANS = {
-    "interleaved": interleaved(2, 4, num_chunks=2),
-    "zero bubble": zb_h1(4, 8),
-    "replicas": with_reductions(chimera(4, 8)),
-    "forward only": one_f_one_b(2, 3).forward_only(),
-}
+from tests.support.recordings import (
+    COSTS,
+    PLANS,
+    STEPS,
+    assert_as_kernels,
+    assert_read_back,
+    assert_usual,
+)
 
 
 @pytest.mark.parametrize("told", [False, True], ids=["on workers", "told by the caller"])
@@ -33,29 +32,17 @@ def test_a_plan_and_its_times_are_read_back(tmp_path, plan, told):
     trace.steps([timeline, timeline], told=told)
     steps = steps_of(events_of(trace.save(tmp_path / "step.json")))
     assert len(steps) == 2
-    found = timeline_of(steps[1])
-    assert plan_of(found) == plan
-    assert found.makespan_ns == timeline.makespan_ns
-    assert found.bubble_ratio == timeline.bubble_ratio
+    assert_read_back(timeline_of(steps[1]), plan, timeline)
 
 
 def test_the_profile_is_that_of_the_most_frequent_steps(tmp_path):
-    plan, trace = one_f_one_b(2, 4), Trace()
-    slow, usual = Costs(3.0 * MS, 6.0 * MS), Costs([1.0 * MS, 2.0 * MS], 4.0 * MS)
-    steps = [simulate(plan, costs) for costs in (slow, usual, usual)]
-    trace.steps([*steps, simulate(one_f_one_b(2, 2), usual)])
+    trace = Trace()
+    trace.steps(STEPS)
     # Ranges of others, rows of GPUs, and another process.
     trace.range("steps of mine", 0, 1e9)
     trace.add("gpu_user_annotation", "pykern step", 0, 1e9)
     trace.range("F s7 mb0 dev7", 20, 30, pid=CALLER + 1)
-    report = read(trace.save(tmp_path / "step.json"))
-    assert report.seen.num_steps == 3
-    assert report.seen.plan == plan
-    assert report.seen.timeline.makespan_ns == steps[1].makespan_ns
-    assert report.seen.costs.forward_ns == [1.0 * MS, 2.0 * MS]
-    assert report.predicted.makespan_ns == steps[1].makespan_ns
-    assert report.more[-1].rows == [("1",)]
-    assert "3 steps in 4 microbatches, 2 stages on 2 devices" in str(report)
+    assert_usual(read(trace.save(tmp_path / "step.json")))
 
 
 def on_gpus() -> Trace:
@@ -84,21 +71,7 @@ def on_gpus() -> Trace:
 
 
 def test_on_gpus_an_action_lasts_as_its_kernels_do(tmp_path):
-    report = read(on_gpus().save(tmp_path / "step.json"))
-    spans = [
-        [(str(span.action), span.start_ns / MS, span.end_ns / MS) for span in row]
-        for row in report.seen.timeline.rows
-    ]
-    assert spans == [[("0F0", 0, 2), ("0B0", 9, 10)], [("1F0", 3, 5), ("1B0", 5, 8)]]
-    [table] = report.more
-    assert table.rows == [
-        ("F", "2", "0.00", "2.00"),
-        ("B", "2", "0.00", "2.00"),
-        ("COPY_F", "1", "0.00", "1.00"),
-        ("COPY_B", "1", "0.00", "2.00"),
-        # A third of the copies' time is that of the last backward's kernel.
-        ("copies beside work", "33%", "", ""),
-    ]
+    assert_as_kernels(read(on_gpus().save(tmp_path / "step.json")))
 
 
 @pytest.mark.parametrize("texts", [[], ["step"], ["F s0 mb0 dev0"]])

@@ -6,9 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
@@ -25,6 +23,7 @@ from pykern.recorded.profile import plan_of, timeline_of
 from pykern.runtime import profiled as runtime_profiled
 from pykern.schedules import interleaved, one_f_one_b, zb_h1
 from pykern.torch_private import profiler
+from tests.support.recordings import assert_last_as_long, times_of
 
 ROOT = Path(__file__).parents[2]
 NUM_STEPS = 3
@@ -71,21 +70,8 @@ def recorded(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Recordin
     return Recording(path, timeline)
 
 
-def spans_of(timeline: Timeline) -> list[list[tuple[str, float]]]:
-    return [
-        [(str(span.action), span.end_ns - span.start_ns) for span in row] for row in timeline.rows
-    ]
-
-
 def test_each_action_is_there_once_and_lasts_as_long(recorded):
-    found, expected = spans_of(recorded.last()), spans_of(recorded.timeline)
-    assert [[name for name, _ in row] for row in found] == [
-        [name for name, _ in row] for row in expected
-    ]
-    pairs = zip(chain(*found), chain(*expected), strict=True)
-    differences = [abs(ours - theirs) for (_, ours), (_, theirs) in pairs]
-    # A thread may lose its core between the two clocks, so single actions prove nothing.
-    assert median(differences) < 50_000
+    assert_last_as_long(times_of(recorded.last()), times_of(recorded.timeline))
 
 
 def test_the_plan_and_the_steps_are_read_back(recorded):

@@ -10,20 +10,19 @@ from pykern.cli import app
 from pykern.nsight import read, record
 from pykern.nsight.export import tables_of
 from pykern.nsight.tables import steps_of
-from pykern.plan import Costs, Kind, Span, Timeline, simulate, with_reductions
+from pykern.plan import Kind, Span, Timeline, simulate
 from pykern.plan.halves import forwards_first
-from pykern.recorded.profile import plan_of, timeline_of
-from pykern.schedules import chimera, interleaved, one_f_one_b, zb_h1
+from pykern.recorded.profile import timeline_of
+from pykern.schedules import one_f_one_b
 from tests.nsight.exports import AUTOGRAD, MS, Export, payload
-
-COSTS = Costs(2.0 * MS, 4.0 * MS, input_ns=2.0 * MS, weight_ns=2.0 * MS)
-PLANS = {
-    "1F1B": one_f_one_b(3, 6),
-    "interleaved": interleaved(2, 4, num_chunks=2),
-    "zero bubble": zb_h1(4, 8),
-    "replicas": with_reductions(chimera(4, 8)),
-    "forward only": one_f_one_b(2, 3).forward_only(),
-}
+from tests.support.recordings import (
+    COSTS,
+    PLANS,
+    STEPS,
+    assert_as_kernels,
+    assert_read_back,
+    assert_usual,
+)
 
 
 @pytest.fixture
@@ -43,28 +42,14 @@ def test_a_plan_and_its_times_are_read_back(export, tmp_path, plan):
     with tables_of(saved(export, tmp_path)) as tables:
         steps = steps_of(tables)
     assert len(steps) == 2
-    found = timeline_of(steps[1])
-    assert plan_of(found) == plan
-    assert found.makespan_ns == timeline.makespan_ns
-    assert found.bubble_ratio == timeline.bubble_ratio
+    assert_read_back(timeline_of(steps[1]), plan, timeline)
 
 
 def test_the_profile_has_the_costs_and_the_most_frequent_steps(export, tmp_path):
-    plan = one_f_one_b(2, 4)
-    slow, usual = Costs(3.0 * MS, 6.0 * MS), Costs([1.0 * MS, 2.0 * MS], 4.0 * MS)
-    steps = [simulate(plan, costs) for costs in (slow, usual, usual)]
-    export.steps([*steps, simulate(one_f_one_b(2, 2), usual)])
+    export.steps(STEPS)
     # Ranges of other domains, and of other text, are not pykern's.
     export.range("step", 0, 1e12, domain=1)
-    report = read(saved(export, tmp_path))
-    assert report.seen.num_steps == 3
-    assert report.seen.plan == plan
-    assert report.seen.timeline.makespan_ns == steps[1].makespan_ns
-    assert report.seen.costs.forward_ns == [1.0 * MS, 2.0 * MS]
-    assert report.predicted.makespan_ns == steps[1].makespan_ns
-    assert report.first_cause in {"warm-up and cool-down", "imbalance of stages"}
-    assert report.more[-1].rows == [("1",)]
-    assert "3 steps in 4 microbatches, 2 stages on 2 devices" in str(report)
+    assert_usual(read(saved(export, tmp_path)))
 
 
 @pytest.mark.parametrize("between", [0, 50 * MS])
@@ -122,23 +107,10 @@ def on_gpus(export: Export) -> None:
 def test_on_gpus_an_action_lasts_as_its_kernels_do(export, tmp_path):
     on_gpus(export)
     report = read(saved(export, tmp_path))
-    spans = [
-        [(str(span.action), span.start_ns / MS, span.end_ns / MS) for span in row]
-        for row in report.seen.timeline.rows
-    ]
-    assert spans == [[("0F0", 0, 2), ("0B0", 9, 10)], [("1F0", 3, 5), ("1B0", 5, 8)]]
+    assert_as_kernels(report)
     assert report.seen.costs.forward_ns == [2 * MS, 2 * MS]
     # Each boundary's copies, as bytes at a byte for each nanosecond.
     assert report.seen.costs.message_bytes == [1.5 * MS, 0]
-    [table] = report.more
-    assert table.rows == [
-        ("F", "2", "0.00", "2.00"),
-        ("B", "2", "0.00", "2.00"),
-        ("COPY_F", "1", "0.00", "1.00"),
-        ("COPY_B", "1", "0.00", "2.00"),
-        # A third of the copies' time is that of the last backward's kernel.
-        ("copies beside work", "33%", "", ""),
-    ]
 
 
 def test_a_report_without_steps_is_refused(export, tmp_path):

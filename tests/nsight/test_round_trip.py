@@ -4,9 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
-from itertools import chain
 from pathlib import Path
-from statistics import median
 
 import pytest
 
@@ -17,6 +15,7 @@ from pykern.nsight.tables import steps_of
 from pykern.plan import Timeline
 from pykern.recorded.profile import plan_of, timeline_of
 from pykern.schedules import interleaved
+from tests.support.recordings import Times, assert_last_as_long, times_of
 
 pytestmark = [
     pytest.mark.skipif(not _C.nvtx_built, reason="built without NVTX's header"),
@@ -48,7 +47,7 @@ with open(sys.argv[2], "w") as out:
 @pytest.fixture(scope="module")
 def recorded(
     tmp_path_factory: pytest.TempPathFactory,
-) -> tuple[Path, list[list[tuple[str, float]]]]:
+) -> tuple[Path, Times]:
     """The report, and each action of the last step with its time as the runtime saw it."""
     folder = tmp_path_factory.mktemp("nsys")
     rows = folder / "rows.json"
@@ -69,17 +68,7 @@ def last_step(report: Path) -> Timeline:
 
 def test_each_action_is_there_once_and_lasts_as_long(recorded):
     report, expected = recorded
-    timeline = last_step(report)
-    found = [
-        [(str(span.action), span.end_ns - span.start_ns) for span in row] for row in timeline.rows
-    ]
-    assert [[name for name, _ in row] for row in found] == [
-        [name for name, _ in row] for row in expected
-    ]
-    pairs = zip(chain(*found), chain(*expected), strict=True)
-    differences = [abs(ours - theirs) for (_, ours), (_, theirs) in pairs]
-    # A thread may lose its core between the two clocks, so single actions prove nothing.
-    assert median(differences) < 50_000
+    assert_last_as_long(times_of(last_step(report)), expected)
 
 
 def test_the_plan_is_read_back(recorded):

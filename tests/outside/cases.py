@@ -61,7 +61,8 @@ def mean_square(y: Tensor) -> Tensor:
     return y.square().mean()
 
 
-def assert_same_gradients(one: nn.Module, other: nn.Module) -> None:
+def assert_gradients(one: nn.Module, other: nn.Module) -> None:
+    """All have one, and that of the other's parameter at the same place, whatever its name."""
     pairs = zip(one.named_parameters(), other.parameters(), strict=True)
     for (name, mine), theirs in pairs:
         assert mine.grad is not None, name
@@ -78,7 +79,7 @@ def require_the_bits(pipe: pykern.Pipeline, layers: nn.Module) -> None:
         loss.backward()
         expected = plain(reference, x_reference, pipe.plan.num_microbatches, mean_square)
         assert torch.equal(loss, expected)
-        assert_same_gradients(layers, reference)
+        assert_gradients(layers, reference)
         assert x.grad is not None
         assert x_reference.grad is not None
         assert torch.equal(x.grad, x_reference.grad)

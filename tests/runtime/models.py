@@ -28,6 +28,24 @@ class Case:
         return planned(self.layers, plan, self.loss_fn, devices, **options)
 
 
+class Rows(nn.LSTM):
+    """An LSTM over the rows of a microbatch. It keeps its parameters in a list too."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x[None])[0][0]
+
+
+class TrainedLoss(nn.Module):
+    """A loss with a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return F.mse_loss(output * self.scale, target)
+
+
 class Residual(nn.Module):
     """x + linear(tanh(x))."""
 

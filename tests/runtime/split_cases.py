@@ -12,6 +12,8 @@ from pykern.kernels.handover import TwoParts, Weights
 from pykern.models.gpt import gpt
 from pykern.runtime.autograd.split import Work, backward_to_inputs
 from pykern.torch_private import NODES_LAST
+from tests.runtime.models import Rows
+from tests.support.comparison import assert_same_gradients
 
 WIDTH = 8
 
@@ -100,14 +102,6 @@ def reused(w: Tensor, x: Tensor) -> Tensor:
     return torch.tanh(y) @ side * w[0]
 
 
-def lstm() -> nn.Module:
-    class Last(nn.LSTM):
-        def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-            return super().forward(x[None])[0][0]
-
-    return Last(WIDTH, WIDTH)
-
-
 def autocast(w: Tensor, x: Tensor) -> Tensor:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         return (torch.tanh(x @ w) @ w).float()
@@ -122,7 +116,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], bool]] = {
     "identity": (nn.Identity, False),
     "gpt": (lambda: nn.Sequential(*list(gpt(16, 2, WIDTH, 2, 9))[1:-1], nn.Flatten()), True),
     "norms": (lambda: nn.Sequential(nn.LayerNorm(WIDTH), nn.BatchNorm1d(WIDTH)), True),
-    "lstm": (lstm, True),
+    "lstm": (lambda: Rows(WIDTH, WIDTH), True),
     "frozen": (lambda: nn.Sequential(nn.Linear(*LINEAR).requires_grad_(False)), False),
     "broadcast": (lambda: Make(lambda a, b, x: x * a + b, (1, 1), ()), True),
     "same edge twice": (lambda: Make(lambda w, x: torch.addcmul(x, w, w), ROW), True),
@@ -169,11 +163,17 @@ def whole(layer: nn.Module, x: Tensor) -> Tensor:
     return leaf
 
 
-def assert_same_gradients(layer: nn.Module, other: nn.Module) -> None:
-    for (name, ours), theirs in zip(layer.named_parameters(), other.parameters(), strict=True):
-        assert (ours.grad is None) == (theirs.grad is None), name
-        if ours.grad is not None and theirs.grad is not None:
-            assert torch.equal(ours.grad, theirs.grad), name
+def assert_parts_are_whole(ours: nn.Module, theirs: nn.Module, x: Tensor) -> None:
+    """I and W of one layer give what B of its twin gives."""
+    leaf, work = split(ours, x)
+    assert work is not None
+    assert all(parameter.grad is None for parameter in ours.parameters())
+    work()
+    other = whole(theirs, x)
+    assert leaf.grad is not None
+    assert other.grad is not None
+    assert torch.equal(leaf.grad, other.grad)
+    assert_same_gradients(ours, theirs)
 
 
 def data(name: str) -> Tensor:

@@ -13,6 +13,7 @@ from pykern.plan import Plan, with_updates
 from pykern.schedules import gpipe, one_f_one_b, pipedream
 from tests.fake_cuda.fake import FakeCuda
 from tests.runtime.async_runs import OPTIMIZERS, batch, four, layers_of, pipeline
+from tests.runtime.models import TrainedLoss
 
 
 class WritesItsWeight(nn.Linear):
@@ -109,15 +110,6 @@ def one_storage() -> nn.Sequential:
     return layers
 
 
-class Scaled(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(()))
-
-    def forward(self, output: Tensor, target: Tensor) -> Tensor:
-        return F.mse_loss(output * self.scale, target)
-
-
 def with_main_grad() -> nn.Sequential:
     layers = layers_of()
     layers[1].weight.main_grad = torch.zeros(4, 4)  # type: ignore[union-attr]
@@ -136,7 +128,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: four(check_finite="grads"), "check_finite must be 'off' or 'loss' here"),
     (lambda: four(deferred_batch_norm=True), "deferred_batch_norm must be False here"),
     (lambda: four(replicas=2), "replicas must be 1 here, got 2"),
-    (lambda: four(loss_fn=Scaled()), "loss_fn must have no parameters that train, got some:"),
+    (lambda: four(loss_fn=TrainedLoss()), "loss_fn must have no parameters that train, got some:"),
     (
         lambda: four(tied()),
         r"0.weight \(stage 0\) and 2.weight \(stage 2\) must be two parameters, got one, of "

@@ -12,7 +12,11 @@ import pykern
 from pykern.torch_private import has_live_graph
 from pykern.trace import CutError
 from tests.fake_cuda.fake import FakeCuda
-from tests.support.comparison import assert_same_state
+from tests.support.comparison import (
+    assert_all_have_gradients,
+    assert_same_gradients,
+    assert_same_state,
+)
 from tests.support.pipelines import small
 from tests.support.plain_step import Seed, by_microbatch
 from tests.trace.models import Given, Network
@@ -49,13 +53,8 @@ def assert_steps_alike(pipe: pykern.Pipeline, plain: nn.Module, num_steps: int =
     for _ in range(num_steps):
         given, target = example(), torch.randn(8)
         assert torch.equal(pipe.step(**given, target=target), plain_step(plain, given, target))
-        ours, theirs = dict(pipe.named_parameters()), dict(plain.named_parameters())
-        assert list(ours) == list(theirs)
-        for name, parameter in ours.items():
-            found, expected = parameter.grad, theirs[name].grad
-            assert found is not None
-            assert expected is not None
-            assert torch.equal(found, expected), name
+        assert_same_gradients(pipe, plain)
+        assert_all_have_gradients(plain)
 
 
 def test_neither_the_recording_nor_a_step_leaves_a_graph_to_the_collector() -> None:

@@ -13,6 +13,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 import pykern
 from pykern.plan import Kind
+from tests.runtime.models import Rows, TrainedLoss
 from tests.runtime.plans import split_backward, two_replicas
 from tests.support.comparison import assert_same_state
 from tests.support.pipelines import planned
@@ -136,13 +137,6 @@ def test_forward_only() -> None:
             assert torch.equal(pipe(x), expected)
 
 
-class Rows(nn.LSTM):
-    """An LSTM over the rows of a microbatch. It keeps its parameters in a list too."""
-
-    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        return super().forward(x[None])[0][0]
-
-
 @pytest.mark.parametrize("split", [False, True])
 def test_recurrent_layers_and_shared_parameters(split: bool) -> None:
     shared = nn.Linear(4, 4)
@@ -207,15 +201,6 @@ def test_layers_that_cannot_have_copies_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=rf"1\.0.*{reason}.*several replicas"):
         pipeline(nn.Linear(4, 4), nn.Sequential(make()))
-
-
-class TrainedLoss(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(()))
-
-    def forward(self, output: Tensor, target: Tensor) -> Tensor:
-        return F.mse_loss(output * self.scale, target)
 
 
 def test_a_loss_that_trains_is_refused() -> None:

@@ -20,12 +20,12 @@ from tests.runtime.split_cases import (
     WIDTH,
     Make,
     Product,
-    assert_same_gradients,
     data,
     no_work,
     split,
     whole,
 )
+from tests.support.comparison import assert_same_gradients
 
 
 @pytest.mark.parametrize("name", LAYERS)

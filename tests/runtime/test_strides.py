@@ -22,7 +22,11 @@ from pykern.runtime.stage.stage import Stage, connect
 from tests.fake_cuda.fake import FakeCuda
 from tests.runtime.plans import two_replicas
 from tests.runtime.strided_models import MODELS, Call, cuts, inputs, loss_of
-from tests.support.comparison import assert_same_state
+from tests.support.comparison import (
+    assert_all_have_gradients,
+    assert_same_gradients,
+    assert_same_state,
+)
 from tests.support.plain_step import by_microbatch, rows_of
 
 NUM_MICROBATCHES = 3
@@ -139,10 +143,8 @@ def test_a_gradient_that_waits_is_not_written_by_later_microbatches(
         last.weight_gradients(number)
     for number in range(2):
         first.backward(number)
-    for ours, theirs in zip(layers.parameters(), plain.parameters(), strict=True):
-        assert ours.grad is not None
-        assert theirs.grad is not None
-        assert torch.equal(ours.grad, theirs.grad)
+    assert_same_gradients(layers, plain)
+    assert_all_have_gradients(plain)
 
 
 def test_hooks_that_layers_have_put_on_their_input_change_its_gradient() -> None:

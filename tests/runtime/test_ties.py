@@ -16,7 +16,7 @@ from pykern.runtime.random.seed import StepSeed
 from pykern.runtime.stage.stage import Stage
 from pykern.runtime.stage.ties import Ties
 from tests.fake_cuda.fake import FakeCuda
-from tests.runtime.models import Residual
+from tests.runtime.models import Residual, Rows
 from tests.runtime.plans import split_backward, two_replicas
 from tests.runtime.test_transparency import PLANS_AT_COUNTS
 from tests.runtime.tied_models import (
@@ -174,13 +174,6 @@ def test_a_parameters_hooks_see_the_owners_microbatches_and_the_other_sums() -> 
         pipe.step(x, target=y)
     assert len(seen) == len(collected) == 4 + 1
     assert torch.equal(collected[-1], sum(seen[1:], seen[0]))
-
-
-class Rows(nn.LSTM):
-    """An LSTM over the rows of a microbatch. It keeps its parameters in a list too."""
-
-    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        return super().forward(x[None])[0][0]
 
 
 @pytest.mark.parametrize("split", [False, True])

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pykern.trace import Traced
+from tests.support.comparison import assert_all_have_gradients, assert_same_gradients
 from tests.support.plain_step import by_microbatch
 
 from .caching import (
@@ -40,10 +41,8 @@ def assert_same(model: Model, **options: Any) -> None:
                 plain, [ROWS] * 4, lambda i, _: F.mse_loss(plain(parts[i][0]), parts[i][1])
             )
             assert torch.equal(pipe.step(x, target=y), wanted)
-            for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
-                assert ours.grad is not None
-                assert theirs.grad is not None
-                assert torch.equal(ours.grad, theirs.grad)
+            assert_same_gradients(model, plain)
+            assert_all_have_gradients(plain)
         pipe.eval()
         with torch.no_grad():
             expected = torch.cat([plain.eval()(part) for part, _ in parts])
