@@ -83,7 +83,7 @@ def fit(
             fits = found.fits(room.memory)
             tried = () if fits else changes(step)
             change = next((one for one in tried if one.estimate.fits(room.memory)), None)
-    typer.echo(f"GiB of each device, with {microbatches} microbatches:\n{found}")
+    typer.echo(f"The memory with {microbatches} microbatches:\n{found}")
     typer.echo(f"It {'fits' if fits else 'does not fit'} in {room}: {_most(found)}.")
     if fits:
         return

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from ..budget.fit_memory import most_held
 from ..budget.level_costs import levels_of_stages
 from ..budget.measure import measure_bytes
-from ..columns import in_columns
+from ..columns import by_device
 from ..plan import Plan
 from ..runtime import microbatch
 from ..runtime.loss import Losses
@@ -51,7 +51,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """The memory of all devices. Its string is a table in MiB, with a note for all that is unknown.
+    """The memory of all devices. Its string is a table, with a note for all that is unknown.
 
     Attributes:
         devices: what each holds.
@@ -63,12 +63,9 @@ class MemoryReport:
 
     def __str__(self) -> str:
         """The table, with the notes below it."""
-        names = [field.name for field in fields(DeviceMemory)]
-        rows = [["device", *names]]
-        for number, device in enumerate(self.devices):
-            rows.append([str(number), *(_in_mib(getattr(device, name)) for name in names)])
+        table = by_device([field.name for field in fields(DeviceMemory)], self.devices)
         notes = [f"{name}: {why}" for name, why in self.unknown.items()]
-        return "\n".join([in_columns(rows), *notes])
+        return "\n".join([table, *notes])
 
 
 def memory_of(
@@ -166,7 +163,3 @@ def _peak_bytes(device: torch.device) -> int | None:
     if device.type != "cuda":
         return None
     return torch.cuda.max_memory_allocated(device)
-
-
-def _in_mib(held: float | None) -> str:
-    return "unknown" if held is None else f"{held / 2**20:.3f}"

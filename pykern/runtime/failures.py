@@ -36,12 +36,10 @@ class Failures:
         for _, _, error in failures:
             forget_notes(error, self._mark)
         for number, (action, device, error) in enumerate(failures):
-            batch = ""
+            place, batch = action, ""
             if action is not None and located is not None:
                 place, batch = located(action)
-                where = self._where(place, device)
-            else:
-                where = self._where(action, device)
+            where = self._where(place, device)
             if number > 0:
                 self.note(first, f"{where} failed as well: {shown(error)}")
                 continue
@@ -56,5 +54,10 @@ class Failures:
             return "a signal handler"
         if action is None:
             return f"{self._device(device)}, outside its actions"
-        cell = f"stage {action.stage}, microbatch {action.microbatch}"
-        return f"{cell}, action {action}, device {device}"
+        return place_of(action, device)
+
+
+def place_of(action: Action, device: int, batch: str = "") -> str:
+    """The name of an action on a device, with that of its batch if it has one."""
+    cell = f"stage {action.stage}, microbatch {action.microbatch}"
+    return f"{cell}{batch and f' of {batch}'}, action {action}, device {device}"

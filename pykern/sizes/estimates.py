@@ -14,7 +14,7 @@ from ..budget.budget import Budget
 from ..budget.fit_memory import most_held
 from ..budget.level_costs import StageCosts, levels_of_stages
 from ..budget.measure import measure_bytes
-from ..columns import in_columns
+from ..columns import by_device
 from ..partition.balance import Balance, Partition
 from ..partition.chain import Chain, max_stages, open_model, share_out
 from ..partition.layers import make_stages
@@ -93,13 +93,8 @@ class Estimate:
         return all(held.total <= has for held, has in zip(self.devices, room, strict=True))
 
     def __str__(self) -> str:
-        """A table with a row for each device, in GiB."""
-        names = [*(field.name for field in fields(Bytes)), "total"]
-        rows = [["device", *names]]
-        for number, device in enumerate(self.devices):
-            values = [getattr(device, name) for name in names]
-            rows.append([str(number), *(f"{value / 2**30:.3f}" for value in values)])
-        return in_columns(rows)
+        """A table with a row for each device."""
+        return by_device([*(field.name for field in fields(Bytes)), "total"], self.devices)
 
 
 def estimate(  # noqa: PLR0913 - a pipeline and what it trains with, by keyword

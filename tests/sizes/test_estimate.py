@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import pykern
 from bench.live import counted_bytes
 from pykern.models import gpt, next_token_loss
 from pykern.sizes.changes import PlannedStep, changes
+from pykern.sizes.estimates import Bytes
 from pykern.tensors.parameters import num_bytes
 from tests.support.quantised import KINDS, quantise
 from tests.torture.models import all_models
@@ -173,11 +175,24 @@ def test_replicas_have_all_parameters() -> None:
 
 
 def test_the_table_has_a_row_for_each_device() -> None:
-    lines = str(small()).splitlines()
+    found = small()
+    lines = str(found).splitlines()
     assert lines[0].split() == [
-        *("device", "parameters", "gradients", "optimizer", "activations", "transfers", "total")
+        *("KiB", "of", "device"),
+        *("parameters", "gradients", "optimizer", "activations", "transfers", "total"),
     ]
     assert [line.split()[0] for line in lines[1:]] == ["0", "1"]
+    assert lines[1].split()[-1] == f"{found.devices[0].total / 1024:.3f}"
+
+
+@pytest.mark.parametrize(("unit", "size"), [("KiB", 2**10), ("MiB", 2**20), ("GiB", 2**30)])
+def test_the_largest_number_of_bytes_chooses_the_unit(unit: str, size: int) -> None:
+    found = small()
+    held = [Bytes(size, size / 4, 0, 0, 0), Bytes(0, 0, 0, 0, 0)]
+    head, first, second = str(replace(found, devices=held)).splitlines()
+    assert head.split()[:3] == [unit, "of", "device"]
+    assert first.split() == ["0", "1.000", "0.250", "0.000", "0.000", "0.000", "1.250"]
+    assert second.split() == ["1", *["0.000"] * 6]
 
 
 def test_changes_that_save_memory() -> None:

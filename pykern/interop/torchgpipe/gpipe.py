@@ -10,6 +10,7 @@ from typing import Any, Literal, NoReturn, Self, get_args
 import torch
 from torch import nn
 
+from ...one_of import require_one_of
 from ...pipeline import Pipeline
 from ...runtime.recompute.recompute import Level
 from .skip import Carries, Skippable, verify_skippables
@@ -59,9 +60,7 @@ class GPipe(nn.Module):
         super().__init__()
         if not isinstance(module, nn.Sequential):
             raise TypeError(f"module must be an nn.Sequential, got {type(module).__name__}")
-        if checkpoint not in get_args(Checkpoint):
-            known = ", ".join(map(repr, get_args(Checkpoint)))
-            raise ValueError(f"checkpoint must be one of {known}, got {checkpoint!r}")
+        require_one_of("checkpoint", checkpoint, get_args(Checkpoint))
         self.balance = _checked(balance, len(module))
         self.devices = _chosen(devices, len(self.balance))
         if type(chunks) is not int or chunks < 1:

@@ -15,6 +15,7 @@ from ...trace.routes import Direct, everywhere
 from ..batch import Batch
 from ..caller_state import CallerState
 from ..driver import Callbacks, Failure, Located, Program
+from ..failures import place_of
 from ..host_memory import OneMemory
 from ..profiled import follow_profiler
 from ..stage.stage import Stage
@@ -111,14 +112,8 @@ class Workers:
 
 
 def _where(located: Located | None, action: Action, device: int) -> str:
-    batch = ""
-    if located is not None:
-        action, batch = located(action)
-    of_batch = f" of {batch}" if batch else ""
-    return (
-        f"stage {action.stage}, microbatch {action.microbatch}{of_batch}, action {action}, "
-        f"device {device}"
-    )
+    action, batch = located(action) if located is not None else (action, "")
+    return place_of(action, device, batch)
 
 
 _stalled = partial(stalled, partial(_where, None))
