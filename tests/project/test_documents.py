@@ -16,14 +16,25 @@ from pykern.plan.files.json_form import from_json, to_json
 from pykern.schedules import one_f_one_b
 
 
+def blocks(page, language="python"):
+    """The fenced blocks of a page that are in a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.M | re.S)
+
+
+def assert_prints_what_it_shows(page, capsys):
+    """The code of a page runs, and prints the page's texts."""
+    exec(compile("".join(blocks(page)), page.name, "exec"), {})
+    assert capsys.readouterr().out == "".join(blocks(page, "text"))
+
+
 # A minute and a half on a machine whose cores are shared by ten others; the next, three.
 @pytest.mark.timeout(300)
 def test_the_readmes_code_runs(python, root):
-    blocks = re.findall(r"^```python\n(.*?)^```", (root / "README.md").read_text(), re.M | re.S)
-    assert len(blocks) == 2
+    code = blocks(root / "README.md")
+    assert len(code) == 2
     # On a busy machine a measured balance warns.
     quiet = ("-W", "error", "-W", "ignore:the times of layers differ")
-    output = python(*quiet, "-c", "".join(blocks)).stdout
+    output = python(*quiet, "-c", "".join(code)).stdout
     assert "torch.Size([1024, 512])" in output
     assert "share of time" in output
 
@@ -31,10 +42,9 @@ def test_the_readmes_code_runs(python, root):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["your-own-schedule.md", "recompute.md"])
 def test_what_a_guide_shows_runs_and_prints_what_it_shows(python, root, name):
-    page = (root / "docs" / name).read_text()
-    code = "".join(re.findall(r"^```python\n(.*?)^```", page, re.M | re.S))
-    shown = "".join(re.findall(r"^```text\n(.*?)^```", page, re.M | re.S))
-    assert python("-W", "error", "-c", code).stdout == shown
+    page = root / "docs" / name
+    printed = python("-W", "error", "-c", "".join(blocks(page))).stdout
+    assert printed == "".join(blocks(page, "text"))
 
 
 @pytest.mark.parametrize(
@@ -42,33 +52,27 @@ def test_what_a_guide_shows_runs_and_prints_what_it_shows(python, root, name):
     [
         *("choose-a-split.md", "from-device-map.md", "from-deepspeed.md", "asynchronous.md"),
         *("verify.md", "loss-outside.md", "from-torchgpipe.md", "memory.md"),
-        *("troubleshooting.md", "search.md"),
+        *("troubleshooting.md", "search.md", "published-rates.md"),
     ],
 )
 def test_what_a_guide_shows_runs_here_and_prints_what_it_shows(root, name, capsys):
-    page = (root / "docs" / name).read_text()
-    code = "".join(re.findall(r"^```python\n(.*?)^```", page, re.M | re.S))
-    shown = "".join(re.findall(r"^```text\n(.*?)^```", page, re.M | re.S))
-    exec(compile(code, name, "exec"), {})
-    assert capsys.readouterr().out == shown
+    assert_prints_what_it_shows(root / "docs" / name, capsys)
 
 
 # peft asks for names that transformers is about to rename.
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 def test_the_page_on_adapters_runs_and_prints_what_it_shows(root, tmp_path, monkeypatch, capsys):
-    page = (root / "docs/adapters.md").read_text()
     monkeypatch.chdir(tmp_path)
-    exec("".join(re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)), {})
-    assert capsys.readouterr().out == "".join(re.findall(r"^```text\n(.*?)^```", page, re.M | re.S))
+    assert_prints_what_it_shows(root / "docs/adapters.md", capsys)
 
 
 def test_the_page_on_profiling_runs(root, tmp_path, monkeypatch, capsys):
-    page = (root / "docs/profiling.md").read_text()
-    profile, timeline, of_torch = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    page = root / "docs/profiling.md"
+    profile, timeline, of_torch = blocks(page)
     monkeypatch.chdir(tmp_path)
     exec(profile, {})
     assert (tmp_path / "step.html").exists()
-    told = re.findall(r"^\| ([a-z -]+) \| the ", page.split("**Devices.**")[0], re.M)
+    told = re.findall(r"^\| ([a-z -]+) \| the ", page.read_text().split("**Devices.**")[0], re.M)
     printed = capsys.readouterr().out
     assert len(told) == 6
     # Whether threads compete depends on the machine.
@@ -81,10 +85,8 @@ def test_the_page_on_profiling_runs(root, tmp_path, monkeypatch, capsys):
 
 
 def test_the_page_on_checkpoints_runs_and_prints_what_it_shows(root, tmp_path, monkeypatch, capsys):
-    page = (root / "docs/checkpoints.md").read_text()
     monkeypatch.chdir(tmp_path)
-    exec("".join(re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)), {})
-    assert capsys.readouterr().out == "".join(re.findall(r"^```text\n(.*?)^```", page, re.M | re.S))
+    assert_prints_what_it_shows(root / "docs/checkpoints.md", capsys)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         *("model.safetensors", "run.ckpt", "run.dcp"),
     ]
@@ -93,9 +95,7 @@ def test_the_page_on_checkpoints_runs_and_prints_what_it_shows(root, tmp_path, m
 # A minute where ten others share the cores: it measures until times settle.
 @pytest.mark.timeout(300)
 def test_the_page_on_tuning_runs(root, tmp_path, monkeypatch, capsys):
-    (code,) = re.findall(
-        r"^```python\n(.*?)^```", (root / "docs/tuning.md").read_text(), re.M | re.S
-    )
+    (code,) = blocks(root / "docs/tuning.md")
     monkeypatch.chdir(tmp_path)
     names = {
         **{"pykern": pykern, "F": nn.functional, "x": torch.randn(64, 8)},
@@ -108,14 +108,12 @@ def test_the_page_on_tuning_runs(root, tmp_path, monkeypatch, capsys):
 
 
 def test_the_first_hour_runs_and_prints_what_it_shows(root, tmp_path, monkeypatch, capsys):
-    page = (root / "docs/first-hour.md").read_text()
     monkeypatch.chdir(tmp_path)
     threads = torch.get_num_threads()
     try:
-        exec("".join(re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)), {})
+        assert_prints_what_it_shows(root / "docs/first-hour.md", capsys)
     finally:
         torch.set_num_threads(threads)
-    assert capsys.readouterr().out == "".join(re.findall(r"^```text\n(.*?)^```", page, re.M | re.S))
 
 
 def test_the_pages_of_the_catalogue_are_what_the_code_gives(root):
@@ -138,9 +136,7 @@ def test_the_page_of_commands_is_what_the_commands_say(root):
 
 
 def test_the_plan_shown_as_a_file_is_one(root):
-    (shown,) = re.findall(
-        r"^```json\n(.*?)^```", (root / "docs/plan-files.md").read_text(), re.M | re.S
-    )
+    (shown,) = blocks(root / "docs/plan-files.md", "json")
     assert shown == to_json(one_f_one_b(2, 2))
     assert from_json(shown) == (one_f_one_b(2, 2), None)
 
