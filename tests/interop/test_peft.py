@@ -94,7 +94,7 @@ def pipeline(model: nn.Module, given: dict[str, Any], **options: Any) -> pykern.
 
 
 def assert_gradients(model: nn.Module, plain: nn.Module) -> None:
-    """Those of the plain model, and none on what is frozen."""
+    """The model has the gradients of the plain one, and none on frozen parameters."""
     assert_same_gradients(model, plain)
     assert all(each.requires_grad or each.grad is None for each in model.parameters())
 

@@ -21,8 +21,8 @@ OF_STAGES = (
     *mutants(
         "pykern/runtime/stage/by_level.py",
         LEVELS,
-        ("holders, stage.draws.state)", "holders, None)"),
-        ('[*stage.layers, getattr(stage.finish, "function", None)]', "stage.layers"),
+        ("loss_fn, stage.draws.state)", "loss_fn, None)"),
+        ("given, stage.layers, loss_fn, stage", "given, stage.layers, None, stage"),
     ),
     *mutants(
         "pykern/runtime/stage/by_level.py",
