@@ -9,7 +9,7 @@ from .errors import bad_input
 from .schedule_options import Given, of_schedule, require_owned, with_schedule_options
 from .sources import CATALOGUE
 from .values import BoxProfile, Microbatches, RecomputeLevel, number_option
-from .workloads import Source, workload_of
+from .workloads import ModelSource, workload_of
 
 if TYPE_CHECKING:
     from ..boxes import Box
@@ -42,7 +42,7 @@ class Room(NamedTuple):
 
 @with_schedule_options
 def fit(
-    source: Source = None,
+    source: ModelSource = None,
     schedule: Annotated[str, typer.Option(help=CATALOGUE)] = "one_f_one_b",
     devices: Annotated[int | None, DEVICES] = None,
     microbatches: Microbatches = 8,

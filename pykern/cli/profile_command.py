@@ -10,12 +10,12 @@ from .reports import HtmlFile, TraceFile, show
 from .schedule_options import Given, require_owned, with_schedule_options
 from .sources import TRAINED
 from .values import DeviceNames, Microbatches, number_option
-from .workloads import Source, workload_of
+from .workloads import ModelSource, workload_of
 
 
 @with_schedule_options
 def profile(
-    source: Source = None,
+    source: ModelSource = None,
     schedule: Annotated[str, typer.Option(help=f"One of {', '.join(TRAINED)}.")] = "one_f_one_b",
     devices: DeviceNames = "cpu:2",
     microbatches: Microbatches = 4,

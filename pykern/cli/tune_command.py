@@ -7,13 +7,13 @@ import typer
 
 from .errors import bad_input
 from .values import DeviceNames
-from .workloads import Source, workload_of
+from .workloads import ModelSource, workload_of
 
 GIB = 2**30
 
 
 def tune(
-    source: Source = None,
+    source: ModelSource = None,
     devices: DeviceNames = "cpu:2",
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Rows of a batch.", show_default="those returned")

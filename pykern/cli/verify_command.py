@@ -9,7 +9,7 @@ from .errors import bad_input
 from .schedule_options import Given, of_schedule, require_owned, with_schedule_options
 from .sources import CATALOGUE
 from .values import DeviceNames, Microbatches, RecomputeLevel, number_option
-from .workloads import MakeWorkload, Source, workload_of
+from .workloads import MakeWorkload, ModelSource, workload_of
 
 if TYPE_CHECKING:
     from ..plan import Plan
@@ -39,7 +39,7 @@ class Verdict(NamedTuple):
 
 @with_schedule_options
 def verify(
-    source: Source = None,
+    source: ModelSource = None,
     schedule: Annotated[
         list[str] | None, typer.Option(help=f"{CATALOGUE} May be repeated.", show_default="all")
     ] = None,

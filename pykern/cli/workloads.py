@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 SEED = 0
 
-Source = Annotated[
+ModelSource = Annotated[
     str | None,
     typer.Argument(
         metavar="MODULE:FUNCTION",
