@@ -3,6 +3,7 @@
 The commands read and refuse options; other modules do the work and are imported only when needed.
 """
 
+import os
 from typing import Annotated
 
 import typer
@@ -86,4 +87,7 @@ app.add_typer(bench, name="bench", epilog="Example: pykern bench box --devices c
 
 def main() -> None:
     """Runs the installed command `pykern`."""
+    # A terminal without a size may say so; Rich would take 0 for the width, and print nothing.
+    if os.environ.get("COLUMNS") == "0":
+        del os.environ["COLUMNS"]
     app()

@@ -43,6 +43,7 @@ def clip_grad_norm_(
 
     Raises:
         ValueError: `max_norm` is negative or NaN.
+        TypeError: a gradient is not dense; gradients are unchanged.
         RuntimeError: `error_if_nonfinite` is set and the norm is not finite; gradients are
             unchanged. Or a `ZeroOptimizer` shares out the gradients to processes: call the
             `clip_grad_norm_` of that optimizer.
@@ -88,7 +89,16 @@ def require_norm(max_norm: float) -> None:
 
 
 def norm_of(gradient: Tensor, norm_type: float) -> Tensor:
-    """The norm of one gradient, in float32 or a wider type: []."""
+    """The norm of one gradient, in float32 or a wider type: [].
+
+    Raises:
+        TypeError: the gradient is not dense.
+    """
+    if gradient.layout is not torch.strided:
+        raise TypeError(
+            f"gradients must be dense to be clipped, got layout {gradient.layout} of shape "
+            f"{tuple(gradient.shape)}. Make the layer with sparse=False"
+        )
     dtype = torch.promote_types(gradient.dtype, torch.float32)
     norm: Tensor = torch.linalg.vector_norm(gradient, norm_type, dtype=dtype)
     return whole(norm)

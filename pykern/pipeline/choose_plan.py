@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from .. import schedules
 from ..plan import Kind, Plan, with_reductions
+from ..plan.files import SUFFIXES
 from ..plan.files.proved import MAX_ACTIONS
 from ..plan.files.strict_json import shown
 from ..plan.parts import Parts
@@ -45,6 +47,7 @@ def choose_plan(
         TypeError, ValueError: the schedule is unknown, does not fit, or holds unsupported actions.
         PlanError: the plan cannot run at all.
     """
+    _refuse_file(schedule)
     if schedule == "auto":
         chunks = max(1, min(search.MAX_CHUNKS, num_layers // shares.devices_of_one))
         if outside and "memory" not in options:
@@ -84,6 +87,15 @@ def choose_parts(schedule: Schedule, shares: Shares, options: Mapping[str, Any])
             "pykern.Pipeline, and call optimizer.step() after its steps"
         )
     return Parts(make, shares.num_microbatches)
+
+
+def _refuse_file(schedule: object) -> None:
+    """Raises ValueError for the path of a plan."""
+    if isinstance(schedule, str | os.PathLike) and str(schedule).endswith(SUFFIXES):
+        raise ValueError(
+            f"schedule must be a name or a Plan, got the file {str(schedule)!r}. Read it: "
+            f"schedule=pykern.plan.load_plan({str(schedule)!r})"
+        )
 
 
 def require_runnable(plan: Plan) -> None:

@@ -31,13 +31,20 @@ def batch_size(tree: Any) -> int:
     A tree that is a dict of arguments by name lets messages name them.
 
     Raises:
-        SplitError: no tensor has a dimension 0, tensors differ in it, or the batch is empty.
+        SplitError: no tensor has a dimension 0, tensors differ in it, a tensor is not dense, or the
+            batch is empty.
     """
     rows: list[int] = []
     others: list[Any] = []
     for leaf in leaves_of_batch(tree):
         if not isinstance(leaf, Tensor):
             others.append(leaf)
+        elif leaf.layout is not torch.strided or leaf.is_nested:
+            kind = "nested" if leaf.is_nested else str(leaf.layout)
+            raise SplitError(
+                f"tensors of a batch must be dense, got a {kind} one, which cannot be cut into "
+                "microbatches. Give dense tensors, such as to_dense() or to_padded_tensor() returns"
+            )
         elif leaf.dim() > 0:
             rows.append(leaf.size(0))
     for leaf in others:

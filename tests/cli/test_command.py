@@ -57,6 +57,10 @@ def test_success_is_zero_and_a_bad_value_is_two_without_a_traceback() -> None:
     )
 
 
+def test_a_terminal_without_a_size_is_not_a_width() -> None:
+    assert run("plan", "gpipe", COLUMNS="0").stdout == run("plan", "gpipe", COLUMNS="80").stdout
+
+
 def test_the_demo_refuses_before_it_starts() -> None:
     bad = run("demo", "--devices", "cuda")
     assert (bad.returncode, bad.stdout) == (2, "")

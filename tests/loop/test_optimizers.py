@@ -141,6 +141,13 @@ def test_twenty_steps_of_the_whole_loop(name: str, schedule: str) -> None:
         assert warmups[0].get_last_lr() == warmups[1].get_last_lr()
 
 
+def test_sparse_gradients_are_not_clipped() -> None:
+    layer = nn.Embedding(4, 2, sparse=True)
+    layer(torch.tensor([1, 2])).sum().backward()
+    with pytest.raises(TypeError, match=r"must be dense to be clipped, got layout torch.sparse_c"):
+        pykern.clip_grad_norm_(layer.parameters(), 1.0)
+
+
 @pytest.mark.parametrize("name", ["one_f_one_b", "zb_v", "chimera"])
 @pytest.mark.parametrize("steps", [1, 2, 3, 4])
 def test_gradients_add_up_over_steps_without_being_rescaled(name: str, steps: int) -> None:

@@ -12,6 +12,7 @@ from pykern import SplitError
 from pykern.runtime.microbatch import batch_size, merge, sizes, split, to_device
 
 Point = namedtuple("Point", ["x", "y"])
+NESTED = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
 
 
 @given(rows=st.integers(1, 200), parts=st.integers(1, 40))
@@ -93,6 +94,8 @@ def test_numbers_count_by_weight() -> None:
             "the batch must hold a tensor with a dimension 0 to cut into microbatches, got none",
         ),
         ((torch.ones(0, 3),), "the batch must have at least 1 row, got 0"),
+        ((torch.ones(2, 3).to_sparse(),), r"must be dense, got a torch.sparse_coo one.*to_dense"),
+        ((NESTED,), r"must be dense, got a nested one.*to_padded_tensor"),
     ],
 )
 def test_a_batch_that_cannot_be_cut_is_named(tree: Any, message: str) -> None:

@@ -154,6 +154,12 @@ CALLS = {
         "schedule must be a name, a Plan, or a function of (num_devices, num_microbatches) that "
         "returns a Plan, got 3. For example schedule='one_f_one_b'",
     ),
+    "a file for a schedule": (
+        lambda: make(schedule="plan.json"),
+        ValueError,
+        "schedule must be a name or a Plan, got the file 'plan.json'. Read it: "
+        "schedule=pykern.plan.load_plan('plan.json')",
+    ),
     "a schedule that returns something else": (
         lambda: make(schedule=lambda *_: [1]),
         TypeError,
