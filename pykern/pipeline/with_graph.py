@@ -22,6 +22,7 @@ from ..runtime.driver import Driver, Program
 from ..runtime.executor import Executor
 from ..runtime.halfway import Halfway
 from ..runtime.microbatch import leaves_of_batch
+from ..runtime.read_again import ReadAgain
 from ..runtime.recompute.watch import without_saved_tensors_hooks
 from ..runtime.through import ForwardPass, GraphEnds, OutputGradients
 from ..tensors.trees import Call
@@ -93,10 +94,12 @@ class WithGraph:
         # The calls are made first, as a recorded forward has to find the model's own parameters.
         _ = batch.calls
         aliases = Aliases(self._modules(model))
+        read_again = ReadAgain(self._modules(model) if self._levels else (), _tensors(call))
         with aliases.in_place(), _outside_checkpoints():
             aliases.take_place()
             left = self._executor.run(ran.forwards, batch, self._executor.leave)
-        kept = _Kept(weights, left, aliases, begin.leaves, autocast(), ran)
+        read_again.end_forwards()
+        kept = _Kept(weights, left, aliases, read_again, begin.leaves, autocast(), ran)
         made = ForwardPass(ends, partial(self._run_back, kept))
         outputs = made.outputs((*begin.outside, *aliases.originals))
         return ends.merged(outputs), ran
@@ -113,12 +116,14 @@ class WithGraph:
     def _run_back(self, kept: _Kept, gradients: OutputGradients) -> Sequence[Tensor | None]:
         """The gradients of the inputs of the operation; `kept` cannot be used again."""
         aliases = kept.aliases
-        if kept.left.recomputes and aliases.written:
-            raise RuntimeError(
-                "parameters must stay as they are from forward to backward, got changed ones, "
-                "with which recompute would run the forward again. Call optimizer.step() after "
-                "the backward"
-            )
+        if kept.left.recomputes:
+            if aliases.written:
+                raise RuntimeError(
+                    "parameters must stay as they are from forward to backward, got changed ones, "
+                    "with which recompute would run the forward again. Call optimizer.step() after "
+                    "the backward"
+                )
+            kept.read_again.require_unchanged()
         batch = Batch(((), {}), None, (), GraphEnds(kept.weights, gradients), self._levels)
         with _C.HoldForks(), as_before(), aliases.in_place():
             # The settings are those of the forward, because R repeats the forward.
@@ -178,6 +183,7 @@ class _Kept:
         weights: the weights of the microbatches, for outputs without dimensions.
         left: the state that the stages have left for their backwards.
         aliases: the aliases of the parameters.
+        read_again: what a recompute reads again.
         leaves: the leaves behind the cut in front of the first stage.
         autocast: the autocast settings of the forward.
         ran: the programs that have run.
@@ -186,6 +192,7 @@ class _Kept:
     weights: Sequence[float]
     left: Halfway
     aliases: Aliases
+    read_again: ReadAgain
     leaves: Sequence[Tensor]
     autocast: Autocast
     ran: Ran

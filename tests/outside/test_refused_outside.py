@@ -1,5 +1,6 @@
 """Refusals of a loss outside of a pipeline, and their messages."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -81,6 +82,48 @@ def test_parameters_that_were_written_are_refused() -> None:
             with pytest.raises(
                 RuntimeError, match=r"modified by an inplace|parameters must stay as they are"
             ):
+                y.sum().backward()
+            assert all(parameter.grad is None for parameter in layers.parameters())
+
+
+class Shifted(nn.Linear):
+    """Adds a buffer, and a parameter that does not train."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.register_buffer("shift", torch.ones(WIDTH))
+        self.register_buffer("calls", torch.zeros(()))
+        self.frozen = nn.Parameter(torch.ones(WIDTH), requires_grad=False)
+        self.shift: Tensor
+        self.calls: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return torch.tanh(super().forward(x) * self.frozen + self.shift)
+
+
+CHANGES: dict[str, Callable[[Any, Tensor], object]] = {
+    "'shift'": lambda layer, _: layer.shift.zero_(),
+    "'shift', by another": lambda layer, _: setattr(layer, "shift", torch.zeros(WIDTH)),
+    "'frozen'": lambda layer, _: layer.frozen.detach().zero_(),
+    "the batch": lambda _, x: x.zero_(),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+@pytest.mark.parametrize("level", ["layer", "stage"])
+def test_what_a_recompute_reads_again_must_not_be_written(level: str, what: str) -> None:
+    layers = nn.Sequential(*(Shifted() for _ in range(4)))
+    with pipeline(layers, recompute=level) as pipe:
+        for _ in range(2):
+            x = batch()
+            pipe(x.clone()).sum().backward()
+            # A second call between the two, whose forwards write to a buffer.
+            y = pipe(x)
+            pipe(batch()).sum().backward()
+            layers.zero_grad()
+            CHANGES[what](layers[1], x)
+            with pytest.raises(RuntimeError, match=f"got changes of {what.partition(',')[0]}"):
                 y.sum().backward()
             assert all(parameter.grad is None for parameter in layers.parameters())
 
