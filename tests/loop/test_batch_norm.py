@@ -265,6 +265,54 @@ def test_afterwards_the_modules_are_as_before() -> None:
     assert model.get_buffer("1.num_batches_tracked") == 2
 
 
+def test_modules_that_come_later_are_deferred_too() -> None:
+    """The first one that the model has, and one in place of another."""
+    torch.manual_seed(1)
+    block = nn.Sequential(nn.Linear(4, 4))
+    model = nn.Sequential(nn.Linear(4, 4), block, nn.Tanh())
+    x, y = data(0)
+    with pipeline(model, deferred_batch_norm=True) as pipe:
+        pipe.step(x, target=y)
+        last = nn.BatchNorm1d(4, momentum=None)
+        for norm in (nn.BatchNorm1d(4), last):
+            del block[1:]
+            block.append(norm)
+            for number in (1, 2):
+                pipe.step(x, target=y)
+                assert norm.num_batches_tracked == number
+        torch.testing.assert_close(last.running_mean, block[0](model[0](x)).mean(0))
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+class ByName(nn.BatchNorm1d):
+    def __call__(self, x: Tensor) -> Tensor:
+        return super().__call__(input=x)
+
+
+def test_modules_may_be_called_by_name() -> None:
+    torch.manual_seed(1)
+    found = []
+    for kind in (nn.BatchNorm1d, ByName):
+        torch.manual_seed(2)
+        model = nn.Sequential(nn.Linear(4, 4), kind(4), nn.Tanh(), nn.Linear(4, 4))
+        x, y = data(0)
+        with pipeline(model, deferred_batch_norm=True) as pipe:
+            pipe.step(x, target=y)
+        found.append(list(model.buffers()))
+    assert all(map(torch.equal, *found))
+
+
+def test_a_model_with_hooks_of_the_pipeline_can_be_copied() -> None:
+    model = norms(0)
+    x, y = data(0)
+    with pipeline(model, deferred_batch_norm=True) as pipe:
+        pipe.step(x, target=y)
+        other = copy.deepcopy(model)
+        other(x)
+        assert other.get_buffer("1.num_batches_tracked") == 2
+        assert model.get_buffer("1.num_batches_tracked") == 1
+
+
 def test_without_it_each_microbatch_updates() -> None:
     model = norms(0)
     x, y = data(0)

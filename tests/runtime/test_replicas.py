@@ -246,6 +246,31 @@ class Average(nn.Module):
         return x - self.mean
 
 
+class Constant(nn.Module):
+    two: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("two", torch.full((4,), 2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.two
+
+
+@pytest.mark.parametrize("others", [[], [Constant()]])
+def test_buffers_that_a_layer_has_got_since_are_refused(others: list[nn.Module]) -> None:
+    """Whether or not the stage has had others, which nothing writes."""
+    x, y = batch()
+    block = nn.Sequential(nn.Linear(4, 4), *others)
+    with pipeline(nn.Linear(4, 4), block) as pipe:
+        assert pipe.step(x, target=y).isfinite()
+        block.append(Average())
+        with pytest.raises(RuntimeError, match=r"stage 1 writes to the buffer '\d.mean'"):
+            pipe.step(x, target=y)
+        del block[-1]
+        assert pipe.step(x, target=y).isfinite()
+
+
 def test_buffers_that_forwards_write_are_refused() -> None:
     """Forwards alone write them too; in eval mode nothing does."""
     x, y = batch()

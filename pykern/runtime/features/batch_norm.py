@@ -8,7 +8,7 @@ variance.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ...plan import Kind
+from ..executor import Executor
+from ..stage.settings import Settings
 from ..stage.stage import Run, Stage
 from .feature import Feature, Made
 
@@ -50,31 +52,46 @@ class DeferredBatchNorm(Feature):
         # Modules whose own updates are off now.
         self._silent: list[BatchNorm] = []
         self._seen: dict[BatchNorm, list[tuple[int, _Seen]]] = {}
-        self._modules: list[tuple[BatchNorm, int]] = []
-        self._handles: list[RemovableHandle] = []
+        # Modules that have running statistics, each with the number of its stage and its hook.
+        self._modules: dict[BatchNorm, tuple[int, RemovableHandle]] = {}
+        # Whether steps are observed, which they are once there has been such a module.
+        self._observes = False
 
     def attach(self, made: Made) -> None:
         """Finds the modules that have running statistics, and observes steps if any has."""
-        self._modules = list(
-            {
-                module: stage.index
-                for stage in made.executor.stages
-                for layer in stage.layers
-                for module in layer.modules()
-                if isinstance(module, BatchNorm) and module.running_mean is not None
-            }.items()
-        )
-        self._handles = [
-            module.register_forward_pre_hook(partial(self._see, stage))
-            for module, stage in self._modules
-        ]
-        if self._modules:
-            made.executor.watch(self.around)
-            made.executor.observe(self)
+        # The modules' hooks have this feature, and a copy of a module copies its hooks: so the
+        # feature does not have the executor.
+        for stage in made.executor.stages:
+            self._find(made.executor, stage)
+            stage.when_changed.append(partial(self._follow, made.executor, stage))
+
+    def _find(self, executor: Executor, stage: Stage) -> None:
+        """Hooks the modules of a stage that are new, and takes the hooks of removed ones away."""
+        found = _tracked(module for layer in stage.originals for module in layer.modules())
+        for module in self._of(stage) - found.keys():
+            self._modules.pop(module)[1].remove()
+        for module in found:
+            if module not in self._modules:
+                see = partial(self._see, stage.index)
+                handle = module.register_forward_pre_hook(see, with_kwargs=True)
+                self._modules[module] = stage.index, handle
+        if found and not self._observes:
+            self._observes = True
+            executor.watch(self.around)
+            executor.observe(self)
+
+    def _of(self, stage: Stage) -> set[BatchNorm]:
+        return {module for module, (index, _) in self._modules.items() if index == stage.index}
+
+    def _follow(self, executor: Executor, stage: Stage, settings: Settings) -> None:
+        """Takes the modules that a stage has got since, as its step begins."""
+        if _tracked(settings.modules).keys() != self._of(stage):
+            self._find(executor, stage)
+            self.begin_run()
 
     def close(self) -> None:
         """Takes the hooks away."""
-        for handle in self._handles:
+        for _, handle in self._modules.values():
             handle.remove()
 
     def around(self, kind: Kind, stage: Stage, call: Run) -> Run:
@@ -90,10 +107,12 @@ class DeferredBatchNorm(Feature):
         finally:
             del self._now[stage]
 
-    def _see(self, stage: int, module: nn.Module, arguments: tuple[Any, ...]) -> None:
+    def _see(
+        self, stage: int, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> None:
         if stage not in self._now or module not in self._seen:
             return
-        values = arguments[0].detach()
+        values = (*arguments, *named.values())[0].detach()
         values = values.to(torch.promote_types(values.dtype, torch.float32))
         dimensions = [dimension for dimension in range(values.dim()) if dimension != 1]
         variance, mean = torch.var_mean(values, dimensions, correction=0)
@@ -105,7 +124,7 @@ class DeferredBatchNorm(Feature):
         self.end_run()
         self._silent = [
             module
-            for module, _ in self._modules
+            for module in self._modules
             if module.training and module.track_running_stats and torch.is_grad_enabled()
         ]
         self._seen = {module: [] for module in self._silent}
@@ -129,6 +148,15 @@ class DeferredBatchNorm(Feature):
             module.track_running_stats = True
         self._silent, self._seen = [], {}
         self._now.clear()
+
+
+def _tracked(modules: Iterable[nn.Module]) -> dict[BatchNorm, None]:
+    """The modules that have running statistics, each once, in their order."""
+    return {
+        module: None
+        for module in modules
+        if isinstance(module, BatchNorm) and module.running_mean is not None
+    }
 
 
 def _updates(

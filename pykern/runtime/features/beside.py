@@ -67,7 +67,7 @@ class Beside(Feature):
         reached[-1] |= places_of(modules_in([loss_fn]), [loss_fn])
         self._shared = list(shared(reached))
         for stage in stages:
-            stage.when_changed = _Watch(self, stage).begin
+            stage.when_changed.append(_Watch(self, stage).begin)
 
     def refuse(self, what: str) -> None:
         """Raises CutError, with a remedy."""

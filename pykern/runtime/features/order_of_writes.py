@@ -11,6 +11,7 @@ from torch import nn
 
 from ...plan import Kind
 from ..recompute.buffers import BufferVersions, Names, modules_in, names_in
+from ..stage.settings import Settings
 from ..stage.stage import Run, Stage
 from .feature import Feature, Made
 
@@ -28,20 +29,42 @@ class OrderOfWrites(Feature):
 
     def __init__(self, *, in_replicas: bool) -> None:
         self._in_replicas = in_replicas
+        # By stage, its modules with all of their buffers, and a look at those of its own, if any.
+        self._found: dict[Stage, tuple[Sequence[nn.Module], Names]] = {}
         self._writes: dict[Stage, _Writes] = {}
 
     def attach(self, made: Made) -> None:
-        """Wraps the actions of stages that have buffers of their own."""
-        reached = [modules_in(stage.originals) for stage in made.executor.stages]
-        uses = Counter(chain.from_iterable(reached))
+        """Wraps the actions of stages that have buffers of their own, now or later."""
+        self._executor = made.executor
+        self._find()
         for stage in made.executor.replicas.stages:
-            modules = modules_in(stage.originals)
+            stage.when_changed.append(partial(self._follow, stage))
+        super().attach(made)
+
+    def _find(self) -> None:
+        executor = self._executor
+        uses = Counter(chain.from_iterable(modules_in(of.originals) for of in executor.stages))
+        for stage in executor.replicas.stages:
+            modules, all_names = self._found[stage] = _buffers_of(stage)
             # Ties refuse writes to the buffers of several stages, which this stage may see at any
             # time.
-            names = [name for name in names_in(modules) if uses[modules[name[0]]] == 1]
-            if names:
+            names = [name for name in all_names if uses[modules[name[0]]] == 1]
+            if stage in self._writes:
+                self._writes[stage].look_at(modules, names)
+            elif names:
                 self._writes[stage] = _Writes(stage, modules, names, self._in_replicas)
-        super().attach(made)
+
+    def _follow(self, stage: Stage, _: Settings) -> None:
+        """Looks at buffers that a stage has got since the last look, before its step."""
+        if _buffers_of(stage) == self._found[stage]:
+            return
+        known = set(self._writes)
+        self._find()
+        new = self._writes.keys() - known
+        if new:
+            self._executor.watch(
+                lambda kind, of, call: self.around(kind, of, call) if of in new else call
+            )
 
     def around(self, kind: Kind, stage: Stage, call: Run) -> Run:
         """The replacement for the call of an action; `call` itself without buffers."""
@@ -60,9 +83,13 @@ class _Writes:
         self, stage: Stage, modules: Sequence[nn.Module], names: Names, in_replicas: bool
     ) -> None:
         self._stage = stage
+        self._in_replicas = in_replicas
+        self.look_at(modules, names)
+
+    def look_at(self, modules: Sequence[nn.Module], names: Names) -> None:
+        """Looks at these buffers from now on."""
         self._modules = modules
         self._names = names
-        self._in_replicas = in_replicas
         self._seen = BufferVersions(modules, names)
         # The microbatch of the last F, and the buffers that forwards have written. Those that
         # backwards alone write, such as averages of gradients, have the order of backwards.
@@ -112,3 +139,9 @@ class _Writes:
                     full = f"{path}.{name}" if path else name
                     return f"the buffer {full!r} of its layer {place}"
         return f"the buffer {name!r}"
+
+
+def _buffers_of(stage: Stage) -> tuple[Sequence[nn.Module], Names]:
+    """The modules of a stage, and all of their buffers."""
+    modules = modules_in(stage.originals)
+    return modules, names_in(modules)

@@ -10,38 +10,36 @@ from torch import nn
 _NONE = id(None)
 # The place of the numbers among the settings.
 _NUMBERS = 1
-_PLAIN = (float, int, bool)
+_PLAIN = (float, int, bool, str, type(None))
+# Attributes of torch's own, some of which are settings of their own here.
+_OF_TORCH = frozenset(vars(nn.Module()))
 
 
 class Settings:
-    """The modules in some layers, with their modes, `requires_grad`, hooks and numbers.
+    """The modules in some layers, with their classes, modes, `requires_grad`, hooks and numbers.
 
-    Such a number is the rate of a dropout, or whether a layer works in place.
+    Such a number is the rate of a dropout, or whether a layer works in place. Strings count as
+    numbers, and so does None where a number replaces it. The names of buffers are settings, too,
+    and a forward that is an attribute of its module.
     """
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         self._layers = layers
         self.modules = [module for layer in layers for module in layer.modules()]
         self._ids = {id(module) for module in self.modules}
-        # The dictionaries are looked up once: the check in every step must cost next to nothing.
-        self._children = [module._modules for module in self.modules]
-        self._parameters = [module._parameters for module in self.modules]
-        self._hooks = [
-            hooks
-            for module in self.modules
-            for hooks in (module._forward_pre_hooks, module._forward_hooks)
-        ]
+        # Dictionaries of attributes stay; those in them, such as `_modules`, may be replaced.
+        self._attributes = [vars(module) for module in self.modules]
         self._numbers = [
-            (vars(module), name)
-            for module in self.modules
-            for name, value in vars(module).items()
-            if isinstance(value, int | float) and name != "training"
+            (held, name)
+            for held in self._attributes
+            for name, value in held.items()
+            if isinstance(value, _PLAIN) and name not in _OF_TORCH
         ]
         self._then = self._now()
 
     def ids(self) -> set[int]:
         """The ids of the modules, and of the parameters that they have now."""
-        found = {id(held) for parameters in self._parameters for held in parameters.values()}
+        found = {id(one) for held in self._attributes for one in held["_parameters"].values()}
         found |= self._ids
         found.discard(_NONE)
         return found
@@ -53,8 +51,8 @@ class Settings:
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """The parameters that the modules have now; one of several modules comes several times."""
-        for parameters in self._parameters:
-            yield from (held for held in parameters.values() if held is not None)
+        for held in self._attributes:
+            yield from (one for one in held["_parameters"].values() if one is not None)
 
     @property
     def compiled(self) -> bool:
@@ -105,18 +103,25 @@ class Settings:
                 value if type(value := held.get(name)) in _PLAIN else _number(value)
                 for held, name in self._numbers
             ],
-            [number for hooks in self._hooks for number in hooks],
+            [number for held in self._attributes for number in held["_forward_pre_hooks"]],
+            [number for held in self._attributes for number in held["_forward_hooks"]],
             self._compiled(),
-            [child for children in self._children for child in children.values()],
+            list(map(type, self.modules)),
+            [held["forward"] for held in self._attributes if "forward" in held],
+            [name for held in self._attributes for name in held["_buffers"]],
+            [child for held in self._attributes for child in held["_modules"].values()],
             [
                 parameter.requires_grad
-                for parameters in self._parameters
-                for parameter in parameters.values()
+                for held in self._attributes
+                for parameter in held["_parameters"].values()
                 if parameter is not None
             ],
         )
 
 
 def _number(value: object) -> object:
-    """The number, or the type of its replacement, since tensors do not compare as equal."""
-    return value if isinstance(value, int | float) else type(value)
+    """The number; None for any other value, since tensors do not compare as equal.
+
+    So a cache that a first forward fills is not a change.
+    """
+    return value if isinstance(value, _PLAIN) else None

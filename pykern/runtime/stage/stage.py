@@ -66,9 +66,9 @@ class Stage:
         self.look: Callable[[int, Calls], Calls] | None = None
         # Makes a context around the backward of a microbatch.
         self.look_back: Callable[[int], AbstractContextManager[object]] | None = None
-        # Called with the settings before the first step, and before each step whose layers have
-        # changed, whether by the caller or by the last step.
-        self.when_changed: Callable[[Settings], None] = lambda _: None
+        # Each is called with the settings before the first step, and before each step whose layers
+        # have changed, whether by the caller or by the last step.
+        self.when_changed: list[Callable[[Settings], None]] = []
         # By layer, the names of its keyword arguments.
         self.keywords_of = [keywords_of(layer) for layer in layers]
         # Whether layers are segments of a recorded forward, whose values may skip stages.
@@ -107,7 +107,8 @@ class Stage:
         if changed:
             self._compiled = settings.compiled
             self.copies_input = any(getattr(one, "inplace", False) for one in settings.modules)
-            self.when_changed(settings)
+            for notify in self.when_changed:
+                notify(settings)
         self.recomputed.begin(levels, changed=changed, compiled=self._compiled)
         compiled_for = self.device if self._compiled else None
         # A loss function may draw random numbers, too.
