@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
+from torch import Tensor
+
 from ..once import once
-from ..tensors.trees import Call
+from ..tensors.trees import Call, flatten
 from . import microbatch
 from .loss import Losses
 from .recompute.recompute import Level
 from .stage.stage import Ends, Finish
+
+_PLAIN = (int, float, str, type(None), Enum)
 
 # Turns a microbatch's arguments of the model into arguments of the first layer.
 Enter = Callable[[tuple[Any, ...], dict[str, Any]], Call]
@@ -53,6 +58,21 @@ class Batch:
         return [
             self.enter(*part) if rows else None for part, rows in zip(parts, self.rows, strict=True)
         ]
+
+
+def values_of(inputs: Call, target: Any = None) -> tuple[object, ...]:
+    """The values, names and structures that a batch gives to layers and loss beside tensors."""
+    args, named = inputs
+    given = *args, *named.values(), target
+    if all([isinstance(one, Tensor) or one is None for one in given]):
+        return *[one is None for one in given], *named
+    leaves, spec = flatten((args, named, target))
+    return *[_plain(leaf) for leaf in leaves], spec
+
+
+def _plain(value: object) -> object:
+    """The value with its type, as 1 and True are equal; the type of one that may not be equal."""
+    return type(value), value if isinstance(value, _PLAIN) else None
 
 
 class Outputs:

@@ -14,7 +14,7 @@ from .. import _C
 from ..plan import Kind, Plan, Timeline
 from ..tensors.trees import Call
 from .at_exit import close_at_exit
-from .batch import Batch, Outputs
+from .batch import Batch, Outputs, values_of
 from .cpu.stream import WorkerFlow
 from .cpu.workers import Workers
 from .driver import Driver, Located, Program
@@ -256,9 +256,13 @@ class Executor:
         for observer in self._observers:
             observer.begin_run()
         seed = StepSeed()
+        # The batches of a stream come later, and are like the one before them.
+        is_given = any(batch.inputs)
+        values = values_of(batch.inputs, batch.target) if is_given else self._stages[0].values
         for number, replica in enumerate(self.replicas.each):
             for stage in replica:
                 levels = batch.levels[stage.index] if batch.levels else ()
+                stage.values = values
                 stage.begin(len(batch.rows), seed, batch.finish, levels)
             # Further replicas copy the layers that the first replica runs, which ties may replace.
             if number == 0:

@@ -25,6 +25,7 @@ class _OfStage:
     Attributes:
         layers: the layers that ran, maybe copies.
         settings: of its layers at the end of the forwards; None if nothing is recomputed.
+        values: as in the stage.
         keywords, outputs, leaves: as in the stage, by microbatch.
         opened, sent: of the stage's parcels.
         cells: by microbatch, the state that R needs.
@@ -32,6 +33,7 @@ class _OfStage:
 
     layers: Sequence[nn.Module]
     settings: Settings | None
+    values: tuple[object, ...]
     keywords: Sequence[dict[str, Any]]
     outputs: list[Sequence[Tensor]]
     leaves: list[Sequence[Tensor]]
@@ -61,6 +63,7 @@ class Halfway:
             _OfStage(
                 stage.layers,
                 stage.settings.now() if stage.settings and stage.recomputed.in_use else None,
+                stage.values,
                 stage.keywords,
                 stage.outputs,
                 stage.leaves,
@@ -88,6 +91,7 @@ class Halfway:
         """
         for stage, left in zip(self._stages, self._of_stages, strict=True):
             levels = batch.levels[stage.index] if batch.levels else ()
+            stage.values = left.values
             stage.begin(len(left.outputs), StepSeed(), batch.finish, levels)
             if left.cells and stage.settings != left.settings:
                 raise RuntimeError(

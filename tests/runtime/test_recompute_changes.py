@@ -1,6 +1,7 @@
 """Models that are changed between steps, or change themselves: they are watched again."""
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -48,6 +49,40 @@ def drops(_: nn.Module, __: Any, output: Tensor) -> Tensor:
     return F.dropout(output, 0.5)
 
 
+def replaced_hooks(layers: nn.Sequential) -> None:
+    """As programs do that take all hooks away."""
+    layers[1]._forward_hooks = OrderedDict()
+    layers[1].register_forward_hook(drops)
+
+
+class Steered(nn.Linear):
+    """Drops values if an attribute, or an argument, says so."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 6)
+        self.kind = "keeps"
+        self.rate: float | None = None
+
+    def forward(self, x: Tensor, drops: bool = False) -> Tensor:
+        y = super().forward(x)
+        drops = drops or self.kind == "drops" or self.rate is not None
+        return F.dropout(y, 0.5) if drops else y
+
+
+class Drops(Steered):
+    def forward(self, x: Tensor, drops: bool = True) -> Tensor:
+        return super().forward(x, drops)
+
+
+def steered() -> list[nn.Module]:
+    return [Steered() for _ in range(4)]
+
+
+def patched(layers: nn.Sequential) -> None:
+    first = layers[0]
+    first.forward = lambda x: F.dropout(Steered.forward(cast(Steered, first), x), 0.5)
+
+
 def norms(layers: nn.Sequential) -> None:
     torch.manual_seed(3)
     torch.nn.utils.spectral_norm(layers[1])
@@ -56,7 +91,12 @@ def norms(layers: nn.Sequential) -> None:
 MODELS: dict[str, tuple[Callable[[], list[nn.Module]], Change]] = {
     "an earlier stage trains": (frozen, lambda layers: layers[:3].requires_grad_(True)),
     "a hook draws": (linears, lambda layers: layers[1].register_forward_hook(drops)),
+    "a hook draws, in a dictionary of its own": (linears, replaced_hooks),
     "a hook writes buffers": (linears, norms),
+    "a string": (steered, lambda layers: setattr(layers[1], "kind", "drops")),
+    "a number in place of None": (steered, lambda layers: setattr(layers[1], "rate", 0.5)),
+    "another forward": (steered, patched),
+    "another class": (steered, lambda layers: setattr(layers[1], "__class__", Drops)),
     "a number is a tensor": (lambda: [linear(), Count(), linear(), Count()], lambda _: None),
 }
 

@@ -14,7 +14,7 @@ from ... import _C
 from ...plan import Action, Kind
 from ...plan.parts import Parts
 from ...torch_private import version_of
-from ..batch import Batch
+from ..batch import Batch, values_of
 from ..cpu.workers import Workers
 from ..driver import Program
 from ..executor import Executor
@@ -99,6 +99,9 @@ class AsyncExecutor(Executor):
         calls = batch.calls
         with self.driver.claim():
             self._require_untouched()
+            values = values_of(batch.inputs, batch.target)
+            for stage in self._stages:
+                stage.values = values
             self._go_on()
             with _C.Within(self._losses.clear, self._leave):
                 seed = BatchSeed()

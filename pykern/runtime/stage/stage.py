@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from . import backward, by_level, forward, hand_over
 from .keywords import keywords_of
 from .settings import Settings
 from .skips import Parcels
+from .steering import Steering
 from .transport import Transport
 
 _CPU = torch.device("cpu")
@@ -74,6 +74,9 @@ class Stage:
         # Whether layers are segments of a recorded forward, whose values may skip stages.
         self._is_recorded = any(isinstance(layer, Segment) for layer in layers)
         self._settings: Settings | None = None
+        # The values beside tensors in the batch of the next step, and what steered the last step.
+        self.values: tuple[object, ...] = ()
+        self._steering = Steering()
         # Whether torch compiles any of the layers.
         self._compiled = False
         # The random states of the stage's actions, and whether any action draws.
@@ -109,13 +112,16 @@ class Stage:
             self.copies_input = any(getattr(one, "inplace", False) for one in settings.modules)
             for notify in self.when_changed:
                 notify(settings)
+        # The last stage calls the loss function.
+        function = None if self.next else getattr(finish, "function", None)
+        steering = self._steering.of(self.values, function)
+        changed = changed or steering != self._steering
         self.recomputed.begin(levels, changed=changed, compiled=self._compiled)
         compiled_for = self.device if self._compiled else None
-        # A loss function may draw random numbers, too.
-        loss = id(getattr(finish, "function", None))
-        self.draws.begin(seed, (settings, torch.is_grad_enabled(), loss), compiled_for)
+        mode = settings, steering, torch.is_grad_enabled(), function is None
+        self.draws.begin(seed, mode, compiled_for)
         # The settings are stored last, so that after an interrupt all of this runs again.
-        self._settings = settings
+        self._settings, self._steering = settings, steering
         self.choose()
 
     def choose(self) -> None:
@@ -169,6 +175,7 @@ class Stage:
         """A stage of the same layers, which shares what this stage has observed of them."""
         twin = Stage(self.index, self.layers, self.device)
         twin._settings, twin.draws = self._settings, self.draws
+        twin.values, twin._steering = self.values, self._steering
         twin.recomputed = self.recomputed.twin()
         twin.copies_input = self.copies_input
         return twin
@@ -291,11 +298,3 @@ class Stage:
 
 def _outside_a_step(microbatch: int, *_: object) -> Any:
     raise AssertionError(f"microbatch {microbatch} of a stage that has not begun a step")
-
-
-def connect(stages: Sequence[Stage]) -> None:
-    """Connects the stages of one replica with each other."""
-    for stage, following in pairwise(stages):
-        stage.next, following.previous = following, stage
-    for stage in stages:
-        stage.parcels.of_stages = [other.parcels for other in stages]
