@@ -239,8 +239,9 @@ class Steps(Measured):
 
         No device waits for the end of a batch: later batches are fetched in the calling thread and
         run while the caller uses an output. If layers draw random numbers, batches run one by one,
-        as in a loop; the first batch always does, as it shows whether layers draw. Until the
-        iterator ends, is left or closed, do not use the pipeline otherwise or change the model.
+        as in a loop; the first batch always does, as it shows whether layers draw, and so does one
+        with other values beside tensors than the batch before it. Until the iterator ends, is left
+        or closed, do not use the pipeline otherwise or change the model.
 
         Args:
             batches: of any sizes, perhaps without end: a tensor, a tuple of arguments, or a dict of

@@ -196,7 +196,11 @@ class Executor:
         def alone(call: Call, number: int) -> Any:
             return self.predict(program, *open_batch(call), _in_batch(number))
 
-        return InOrder(batches, self._look, alone, partial(self._flow_from, program, open_batch))
+        def is_alike(call: Call) -> bool:
+            return values_of(call) == self._stages[0].values
+
+        flow_from = partial(self._flow_from, program, open_batch)
+        return InOrder(batches, self._look, alone, flow_from, is_alike)
 
     def settle(self) -> None:
         """Waits until no stage runs."""

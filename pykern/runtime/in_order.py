@@ -26,6 +26,8 @@ class InOrder(Iterator[Any]):
         alone: runs one batch, given with its number, and returns the output.
         flow_from: opens a flow whose first batch has this number; returns None while batches have
             to run one by one.
+        is_alike: whether a batch has the same values beside tensors as the one that ran last alone.
+            Such values may steer layers, so others end the flow, and run alone.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class InOrder(Iterator[Any]):
         begin: Callable[[], None],
         alone: Callable[[Call, int], Any],
         flow_from: Callable[[int], Flow | None],
+        is_alike: Callable[[Call], bool],
     ) -> None:
         # The call that takes an output, if any.
         self._turn: dict[str, object] = {}
@@ -41,8 +44,11 @@ class InOrder(Iterator[Any]):
         self._begin: Callable[[], None] | None = begin
         self._alone = alone
         self._flow_from = flow_from
+        self._is_alike = is_alike
+        # Whether the next batch has other values than those of the flow.
+        self._is_other = False
         self._flow: Flow | None = None
-        self._num_alone = 0
+        self._num_begun = 0
         # The exception that `batches` raised.
         self._failure: BaseException | None = None
         self._ended = False
@@ -108,7 +114,8 @@ class InOrder(Iterator[Any]):
         flow = self._flow
         if flow is None:
             call = next(self._batches)
-            flow = self._flow = self._flow_from(self._num_alone)
+            flow = self._flow_from(self._num_begun) if self._is_alike(call) else None
+            self._flow = flow
             if flow is None:
                 return _not_the_end(partial(self._by_itself, call))
             self._let_go = weakref.finalize(self, flow.close, GeneratorExit())
@@ -118,6 +125,9 @@ class InOrder(Iterator[Any]):
         self._fill(flow)
         if not flow.is_empty:
             return _not_the_end(flow.take)
+        if self._is_other:
+            self._leave(flow)
+            return self._step()
         self._end(None)
         failure, self._failure = self._failure, None
         try:
@@ -126,17 +136,28 @@ class InOrder(Iterator[Any]):
             # Its traceback holds this frame.
             del failure
 
+    def _leave(self, flow: Flow) -> None:
+        """Ends the flow, but not the stream."""
+        flow.close(None)
+        if self._let_go is not None:
+            self._let_go.detach()
+        self._flow, self._is_other = None, False
+
     def _by_itself(self, call: Call) -> Any:
-        number = self._num_alone
-        self._num_alone += 1
+        number = self._num_begun
+        self._num_begun += 1
         return self._alone(call, number)
 
     def _fill(self, flow: Flow) -> None:
         """Feeds batches until the flow is full."""
-        while flow.has_room and self._failure is None:
+        while flow.has_room and self._failure is None and not self._is_other:
             try:
                 for call in self._batches:
+                    if not self._is_alike(call):
+                        self._batches, self._is_other = chain([call], self._batches), True
+                        break
                     _not_the_end(partial(flow.feed, call))
+                    self._num_begun += 1
                     break
                 else:
                     return

@@ -19,6 +19,7 @@ from pykern.plan import Plan
 from tests.runtime.models import CASES
 from tests.runtime.plans import two_replicas
 from tests.runtime.streaming import numbered, pipeline
+from tests.support.pipelines import planned
 
 PLANS: dict[str, Plan] = {
     "one worker": schedules.gpipe(1, 3),
@@ -75,6 +76,27 @@ def test_buffers_and_random_numbers_go_on_as_in_a_loop(mode: str) -> None:
             assert torch.equal(output, other)
             assert torch.equal(drawn, also)
         assert all(torch.equal(value, after[name]) for name, value in pipe.state_dict().items())
+
+
+class Drops(nn.Linear):
+    def forward(self, x: Tensor, drops: bool = False) -> Tensor:
+        return torch.dropout(super().forward(x), 0.5, drops)
+
+
+@pytest.mark.parametrize("devices", ["cpu", "cuda"])
+def test_batches_of_other_values_run_alone(devices: str, request: pytest.FixtureRequest) -> None:
+    """They may steer layers: here, whether layers draw random numbers."""
+    if devices == "cuda":
+        request.getfixturevalue("gpus")
+    plan = schedules.one_f_one_b(2, 2)
+    with planned([Drops(3, 3), nn.Linear(3, 3)], plan, devices=devices) as pipe:
+        batches = [(torch.randn(4, 3), drops) for drops in map(bool, (0, 0, 1, 1, 0, 0, 0, 1, 0))]
+        torch.manual_seed(5)
+        with torch.no_grad():
+            expected = [pipe(*batch) for batch in batches]
+        for _ in range(2):
+            torch.manual_seed(5)
+            assert all(map(torch.equal, pipe.stream(batches), expected))
 
 
 class Meets(nn.Module):
