@@ -49,10 +49,15 @@ class Settings:
         yield from self.modules
         yield from self.parameters()
 
-    def parameters(self) -> Iterator[nn.Parameter]:
+    def parameters(self) -> list[nn.Parameter]:
         """The parameters that the modules have now; one of several modules comes several times."""
-        for held in self._attributes:
-            yield from (one for one in held["_parameters"].values() if one is not None)
+        # A generator would be called for each of them, in every step.
+        return [
+            one
+            for held in self._attributes
+            for one in held["_parameters"].values()
+            if one is not None
+        ]
 
     @property
     def compiled(self) -> bool:
