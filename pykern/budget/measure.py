@@ -20,10 +20,9 @@ from ..plan import Kind, Plan
 from ..runtime.microbatch import to_device
 from ..runtime.random.seed import StepSeed
 from ..runtime.recompute.recompute import INPUTS, LEVELS, Level
-from ..runtime.stage.hand_over import connect
 from ..runtime.stage.layer_copies import copy_layers
 from ..runtime.stage.stage import Finish, Stage
-from ..runtime.stage.transport import Transport
+from ..runtime.stage.transport import Transport, connect
 from ..tensors.trees import map_tensors
 from .level_costs import HeldBytes, LevelCost, Rebuilt, StageCosts, StageLevel
 from .live_bytes import LiveBytes

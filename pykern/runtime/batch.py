@@ -14,7 +14,7 @@ from ..tensors.trees import Call, flatten
 from . import microbatch
 from .loss import Losses
 from .recompute.recompute import Level
-from .stage.stage import Ends, Finish
+from .stage.stage import Ends, Finish, Stage
 
 _PLAIN = (int, float, str, type(None), Enum)
 
@@ -61,13 +61,23 @@ class Batch:
 
 
 def values_of(inputs: Call, target: Any = None) -> tuple[object, ...]:
-    """The values, names and structures that a batch gives to layers and loss beside tensors."""
+    """The values, names and structures that a batch gives to layers and loss beside tensors.
+
+    Empty without arguments, as for a stream, whose batches come later and are alike.
+    """
     args, named = inputs
+    if not (args or named):
+        return ()
     given = *args, *named.values(), target
     if all([isinstance(one, Tensor) or one is None for one in given]):
         return *[one is None for one in given], *named
     leaves, spec = flatten((args, named, target))
     return *[_plain(leaf) for leaf in leaves], spec
+
+
+def is_alike(stage: Stage, inputs: Call) -> bool:
+    """Whether a batch has the same values beside tensors as the last batch of a stage."""
+    return values_of(inputs) == stage.values
 
 
 def _plain(value: object) -> object:

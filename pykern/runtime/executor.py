@@ -14,7 +14,7 @@ from .. import _C
 from ..plan import Kind, Plan, Timeline
 from ..tensors.trees import Call
 from .at_exit import close_at_exit
-from .batch import Batch, Outputs, values_of
+from .batch import Batch, Outputs, is_alike, values_of
 from .cpu.stream import WorkerFlow
 from .cpu.workers import Workers
 from .driver import Driver, Located, Program
@@ -196,11 +196,8 @@ class Executor:
         def alone(call: Call, number: int) -> Any:
             return self.predict(program, *open_batch(call), _in_batch(number))
 
-        def is_alike(call: Call) -> bool:
-            return values_of(call) == self._stages[0].values
-
         flow_from = partial(self._flow_from, program, open_batch)
-        return InOrder(batches, self._look, alone, flow_from, is_alike)
+        return InOrder(batches, self._look, alone, flow_from, partial(is_alike, self._stages[0]))
 
     def settle(self) -> None:
         """Waits until no stage runs."""
@@ -260,9 +257,7 @@ class Executor:
         for observer in self._observers:
             observer.begin_run()
         seed = StepSeed()
-        # The batches of a stream come later, and are like the one before them.
-        is_given = any(batch.inputs)
-        values = values_of(batch.inputs, batch.target) if is_given else self._stages[0].values
+        values = values_of(batch.inputs, batch.target) or self._stages[0].values
         for number, replica in enumerate(self.replicas.each):
             for stage in replica:
                 levels = batch.levels[stage.index] if batch.levels else ()

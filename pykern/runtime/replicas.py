@@ -11,9 +11,9 @@ from ..plan import Kind, Plan
 from ..tensors.trees import Call
 from .driver import Callbacks
 from .microbatch import to_device
-from .stage.hand_over import connect
 from .stage.replica import Replica
 from .stage.stage import Run, Stage
+from .stage.transport import connect
 
 # The kinds that stages run.
 KINDS = (Kind.F, Kind.R, Kind.B, Kind.I, Kind.W, Kind.REDUCE)

@@ -18,8 +18,8 @@ from pykern.plan import Plan
 from pykern.runtime.autograd.landing import Landing, copy_of, span, take
 from pykern.runtime.loss import Losses
 from pykern.runtime.random.seed import StepSeed
-from pykern.runtime.stage.hand_over import connect
 from pykern.runtime.stage.stage import Stage
+from pykern.runtime.stage.transport import connect
 from tests.fake_cuda.fake import FakeCuda
 from tests.runtime.plans import two_replicas
 from tests.runtime.strided_models import MODELS, Call, cuts, inputs, loss_of

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -137,11 +136,3 @@ def again(stage: Stage, microbatch: int, output: Any) -> Sequence[Tensor]:
     near, farther = apart(output, stage.index)
     ends = ends_of(output.values, farther) if farther else ()
     return (*cut(near).outputs, *ends)
-
-
-def connect(stages: Sequence[Stage]) -> None:
-    """Connects the stages of one replica with each other."""
-    for stage, following in pairwise(stages):
-        stage.next, following.previous = following, stage
-    for stage in stages:
-        stage.parcels.of_stages = [other.parcels for other in stages]

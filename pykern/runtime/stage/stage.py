@@ -112,14 +112,12 @@ class Stage:
             self.copies_input = any(getattr(one, "inplace", False) for one in settings.modules)
             for notify in self.when_changed:
                 notify(settings)
-        # The last stage calls the loss function.
         function = None if self.next else getattr(finish, "function", None)
         steering = self._steering.of(self.values, function)
         changed = changed or steering != self._steering
         self.recomputed.begin(levels, changed=changed, compiled=self._compiled)
-        compiled_for = self.device if self._compiled else None
         mode = settings, steering, torch.is_grad_enabled(), function is None
-        self.draws.begin(seed, mode, compiled_for)
+        self.draws.begin(seed, mode, self.device if self._compiled else None)
         # The settings are stored last, so that after an interrupt all of this runs again.
         self._settings, self._steering = settings, steering
         self.choose()

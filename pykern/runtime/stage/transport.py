@@ -1,11 +1,15 @@
-"""Moves tensors from a stage to others, and out of the pipeline."""
+"""Moves tensors from a stage to others, and out of the pipeline; connects stages."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from .stage import Stage
 
 
 class Transport:
@@ -37,3 +41,11 @@ class Transport:
     def keep(self, output: Any) -> Any:
         """An output that leaves the pipeline, in memory that its caller may keep."""
         return output
+
+
+def connect(stages: Sequence[Stage]) -> None:
+    """Connects the stages of one replica with each other."""
+    for stage, following in pairwise(stages):
+        stage.next, following.previous = following, stage
+    for stage in stages:
+        stage.parcels.of_stages = [other.parcels for other in stages]
