@@ -76,8 +76,15 @@ def values_of(inputs: Call, target: Any = None) -> tuple[object, ...]:
 
 
 def is_alike(stage: Stage, inputs: Call) -> bool:
-    """Whether a batch has the same values beside tensors as the last batch of a stage."""
-    return values_of(inputs) == stage.values
+    """Whether a batch has the values beside tensors that the last batch of a stage had.
+
+    Whole numbers, such as a position or a length, are alike: they would have streams wait in turn.
+    """
+    return _but_numbers(values_of(inputs)) == _but_numbers(stage.values)
+
+
+def _but_numbers(values: tuple[object, ...]) -> list[object]:
+    return [int if isinstance(one, tuple) and one[0] is int else one for one in values]
 
 
 def _plain(value: object) -> object:

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -259,6 +260,37 @@ def test_an_abandoned_pipeline_ends_its_threads() -> None:
     gc.collect()
     assert reference() is None
     await_end(own)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"deferred_batch_norm": True},
+        {"check_finite": "activations"},
+        {"recompute": "stage"},
+        {"schedule": "chimera"},
+        {"verify": 2},
+    ],
+    ids=lambda options: next(iter(options), "plain"),
+)
+def test_threads_end_with_the_last_reference(options: dict[str, Any]) -> None:
+    """Without a collection: a program that waits for its threads would wait for one."""
+    layers = [nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1)) for _ in range(2)]
+    if "deferred_batch_norm" in options:
+        layers[1].append(nn.BatchNorm1d(2))
+    pipe = pykern.Pipeline(
+        layers, devices="cpu:2", loss_fn=F.mse_loss, **{"microbatches": 2} | options
+    )
+    pipe.step(BATCH[0], target=BATCH[1])
+    executor = weakref.ref(pipe._executor)
+    gc.collect()
+    gc.disable()
+    try:
+        del pipe
+        assert executor() is None
+    finally:
+        gc.enable()
 
 
 def test_a_step_keeps_nothing_alive() -> None:

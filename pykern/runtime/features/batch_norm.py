@@ -8,7 +8,8 @@ variance.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -60,10 +61,12 @@ class DeferredBatchNorm(Feature):
     def attach(self, made: Made) -> None:
         """Finds the modules that have running statistics, and observes steps if any has."""
         # The modules' hooks have this feature, and a copy of a module copies its hooks: so the
-        # feature does not have the executor.
+        # feature does not have the executor. Nor do stages, since the executor has these, and goes
+        # with its last reference.
+        executor = weakref.ref(made.executor)
         for stage in made.executor.stages:
             self._find(made.executor, stage)
-            stage.when_changed.append(partial(self._follow, made.executor, stage))
+            stage.when_changed.append(partial(self._follow, executor, stage))
 
     def _find(self, executor: Executor, stage: Stage) -> None:
         """Hooks the modules of a stage that are new, and takes the hooks of removed ones away."""
@@ -83,10 +86,14 @@ class DeferredBatchNorm(Feature):
     def _of(self, stage: Stage) -> set[BatchNorm]:
         return {module for module, (index, _) in self._modules.items() if index == stage.index}
 
-    def _follow(self, executor: Executor, stage: Stage, settings: Settings) -> None:
+    def _follow(
+        self, executor: Callable[[], Executor | None], stage: Stage, settings: Settings
+    ) -> None:
         """Takes the modules that a stage has got since, as its step begins."""
         if _tracked(settings.modules).keys() != self._of(stage):
-            self._find(executor, stage)
+            running = executor()
+            assert running is not None
+            self._find(running, stage)
             self.begin_run()
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from itertools import chain
+from weakref import WeakMethod
 
 from torch import nn
 
@@ -35,16 +36,18 @@ class OrderOfWrites(Feature):
 
     def attach(self, made: Made) -> None:
         """Wraps the actions of stages that have buffers of their own, now or later."""
-        self._executor = made.executor
+        # Stages have this feature. The executor goes with its last reference, so it is no part of
+        # such a circle.
+        self._stages, self._of_replicas = made.executor.stages, made.executor.replicas.stages
+        self._watch = WeakMethod(made.executor.watch)
         self._find()
-        for stage in made.executor.replicas.stages:
+        for stage in self._of_replicas:
             stage.when_changed.append(partial(self._follow, stage))
         super().attach(made)
 
     def _find(self) -> None:
-        executor = self._executor
-        uses = Counter(chain.from_iterable(modules_in(of.originals) for of in executor.stages))
-        for stage in executor.replicas.stages:
+        uses = Counter(chain.from_iterable(modules_in(of.originals) for of in self._stages))
+        for stage in self._of_replicas:
             modules, all_names = self._found[stage] = _buffers_of(stage)
             # Ties refuse writes to the buffers of several stages, which this stage may see at any
             # time.
@@ -61,10 +64,9 @@ class OrderOfWrites(Feature):
         known = set(self._writes)
         self._find()
         new = self._writes.keys() - known
-        if new:
-            self._executor.watch(
-                lambda kind, of, call: self.around(kind, of, call) if of in new else call
-            )
+        watch = self._watch()
+        if new and watch is not None:
+            watch(lambda kind, of, call: self.around(kind, of, call) if of in new else call)
 
     def around(self, kind: Kind, stage: Stage, call: Run) -> Run:
         """The replacement for the call of an action; `call` itself without buffers."""
