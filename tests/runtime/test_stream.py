@@ -99,7 +99,7 @@ def test_batches_of_other_values_run_alone(devices: str, request: pytest.Fixture
             assert all(map(torch.equal, pipe.stream(batches), expected))
 
 
-class Scales(nn.Linear):
+class Multiplies(nn.Linear):
     def forward(self, x: Tensor, by: object = 1) -> Tensor:
         return super().forward(x) * (by if isinstance(by, int) else len(str(by)))
 
@@ -109,11 +109,12 @@ def test_batches_of_other_whole_numbers_overlap(
     kind: type, num_alone: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A position or a length differs from batch to batch."""
-    with planned([Scales(3, 3), nn.Linear(3, 3)], schedules.one_f_one_b(2, 2)) as pipe:
+    with planned([Multiplies(3, 3), nn.Linear(3, 3)], schedules.one_f_one_b(2, 2)) as pipe:
         batches = [(torch.randn(4, 3), kind(10**number)) for number in range(6)]
         with torch.no_grad():
             expected = [pipe(*batch) for batch in batches]
-        predict, alone = pipe._executor.predict, []
+        predict = pipe._executor.predict
+        alone: list[None] = []
 
         def counted(*arguments: Any) -> Any:
             alone.append(None)
