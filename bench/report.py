@@ -42,12 +42,14 @@ def environment(command: str) -> Environment:
 
 
 def _commit() -> str:
-    """The commit that is measured, marked where files differ from it."""
+    """The commit that is measured, marked where files differ from it; needs git and a checkout."""
     describe = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     here = Path(__file__).parent
-    return subprocess.run(
-        describe, cwd=here, capture_output=True, text=True, check=True
-    ).stdout.strip()
+    try:
+        done = subprocess.run(describe, cwd=here, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.strip()
 
 
 def save(folder: Path, header: Environment, records: Sequence[Record]) -> list[Path]:

@@ -54,3 +54,15 @@ def test_a_figure_that_no_run_has_is_refused(tmp_path: Path) -> None:
     write(tmp_path, "2026-11-23", [ONE])
     with pytest.raises(KeyError):
         kept.newest("some_claim", tmp_path).of("a case")["one"]["rows/s"]
+
+
+@pytest.mark.parametrize("git", ["", "#!/bin/sh\nexit 128\n"], ids=["no git", "no checkout"])
+def test_a_tree_without_a_commit_is_measured_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, git: str
+) -> None:
+    if git:
+        command = tmp_path / "git"
+        command.write_text(git)
+        command.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert report.environment("pytest")["commit"] == "unknown"
