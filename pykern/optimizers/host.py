@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 import torch
@@ -18,6 +19,7 @@ from ..tensors.dtensor import is_dtensor
 from .inner import copy_settings, groups_of, loss_of, show_state, with_settings
 from .mirror import Mirror, StageMirrors
 
+_HOST = torch.device("cpu")
 # The state's name for the values of a parameter of half precision.
 _MASTER = "master"
 
@@ -70,7 +72,9 @@ class HostOptimizer(Optimizer):
         self._part_of, self._parts = _parts(pipe)
         self._mirrors: dict[Tensor, Mirror] = {}
         groups = groups_of(pipe, params)
-        self._inner = optimizer_class([self._mirrored(group) for group in groups], **defaults)
+        mirrored = [self._mirrored(group) for group in groups]
+        with _on_host():
+            self._inner = optimizer_class(mirrored, **defaults)
         super().__init__(with_settings(groups, self._inner.param_groups), self._inner.defaults)
         self._link_state()
         if pipe._can_stream_gradients():
@@ -138,7 +142,8 @@ class HostOptimizer(Optimizer):
     def _step_part(self, part: StageMirrors) -> None:
         if part.land():
             try:
-                self._inner.step()
+                with _on_host():
+                    self._inner.step()
             finally:
                 part.give_back()
 
@@ -198,6 +203,12 @@ class HostOptimizer(Optimizer):
             "a HostOptimizer cannot be copied or pickled, because it belongs to a pipeline. Save "
             "its state_dict, and make another one"
         )
+
+
+def _on_host() -> AbstractContextManager[object]:
+    """Makes the host the default device, on which torch's optimizers count their steps."""
+    # Each call of torch pays for a default device, so it is set only if another one is.
+    return nullcontext() if torch.get_default_device() == _HOST else _HOST
 
 
 def _parts(pipe: Pipeline) -> tuple[dict[nn.Parameter, StageMirrors], list[StageMirrors]]:

@@ -41,10 +41,13 @@ def test_a_step(options: dict[str, Any]) -> None:
         assert_same_state(pipe, plain)
 
 
-def steps_on_the_host(pipe: pykern.Pipeline, x: Tensor) -> object:
-    optimizer = pykern.HostOptimizer(pipe, torch.optim.AdamW)
-    pipe.step(x, target=x)
-    optimizer.step()
+def steps_on_the_host(pipe: pykern.Pipeline, x: Tensor) -> list[Tensor]:
+    """Of optimizers that count steps on the default device: one when made, the others in `step`."""
+    for optimizer_class in (torch.optim.AdamW, torch.optim.NAdam, torch.optim.Adagrad):
+        optimizer = pykern.HostOptimizer(pipe, optimizer_class)
+        pipe.step(x, target=x)
+        optimizer.step()
+        optimizer.zero_grad()
     return [parameter.detach() for parameter in pipe.parameters()]
 
 

@@ -1,5 +1,7 @@
 """Forks during a step: for whom a fork waits, and what a child can do."""
 
+import sys
+
 import pytest
 
 from tests.runtime.test_exit import run_python
@@ -166,6 +168,9 @@ def test_a_child_works_that_is_forked_while_its_parent_closes_pipelines_at_its_e
         # The handler that is registered first is called last.
         before="import atexit, threading; ends = threading.Event(); atexit.register(ends.set)",
     )
+    # Its first releases refuse every fork at the end of a process; other Pythons do not.
+    if sys.version_info[:2] == (3, 12) and "can't fork at interpreter shutdown" in result.stderr:
+        pytest.skip("this release of Python 3.12 does not fork while it ends")
     assert (result.returncode, result.stdout, result.stderr) == (0, "True\n", "")
 
 
