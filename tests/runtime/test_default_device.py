@@ -42,7 +42,7 @@ def test_a_step(options: dict[str, Any]) -> None:
 
 
 def steps_on_the_host(pipe: pykern.Pipeline, x: Tensor) -> list[Tensor]:
-    """Of optimizers that count steps on the default device: one when made, the others in `step`."""
+    """Steps optimizers that count on the default device, Adagrad when made, others in `step`."""
     for optimizer_class in (torch.optim.AdamW, torch.optim.NAdam, torch.optim.Adagrad):
         optimizer = pykern.HostOptimizer(pipe, optimizer_class)
         pipe.step(x, target=x)
