@@ -36,8 +36,8 @@ class OrderOfWrites(Feature):
 
     def attach(self, made: Made) -> None:
         """Wraps the actions of stages that have buffers of their own, now or later."""
-        # Stages have this feature. The executor goes with its last reference, so it is no part of
-        # such a circle.
+        # Stages have this feature. The executor stays out of the circle, since it has to go with
+        # its last reference.
         self._stages, self._of_replicas = made.executor.stages, made.executor.replicas.stages
         self._watch = WeakMethod(made.executor.watch)
         self._find()
