@@ -232,17 +232,21 @@ def test_layers_that_only_look_like_that_are_accepted() -> None:
 
 
 class Average(nn.Module):
-    """Keeps an average of what it has seen."""
+    """Keeps an average of what it has seen: a new tensor, or written in one of two ways."""
 
     mean: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, way: str = "new") -> None:
         super().__init__()
+        self.way = way
         self.register_buffer("mean", torch.zeros(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training:
+        if self.training and self.way == "new":
             self.mean = 0.9 * self.mean + x.detach().mean(0)
+        elif self.training:
+            mean = self.mean if self.way == "in place" else self.mean.data
+            mean.mul_(0.9).add_(x.detach().mean(0))
         return x - self.mean
 
 
@@ -271,10 +275,17 @@ def test_buffers_that_a_layer_has_got_since_are_refused(others: list[nn.Module])
         assert pipe.step(x, target=y).isfinite()
 
 
-def test_buffers_that_forwards_write_are_refused() -> None:
+@pytest.mark.parametrize("way", ["new", "in place", "data"])
+@pytest.mark.parametrize("devices", ["cpu", "cuda"])
+def test_buffers_that_forwards_write_are_refused(
+    way: str, devices: str, request: pytest.FixtureRequest
+) -> None:
     """Forwards alone write them too; in eval mode nothing does."""
+    if devices == "cuda":
+        request.getfixturevalue("gpus")
     x, y = batch()
-    with pipeline(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), Average())) as pipe:
+    layers = [nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), Average(way))]
+    with planned(layers, PLAN, devices=devices) as pipe:
         message = re.escape("stage 1 writes to the buffer '1.mean' of its layer 0 in a forward")
         with pytest.raises(RuntimeError, match=message):
             pipe.step(x, target=y)
@@ -282,3 +293,6 @@ def test_buffers_that_forwards_write_are_refused() -> None:
             pipe(x)
         pipe.eval()
         assert pipe.step(x, target=y).isfinite()
+        pipe.train()
+        with pytest.raises(RuntimeError, match=message):
+            pipe.step(x, target=y)

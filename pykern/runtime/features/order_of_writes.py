@@ -11,7 +11,7 @@ from weakref import WeakMethod
 from torch import nn
 
 from ...plan import Kind
-from ..recompute.buffers import BufferVersions, Names, modules_in, names_in
+from ..recompute.buffers import Buffers, BufferVersions, Names, modules_in, names_in
 from ..stage.settings import Settings
 from ..stage.stage import Run, Stage
 from .feature import Feature, Made
@@ -93,6 +93,8 @@ class _Writes:
         self._modules = modules
         self._names = names
         self._seen = BufferVersions(modules, names)
+        # The settings of the stage under which the values of buffers have been compared.
+        self._compared_for: Settings | None = None
         # The microbatch of the last F, and the buffers that forwards have written. Those that
         # backwards alone write, such as averages of gradients, have the order of backwards.
         self._last = -1
@@ -101,7 +103,10 @@ class _Writes:
     def forward(self, call: Run, microbatch: int) -> None:
         """Runs an F, and notes the buffers that it writes."""
         self._last = microbatch
-        written = self._written(call, microbatch)
+        if self._in_replicas and self._compared_for is not self._stage.settings:
+            written = self._changed(call, microbatch)
+        else:
+            written = self._written(call, microbatch)
         if written and self._in_replicas:
             raise RuntimeError(
                 f"stage {self._stage.index} writes to {self._named(written)} in a forward, which "
@@ -124,6 +129,15 @@ class _Writes:
                 'recompute="layer" instead of the checkpoint, or, for a batch norm, '
                 "deferred_batch_norm=True"
             )
+
+    def _changed(self, call: Run, microbatch: int) -> Names:
+        """The buffers that a call writes, by their values, since writes to `.data` do not count."""
+        before = Buffers(self._modules, self._names)
+        call(microbatch)
+        changed = before.changed()
+        if not changed:
+            self._compared_for = self._stage.settings
+        return changed
 
     def _written(self, call: Run, microbatch: int) -> Names:
         """The buffers that a call writes."""
