@@ -3,11 +3,10 @@
     python -m bench.predicted --out predicted.jsonl     # 15 on two devices, 15 on four
     python -m bench.predicted --smoke                   # a few tiny ones
 
-The model is measured once for each number of devices. Then a cut, a schedule with its options, and
-a number of microbatches and of replicas are drawn, and their steps are run. Where the devices are
-more than the cores, the prediction shares the cores. A virtual machine changes its speed from
-minute to minute: steps of 1F1B run in turn with those of each configuration, whose time is divided
-by how much longer these take than at the time of the measurement.
+A cut, a schedule with its options, and a number of microbatches and of replicas are drawn for each
+configuration. Where the devices are more than the cores, the prediction shares the cores. A virtual
+machine changes its speed from minute to minute: the model is measured and steps of all
+configurations run, in turn, a few times, and the medians are compared.
 """
 
 from __future__ import annotations
@@ -17,18 +16,17 @@ import json
 import random
 import statistics
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from pykern import Pipeline
 from pykern.models import gpt, next_token_loss
 from pykern.pipeline.left_alone import left_alone
-from pykern.schedules import one_f_one_b
+from pykern.plan import Plan
 from pykern.tuning.asked import Asked
-from pykern.tuning.by_unit import even_spans
 from pykern.tuning.measure import measure
 from pykern.tuning.measurements import Measurements
 from pykern.tuning.shared_cores import simulate_shared
@@ -36,7 +34,7 @@ from pykern.tuning.space import max_chunks_of, plans_of, shares_of
 
 from .tuning import medians
 
-ROUNDS = 9
+TURNS, ROUNDS = 3, 7
 
 
 def asked_of(num_devices: int, *, smoke: bool) -> Asked:
@@ -48,27 +46,24 @@ def asked_of(num_devices: int, *, smoke: bool) -> Asked:
     return Asked(model, inputs, next_token_loss, f"cpu:{num_devices}", target)
 
 
-class Reference:
-    """Steps of 1F1B, which show how fast the machine is."""
+class Drawn(NamedTuple):
+    """A random configuration.
 
-    def __init__(self, asked: Asked, pipe: Pipeline) -> None:
-        self._pipe, self._batch = pipe, asked.batch(asked.rows)
-        self._then: list[float] = []
+    Attributes:
+        schedule: the name of the schedule, with its options.
+        plan: the plan of all replicas.
+        spans: the units of each stage.
+        replicas: the number of replicas.
+    """
 
-    def remember(self) -> None:
-        """The machine is now as fast as it counts."""
-        self._then += medians([self._pipe], self._batch, ROUNDS)
-
-    def beside(self, pipe: Pipeline) -> tuple[float, float]:
-        """The median step of a pipeline, and how much slower the machine is by now."""
-        now, step = medians([self._pipe, pipe], self._batch, ROUNDS)
-        return step, now / statistics.mean(self._then)
+    schedule: str
+    plan: Plan
+    spans: list[range]
+    replicas: int
 
 
-def compared(
-    asked: Asked, measured: Measurements, draw: random.Random, reference: Reference
-) -> dict[str, Any]:
-    """One random configuration: its predicted and its median measured step."""
+def drawn(asked: Asked, draw: random.Random) -> Drawn:
+    """A cut, a schedule with its options, and a number of microbatches and of replicas."""
     num_units = len(asked.units.names)
     shares = draw.choice(
         [
@@ -80,40 +75,45 @@ def compared(
     name, plan = draw.choice(list(plans_of(shares, num_units)))
     bounds = [0, *sorted(draw.sample(range(1, num_units), plan.num_stages - 1)), num_units]
     spans = [range(start, end) for start, end in pairwise(bounds)]
-    plan = shares.side_by_side(plan)
-    rows = asked.rows / plan.num_microbatches
-    costs = measured.costs(spans, rows)
-    outside = measured.outside_ns(plan.num_actions, shares.replicas)
-    speeds = measured.speeds_for(rows)
-    timeline = simulate_shared(plan, costs, speeds, measured.crowded_ns)
-    with asked.pipeline(plan, spans) as pipe:
-        step, slower = reference.beside(pipe)
-    return {
-        "devices": asked.num_devices,
-        "schedule": name,
-        "microbatches": plan.num_microbatches,
-        "replicas": shares.replicas,
-        "cut": [len(span) for span in spans],
-        "predicted_ms": (timeline.makespan_ns + outside) / 1e6,
-        "measured_ms": step / slower / 1e6,
-        "slower": slower,
-    }
+    return Drawn(name, shares.side_by_side(plan), spans, shares.replicas)
+
+
+def predicted_ns(asked: Asked, measured: Measurements, one: Drawn) -> float:
+    """The predicted time of a step."""
+    rows = asked.rows / one.plan.num_microbatches
+    costs, speeds = measured.costs(one.spans, rows), measured.speeds_for(rows)
+    timeline = simulate_shared(one.plan, costs, speeds, measured.crowded_ns)
+    return timeline.makespan_ns + measured.outside_ns(one.plan.num_actions, one.replicas)
 
 
 def results(count: int, *, smoke: bool, on: Sequence[int] = (2, 4)) -> Iterator[dict[str, Any]]:
     """One for each configuration; as many on each number of devices."""
     for num_devices in on:
         asked = asked_of(num_devices, smoke=smoke)
-        draw = random.Random(num_devices)
-        plan = one_f_one_b(num_devices, 2 * num_devices)
-        spans = even_spans(len(asked.units.names), num_devices)
-        with left_alone([asked.model]), asked.pipeline(plan, spans) as pipe:
-            reference = Reference(asked, pipe)
-            reference.remember()
-            measured = measure(asked, lambda _: None)
-            reference.remember()
-            for _ in range(count // len(on)):
-                yield compared(asked, measured, draw, reference)
+        batch, draw = asked.batch(asked.rows), random.Random(num_devices)
+        configurations = [drawn(asked, draw) for _ in range(count // len(on))]
+        predicted, measured = [], []
+        with left_alone([asked.model]), ExitStack() as opened:
+            pipes = [
+                opened.enter_context(asked.pipeline(one.plan, one.spans)) for one in configurations
+            ]
+            for _ in range(1 if smoke else TURNS):
+                costs = measure(asked, lambda _: None)
+                predicted.append([predicted_ns(asked, costs, one) for one in configurations])
+                measured.append(medians(pipes, batch, ROUNDS))
+        medians_ms = (
+            [statistics.median(turns) / 1e6 for turns in zip(*of_turns, strict=True)]
+            for of_turns in (predicted, measured)
+        )
+        for one, *times_ms in zip(configurations, *medians_ms, strict=True):
+            yield {
+                "devices": num_devices,
+                "schedule": one.schedule,
+                "microbatches": one.plan.num_microbatches,
+                "replicas": one.replicas,
+                "cut": [len(span) for span in one.spans],
+                **dict(zip(("predicted_ms", "measured_ms"), times_ms, strict=True)),
+            }
 
 
 def error(one: dict[str, Any]) -> float:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,6 +27,7 @@ from ..schedules import by_name
 from ..sizes.parameters import state_bytes
 from ..sizes.without_values import WithoutValues
 from ..tensors.parameters import bytes_of, held_by
+from ..tensors.trees import Call
 from ..trace.routes import everywhere
 from .asked import Asked
 from .by_unit import by_unit, even_spans
@@ -38,9 +40,9 @@ from .shared_cores import crowded_ns_seen, speeds_seen
 # The number of rounds that count, after the warm-up rounds.
 WARMUPS, ROUNDS = 1, 5
 # Sizes of microbatches that are measured, evenly on the scale of their logarithm.
-MOST_SIZES = 4
+MOST_SIZES = 3
 # Times as many microbatches as devices: most of a step is neither warm-up nor cool-down.
-DEPTH = 3
+DEPTH = 2
 
 # Schedules that show the times of some kinds of actions, or of none.
 _SCHEDULES = {"FB": "one_f_one_b", "IW": "zb_h1", "": "one_f_one_b"}
@@ -54,25 +56,31 @@ class _Form:
     Attributes:
         kinds: the names of the kinds of actions that it is there for; it may be for none.
         pipe: the pipeline.
+        batches: of the steps, by size of microbatches.
         costs: the costs of each step, by size of microbatches.
         timelines: the timelines of the same steps.
     """
 
     kinds: str
     pipe: Pipeline
+    batches: Mapping[int, tuple[Call, Any]]
     costs: dict[int, list[Costs]] = field(default_factory=dict)
     timelines: dict[int, list[Timeline]] = field(default_factory=dict)
 
-    def step(self, asked: Asked, size: int, *, counts: bool) -> None:
-        """Two steps with microbatches of `size` rows; the second is kept if it counts."""
-        (args, kwargs), target = asked.batch(size * self.pipe.plan.num_microbatches)
+    def run(self, asked: Asked, *, counts: bool) -> None:
+        """A step for each size, after one that finds in the caches what another form has left.
+
+        They follow at once, the longest first: threads that have slept need some time until each
+        has a core of its own.
+        """
+        sizes = sorted(self.batches, reverse=True)
         with _threads(asked, self.pipe.plan.num_devices), self.pipe.tracing():
-            # The first finds in the caches what another pipeline has left there.
-            for _ in range(2):
+            for number, size in enumerate([sizes[-1], *sizes]):
+                (args, kwargs), target = self.batches[size]
                 self.pipe.step(*args, target=target, **kwargs)
-        if counts:
-            self.costs.setdefault(size, []).append(self.pipe.costs())
-            self.timelines.setdefault(size, []).append(self.pipe.timeline())
+                if counts and number > 0:
+                    self.costs.setdefault(size, []).append(self.pipe.costs())
+                    self.timelines.setdefault(size, []).append(self.pipe.timeline())
 
     def times_ns(self, kind: str, size: int) -> tuple[float, ...]:
         """By unit, the median time of an action."""
@@ -98,11 +106,10 @@ def measure(asked: Asked, tell: Tell) -> Measurements:
     sizes = sizes[: that_fit(asked, held["activation"], weights)]
     beside = overheads(asked.names[: asked.num_cores])
     with ExitStack() as opened:
-        forms = _forms(opened, asked)
+        forms = _forms(opened, asked, sizes)
         for number in range(WARMUPS + ROUNDS):
             for form in forms:
-                for size in sizes:
-                    form.step(asked, size, counts=number >= WARMUPS)
+                form.run(asked, counts=number >= WARMUPS)
             tell((number + 1) / (WARMUPS + ROUNDS))
     reduce_ns, replica_ns = _of_replicas(asked, beside)
     return Measurements(
@@ -150,7 +157,7 @@ def that_fit(asked: Asked, activation: Table, weights: Sequence[float]) -> int:
     return max(sum(map(fits, activation)), 1)
 
 
-def _forms(opened: ExitStack, asked: Asked) -> list[_Form]:
+def _forms(opened: ExitStack, asked: Asked, sizes: Sequence[int]) -> list[_Form]:
     """Those that show kinds, on all cores; of CPU workers one alone first, and all of them last.
 
     GPUs do not slow each other down, and the layers of a model are on one device each at a time.
@@ -163,7 +170,8 @@ def _forms(opened: ExitStack, asked: Asked) -> list[_Form]:
         plan = by_name[_SCHEDULES[kinds]](num_devices, DEPTH * num_devices)
         fine = by_unit(plan, even_spans(num_units, num_devices))
         pipe = opened.enter_context(asked.pipeline(fine, even_spans(num_units, num_units)))
-        return _Form(kinds, pipe)
+        batches = {size: asked.batch(size * plan.num_microbatches) for size in sizes}
+        return _Form(kinds, pipe, batches)
 
     if asked.gpus:
         return [form("IW", together), form("FB", together)]

@@ -20,7 +20,7 @@ from .gaps import gaps
 _SCHEDULES = {"IW": "zb_h1", "FB": "one_f_one_b"}
 
 _NUM_UNITS = 16
-_ROUNDS = 30
+_ROUNDS = 20
 _WARMUPS = 5
 
 

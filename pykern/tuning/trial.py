@@ -17,7 +17,7 @@ from .asked import Asked
 from .proposal import Proposal
 
 # Rounds that warm up, the fewest and the most that count.
-WARMUPS, FEWEST, MOST = 2, 6, 30
+WARMUPS, FEWEST, MOST = 1, 6, 30
 # Two medians closer than this share of them are the same.
 SAME = 0.01
 # A proposal whose medians are farther than this from the least ones takes part no longer.
