@@ -186,14 +186,14 @@ DROPOUT = [25 + STASHES, 21 + STASHES, 24 + STASHES]
             pairs,
             "B",
             {"recompute": "stage"},
-            {"F": [9, 9, 6], "B": [4, 6, 4], "R": [6, 6, 0]},
+            {"F": [10, 10, 6], "B": [4, 6, 4], "R": [7, 7, 0]},
             id="recompute stage",
         ),
         pytest.param(
             pairs,
             "B",
             {"recompute": "layer"},
-            {"F": [22, 22, 6], "B": [35, 38, 4], "R": [13, 13, 0]},
+            {"F": [24, 24, 6], "B": [35, 38, 4], "R": [13, 13, 0]},
             id="recompute layer",
         ),
         pytest.param(
@@ -209,7 +209,7 @@ DROPOUT = [25 + STASHES, 21 + STASHES, 24 + STASHES]
             pairs_of_constants,
             "B",
             {"recompute": "stage"},
-            {"F": [18, 18, 10], "B": [5, 6, 4], "R": [6, 6, 0]},
+            {"F": [19, 19, 10], "B": [5, 6, 4], "R": [7, 7, 0]},
             id="recompute stage with constant buffers",
         ),
         pytest.param(

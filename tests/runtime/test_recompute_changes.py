@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import pykern
-from pykern.schedules import gpipe, one_f_one_b
+from pykern.schedules import gpipe, interleaved, one_f_one_b
 from tests.runtime.hard_layers import Aside, Finds, Leaves, linear
 from tests.support.comparison import assert_same_state
 from tests.support.pipelines import planned
@@ -265,4 +265,41 @@ def test_parameters_that_forwards_write_are_not_written_twice(level: Any, in_pla
                 continue
             found = pipe.step(x, target=y)
             assert torch.equal(found, plain_step(plain, x, y, F.mse_loss, 3))
+            assert_same_state(pipe, plain)
+
+
+@pytest.mark.parametrize("level", ["layer", "stage"])
+@pytest.mark.parametrize("num_good_steps", [0, 2])
+def test_a_batch_must_not_be_written_before_its_recompute(level: str, num_good_steps: int) -> None:
+    x, y = torch.randn(2, 4, 6).unbind()
+    writes = False
+
+    def loss_fn(output: Tensor, target: Tensor) -> Tensor:
+        if writes:
+            x.zero_()
+        return F.mse_loss(output, target)
+
+    # On one worker, on which R of the first stage follows the loss.
+    plan = interleaved(1, 2, 2)
+    with planned(nn.Sequential(*linears()), plan, loss_fn, recompute=level) as pipe:
+        for _ in range(num_good_steps):
+            pipe.step(x, target=y)
+        writes = True
+        with pytest.raises(RuntimeError, match="the batch must stay as it is until recompute"):
+            pipe.step(x, target=y)
+
+
+@pytest.mark.parametrize("level", ["layer", "stage"])
+def test_a_loss_may_write_to_its_target(level: str) -> None:
+    def loss_fn(output: Tensor, target: Tensor) -> Tensor:
+        return F.mse_loss(output, target.sub_(1))
+
+    layers = nn.Sequential(*linears())
+    plain = copy.deepcopy(layers)
+    x = torch.randn(4, 6)
+    with planned(layers, one_f_one_b(2, 2), loss_fn, recompute=level) as pipe:
+        for _ in range(3):
+            loss = pipe.step(x, target=torch.ones(4, 6))
+            expected = plain_step(plain, x, torch.zeros(4, 6), F.mse_loss, 2, pipe.partition.stages)
+            assert torch.equal(loss, expected)
             assert_same_state(pipe, plain)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ...kernels import seeds
-from ...torch_private import top_hooks
+from ...tensors.trees import tensors_of
+from ...torch_private import top_hooks, version_of
 from ..autograd.cut import Cut, cut
 from ..random.compiled import Whole
 from ..random.draws import repeat
@@ -59,6 +60,7 @@ class Cell:
         by_layer: bool,
     ) -> None:
         self._arguments = arguments
+        self._writes = _writes_to(arguments)
         self._segments = segments
         self._buffers = buffers
         self._by_layer = by_layer
@@ -129,6 +131,8 @@ class Cell:
             arguments, before.value = (before.value,), None
         if segment.keeps or behind.outputs:
             return
+        if number == 0 and _writes_to(arguments) != self._writes:
+            raise _written()
         which = segment.calls
         if self._buffers.is_empty and not (self._begins[number] or seeds.are_provided()):
             value = run(calls[which.start : which.stop], arguments)
@@ -146,25 +150,30 @@ class OneGraph:
     """A microbatch whose graph R makes in one piece, by its layers alone, with nothing to restore.
 
     Args:
-        arguments: of the first layer, as R will need them.
+        argument: of the first layer, as R will need it.
         segment: all calls.
         outputs: of F, whose graph is not kept.
     """
 
-    __slots__ = ("_arguments", "_outputs", "_segment")
+    __slots__ = ("_argument", "_outputs", "_segment", "_writes")
     is_whole = True
 
     def __init__(
-        self, arguments: tuple[Any, ...], segment: RecomputeSegment, outputs: Sequence[Tensor]
+        self, argument: Tensor, segment: RecomputeSegment, outputs: Sequence[Tensor]
     ) -> None:
-        self._arguments = arguments
+        self._argument: Tensor | None = argument
+        self._writes = version_of(argument)
         self._segment = segment
         self._outputs = _described(outputs)
 
-    def take(self) -> tuple[Any, ...] | None:
-        """The arguments, which are released; None where no output has a backward."""
-        arguments, self._arguments = self._arguments, ()
-        return arguments if self._outputs else None
+    def take(self) -> Tensor | None:
+        """The argument, which is released; None where no output has a backward."""
+        argument, self._argument = self._argument, None
+        if argument is None or not self._outputs:
+            return None
+        if version_of(argument) != self._writes:
+            raise _written()
+        return argument
 
     def require_same(self, outputs: Sequence[Tensor]) -> None:
         """Raises RuntimeError if the outputs of R differ from those of F."""
@@ -188,6 +197,21 @@ def without_graph(value: Any) -> Any:
         return cut(value).value
     leaf = value.detach()
     return leaf.requires_grad_() if value.requires_grad else leaf
+
+
+def _writes_to(arguments: tuple[Any, ...]) -> list[int]:
+    """The number of writes to each tensor so far."""
+    if len(arguments) == 1 and type(arguments[0]) is Tensor:
+        return [version_of(arguments[0])]
+    return [version_of(tensor) for tensor in tensors_of(arguments)]
+
+
+def _written() -> RuntimeError:
+    """The error of arguments that were written after F, as by a loss that changes the batch."""
+    return RuntimeError(
+        "the batch must stay as it is until recompute has read it again, got a write to it "
+        "after the forward. Write to a copy, or leave out recompute"
+    )
 
 
 def _described(tensors: Sequence[Tensor]) -> Described:

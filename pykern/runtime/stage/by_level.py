@@ -49,15 +49,16 @@ def in_one_graph(stage: Stage, compute: Run) -> Run:
             compute(microbatch)
             return
         arguments[microbatch] = None
-        (value,) = given
+        (argument,) = given
+        value = argument
         for piece in whole.pieces:
             for layer in layers[piece.start : piece.stop]:
                 value = layer(value)
             if piece.stop <= num_cuts:
                 value = without_graph(value)
-        cell = OneGraph(given, whole, hand_over(microbatch, value))
+        cell = OneGraph(argument, whole, hand_over(microbatch, value))
         if recomputed.left_alone is not None:
-            recomputed.require_left_alone((given[0].requires_grad,))
+            recomputed.require_left_alone((argument.requires_grad,))
         recomputed.cells[microbatch] = cell
 
     return forward
@@ -69,10 +70,9 @@ def recompute(stage: Stage, microbatch: int) -> Sequence[Tensor]:
     if cell is None:
         return ()
     if isinstance(cell, OneGraph):
-        given = cell.take()
-        if given is None:
+        value = cell.take()
+        if value is None:
             return ()
-        (value,) = given
         for layer in stage.layers:
             value = layer(value)
         outputs = again(stage, microbatch, value)
