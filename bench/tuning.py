@@ -154,12 +154,15 @@ def medians(pipes: Sequence[pykern.Pipeline], batch: Any, rounds: int) -> list[f
     """The median step of each, in ns. They run in turn, so that a slow moment is everyone's.
 
     Each runs two steps, of which the second counts: the first finds in the caches what another
-    pipeline has left there.
+    pipeline has left there. Every round begins with another one: which of them runs before another
+    is no one's gain.
     """
     (args, kwargs), target = batch
     times: list[list[int]] = [[] for _ in pipes]
     for number in range(WARMUPS + rounds):
-        for pipe, taken in zip(pipes, times, strict=True):
+        for place in range(len(pipes)):
+            one = (number + place) % len(pipes)
+            pipe, taken = pipes[one], times[one]
             pipe.step(*args, target=target, **kwargs)
             start = time.perf_counter_ns()
             pipe.step(*args, target=target, **kwargs)

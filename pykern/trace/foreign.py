@@ -124,8 +124,8 @@ class Carriers:
         raise CutError(
             f"{name} is given a {kinds} ({user_line()}), which holds tensors and {whose}: "
             "microbatches would share it. Pass tensors, or tuples, lists, dicts and dataclasses "
-            "of them, or have the forward make the object (Hugging Face: no past_key_values; "
-            "generate() is the model's)"
+            "of them, or have the forward make the object (Hugging Face: no cache or "
+            "past_key_values; generate() is the model's)"
         )
 
 

@@ -1,6 +1,7 @@
 """`generate` of a model while a pipeline of it is open: the tokens of the model alone."""
 
 import copy
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -23,6 +24,10 @@ pytestmark = [
     # And is given positions by `generate`, which it leaves out.
     pytest.mark.filterwarnings("ignore:Position ids are not supported"),
 ]
+
+# transformers 5.24 has renamed the argument and the output.
+_NAMES = inspect.signature(transformers.LlamaForCausalLM.forward).parameters
+CACHE = "cache" if "cache" in _NAMES else "past_key_values"
 
 
 def tokens_of(model: Any, start: Tensor, *, draws: bool) -> Tensor:
@@ -80,7 +85,7 @@ def test_a_cache_of_the_callers_is_refused() -> None:
     given = batch(padded=True, caches=False)
     message = r"is given a DynamicCache .* is an argument of the model.*generate\(\) is the model's"
     with pipeline(llama(), given) as pipe, pytest.raises(pykern.CutError, match=message):
-        pipe.eval()(**given, past_key_values=transformers.DynamicCache())
+        pipe.eval()(**given, **{CACHE: transformers.DynamicCache()})
 
 
 def test_an_output_does_not_have_the_cache_of_the_stages() -> None:
@@ -93,5 +98,5 @@ def test_an_output_does_not_have_the_cache_of_the_stages() -> None:
             wanted = model(**given)
         torch.testing.assert_close(output.logits, wanted.logits)
         with pytest.raises(AttributeError, match="returns a DynamicCache with tensors"):
-            output.past_key_values.get_seq_length()
+            getattr(output, CACHE).get_seq_length()
     assert isinstance(model, nn.Module)
