@@ -154,8 +154,8 @@ def medians(pipes: Sequence[pykern.Pipeline], batch: Any, rounds: int) -> list[f
     """The median step of each, in ns. They run in turn, so that a slow moment is everyone's.
 
     Each runs two steps, of which the second counts: the first finds in the caches what another
-    pipeline has left there. Every round begins with another one: which of them runs before another
-    is no one's gain.
+    pipeline has left there. Every round begins with another one, so none always runs behind its
+    like.
     """
     (args, kwargs), target = batch
     times: list[list[int]] = [[] for _ in pipes]
