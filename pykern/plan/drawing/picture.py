@@ -1,41 +1,22 @@
-"""Timelines as a picture: SVG by hand, PNG and PDF by matplotlib, imported when needed."""
+"""Pictures as files: SVG by hand, PNG and PDF by matplotlib, imported when needed."""
 
 import os
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pykern._C import Timeline
-from pykern.plan.drawing.layout import (
-    FOOT_HEIGHT,
-    LETTER_HEIGHT,
-    MARGIN_LEFT,
-    PANEL_WIDTH,
-    ROW_HEIGHT,
-    TITLE_HEIGHT,
-    WIDTH,
-    Drawn,
-    cells_of,
-    legend_of,
-)
-from pykern.plan.drawing.svg import as_svg
-from pykern.plan.drawing.words import (
-    clean,
-    length_ns,
-    measures,
-    require_timelines,
-    row_names,
-    time_unit,
-)
+from pykern.plan.drawing.layout import picture_of
+from pykern.plan.drawing.shapes import Bars, Picture
+from pykern.plan.drawing.svg import svg_of
+from pykern.plan.drawing.words import require_timelines
 from pykern.replacing import replacing
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 POINTS_PER_INCH = 72
-# Without the time and the version of matplotlib, the same timelines make the same file.
+# Without the time and the version of matplotlib, the same picture makes the same file.
 UNDATED = {".png": {"Software": None}, ".pdf": {"CreationDate": None, "Producer": None}}
 
 
@@ -52,25 +33,22 @@ def save_picture(timelines: Mapping[str, Timeline], path: str | os.PathLike[str]
 
     Raises:
         ValueError: There is nothing to draw, or the file is of another kind.
-        ImportError: matplotlib is not installed.
+        ImportError: The file is not an SVG, and matplotlib is not installed.
         OSError: The file cannot be written.
     """
     require_timelines(timelines)
-    write_picture(path, lambda: as_svg(timelines), lambda: draw(timelines))
+    write_picture(picture_of(timelines), path)
 
 
-def write_picture(
-    path: str | os.PathLike[str], as_text: Callable[[], str], as_figure: Callable[[], "Figure"]
-) -> None:
-    """Writes what makes an SVG or a figure, whichever the file's name asks for."""
+def write_picture(picture: Picture, path: str | os.PathLike[str]) -> None:
+    """Writes the picture in the form that the file's name asks for: see `save_picture`."""
     target = Path(path)
     match target.suffix.lower():
         case ".svg":
-            drawn = as_text()
             with replacing(target) as partial:
-                partial.write_text(drawn, encoding="utf-8")
+                partial.write_text(svg_of(picture), encoding="utf-8")
         case ".png" | ".pdf" as form:
-            figure = as_figure()
+            figure = as_figure(picture)
             with replacing(target) as partial:
                 figure.savefig(partial, format=form[1:], dpi=150, metadata=UNDATED[form])
         case _:
@@ -79,84 +57,32 @@ def write_picture(
             )
 
 
-def blank_figure(width: float, height: float) -> "Figure":
-    """A white figure of this size in points."""
+def as_figure(picture: Picture) -> "Figure":
+    """The picture by matplotlib."""
     try:
-        from matplotlib.figure import Figure  # noqa: PLC0415  an extra: imported where it is used
+        # An extra: imported where it is used.
+        from matplotlib.collections import PolyCollection  # noqa: PLC0415
+        from matplotlib.figure import Figure  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise ImportError(
             "pictures need matplotlib. Install it with pip install pykern-runtime[viz]"
         ) from error
-    size = width / POINTS_PER_INCH, height / POINTS_PER_INCH
-    return Figure(figsize=size, facecolor="white")
-
-
-def draw(timelines: Mapping[str, Timeline]) -> "Figure":
-    """The whole figure, with a panel for each timeline and one axis of time below the last."""
-    heights = [ROW_HEIGHT * timeline.num_devices for timeline in timelines.values()]
-    height = sum(heights) + TITLE_HEIGHT * len(heights) + FOOT_HEIGHT
-    figure = blank_figure(WIDTH, height)
-    longest_ns = max(map(length_ns, timelines.values())) or 1.0
-    unit, unit_ns = time_unit(longest_ns)
-    bottom = height
-    for (label, timeline), panel_height in zip(timelines.items(), heights, strict=True):
-        bottom -= TITLE_HEIGHT + panel_height
-        box = (MARGIN_LEFT / WIDTH, bottom / height, PANEL_WIDTH / WIDTH, panel_height / height)
-        axes = figure.add_axes(box)
-        axes.set_xlim(0, longest_ns / unit_ns)
-        set_title(axes, label, timeline)
-        set_up(axes, timeline, unit_ns)
-        draw_cells(axes, list(cells_of(timeline, longest_ns)), unit_ns)
-    figure.axes[-1].tick_params(labelbottom=True)
-    figure.axes[-1].set_xlabel(f"time [{unit}]")
-    draw_legend(figure, timelines)
+    width, height, parts = picture
+    figure = Figure((width / POINTS_PER_INCH, height / POINTS_PER_INCH), facecolor="white")
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
+    axes.set_axis_off()
+    for part in parts:
+        if isinstance(part, Bars):
+            corners = [
+                [(x, y), (x + wide, y), (x + wide, y + high), (x, y + high)]
+                for x, y, wide, high in part.rectangles
+            ]
+            drawn = PolyCollection(corners, facecolor=part.fill, edgecolor="white", lw=part.border)
+            axes.add_collection(drawn, autolim=False)
+            continue
+        for x, y, content in part.texts:
+            word = axes.text(x, y, content, ha=part.side, fontsize=part.size, color=part.ink)
+            word.set_fontweight(part.weight)
+            # A dollar sign starts no formula.
+            word.set_parse_math(False)
     return figure
-
-
-def set_title(axes: "Axes", label: str, timeline: Timeline) -> None:
-    """The label and the measures; a dollar sign in a label starts no formula."""
-    name = axes.set_title(clean(label), loc="left", fontsize=11, fontweight="bold")
-    name.set_parse_math(False)
-    axes.set_title(measures(timeline), loc="right", fontsize=10, color="#444444")
-
-
-def set_up(axes: "Axes", timeline: Timeline, unit_ns: float) -> None:
-    """A panel without cells: device 0 at the top, grey as far as the makespan."""
-    axes.set_ylim(timeline.num_devices - 0.5, -0.5)
-    axes.set_yticks(range(timeline.num_devices), row_names(timeline))
-    axes.tick_params(left=False, labelbottom=False, color="#999999")
-    axes.spines[:].set_visible(False)
-    axes.axvspan(0, length_ns(timeline) / unit_ns, color="#efefef", linewidth=0)
-
-
-def draw_cells(axes: "Axes", cells: list[Drawn], unit_ns: float) -> None:
-    """A bar for each cell, with its text."""
-    bands: dict[tuple[int, tuple[float, float], float], list[Drawn]] = defaultdict(list)
-    for cell in cells:
-        bands[cell.device, cell.band, cell.border].append(cell)
-    for (device, (middle, height), border), alike in bands.items():
-        bars = [(cell.start_ns / unit_ns, cell.length_ns / unit_ns) for cell in alike]
-        fills = [cell.colours.fill for cell in alike]
-        extent = (device + middle - height / 2, height)
-        axes.broken_barh(bars, extent, facecolors=fills, edgecolor="white", lw=border)
-        for cell, (start, length) in zip(alike, bars, strict=True):
-            if cell.text:
-                word = axes.text(start + length / 2, device + middle, cell.text)
-                word.set(ha="center", va="center_baseline", fontsize=LETTER_HEIGHT)
-                word.set_color(cell.colours.ink)
-
-
-def draw_legend(figure: "Figure", timelines: Mapping[str, Timeline]) -> None:
-    """Draws the meaning of the colours below the axis."""
-    from matplotlib.patches import Patch  # noqa: PLC0415  an extra: imported where it is used
-
-    patches = [Patch(facecolor=fill, label=name) for fill, name in legend_of(timelines)]
-    figure.legend(
-        handles=patches,
-        loc="lower center",
-        ncols=len(patches),
-        frameon=False,
-        fontsize=9,
-        handlelength=1.2,
-        columnspacing=1.4,
-    )
