@@ -18,7 +18,6 @@ import torch.distributed as dist
 from ..models import next_token_loss
 from ..pipeline.pipeline import Pipeline
 from ..runtime.devices import DeviceLane, parse_devices
-from .answer import Answer
 from .gpt_task import GptTask
 from .torch_rank import SCHEDULES, RankJob, serve
 
@@ -40,7 +39,8 @@ def torch_steps(
     _refuse(lanes)
     with ExitStack() as undo:
         folder = undo.enter_context(TemporaryDirectory())
-        answer = _answer(task, devices, Path(folder))
+        gradients = Path(folder, "gradients")
+        loss = _answer(task, devices, gradients)
         pipes = []
         for rank, lane in enumerate(lanes):
             job = RankJob(
@@ -52,7 +52,8 @@ def torch_steps(
                 # As many as a worker of a `Pipeline` has.
                 num_threads=max(1, torch.get_num_threads() // len(lanes)),
                 folder=folder,
-                answer=answer,
+                loss=loss,
+                gradients=str(gradients),
                 warmups=warmups,
                 steps=steps,
             )
@@ -81,8 +82,8 @@ def _refuse(lanes: Sequence[DeviceLane]) -> None:
         )
 
 
-def _answer(task: GptTask, devices: str, folder: Path) -> Answer:
-    """The loss and the gradients of a step of a `Pipeline`."""
+def _answer(task: GptTask, devices: str, file: Path) -> float:
+    """The loss of a step of a `Pipeline`; the gradients go to a file, by name."""
     model, (x, y) = task.model(), task.batch()
     with Pipeline(
         model,
@@ -92,16 +93,14 @@ def _answer(task: GptTask, devices: str, folder: Path) -> Answer:
         loss_fn=next_token_loss,
     ) as pipe:
         loss = pipe.step(x, target=y).item()
-    gradients = {
-        name: each.grad for name, each in model.named_parameters() if each.grad is not None
-    }
-    answer = Answer.written(loss, gradients, folder / "gradients")
-    del model, pipe, gradients
+    named = model.named_parameters()
+    torch.save({name: each.grad.cpu() for name, each in named if each.grad is not None}, file)
+    del model, pipe, named
     if torch.cuda.is_initialized():
         # The processes need the memory.
         gc.collect()
         torch.cuda.empty_cache()
-    return answer
+    return loss
 
 
 def _start(job: RankJob, undo: ExitStack) -> Connection:
