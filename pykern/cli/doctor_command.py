@@ -1,8 +1,8 @@
 """`pykern doctor`: whether, and how fast, pipelines run on this machine."""
 
-import sys
-
 import typer
+
+from .reports import show_tables
 
 
 def doctor() -> None:
@@ -10,14 +10,9 @@ def doctor() -> None:
 
     A terminal gets a table, a file or a pipe plain lines.
     """
-    from rich.console import Console
-
     from ..doctor import examine
 
     report = examine()
-    if sys.stdout.isatty():
-        Console(highlight=False).print(report)
-    else:
-        typer.echo(str(report))
+    show_tables(report)
     if report.stops:
         raise typer.Exit(1)

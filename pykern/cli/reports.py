@@ -1,10 +1,11 @@
-"""The output of commands that profile: tables, and the files that were asked for."""
+"""The output of commands: tables, and the files that were asked for."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -42,3 +43,36 @@ def show_tables(report: object) -> None:
         Console(highlight=False).print(report)
     else:
         typer.echo(str(report))
+
+
+def print_table(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    below: Iterable[str],
+    *,
+    words: Collection[str],
+    whole: Collection[str],
+) -> None:
+    """Prints a table of numbers.
+
+    Args:
+        headings: of its columns.
+        rows: the texts under them.
+        below: lines below the table.
+        words: the columns that hold words, which begin at their left edge.
+        whole: the columns that keep all their letters on a narrow terminal.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 0, 0, 1))
+    for heading in headings:
+        side: Literal["left", "right"] = "left" if heading in words else "right"
+        table.add_column(heading, justify=side, no_wrap=heading in whole)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console = Console(highlight=False)
+    console.print(table)
+    for line in below:
+        console.print(Text(line))

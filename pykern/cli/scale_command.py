@@ -1,17 +1,16 @@
 """`pykern scale`: what a step may cost on many GPUs, and how to lay it out."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, NamedTuple, cast
 
 import typer
 
 from ..one_of import require_one_of
 from .errors import bad_input
+from .reports import print_table
 from .values import BoxProfile, number_option
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from ..scale import Cluster, Job, Prediction
     from ..scale.transformer import Recomputed
 
@@ -115,9 +114,6 @@ def scale(
 ) -> None:
     """Predict a training step on many GPUs: the best of data x tensor x pipeline parallel."""
     with bad_input():
-        from rich.console import Console
-        from rich.text import Text
-
         from ..scale import Job, Transformer, best
 
         model = Transformer(layers, width, sequence, vocabulary)
@@ -127,24 +123,8 @@ def scale(
         all_found = [each for predictions in found.values() for each in predictions]
         more = [] if slowdown is None else slowed_lines(job, cluster, all_found, slowdown)
         more += [] if variation is None else varied_lines(job, cluster, all_found, variation)
-    console = Console(highlight=False)
-    console.print(table(all_found))
-    console.print(Text("\n".join(notes(job, found))))
-    for line in more:
-        console.print(line)
-
-
-def table(predictions: "list[Prediction]") -> "Table":
-    """A row for each."""
-    from rich.table import Table
-
-    made = Table(box=None, pad_edge=False, padding=(0, 0, 0, 1))
-    for heading in HEADINGS:
-        justify: Literal["left", "right"] = "left" if heading == "schedule" else "right"
-        made.add_column(heading, justify=justify, no_wrap=heading in WHOLE)
-    for prediction in predictions:
-        made.add_row(*row(prediction))
-    return made
+    below = [*notes(job, found), *more]
+    print_table(HEADINGS, map(row, all_found), below, words=["schedule"], whole=WHOLE)
 
 
 def notes(job: "Job", found: "dict[int, list[Prediction]]") -> list[str]:

@@ -3,6 +3,7 @@
 from typing import Annotated
 
 from .catalogue import HEADINGS, entries, figures
+from .reports import print_table
 from .values import COSTS, TRANSFER, ShareCosts, number_option
 
 NOTE = (
@@ -22,19 +23,10 @@ def schedules(
     transfer: Annotated[float, TRANSFER] = 0.0,
 ) -> None:
     """Compare all schedules of the catalogue: bubble, memory and messages for your counts."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, padding=(0, 0, 0, 1))
-    for place, heading in enumerate(HEADINGS):
-        table.add_column(heading, justify="right" if place else "left", no_wrap=place == 0)
-    refused = []
+    rows, below = [], [NOTE]
     for name, planned in entries(devices, microbatches, costs, transfer):
         if isinstance(planned, str):
-            refused.append(f"{name}: {planned}")
+            below.append(f"{name}: {planned}")
         else:
-            table.add_row(name, *figures(*planned))
-    console = Console(highlight=False)
-    console.print(table)
-    console.print(Text("\n".join([NOTE, *refused])))
+            rows.append([name, *figures(*planned)])
+    print_table(HEADINGS, rows, below, words=["schedule"], whole=["schedule"])

@@ -6,6 +6,7 @@ import typer
 
 from ..schedules import by_name, require_named
 from .errors import bad_input
+from .reports import print_table
 from .schedule_options import Given, of_schedule, require_owned, with_schedule_options
 from .sources import CATALOGUE
 from .values import DeviceNames, Microbatches, RecomputeLevel, number_option
@@ -77,7 +78,9 @@ def verify(
                 verdicts.append(Verdict(name, "", "refused", str(error)))
                 continue
             verdicts.append(_verdict(name, plan, make, settings, steps))
-    _show(verdicts)
+    words = ("schedule", "verdict", "first difference, or reason")
+    headings = ("schedule", "stages", *words[1:])
+    print_table(headings, verdicts, [NOTE], words=words, whole=words[:2])
     found = {one.verdict for one in verdicts}
     if found & {"differs", "fails"} or "equal" not in found:
         raise typer.Exit(1)
@@ -116,20 +119,3 @@ def _verdict(
     except Exception as error:
         return Verdict(name, stages, "fails", f"{type(error).__name__}: {error}")
     return Verdict(name, stages, "equal")
-
-
-def _show(verdicts: list[Verdict]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, padding=(0, 0, 0, 1))
-    table.add_column("schedule", no_wrap=True)
-    table.add_column("stages", justify="right")
-    table.add_column("verdict", no_wrap=True)
-    table.add_column("first difference, or reason")
-    for one in verdicts:
-        table.add_row(one.schedule, one.stages, one.verdict, Text(one.detail))
-    console = Console(highlight=False)
-    console.print(table)
-    console.print(Text(NOTE))

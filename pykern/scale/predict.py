@@ -1,5 +1,6 @@
 """One step of a layout, simulated."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -18,7 +19,6 @@ from pykern.plan.costs import by_device
 from pykern.scale.cluster import Cluster
 from pykern.scale.job import Job
 from pykern.scale.mesh import Layout, Mesh
-from pykern.scale.slowdowns import require_slowdowns
 from pykern.scale.transformer import BFLOAT16_BYTES, Part
 from pykern.scale.work import sums_ns, works
 from pykern.schedules import by_name, require_named
@@ -193,11 +193,7 @@ def require_predictable(schedule: str) -> None:
 def _costs(
     job: Job, mesh: Mesh, plan: Plan, parts: list[Part], slowdowns: Sequence[float]
 ) -> Costs:
-    if slowdowns:
-        require_slowdowns(slowdowns, plan.num_devices)
-        # Shards of a stage wait for the slowest, whose sums are as fast as before.
-        slowdowns = [slowdowns[plan.placement.device_of(stage)] for stage in range(len(parts))]
-    busy = works(job, mesh, parts, slowdowns)
+    busy = works(job, mesh, parts, _of_stages(slowdowns, plan))
     return Costs(
         [work.forward_ns for work in busy],
         [work.backward_ns for work in busy],
@@ -208,6 +204,23 @@ def _costs(
         bandwidth=1.0,
         shared_links=True,
     )
+
+
+def _of_stages(slowdowns: Sequence[float], plan: Plan) -> list[float]:
+    """By stage, the factor of its device: shards wait for the slowest, whose sums are as fast."""
+    if not slowdowns:
+        return [1.0] * plan.num_stages
+    if len(slowdowns) != plan.num_devices:
+        raise ValueError(
+            f"slowdowns must hold one for each of the {plan.num_devices} devices of a pipeline, "
+            f"got {len(slowdowns)}"
+        )
+    for slowdown in slowdowns:
+        if not 1 <= slowdown < math.inf:
+            raise ValueError(
+                f"slowdown must be 1 or more, got {slowdown}. 1.2 is a fifth more time for a kernel"
+            )
+    return [slowdowns[plan.placement.device_of(stage)] for stage in range(plan.num_stages)]
 
 
 def _message_ns(job: Job, mesh: Mesh, plan: Plan) -> list[float]:

@@ -164,12 +164,8 @@ def _arrives(source: Tensor, target: Tensor, sender: int) -> bool:
     """Whether bytes that repeat with no power of two are the same at the other end."""
     sent = (torch.arange(_PATTERN) * 7 + sender * 31).remainder_(251).to(torch.uint8)
     landed = target[:_PATTERN].zero_()
-    _copied(landed, source[:_PATTERN].copy_(sent))
+    landed.copy_(source[:_PATTERN].copy_(sent))
     return torch.equal(landed.cpu(), sent)
-
-
-def _copied(into: Tensor, source: Tensor) -> None:
-    into.copy_(source)
 
 
 def _rate(gpu: int, into: Tensor, source: Tensor, num_bytes: int) -> float:

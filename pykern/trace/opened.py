@@ -13,6 +13,15 @@ from ..torch_private import HOOKS
 from .errors import CutError
 
 
+def require_module(argument: str, name: str, modules: Iterable[str]) -> None:
+    """Raises CutError where a name in an argument is not that of a module in the model."""
+    if name not in modules or name == "":
+        near = ", ".join([known for known in modules if known][:12])
+        raise CutError(
+            f"{argument} must hold names of modules in the model, got {name!r}; it has {near}, ..."
+        )
+
+
 def whole_by_names(modules: Mapping[str, nn.Module], names: Iterable[str]) -> set[nn.Module]:
     """The modules of the names, which are to stay whole.
 
@@ -25,11 +34,7 @@ def whole_by_names(modules: Mapping[str, nn.Module], names: Iterable[str]) -> se
     """
     found = set()
     for name in names:
-        if name not in modules or name == "":
-            near = ", ".join(sorted(known for known in modules if known)[:12])
-            raise CutError(
-                f"whole must hold names of modules in the model, got {name!r}; it has {near}, ..."
-            )
+        require_module("whole", name, modules)
         if is_list(modules[name]):
             raise CutError(
                 f"whole must hold names of modules that are called, got {name!r}, which is a "
@@ -76,11 +81,7 @@ def opened_by_names(
     modules = dict(model.named_modules())
     opened = {model}
     for name in names:
-        if name not in modules or name == "":
-            near = ", ".join(sorted(known for known in modules if known)[:12])
-            raise CutError(
-                f"split_at must name modules of the model, got {name!r}; it has {near}, ..."
-            )
+        require_module("split_at", name, modules)
         parts = name.split(".")
         around = [".".join(parts[:length]) for length in range(1, len(parts))]
         for outer in around:

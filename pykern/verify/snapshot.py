@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..trace.sources import everyones
 from ..trace.untouched import holders_of, kept_of, put_back
 
 
@@ -36,7 +35,7 @@ class Snapshot:
         self._values = [(tensor, tensor.detach().clone()) for tensor in unique]
         drawn = {*generators, *held_generators(modules)}
         self._generators = [(one, one.get_state()) for one in drawn]
-        self._python, self._numpy = random.getstate(), np.random.get_state()
+        self._others = [(source, source.get()) for source in everyones()]
 
     def restore(self) -> None:
         """Restores the state; may be called again after an interrupt."""
@@ -48,8 +47,8 @@ class Snapshot:
                 tensor.detach().copy_(value)
         for generator, state in self._generators:
             generator.set_state(state)
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)
+        for source, state in self._others:
+            source.set(state)
 
 
 class Gradients:

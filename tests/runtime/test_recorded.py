@@ -160,7 +160,7 @@ def test_stages_begin_where_names_say() -> None:
         (
             {"split_at": ["blocks.9"]},
             CutError,
-            "split_at must name modules of the model, got 'blocks.9'; it has .*, ...",
+            "split_at must hold names of modules in the model, got 'blocks.9'; it has .*, ...",
         ),
         ({"split_at": ["norm", "blocks.1"]}, CutError, "no layers in front of blocks.1"),
         (

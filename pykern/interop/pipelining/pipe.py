@@ -17,6 +17,7 @@ from ... import _C
 from ...modes import as_before
 from ...tensors.trees import Call, flatten
 from ...trace import CutError, Marked, Marks, Untouched, is_list
+from ...trace.opened import require_module
 from ...user_code import warn
 from .recorded import AllNames, FirstRecordedStage, Following, RecordedStage
 from .stage import PipelineStage
@@ -153,12 +154,7 @@ def _marks_in(module: nn.Module, call: Call, split_spec: Mapping[str, Any]) -> M
     finder = _Finder(module)
     for name, point in split_spec.items():
         # A module that has several names is called by any of them.
-        if name not in modules or name == "":
-            near = ", ".join([known for known in modules if known][:12])
-            raise CutError(
-                f"split_spec must hold names of modules in the model, got {name!r}; it has {near}, "
-                "..."
-            )
+        require_module("split_spec", name, modules)
         where = getattr(point, "name", point)
         if where not in ("BEGINNING", "END"):
             raise CutError(f"split_spec[{name!r}] must be a SplitPoint, got {point!r}")
