@@ -35,19 +35,13 @@ class Comparison:
 def compare(before: BoxResults, after: BoxResults) -> list[Comparison]:
     """The figures that both runs have, in the order of the first."""
     others = {figure.name: figure for figure in after.figures}
-    return [
-        Comparison(
-            one.name,
-            one.unit,
-            one.median,
-            others[one.name].median,
-            verdict_of(
-                others[one.name].median / one.median, others[one.name].interval, one.interval
-            ),
-        )
-        for one in before.figures
-        if one.name in others
-    ]
+    found = []
+    for one in before.figures:
+        other = others.get(one.name)
+        if other is not None:
+            verdict = verdict_of(other.median / one.median, other.interval, one.interval)
+            found.append(Comparison(one.name, one.unit, one.median, other.median, verdict))
+    return found
 
 
 def verdict_of(

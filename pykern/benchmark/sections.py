@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import schedules
 from ..models import next_token_loss
 from ..partition import partition
 from ..pipeline.pipeline import Pipeline
 from ..runtime.devices import parse_devices
+from ..schedules import by_name
 from ..topo.copies import copies_ns
 from .figures import Figure
 from .gpt_task import GptTask
@@ -65,14 +65,8 @@ def dispatch(devices: str, num_devices: int) -> Iterator[Figure]:
 def by_schedule(devices: str, num_devices: int) -> Iterator[Figure]:
     """A GPT under several schedules, measured and predicted."""
     num_microbatches = 2 * num_devices
-    plans = {
-        "gpipe": schedules.gpipe(num_devices, num_microbatches),
-        "one_f_one_b": schedules.one_f_one_b(num_devices, num_microbatches),
-        "interleaved": schedules.interleaved(num_devices, num_microbatches),
-        "zb_h1": schedules.zb_h1(num_devices, num_microbatches),
-        "zb_v": schedules.zb_v(num_devices, num_microbatches),
-    }
-    for name, plan in plans.items():
+    for name in ("gpipe", "one_f_one_b", "interleaved", "zb_h1", "zb_v"):
+        plan = by_name[name](num_devices, num_microbatches)
         model, x, y = _gpt(devices, num_devices, num_microbatches)
         with Pipeline(model, devices=devices, schedule=plan, loss_fn=next_token_loss) as pipe:
             times = _steps(pipe, x, y)

@@ -7,6 +7,7 @@ from itertools import combinations
 
 from ..plan import Costs, Plan
 from ..plan.costs import changed
+from ..plan.counts import one_for_each
 from .box import Box, BoxLink, known
 
 
@@ -34,13 +35,7 @@ def over_links(costs: Costs, plan: Plan, box: Box, message_bytes: float | Sequen
     """
     box.require_devices(plan.num_devices)
     num_stages = plan.num_stages
-    sizes = (
-        [message_bytes] * num_stages if isinstance(message_bytes, float | int) else message_bytes
-    )
-    if len(sizes) != num_stages:
-        raise ValueError(
-            f"message_bytes must hold one value for each of {num_stages} stages, got {len(sizes)}"
-        )
+    sizes = one_for_each("message_bytes", message_bytes, num_stages, "stages")
     boundaries = [_links(box, plan, stage) for stage in range(num_stages)]
     # Costs have one latency, which holds no link: the least. Longer ones hold their links longer.
     latency_ns = min((of.latency_ns for links in boundaries for of in links), default=0.0)

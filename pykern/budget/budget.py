@@ -9,6 +9,7 @@ from typing import Any
 
 from ..notes import add_note
 from ..plan import Kind, Plan
+from ..plan.counts import one_for_each
 from ..runtime.loss import Loss, Losses
 from ..runtime.microbatch import batch_size
 from ..runtime.recompute.recompute import INPUTS, Level
@@ -88,13 +89,7 @@ class Budget:
         return fit(plan, costs, self._of_devices(plan.num_devices))
 
     def _of_devices(self, num_devices: int) -> list[float]:
-        each = isinstance(self.num_bytes, Sequence) and not isinstance(self.num_bytes, str)
-        budgets: list[Any] = list(self.num_bytes) if each else [self.num_bytes] * num_devices  # type: ignore[arg-type]
-        if len(budgets) != num_devices:
-            raise ValueError(
-                f"num_bytes must be one number or one for each of {num_devices} devices, got "
-                f"{len(budgets)}"
-            )
+        budgets = one_for_each("num_bytes", self.num_bytes, num_devices, "devices")
         for device, budget in enumerate(budgets):
             if not (isinstance(budget, Real) and float(budget) > 0):
                 raise ValueError(f"num_bytes must be above 0, got {budget!r} for device {device}")

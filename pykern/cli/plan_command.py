@@ -193,14 +193,9 @@ def save(out: Path, sources: list[PlanSource], drawn: dict[str, "Timeline"]) -> 
         save_chrome_trace(drawn, out)
     elif form in DRAWN:
         save_picture(drawn, out)
+    elif form == ".txt":
+        write_text(out, f"{sources[0].plan}\n")
     else:
-        save_one(out, form, sources[0])
-
-
-def save_one(out: Path, form: str, source: PlanSource) -> None:
-    """Write the plan itself, with the costs that its file had."""
-    if form == ".txt":
-        write_text(out, f"{source.plan}\n")
-    else:
-        costs = source.costs if form == ".json" else None
-        save_plan(source.plan, out, costs=costs, transfers=form == ".comms.csv")
+        # With the costs that its file had.
+        costs = sources[0].costs if form == ".json" else None
+        save_plan(sources[0].plan, out, costs=costs, transfers=form == ".comms.csv")

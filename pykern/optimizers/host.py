@@ -16,7 +16,7 @@ from ..modes import no_grad
 from ..pipeline.pipeline import Pipeline
 from ..runtime.stage.stage import Stage
 from ..tensors.dtensor import is_dtensor
-from .inner import copy_settings, groups_of, loss_of, show_state, with_settings
+from .inner import copy_settings, groups_of, loss_of, require_one_by_one, show_state, with_settings
 from .mirror import Mirror, StageMirrors
 
 _HOST = torch.device("cpu")
@@ -64,11 +64,7 @@ class HostOptimizer(Optimizer):
         params: Iterable[Any] | None = None,
         **defaults: Any,
     ) -> None:
-        if optimizer_class is torch.optim.LBFGS:
-            raise TypeError(
-                "optimizer_class must step parameters one by one, got LBFGS, which looks at all "
-                "at once. The host steps parameters by stages"
-            )
+        require_one_by_one(optimizer_class, "The host steps parameters by stages")
         self._part_of, self._parts = _parts(pipe)
         self._mirrors: dict[Tensor, Mirror] = {}
         groups = groups_of(pipe, params)

@@ -15,6 +15,15 @@ from ..pipeline.pipeline import Pipeline
 Group = dict[str, Any]
 
 
+def require_one_by_one(optimizer_class: object, why: str) -> None:
+    """Raises TypeError, which ends with the reason, for an optimizer that looks at all at once."""
+    if optimizer_class is torch.optim.LBFGS:
+        raise TypeError(
+            "optimizer_class must step parameters one by one, got LBFGS, which looks at all at "
+            f"once. {why}"
+        )
+
+
 def groups_of(pipe: Pipeline, params: Iterable[Any] | None) -> list[Group]:
     """The user's groups of parameters; `params` of None gives all parameters that train."""
     if params is None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from ..parallel.data.data import DataParallel
 from ..pipeline.pipeline import Pipeline
+from .inner import require_one_by_one
 
 _REASONS = {
     2: "gradients add up over the microbatches of a step, so each process needs all of its own "
@@ -41,11 +41,7 @@ def require_steppable(optimizer_class: type[Optimizer], parameters: list[nn.Para
         TypeError: the optimizer looks at all parameters at once; parameters are of several types.
         ValueError: a parameter is not contiguous.
     """
-    if optimizer_class is torch.optim.LBFGS:
-        raise TypeError(
-            "optimizer_class must step parameters one by one, got LBFGS, which looks at all at "
-            "once. Processes step parameters separately"
-        )
+    require_one_by_one(optimizer_class, "Processes step parameters separately")
     dtypes = sorted({str(parameter.dtype) for parameter in parameters})
     if len(dtypes) > 1:
         raise TypeError(

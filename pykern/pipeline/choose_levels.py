@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from ..one_of import require_one_of
 from ..plan import Action, Costs, Kind, Memory, Plan, peak_bytes, with_recompute
+from ..plan.counts import one_for_each
 from ..runtime.recompute.recompute import INPUTS, LEVELS, Level
 
 # One level for all stages, or an entry for each: a level, or one for each microbatch.
@@ -75,30 +75,13 @@ def _recomputed(plan: Plan, cells: Sequence[Action]) -> Plan:
 
 
 def _of_stages(plan: Plan, recompute: RecomputeArgument) -> list[list[Level | None]]:
-    if not isinstance(recompute, Sequence) or isinstance(recompute, str):
-        recompute = [recompute] * plan.num_stages
-    if len(recompute) != plan.num_stages:
-        raise ValueError(
-            f"recompute must have an entry for each of {plan.num_stages} stages, got "
-            f"{len(recompute)}"
-        )
-    return [
-        _of_microbatches(plan.num_microbatches, stage, of_stage)
-        for stage, of_stage in enumerate(recompute)
-    ]
-
-
-def _of_microbatches(count: int, stage: int, wanted: Any) -> list[Level | None]:
-    each = isinstance(wanted, Sequence) and not isinstance(wanted, str)
-    levels: list[Level | None] = list(wanted) if each else [wanted] * count
-    if len(levels) != count:
-        raise ValueError(
-            f"recompute must have an entry for each of {count} microbatches, got {len(levels)} for "
-            f"stage {stage}"
-        )
-    for level in levels:
-        if level is not None:
-            require_one_of(f"recompute of stage {stage}", level, LEVELS)
+    levels = []
+    for stage, wanted in enumerate(one_for_each("recompute", recompute, plan.num_stages, "stages")):
+        name = f"recompute of stage {stage}"
+        levels.append(one_for_each(name, wanted, plan.num_microbatches, "microbatches"))
+        for level in levels[-1]:
+            if level is not None:
+                require_one_of(name, level, LEVELS)
     return levels
 
 

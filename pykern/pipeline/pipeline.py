@@ -181,20 +181,14 @@ class Pipeline(Steps):
         super().__init__()
         with as_before():
             chosen = design_of(asked)
-            self.plan, self.partition, self._reduction = (
-                chosen.plan,
-                chosen.partition,
-                asked.reduction,
-            )
+            self.plan, self.partition = chosen.plan, chosen.partition
+            self._reduction = asked.reduction
             self._adopt(chosen.chain, asked.loss_fn)
             self._arguments = Arguments(chosen.chain, asked.loss_fn)
             built = build(chosen, self)
             self.plan, self._levels, self.fitted = built.plan, built.levels, built.fitted
-            self._executor, self._steps, self._features = (
-                built.executor,
-                built.runner,
-                built.features,
-            )
+            self._executor, self._steps = built.executor, built.runner
+            self._features = built.features
             self.optimizer, self._data = built.optimizer, built.features.find(DataParallel)
             self._train_program = self._executor.driver.program(self.plan)
             self._predict_program = self._executor.driver.program(self.plan.forward_only())

@@ -1,4 +1,7 @@
-"""Checks of counts and flags from a caller, before any work starts."""
+"""Checks of counts, flags and lists from a caller, before any work starts."""
+
+from collections.abc import Sequence
+from typing import Any
 
 from pykern._C import MAX_CELLS
 
@@ -32,3 +35,19 @@ def require_flags(**flags: bool) -> None:
     for name, value in flags.items():
         if not isinstance(value, bool):
             raise TypeError(f"{name} must be True or False, got {value!r}")
+
+
+def one_for_each(name: str, given: Any, count: int, what: str) -> list[Any]:
+    """The values of so many stages, devices or the like, where one value may stand for all.
+
+    Raises:
+        ValueError: A list does not have one for each.
+    """
+    is_list = isinstance(given, Sequence) and not isinstance(given, str)
+    values = list(given) if is_list else [given] * count
+    if len(values) != count:
+        raise ValueError(
+            f"{name} must be one for all, or a list with one for each of {count} {what}, got "
+            f"{len(values)}"
+        )
+    return values

@@ -5,21 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ..plan import Timeline, simulate
 from .causes import Causes, causes_of
 from .changes import Improvement, changes_of
-from .drawn import in_group, in_text
+from .drawn import InTables
 from .observed import Observed
 from .tables import Sheet, in_ms, of_causes, of_changes, of_devices, of_stages
 
-if TYPE_CHECKING:
-    from rich.console import Group
-
 
 @dataclass(frozen=True)
-class Report:
+class Report(InTables):
     """Why a step takes its time, and what would shorten it. Its string has all tables.
 
     Attributes:
@@ -68,14 +64,6 @@ class Report:
             f"ms, and {in_ms(self.predicted.makespan_ns)} ms as predicted. The bubble ratio is "
             f"{seen.timeline.bubble_ratio:.3f}, and {self.predicted.bubble_ratio:.3f} as predicted."
         )
-
-    def __str__(self) -> str:
-        """The plain form, for logs and pipes."""
-        return in_text(self)
-
-    def __rich__(self) -> Group:
-        """All tables, for a terminal."""
-        return in_group(self.summary(), self.tables())
 
     def timelines(self) -> dict[str, Timeline]:
         """Planned above measured."""

@@ -43,12 +43,8 @@ def without_overhead(costs: Costs, num_stages: int, action_ns: Mapping[Kind, flo
 
 def balanced(costs: Costs, plan: Plan) -> Costs:
     """The same work, with equal times for all stages that run a kind at all."""
-
-    def mean(kind: Kind) -> float:
-        known = [ns for ns in by_stage(costs, kind, plan.num_stages) if not math.isnan(ns)]
-        return sum(known) / len(known) if known else math.nan
-
-    means = {kind: mean(kind) for kind in KINDS}
+    times = {kind: known(by_stage(costs, kind, plan.num_stages)) for kind in KINDS}
+    means = {kind: sum(of) / len(of) for kind, of in times.items() if of}
     return mapped(costs, plan.num_stages, lambda kind, _, ns: ns if math.isnan(ns) else means[kind])
 
 

@@ -7,21 +7,18 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..boxes import Box
 from ..plan import Plan
 from ..plan.files import write_text
-from ..profiling.drawn import in_group, in_text
+from ..profiling.drawn import InTables
 from ..profiling.tables import Sheet
 from .host_waits import HostWait
 from .memory import Fit
 from .order import Orders
 from .prediction import StepPrediction
 from .sheets import sheets_of
-
-if TYPE_CHECKING:
-    from rich.console import Group
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,7 @@ class RehearsedPipeline:
 
 
 @dataclass(frozen=True)
-class Rehearsal:
+class Rehearsal(InTables):
     """The findings of a rehearsal. Its string has all tables.
 
     Attributes:
@@ -102,14 +99,6 @@ class Rehearsal:
                     )
             if one.violations:
                 yield f"Violations of order: {len(one.violations)}."
-
-    def __str__(self) -> str:
-        """The plain form, for logs and pipes."""
-        return in_text(self)
-
-    def __rich__(self) -> Group:
-        """All tables, for a terminal."""
-        return in_group(self.summary(), self.tables())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes all of it as JSON.

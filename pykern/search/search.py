@@ -12,6 +12,7 @@ from .._C import WORK_PER_MS, Candidate
 from .._C import search as _search
 from ..plan import Costs, Kind, Memory, Placement, Plan, require_counts
 from ..plan.costs import changed
+from ..plan.counts import one_for_each
 from ..plan.halves import forwards_first
 from .catalogue import placement_name, placements, published
 
@@ -203,11 +204,7 @@ def _cap(
     """The cap of each device, at least `all_held` microbatch activations of a device's share."""
     if memory is None:
         memory = max(1.0, all_held / num_devices)
-    shares = [float(memory)] * num_devices if isinstance(memory, int | float) else list(memory)
-    if len(shares) != num_devices:
-        raise ValueError(
-            f"memory must be one number or one for each of {num_devices} devices, got {shares}"
-        )
+    shares: list[float] = one_for_each("memory", memory, num_devices, "devices")
     for share in shares:
         if not share > 0 or math.isinf(share):
             raise ValueError(f"memory must be finite and above 0, got {share}")

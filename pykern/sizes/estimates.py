@@ -23,6 +23,7 @@ from ..pipeline.choose_levels import RecomputeArgument, choose_levels
 from ..pipeline.choose_plan import Schedule, choose_plan
 from ..pipeline.memory import stages_on
 from ..plan import Plan, lower
+from ..plan.counts import one_for_each
 from ..plan.shares import Shares
 from ..runtime.loss import Loss, Losses
 from ..runtime.stage.stage import Stage
@@ -84,12 +85,7 @@ class Estimate:
         Raises:
             ValueError: the list has another length.
         """
-        count = len(self.devices)
-        room = [memory] * count if isinstance(memory, float | int) else memory
-        if len(room) != count:
-            raise ValueError(
-                f"memory must hold one number for each of {count} devices, got {len(room)}"
-            )
+        room = one_for_each("memory", memory, len(self.devices), "devices")
         return all(held.total <= has for held, has in zip(self.devices, room, strict=True))
 
     def __str__(self) -> str:

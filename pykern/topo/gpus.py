@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from .. import _C
+from ..runtime.gpu.peers import pattern_of
 
 # From the latency of a copy to the bandwidth of its link.
 LINK_SIZES = tuple(2**power for power in range(12, 29, 4))
@@ -26,7 +27,6 @@ _BYTES_OF_A_ROUND = 2**30
 _COPIES = 4, 64
 _ROUNDS = 3
 _WIDTH = 4096
-_PATTERN = 2**20
 _PRODUCTS = 16
 _NS = 1e6
 
@@ -162,9 +162,9 @@ def _bytes(gpu: int, count: int) -> Tensor:
 
 def _arrives(source: Tensor, target: Tensor, sender: int) -> bool:
     """Whether bytes that repeat with no power of two are the same at the other end."""
-    sent = (torch.arange(_PATTERN) * 7 + sender * 31).remainder_(251).to(torch.uint8)
-    landed = target[:_PATTERN].zero_()
-    landed.copy_(source[:_PATTERN].copy_(sent))
+    sent = pattern_of(sender)
+    landed = target[: len(sent)].zero_()
+    landed.copy_(source[: len(sent)].copy_(sent))
     return torch.equal(landed.cpu(), sent)
 
 

@@ -64,7 +64,9 @@ def test_what_the_box_lacks_is_refused() -> None:
         over_links(TIMES, schedules.gpipe(5, 2), BOX, 1e6)
     with pytest.raises(ValueError, match="the box must tell its link between 3 and 0"):
         over_links(TIMES, schedules.interleaved(4, 4), BOX, 1e6)
-    with pytest.raises(ValueError, match="message_bytes must hold one value for each of 4 stages"):
+    with pytest.raises(
+        ValueError, match="message_bytes must be one for all, or a list with one for each of 4 s"
+    ):
         over_links(TIMES, schedules.gpipe(4, 2), BOX, [1.0])
     with pytest.raises(ValueError, match="the box must tell its link between 0 and 2"):
         slowest(BOX)

@@ -184,7 +184,7 @@ OF_RINGS = (
         "pykern/runtime/gpu/peers.py",
         PEERS,
         ("((one, other), (other, one))", "((one, other),)"),
-        ("~_pattern(sender)", "_pattern(sender)"),
+        ("~pattern_of(sender)", "pattern_of(sender)"),
         ("            self._checked.add(pair)\n", ""),
     ),
     *mutants(

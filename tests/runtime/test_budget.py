@@ -189,7 +189,8 @@ def test_what_cannot_be_chosen_is_refused() -> None:
     with pytest.raises(ValueError, match="the batch must have at least 1 row, got 0"):
         make(Budget(1e9, x[:0], x[:0]))
     with pytest.raises(
-        ValueError, match="num_bytes must be one number or one for each of 2 devices, got 1"
+        ValueError,
+        match="num_bytes must be one for all, or a list with one for each of 2 devices, got 1",
     ):
         make(Budget([8], x, x))
     with pytest.raises(ValueError, match="loss_fn must be given for a memory budget, got None"):

@@ -28,10 +28,13 @@ WRONG: dict[str, tuple[Any, str]] = {
         "recompute of stage 0 must be one of 'none', .* got 'layers'. Did you mean 'layer'",
     ),
     "type": ([3, None], "recompute of stage 0 must be one of .* got 3"),
-    "stages": (["layer"], "recompute must have an entry for each of 2 stages, got 1"),
+    "stages": (
+        ["layer"],
+        "recompute must be one for all, or a list with one for each of 2 stages, got 1",
+    ),
     "microbatches": (
         [["layer"], None],
-        "recompute must have an entry for each of 3 microbatches, got 1 for stage 0",
+        "recompute of stage 0 must be one for all, or a list with one for each of 3 micro",
     ),
 }
 

@@ -223,7 +223,7 @@ def test_changes_that_save_memory() -> None:
     each = [device.total for device in before.devices]
     assert before.fits(each)
     assert not before.fits([each[0] - 1, *each[1:]])
-    with pytest.raises(ValueError, match="memory must hold one number for each of"):
+    with pytest.raises(ValueError, match="memory must be one for all, or a list"):
         before.fits([*each, most])
 
 

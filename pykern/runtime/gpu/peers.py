@@ -39,8 +39,8 @@ class PeerPairs:
         ways = [(a, b) for a, b in ((one, other), (other, one)) if lanes.reaches(a, b)]
         for sender, receiver in ways:
             self._gpus.enable_peer(sender, receiver)
-        sent = [self._filled(sender, _pattern(sender)) for sender, _ in ways]
-        landed = [self._filled(receiver, ~_pattern(sender)) for sender, receiver in ways]
+        sent = [self._filled(sender, pattern_of(sender)) for sender, _ in ways]
+        landed = [self._filled(receiver, ~pattern_of(sender)) for sender, receiver in ways]
         self._gpus.synchronize()
         lanes.copy_at_once(
             [
@@ -49,7 +49,7 @@ class PeerPairs:
             ]
         )
         for (sender, receiver), place in zip(ways, landed, strict=True):
-            if not torch.equal(place.cpu(), _pattern(sender)):
+            if not torch.equal(place.cpu(), pattern_of(sender)):
                 lanes.avoid(sender, receiver)
                 self.wrong.append((sender, receiver))
 
@@ -57,7 +57,7 @@ class PeerPairs:
         return self._gpus.on_lane(lane, _NUM_BYTES).copy_(pattern)
 
 
-def _pattern(sender: int) -> Tensor:
+def pattern_of(sender: int) -> Tensor:
     """Bytes that differ from sender to sender, and do not repeat with a power of two."""
     numbers = torch.arange(_NUM_BYTES, dtype=torch.int32, device="cpu")
     return (numbers * 7 + sender * 31).remainder_(251).to(torch.uint8)
