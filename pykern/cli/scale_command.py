@@ -1,7 +1,7 @@
 """`pykern scale`: what a step may cost on many GPUs, and how to lay it out."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -31,20 +31,8 @@ MOST_GPUS = 65_536
 SCHEDULES = "one_f_one_b,interleaved,zb_h1,hanayo"
 
 
-class Sizes(NamedTuple):
-    """Numbers of GPUs, ascending."""
-
-    numbers: tuple[int, ...]
-
-
-class ScheduleNames(NamedTuple):
-    """Schedules."""
-
-    names: tuple[str, ...]
-
-
-def sizes(given: object) -> Sizes:
-    """Numbers with commas between them; A..B is A and its doubles up to B."""
+def sizes(given: object) -> list[int]:
+    """Numbers of GPUs, ascending, from text with commas; A..B is A and its doubles up to B."""
     numbers: set[int] = set()
     for word in str(given).split(","):
         first, dots, last = word.partition("..")
@@ -61,10 +49,10 @@ def sizes(given: object) -> Sizes:
         while size <= most:
             numbers.add(size)
             size *= 2
-    return Sizes(tuple(sorted(numbers)))
+    return sorted(numbers)
 
 
-def names(given: object) -> ScheduleNames:
+def names(given: object) -> list[str]:
     """Different names with commas between them."""
     found = str(given).split(",")
     if not all(found) or len(set(found)) < len(found):
@@ -72,14 +60,14 @@ def names(given: object) -> ScheduleNames:
             f"names must be different ones with commas between them, got '{given}'. "
             "Give each schedule once."
         )
-    return ScheduleNames(tuple(found))
+    return found
 
 
 def scale(
     gpus: Annotated[
-        Sizes,
+        Any,
         typer.Option(parser=sizes, metavar="N,N..N", help="Numbers of GPUs; A..B is by doubling."),
-    ] = "8..1024",  # type: ignore[assignment]  # parsed by typer
+    ] = "8..1024",
     layers: Annotated[int, number_option("--layers", about="Layers of the GPT.")] = 32,
     width: Annotated[int, number_option("--width", about="Width of its activations.")] = 4096,
     sequence: Annotated[int, number_option("--sequence", about="Tokens of a row.")] = 4096,
@@ -98,8 +86,8 @@ def scale(
         int | None, number_option("--cards", about="Network cards of a box; one per GPU.")
     ] = None,
     schedule: Annotated[
-        ScheduleNames, typer.Option(parser=names, metavar="NAME,...", help="Names to choose from.")
-    ] = SCHEDULES,  # type: ignore[assignment]  # parsed by typer
+        Any, typer.Option(parser=names, metavar="NAME,...", help="Names to choose from.")
+    ] = SCHEDULES,
     top: Annotated[int, number_option("--top", about="Layouts shown for each number.")] = 3,
     slowdown: Annotated[
         float | None,
@@ -119,7 +107,7 @@ def scale(
         model = Transformer(layers, width, sequence, vocabulary)
         job = Job(model, batch, microbatch, int(zero), cast("Recomputed", recompute))
         cluster = replace(boxes_of(gpu, box), cards=cards)
-        found = {n: best(job, cluster, n, schedule.names, top) for n in gpus.numbers}
+        found = {n: best(job, cluster, n, schedule, top) for n in gpus}
         all_found = [each for predictions in found.values() for each in predictions]
         more = [] if slowdown is None else slowed_lines(job, cluster, all_found, slowdown)
         more += [] if variation is None else varied_lines(job, cluster, all_found, variation)
