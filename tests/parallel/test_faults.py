@@ -43,10 +43,12 @@ class Trigger(nn.Module):
         return x
 
 
-def triggered(**options: Any) -> tuple[pykern.Pipeline, Trigger]:
+def triggered(
+    dtype: torch.dtype = torch.float32, **options: Any
+) -> tuple[pykern.Pipeline, Trigger]:
     trigger = Trigger()
     first, *others = layers()
-    model = nn.Sequential(first, *others[:2], trigger, others[2])
+    model = nn.Sequential(first, *others[:2], trigger, others[2]).to(dtype)
     settings = {
         "devices": "cpu:2",
         "microbatches": 4,
@@ -97,6 +99,40 @@ def test_a_step_that_fails_in_one_process_fails_in_all_and_the_next_succeeds(
             assert f"process {failing} of the group has failed in this step" in message
         for later in (0, 2, 3):
             assert all(map(torch.equal, gradients[later], fresh[rank][1][later]))
+
+
+def one_fails_in(rank: int, dtype: torch.dtype, default: torch.dtype) -> list[str]:
+    """Process 1 fails in step 0; the failures of two steps of a model of a dtype."""
+    torch.set_default_dtype(default)
+    errors = []
+    pipe, trigger = triggered(dtype=dtype)
+    with pipe:
+        if rank == 1:
+            trigger.calls[2] = lambda: fail("no more")
+        for number in range(2):
+            x, y = (tensor.to(dtype) for tensor in batch_of(number, rank, 8))
+            try:
+                assert pipe.step(x, target=y).dtype == dtype
+                errors.append("")
+            except Exception as error:
+                errors.append(str(error))
+            pipe.zero_grad()
+    return errors
+
+
+@pytest.mark.parametrize(
+    ("dtype", "default"),
+    [
+        (torch.float64, torch.float32),
+        (torch.bfloat16, torch.float32),
+        (torch.float32, torch.float64),
+    ],
+)
+def test_a_failure_is_told_whatever_the_dtype(dtype: torch.dtype, default: torch.dtype) -> None:
+    """The peers wait for sums of as many bytes as they have sent."""
+    for first, second in peers.run(2, one_fails_in, dtype, default):
+        assert "no more" in first
+        assert not second
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ class GradientSum:
 
     def _found(self) -> Tensor:
         """One for each parameter with a gradient, without a copy that the host would wait for."""
-        found = torch.ones(len(self._parameters), device=self._device)
+        found = torch.ones(len(self._parameters), dtype=torch.float32, device=self._device)
         for number, parameter in enumerate(self._parameters):
             if parameter.grad is None:
                 found[number].zero_()

@@ -215,7 +215,8 @@ class DataParallel(Feature):
 
     def _end(self, loss: Tensor) -> Tensor:
         """The sum of losses, after waiting for all launched collectives."""
-        total = loss.clone()
+        # A process that has failed does not know the dtype of its peers' losses.
+        total = loss.to(torch.float64, copy=True)
         try:
             if self._loss is None:
                 work = dist.all_reduce(total, group=self._stage_groups[-1], async_op=True)
@@ -225,7 +226,7 @@ class DataParallel(Feature):
             self._loss.wait()
         except RuntimeError as error:
             raise self._lose(error) from error
-        return total
+        return total.to(loss.dtype)
 
     def _exchange(self, message: PeerMessage, then: _Phase) -> list[PeerMessage]:
         # If the exchange is interrupted from here on, the peers may have heard the message or not.

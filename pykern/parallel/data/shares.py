@@ -53,7 +53,8 @@ class GradientShare(GradientSum):
 
     def complete(self) -> None:
         """Takes part, with zeros, in the collectives that have not been started."""
-        self._scatter(torch.zeros(len(self._parameters), device=self._device), self._zeros)
+        nothing = torch.zeros(len(self._parameters), dtype=torch.float32, device=self._device)
+        self._scatter(nothing, self._zeros)
 
     def _scatter(self, found: Tensor, flat: Callable[[Sequence[Tensor]], Tensor]) -> None:
         if not self._parameters:
