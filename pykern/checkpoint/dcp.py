@@ -103,6 +103,9 @@ def _read(folder: str | PathLike[str], asked: tuple[str, ...]) -> dict[str, Any]
         for each in levels:
             level = level.setdefault(each, {})
         level[last] = flat[key]
+    if _OPTIMIZER in state:
+        # A folder has no entries for a dict without entries, such as the state of plain SGD.
+        state[_OPTIMIZER].setdefault("state", {})
     if missing := [name for name in asked if name not in state]:
         raise CheckpointError(
             f"folder must hold {missing[0]!r}, got {folder} without it. Name a folder that pykern "

@@ -52,6 +52,8 @@ INDEX = "pykern"
 _LENGTH = struct.Struct("<Q")
 _MAX_HEADER_BYTES = 100_000_000
 METADATA = {"format": "pt"}
+# The key in a safetensors header that does not name a tensor.
+_NOT_A_TENSOR = "__metadata__"
 
 
 class Tensors:
@@ -74,7 +76,7 @@ class Tensors:
         if host.untyped_storage().data_ptr() in self._storages:
             host = host.clone()
         self._storages.add(host.untyped_storage().data_ptr())
-        while name in self.by_key:
+        while name in self.by_key or name == _NOT_A_TENSOR:
             name += "~"
         self.by_key[name] = host
         return name

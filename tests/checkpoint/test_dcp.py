@@ -41,13 +41,17 @@ def momentum(model: nn.Module) -> Optimizer:
     return torch.optim.SGD(model.parameters(), momentum=0.9)
 
 
+def stateless(model: nn.Module) -> Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.5)
+
+
 def state_of(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     """The state that a program of torch's saves."""
     of_model, of_optimizer = distributed.get_state_dict(model, optimizer)
     return {"model": of_model, "optim": of_optimizer}
 
 
-@pytest.mark.parametrize("make", [adam, momentum])
+@pytest.mark.parametrize("make", [adam, momentum, stateless])
 def test_what_pykern_writes_torch_reads(tmp_path, make):
     model, optimizer = trained(make)
     to_dcp(tmp_path, model, optimizer)
@@ -61,7 +65,7 @@ def test_what_pykern_writes_torch_reads(tmp_path, make):
     assert same(fresh.state_dict(), optimizer.state_dict())
 
 
-@pytest.mark.parametrize("make", [adam, momentum])
+@pytest.mark.parametrize("make", [adam, momentum, stateless])
 def test_what_torch_writes_pykern_reads(tmp_path, make):
     model, optimizer = trained(make)
     save(state_of(model, optimizer), checkpoint_id=tmp_path, no_dist=True)

@@ -54,6 +54,15 @@ def test_beside_other_parts_the_models_tensors_keep_their_names(file):
     ]
 
 
+def test_a_tensor_with_the_name_of_a_files_metadata_comes_back(file):
+    model = nn.Module()
+    model.register_buffer("__metadata__", torch.ones(2))
+    checkpoint.save(file, model)
+    model.get_buffer("__metadata__").zero_()
+    checkpoint.load(file, model)
+    assert model.get_buffer("__metadata__").tolist() == [1, 1]
+
+
 def test_tied_tensors_are_saved_once_and_stay_tied(file):
     checkpoint.save(file, model := Tied())
     assert sorted(load_file(file)) == ["embedding.weight", "part", "whole"]
